@@ -1,0 +1,1 @@
+"""Error bounds and cost models."""

@@ -1,0 +1,556 @@
+"""What can be proved about each scheme: variances, ranges and code lengths.
+
+Exact values are computed for a given vector; bounds hold for every vector. Variances are sums over elements
+of ``E (estimate - value)**2``, in the square of the gradient's unit, unless a function says otherwise. Every
+function computes in float64, and none of them draws a random number.
+
+``s`` is the number of non-zero levels of a uniform set ``0, 1/s, ..., 1``, and the exponent of the smallest
+non-zero level of an exponential set ``0, 2^-s, ..., 1/2, 1``.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import index
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+_Floats = npt.NDArray[np.float64]
+
+# Elias(k) <= factor * log2(k) + 1 bits. QSGD's lengths take 1 (the limit for large k of the omega code, up to
+# their o(1)); the others are the smallest that hold for every k >= 1: omega is worst at k = 4 and k = 16.
+_LOG_FACTORS = {None: 1.0, "gamma": 2.0, "omega": 2.5}
+
+
+# ---- stochastic rounding
+
+
+def uniform_levels(s: int) -> _Floats:
+    """The levels ``k/s``, ``k = 0..s``.
+
+    Args:
+        s: number of non-zero levels, at least 1.
+
+    Returns:
+        float64[s + 1], ascending, without unit.
+
+    Raises:
+        TypeError, ValueError: ``s`` is not a positive integer.
+
+    Source: QSGD (NeurIPS 2017), section 3.1; standard dithering in Global-QSGD (2023).
+    """
+    s = _positive_int("s", s)
+    return np.arange(s + 1) / s
+
+
+def exponential_levels(s: int) -> _Floats:
+    """The levels ``0, 2^-s, ..., 1/2, 1``.
+
+    Args:
+        s: exponent of the smallest non-zero level, 0 to 1000 (0 is ternary).
+
+    Returns:
+        float64[s + 2], ascending, without unit.
+
+    Raises:
+        TypeError, ValueError: ``s`` is not an integer in that range.
+
+    Source: NUQSGD (JMLR 2021); exponential dithering in Global-QSGD (2023).
+    """
+    return np.concatenate(([0.0], np.ldexp(1.0, np.arange(-_exponent(s), 1))))
+
+
+def rounding_variance(r: npt.ArrayLike, levels: npt.ArrayLike) -> _Floats:
+    """Exact variance of rounding each ``r`` at random to one of its two neighbouring levels, without bias.
+
+    With ``r`` between ``low`` and ``high`` it is ``(high - r) (r - low)``.
+
+    Args:
+        r: any shape, each in [0, 1].
+        levels: ascending, from 0 to 1, at least two.
+
+    Returns:
+        float64 array of the shape of ``r``: the variance of each element, in the square of the unit of ``r``.
+
+    Raises:
+        ValueError: ``r`` is outside [0, 1], or ``levels`` is not as above.
+
+    Source: QSGD, section 3.1 (the variance of a two-point variable).
+    """
+    ratios = np.asarray(r, np.float64)
+    grid = _flat("levels", levels)
+    if grid.size < 2 or grid[0] != 0 or grid[-1] != 1 or (np.diff(grid) <= 0).any():
+        raise ValueError(f"levels={levels!r} must ascend from 0 to 1")
+    if not ((ratios >= 0) & (ratios <= 1)).all():
+        raise ValueError("r has elements outside [0, 1]; divide the magnitudes by a norm that bounds them")
+    above = np.clip(np.searchsorted(grid, ratios, side="right"), 1, grid.size - 1)
+    return np.asarray((grid[above] - ratios) * (ratios - grid[above - 1]))
+
+
+def uniform_rounding_variance(v: npt.ArrayLike, norm: float, s: int) -> float:
+    """Exact ``E||Q(v) - v||^2`` for ``Q(v_j) = norm sign(v_j) xi(|v_j| / norm)`` and uniform levels.
+
+    Args:
+        v: gradient of one bucket, [B], finite.
+        norm: scale, at least ``max |v_j|``; 0 only for a zero bucket.
+        s: number of non-zero levels.
+
+    Returns:
+        Variance summed over the bucket, in the square of the unit of ``v``.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+
+    Source: QSGD, section 3.1 (norm 2 or max); Global-QSGD, standard dithering (its global norm).
+    """
+    return _scaled_variance(v, norm, uniform_levels(s))
+
+
+def exponential_rounding_variance(v: npt.ArrayLike, norm: float, s: int) -> float:
+    """Exact ``E||Q(v) - v||^2`` as ``uniform_rounding_variance``, for exponential levels.
+
+    Args:
+        v: gradient of one bucket, [B], finite.
+        norm: scale, at least ``max |v_j|``; 0 only for a zero bucket.
+        s: exponent of the smallest non-zero level.
+
+    Returns:
+        Variance summed over the bucket, in the square of the unit of ``v``.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+
+    Source: NUQSGD (JMLR 2021). In Global-QSGD's exponential dithering it is the first rounding alone; the
+    re-rounding inside the reduction adds to it.
+    """
+    return _scaled_variance(v, norm, exponential_levels(s))
+
+
+# ---- QSGD and NUQSGD
+
+
+def qsgd_variance_factor(bucket: int, s: int) -> float:
+    """QSGD's bound on ``E||Q(v) - v||^2 / ||v||_2^2``: ``min(B/s^2, sqrt(B)/s)``. For the 2-norm only.
+
+    Args:
+        bucket: number of elements ``B``.
+        s: number of non-zero uniform levels.
+
+    Returns:
+        A ratio of variances, without unit.
+
+    Raises:
+        TypeError, ValueError: an argument is not a positive integer.
+
+    Source: QSGD, Lemma 3.1.
+    """
+    bucket, s = _positive_int("bucket", bucket), _positive_int("s", s)
+    return min(bucket / s**2, math.sqrt(bucket) / s)
+
+
+def qsgd_dense_variance_factor(bucket: int, s: int) -> float:
+    """The dense half of QSGD's bound with its constant: ``B / (4 s^2)``, by ``x (1 - x) <= 1/4``.
+
+    Unlike the whole lemma it bounds ``E||Q(v) - v||^2 / norm^2`` for any norm that bounds the elements, so it
+    holds for QSGDinf with ``norm = ||v||_inf``; equality is reached with every element midway of two levels.
+
+    Args:
+        bucket: number of elements ``B``.
+        s: number of non-zero uniform levels.
+
+    Returns:
+        A ratio of variances, without unit.
+
+    Raises:
+        TypeError, ValueError: an argument is not a positive integer.
+
+    Source: QSGD, proof of Lemma 3.1, with 1/4 in place of 1.
+    """
+    bucket, s = _positive_int("bucket", bucket), _positive_int("s", s)
+    return bucket / (4 * s**2)
+
+
+def nuqsgd_variance_factor(bucket: int, s: int) -> float:
+    """NUQSGD's bound on ``E||Q(v) - v||^2 / ||v||_2^2``: ``1/8 + min(4^-s B/4, 2^-s sqrt(B))``.
+
+    Between ``p`` and ``2p`` the variance is at most ``r^2 / 8`` (at ``r = 4p/3``), below ``2^-s`` at most
+    ``min(4^-s / 4, 2^-s r)``. For the 2-norm only.
+
+    Args:
+        bucket: number of elements ``B``.
+        s: exponent of the smallest non-zero level.
+
+    Returns:
+        A ratio of variances, without unit.
+
+    Raises:
+        TypeError, ValueError: an argument is not an integer in range.
+
+    Source: NUQSGD (JMLR 2021), the variance bound, in the form derived in this docstring.
+    """
+    bucket, s = _positive_int("bucket", bucket), _exponent(s)
+    return 1 / 8 + min(math.ldexp(bucket, -2 * s - 2), math.ldexp(math.sqrt(bucket), -s))
+
+
+# ---- Global-QSGD
+
+
+class ErrorBounds(NamedTuple):
+    """Two bounds on the same variance, in the square of the gradient's unit; the smaller is the better."""
+
+    dense: float
+    sparse: float
+
+
+def global_scale(gradients: npt.ArrayLike, norm: str) -> float:
+    """The scale ``N`` all workers share.
+
+    Args:
+        gradients: one bucket of every worker, [n, B], finite.
+        norm: ``"max"`` (largest magnitude anywhere) or ``"l2"`` (2-norm over workers and elements).
+
+    Returns:
+        ``N``, in the unit of the gradients.
+
+    Raises:
+        ValueError: ``gradients`` is not a finite matrix, or ``norm`` is unknown.
+
+    Source: Global-QSGD (2023), the global norm for ``q = p = inf`` and ``q = p = 2``.
+    """
+    matrix, norm = _workers(gradients), _norm(norm)
+    largest = float(np.abs(matrix).max())
+    if norm == "max" or not largest:
+        return largest
+    # Relative to the largest, no square under- or overflows and no rounding takes the norm below it.
+    return largest * math.sqrt(float(((matrix / largest) ** 2).sum()))
+
+
+def global_qsgd_error(gradients: npt.ArrayLike, s: int, norm: str) -> float:
+    """Exact ``E||estimate - average||^2`` of Global-QSGD with uniform levels.
+
+    Args:
+        gradients: one bucket of every worker, [n, B], finite.
+        s: number of non-zero levels.
+        norm: ``"max"`` or ``"l2"``.
+
+    Returns:
+        Variance summed over the bucket, in the square of the unit of the gradients.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+
+    Source: Global-QSGD (2023), standard dithering; the workers round independently.
+    """
+    matrix = _workers(gradients)
+    return uniform_rounding_variance(matrix.ravel(), global_scale(matrix, norm), s) / len(matrix) ** 2
+
+
+def global_qsgd_error_bounds(gradients: npt.ArrayLike, s: int, norm: str) -> ErrorBounds:
+    """The two bounds on ``global_qsgd_error``.
+
+    ``dense`` is ``B N^2 / (4 n s^2)``, from ``x (1 - x) <= 1/4``; ``sparse`` is
+    ``N / (s n^2) sum_i ||g_i||_1``, from ``x (1 - x) <= x``. Both hold for either scale ``N``.
+
+    Args:
+        gradients: one bucket of every worker, [n, B], finite.
+        s: number of non-zero levels.
+        norm: ``"max"`` or ``"l2"``.
+
+    Returns:
+        Both bounds, in the square of the unit of the gradients.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+
+    Source: Global-QSGD (2023), standard dithering.
+    """
+    matrix, s = _workers(gradients), _positive_int("s", s)
+    n, bucket = matrix.shape
+    scale = global_scale(matrix, norm)
+    return ErrorBounds(
+        dense=bucket * scale**2 / (4 * n * s**2),
+        sparse=scale * float(np.abs(matrix).sum()) / (s * n**2),
+    )
+
+
+def global_qsgd_sum_limit(workers: int, s: int, norm: str) -> int:
+    """Largest magnitude the sum of the workers' integers can have.
+
+    ``n s`` for the max norm. For ``"l2"``, ``floor(s sqrt(n)) + n`` by Cauchy-Schwarz and less than one of
+    rounding up a worker, but never above ``n s``. In real arithmetic the sum stays one below where
+    ``s sqrt(n)`` is an integer; the one is kept for a norm that was rounded down.
+
+    Args:
+        workers: number of workers ``n``.
+        s: number of non-zero uniform levels.
+        norm: ``"max"`` or ``"l2"``.
+
+    Returns:
+        The limit, in levels. A wire field of ``w`` bits holds it if it is at most ``2^(w-1) - 1``.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+
+    Source: Global-QSGD (2023): its additional factor ``O(sqrt(n))`` of compression.
+    """
+    workers, s = _positive_int("workers", workers), _positive_int("s", s)
+    if _norm(norm) == "max":
+        return workers * s
+    return min(workers * s, math.isqrt(s * s * workers) + workers)
+
+
+# ---- BinSGDM
+
+
+def one_bit_variance(u: npt.ArrayLike) -> _Floats:
+    """Variance ``1 - u^2`` of the bit ``+1`` with probability ``(1 + u)/2``, else ``-1``.
+
+    Args:
+        u: ``m / b`` of each element, any shape, each in [-1, 1].
+
+    Returns:
+        float64 array of the same shape: variance of each bit, without unit (the bits are +-1).
+
+    Raises:
+        ValueError: an element is outside [-1, 1].
+
+    Source: BinSGDM (Peng et al.; Birder, NeurIPS 2023), the worker's binarization.
+    """
+    return np.asarray(1 - _unit("u", u) ** 2)
+
+
+def one_bit_average_variance(u: npt.ArrayLike) -> _Floats:
+    """Variance of the average ``qbar`` of the workers' bits: ``(1/n^2) sum_i (1 - u_i^2)``.
+
+    Args:
+        u: ``m / b`` of each worker, [n, ...], each in [-1, 1].
+
+    Returns:
+        float64 array of the shape after the first axis, without unit.
+
+    Raises:
+        ValueError: ``u`` has no worker, or an element is outside [-1, 1].
+
+    Source: BinSGDM, the server's average, of independent bits.
+    """
+    ratios = _unit("u", _stacked("u", u))
+    return np.asarray(one_bit_variance(ratios).sum(axis=0) / len(ratios) ** 2)
+
+
+def one_bit_server_variance(u: npt.ArrayLike) -> _Floats:
+    """Variance the server's second binarization adds: ``E (q_server - qbar)^2 = 1 - E qbar^2``.
+
+    With ``one_bit_average_variance`` it adds up to ``1 - ubar^2``, the variance of the bit that is sent back,
+    where ``ubar`` is the mean of ``u`` over the workers.
+
+    Args:
+        u: ``m / b`` of each worker, [n, ...], each in [-1, 1].
+
+    Returns:
+        float64 array of the shape after the first axis, without unit.
+
+    Raises:
+        ValueError: ``u`` has no worker, or an element is outside [-1, 1].
+
+    Source: BinSGDM, the server's binarization.
+    """
+    ratios = _unit("u", _stacked("u", u))
+    return np.asarray(1 - ratios.mean(axis=0) ** 2 - one_bit_average_variance(ratios))
+
+
+# ---- expected code lengths of QSGD
+
+
+def qsgd_nonzeros_bound(dimension: int, s: int) -> float:
+    """Expected number of non-zero elements of ``Q(v)`` with the 2-norm: at most ``min(d, s (s + sqrt(d)))``.
+
+    Args:
+        dimension: number of elements ``d``.
+        s: number of non-zero uniform levels.
+
+    Returns:
+        A number of elements.
+
+    Raises:
+        TypeError, ValueError: an argument is not a positive integer.
+
+    Source: QSGD, Lemma 3.1 (sparsity).
+    """
+    d, s = _positive_int("dimension", dimension), _positive_int("s", s)
+    return min(float(d), s * (s + math.sqrt(d)))
+
+
+def qsgd_sparse_length(dimension: int, s: int, code: str | None = None) -> float:
+    """Expected bits of the sparse layout and its norm, for one bucket with the 2-norm.
+
+    ``code=None`` is the paper's ``(3 + 3/2 log2(2 (s^2 + d) / (s (s + sqrt(d))))) s (s + sqrt(d)) + 32``. The
+    paper has ``3/2 + o(1)``, and without the o(1) it is no bound for the gamma code: equal magnitudes at
+    ``s = 1`` exceed it from about ``d = 2^18``. At ``s = sqrt(d)`` it is a loose ``9 d + 32``.
+
+    ``code="gamma"`` and ``"omega"`` are proved for that code and every vector. With
+    ``Elias(k) <= c log2 k + 1``, ``K`` non-zeros and ``Z`` the sum of their squared levels, concavity gives
+    at most ``3 K + 1 + c (K+1) log2((d+1)/(K+1)) + (c/2) K log2(Z/K)`` bits. It is concave, so ``K``
+    and ``Z`` may be their expectations. ``x log2(a/x)`` grows up to ``x = a/e``; beyond, its maximum counts.
+
+    Args:
+        dimension: number of elements ``d``.
+        s: number of non-zero uniform levels.
+        code: ``None`` for the paper's figure, ``"gamma"`` or ``"omega"`` for a proved bound.
+
+    Returns:
+        Bits, with 32 for the norm; the bit of layout and the padding of ``kernels.entropy`` are not in it.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+
+    Source: QSGD, Theorem 3.2.
+    """
+    d, s = _positive_int("dimension", dimension), _positive_int("s", s)
+    factor = _log_factor(code)
+    if code is None:
+        nonzeros = s * (s + math.sqrt(d))
+        return (3 + 1.5 * math.log2(2 * (s**2 + d) / nonzeros)) * nonzeros + 32
+    nonzeros = qsgd_nonzeros_bound(d, s)
+    gaps = factor * _largest_entropy(nonzeros + 1, d + 1)
+    magnitudes = factor / 2 * _largest_entropy(nonzeros, _squared_levels(d, s))
+    return 3 * nonzeros + 1 + gaps + magnitudes + 32
+
+
+def qsgd_dense_length(dimension: int, s: int, code: str | None = None) -> float:
+    """Expected bits of the dense layout (the paper's Code') and its norm, for one bucket with the 2-norm.
+
+    ``(c/2 (log2(1 + (s^2 + min(d, s sqrt(d))) / d) + 1) + 2) d + 32``, where ``Elias(k) <= c log2 k + 1``.
+
+    ``code=None`` is the paper's figure, ``c = 1`` without its o(1); it is not a bound for every vector: no
+    Elias code sends 2 in fewer than 3 bits, so at ``s = sqrt(d)`` equal magnitudes take 4 bits an element
+    where it says 3.29. ``code="gamma"`` (c = 2) and ``"omega"`` (c = 5/2) hold for every vector.
+
+    Args:
+        dimension: number of elements ``d``.
+        s: number of non-zero uniform levels.
+        code: ``None`` for the paper's figure, ``"gamma"`` or ``"omega"`` for a proved bound.
+
+    Returns:
+        Bits, with 32 for the norm; the bit of layout and the padding of ``kernels.entropy`` are not in it.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+
+    Source: QSGD, appendix, the length of Code', from which the paper takes its figure for ``s = sqrt(d)``.
+    """
+    d, s = _positive_int("dimension", dimension), _positive_int("s", s)
+    per_element = _log_factor(code) / 2 * (math.log2(1 + _squared_levels(d, s) / d) + 1) + 2
+    return per_element * d + 32
+
+
+def qsgd_headline_length(dimension: int) -> float:
+    """The paper's ``2.8 d + 32`` expected bits at ``s = sqrt(d)``.
+
+    Not a bound. It is ``(log2(3)/2 + 2) d + 32``, so ``qsgd_dense_length`` at ``s = sqrt(d)`` without the bit
+    that is added inside its bracket (half a bit an element), which makes 3.29. Equal magnitudes take 3 bits
+    an element in the shorter layout of ``kernels.entropy``, and 4 in Code'. Gaussian vectors take about 2.73
+    (gamma) or 2.76 (omega) in the shorter layout, which is the sparse one, and 2.93 or 2.94 in Code'.
+
+    Args:
+        dimension: number of elements ``d``.
+
+    Returns:
+        Bits, with 32 for the norm.
+
+    Raises:
+        TypeError, ValueError: ``dimension`` is not a positive integer.
+
+    Source: QSGD, section 3.1, the dense case ``s = sqrt(d)``.
+    """
+    return 2.8 * _positive_int("dimension", dimension) + 32
+
+
+def _squared_levels(d: int, s: int) -> float:
+    # E sum of squared level indices: s^2 of the unit vector itself, and the variance by Lemma 3.1.
+    return s**2 + min(float(d), s * math.sqrt(d))
+
+
+def _largest_entropy(x: float, a: float) -> float:
+    """The largest ``y log2(a/y)`` over ``0 < y <= x``."""
+    y = min(x, a / math.e)
+    return y * math.log2(a / y)
+
+
+# ---- arguments
+
+
+def _positive_int(name: str, value: int) -> int:
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} must be an integer, 1 or larger") from None
+    if number < 1:
+        raise ValueError(f"{name}={number} must be 1 or larger")
+    return number
+
+
+def _exponent(s: int) -> int:
+    try:
+        number = index(s)
+    except TypeError:
+        raise TypeError(f"s={s!r} must be an integer from 0 to 1000") from None
+    if not 0 <= number <= 1000:
+        raise ValueError(f"s={number} must be from 0 to 1000, so that 2^-s is a normal float64")
+    return number
+
+
+def _flat(name: str, value: npt.ArrayLike) -> _Floats:
+    array = np.asarray(value, np.float64)
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}; it must be flat")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} has elements that are not finite")
+    return array
+
+
+def _workers(gradients: npt.ArrayLike) -> _Floats:
+    matrix = np.asarray(gradients, np.float64)
+    if matrix.ndim != 2 or not matrix.size:
+        raise ValueError(f"gradients has shape {matrix.shape}; it must be [workers, elements], neither 0")
+    if not np.isfinite(matrix).all():
+        raise ValueError("gradients has elements that are not finite")
+    return matrix
+
+
+def _stacked(name: str, value: npt.ArrayLike) -> _Floats:
+    array = np.asarray(value, np.float64)
+    if not array.ndim or not len(array):
+        raise ValueError(f"{name} has shape {array.shape}; its first axis must be the workers")
+    return array
+
+
+def _unit(name: str, value: npt.ArrayLike) -> _Floats:
+    array = np.asarray(value, np.float64)
+    if not (np.abs(array) <= 1).all():
+        raise ValueError(f"{name} has elements outside [-1, 1]")
+    return array
+
+
+def _norm(norm: str) -> str:
+    if norm not in ("max", "l2"):
+        raise ValueError(f"norm={norm!r} is unknown; use 'max' or 'l2'")
+    return norm
+
+
+def _log_factor(code: str | None) -> float:
+    if code not in _LOG_FACTORS:
+        raise ValueError(f"code={code!r} is unknown; use 'gamma', 'omega', or None for the paper's figure")
+    return _LOG_FACTORS[code]
+
+
+def _scaled_variance(v: npt.ArrayLike, norm: float, levels: _Floats) -> float:
+    magnitudes = np.abs(_flat("v", v))
+    norm = float(norm)
+    largest = float(magnitudes.max(initial=0.0))
+    if not (math.isfinite(norm) and norm >= largest):
+        raise ValueError(f"norm={norm} must be finite and at least the largest magnitude of v, {largest}")
+    if norm == 0:
+        return 0.0
+    return norm**2 * float(rounding_variance(magnitudes / norm, levels).sum())

@@ -1,0 +1,40 @@
+"""Sizes of packed arrays, the same for every backend.
+
+Elements are taken in rows of 32 consecutive ones. Element ``32 r + g`` is row ``r``, lane ``g``; a word never mixes
+lanes, so that packing is 32 independent columns of shifts and adds.
+
+- A *sum* array holds signed digits that are added by an allreduce: ``32 // width`` whole fields a word.
+- A *code* array holds codes that are only moved: each lane is a dense stream of bits, and a code may straddle two
+  words. 32 rows (a tile of 1,024 elements) fill exactly ``bits`` words a lane.
+"""
+
+from __future__ import annotations
+
+ROW = 32
+TILE = ROW * 32
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def rows(elements: int) -> int:
+    return ceil_div(elements, ROW)
+
+
+def buckets(elements: int, bucket_size: int) -> int:
+    return ceil_div(elements, bucket_size)
+
+
+def tiles(elements: int) -> int:
+    return ceil_div(elements, TILE)
+
+
+def sum_words(elements: int, width: int) -> int:
+    """Length of the int32 array that holds ``elements`` signed digits of ``width`` bits."""
+    return ROW * ceil_div(rows(elements), 32 // width)
+
+
+def code_words(elements: int, bits: int) -> int:
+    """Length of the int32 array that holds ``elements`` codes of ``bits`` bits."""
+    return ROW * ceil_div(rows(elements) * bits, 32)

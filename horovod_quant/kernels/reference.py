@@ -1,0 +1,453 @@
+"""The numpy kernels: the specification of every bit that horovod-quant computes.
+
+Pure functions on flat arrays. Gradients are read from, and decoded to, float32, float16, float64 or bfloat16 (as
+uint16) arrays; the arithmetic is float32's. ``start`` is the index in its tensor of an array's first element (a multiple of the
+bucket size, or of a tile); it selects the random bits. Results are written to ``out`` where it is given, so that
+the tensors of a group share one buffer.
+
+Arithmetic rules that make other backends able to return the same bits: float32 with one rounding per operation and
+no fused multiply-add; random decisions in integers; sums of squares in float64, where each square is exact, in a
+fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence, Tuple
+
+import numpy as np
+
+from horovod_quant.kernels import entropy
+from horovod_quant.kernels.keys import Key, hash32
+from horovod_quant.kernels.layout import ROW, TILE, code_words, sum_words, tiles
+
+NAME = "numpy"
+
+elias_encode = entropy.encode
+elias_decode = entropy.decode
+
+MIN_NORM = np.float32(2.0**-96)
+"""Norms below this count as zero: ``levels * 2^k / norm`` would leave float32's range."""
+
+_ABS = np.uint32(0x7FFFFFFF)
+_INF_BITS = np.uint32(0x7F800000)
+_ONE_BITS = np.uint32(0x3F800000)
+_SQUARE_SUM_DROPPED_BITS = 29
+
+
+def _padded(x: np.ndarray, multiple: int) -> np.ndarray:
+    missing = -len(x) % multiple
+    return np.concatenate([x, np.zeros(missing, x.dtype)]) if missing else x
+
+
+def _store(result: np.ndarray, out: Optional[np.ndarray]) -> np.ndarray:
+    if out is None:
+        return result
+    out[...] = result
+    return out
+
+
+def as_float32(x: np.ndarray) -> np.ndarray:
+    """Elements as float32, rounded to nearest even. uint16 holds the bits of bfloat16, which numpy lacks."""
+    if x.dtype == np.uint16:
+        return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32, copy=False)
+
+
+def store_float32(values: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Writes float32 values to a float16, float32, float64 or bfloat16 (uint16) array, rounded to nearest even."""
+    if out.dtype == np.uint16:
+        bits = values.view(np.uint32)
+        odd = (bits >> np.uint32(16)) & np.uint32(1)
+        rounded = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
+        out[...] = np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+    else:
+        with np.errstate(over="ignore"):
+            out[...] = values
+    return out
+
+
+def _per_element(per_bucket: np.ndarray, bucket_size: int, elements: int) -> np.ndarray:
+    return np.repeat(per_bucket, bucket_size)[:elements]
+
+
+# ---- norms -------------------------------------------------------------------------------------------------------
+
+
+def bucket_maxima(x: np.ndarray, bucket_size: int, out: Optional[np.ndarray] = None) -> np.ndarray:
+    """Largest magnitude of each bucket, float32; inf for a bucket with a NaN or an infinity.
+
+    NaN becomes inf because a Max over workers may lose a NaN.
+    """
+    magnitudes = _padded(as_float32(x).view(np.uint32) & _ABS, bucket_size).reshape(-1, bucket_size)
+    largest = magnitudes.max(axis=1, initial=0)
+    return _store(np.minimum(largest, _INF_BITS).view(np.float32), out)
+
+
+def bucket_square_sums(x: np.ndarray, bucket_size: int, out: Optional[np.ndarray] = None) -> np.ndarray:
+    """Sum of squares of each bucket, float64; inf for a bucket with a NaN or an infinity.
+
+    Row by row into 32 lanes, then a tree over the lanes. The result is rounded to 24 significant bits: then the sum
+    over workers is exact, hence the same in any order of addition, unless their norms differ by a factor of
+    thousands.
+    """
+    grid = _padded(as_float32(x), bucket_size).reshape(-1, bucket_size // ROW, ROW)
+    lanes = np.zeros((grid.shape[0], ROW), np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for row in range(grid.shape[1]):
+            values = grid[:, row, :].astype(np.float64)
+            lanes += values * values
+        half = ROW // 2
+        while half:
+            lanes = lanes[:, :half] + lanes[:, half : 2 * half]
+            half //= 2
+    bits = np.ascontiguousarray(lanes[:, 0]).view(np.uint64)
+    finite = bits < np.uint64(0x7FF0000000000000)
+    dropped = np.uint64(_SQUARE_SUM_DROPPED_BITS)
+    bits = ((bits + (np.uint64(1) << (dropped - np.uint64(1)))) >> dropped) << dropped
+    return _store(np.where(finite, bits.view(np.float64), np.inf), out)
+
+
+def norms_of_square_sums(square_sums: np.ndarray) -> np.ndarray:
+    """float32 square roots of float64 sums; inf where the root leaves float32's range."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.sqrt(square_sums).astype(np.float32)
+
+
+def inverse_norms(norms: np.ndarray, numerator: float) -> np.ndarray:
+    """``numerator / norm`` in float32; 0 for a norm that counts as zero or is not finite."""
+    usable = (norms >= MIN_NORM) & (norms < np.inf)
+    return np.where(usable, np.float32(numerator) / np.where(usable, norms, np.float32(1)), np.float32(0))
+
+
+def decoding_scales(norms: np.ndarray, levels: int, factor: float) -> np.ndarray:
+    """Value of one level in each bucket, times ``factor``; NaN where the norm is not finite."""
+    scales = norms / np.float32(levels) * np.float32(factor)
+    return np.where(norms < np.inf, scales, np.float32(np.nan))
+
+
+# ---- uniform levels ----------------------------------------------------------------------------------------------
+
+
+def fraction_bits(levels: int) -> int:
+    """Random bits that decide a rounding: as many as leave ``levels * 2^k + 2^k`` within int32, at most 24."""
+    return min(24, 31 - levels.bit_length())
+
+
+def round_uniform(
+    x: np.ndarray, norms: np.ndarray, bucket_size: int, levels: int, key: Key, start: int = 0
+) -> np.ndarray:
+    """Stochastic rounding of ``levels * x / norm`` to integers in ``[-levels, levels]``, int32.
+
+    With k = fraction_bits(levels): ``y = x * (levels 2^k / norm)``, clamped to ``+-levels 2^k``, is cut to an
+    integer, k random bits are added and shifted out: the arithmetic shift rounds down, and the random bits carry
+    into the result with the probability of the fraction.
+    """
+    k = fraction_bits(levels)
+    limit = np.float32(levels << k)
+    inverse = inverse_norms(norms, levels << k)
+    with np.errstate(invalid="ignore", over="ignore"):
+        y = as_float32(x) * _per_element(inverse, bucket_size, len(x))
+        # NaN fails the comparison and becomes the limit: its bucket's norm is inf, it decodes to NaN.
+        y = np.where(y < limit, y, limit)
+        y = np.where(y > -limit, y, -limit)
+    random = (hash32(start, len(x), key) >> np.uint32(32 - k)).astype(np.int32)
+    return (y.astype(np.int32) + random) >> np.int32(k)
+
+
+def encode_uniform_sum(
+    x: np.ndarray,
+    norms: np.ndarray,
+    bucket_size: int,
+    levels: int,
+    width: int,
+    key: Key,
+    start: int = 0,
+    out: Optional[np.ndarray] = None,
+) -> np.ndarray:
+    """Rounds to uniform levels and packs signed digits of ``width`` bits, to be added by an allreduce."""
+    return pack_sum(round_uniform(x, norms, bucket_size, levels, key, start), width, out)
+
+
+def decode_uniform_sum(
+    words: np.ndarray,
+    norms: np.ndarray,
+    bucket_size: int,
+    levels: int,
+    width: int,
+    factor: float,
+    out: np.ndarray,
+) -> np.ndarray:
+    """Writes ``digit * (norm / levels * factor)`` to ``out``."""
+    digits = unpack_sum(words, width, len(out))
+    scales = _per_element(decoding_scales(norms, levels, factor), bucket_size, len(out))
+    return store_float32(digits.astype(np.float32) * scales, out)
+
+
+def encode_uniform_codes(
+    x: np.ndarray,
+    norms: np.ndarray,
+    bucket_size: int,
+    bits: int,
+    key: Key,
+    start: int = 0,
+    out: Optional[np.ndarray] = None,
+) -> np.ndarray:
+    """Rounds to ``2^(bits-1) - 1`` uniform levels and packs sign-and-magnitude codes."""
+    digits = round_uniform(x, norms, bucket_size, uniform_levels(bits), key, start)
+    return pack_codes(codes_of_digits(digits, bits), bits, out)
+
+
+def decode_uniform_codes(
+    words: Sequence[np.ndarray],
+    norms: Sequence[np.ndarray],
+    bucket_size: int,
+    bits: int,
+    factor: float,
+    out: np.ndarray,
+) -> np.ndarray:
+    """Writes the sum of the workers' decoded codes, each with its own norms, added in rank order."""
+    return _add_workers(
+        words, norms, bucket_size, bits, out,
+        value=lambda digits: digits.astype(np.float32),
+        scale=lambda worker_norms: decoding_scales(worker_norms, uniform_levels(bits), factor),
+    )  # fmt: skip
+
+
+def uniform_levels(bits: int) -> int:
+    """Levels of a sign-and-magnitude code of ``bits`` bits: 1 for 2 bits, 7 for 4, 127 for 8."""
+    return (1 << (bits - 1)) - 1
+
+
+# ---- exponential levels ------------------------------------------------------------------------------------------
+
+
+def round_exponential(
+    x: np.ndarray, norms: np.ndarray, bucket_size: int, bits: int, key: Key, start: int = 0
+) -> np.ndarray:
+    """Stochastic rounding of ``x / norm`` to signed level indices, int32.
+
+    With ``top = 2^(bits-1) - 1``, index k >= 1 stands for ``2^(k - top)`` and 0 for 0. A float's mantissa is linear
+    between powers of two, so random bits added to it carry into the exponent with the right probability; below the
+    smallest level the rounding is that of a uniform level.
+    """
+    top = uniform_levels(bits)
+    inverse = inverse_norms(norms, 1.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        y = as_float32(x) * _per_element(inverse, bucket_size, len(x))
+    y_bits = y.view(np.uint32)
+    magnitude = np.minimum(y_bits & _ABS, _ONE_BITS)
+    h = hash32(start, len(x), key)
+    index = ((magnitude + (h >> np.uint32(9))) >> np.uint32(23)).astype(np.int32) - np.int32(127 - top)
+    if top < 127:  # at 8 bits the smallest level is the smallest normal float, and subnormals are linear anyway
+        smallest = np.float32(2.0 ** (1 - top))
+        value = np.minimum(magnitude.view(np.float32), smallest)
+        cut = (value * np.float32(2.0 ** (top - 1 + 24))).astype(np.int32)
+        below = (cut + (h >> np.uint32(8)).astype(np.int32)) >> np.int32(24)
+        index = np.where(magnitude.view(np.float32) < smallest, below, index)
+    return np.where(y_bits > _ABS, -index, index)
+
+
+def encode_exponential(
+    x: np.ndarray,
+    norms: np.ndarray,
+    bucket_size: int,
+    bits: int,
+    key: Key,
+    start: int = 0,
+    out: Optional[np.ndarray] = None,
+) -> np.ndarray:
+    """Rounds to exponential levels and packs sign-and-index codes."""
+    digits = round_exponential(x, norms, bucket_size, bits, key, start)
+    return pack_codes(codes_of_digits(digits, bits), bits, out)
+
+
+def exponential_values(digits: np.ndarray, bits: int) -> np.ndarray:
+    """``sign * 2^(|digit| - top)``, 0 for digit 0, float32."""
+    index = np.abs(digits).astype(np.uint32)
+    exponent = np.where(index > 0, index + np.uint32(127 - uniform_levels(bits)), np.uint32(0))
+    sign = (digits < 0).astype(np.uint32) << np.uint32(31)
+    return ((exponent << np.uint32(23)) | sign).view(np.float32)
+
+
+def decode_exponential(
+    words: Sequence[np.ndarray],
+    norms: Sequence[np.ndarray],
+    bucket_size: int,
+    bits: int,
+    factor: float,
+    out: np.ndarray,
+) -> np.ndarray:
+    """Writes the sum of the workers' decoded codes, each with its own norms, added in rank order."""
+    return _add_workers(
+        words, norms, bucket_size, bits, out,
+        value=lambda digits: exponential_values(digits, bits),
+        scale=lambda worker_norms: decoding_scales(worker_norms, 1, factor),
+    )  # fmt: skip
+
+
+def _add_workers(words, norms, bucket_size, bits, out, value, scale):
+    total = np.zeros(0, np.float32)
+    for worker, (worker_words, worker_norms) in enumerate(zip(words, norms)):
+        digits = digits_of_codes(unpack_codes(worker_words, bits, len(out)), bits)
+        scales = _per_element(scale(worker_norms), bucket_size, len(out))
+        total = value(digits) * scales if worker == 0 else total + value(digits) * scales
+    return store_float32(total, out)
+
+
+def add_exponential(a: np.ndarray, b: np.ndarray, key: Key) -> np.ndarray:
+    """Pairwise re-rounding: signed level indices that stand for the sum of two, without bias.
+
+    The reduction of Global-QSGD's exponential dithering. Index k stands for ``2^(k-1)`` in units of the smallest
+    level. Equal magnitudes double or cancel; otherwise the larger magnitude ``2^i`` and the smaller ``2^j`` give
+    with the same signs ``2^(i+1)`` with probability ``2^(j-i)``, else ``2^i``; with opposite signs ``2^(i-1)``
+    with probability ``2^(j-i+1)``, else ``2^i``.
+
+    Args:
+        a: int32 level indices.
+        b: the other summand, same shape.
+        key: selects the random bits.
+    """
+    swap = np.abs(b) > np.abs(a)
+    large, small = np.where(swap, b, a), np.where(swap, a, b)
+    sign = np.where(large < 0, -1, 1).astype(np.int32)
+    high, low = np.abs(large), np.abs(small)
+    gap = high - low
+    opposite = (large < 0) != (small < 0)
+    halvings = np.clip(gap - opposite, 0, 63).astype(np.uint64)
+    moves = hash32(0, len(a), key).astype(np.uint64) < (np.uint64(1 << 32) >> halvings)
+    moved = np.where(opposite, np.where(gap == 0, 0, high - 1), high + 1)
+    return sign * np.where((low > 0) & moves, moved, high).astype(np.int32)
+
+
+# ---- one bit -----------------------------------------------------------------------------------------------------
+
+
+def binarize(
+    gradient: np.ndarray,
+    momentum: np.ndarray,
+    scale: np.ndarray,
+    beta: float,
+    key: Key,
+    start: int = 0,
+    out: Optional[np.ndarray] = None,
+) -> Tuple[np.ndarray, np.ndarray]:
+    """Updates a worker's momentum and scale in place, and draws one bit an element (BinSGDM, section 3).
+
+    ``momentum = beta * momentum + (1 - beta) * g`` and ``scale = beta * scale + (1 - beta) * |g|``; the bit is 1
+    with probability ``(1 + momentum / scale) / 2``, 1/2 where the scale is zero or subnormal. A tile of 1,024
+    elements with a non-finite gradient leaves both as they are and is reported.
+
+    Returns:
+        The packed bits (int32 words), and for each tile whether it held a non-finite gradient (bool).
+    """
+    gradient = as_float32(gradient)
+    tile_bits = _padded(gradient.view(np.uint32) & _ABS, TILE).reshape(-1, TILE)
+    broken = tile_bits.max(axis=1, initial=0) >= _INF_BITS
+    sound = np.repeat(~broken, TILE)[: len(gradient)]
+    keep, take = np.float32(beta), np.float32(1.0 - beta)
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        momentum[...] = np.where(sound, keep * momentum + take * gradient, momentum)
+        scale[...] = np.where(sound, keep * scale + take * np.abs(gradient), scale)
+    width = np.where(scale >= np.finfo(np.float32).tiny, scale, np.float32(1))
+    signed = hash32(start, len(gradient), key).view(np.int32) >> np.int32(8)
+    uniform = signed.astype(np.float32) * np.float32(2.0**-23)
+    bits = (uniform * width < momentum).astype(np.uint32)
+    return pack_codes(bits, 1, out, whole_tiles=True), broken
+
+
+def vote(
+    words: Sequence[np.ndarray], key: Key, start: int = 0, out: Optional[np.ndarray] = None
+) -> np.ndarray:
+    """Averages n workers' signs and draws one bit from the average (the server's half of the 1-bit allreduce).
+
+    Of n bits c are 1; the result is 1 with probability c / n, decided as ``(h >> (32-k)) * n < c << k`` in uint32
+    with the most random bits k <= 24 that cannot overflow. The number of words is a multiple of 32 (whole tiles).
+    """
+    n = len(words)
+    k = min(24, 32 - n.bit_length())
+    elements = len(words[0]) * 32
+    ones = np.zeros(elements, np.uint32)
+    for worker_words in words:
+        ones += unpack_codes(worker_words, 1, elements)
+    random = hash32(start, elements, key) >> np.uint32(32 - k)
+    bits = (random * np.uint32(n) < ones << np.uint32(k)).astype(np.uint32)
+    return pack_codes(bits, 1, out, whole_tiles=True)
+
+
+def decode_signs(words: np.ndarray, magnitude: float, out: np.ndarray) -> np.ndarray:
+    """Writes ``+magnitude`` for a bit that is 1 and ``-magnitude`` for 0."""
+    bits = unpack_codes(words, 1, len(out))
+    return store_float32(np.where(bits == 1, np.float32(magnitude), np.float32(-magnitude)), out)
+
+
+# ---- packing -----------------------------------------------------------------------------------------------------
+
+
+def codes_of_digits(digits: np.ndarray, bits: int) -> np.ndarray:
+    """Sign-and-magnitude codes, uint32: the sign is the highest of ``bits`` bits."""
+    return np.abs(digits).astype(np.uint32) | ((digits < 0).astype(np.uint32) << np.uint32(bits - 1))
+
+
+def digits_of_codes(codes: np.ndarray, bits: int) -> np.ndarray:
+    magnitude = (codes & np.uint32((1 << (bits - 1)) - 1)).astype(np.int32)
+    return np.where(codes >> np.uint32(bits - 1), -magnitude, magnitude)
+
+
+def pack_sum(digits: np.ndarray, width: int, out: Optional[np.ndarray] = None) -> np.ndarray:
+    """Signed digits as fields of int32 words: ``word[t, g] = sum_i digit[t, i, g] * 2^(width i)`` modulo 2^32.
+
+    Adding words adds all fields at once as long as each sum stays within ``+-(2^(width-1) - 1)``.
+    """
+    fields = 32 // width
+    grid = _padded(digits.astype(np.int32, copy=False), ROW * fields).view(np.uint32).reshape(-1, fields, ROW)
+    words = np.zeros((grid.shape[0], ROW), np.uint32)
+    for field in range(fields):
+        words += grid[:, field, :] << np.uint32(width * field)
+    return _store(words.reshape(-1).view(np.int32), out)
+
+
+def unpack_sum(words: np.ndarray, width: int, elements: int) -> np.ndarray:
+    """The fields of ``pack_sum``, int32. A bias of ``2^(width-1)`` in each field undoes the borrows."""
+    if len(words) != sum_words(elements, width):
+        raise ValueError(f"words: {len(words)} words cannot hold {elements} digits of {width} bits")
+    fields = 32 // width
+    bias = sum(1 << (width * field + width - 1) for field in range(fields))
+    biased = words.view(np.uint32).reshape(-1, ROW) + np.uint32(bias)
+    digits = np.empty((len(biased), fields, ROW), np.int32)
+    for field in range(fields):
+        unsigned = (biased >> np.uint32(width * field)) & np.uint32((1 << width) - 1)
+        digits[:, field, :] = unsigned.astype(np.int32) - np.int32(1 << (width - 1))
+    return digits.reshape(-1)[:elements]
+
+
+def pack_codes(
+    codes: np.ndarray, bits: int, out: Optional[np.ndarray] = None, whole_tiles: bool = False
+) -> np.ndarray:
+    """Codes (uint32, below ``2^bits``) as one dense stream of bits in each of 32 lanes, int32 words."""
+    grid = _padded(codes, TILE).reshape(-1, 32, ROW)
+    words = np.zeros((len(grid), bits, ROW), np.uint32)
+    for row in range(32):
+        word, shift = divmod(row * bits, 32)
+        words[:, word, :] |= grid[:, row, :] << np.uint32(shift)
+        if shift + bits > 32:
+            words[:, word + 1, :] |= grid[:, row, :] >> np.uint32(32 - shift)
+    count = tiles(len(codes)) * bits * ROW if whole_tiles else code_words(len(codes), bits)
+    return _store(words.reshape(-1)[:count].view(np.int32), out)
+
+
+def unpack_codes(words: np.ndarray, bits: int, elements: int) -> np.ndarray:
+    """The codes of ``pack_codes``, uint32."""
+    if len(words) < code_words(elements, bits):
+        raise ValueError(f"words: {len(words)} words cannot hold {elements} codes of {bits} bits")
+    tile_count = tiles(elements)
+    grid = _padded(words.view(np.uint32), bits * ROW)[: tile_count * bits * ROW].reshape(-1, bits, ROW)
+    codes = np.empty((tile_count, 32, ROW), np.uint32)
+    mask = np.uint32((1 << bits) - 1)
+    for row in range(32):
+        word, shift = divmod(row * bits, 32)
+        value = grid[:, word, :] >> np.uint32(shift)
+        if shift + bits > 32:
+            value = value | (grid[:, word + 1, :] << np.uint32(32 - shift))
+        codes[:, row, :] = value & mask
+    return codes.reshape(-1)[:elements]

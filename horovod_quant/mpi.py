@@ -1,0 +1,155 @@
+"""Runs one worker over mpi4py with numpy arrays: no framework, no Horovod.
+
+MPI offers what Horovod does not: reductions of one's own. Global-QSGD with exponential levels uses one here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from horovod_quant import kernels as kernel_backends
+from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.schemes.base import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    BinaryState,
+    CustomAllreduce,
+    Gradient,
+    Scheme,
+    Workers,
+    split_gathered,
+)
+from horovod_quant.simulator import Merge
+
+try:
+    from mpi4py import MPI
+except ImportError as error:
+    raise ImportError("horovod_quant.mpi needs mpi4py: pip install 'horovod-quant[mpi]'") from error
+
+
+class Result(NamedTuple):
+    """The decoded gradients (float32, flat), and how a custom reduction was bracketed (empty without one)."""
+
+    decoded: List[np.ndarray]
+    merges: List[Merge]
+
+
+def run(
+    scheme: Scheme,
+    gradients: Sequence[Any],
+    *,
+    seed: int = 0,
+    names: Optional[Sequence[str]] = None,
+    step: int = 0,
+    factor: Optional[float] = None,
+    states: Optional[Sequence[BinaryState]] = None,
+    kernels: str = "auto",
+    custom_reduction: bool = True,
+    comm: Any = None,
+) -> Result:
+    """Exchanges a group of gradients; called by every rank of ``comm``.
+
+    Args:
+        scheme: one of `horovod_quant.schemes`.
+        gradients: this worker's tensors, in the same order on every rank. Cast to float32; not changed.
+        seed, names, step, kernels: as in `horovod_quant.simulator.run`.
+        factor: what the sum over workers is multiplied by; 1 / n by default, which is the average.
+        states: BinSGDM's state of each tensor, updated in place.
+        custom_reduction: reduce exponential levels by an MPI operation that re-rounds pairwise; else once, at the
+            owner of a chunk.
+        comm: communicator; MPI.COMM_WORLD by default.
+    """
+    comm = MPI.COMM_WORLD if comm is None else comm
+    size = comm.Get_size()
+    names = [str(i) for i in range(len(gradients))] if names is None else list(names)
+    factor = 1.0 / size if factor is None else factor
+    members = [
+        Gradient(
+            np.ascontiguousarray(values, np.float32).reshape(-1),
+            KeyChain(seed, names[i]),
+            step,
+            states[i] if states else None,
+        )
+        for i, values in enumerate(gradients)
+    ]
+    workers = Workers(comm.Get_rank(), size, custom_reduction)
+    exchange = scheme.exchange(members, workers, kernel_backends.get(kernels))
+    merges: List[Merge] = []
+    answer = None
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as stop:
+            result = stop.value
+            break
+        answer = _perform(comm, request, merges)
+    decoded = [np.empty(len(member.values), np.float32) for member in members]
+    for i, out in enumerate(decoded):
+        result.write(i, factor, out)
+    return Result(decoded, merges)
+
+
+def _perform(comm: Any, request: Any, merges: List[Merge]) -> Any:
+    if isinstance(request, Allreduce):
+        result = np.empty_like(request.array)
+        comm.Allreduce(request.array, result, op=MPI.MAX if request.op == "max" else MPI.SUM)
+        return result
+    if isinstance(request, Allgather):
+        lengths = comm.allgather(len(request.array))
+        buffer = np.empty(sum(lengths), request.array.dtype)
+        comm.Allgatherv(request.array, [buffer, lengths])
+        return split_gathered(buffer, request)
+    if isinstance(request, Alltoall):
+        size, own = comm.Get_size(), request.splits[comm.Get_rank()]
+        received = np.empty(size * own, request.array.dtype)
+        comm.Alltoallv([request.array, list(request.splits)], [received, [own] * size])
+        return list(received.reshape(size, own))
+    if isinstance(request, CustomAllreduce):
+        result, own_merges = _reduce(comm, request)
+        merges.extend(own_merges)
+        return result
+    raise TypeError(f"not a request: {request!r}")
+
+
+def _reduce(comm: Any, request: CustomAllreduce):
+    """An MPI_Allreduce with an operation of our own.
+
+    MPI chooses the bracketing of a non-commutative operation (the order of ranks is fixed). Each message carries the
+    range of ranks that it has summed, which gives every node of the tree its own random bits, and the merges that
+    led to it, so that the simulator can repeat them. The message is one element of a contiguous datatype: MPI must
+    not cut it.
+    """
+    size, rank = comm.Get_size(), comm.Get_rank()
+    header = np.zeros(2 + 2 * size, np.int32)  # low, high; for a merge at middle m, its low and high at 2 + 2 m
+    header[:2] = rank, rank + 1
+    message = np.concatenate([header.view(np.uint8), request.array.view(np.uint8)])
+    header_bytes = header.nbytes
+
+    def split(buffer: Any):
+        raw = np.frombuffer(buffer, np.uint8)
+        return raw[:header_bytes].view(np.int32), raw[header_bytes:].view(request.array.dtype)
+
+    def operation(left_buffer: Any, result_buffer: Any, datatype: Any) -> None:
+        left_header, left = split(left_buffer)
+        result_header, right = split(result_buffer)
+        (low, middle), high = left_header[:2].tolist(), int(result_header[1])
+        right[...] = request.combine(left, right, low, high)
+        result_header[2:] += left_header[2:]
+        result_header[2 + 2 * middle : 4 + 2 * middle] = low, high
+        result_header[:2] = low, high
+
+    whole = MPI.BYTE.Create_contiguous(len(message)).Commit()
+    reduction = MPI.Op.Create(operation, commute=False)
+    try:
+        result = np.empty_like(message)
+        comm.Allreduce([message, 1, whole], [result, 1, whole], op=reduction)
+    finally:
+        reduction.Free()
+        whole.Free()
+    final_header, digits = split(result.data)
+    by_middle = final_header[2:].reshape(size, 2).tolist()
+    merges = [(by_middle[middle][0], middle, by_middle[middle][1]) for middle in range(1, size)]
+    return digits, sorted(merges, key=lambda merge: merge[2] - merge[0])

@@ -1,0 +1,85 @@
+"""Which gradients are compressed, and how: one small object instead of flags spread over the code."""
+
+from __future__ import annotations
+
+import dataclasses
+from fnmatch import fnmatchcase
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+
+from horovod_quant.schemes.base import Scheme, require_int
+
+
+class Policy:
+    """Chooses a scheme for a gradient from its name and size alone, so that all workers choose alike.
+
+    Args:
+        scheme: for the gradients that nothing else says something about.
+        min_elements: smaller gradients are not compressed.
+        exclude: names or shell-style patterns (``"*.bias"``) of gradients that are not compressed.
+        overrides: for names or patterns, other arguments of the scheme: ``{"head.*": {"bits": 8}}``. The first
+            pattern that matches counts.
+
+    Raises:
+        ValueError: an argument is out of range; an override names an argument that the scheme does not have.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        min_elements: int = 1024,
+        exclude: Union[str, Sequence[str]] = (),
+        overrides: Optional[Mapping[str, Mapping[str, Any]]] = None,
+    ) -> None:
+        require_int("min_elements", min_elements, 0, 2**62)
+        self.scheme = scheme
+        self.min_elements = min_elements
+        self.exclude = [exclude] if isinstance(exclude, str) else list(exclude)
+        for pattern in self.exclude:
+            if not isinstance(pattern, str):
+                raise ValueError(f"exclude={exclude!r}: use names or patterns, not {pattern!r}")
+        self.overrides: List[Tuple[str, Scheme]] = [
+            (pattern, _replaced(scheme, pattern, arguments)) for pattern, arguments in (overrides or {}).items()
+        ]
+        self._chosen: Dict[Tuple[str, int], Optional[Scheme]] = {}
+
+    def scheme_for(self, name: str, elements: int) -> Optional[Scheme]:
+        """The scheme for a gradient, None to leave it to Horovod."""
+        if (name, elements) not in self._chosen:
+            self._chosen[name, elements] = self._choose(name, elements)
+        return self._chosen[name, elements]
+
+    def _choose(self, name: str, elements: int) -> Optional[Scheme]:
+        if elements < max(self.min_elements, 1) or any(fnmatchcase(name, pattern) for pattern in self.exclude):
+            return None
+        return next((scheme for pattern, scheme in self.overrides if fnmatchcase(name, pattern)), self.scheme)
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raises ValueError when a pattern matches none of the names: a misspelt pattern would go unnoticed."""
+        known = list(names)
+        patterns = [("exclude", pattern) for pattern in self.exclude]
+        patterns += [("overrides", pattern) for pattern, _ in self.overrides]
+        for argument, pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in known):
+                shown = ", ".join(map(repr, known[:8])) + (", ..." if len(known) > 8 else "")
+                raise ValueError(f"{argument}: {pattern!r} matches no parameter; the parameters are {shown}")
+
+    def check_workers(self, size: int) -> None:
+        """Raises ValueError when a scheme's arguments cannot serve ``size`` workers."""
+        for scheme in (self.scheme, *(scheme for _, scheme in self.overrides)):
+            scheme.check_workers(size)
+
+
+def _replaced(scheme: Scheme, pattern: str, arguments: Mapping[str, Any]) -> Scheme:
+    known = [field.name for field in dataclasses.fields(scheme)]  # type: ignore[arg-type]
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"overrides[{pattern!r}]={arguments!r}: use a mapping such as {{'bits': 8}}")
+    for argument in arguments:
+        if argument not in known:
+            usable = ", ".join(known) or "nothing (it takes none)"
+            raise ValueError(
+                f"overrides[{pattern!r}]: {type(scheme).__name__} has no argument {argument!r}; use {usable}"
+            )
+    try:
+        return dataclasses.replace(scheme, **arguments)  # type: ignore[type-var]
+    except ValueError as error:
+        raise ValueError(f"overrides[{pattern!r}]: {error}") from None

@@ -1,0 +1,8 @@
+"""The published schemes, one file a paper."""
+
+from horovod_quant.schemes.binsgdm import BinSGDM
+from horovod_quant.schemes.global_qsgd import GlobalQSGD
+from horovod_quant.schemes.nuqsgd import NUQSGD
+from horovod_quant.schemes.qsgd import QSGD
+
+__all__ = ["BinSGDM", "GlobalQSGD", "NUQSGD", "QSGD"]

@@ -1,0 +1,230 @@
+"""Global-QSGD: Practical Floatless Quantization for Distributed Learning with Theoretical Guarantees.
+
+Xin, Canini, Richtarik, Horvath. 2023 (ECAI 2025). One scale for all workers, so that their integers can be summed
+by an ordinary allreduce.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any, List, Sequence
+
+import numpy as np
+
+from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.layout import TILE, buckets, sum_words, tiles
+from horovod_quant.schemes.base import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    CustomAllreduce,
+    Decoded,
+    Exchange,
+    Gradient,
+    Scheme,
+    Workers,
+    require_bucket_size,
+    require_choice,
+    require_int,
+    split_points,
+)
+from horovod_quant.schemes.chunks import Chunks
+
+NORMS = ("max", "l2")
+LEVELS = ("uniform", "exponential")
+
+
+@dataclass(frozen=True)
+class GlobalQSGD(Scheme):
+    """Global-QSGD with standard (uniform) or exponential dithering.
+
+    Args:
+        bits: width of an integer on the wire. Uniform levels: 2 to 16, wide enough for the sum of all workers'
+            integers. Exponential levels: 2 to 8, a sign and a level index.
+        norm: of a bucket over all workers: ``"max"`` (largest magnitude) or ``"l2"`` (square root of the sum of all
+            squares; for the same width about sqrt(n) times more levels of a scale that is larger).
+        levels: ``"uniform"`` or ``"exponential"``.
+        bucket_size: elements that share a scale, a multiple of 32.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    bits: int = 8
+    norm: str = "max"
+    levels: str = "uniform"
+    bucket_size: int = 1024
+
+    def __post_init__(self) -> None:
+        require_choice("norm", self.norm, NORMS)
+        require_choice("levels", self.levels, LEVELS)
+        require_int("bits", self.bits, 2, 16 if self.levels == "uniform" else 8)
+        require_bucket_size(self.bucket_size)
+        if self.levels == "exponential" and TILE % self.bucket_size and self.bucket_size % TILE:
+            raise ValueError(
+                f"bucket_size={self.bucket_size!r}: with levels='exponential' use a divisor or a multiple of {TILE}"
+            )
+
+    def levels_for(self, size: int) -> int:
+        """Number s of uniform levels such that the sum of ``size`` integers fits ``bits`` bits; 0 if there is none.
+
+        A field holds sums up to ``M = 2^(bits-1) - 1``. Each integer is at most s, so ``s = M // n`` always fits;
+        with the l2 norm Cauchy-Schwarz bounds the sum by ``s sqrt(n) + n`` as well.
+        """
+        largest_sum = (1 << (self.bits - 1)) - 1
+        levels = largest_sum // size
+        if self.norm == "l2" and largest_sum > size:
+            levels = max(levels, isqrt((largest_sum - size) ** 2 // size))
+        return min(levels, largest_sum)
+
+    def check_workers(self, size: int) -> None:
+        if self.levels == "exponential" or self.levels_for(size) >= 1:
+            return
+        wide_enough = [bits for bits in range(2, 17) if GlobalQSGD(bits, self.norm).levels_for(size) >= 1]
+        remedy = (
+            f"{size} workers need bits >= {wide_enough[0]} with norm={self.norm!r}"
+            if wide_enough
+            else f"{size} workers are too many for norm={self.norm!r}; use norm='l2' or levels='exponential'"
+        )
+        raise ValueError(f"bits={self.bits!r}: the sum of {size} workers' integers does not fit; {remedy}")
+
+    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        """1. one scale for all workers (an allreduce of norms); 2. rounding; 3. the sum of the integers."""
+        self.check_workers(workers.size)
+        norm_counts = [buckets(len(gradient.values), self.bucket_size) for gradient in gradients]
+        norm_at = split_points(norm_counts)
+        norms = yield from self._global_norms(gradients, norm_at, kernels)
+        per_gradient = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(gradients))]
+        if self.levels == "uniform":
+            return (yield from self._sum_uniform(gradients, per_gradient, workers, kernels))
+        if workers.custom_reduction:
+            return (yield from self._reduce_exponential(gradients, per_gradient, workers, kernels))
+        return (yield from self._serve_exponential(gradients, per_gradient, workers, kernels))
+
+    def _global_norms(self, gradients: Sequence[Gradient], norm_at: List[int], kernels: Any):
+        if self.norm == "max":
+            local = np.empty(norm_at[-1], np.float32)
+            for i, gradient in enumerate(gradients):
+                kernels.bucket_maxima(gradient.values, self.bucket_size, local[norm_at[i] : norm_at[i + 1]])
+            return (yield Allreduce(local, "max", _parts(norm_at, 4)))
+        local = np.empty(norm_at[-1], np.float64)
+        for i, gradient in enumerate(gradients):
+            kernels.bucket_square_sums(gradient.values, self.bucket_size, local[norm_at[i] : norm_at[i + 1]])
+        return kernels.norms_of_square_sums((yield Allreduce(local, "sum", _parts(norm_at, 8))))
+
+    def _sum_uniform(self, gradients: Sequence[Gradient], norms: List[np.ndarray], workers: Workers, kernels: Any):
+        levels = self.levels_for(workers.size)
+        word_at = split_points([sum_words(len(gradient.values), self.bits) for gradient in gradients])
+        words = np.empty(word_at[-1] + 1, np.int32)
+        words[-1] = 1  # the head-count
+        for i, gradient in enumerate(gradients):
+            key = gradient.keys.key("worker", gradient.step, workers.rank)
+            kernels.encode_uniform_sum(
+                gradient.values, norms[i], self.bucket_size, levels, self.bits, key, 0,
+                words[word_at[i] : word_at[i + 1]],
+            )  # fmt: skip
+
+        words = yield Allreduce(words, "sum", _parts(word_at, 4))
+
+        def write(i: int, factor: float, out: np.ndarray) -> None:
+            own = words[word_at[i] : word_at[i + 1]]
+            kernels.decode_uniform_sum(own, norms[i], self.bucket_size, levels, self.bits, factor, out)
+
+        return Decoded(int(words[-1]), write)
+
+    def _serve_exponential(
+        self, gradients: Sequence[Gradient], norms: List[np.ndarray], workers: Workers, kernels: Any
+    ):
+        """Each worker averages one chunk of all workers' codes, rounds it again, and everybody gathers the chunks."""
+        chunks = Chunks([len(gradient.values) for gradient in gradients], workers.size)
+        tile_words = 32 * self.bits
+        sent = np.empty(chunks.bounds[-1] * tile_words, np.int32)
+        for server in range(workers.size):
+            base = chunks.bounds[server] * tile_words
+            for segment in chunks.segments(server):
+                gradient = gradients[segment.gradient]
+                key = gradient.keys.key("worker", gradient.step, workers.rank)
+                values = gradient.values[segment.start : segment.stop]
+                own_norms = self._segment_norms(norms[segment.gradient], segment)
+                codes = kernels.encode_exponential(
+                    values, own_norms, min(self.bucket_size, TILE), self.bits, key, segment.start
+                )
+                place = sent[base + segment.tile * tile_words :][: segment.tile_count * tile_words]
+                place[: len(codes)] = codes
+                place[len(codes) :] = 0
+        splits = [chunks.tile_count(server) * tile_words for server in range(workers.size)]
+
+        received = yield Alltoall(sent, splits, chunks.parts(4 * tile_words))
+
+        served = np.zeros(splits[workers.rank], np.int32)
+        for segment in chunks.segments(workers.rank):
+            gradient, count = gradients[segment.gradient], segment.stop - segment.start
+            place = slice(segment.tile * tile_words, (segment.tile + segment.tile_count) * tile_words)
+            unit = [np.ones(segment.tile_count, np.float32)] * workers.size
+            total = np.empty(count, np.float32)
+            kernels.decode_exponential([r[place] for r in received], unit, TILE, self.bits, 1.0, total)
+            # Every worker would draw the same bits here, so the result does not depend on who serves what.
+            key = gradient.keys.key("server", gradient.step)
+            size = np.full(segment.tile_count, workers.size, np.float32)
+            codes = kernels.encode_exponential(total, size, TILE, self.bits, key, segment.start)
+            served[place][: len(codes)] = codes
+
+        parts = [count // workers.size for count in chunks.parts(4 * tile_words)]
+        gathered = np.concatenate((yield Allgather(served, parts, splits)))
+        tile_at = split_points([tiles(len(gradient.values)) for gradient in gradients])
+
+        def write(i: int, factor: float, out: np.ndarray) -> None:
+            own = gathered[tile_at[i] * tile_words : tile_at[i + 1] * tile_words]
+            kernels.decode_exponential([own], [norms[i]], self.bucket_size, self.bits, factor * workers.size, out)
+
+        return Decoded(workers.size, write)
+
+    def _segment_norms(self, norms: np.ndarray, segment: Any) -> np.ndarray:
+        """The scales of a segment's buckets, one a tile where buckets are larger than tiles."""
+        if self.bucket_size <= TILE:
+            return norms[segment.start // self.bucket_size : -(-segment.stop // self.bucket_size)]
+        first = segment.start // TILE
+        tile_numbers = np.arange(first, first + segment.tile_count)
+        return norms[tile_numbers // (self.bucket_size // TILE)]
+
+    def _reduce_exponential(
+        self, gradients: Sequence[Gradient], norms: List[np.ndarray], workers: Workers, kernels: Any
+    ):
+        """The sum by a reduction that re-rounds pairwise: for transports with reductions of one's own (MPI).
+
+        n - 1 additions can raise the largest level by n - 1; the indices travel as int8 or int16, which has room.
+        """
+        highest = (1 << (self.bits - 1)) - 1 + workers.size - 1
+        if highest > 32767:
+            raise ValueError(f"{workers.size} workers are too many to reduce exponential levels pairwise")
+        dtype = np.int8 if highest <= 127 else np.int16
+        at = split_points([len(gradient.values) for gradient in gradients])
+        digits = np.empty(at[-1], dtype)
+        for i, gradient in enumerate(gradients):
+            key = gradient.keys.key("worker", gradient.step, workers.rank)
+            digits[at[i] : at[i + 1]] = kernels.round_exponential(
+                gradient.values, norms[i], self.bucket_size, self.bits, key
+            )
+
+        def combine(left: np.ndarray, right: np.ndarray, low: int, high: int) -> np.ndarray:
+            result = np.empty_like(left)
+            for i, gradient in enumerate(gradients):
+                own = slice(at[i], at[i + 1])
+                key: Key = gradient.keys.key(f"reduction {low}", gradient.step, high)
+                left_digits, right_digits = left[own].astype(np.int32), right[own].astype(np.int32)
+                result[own] = kernels.add_exponential(left_digits, right_digits, key)
+            return result
+
+        total = yield CustomAllreduce(digits, combine, _parts(at, digits.itemsize))
+
+        def write(i: int, factor: float, out: np.ndarray) -> None:
+            values = kernels.exponential_values(total[at[i] : at[i + 1]].astype(np.int32), self.bits)
+            scales = kernels.decoding_scales(norms[i], 1, factor)
+            np.multiply(values, np.repeat(scales, self.bucket_size)[: len(out)], out=out)
+
+        return Decoded(workers.size, write)
+
+
+def _parts(offsets: List[int], item_bytes: int) -> List[int]:
+    return [item_bytes * (offsets[i + 1] - offsets[i]) for i in range(len(offsets) - 1)]

@@ -1,0 +1,41 @@
+"""NUQSGD: Provably Communication-efficient Data-parallel SGD via Nonuniform Quantization.
+
+Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy. JMLR 22, 2021. QSGD's exchange with exponential levels
+``0, 2^-s, ..., 1/2, 1``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from horovod_quant.schemes.base import require_int
+from horovod_quant.schemes.qsgd import GatheredScheme
+
+
+@dataclass(frozen=True)
+class NUQSGD(GatheredScheme):
+    """NUQSGD: ``2^(bits-1) - 1`` non-zero exponential levels, so s = ``2^(bits-1) - 2``.
+
+    Args:
+        bits: width of a code, 2 to 8: a sign and a level index. (8 bits reach down to 2^-126, the smallest normal
+            float; more would add levels that no gradient uses.)
+        norm: ``"l2"`` or ``"max"``, of each bucket of each worker.
+        bucket_size: elements that share a norm, a multiple of 32.
+        coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __post_init__(self) -> None:
+        require_int("bits", self.bits, 2, 8)
+        super().__post_init__()
+
+    def round(self, kernels, values, norms, key):
+        return kernels.round_exponential(values, norms, self.bucket_size, self.bits, key)
+
+    def encode(self, kernels, values, norms, key, out):
+        return kernels.encode_exponential(values, norms, self.bucket_size, self.bits, key, 0, out)
+
+    def decode(self, kernels, words, norms, factor, out):
+        return kernels.decode_exponential(words, norms, self.bucket_size, self.bits, factor, out)

@@ -1,0 +1,168 @@
+"""QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding.
+
+Alistarh, Grubic, Li, Tomioka, Vojnovic. NeurIPS 2017. Each worker quantizes with its own norms; an allgather moves
+norms and codes; every worker decodes and adds all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, List, Sequence, Tuple
+
+import numpy as np
+
+from horovod_quant.kernels.entropy import CorruptPayloadError
+from horovod_quant.kernels.layout import buckets, code_words
+from horovod_quant.schemes.base import (
+    Allgather,
+    Decoded,
+    Exchange,
+    Gradient,
+    Scheme,
+    Workers,
+    ragged_payload,
+    require_bucket_size,
+    require_choice,
+    require_int,
+    split_points,
+)
+
+NORMS = ("l2", "max")
+CODINGS = ("fixed", "elias", "elias-omega")
+
+
+@dataclass(frozen=True)
+class GatheredScheme(Scheme):
+    """What QSGD and NUQSGD share: everything but the levels.
+
+    1. the norm of each bucket, of this worker alone;
+    2. stochastic rounding to the levels, packed;
+    3. one allgather of a payload that holds norms and codes;
+    4. decoding of every worker's codes with its own norms, added in rank order.
+    """
+
+    bits: int = 4
+    norm: str = "l2"
+    bucket_size: int = 1024
+    coding: str = "fixed"
+
+    def __post_init__(self) -> None:
+        require_choice("norm", self.norm, NORMS)
+        require_choice("coding", self.coding, CODINGS)
+        require_bucket_size(self.bucket_size)
+
+    def norms(self, kernels: Any, values: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Norms of the buckets of one gradient, float32; inf where a bucket is not finite."""
+        if self.norm == "max":
+            return kernels.bucket_maxima(values, self.bucket_size, out)
+        out[...] = kernels.norms_of_square_sums(kernels.bucket_square_sums(values, self.bucket_size))
+        return out
+
+    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        if self.coding == "fixed":
+            return self._exchange_fixed(gradients, workers, kernels)
+        return self._exchange_elias(gradients, workers, kernels)
+
+    def _exchange_fixed(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        norm_counts, norm_at, word_at = self._offsets(gradients)
+        payload = np.empty(norm_at[-1] + word_at[-1], np.int32)
+        norms, words = payload[: norm_at[-1]].view(np.float32), payload[norm_at[-1] :]
+        for i, gradient in enumerate(gradients):
+            own = self.norms(kernels, gradient.values, norms[norm_at[i] : norm_at[i + 1]])
+            key = gradient.keys.key("worker", gradient.step, workers.rank)
+            self.encode(kernels, gradient.values, own, key, words[word_at[i] : word_at[i + 1]])
+        parts = [4 * (norm_at[i + 1] - norm_at[i] + word_at[i + 1] - word_at[i]) for i in range(len(gradients))]
+
+        payloads = yield Allgather(payload, parts)
+
+        def write(i: int, factor: float, out: np.ndarray) -> None:
+            all_words = [p[norm_at[-1] + word_at[i] : norm_at[-1] + word_at[i + 1]] for p in payloads]
+            all_norms = [p[norm_at[i] : norm_at[i + 1]].view(np.float32) for p in payloads]
+            self.decode(kernels, all_words, all_norms, factor, out)
+
+        return Decoded(len(payloads), write)
+
+    def _exchange_elias(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        code = "omega" if self.coding == "elias-omega" else "gamma"
+        norm_counts, norm_at, _ = self._offsets(gradients)
+        norms = np.empty(norm_at[-1], np.float32)
+        streams = []
+        for i, gradient in enumerate(gradients):
+            own = self.norms(kernels, gradient.values, norms[norm_at[i] : norm_at[i + 1]])
+            key = gradient.keys.key("worker", gradient.step, workers.rank)
+            streams.append(kernels.elias_encode(self.round(kernels, gradient.values, own, key), code))
+        lengths = np.array([len(stream) for stream in streams], "<i8")
+        body = np.concatenate([lengths.view(np.uint8), norms.view(np.uint8), *streams])
+        parts = [8 + 4 * norm_counts[i] + len(streams[i]) for i in range(len(gradients))]
+
+        bodies = yield Allgather(ragged_payload(body), parts, ragged=True)
+
+        opened = [_open_body(other, norm_counts) for other in bodies]
+
+        def write(i: int, factor: float, out: np.ndarray) -> None:
+            top = self.top_digit()
+            digits = [kernels.elias_decode(other[i], len(out), top, code) for _, other in opened]
+            words = [kernels.pack_codes(kernels.codes_of_digits(d, self.bits), self.bits) for d in digits]
+            all_norms = [other_norms[norm_at[i] : norm_at[i + 1]] for other_norms, _ in opened]
+            self.decode(kernels, words, all_norms, factor, out)
+
+        return Decoded(len(bodies), write)
+
+    def _offsets(self, gradients: Sequence[Gradient]) -> Tuple[List[int], List[int], List[int]]:
+        norm_counts = [buckets(len(gradient.values), self.bucket_size) for gradient in gradients]
+        word_counts = [code_words(len(gradient.values), self.bits) for gradient in gradients]
+        return norm_counts, split_points(norm_counts), split_points(word_counts)
+
+    def top_digit(self) -> int:
+        """Largest magnitude of a digit: the number of levels, or the index of the largest."""
+        return (1 << (self.bits - 1)) - 1
+
+    def round(self, kernels, values, norms, key) -> np.ndarray:
+        raise TypeError(f"{type(self).__name__} defines no rounding")
+
+    def encode(self, kernels, values, norms, key, out) -> np.ndarray:
+        raise TypeError(f"{type(self).__name__} defines no levels")
+
+    def decode(self, kernels, words, norms, factor, out) -> np.ndarray:
+        raise TypeError(f"{type(self).__name__} defines no levels")
+
+
+@dataclass(frozen=True)
+class QSGD(GatheredScheme):
+    """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``) with ``2^(bits-1) - 1`` uniform levels.
+
+    Args:
+        bits: width of a code, 2 to 16: a sign and a magnitude.
+        norm: ``"l2"`` or ``"max"``, of each bucket of each worker.
+        bucket_size: elements that share a norm, a multiple of 32.
+        coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __post_init__(self) -> None:
+        require_int("bits", self.bits, 2, 16)
+        super().__post_init__()
+
+    def round(self, kernels, values, norms, key):
+        return kernels.round_uniform(values, norms, self.bucket_size, self.top_digit(), key)
+
+    def encode(self, kernels, values, norms, key, out):
+        return kernels.encode_uniform_codes(values, norms, self.bucket_size, self.bits, key, 0, out)
+
+    def decode(self, kernels, words, norms, factor, out):
+        return kernels.decode_uniform_codes(words, norms, self.bucket_size, self.bits, factor, out)
+
+
+def _open_body(body: np.ndarray, norm_counts: Sequence[int]) -> "Tuple[np.ndarray, List[np.ndarray]]":
+    """Norms and code streams of one worker's Elias payload."""
+    tensors, norm_bytes = len(norm_counts), 4 * sum(norm_counts)
+    if len(body) < 8 * tensors + norm_bytes:
+        raise CorruptPayloadError(f"corrupt payload: {len(body)} bytes do not hold the lengths and norms")
+    lengths = body[: 8 * tensors].copy().view("<i8").tolist()
+    norms = body[8 * tensors : 8 * tensors + norm_bytes].copy().view(np.float32)
+    if min(lengths, default=0) < 0 or 8 * tensors + norm_bytes + sum(lengths) != len(body):
+        raise CorruptPayloadError(f"corrupt payload: streams of {lengths} bytes in {len(body)} bytes")
+    at = [8 * tensors + norm_bytes + offset for offset in split_points(lengths)]
+    return norms, [body[at[i] : at[i + 1]] for i in range(tensors)]

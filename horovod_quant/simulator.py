@@ -1,0 +1,153 @@
+"""Runs n workers in lockstep in one process: the ground truth for every other exchange, and for studies of error."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from horovod_quant import kernels as kernel_backends
+from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.schemes.base import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    BinaryState,
+    CustomAllreduce,
+    Gradient,
+    Scheme,
+    Workers,
+    split_points,
+    split_ragged,
+)
+from horovod_quant.traffic import sent_bytes
+
+Merge = Tuple[int, int, int]
+"""One step of a reduction: ``(low, middle, high)`` joins the sums of ranks low..middle-1 and middle..high-1."""
+
+
+class Result(NamedTuple):
+    """What an exchange did.
+
+    Attributes:
+        decoded: for each worker, the list of its decoded gradients (float32, flat).
+        bytes_sent: bytes that one worker sends on average, by collective.
+        error: ``sum_i ||decoded_i - exact_i||^2 / ||exact_i||^2`` over the gradients of the group, where exact is
+            ``factor`` times the float64 sum over the workers; 0 where both are zero.
+    """
+
+    decoded: List[List[np.ndarray]]
+    bytes_sent: Dict[str, float]
+    error: float
+
+
+def run(
+    scheme: Scheme,
+    gradients: Sequence[Any],
+    *,
+    seed: int = 0,
+    names: Optional[Sequence[str]] = None,
+    step: int = 0,
+    factor: Optional[float] = None,
+    states: Optional[Sequence[Sequence[BinaryState]]] = None,
+    kernels: str = "auto",
+    custom_reduction: bool = False,
+    merges: Optional[Sequence[Merge]] = None,
+) -> Result:
+    """Exchanges gradients among simulated workers.
+
+    Args:
+        scheme: one of `horovod_quant.schemes`.
+        gradients: one entry a worker: a flat array of d elements, or a list of arrays (a group of tensors). Cast to
+            float32; not changed.
+        seed: of the keys.
+        names: of the group's tensors; ``"0"``, ``"1"``, ... by default.
+        step: number of the exchange.
+        factor: what the sum over workers is multiplied by; 1 / n by default, which is the average.
+        states: BinSGDM's state for each worker and tensor, updated in place.
+        kernels: backend of the kernels.
+        custom_reduction: whether the simulated transport offers reductions of one's own (as MPI does).
+        merges: bracketing of a custom reduction; from left to right by default.
+
+    Raises:
+        ValueError: no worker, or workers whose gradients differ in shape.
+    """
+    groups = [list(own) if isinstance(own, (list, tuple)) else [own] for own in gradients]
+    if not groups or any([np.shape(a) for a in own] != [np.shape(a) for a in groups[0]] for own in groups):
+        raise ValueError("gradients: give at least one worker, and the same shapes for each")
+    size, count = len(groups), len(groups[0])
+    names = [str(i) for i in range(count)] if names is None else list(names)
+    factor = 1.0 / size if factor is None else factor
+    backend = kernel_backends.get(kernels)
+    with np.errstate(over="ignore"):
+        groups = [[np.ascontiguousarray(a, np.float32).reshape(-1) for a in own] for own in groups]
+
+    exchanges = []
+    for rank, own in enumerate(groups):
+        members = [
+            Gradient(own[i], KeyChain(seed, names[i]), step, states[rank][i] if states else None)
+            for i in range(count)
+        ]
+        exchanges.append(scheme.exchange(members, Workers(rank, size, custom_reduction), backend))
+
+    bytes_sent: Dict[str, float] = {}
+    answers: List[Any] = [None] * size
+    finished: List[Any] = []
+    while not finished:
+        requests = []
+        for rank, exchange in enumerate(exchanges):
+            try:
+                requests.append(exchange.send(answers[rank]))
+            except StopIteration as stop:
+                finished.append(stop.value)
+        if finished:
+            break
+        collective = type(requests[0]).__name__.lower()
+        sent = sum(sum(sent_bytes(request, size)) for request in requests) / size
+        bytes_sent[collective] = bytes_sent.get(collective, 0.0) + sent
+        answers = _perform(requests, merges)
+
+    decoded = [[np.empty(len(a), np.float32) for a in own] for own in groups]
+    for rank, result in enumerate(finished):
+        for i in range(count):
+            result.write(i, factor, decoded[rank][i])
+    return Result(decoded, bytes_sent, _error(groups, decoded[0], factor))
+
+
+def _perform(requests: List[Any], merges: Optional[Sequence[Merge]]) -> List[Any]:
+    first = requests[0]
+    if isinstance(first, Allreduce):
+        stacked = np.stack([request.array for request in requests])
+        if first.op == "max":
+            return [stacked.max(axis=0)] * len(requests)
+        return [np.add.reduce(stacked, axis=0, dtype=first.array.dtype)] * len(requests)
+    if isinstance(first, Allgather):
+        arrays = [request.array for request in requests]
+        return [split_ragged(np.concatenate(arrays)) if first.ragged else arrays] * len(requests)
+    if isinstance(first, Alltoall):
+        pieces = []
+        for request in requests:
+            at = split_points(request.splits)
+            pieces.append([request.array[at[j] : at[j + 1]] for j in range(len(requests))])
+        return [[pieces[sender][receiver] for sender in range(len(requests))] for receiver in range(len(requests))]
+    if isinstance(first, CustomAllreduce):
+        return [_reduce(requests, merges)] * len(requests)
+    raise TypeError(f"not a request: {first!r}")
+
+
+def _reduce(requests: List[CustomAllreduce], merges: Optional[Sequence[Merge]]) -> np.ndarray:
+    size = len(requests)
+    partial = {(rank, rank + 1): request.array for rank, request in enumerate(requests)}
+    for low, middle, high in merges or [(0, middle, middle + 1) for middle in range(1, size)]:
+        left, right = partial.pop((low, middle)), partial.pop((middle, high))
+        partial[low, high] = requests[0].combine(left, right, low, high)
+    return partial[0, size]
+
+
+def _error(groups: List[List[np.ndarray]], decoded: List[np.ndarray], factor: float) -> float:
+    error = 0.0
+    for i, estimate in enumerate(decoded):
+        exact = factor * np.sum([own[i] for own in groups], axis=0, dtype=np.float64)
+        squared = float(np.sum((estimate - exact) ** 2))
+        error += squared / float(np.sum(exact**2)) if squared else 0.0
+    return error

@@ -1,0 +1,61 @@
+"""What a compressor has sent, and what float32 would have."""
+
+from __future__ import annotations
+
+from typing import Dict, NamedTuple
+
+
+class Traffic(NamedTuple):
+    """Bytes sent by one worker.
+
+    Attributes:
+        bytes_sent: by this compressor.
+        float32_bytes: that a ring allreduce of the same gradients in float32 would have sent.
+    """
+
+    bytes_sent: float
+    float32_bytes: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer bytes; nan as long as nothing has been sent."""
+        return self.float32_bytes / self.bytes_sent if self.bytes_sent else float("nan")
+
+
+class Stats(NamedTuple):
+    """Traffic of each parameter, by name, and in total, since the compressor was made."""
+
+    parameters: Dict[str, Traffic]
+    total: Traffic
+
+    def __str__(self) -> str:
+        width = max([len(name) for name in self.parameters] + [len("parameter")])
+        lines = [f"{'parameter':{width}} {'bytes sent':>14} {'float32':>14} {'ratio':>7}"]
+        for name, traffic in [*self.parameters.items(), ("total", self.total)]:
+            figures = f"{traffic.bytes_sent:14,.0f} {traffic.float32_bytes:14,.0f} {traffic.ratio:7.2f}"
+            lines.append(f"{name:{width}} {figures}")
+        return "\n".join(lines)
+
+
+class TrafficCounter:
+    """Adds up what is sent."""
+
+    def __init__(self) -> None:
+        self._sent: Dict[str, float] = {}
+        self._expected: Dict[str, float] = {}
+
+    def expect(self, name: str, float32_bytes: float) -> None:
+        self._expected[name] = self._expected.get(name, 0.0) + float32_bytes
+
+    def count(self, name: str, sent: float) -> None:
+        self._sent[name] = self._sent.get(name, 0.0) + sent
+
+    def stats(self) -> Stats:
+        parameters = {
+            name: Traffic(self._sent.get(name, 0.0), expected) for name, expected in self._expected.items()
+        }
+        total = Traffic(
+            sum(traffic.bytes_sent for traffic in parameters.values()),
+            sum(traffic.float32_bytes for traffic in parameters.values()),
+        )
+        return Stats(parameters, total)
