@@ -103,11 +103,7 @@ class BinSGDM(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """One update.
-
-        Raises:
-            ValueError: a gradient is sparse.
-        """
+        """One update. Sparse gradients are taken as dense: an element without a gradient moves, too."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -116,24 +112,23 @@ class BinSGDM(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                if parameter.grad.is_sparse:
-                    raise ValueError("BinSGDM needs dense gradients; give DistributedOptimizer sparse_as_dense=True")
+                gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
                 exchanged = parameter in self._exchanged
-                bits = parameter.grad if exchanged else self._binarized(parameter, group["beta"])
+                bits = gradient if exchanged else self._binarized(parameter, gradient)
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(bits, alpha=-group["lr"])
         self._exchanged.clear()
         return loss
 
-    def _binarized(self, parameter: torch.Tensor, beta: float) -> torch.Tensor:
+    def _binarized(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         from horovod_quant.torch.exchange import flat_array
 
         kernels = kernel_backends.get()
         held = self.binary_state(parameter)
         momentum, scale = held.momentum.cpu(), held.scale.cpu()
-        gradient = flat_array(parameter.grad.cpu().contiguous())
+        values = flat_array(gradient.cpu().contiguous())
         key = self._chains[parameter].key("alone", held.step)
-        words, broken = kernels.binarize(gradient, flat_array(momentum), flat_array(scale), beta, key)
+        words, broken = kernels.binarize(values, flat_array(momentum), flat_array(scale), held.beta, key)
         bits = torch.empty(parameter.shape, dtype=torch.float32)
         kernels.decode_signs(words, 1.0, flat_array(bits))
         if broken.any():

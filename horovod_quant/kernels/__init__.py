@@ -1,0 +1,68 @@
+"""Kernels: pure functions on arrays, the same set in each backend, the same bits from each.
+
+``reference`` (numpy) is the specification, ``native`` (C++) the fast one.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from types import ModuleType
+from typing import Optional
+
+from horovod_quant.kernels import native, reference
+
+BACKENDS = {"numpy": reference, "native": native}
+
+_warned = False
+
+
+def get(name: str = "auto") -> ModuleType:
+    """The backend called ``name``; ``"auto"`` takes the fastest that works here.
+
+    The environment variable HOROVOD_QUANT_KERNELS says what ``"auto"`` means.
+
+    Raises:
+        ValueError: ``name`` is not a backend.
+        ImportError: ``"native"`` was asked for by name and cannot be loaded.
+    """
+    if name == "auto":
+        name = os.environ.get("HOROVOD_QUANT_KERNELS") or "auto"
+    if name == "auto":
+        return _fastest()
+    if name not in BACKENDS:
+        raise ValueError(f"kernels={name!r}: no such backend; use 'auto' or one of {sorted(BACKENDS)}")
+    if name == "native":
+        native.load()
+    return BACKENDS[name]
+
+
+def _fastest() -> ModuleType:
+    global _warned
+    problem = _native_problem()
+    if problem is None:
+        return native
+    if not _warned:
+        _warned = True
+        warnings.warn(f"horovod_quant uses its slow numpy kernels: {problem}", RuntimeWarning, stacklevel=3)
+    return reference
+
+
+def _native_problem() -> Optional[str]:
+    try:
+        native.load()
+    except native.NativeKernelsUnavailable as error:
+        return str(error)
+    return None
+
+
+def describe() -> str:
+    """Which backend ``"auto"`` stands for and why, in a line."""
+    wanted = os.environ.get("HOROVOD_QUANT_KERNELS") or "auto"
+    if wanted not in ("auto", "native"):
+        return f"{wanted} kernels, asked for by HOROVOD_QUANT_KERNELS"
+    problem = _native_problem()
+    if problem is None:
+        has = ", ".join(native.available_instruction_sets())
+        return f"native kernels with {native.instruction_set()} (this processor has {has})"
+    return f"numpy kernels, much slower than the native ones: {problem}"

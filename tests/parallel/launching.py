@@ -1,0 +1,50 @@
+"""Starts programs under horovodrun, as a user would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+BIN = Path(sys.executable).parent
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def environment(extra: Optional[Dict[str, str]] = None) -> Dict[str, str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
+    env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
+    if os.geteuid() == 0:
+        env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    env.update(extra or {})
+    return env
+
+
+def horovodrun(
+    controller: str,
+    workers: int,
+    command: Sequence[Any],
+    timeout: float = 600,
+    env: Optional[Dict[str, str]] = None,
+) -> "subprocess.CompletedProcess[str]":
+    """Runs ``horovodrun --gloo|--mpi -np workers command``; kills the whole session when time is up.
+
+    The time limit is generous: a loaded machine is no failure.
+    """
+    launch: List[str] = [str(BIN / "horovodrun"), f"--{controller}", "-np", str(workers)]
+    if controller == "mpi":
+        launch += ["--mpi-args=--mca mpi_yield_when_idle 1"]
+    launch += [str(part) for part in command]
+    process = subprocess.Popen(
+        launch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(env), cwd=ROOT,
+        stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        output, _ = process.communicate()
+        output += f"\n[killed after {timeout} seconds]"
+        return subprocess.CompletedProcess(launch, -9, output)
+    return subprocess.CompletedProcess(launch, process.returncode, output)

@@ -1,0 +1,199 @@
+"""Trains small models under Horovod and compares every gradient with the simulator, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+import horovod_quant.torch as hvq
+from horovod_quant import simulator
+from horovod_quant.schemes.base import BinaryState
+
+Batch = Callable[[torch.nn.Module, int], torch.Tensor]
+"""Gives the loss of a model in a step, with this rank's own data."""
+
+METHODS: Dict[str, Callable[..., hvq.Compressor]] = {
+    "qsgd": lambda **common: hvq.QSGD(bits=4, **common),
+    "nuqsgd": lambda **common: hvq.NUQSGD(bits=4, **common),
+    "global-qsgd": lambda **common: hvq.GlobalQSGD(bits=8, **common),
+    "binsgdm": lambda **common: hvq.BinSGDM(**common),
+}
+
+VARIANTS: Dict[str, Callable[..., hvq.Compressor]] = {
+    "qsgdinf": lambda **common: hvq.QSGD(bits=3, norm="max", bucket_size=96, **common),
+    "qsgd-elias": lambda **common: hvq.QSGD(bits=4, coding="elias", **common),
+    "nuqsgd-omega": lambda **common: hvq.NUQSGD(bits=8, coding="elias-omega", **common),
+    "global-qsgd-l2": lambda **common: hvq.GlobalQSGD(bits=8, norm="l2", **common),
+    "global-qsgd-16": lambda **common: hvq.GlobalQSGD(bits=16, **common),
+    "global-qsgd-exponential": lambda **common: hvq.GlobalQSGD(bits=4, levels="exponential", **common),
+    "small-groups": lambda **common: hvq.GlobalQSGD(bits=8, group_bytes=1, **common),
+}
+
+
+def net(dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    layers = [torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 70), torch.nn.Tanh()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(70, 30)).to(dtype)
+
+
+def rank_data(step: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + hvd.rank())
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def net_loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+    dtype = next(model.parameters()).dtype
+    return (model(rank_data(step, 8, 40, dtype=dtype)) - 0.5).pow(2).mean()
+
+
+def base_optimizer(compressor: Any, parameters: Any, **options: Any) -> torch.optim.Optimizer:
+    if isinstance(compressor, hvq.BinSGDM):
+        return hvq.optim.BinSGDM(parameters, lr=1e-3, **options)
+    return torch.optim.SGD(parameters, lr=0.1, **options)
+
+
+def gather_objects(value: Any, process_set: Any) -> List[Any]:
+    """Every rank's value. (``hvd.allgather_object`` knows no process sets.)"""
+    payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    lengths = hvd.allgather(torch.tensor([len(payload)]), name="gather.lengths", process_set=process_set)
+    joined = hvd.allgather(payload, name="gather.payloads", process_set=process_set)
+    return [pickle.loads(part.numpy().tobytes()) for part in joined.split(lengths.tolist())]
+
+
+def assert_same_on_all_ranks(tensors: Sequence[torch.Tensor], what: str, process_set: Any = None) -> None:
+    mine = [tensor.detach().double().numpy().tobytes() for tensor in tensors]
+    everyone = gather_objects(mine, process_set or hvd.global_process_set)
+    assert all(other == everyone[0] for other in everyone), f"{what} differ between ranks"
+
+
+class Oracle:
+    """Predicts the gradients that a compressor delivers, from the raw gradients of all ranks."""
+
+    def __init__(self, compressor: hvq.Compressor, process_set: Any = None, beta: float = 0.95) -> None:
+        self.compressor = compressor
+        self.process_set = process_set or hvd.global_process_set
+        self.beta = beta
+        self._steps: Dict[str, int] = {}
+        self._states: Dict[str, List[List[BinaryState]]] = {}
+
+    def expected(self, raw: Dict[str, torch.Tensor], factor: float) -> Dict[str, Optional[torch.Tensor]]:
+        """``factor`` times the sum of every gradient; None for gradients that Horovod reduces itself."""
+        own = {name: gradient.detach().double().numpy().reshape(-1) for name, gradient in raw.items()}
+        everyone = gather_objects(own, self.process_set)
+        return {name: self._one(name, everyone, gradient, factor) for name, gradient in raw.items()}
+
+    def _one(self, name: str, everyone: List[Any], like: torch.Tensor, factor: float) -> Optional[torch.Tensor]:
+        scheme = self.compressor.policy.scheme_for(name, like.numel())
+        if scheme is None:
+            return None
+        step = self._steps.get(name, 0)
+        self._steps[name] = step + 1
+        zeros = [np.zeros((2, like.numel()), np.float32) for _ in everyone]
+        self._states.setdefault(name, [[BinaryState(m, s, self.beta)] for m, s in zeros])
+        result = simulator.run(
+            scheme,
+            [rank[name] for rank in everyone],
+            seed=self.compressor.seed,
+            names=[name],
+            step=step,
+            factor=factor,
+            states=self._states[name],
+            kernels="numpy",
+        )
+        return torch.from_numpy(result.decoded[0][0]).reshape(like.shape).to(like.dtype)
+
+
+def assert_bits_equal(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape, what
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    assert bool(same.all()), f"{what}: {int((~same).sum())} of {same.numel()} elements differ"
+
+
+def train_and_compare(
+    compressor: hvq.Compressor,
+    *,
+    model: Optional[torch.nn.Module] = None,
+    loss: Batch = net_loss,
+    steps: int = 2,
+    passes: int = 1,
+    named: bool = True,
+    clip: Optional[float] = None,
+    between: Callable[[], None] = lambda: None,
+    stock_factor: Callable[[], float] = lambda: 1.0 / hvd.size(),
+    process_set: Any = None,
+    dense: bool = False,
+    **distributed: Any,
+) -> torch.nn.Module:
+    """Trains ``steps`` steps under ``hvd.DistributedOptimizer`` and checks gradients and parameters in each.
+
+    Args:
+        stock_factor: what Horovod multiplies the sum over workers by.
+        passes: backward passes a step.
+        between: called between backward and synchronize.
+        dense: compare sparse gradients in dense form.
+        **distributed: arguments of DistributedOptimizer.
+    """
+    model = net() if model is None else model
+    names = dict(model.named_parameters())
+    optimizer = base_optimizer(compressor, model.parameters())
+    if process_set is not None:
+        distributed["process_set"] = process_set
+    optimizer = hvd.DistributedOptimizer(
+        optimizer,
+        named_parameters=model.named_parameters() if named else None,
+        compression=compressor,
+        backward_passes_per_step=passes,
+        **distributed,
+    )
+    if not named:
+        assert isinstance(optimizer._parameter_names, dict)
+        names = {optimizer._parameter_names[p]: p for p in model.parameters()}
+    oracle = Oracle(compressor, process_set)
+    member = process_set is None or process_set.included()
+    for step in range(steps):
+        twin = copy.deepcopy(model)
+        twin.zero_grad()
+        for backward in range(passes):
+            loss(twin, step * passes + backward).backward()
+        twins = dict(zip(names, twin.parameters()))
+        raw = {
+            name: torch.zeros_like(p) if p.grad is None else (p.grad.to_dense() if dense else p.grad)
+            for name, p in twins.items()
+            if p.requires_grad and not (p.grad is not None and p.grad.is_sparse and not dense)
+        }
+        expected = oracle.expected(raw, stock_factor()) if member else {}
+
+        optimizer.zero_grad()
+        for backward in range(passes):
+            loss(model, step * passes + backward).backward()
+        between()
+        optimizer.synchronize()
+        for name, gradient in expected.items():
+            if gradient is not None:
+                actual = names[name].grad
+                assert actual is not None
+                assert_bits_equal(actual.to_dense() if dense else actual, gradient, f"step {step}, {name}")
+        if member:
+            received = [p.grad.to_dense() for p in model.parameters() if p.grad is not None]
+            assert_same_on_all_ranks(received, "gradients", process_set)
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        if member:
+            assert_same_on_all_ranks(list(model.parameters()), "parameters", process_set)
+    return model
+
+
+def message_of(action: Callable[[], Any], kind: type = Exception) -> str:
+    """The message of the error that ``action`` must raise."""
+    try:
+        action()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__} was raised")

@@ -1,0 +1,386 @@
+"""What a training script may do with Horovod, tried with every method. Run by worker.py."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import time
+from typing import Any, Callable, Iterator, List, Tuple
+
+import horovod.torch as hvd
+import torch
+from torch_harness import (
+    METHODS,
+    VARIANTS,
+    Oracle,
+    assert_bits_equal,
+    assert_same_on_all_ranks,
+    base_optimizer,
+    message_of,
+    net,
+    net_loss,
+    rank_data,
+    train_and_compare,
+)
+
+import horovod_quant.torch as hvq
+
+SUBSET: List[Any] = []
+
+
+def start() -> int:
+    """Two process sets fit every size tried here: one of the last rank alone, one of the first and the last."""
+    size = int(os.environ.get("HOROVOD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "0")))
+    SUBSET.append(hvd.ProcessSet([0, size - 1] if size > 2 else [size - 1]))
+    hvd.init(process_sets=SUBSET)
+    torch.set_num_threads(1)
+    return hvd.rank()
+
+
+def finish() -> None:
+    """A rank that leaves early would end Horovod for all."""
+    hvd.barrier()
+
+
+def average(make: Any) -> None:
+    train_and_compare(make(), steps=3)
+
+
+def op_sum(make: Any) -> None:
+    train_and_compare(make(), op=hvd.Sum, stock_factor=lambda: 1.0)
+
+
+def predivide(make: Any) -> None:
+    def factor() -> float:
+        one = hvd.allreduce(torch.ones(1), op=hvd.Average, prescale_factor=1 / 1.7, postscale_factor=1.7, name="one")
+        return float(one[0]) / hvd.size()
+
+    train_and_compare(make(), gradient_predivide_factor=1.7, stock_factor=factor)
+
+
+def backward_passes(make: Any) -> None:
+    train_and_compare(make(), passes=2)
+
+
+def num_groups(make: Any) -> None:
+    train_and_compare(make(), num_groups=2)
+
+
+def explicit_groups(make: Any) -> None:
+    model = net()
+    p = list(model.parameters())
+    train_and_compare(make(), model=model, groups=[[p[0], p[3]], [p[2], p[1]]])
+
+
+def groups_of_half_precision(make: Any) -> None:
+    train_and_compare(make(), model=net(torch.float16), num_groups=2)
+
+
+def process_set(make: Any) -> None:
+    size = SUBSET[0].size() if SUBSET[0].included() else 1
+    train_and_compare(make(), process_set=SUBSET[0], stock_factor=lambda: 1.0 / size)
+
+
+def clipping(make: Any) -> None:
+    train_and_compare(make(), clip=0.01)
+
+
+def unnamed_parameters(make: Any) -> None:
+    train_and_compare(make(), named=False)
+
+
+class Branches(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.parts = torch.nn.ModuleList([torch.nn.Linear(40, 40) for _ in range(4)])
+
+    def forward(self, x: torch.Tensor, order: List[int]) -> torch.Tensor:
+        outputs = {i: self.parts[i](x) for i in order}
+        return sum(outputs[i] * (i + 1) for i in sorted(outputs))
+
+
+def unused_parameters(make: Any) -> None:
+    def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+        used = [i for i in range(4) if i == 0 or i % hvd.size() == hvd.rank()]
+        return model(rank_data(step, 8, 40), used).pow(2).mean()
+
+    train_and_compare(make(), model=Branches(), loss=loss)
+
+
+def hook_order_differs(make: Any) -> None:
+    def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+        order = [0, 1, 2, 3] if hvd.rank() % 2 else [2, 0, 3, 1]
+        return model(rank_data(step, 8, 40), order).pow(2).mean()
+
+    train_and_compare(make(), model=Branches(), loss=loss, steps=3)
+
+
+def unnamed_allreduce_before_step(make: Any) -> None:
+    """With a slow rank, so that what depends on timing would show."""
+
+    def between() -> None:
+        if hvd.rank() == hvd.size() - 1:
+            time.sleep(0.2)
+        total = hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum)
+        assert total.item() == hvd.size()
+
+    train_and_compare(make(), between=between)
+
+
+def grad_scaler(make: Any) -> None:
+    compressor, model = make(), net()
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+    for step, overflow in enumerate([False, True, False]):
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.zero_grad()
+        loss = net_loss(model, step)
+        if overflow and hvd.rank() == hvd.size() - 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        moved = any(not torch.equal(p, q) for p, q in zip(model.parameters(), before))
+        assert moved is not overflow, f"step {step}"
+        assert all(bool(p.isfinite().all()) for p in model.parameters())
+        assert_same_on_all_ranks(list(model.parameters()), "parameters")
+    assert scaler.get_scale() == 2.0
+
+
+def channels_last(make: Any) -> None:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 24, 3), torch.nn.Tanh(), torch.nn.Conv2d(24, 8, 3))
+    model = model.to(memory_format=torch.channels_last)
+
+    def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+        images = rank_data(step, 2, 8, 8, 8).to(memory_format=torch.channels_last)
+        return model(images).pow(2).mean()
+
+    strides = [p.stride() for p in model.parameters()]
+    trained = train_and_compare(make(), model=model, loss=loss)
+    assert [p.stride() for p in trained.parameters()] == strides
+    assert not all(p.is_contiguous() for p in trained.parameters())
+
+
+def _embedding_model() -> torch.nn.Module:
+    torch.manual_seed(4)
+    return torch.nn.Sequential(torch.nn.Embedding(50, 40, sparse=True), torch.nn.Linear(40, 40))
+
+
+def _embedding_loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+    words = torch.randint(50, (16,), generator=torch.Generator().manual_seed(step * 10 + hvd.rank()))
+    return model(words).pow(2).mean()
+
+
+def sparse_gradients(make: Any) -> None:
+    train_and_compare(make(), model=_embedding_model(), loss=_embedding_loss)
+
+
+def sparse_as_dense(make: Any) -> None:
+    train_and_compare(
+        make(), model=_embedding_model(), loss=_embedding_loss, sparse_as_dense=True, dense=True
+    )
+
+
+def two_optimizers(make: Any) -> None:
+    """As in a GAN: both backward passes before either step, once with a compressor each, once with one for both."""
+    for shared in (False, True):
+        first = make()
+        compressors = [first, first if shared else make()]
+        models = [net(seed=5), net(seed=6)]
+        named = [
+            [(f"{side}.{name}", p) for name, p in model.named_parameters()] for side, model in zip("ab", models)
+        ]
+        optimizers = [
+            hvd.DistributedOptimizer(base_optimizer(c, m.parameters()), n, compression=c)
+            for c, m, n in zip(compressors, models, named)
+        ]
+        oracles = [Oracle(compressor) for compressor in compressors]
+        for step in range(2):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            raw = [
+                dict(zip(dict(n), torch.autograd.grad(net_loss(m, step), list(m.parameters()))))
+                for m, n in zip(models, named)
+            ]
+            expected = [oracle.expected(gradients, 1.0 / hvd.size()) for oracle, gradients in zip(oracles, raw)]
+            for model in models:
+                net_loss(model, step).backward()
+            for which in (0, 1) if step else (1, 0):
+                optimizers[which].synchronize()
+                for name, p in named[which]:
+                    if expected[which][name] is not None:
+                        assert_bits_equal(p.grad, expected[which][name], name)
+                with optimizers[which].skip_synchronize():
+                    optimizers[which].step()
+                assert_same_on_all_ranks(list(models[which].parameters()), "parameters")
+
+
+def dtypes(make: Any) -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        train_and_compare(make(), model=net(dtype))
+
+
+def overrides_and_excluded(make: Any) -> None:
+    changed = {} if isinstance(make(), hvq.BinSGDM) else {"2.*": {"bits": 5}}
+    compressor = make(exclude=["4.weight"], overrides=changed, seed=7, min_elements=100)
+    train_and_compare(compressor)
+    parameters = compressor.stats().parameters
+    assert parameters["4.weight"].ratio == 1.0
+    assert parameters["0.weight"].ratio > 3 or hvd.size() > 2
+
+
+def nan_on_one_rank(make: Any) -> None:
+    def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+        x = rank_data(step, 8, 40)
+        if step == 1 and hvd.rank() == hvd.size() - 1:
+            x[0, 0] = float("nan")
+        return (model(x) - 0.5).pow(2).mean()
+
+    model = train_and_compare(make(), loss=loss)
+    assert all(bool(p.isnan().any()) for p in model.parameters() if p.dim() > 1)
+
+
+def direct_calls(make: Any) -> None:
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        assert "needs the optimizer" in message_of(
+            lambda: hvd.allreduce(torch.ones(2000), compression=compressor), ValueError
+        )
+        return
+    oracle = Oracle(compressor)
+    for _ in range(2):
+        given = [rank_data(i, 40, 50) for i in range(3)]
+        kept = [tensor.clone() for tensor in given]
+        expected = oracle.expected({"direct": given[0]}, 1.0 / hvd.size())["direct"]
+        assert_bits_equal(hvd.allreduce(given[0], name="direct", compression=compressor), expected, "allreduce")
+        expected = oracle.expected({"s.0": given[1], "s.1": given[2]}, 1.0)
+        summed = hvd.grouped_allreduce(given[1:], name="s", op=hvd.Sum, compression=compressor)
+        for i, tensor in enumerate(summed):
+            assert_bits_equal(tensor, expected[f"s.{i}"], "grouped_allreduce")
+        assert all(torch.equal(a, b) for a, b in zip(given, kept)), "inputs were changed"
+    unnamed = hvd.allreduce(given[0], compression=compressor)
+    assert_same_on_all_ranks([unnamed], "an unnamed allreduce")
+    small = hvd.allreduce(torch.full((3,), 2.0, dtype=torch.bfloat16), compression=compressor)
+    assert small.dtype is torch.bfloat16 and small.tolist() == [2.0] * 3
+    assert "detach" in message_of(
+        lambda: hvd.allreduce(given[0].requires_grad_(), compression=compressor), ValueError
+    )
+
+
+def explicit_names(make: Any) -> None:
+    model = net()
+    compressor = make(named_parameters=[(f"mine.{name}", p) for name, p in model.named_parameters()])
+    optimizer = hvd.DistributedOptimizer(base_optimizer(compressor, model.parameters()), compression=compressor)
+    net_loss(model, 0).backward()
+    optimizer.step()
+    assert set(compressor.stats().parameters) == {f"mine.{name}" for name, _ in model.named_parameters()}
+    assert_same_on_all_ranks(list(model.parameters()), "parameters")
+
+
+def survives_pickling(make: Any) -> None:
+    compressor = make(seed=3)
+    train_and_compare(compressor, steps=1)
+    train_and_compare(pickle.loads(pickle.dumps(compressor)), steps=1)
+
+
+def bad_arguments(make: Any) -> None:
+    """Every rank gets the same clear message before any collective, and goes on training afterwards."""
+
+    def first_step(compressor: Any, optimizer: Any = None, **distributed: Any) -> str:
+        model = net()
+        optimizer = (optimizer or functools.partial(base_optimizer, compressor))(model.parameters())
+        wrapped = hvd.DistributedOptimizer(
+            optimizer, model.named_parameters(), compression=compressor, **distributed
+        )
+        return message_of(net_loss(model, 0).backward if wrapped else None)
+
+    compressor = make()
+    if hvd.size() & (hvd.size() - 1) == 0:
+        assert "op=Adasum" in first_step(compressor, op=hvd.Adasum)
+    arguments = {} if isinstance(compressor, hvq.BinSGDM) else {"bits": 5}
+    message = first_step(make(overrides={"layer7.*": arguments}))
+    assert "'layer7.*' matches no parameter" in message and "0.weight" in message
+    assert "exclude" in first_step(make(exclude="*.wait"))
+    if isinstance(compressor, hvq.BinSGDM):
+        message = first_step(compressor, functools.partial(torch.optim.SGD, lr=0.1))
+        assert "optimizer of the same name" in message and "SGD" in message
+        assert "beta=0.5" in first_step(hvq.BinSGDM(beta=0.5))
+    else:
+        assert "compression=hvq.BinSGDM()" in first_step(compressor, hvq.optim.BinSGDM)
+        message = message_of(lambda: hvd.allreduce(torch.ones(2000, dtype=torch.int32), compression=compressor))
+        assert "torch.int32" in message and "float32" in message
+        message = message_of(lambda: hvd.allreduce(torch.ones(2000), op=hvd.Max, compression=compressor))
+        assert "op=" in message and "hvd.Average" in message
+        message = message_of(lambda: hvd.reducescatter(torch.ones(2000), compression=compressor))
+        assert "allreduce only" in message
+    if isinstance(compressor, hvq.GlobalQSGD):
+        message = first_step(hvq.GlobalQSGD(bits=2))
+        assert f"{hvd.size()} workers need bits >= 3 with norm='max'" in message
+    train_and_compare(make(), steps=1)
+
+
+def workers_disagree(make: Any) -> None:
+    """Another seed on one rank: noticed on every rank, by name; the next model trains."""
+    compressor = make(seed=hvd.rank())
+    model = net()
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+    )
+    net_loss(model, 0).backward()
+    message = message_of(optimizer.step, RuntimeError)
+    assert "weight" in message and "same arguments" in message
+    for handle, _ in optimizer._handles.values():
+        hvd.synchronize(handle)
+    train_and_compare(make(), steps=1)
+
+
+def binsgdm_state(make: Any) -> None:
+    """The optimizer's state is broadcast without a step, saved and loaded; one worker needs no network."""
+    if not isinstance(make(), hvq.BinSGDM):
+        return
+    model = net()
+    start = [p.detach().clone() for p in model.parameters()]
+    optimizer = hvd.DistributedOptimizer(
+        hvq.optim.BinSGDM(model.parameters(), lr=1e-3), model.named_parameters(), compression=make()
+    )
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), start))
+    net_loss(model, 0).backward()
+    optimizer.step()
+    steps = [torch.unique((p - q).abs() / 1e-3).tolist() for p, q in zip(model.parameters(), start)]
+    assert all(abs(size - 1) < 1e-2 for sizes in steps for size in sizes), "an element did not move by lr"
+    saved = optimizer.state_dict()
+    assert all(set(s) == {"step", "momentum", "scale"} and s["step"] == 1 for s in saved["state"].values())
+    other = hvq.optim.BinSGDM(net().parameters())
+    other.load_state_dict(saved)
+    for p, q in zip(other.param_groups[0]["params"], model.parameters()):
+        assert torch.equal(other.state[p]["momentum"], optimizer.state[q]["momentum"])
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    momenta = [optimizer.state[p]["momentum"] for p in model.parameters()]
+    assert_same_on_all_ranks(momenta, "broadcast momenta")
+
+
+EACH_METHOD = [
+    average, op_sum, predivide, backward_passes, num_groups, explicit_groups, groups_of_half_precision,
+    clipping, unnamed_parameters, unused_parameters, hook_order_differs, unnamed_allreduce_before_step, grad_scaler,
+    channels_last, sparse_gradients, sparse_as_dense, two_optimizers, dtypes, overrides_and_excluded,
+    nan_on_one_rank, direct_calls, explicit_names, survives_pickling, bad_arguments, workers_disagree, binsgdm_state,
+]  # fmt: skip
+EACH_VARIANT = [average, op_sum, hook_order_differs, nan_on_one_rank]
+
+
+def scenarios() -> Iterator[Tuple[str, Callable[[], None]]]:
+    # Last, because workers outside the process set start fewer operations, and a later unnamed one would hang, with
+    # Horovod alone as well.
+    for table, functions in ((METHODS, EACH_METHOD), (VARIANTS, EACH_VARIANT), (METHODS, [process_set])):
+        for method, make in table.items():
+            for function in functions:
+                yield f"{function.__name__}-{method}", functools.partial(function, make)
