@@ -5,7 +5,8 @@ MPI offers what Horovod does not: reductions of one's own. Global-QSGD with expo
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +34,8 @@ except ImportError as error:
 class Result(NamedTuple):
     """The decoded gradients (float32, flat), and how a custom reduction was bracketed (empty without one)."""
 
-    decoded: List[np.ndarray]
-    merges: List[Merge]
+    decoded: list[np.ndarray]
+    merges: list[Merge]
 
 
 def run(
@@ -42,10 +43,10 @@ def run(
     gradients: Sequence[Any],
     *,
     seed: int = 0,
-    names: Optional[Sequence[str]] = None,
+    names: Sequence[str] | None = None,
     step: int = 0,
-    factor: Optional[float] = None,
-    states: Optional[Sequence[BinaryState]] = None,
+    factor: float | None = None,
+    states: Sequence[BinaryState] | None = None,
     kernels: str = "auto",
     custom_reduction: bool = True,
     comm: Any = None,
@@ -77,7 +78,7 @@ def run(
     ]
     workers = Workers(comm.Get_rank(), size, custom_reduction)
     exchange = scheme.exchange(members, workers, kernel_backends.get(kernels))
-    merges: List[Merge] = []
+    merges: list[Merge] = []
     answer = None
     while True:
         try:
@@ -92,7 +93,7 @@ def run(
     return Result(decoded, merges)
 
 
-def _perform(comm: Any, request: Any, merges: List[Merge]) -> Any:
+def _perform(comm: Any, request: Any, merges: list[Merge]) -> Any:
     if isinstance(request, Allreduce):
         result = np.empty_like(request.array)
         comm.Allreduce(request.array, result, op=MPI.MAX if request.op == "max" else MPI.SUM)
@@ -123,7 +124,9 @@ def _reduce(comm: Any, request: CustomAllreduce):
     not cut it.
     """
     size, rank = comm.Get_size(), comm.Get_rank()
-    header = np.zeros(2 + 2 * size, np.int32)  # low, high; for a merge at middle m, its low and high at 2 + 2 m
+    header = np.zeros(
+        2 + 2 * size, np.int32
+    )  # low, high; for a merge at middle m, its low and high at 2 + 2 m
     header[:2] = rank, rank + 1
     message = np.concatenate([header.view(np.uint8), request.array.view(np.uint8)])
     header_bytes = header.nbytes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any
 
 from horovod_quant.schemes.base import Scheme, require_int
 
@@ -27,8 +28,8 @@ class Policy:
         self,
         scheme: Scheme,
         min_elements: int = 1024,
-        exclude: Union[str, Sequence[str]] = (),
-        overrides: Optional[Mapping[str, Mapping[str, Any]]] = None,
+        exclude: str | Sequence[str] = (),
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         require_int("min_elements", min_elements, 0, 2**62)
         self.scheme = scheme
@@ -37,19 +38,22 @@ class Policy:
         for pattern in self.exclude:
             if not isinstance(pattern, str):
                 raise ValueError(f"exclude={exclude!r}: use names or patterns, not {pattern!r}")
-        self.overrides: List[Tuple[str, Scheme]] = [
-            (pattern, _replaced(scheme, pattern, arguments)) for pattern, arguments in (overrides or {}).items()
+        self.overrides: list[tuple[str, Scheme]] = [
+            (pattern, _replaced(scheme, pattern, arguments))
+            for pattern, arguments in (overrides or {}).items()
         ]
-        self._chosen: Dict[Tuple[str, int], Optional[Scheme]] = {}
+        self._chosen: dict[tuple[str, int], Scheme | None] = {}
 
-    def scheme_for(self, name: str, elements: int) -> Optional[Scheme]:
+    def scheme_for(self, name: str, elements: int) -> Scheme | None:
         """The scheme for a gradient, None to leave it to Horovod."""
         if (name, elements) not in self._chosen:
             self._chosen[name, elements] = self._choose(name, elements)
         return self._chosen[name, elements]
 
-    def _choose(self, name: str, elements: int) -> Optional[Scheme]:
-        if elements < max(self.min_elements, 1) or any(fnmatchcase(name, pattern) for pattern in self.exclude):
+    def _choose(self, name: str, elements: int) -> Scheme | None:
+        if elements < max(self.min_elements, 1) or any(
+            fnmatchcase(name, pattern) for pattern in self.exclude
+        ):
             return None
         return next((scheme for pattern, scheme in self.overrides if fnmatchcase(name, pattern)), self.scheme)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from horovod_quant.schemes.base import (
 )
 from horovod_quant.traffic import sent_bytes
 
-Merge = Tuple[int, int, int]
+Merge = tuple[int, int, int]
 """One step of a reduction: ``(low, middle, high)`` joins the sums of ranks low..middle-1 and middle..high-1."""
 
 
@@ -33,11 +34,11 @@ class Result(NamedTuple):
         decoded: for each worker, the list of its decoded gradients (float32, flat).
         bytes_sent: bytes that one worker sends on average, by collective.
         error: ``sum_i ||decoded_i - exact_i||^2 / ||exact_i||^2`` over the gradients of the group, where exact is
-            ``factor`` times the float64 sum over the workers; 0 where both are zero.
+            ``factor`` times the float64 sum over the workers; 0 where both are zero, inf where exact alone is.
     """
 
-    decoded: List[List[np.ndarray]]
-    bytes_sent: Dict[str, float]
+    decoded: list[list[np.ndarray]]
+    bytes_sent: dict[str, float]
     error: float
 
 
@@ -46,13 +47,13 @@ def run(
     gradients: Sequence[Any],
     *,
     seed: int = 0,
-    names: Optional[Sequence[str]] = None,
+    names: Sequence[str] | None = None,
     step: int = 0,
-    factor: Optional[float] = None,
-    states: Optional[Sequence[Sequence[BinaryState]]] = None,
+    factor: float | None = None,
+    states: Sequence[Sequence[BinaryState]] | None = None,
     kernels: str = "auto",
     custom_reduction: bool = False,
-    merges: Optional[Sequence[Merge]] = None,
+    merges: Sequence[Merge] | None = None,
 ) -> Result:
     """Exchanges gradients among simulated workers.
 
@@ -90,9 +91,9 @@ def run(
         ]
         exchanges.append(scheme.exchange(members, Workers(rank, size, custom_reduction), backend))
 
-    bytes_sent: Dict[str, float] = {}
-    answers: List[Any] = [None] * size
-    finished: List[Any] = []
+    bytes_sent: dict[str, float] = {}
+    answers: list[Any] = [None] * size
+    finished: list[Any] = []
     while not finished:
         requests = []
         for rank, exchange in enumerate(exchanges):
@@ -114,7 +115,7 @@ def run(
     return Result(decoded, bytes_sent, _error(groups, decoded[0], factor))
 
 
-def _perform(requests: List[Any], merges: Optional[Sequence[Merge]]) -> List[Any]:
+def _perform(requests: list[Any], merges: Sequence[Merge] | None) -> list[Any]:
     first = requests[0]
     if isinstance(first, Allreduce):
         stacked = np.stack([request.array for request in requests])
@@ -129,13 +130,15 @@ def _perform(requests: List[Any], merges: Optional[Sequence[Merge]]) -> List[Any
         for request in requests:
             at = split_points(request.splits)
             pieces.append([request.array[at[j] : at[j + 1]] for j in range(len(requests))])
-        return [[pieces[sender][receiver] for sender in range(len(requests))] for receiver in range(len(requests))]
+        return [
+            [pieces[sender][receiver] for sender in range(len(requests))] for receiver in range(len(requests))
+        ]
     if isinstance(first, CustomAllreduce):
         return [_reduce(requests, merges)] * len(requests)
     raise TypeError(f"not a request: {first!r}")
 
 
-def _reduce(requests: List[CustomAllreduce], merges: Optional[Sequence[Merge]]) -> np.ndarray:
+def _reduce(requests: list[CustomAllreduce], merges: Sequence[Merge] | None) -> np.ndarray:
     size = len(requests)
     partial = {(rank, rank + 1): request.array for rank, request in enumerate(requests)}
     for low, middle, high in merges or [(0, middle, middle + 1) for middle in range(1, size)]:
@@ -144,10 +147,12 @@ def _reduce(requests: List[CustomAllreduce], merges: Optional[Sequence[Merge]]) 
     return partial[0, size]
 
 
-def _error(groups: List[List[np.ndarray]], decoded: List[np.ndarray], factor: float) -> float:
+def _error(groups: list[list[np.ndarray]], decoded: list[np.ndarray], factor: float) -> float:
     error = 0.0
     for i, estimate in enumerate(decoded):
         exact = factor * np.sum([own[i] for own in groups], axis=0, dtype=np.float64)
         squared = float(np.sum((estimate - exact) ** 2))
-        error += squared / float(np.sum(exact**2)) if squared else 0.0
+        norm = float(np.sum(exact**2))
+        if squared:
+            error += squared / norm if norm else np.inf
     return error

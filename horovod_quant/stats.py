@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple
+from typing import NamedTuple
 
 
 class Traffic(NamedTuple):
@@ -25,7 +25,7 @@ class Traffic(NamedTuple):
 class Stats(NamedTuple):
     """Traffic of each parameter, by name, and in total, since the compressor was made."""
 
-    parameters: Dict[str, Traffic]
+    parameters: dict[str, Traffic]
     total: Traffic
 
     def __str__(self) -> str:
@@ -41,8 +41,8 @@ class TrafficCounter:
     """Adds up what is sent."""
 
     def __init__(self) -> None:
-        self._sent: Dict[str, float] = {}
-        self._expected: Dict[str, float] = {}
+        self._sent: dict[str, float] = {}
+        self._expected: dict[str, float] = {}
 
     def expect(self, name: str, float32_bytes: float) -> None:
         self._expected[name] = self._expected.get(name, 0.0) + float32_bytes

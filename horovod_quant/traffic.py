@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List, Union
-
 from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, CustomAllreduce, Request
 
 
@@ -12,9 +10,9 @@ def ring_allreduce_bytes(payload: float, size: int) -> float:
     return 2 * (size - 1) / size * payload
 
 
-def sent_bytes(request: Request, size: int) -> List[float]:
+def sent_bytes(request: Request, size: int) -> list[float]:
     """Bytes that one worker sends for a request, for each gradient of the group."""
-    factor: Union[int, float]
+    factor: int | float
     if isinstance(request, (Allreduce, CustomAllreduce)):
         factor = ring_allreduce_bytes(1, size)
     elif isinstance(request, Allgather):

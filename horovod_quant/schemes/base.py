@@ -6,7 +6,8 @@ simulator, mpi4py, Horovod) performs the collective and sends the result back in
 
 from __future__ import annotations
 
-from typing import Any, Callable, Generator, List, NamedTuple, Optional, Sequence, Union
+from collections.abc import Generator, Sequence
+from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Gradient(NamedTuple):
     values: np.ndarray
     keys: KeyChain
     step: int = 0
-    state: Optional[BinaryState] = None
+    state: BinaryState | None = None
 
 
 # Requests. ``parts`` are the bytes of ``array`` that belong to each gradient of the group: what `stats` reports.
@@ -47,7 +48,7 @@ class Allreduce(NamedTuple):
 
     array: np.ndarray
     op: str
-    parts: Sequence[int]
+    parts: Sequence[float]
 
 
 class Allgather(NamedTuple):
@@ -58,8 +59,8 @@ class Allgather(NamedTuple):
     """
 
     array: np.ndarray
-    parts: Sequence[int]
-    lengths: Optional[Sequence[int]] = None
+    parts: Sequence[float]
+    lengths: Sequence[int] | None = None
     ragged: bool = False
 
 
@@ -71,7 +72,7 @@ class Alltoall(NamedTuple):
 
     array: np.ndarray
     splits: Sequence[int]
-    parts: Sequence[int]
+    parts: Sequence[float]
 
 
 class CustomAllreduce(NamedTuple):
@@ -82,7 +83,7 @@ class CustomAllreduce(NamedTuple):
 
     array: np.ndarray
     combine: Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
-    parts: Sequence[int]
+    parts: Sequence[float]
 
 
 Request = Union[Allreduce, Allgather, Alltoall, CustomAllreduce]
@@ -105,6 +106,11 @@ Exchange = Generator[Request, Any, Decoded]
 class Scheme:
     """Base of the schemes: small immutable values that validate their arguments when they are made."""
 
+    @property
+    def collectives(self) -> int:
+        """How many collectives an exchange takes on a transport without reductions of one's own."""
+        raise TypeError(f"{type(self).__name__} defines no exchange")
+
     def check_workers(self, size: int) -> None:
         """Raises ValueError when the scheme's arguments cannot serve ``size`` workers."""
 
@@ -119,7 +125,7 @@ class Scheme:
         raise TypeError(f"{type(self).__name__} defines no exchange")
 
 
-def split_points(lengths: Sequence[int]) -> List[int]:
+def split_points(lengths: Sequence[int]) -> list[int]:
     """Offsets ``[0, l_0, l_0 + l_1, ...]`` of consecutive slices."""
     return [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
 
@@ -129,7 +135,7 @@ def ragged_payload(body: np.ndarray) -> np.ndarray:
     return np.concatenate([np.array([len(body)], "<i8").view(np.uint8), body])
 
 
-def split_gathered(buffer: np.ndarray, request: Allgather) -> List[np.ndarray]:
+def split_gathered(buffer: np.ndarray, request: Allgather) -> list[np.ndarray]:
     """Cuts the concatenation that a transport's allgather returns into the workers' arrays.
 
     Raises:
@@ -148,7 +154,7 @@ def split_gathered(buffer: np.ndarray, request: Allgather) -> List[np.ndarray]:
     return [buffer[at[i] : at[i + 1]] for i in range(len(lengths))]
 
 
-def split_ragged(buffer: np.ndarray) -> List[np.ndarray]:
+def split_ragged(buffer: np.ndarray) -> list[np.ndarray]:
     """Undoes the concatenation of ragged payloads; returns their bodies.
 
     Raises:
@@ -159,10 +165,18 @@ def split_ragged(buffer: np.ndarray) -> List[np.ndarray]:
         header = buffer[position : position + 8]
         length = int(header.copy().view("<i8")[0]) if len(header) == 8 else -1
         if not 0 <= length <= len(buffer) - position - 8:
-            raise ValueError(f"corrupt payload of worker {len(bodies)}: a length of {length} at byte {position}")
+            raise ValueError(
+                f"corrupt payload of worker {len(bodies)}: a length of {length} at byte {position}"
+            )
         bodies.append(buffer[position + 8 : position + 8 + length])
         position += 8 + length
     return bodies
+
+
+def use_plain_ints(scheme: Scheme, *names: str) -> None:
+    """Makes numpy's integers among the arguments Python's, the only ones with all the methods that kernels use."""
+    for name in names:
+        object.__setattr__(scheme, name, int(getattr(scheme, name)))
 
 
 def require_int(name: str, value: Any, low: int, high: int) -> None:

@@ -6,12 +6,14 @@ element; momentum and scale stay on their worker.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 
 from horovod_quant.kernels.layout import ROW, TILE, ceil_div, tiles
+from horovod_quant.kernels.reference import store_float32
 from horovod_quant.schemes.base import (
     Allgather,
     Alltoall,
@@ -38,6 +40,10 @@ class BinSGDM(Scheme):
     travels with the signs.
     """
 
+    @property
+    def collectives(self) -> int:
+        return 2
+
     def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         chunks = Chunks([len(gradient.values) for gradient in gradients], workers.size)
         pieces = []
@@ -46,7 +52,9 @@ class BinSGDM(Scheme):
             for segment in chunks.segments(server):
                 gradient, state = gradients[segment.gradient], gradients[segment.gradient].state
                 if state is None:
-                    raise ValueError("BinSGDM exchanges gradients of its own optimizer only: no momentum given")
+                    raise ValueError(
+                        "BinSGDM exchanges gradients of its own optimizer only: no momentum given"
+                    )
                 part = slice(segment.start, segment.stop)
                 key = gradient.keys.key("worker", gradient.step, workers.rank)
                 in_piece = slice(segment.tile, segment.tile + segment.tile_count)
@@ -72,7 +80,7 @@ class BinSGDM(Scheme):
         for _, other_broken in opened:
             broken |= other_broken
 
-        parts = [count // workers.size for count in chunks.parts(4 * ROW)]
+        parts = [count / workers.size for count in chunks.parts(4 * ROW)]
         gathered = yield Allgather(_close_piece(words, broken), parts, splits)
 
         final = [_open_piece(piece, chunks.tile_count(server)) for server, piece in enumerate(gathered)]
@@ -84,7 +92,7 @@ class BinSGDM(Scheme):
             own = slice(tile_at[i], tile_at[i + 1])
             kernels.decode_signs(signs[own].reshape(-1), factor * workers.size, out)
             for tile in np.flatnonzero(flags[own]):
-                out[tile * TILE : (tile + 1) * TILE] = np.nan
+                store_float32(np.full(1, np.nan, np.float32), out[tile * TILE : (tile + 1) * TILE])
 
         return Decoded(workers.size, write)
 

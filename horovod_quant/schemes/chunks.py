@@ -5,7 +5,8 @@ The tiles (1,024 elements) of a group's gradients stand one after another; worke
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from horovod_quant.kernels.layout import TILE, tiles
 from horovod_quant.schemes.base import split_points
@@ -33,7 +34,7 @@ class Chunks:
     def tile_count(self, worker: int) -> int:
         return self.bounds[worker + 1] - self.bounds[worker]
 
-    def segments(self, worker: int) -> List[Segment]:
+    def segments(self, worker: int) -> list[Segment]:
         """The gradients' parts in a worker's chunk, in order."""
         low, high = self.bounds[worker], self.bounds[worker + 1]
         found = []
@@ -46,6 +47,6 @@ class Chunks:
                 found.append(Segment(gradient, start, stop, first - low, last - first))
         return found
 
-    def parts(self, bytes_per_tile: int) -> List[int]:
+    def parts(self, bytes_per_tile: int) -> list[int]:
         """Bytes of each gradient's tiles."""
         return [bytes_per_tile * tiles(count) for count in self.elements]

@@ -6,14 +6,16 @@ by an ordinary allreduce.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
-from typing import Any, List, Sequence
+from typing import Any
 
 import numpy as np
 
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import TILE, buckets, sum_words, tiles
+from horovod_quant.kernels.reference import store_float32
 from horovod_quant.schemes.base import (
     Allgather,
     Allreduce,
@@ -28,6 +30,7 @@ from horovod_quant.schemes.base import (
     require_choice,
     require_int,
     split_points,
+    use_plain_ints,
 )
 from horovod_quant.schemes.chunks import Chunks
 
@@ -61,10 +64,15 @@ class GlobalQSGD(Scheme):
         require_choice("levels", self.levels, LEVELS)
         require_int("bits", self.bits, 2, 16 if self.levels == "uniform" else 8)
         require_bucket_size(self.bucket_size)
+        use_plain_ints(self, "bits", "bucket_size")
         if self.levels == "exponential" and TILE % self.bucket_size and self.bucket_size % TILE:
             raise ValueError(
                 f"bucket_size={self.bucket_size!r}: with levels='exponential' use a divisor or a multiple of {TILE}"
             )
+
+    @property
+    def collectives(self) -> int:
+        return 2 if self.levels == "uniform" else 3
 
     def levels_for(self, size: int) -> int:
         """Number s of uniform levels such that the sum of ``size`` integers fits ``bits`` bits; 0 if there is none.
@@ -85,7 +93,7 @@ class GlobalQSGD(Scheme):
         remedy = (
             f"{size} workers need bits >= {wide_enough[0]} with norm={self.norm!r}"
             if wide_enough
-            else f"{size} workers are too many for norm={self.norm!r}; use norm='l2' or levels='exponential'"
+            else f"{size} workers are too many for levels='uniform'; use levels='exponential'"
         )
         raise ValueError(f"bits={self.bits!r}: the sum of {size} workers' integers does not fit; {remedy}")
 
@@ -102,7 +110,7 @@ class GlobalQSGD(Scheme):
             return (yield from self._reduce_exponential(gradients, per_gradient, workers, kernels))
         return (yield from self._serve_exponential(gradients, per_gradient, workers, kernels))
 
-    def _global_norms(self, gradients: Sequence[Gradient], norm_at: List[int], kernels: Any):
+    def _global_norms(self, gradients: Sequence[Gradient], norm_at: list[int], kernels: Any):
         if self.norm == "max":
             local = np.empty(norm_at[-1], np.float32)
             for i, gradient in enumerate(gradients):
@@ -113,7 +121,9 @@ class GlobalQSGD(Scheme):
             kernels.bucket_square_sums(gradient.values, self.bucket_size, local[norm_at[i] : norm_at[i + 1]])
         return kernels.norms_of_square_sums((yield Allreduce(local, "sum", _parts(norm_at, 8))))
 
-    def _sum_uniform(self, gradients: Sequence[Gradient], norms: List[np.ndarray], workers: Workers, kernels: Any):
+    def _sum_uniform(
+        self, gradients: Sequence[Gradient], norms: list[np.ndarray], workers: Workers, kernels: Any
+    ):
         levels = self.levels_for(workers.size)
         word_at = split_points([sum_words(len(gradient.values), self.bits) for gradient in gradients])
         words = np.empty(word_at[-1] + 1, np.int32)
@@ -134,7 +144,7 @@ class GlobalQSGD(Scheme):
         return Decoded(int(words[-1]), write)
 
     def _serve_exponential(
-        self, gradients: Sequence[Gradient], norms: List[np.ndarray], workers: Workers, kernels: Any
+        self, gradients: Sequence[Gradient], norms: list[np.ndarray], workers: Workers, kernels: Any
     ):
         """Each worker averages one chunk of all workers' codes, rounds it again, and everybody gathers the chunks."""
         chunks = Chunks([len(gradient.values) for gradient in gradients], workers.size)
@@ -170,13 +180,15 @@ class GlobalQSGD(Scheme):
             codes = kernels.encode_exponential(total, size, TILE, self.bits, key, segment.start)
             served[place][: len(codes)] = codes
 
-        parts = [count // workers.size for count in chunks.parts(4 * tile_words)]
+        parts = [count / workers.size for count in chunks.parts(4 * tile_words)]
         gathered = np.concatenate((yield Allgather(served, parts, splits)))
         tile_at = split_points([tiles(len(gradient.values)) for gradient in gradients])
 
         def write(i: int, factor: float, out: np.ndarray) -> None:
             own = gathered[tile_at[i] * tile_words : tile_at[i + 1] * tile_words]
-            kernels.decode_exponential([own], [norms[i]], self.bucket_size, self.bits, factor * workers.size, out)
+            kernels.decode_exponential(
+                [own], [norms[i]], self.bucket_size, self.bits, factor * workers.size, out
+            )
 
         return Decoded(workers.size, write)
 
@@ -189,7 +201,7 @@ class GlobalQSGD(Scheme):
         return norms[tile_numbers // (self.bucket_size // TILE)]
 
     def _reduce_exponential(
-        self, gradients: Sequence[Gradient], norms: List[np.ndarray], workers: Workers, kernels: Any
+        self, gradients: Sequence[Gradient], norms: list[np.ndarray], workers: Workers, kernels: Any
     ):
         """The sum by a reduction that re-rounds pairwise: for transports with reductions of one's own (MPI).
 
@@ -221,10 +233,10 @@ class GlobalQSGD(Scheme):
         def write(i: int, factor: float, out: np.ndarray) -> None:
             values = kernels.exponential_values(total[at[i] : at[i + 1]].astype(np.int32), self.bits)
             scales = kernels.decoding_scales(norms[i], 1, factor)
-            np.multiply(values, np.repeat(scales, self.bucket_size)[: len(out)], out=out)
+            store_float32(values * np.repeat(scales, self.bucket_size)[: len(out)], out)
 
         return Decoded(workers.size, write)
 
 
-def _parts(offsets: List[int], item_bytes: int) -> List[int]:
+def _parts(offsets: list[int], item_bytes: int) -> list[int]:
     return [item_bytes * (offsets[i + 1] - offsets[i]) for i in range(len(offsets) - 1)]

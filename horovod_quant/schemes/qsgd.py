@@ -6,8 +6,9 @@ norms and codes; every worker decodes and adds all of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, List, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from horovod_quant.schemes.base import (
     require_choice,
     require_int,
     split_points,
+    use_plain_ints,
 )
 
 NORMS = ("l2", "max")
@@ -50,6 +52,11 @@ class GatheredScheme(Scheme):
         require_choice("norm", self.norm, NORMS)
         require_choice("coding", self.coding, CODINGS)
         require_bucket_size(self.bucket_size)
+        use_plain_ints(self, "bits", "bucket_size")
+
+    @property
+    def collectives(self) -> int:
+        return 1
 
     def norms(self, kernels: Any, values: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Norms of the buckets of one gradient, float32; inf where a bucket is not finite."""
@@ -71,7 +78,9 @@ class GatheredScheme(Scheme):
             own = self.norms(kernels, gradient.values, norms[norm_at[i] : norm_at[i + 1]])
             key = gradient.keys.key("worker", gradient.step, workers.rank)
             self.encode(kernels, gradient.values, own, key, words[word_at[i] : word_at[i + 1]])
-        parts = [4 * (norm_at[i + 1] - norm_at[i] + word_at[i + 1] - word_at[i]) for i in range(len(gradients))]
+        parts = [
+            4 * (norm_at[i + 1] - norm_at[i] + word_at[i + 1] - word_at[i]) for i in range(len(gradients))
+        ]
 
         payloads = yield Allgather(payload, parts)
 
@@ -108,7 +117,7 @@ class GatheredScheme(Scheme):
 
         return Decoded(len(bodies), write)
 
-    def _offsets(self, gradients: Sequence[Gradient]) -> Tuple[List[int], List[int], List[int]]:
+    def _offsets(self, gradients: Sequence[Gradient]) -> tuple[list[int], list[int], list[int]]:
         norm_counts = [buckets(len(gradient.values), self.bucket_size) for gradient in gradients]
         word_counts = [code_words(len(gradient.values), self.bits) for gradient in gradients]
         return norm_counts, split_points(norm_counts), split_points(word_counts)
@@ -155,7 +164,7 @@ class QSGD(GatheredScheme):
         return kernels.decode_uniform_codes(words, norms, self.bucket_size, self.bits, factor, out)
 
 
-def _open_body(body: np.ndarray, norm_counts: Sequence[int]) -> "Tuple[np.ndarray, List[np.ndarray]]":
+def _open_body(body: np.ndarray, norm_counts: Sequence[int]) -> tuple[np.ndarray, list[np.ndarray]]:
     """Norms and code streams of one worker's Elias payload."""
     tensors, norm_bytes = len(norm_counts), 4 * sum(norm_counts)
     if len(body) < 8 * tensors + norm_bytes:

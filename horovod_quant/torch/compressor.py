@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Hashable, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,8 +15,9 @@ from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import BinaryState, Gradient, Scheme, require_int
 from horovod_quant.stats import Stats, TrafficCounter
 from horovod_quant.torch import optim
-from horovod_quant.torch.exchange import HorovodExchange, Submission, carrier_signs, flat_array
+from horovod_quant.torch.exchange import Submission, carrier_signs, flat_array
 from horovod_quant.torch.horovod_call import HorovodCall, ParameterFinder, identify
+from horovod_quant.torch.schedule import Schedule
 from horovod_quant.traffic import ring_allreduce_bytes
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -30,12 +33,10 @@ class _Carried(NamedTuple):
     """Context of a gradient that this plugin exchanges, while Horovod reduces its carrier."""
 
     submission: Submission
-    owner: Hashable
+    schedule: Schedule
     destination: torch.Tensor
-    signs: Tuple[float, ...]
-    optimizer: Any
-    parameter: Any
-    state_copies: Tuple[Tuple[torch.Tensor, torch.Tensor], ...]
+    signs: tuple[float, ...]
+    call: HorovodCall
 
 
 class Compressor:
@@ -56,6 +57,8 @@ class Compressor:
         named_parameters: names for the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default what the optimizer says.
         group_bytes: bytes of gradients that share collectives.
+        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Without it they
+            start when the pass is over.
 
     Raises:
         ValueError: an argument is out of range.
@@ -66,19 +69,21 @@ class Compressor:
         scheme: Scheme,
         *,
         min_elements: int = 1024,
-        exclude: Union[str, Sequence[str]] = (),
-        overrides: Optional[Mapping[str, Mapping[str, Any]]] = None,
+        exclude: str | Sequence[str] = (),
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
         seed: int = 0,
         kernels: str = "auto",
-        named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
         process_set: Any = None,
         group_bytes: int = 16 * 2**20,
+        overlap: bool = True,
     ) -> None:
         require_int("seed", seed, 0, 2**63 - 1)
         require_int("group_bytes", group_bytes, 1, 2**62)
         self.policy = Policy(scheme, min_elements, exclude, overrides)
         self.seed = seed
         self.group_bytes = group_bytes
+        self.overlap = overlap
         self._kernels = kernels
         self._process_set = process_set
         kernel_backends.get(kernels)
@@ -89,16 +94,16 @@ class Compressor:
 
     def _bind(self) -> None:
         self._traffic = TrafficCounter()
-        self._exchange: Optional[HorovodExchange] = None
-        self._chains: Dict[str, KeyChain] = {}
-        self._steps: Dict[str, int] = {}
+        self._direct: dict[str, Schedule] = {}
+        self._chains: dict[str, KeyChain] = {}
+        self._steps: dict[str, int] = {}
         self._checked: set = set()
 
-    def __getstate__(self) -> Dict[str, Any]:
-        unbound = ("_finder", "_process_set", "_traffic", "_exchange", "_chains", "_steps", "_checked")
+    def __getstate__(self) -> dict[str, Any]:
+        unbound = ("_finder", "_process_set", "_traffic", "_direct", "_chains", "_steps", "_checked")
         return {name: value for name, value in self.__dict__.items() if name not in unbound}
 
-    def __setstate__(self, state: Dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _finder=None, _process_set=None)
         self._bind()
 
@@ -108,7 +113,7 @@ class Compressor:
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
-    def compress(self, tensor: torch.Tensor) -> Tuple[torch.Tensor, Any]:
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Takes a gradient; returns what Horovod shall reduce, and a context for `decompress`.
 
         Raises:
@@ -137,17 +142,16 @@ class Compressor:
             return output
         if isinstance(ctx, _Unchanged):
             return ctx.destination.copy_(output)
-        assert self._exchange is not None
-        decoded = self._exchange.finish(ctx.submission, ctx.owner)
+        decoded = ctx.schedule.finish(ctx.submission)
         factor = self._factor(output, ctx) / decoded.active
         destination = ctx.destination
         direct = destination.is_contiguous() and destination.device.type == "cpu"
         target = destination if direct else torch.empty(destination.shape, dtype=destination.dtype)
         decoded.write(ctx.submission.index, factor, flat_array(target))
-        for kept, used in ctx.state_copies:
+        for kept, used in ctx.submission.state_copies:
             kept.copy_(used)
-        if isinstance(ctx.optimizer, optim.BinSGDM):
-            ctx.optimizer.mark_exchanged(ctx.parameter)
+        if isinstance(ctx.call.optimizer, optim.BinSGDM):
+            ctx.call.optimizer.mark_exchanged(ctx.call.parameter)
         return destination if direct else destination.copy_(target)
 
     # ---- compress, step by step ------------------------------------------------------------------------------
@@ -201,7 +205,7 @@ class Compressor:
 
     def _pass_through(
         self, tensor: torch.Tensor, destination: torch.Tensor, name: str, size: int
-    ) -> Tuple[torch.Tensor, Any]:
+    ) -> tuple[torch.Tensor, Any]:
         sent = tensor
         if tensor.dtype is torch.bfloat16:  # Horovod reduces no bfloat16
             sent = tensor.to(torch.float32)
@@ -212,26 +216,50 @@ class Compressor:
 
     def _submit(
         self, tensor: torch.Tensor, destination: torch.Tensor, name: str, scheme: Scheme, call: HorovodCall
-    ) -> Tuple[torch.Tensor, Any]:
-        if self._exchange is None:
-            backend = kernel_backends.get(self._kernels)
-            self._exchange = HorovodExchange(backend, self.group_bytes, self._traffic.count)
-        chain = self._chains.setdefault(name, KeyChain(self.seed, name))
-        state, step, copies = self._state(call, name)
-        values = flat_array(tensor.detach().to("cpu").contiguous())
-        submission = Submission(Gradient(values, chain, step, state), scheme)
-        owner: Hashable = id(call.optimizer) if call.optimizer is not None else name.rpartition(".")[0]
-        self._exchange.submit(submission, owner, call.process_set)
+    ) -> tuple[torch.Tensor, Any]:
+        schedule = self._schedule(call, name)
+        make = functools.partial(self._submission, call, name, scheme)
+        submission = schedule.submit(name, functools.partial(make, tensor), make)
 
-        agreed = f"{name} {tuple(tensor.shape)} {tensor.dtype} {scheme} {self.seed}"
-        signs = carrier_signs(agreed)
+        signs = carrier_signs(f"{name} {tuple(tensor.shape)} {tensor.dtype} {scheme} {self.seed}")
         dtype = tensor.dtype if call.grouped and tensor.dtype is not torch.bfloat16 else torch.float32
         carrier = torch.tensor((1.0, *signs), dtype=dtype, device=tensor.device)
         carrier_bytes = carrier.numel() * carrier.element_size()
         self._traffic.count(name, ring_allreduce_bytes(carrier_bytes, call.process_set.size()))
-        return carrier, _Carried(submission, owner, destination, signs, call.optimizer, call.parameter, copies)
+        return carrier, _Carried(submission, schedule, destination, signs, call)
 
-    def _state(self, call: HorovodCall, name: str) -> Tuple[Optional[BinaryState], int, Tuple]:
+    def _schedule(self, call: HorovodCall, name: str) -> Schedule:
+        """The schedule of the optimizer that calls; it lives as long as the optimizer."""
+        if call.optimizer is None:
+            schedules: Any = self._direct
+            key: Any = name.rpartition(".")[0] if call.grouped else name
+        else:
+            schedules, key = vars(call.optimizer).setdefault("_horovod_quant_schedules", {}), self
+        if key not in schedules:
+            operations = len(call.optimizer._parameter_names) if call.optimizer is not None else 0
+            schedules[key] = Schedule(
+                call.process_set,
+                kernel_backends.get(self._kernels),
+                self.group_bytes,
+                self.overlap and call.optimizer is not None,
+                operations,
+                self._traffic.count,
+            )
+        return schedules[key]
+
+    def _submission(
+        self, call: HorovodCall, name: str, scheme: Scheme, tensor: torch.Tensor | None = None
+    ) -> Submission:
+        """A submission of ``tensor``, by default of the parameter's gradient as Horovod will find it."""
+        if tensor is None:
+            gradient = call.parameter.grad
+            tensor = torch.zeros_like(call.parameter) if gradient is None else gradient.to_dense()
+        values = flat_array(tensor.detach().to("cpu").contiguous())
+        chain = self._chains.setdefault(name, KeyChain(self.seed, name))
+        state, step, copies = self._state(call, name)
+        return Submission(Gradient(values, chain, step, state), scheme, copies)
+
+    def _state(self, call: HorovodCall, name: str) -> tuple[BinaryState | None, int, tuple]:
         """The gradient's state, the number of its exchange, and state to copy back afterwards."""
         step = self._steps.get(name, 0)
         self._steps[name] = step + 1
@@ -256,7 +284,13 @@ class QSGD(Compressor):
     """
 
     def __init__(
-        self, bits: int = 4, norm: str = "l2", *, bucket_size: int = 1024, coding: str = "fixed", **common: Any
+        self,
+        bits: int = 4,
+        norm: str = "l2",
+        *,
+        bucket_size: int = 1024,
+        coding: str = "fixed",
+        **common: Any,
     ) -> None:
         super().__init__(schemes.QSGD(bits, norm, bucket_size, coding), **common)
 
@@ -270,7 +304,13 @@ class NUQSGD(Compressor):
     """
 
     def __init__(
-        self, bits: int = 4, norm: str = "l2", *, bucket_size: int = 1024, coding: str = "fixed", **common: Any
+        self,
+        bits: int = 4,
+        norm: str = "l2",
+        *,
+        bucket_size: int = 1024,
+        coding: str = "fixed",
+        **common: Any,
     ) -> None:
         super().__init__(schemes.NUQSGD(bits, norm, bucket_size, coding), **common)
 
@@ -284,7 +324,13 @@ class GlobalQSGD(Compressor):
     """
 
     def __init__(
-        self, bits: int = 8, norm: str = "max", levels: str = "uniform", *, bucket_size: int = 1024, **common: Any
+        self,
+        bits: int = 8,
+        norm: str = "max",
+        levels: str = "uniform",
+        *,
+        bucket_size: int = 1024,
+        **common: Any,
     ) -> None:
         super().__init__(schemes.GlobalQSGD(bits, norm, levels, bucket_size), **common)
 
@@ -299,7 +345,7 @@ class BinSGDM(Compressor):
         **common: see `Compressor`.
     """
 
-    def __init__(self, beta: Optional[float] = None, **common: Any) -> None:
+    def __init__(self, beta: float | None = None, **common: Any) -> None:
         if beta is not None:
             optim.require_beta(beta)
         self.beta = beta
@@ -307,16 +353,20 @@ class BinSGDM(Compressor):
 
     def _check_optimizer(self, call: HorovodCall) -> None:
         if not isinstance(call.optimizer, optim.BinSGDM):
-            given = "no optimizer" if call.optimizer is None else f"the optimizer {type(call.optimizer).__name__}"
+            given = (
+                "no optimizer" if call.optimizer is None else f"the optimizer {type(call.optimizer).__name__}"
+            )
             raise ValueError(
                 f"compression=BinSGDM(): it needs the optimizer of the same name, and was used with {given}; use "
                 f"hvd.DistributedOptimizer(horovod_quant.torch.optim.BinSGDM(model.parameters(), lr=...), ...)"
             )
         betas = {group["beta"] for group in call.optimizer.param_groups}
         if self.beta is not None and betas != {self.beta}:
-            raise ValueError(f"beta={self.beta!r}: the optimizer has beta={sorted(betas)}; give both the same")
+            raise ValueError(
+                f"beta={self.beta!r}: the optimizer has beta={sorted(betas)}; give both the same"
+            )
 
-    def _state(self, call: HorovodCall, name: str) -> Tuple[Optional[BinaryState], int, Tuple]:
+    def _state(self, call: HorovodCall, name: str) -> tuple[BinaryState | None, int, tuple]:
         held = call.optimizer.binary_state(call.parameter)
         momentum, scale = held.momentum.cpu(), held.scale.cpu()
         on_cpu = momentum is held.momentum

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 _UNRECOGNISED = (
     "horovod_quant cannot tell which parameter this gradient belongs to: the caller of compress() is not a function "
@@ -28,7 +28,7 @@ class HorovodCall(NamedTuple):
         grouped: whether the carrier will share a grouped allreduce with other tensors, hence must have their dtype.
     """
 
-    name: Optional[str]
+    name: str | None
     op: Any = None
     process_set: Any = None
     optimizer: Any = None
@@ -36,14 +36,14 @@ class HorovodCall(NamedTuple):
     grouped: bool = False
 
 
-def identify(tensor: Any, depth: int = 2) -> Optional[HorovodCall]:
+def identify(tensor: Any, depth: int = 2) -> HorovodCall | None:
     """Reads the frame that called ``compress``; None if it is not one of Horovod's.
 
     Args:
         tensor: what ``compress`` was given.
         depth: how many frames up that caller is.
     """
-    frame: Optional[FrameType] = sys._getframe(depth)
+    frame: FrameType | None = sys._getframe(depth)
     if frame is None:
         return None
     variables = dict(frame.f_locals)
@@ -67,7 +67,7 @@ def identify(tensor: Any, depth: int = 2) -> Optional[HorovodCall]:
     return None
 
 
-def _from_optimizer(function: str, optimizer: Any, variables: Any, tensor: Any) -> Optional[HorovodCall]:
+def _from_optimizer(function: str, optimizer: Any, variables: Any, tensor: Any) -> HorovodCall | None:
     parameter = variables.get("p")
     if parameter is None or parameter not in optimizer._parameter_names:
         return None
@@ -102,7 +102,7 @@ class ParameterFinder:
         self.named = list(named_parameters)
         self._next = 0
 
-    def name_of(self, tensor: Any, parameter: Any = None) -> Optional[str]:
+    def name_of(self, tensor: Any, parameter: Any = None) -> str | None:
         """The name of ``parameter``, or of the parameter whose gradient ``tensor`` is."""
         for offset in range(len(self.named)):
             position = (self._next + offset) % len(self.named)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Set
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -49,12 +49,12 @@ class BinSGDM(torch.optim.Optimizer):
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name}={value!r}: use a finite number that is not negative")
-        self._exchanged: Set[torch.Tensor] = set()
-        self._chains: Dict[torch.Tensor, KeyChain] = {}
-        self._group_index: Dict[torch.Tensor, int] = {}
+        self._exchanged: set[torch.Tensor] = set()
+        self._chains: dict[torch.Tensor, KeyChain] = {}
+        self._group_index: dict[torch.Tensor, int] = {}
         super().__init__(params, {"lr": lr, "beta": beta, "weight_decay": weight_decay, "seed": seed})
 
-    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group; its state exists from the start, so that Horovod can broadcast it before the first step."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -64,7 +64,7 @@ class BinSGDM(torch.optim.Optimizer):
             if parameter.requires_grad:
                 self._create_state(parameter)
 
-    def _create_state(self, parameter: torch.Tensor) -> Dict[str, Any]:
+    def _create_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         state = self.state[parameter]
         if not state:
             state["step"] = 0
@@ -86,7 +86,7 @@ class BinSGDM(torch.optim.Optimizer):
         state["step"] = step + 1
         return HeldState(state["momentum"], state["scale"], group["beta"], step)
 
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but momentum and scale stay float32 for parameters of any type."""
         super().load_state_dict(state_dict)
         saved_ids = [index for group in state_dict["param_groups"] for index in group["params"]]
@@ -102,7 +102,7 @@ class BinSGDM(torch.optim.Optimizer):
         self._exchanged.add(parameter)
 
     @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update. Sparse gradients are taken as dense: an element without a gradient moves, too."""
         loss = None
         if closure is not None:

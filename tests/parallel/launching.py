@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def environment(extra: Optional[Dict[str, str]] = None) -> Dict[str, str]:
+def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
     env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
     if os.geteuid() == 0:
@@ -26,13 +27,13 @@ def horovodrun(
     workers: int,
     command: Sequence[Any],
     timeout: float = 600,
-    env: Optional[Dict[str, str]] = None,
-) -> "subprocess.CompletedProcess[str]":
+    env: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
     """Runs ``horovodrun --gloo|--mpi -np workers command``; kills the whole session when time is up.
 
     The time limit is generous: a loaded machine is no failure.
     """
-    launch: List[str] = [str(BIN / "horovodrun"), f"--{controller}", "-np", str(workers)]
+    launch: list[str] = [str(BIN / "horovodrun"), f"--{controller}", "-np", str(workers)]
     if controller == "mpi":
         launch += ["--mpi-args=--mca mpi_yield_when_idle 1"]
     launch += [str(part) for part in command]

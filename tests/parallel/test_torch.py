@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 import torch_scenarios
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 RUNS = [("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 3)]
 LIMIT = 1200
 
-Outcome = Tuple[List[Dict[str, str]], str]
+Outcome = tuple[list[dict[str, str]], str]
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=[f"{controller}-{workers}" for controller, workers in RUNS])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import horovod.torch as hvd
 import numpy as np
@@ -17,14 +18,14 @@ from horovod_quant.schemes.base import BinaryState
 Batch = Callable[[torch.nn.Module, int], torch.Tensor]
 """Gives the loss of a model in a step, with this rank's own data."""
 
-METHODS: Dict[str, Callable[..., hvq.Compressor]] = {
+METHODS: dict[str, Callable[..., hvq.Compressor]] = {
     "qsgd": lambda **common: hvq.QSGD(bits=4, **common),
     "nuqsgd": lambda **common: hvq.NUQSGD(bits=4, **common),
     "global-qsgd": lambda **common: hvq.GlobalQSGD(bits=8, **common),
     "binsgdm": lambda **common: hvq.BinSGDM(**common),
 }
 
-VARIANTS: Dict[str, Callable[..., hvq.Compressor]] = {
+VARIANTS: dict[str, Callable[..., hvq.Compressor]] = {
     "qsgdinf": lambda **common: hvq.QSGD(bits=3, norm="max", bucket_size=96, **common),
     "qsgd-elias": lambda **common: hvq.QSGD(bits=4, coding="elias", **common),
     "nuqsgd-omega": lambda **common: hvq.NUQSGD(bits=8, coding="elias-omega", **common),
@@ -57,7 +58,7 @@ def base_optimizer(compressor: Any, parameters: Any, **options: Any) -> torch.op
     return torch.optim.SGD(parameters, lr=0.1, **options)
 
 
-def gather_objects(value: Any, process_set: Any) -> List[Any]:
+def gather_objects(value: Any, process_set: Any) -> list[Any]:
     """Every rank's value. (``hvd.allgather_object`` knows no process sets.)"""
     payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     lengths = hvd.allgather(torch.tensor([len(payload)]), name="gather.lengths", process_set=process_set)
@@ -78,16 +79,16 @@ class Oracle:
         self.compressor = compressor
         self.process_set = process_set or hvd.global_process_set
         self.beta = beta
-        self._steps: Dict[str, int] = {}
-        self._states: Dict[str, List[List[BinaryState]]] = {}
+        self._steps: dict[str, int] = {}
+        self._states: dict[str, list[list[BinaryState]]] = {}
 
-    def expected(self, raw: Dict[str, torch.Tensor], factor: float) -> Dict[str, Optional[torch.Tensor]]:
+    def expected(self, raw: dict[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor | None]:
         """``factor`` times the sum of every gradient; None for gradients that Horovod reduces itself."""
         own = {name: gradient.detach().double().numpy().reshape(-1) for name, gradient in raw.items()}
         everyone = gather_objects(own, self.process_set)
         return {name: self._one(name, everyone, gradient, factor) for name, gradient in raw.items()}
 
-    def _one(self, name: str, everyone: List[Any], like: torch.Tensor, factor: float) -> Optional[torch.Tensor]:
+    def _one(self, name: str, everyone: list[Any], like: torch.Tensor, factor: float) -> torch.Tensor | None:
         scheme = self.compressor.policy.scheme_for(name, like.numel())
         if scheme is None:
             return None
@@ -117,12 +118,12 @@ def assert_bits_equal(actual: torch.Tensor, expected: torch.Tensor, what: str) -
 def train_and_compare(
     compressor: hvq.Compressor,
     *,
-    model: Optional[torch.nn.Module] = None,
+    model: torch.nn.Module | None = None,
     loss: Batch = net_loss,
     steps: int = 2,
     passes: int = 1,
     named: bool = True,
-    clip: Optional[float] = None,
+    clip: float | None = None,
     between: Callable[[], None] = lambda: None,
     stock_factor: Callable[[], float] = lambda: 1.0 / hvd.size(),
     process_set: Any = None,

@@ -6,7 +6,8 @@ import functools
 import os
 import pickle
 import time
-from typing import Any, Callable, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import horovod.torch as hvd
 import torch
@@ -26,7 +27,7 @@ from torch_harness import (
 
 import horovod_quant.torch as hvq
 
-SUBSET: List[Any] = []
+SUBSET: list[Any] = []
 
 
 def start() -> int:
@@ -53,7 +54,9 @@ def op_sum(make: Any) -> None:
 
 def predivide(make: Any) -> None:
     def factor() -> float:
-        one = hvd.allreduce(torch.ones(1), op=hvd.Average, prescale_factor=1 / 1.7, postscale_factor=1.7, name="one")
+        one = hvd.allreduce(
+            torch.ones(1), op=hvd.Average, prescale_factor=1 / 1.7, postscale_factor=1.7, name="one"
+        )
         return float(one[0]) / hvd.size()
 
     train_and_compare(make(), gradient_predivide_factor=1.7, stock_factor=factor)
@@ -96,7 +99,7 @@ class Branches(torch.nn.Module):
         torch.manual_seed(2)
         self.parts = torch.nn.ModuleList([torch.nn.Linear(40, 40) for _ in range(4)])
 
-    def forward(self, x: torch.Tensor, order: List[int]) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, order: list[int]) -> torch.Tensor:
         outputs = {i: self.parts[i](x) for i in order}
         return sum(outputs[i] * (i + 1) for i in sorted(outputs))
 
@@ -196,7 +199,8 @@ def two_optimizers(make: Any) -> None:
         compressors = [first, first if shared else make()]
         models = [net(seed=5), net(seed=6)]
         named = [
-            [(f"{side}.{name}", p) for name, p in model.named_parameters()] for side, model in zip("ab", models)
+            [(f"{side}.{name}", p) for name, p in model.named_parameters()]
+            for side, model in zip("ab", models)
         ]
         optimizers = [
             hvd.DistributedOptimizer(base_optimizer(c, m.parameters()), n, compression=c)
@@ -210,7 +214,9 @@ def two_optimizers(make: Any) -> None:
                 dict(zip(dict(n), torch.autograd.grad(net_loss(m, step), list(m.parameters()))))
                 for m, n in zip(models, named)
             ]
-            expected = [oracle.expected(gradients, 1.0 / hvd.size()) for oracle, gradients in zip(oracles, raw)]
+            expected = [
+                oracle.expected(gradients, 1.0 / hvd.size()) for oracle, gradients in zip(oracles, raw)
+            ]
             for model in models:
                 net_loss(model, step).backward()
             for which in (0, 1) if step else (1, 0):
@@ -260,7 +266,9 @@ def direct_calls(make: Any) -> None:
         given = [rank_data(i, 40, 50) for i in range(3)]
         kept = [tensor.clone() for tensor in given]
         expected = oracle.expected({"direct": given[0]}, 1.0 / hvd.size())["direct"]
-        assert_bits_equal(hvd.allreduce(given[0], name="direct", compression=compressor), expected, "allreduce")
+        assert_bits_equal(
+            hvd.allreduce(given[0], name="direct", compression=compressor), expected, "allreduce"
+        )
         expected = oracle.expected({"s.0": given[1], "s.1": given[2]}, 1.0)
         summed = hvd.grouped_allreduce(given[1:], name="s", op=hvd.Sum, compression=compressor)
         for i, tensor in enumerate(summed):
@@ -269,7 +277,8 @@ def direct_calls(make: Any) -> None:
     unnamed = hvd.allreduce(given[0], compression=compressor)
     assert_same_on_all_ranks([unnamed], "an unnamed allreduce")
     small = hvd.allreduce(torch.full((3,), 2.0, dtype=torch.bfloat16), compression=compressor)
-    assert small.dtype is torch.bfloat16 and small.tolist() == [2.0] * 3
+    assert small.dtype is torch.bfloat16
+    assert small.tolist() == [2.0] * 3
     assert "detach" in message_of(
         lambda: hvd.allreduce(given[0].requires_grad_(), compression=compressor), ValueError
     )
@@ -278,7 +287,9 @@ def direct_calls(make: Any) -> None:
 def explicit_names(make: Any) -> None:
     model = net()
     compressor = make(named_parameters=[(f"mine.{name}", p) for name, p in model.named_parameters()])
-    optimizer = hvd.DistributedOptimizer(base_optimizer(compressor, model.parameters()), compression=compressor)
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), compression=compressor
+    )
     net_loss(model, 0).backward()
     optimizer.step()
     assert set(compressor.stats().parameters) == {f"mine.{name}" for name, _ in model.named_parameters()}
@@ -307,18 +318,24 @@ def bad_arguments(make: Any) -> None:
         assert "op=Adasum" in first_step(compressor, op=hvd.Adasum)
     arguments = {} if isinstance(compressor, hvq.BinSGDM) else {"bits": 5}
     message = first_step(make(overrides={"layer7.*": arguments}))
-    assert "'layer7.*' matches no parameter" in message and "0.weight" in message
+    assert "'layer7.*' matches no parameter" in message
+    assert "0.weight" in message
     assert "exclude" in first_step(make(exclude="*.wait"))
     if isinstance(compressor, hvq.BinSGDM):
         message = first_step(compressor, functools.partial(torch.optim.SGD, lr=0.1))
-        assert "optimizer of the same name" in message and "SGD" in message
+        assert "optimizer of the same name" in message
+        assert "SGD" in message
         assert "beta=0.5" in first_step(hvq.BinSGDM(beta=0.5))
     else:
         assert "compression=hvq.BinSGDM()" in first_step(compressor, hvq.optim.BinSGDM)
-        message = message_of(lambda: hvd.allreduce(torch.ones(2000, dtype=torch.int32), compression=compressor))
-        assert "torch.int32" in message and "float32" in message
+        message = message_of(
+            lambda: hvd.allreduce(torch.ones(2000, dtype=torch.int32), compression=compressor)
+        )
+        assert "torch.int32" in message
+        assert "float32" in message
         message = message_of(lambda: hvd.allreduce(torch.ones(2000), op=hvd.Max, compression=compressor))
-        assert "op=" in message and "hvd.Average" in message
+        assert "op=" in message
+        assert "hvd.Average" in message
         message = message_of(lambda: hvd.reducescatter(torch.ones(2000), compression=compressor))
         assert "allreduce only" in message
     if isinstance(compressor, hvq.GlobalQSGD):
@@ -336,7 +353,8 @@ def workers_disagree(make: Any) -> None:
     )
     net_loss(model, 0).backward()
     message = message_of(optimizer.step, RuntimeError)
-    assert "weight" in message and "same arguments" in message
+    assert "weight" in message
+    assert "same arguments" in message
     for handle, _ in optimizer._handles.values():
         hvd.synchronize(handle)
     train_and_compare(make(), steps=1)
@@ -377,7 +395,7 @@ EACH_METHOD = [
 EACH_VARIANT = [average, op_sum, hook_order_differs, nan_on_one_rank]
 
 
-def scenarios() -> Iterator[Tuple[str, Callable[[], None]]]:
+def scenarios() -> Iterator[tuple[str, Callable[[], None]]]:
     # Last, because workers outside the process set start fewer operations, and a later unnamed one would hang, with
     # Horovod alone as well.
     for table, functions in ((METHODS, EACH_METHOD), (VARIANTS, EACH_VARIANT), (METHODS, [process_set])):

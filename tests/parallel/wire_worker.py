@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -17,7 +17,7 @@ def loopback_bytes() -> int:
         return int(counter.read())
 
 
-def measure(make: Any) -> Dict[str, float]:
+def measure(make: Any) -> dict[str, float]:
     """Bytes that all workers send in STEPS steps: by their own account, and by the interface's."""
     torch.manual_seed(0)
     model = torch.nn.Linear(1000, 1000)

@@ -1,0 +1,279 @@
+"""When the exchanges of a step are launched: overlapped with the backward pass, and never so that a worker hangs.
+
+Three facts shape the rules. Horovod names a user's unnamed operation by the number of operations before it, so at
+the end of a backward pass every worker must have launched equally many. A worker must not wait in a gradient hook
+for something that another one has not started. Workers may finish their gradients in different orders.
+
+1. In an optimizer's first step everything is launched at the first ``decompress``: Horovod has then asked for the
+   compression of every gradient on every worker. The workers agree on an order: a gradient's place is the latest
+   that it had on any of them. Groups are cut in this order.
+2. From then on a group's first collective is launched when its last gradient arrives. As long as the groups of this
+   worker complete in the agreed order, completing one also waits for the stage in flight of the groups before it
+   and launches their next stage. A worker whose groups complete in another order waits for nothing in a hook.
+3. At the end of the backward pass every worker launches whatever is left of the agreed groups: the first stages
+   without waiting, then the further stages in the agreed order. A gradient that this backward pass did not produce
+   is exchanged as Horovod will do it in ``synchronize``: as it is, or as zeros.
+4. The first ``decompress`` of the step launches what belongs to no agreed group and waits for the last stages.
+
+By induction over stages and groups nobody waits for a collective that some worker launches only after the user's
+code has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import torch
+
+from horovod_quant.schemes.base import Decoded, Scheme
+from horovod_quant.torch.exchange import Group, Submission
+
+_NEVER = 2**30
+"""Place of a gradient that arrives outside of the backward pass."""
+
+# Horovod's response cache has 1,024 places, and each of the optimizer's own operations takes one.
+_CACHE_PLACES = 1000
+_COLLECTIVES_PER_GROUP = 3
+_FEWEST_GROUPS = 4
+
+
+class Plan(NamedTuple):
+    """The agreed groups: names in order, the groups in the order in which they complete; and all names."""
+
+    groups: list[list[str]]
+    group_of: dict[str, int]
+    names: frozenset
+
+
+class Schedule:
+    """The exchanges of one optimizer, step by step.
+
+    Args:
+        process_set: Horovod's workers that take part.
+        kernels: backend of the kernels.
+        group_bytes: bytes of gradients that share collectives.
+        overlap: whether to launch exchanges during the backward pass.
+        operations: number of operations that the optimizer itself takes in a step.
+        count: called with a gradient's name and the bytes that this worker sends for it.
+    """
+
+    def __init__(
+        self,
+        process_set: Any,
+        kernels: Any,
+        group_bytes: int,
+        overlap: bool,
+        operations: int,
+        count: Callable[[str, float], None],
+    ) -> None:
+        self._process_set = process_set
+        self._kernels = kernels
+        self._group_bytes = group_bytes
+        self._overlap = overlap
+        self._most_groups = max(_FEWEST_GROUPS, (_CACHE_PLACES - operations) // _COLLECTIVES_PER_GROUP)
+        self._count = count
+        self._plan: Plan | None = None
+        self._session: Any = None
+        self._repeats: dict[str, Callable[[], Submission]] = {}
+        self.alone = True  # whether no other schedule ever shared a backward pass with this one
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._submitted: dict[str, Submission] = {}
+        self._places: dict[str, int] = {}
+        self._passes: set[int] = set()
+        self._forced: dict[str, Submission] = {}
+        self._missing = [len(names) for names in self._plan.groups] if self._plan else []
+        self._running: dict[int, Group] = {}
+        self._in_order = True
+
+    def submit(
+        self, name: str, make: Callable[[], Submission], repeat: Callable[[], Submission]
+    ) -> Submission:
+        """Takes a gradient that Horovod wants compressed; returns the submission that stands for it.
+
+        Args:
+            name: of the gradient.
+            make: makes the submission.
+            repeat: makes one in a later step, of the gradient as it is then, should no backward pass produce it.
+
+        Raises:
+            RuntimeError: a second backward pass changes a gradient whose exchange is under way.
+        """
+        self._drop_stale()
+        backward_pass = _BACKWARD.join(self) if self._overlap else None
+        if name in self._forced:
+            if backward_pass is not None:
+                raise RuntimeError(
+                    f"{name}: its exchange started at the end of a backward pass that did not produce it, and now "
+                    f"another backward pass does; construct the compressor with overlap=False"
+                )
+            return self._forced.pop(name)
+        submission = make()
+        self._repeats[name] = repeat
+        self._places[name] = _NEVER if backward_pass is None else len(self._submitted)
+        self._submitted[name] = submission
+        if backward_pass is not None:
+            self._passes.add(backward_pass)
+            if self._plan is not None and name in self._plan.group_of:
+                self._arrived(self._plan.group_of[name])
+        return submission
+
+    def finish(self, submission: Submission) -> Decoded:
+        """The result for a gradient; the first one asked for in a step launches everything that is left."""
+        if self._submitted.get(submission.name) is submission:
+            self._launch_rest()
+        assert submission.group is not None
+        return submission.group.decoded()
+
+    def _launch_rest(self) -> None:
+        unclaimed = set(self._forced)  # Horovod asks for these no longer: a parameter has been frozen, say
+        asked = {name: submission for name, submission in self._submitted.items() if name not in unclaimed}
+        self._start_complete_groups()
+        self._start_rest([submission for submission in asked.values() if submission.group is None])
+        self.advance_all()
+        if self._overlap and (self._plan is None or self._plan.names != frozenset(asked)):
+            self._plan = self._agree(asked)
+        self._begin_step()
+
+    def _drop_stale(self) -> None:
+        """Forgets what was launched before Horovod was initialized again: nobody will answer it."""
+        from horovod.torch import mpi_ops
+
+        if mpi_ops._handle_map is not self._session:
+            self._session = mpi_ops._handle_map
+            self._plan = None
+            self._begin_step()
+
+    # ---- during and at the end of a backward pass ------------------------------------------------------------
+
+    def _arrived(self, index: int) -> None:
+        self._missing[index] -= 1
+        if self._missing[index]:
+            return
+        self._in_order = self._in_order and index == len(self._running)
+        earlier = list(self._running.values())
+        self._start_planned(index)
+        if self._in_order and self.alone:
+            for group in earlier:
+                if not group.in_last_stage:
+                    group.advance()
+
+    def start_all(self) -> None:
+        """Launches the first stage of every agreed group, without waiting."""
+        if self._plan is None:
+            return
+        for index, names in enumerate(self._plan.groups):
+            if index not in self._running:
+                for name in names:
+                    if name not in self._submitted:
+                        self._submitted[name] = self._forced[name] = self._repeats[name]()
+                self._start_planned(index)
+
+    def advance_all(self) -> None:
+        """Brings every group that has started to its last stage, in the agreed order."""
+        running = [group for _, group in sorted(self._running.items())]
+        while running:
+            running = [group for group in running if not group.in_last_stage]
+            for group in running:
+                group.advance()
+
+    @property
+    def order(self) -> str:
+        """Orders schedules alike on every worker."""
+        return min(self._submitted, default="")
+
+    # ---- groups ----------------------------------------------------------------------------------------------
+
+    def _start_complete_groups(self) -> None:
+        for index, names in enumerate(self._plan.groups if self._plan else []):
+            if index not in self._running and all(name in self._submitted for name in names):
+                self._start_planned(index)
+
+    def _start_planned(self, index: int) -> None:
+        assert self._plan is not None
+        members = [self._submitted[name] for name in self._plan.groups[index]]
+        self._start(index, members, min(self._plan.names))
+
+    def _start_rest(self, rest: list[Submission]) -> None:
+        first = len(self._plan.groups) if self._plan else 0
+        by_name = {submission.name: submission for submission in rest}
+        label = min(by_name, default="")
+        for offset, names in enumerate(self._cut([(by_name[name], 0) for name in sorted(by_name)])):
+            self._start(first + offset, [by_name[name] for name in names], label)
+
+    def _start(self, index: int, members: Sequence[Submission], label: str) -> None:
+        name = f"horovod_quant.{label}.{index}"
+        group = Group(members, name, self._kernels, self._process_set, self._count)
+        self._running[index] = group
+        group.start()
+
+    def _cut(self, placed: Sequence[tuple[Submission, int]]) -> list[list[str]]:
+        """Groups of one scheme each, in the order in which their last members come."""
+        total = sum(submission.bytes for submission, _ in placed)
+        room_of_group = max(self._group_bytes, total // self._most_groups)
+        open_groups: dict[Scheme, list[str]] = {}
+        room: dict[Scheme, int] = {}
+        groups: list[list[str]] = []
+        for submission, _ in placed:
+            scheme = submission.scheme
+            if scheme in open_groups and submission.bytes > room[scheme]:
+                groups.append(open_groups.pop(scheme))
+            if scheme not in open_groups:
+                open_groups[scheme], room[scheme] = [], room_of_group
+            open_groups[scheme].append(submission.name)
+            room[scheme] -= submission.bytes
+        groups.extend(open_groups.values())
+        at = {submission.name: position for position, (submission, _) in enumerate(placed)}
+        return sorted(groups, key=lambda names: at[names[-1]])
+
+    def _agree(self, submitted: dict[str, Submission]) -> Plan:
+        """The plan for the coming steps: one maximum over the workers of each gradient's place."""
+        import horovod.torch as hvd
+
+        names = sorted(submitted)
+        # Where a step takes several backward passes (or one inside another), the end of one is not the end of all.
+        single = len(self._passes) == 1
+        places = torch.tensor([self._places[name] if single else _NEVER for name in names], dtype=torch.int32)
+        label = f"horovod_quant.{names[0]}.order"
+        agreed = hvd.allreduce(places, op=hvd.Max, name=label, process_set=self._process_set).tolist()
+        placed = [(submitted[name], place) for name, place in zip(names, agreed) if place < _NEVER]
+        groups = self._cut(sorted(placed, key=lambda item: item[1]))
+        group_of = {name: index for index, members in enumerate(groups) for name in members}
+        return Plan(groups, group_of, frozenset(names))
+
+
+class _Backward:
+    """The backward pass that is going on in this process, and the schedules that take part in it."""
+
+    def __init__(self) -> None:
+        self._schedules: list[Schedule] = []
+        self._current = -1
+
+    def join(self, schedule: Schedule) -> int | None:
+        """Registers for the end of the backward pass; returns its number, None if there is none."""
+        current = torch._C._current_graph_task_id()
+        if current == -1:
+            return None
+        if current != self._current:
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            self._current = current
+            self._schedules = []
+        if schedule not in self._schedules:
+            self._schedules.append(schedule)
+            if len(self._schedules) > 1:
+                for sharing in self._schedules:
+                    sharing.alone = False
+        return current
+
+    def _end(self) -> None:
+        schedules, self._schedules, self._current = self._schedules, [], -1
+        schedules.sort(key=lambda schedule: schedule.order)
+        for schedule in schedules:
+            schedule.start_all()
+        for schedule in schedules:
+            schedule.advance_all()
+
+
+_BACKWARD = _Backward()

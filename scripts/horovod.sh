@@ -1,0 +1,113 @@
+# shellcheck shell=bash
+# Build Horovod's wheel from its source distribution. Sourced by scripts/setup.
+
+HOROVOD=0.28.1
+HOROVOD_SHA256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
+HOROVOD_WHEEL=horovod-$HOROVOD-cp311-cp311-linux_x86_64.whl
+HOROVOD_RECIPE=1            # raise it when what is built below changes
+
+# All that the binary depends on. Horovod compiles for the processor it is built on.
+horovod_key() {
+    echo "horovod $HOROVOD recipe $HOROVOD_RECIPE python $PYTHON_VERSION torch $(installed torch)" \
+        "tensorflow $(installed tensorflow_cpu) openmpi $(installed openmpi)" \
+        "g++ $(g++ -dumpfullversion -dumpversion 2> /dev/null || echo none) $(getconf GNU_LIBC_VERSION)" \
+        "$(grep -m1 '^flags' /proc/cpuinfo | grep -owE 'avx|fma|f16c' | sort | tr '\n' ' ')"
+}
+
+# installed NAME: its version in the environment, read without the second that starting Python would take.
+installed() {
+    local folder
+    folder=$(echo "$SITE/$1"-*.dist-info)
+    folder=${folder##*/"$1"-}
+    echo "${folder%.dist-info}"
+}
+
+# build_horovod WHEEL: make this file. One build at a time in the cache: another checkout's may be the one we need.
+build_horovod() {
+    local wheel=$1 build=$STATE/horovod-build
+    mkdir -p "${wheel%/*}"
+    lock "${wheel%/*}/lock"
+    [ ! -e "$wheel" ] || return 0
+    # Open MPI's compiler command gives its folders unquoted.
+    [[ $VENV != *[[:space:]]* ]] ||
+        die "Horovod cannot be built in a path with spaces, only installed from its kept wheel;" \
+            "make that first by: VENV=\$(mktemp -d)/venv scripts/setup"
+    mkdir -p "$build"
+    get_horovod_source "$build"
+    write_compiler_wrapper "$build/c++17"
+    local begin=$SECONDS
+    say "building Horovod $HOROVOD with $(jobs_that_fit) compiler process(es), some minutes; log: $build/log"
+    compile_horovod "$build" || die "Horovod could not be built; see above or $build/log"
+    say "    done in $((SECONDS - begin)) s"
+    # A wheel under its own name is a whole one.
+    cp "$build/dist/$HOROVOD_WHEEL" "$wheel.new"
+    mv "$wheel.new" "$wheel"
+    rm -rf "$build"
+}
+
+get_horovod_source() {
+    local build=$1
+    [ ! -e "$build/source" ] || return 0
+    echo "horovod==$HOROVOD --hash=sha256:$HOROVOD_SHA256" > "$build/requirement.txt"
+    timed "getting Horovod's source" run_pip download --no-deps --no-binary horovod --no-build-isolation \
+        --require-hashes -d "$build" -r "$build/requirement.txt" || pip_failed "get Horovod's source"
+    rm -rf "$build/unpacked"
+    mkdir "$build/unpacked"
+    tar -xzf "$build/horovod-$HOROVOD.tar.gz" -C "$build/unpacked" --strip-components=1
+    mv "$build/unpacked" "$build/source"
+}
+
+# Horovod asks for C++14 and overrides all flags from outside, but PyTorch's headers need C++17: the last -std wins.
+# -g0 makes a wheel of 2 MB instead of 37. The run path, from horovod/torch/ up to the environment's lib/, finds
+# libmpi in whatever environment the wheel is installed.
+write_compiler_wrapper() {
+    printf '#!/bin/sh\nexec g++ "$@" -std=c++17 -g0 -Wl,-rpath,'"'%s'"'\n' '$ORIGIN/../../../..' > "$1"
+    chmod +x "$1"
+}
+
+# Go on with what an interrupted build left; if that fails (a half-written file, say), build from the beginning.
+compile_horovod() {
+    local build=$1
+    rm -rf "$build/dist"
+    if [ -e "$build/source/build" ]; then
+        say "going on with an interrupted build"
+        run_horovod_build "$build" && return
+        say "that failed: building from the beginning"
+        rm -rf "$build/source/build"
+    fi
+    run_horovod_build "$build" && return
+    grep -E '^make.*\*\*\*|rror:|Killed|No space' "$build/log" | tail -n 8 >&2
+    return 1
+}
+
+run_horovod_build() {
+    local build=$1
+    (
+        cd "$build/source" || exit
+        export CXX=$build/c++17 MAKEFLAGS=-j$(jobs_that_fit)
+        export HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_TENSORFLOW=1
+        export HOROVOD_WITHOUT_MXNET=1
+        "$PY" setup.py --quiet bdist_wheel --dist-dir "$build/dist"
+    ) < /dev/null 2>&1 | tee "$build/log" | show_progress
+    [ -e "$build/dist/$HOROVOD_WHEEL" ]
+}
+
+# Of make's lines, the first of each ten percent.
+show_progress() {
+    awk '/^\[ *[0-9]+%\]/ {
+        percent = substr($0, 2, 3) + 0
+        if (percent < next_shown) next
+        print "    " percent "%"
+        fflush()
+        next_shown = percent - percent % 10 + 10
+    }'
+}
+
+# A compiler process takes up to 2 GB.
+jobs_that_fit() {
+    local cores memory
+    cores=$(env -u OMP_NUM_THREADS nproc)     # which would otherwise obey that variable
+    memory=$(awk '/^MemAvailable/ { print int($2 / 2000000) }' /proc/meminfo)
+    [ "$memory" -ge 1 ] || memory=1
+    echo "${JOBS:-$((memory < cores ? memory : cores))}"
+}
