@@ -32,7 +32,6 @@ VARIANTS: dict[str, Callable[..., hvq.Compressor]] = {
     "global-qsgd-l2": lambda **common: hvq.GlobalQSGD(bits=8, norm="l2", **common),
     "global-qsgd-16": lambda **common: hvq.GlobalQSGD(bits=16, **common),
     "global-qsgd-exponential": lambda **common: hvq.GlobalQSGD(bits=4, levels="exponential", **common),
-    "small-groups": lambda **common: hvq.GlobalQSGD(bits=8, group_bytes=1, **common),
 }
 
 
@@ -110,7 +109,7 @@ class Oracle:
 
 
 def assert_bits_equal(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    assert actual.dtype == expected.dtype and actual.shape == expected.shape, what
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
     same = (actual == expected) | (actual.isnan() & expected.isnan())
     assert bool(same.all()), f"{what}: {int((~same).sum())} of {same.numel()} elements differ"
 

@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import horovod.torch as hvd
 import torch
+import torch.utils.checkpoint
 from torch_harness import (
     METHODS,
     VARIANTS,
@@ -386,13 +387,193 @@ def binsgdm_state(make: Any) -> None:
     assert_same_on_all_ranks(momenta, "broadcast momenta")
 
 
+class Many(torch.nn.Module):
+    """Eight layers whose gradients come in whatever order a worker adds them up; some may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.parts = torch.nn.ModuleList([torch.nn.Linear(40, 40, bias=False) for _ in range(8)])
+
+    def forward(self, x: torch.Tensor, order: list[int], slow: bool = False) -> torch.Tensor:
+        terms = []
+        for i in order:
+            term = self.parts[i](x) * (i + 1)
+            if slow:
+                term.register_hook(lambda gradient: time.sleep(0.02))
+            terms.append((i, term))
+        return sum(term for _, term in sorted(terms, key=lambda item: item[0]))
+
+
+def _shuffled(step: int, rank: int) -> list[int]:
+    return torch.randperm(8, generator=torch.Generator().manual_seed(100 * step + rank)).tolist()
+
+
+def _unnamed_sum() -> None:
+    assert hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum).item() == hvd.size()
+
+
+def _named_sum() -> None:
+    assert hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum, name="named").item() == hvd.size()
+
+
+def overlap_with_a_slow_rank(make: Any) -> None:
+    """The agreed order everywhere, many groups, one rank far behind, an unnamed operation in between."""
+
+    def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+        return (
+            model(rank_data(step, 8, 40), list(range(8)), slow=hvd.rank() == step % hvd.size()).pow(2).mean()
+        )
+
+    train_and_compare(make(group_bytes=1), model=Many(), loss=loss, steps=4, between=_unnamed_sum)
+
+
+def overlap_with_any_order(make: Any) -> None:
+    """Another order on every rank and in every step, a slow rank, an unnamed operation in between."""
+
+    def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+        order = list(range(8)) if step == 0 else _shuffled(step, hvd.rank())
+        return model(rank_data(step, 8, 40), order, slow=hvd.rank() == step % hvd.size()).pow(2).mean()
+
+    train_and_compare(make(group_bytes=1), model=Many(), loss=loss, steps=6, between=_unnamed_sum)
+
+
+def overlap_with_parts_left_out(make: Any) -> None:
+    """After steps that use everything, ranks leave out different parts; a named operation in between."""
+
+    def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+        order = _shuffled(step, hvd.rank())[: 8 if step < 2 else 3]
+        return model(rank_data(step, 8, 40), order).pow(2).mean()
+
+    train_and_compare(make(group_bytes=1), model=Many(), loss=loss, steps=6, between=_named_sum)
+
+
+def overlap_is_real(make: Any) -> None:
+    """All of a step's collectives are launched by the end of the backward pass, from the second step on."""
+    compressor, model = make(group_bytes=1), Many()
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+    )
+    collectives = compressor.policy.scheme.collectives
+    assert collectives <= 3
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(rank_data(step, 8, 40), list(range(8))).pow(2).mean()
+        before = hvd.allreduce_async(torch.ones(1), name="before")
+        loss.backward()
+        after = hvd.allreduce_async(torch.ones(1), name="after")
+        hvd.synchronize(before)
+        hvd.synchronize(after)
+        launched = after - before - 1 - 8  # Horovod numbers its operations; eight are the optimizer's own
+        assert launched == (8 * collectives if step else 0), f"step {step}: {launched}"
+        optimizer.step()
+
+
+def overlap_switched_off(make: Any) -> None:
+    train_and_compare(make(overlap=False, group_bytes=1), steps=3, between=_unnamed_sum)
+
+
+def several_backward_passes_in_a_step(make: Any) -> None:
+    """Two losses that reach different parameters."""
+    compressor, model = make(group_bytes=1), Many()
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+    )
+    for step in range(3):
+        optimizer.zero_grad()
+        for half in ([0, 1, 2, 3], [4, 5, 6, 7]):
+            model(rank_data(step, 8, 40), half).pow(2).mean().backward()
+        optimizer.step()
+        assert_same_on_all_ranks(list(model.parameters()), "parameters")
+
+
+def checkpointed_layers(make: Any) -> None:
+    """Reentrant checkpointing runs a backward pass inside the backward pass."""
+
+    def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+        x = rank_data(step, 8, 40).requires_grad_()
+        for layer in model:
+            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
+        return x.pow(2).mean()
+
+    train_and_compare(make(group_bytes=1), loss=loss, steps=3)
+
+
+def a_model_that_changes(make: Any) -> None:
+    """Parameters are frozen after two steps, and thawed again."""
+    compressor, model = make(group_bytes=1), net()
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+    )
+    frozen = model[2].weight
+    for step in range(6):
+        optimizer.zero_grad()
+        if step == 2:
+            frozen.requires_grad_(False)
+            optimizer._requires_update.discard(frozen)
+        if step == 4:
+            frozen.requires_grad_(True)
+        kept = frozen.detach().clone()
+        net_loss(model, step).backward()
+        _named_sum()
+        optimizer.step()
+        assert torch.equal(frozen, kept) == (step in (2, 3)), f"step {step}"
+        assert_same_on_all_ranks(list(model.parameters()), "parameters")
+
+
+def a_second_backward_pass_too_late(make: Any) -> None:
+    compressor, model = make(), Many()
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+    )
+    for step in range(2):
+        optimizer.zero_grad()
+        model(rank_data(step, 8, 40), list(range(8))).pow(2).mean().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    model(rank_data(2, 8, 40), [0, 1, 2, 3]).pow(2).mean().backward()
+    late = model(rank_data(2, 8, 40), [4, 5, 6, 7]).pow(2).mean()
+    assert "overlap=False" in message_of(late.backward, RuntimeError)
+
+
 EACH_METHOD = [
-    average, op_sum, predivide, backward_passes, num_groups, explicit_groups, groups_of_half_precision,
-    clipping, unnamed_parameters, unused_parameters, hook_order_differs, unnamed_allreduce_before_step, grad_scaler,
-    channels_last, sparse_gradients, sparse_as_dense, two_optimizers, dtypes, overrides_and_excluded,
-    nan_on_one_rank, direct_calls, explicit_names, survives_pickling, bad_arguments, workers_disagree, binsgdm_state,
-]  # fmt: skip
-EACH_VARIANT = [average, op_sum, hook_order_differs, nan_on_one_rank]
+    average,
+    op_sum,
+    predivide,
+    backward_passes,
+    num_groups,
+    explicit_groups,
+    groups_of_half_precision,
+    clipping,
+    unnamed_parameters,
+    unused_parameters,
+    hook_order_differs,
+    unnamed_allreduce_before_step,
+    grad_scaler,
+    channels_last,
+    sparse_gradients,
+    sparse_as_dense,
+    two_optimizers,
+    dtypes,
+    overrides_and_excluded,
+    overlap_with_a_slow_rank,
+    overlap_with_any_order,
+    overlap_with_parts_left_out,
+    overlap_is_real,
+    overlap_switched_off,
+    several_backward_passes_in_a_step,
+    checkpointed_layers,
+    a_model_that_changes,
+    a_second_backward_pass_too_late,
+    nan_on_one_rank,
+    direct_calls,
+    explicit_names,
+    survives_pickling,
+    bad_arguments,
+    workers_disagree,
+    binsgdm_state,
+]
+EACH_VARIANT = [average, op_sum, hook_order_differs, overlap_with_any_order, nan_on_one_rank]
 
 
 def scenarios() -> Iterator[tuple[str, Callable[[], None]]]:
