@@ -16,7 +16,7 @@ from horovod_quant.schemes.base import BinaryState, Gradient, Scheme, require_in
 from horovod_quant.stats import Stats, TrafficCounter
 from horovod_quant.torch import optim
 from horovod_quant.torch.exchange import Submission, carrier_signs, flat_array
-from horovod_quant.torch.horovod_call import HorovodCall, ParameterFinder, identify
+from horovod_quant.torch.horovod_call import HorovodCall, ParameterFinder, identify, require_horovod
 from horovod_quant.torch.schedule import Schedule
 from horovod_quant.traffic import ring_allreduce_bytes
 
@@ -62,6 +62,7 @@ class Compressor:
 
     Raises:
         ValueError: an argument is out of range.
+        ImportError: Horovod is missing, or was built without PyTorch.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Compressor:
         group_bytes: int = 16 * 2**20,
         overlap: bool = True,
     ) -> None:
+        require_horovod()
         require_int("seed", seed, 0, 2**63 - 1)
         require_int("group_bytes", group_bytes, 1, 2**62)
         self.policy = Policy(scheme, min_elements, exclude, overrides)

@@ -16,6 +16,17 @@ _UNRECOGNISED = (
 )
 
 
+def require_horovod() -> None:
+    """Raises ImportError, with the remedy, unless Horovod is installed and was built with PyTorch."""
+    try:
+        import horovod.torch  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"horovod_quant.torch needs Horovod built with PyTorch ({error}): "
+            f"HOROVOD_WITH_PYTORCH=1 pip install --no-cache-dir --no-build-isolation horovod"
+        ) from error
+
+
 class HorovodCall(NamedTuple):
     """What Horovod is about to do with the tensor that it gave to ``compress``.
 

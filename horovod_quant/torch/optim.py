@@ -49,20 +49,29 @@ class BinSGDM(torch.optim.Optimizer):
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name}={value!r}: use a finite number that is not negative")
-        self._exchanged: set[torch.Tensor] = set()
-        self._chains: dict[torch.Tensor, KeyChain] = {}
-        self._group_index: dict[torch.Tensor, int] = {}
         super().__init__(params, {"lr": lr, "beta": beta, "weight_decay": weight_decay, "seed": seed})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group; its state exists from the start, so that Horovod can broadcast it before the first step."""
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        for parameter in group["params"]:
-            self._group_index[parameter] = len(self.param_groups) - 1
-            self._chains[parameter] = KeyChain(group["seed"], f"parameter {len(self._chains)}")
+        self._index_parameters()
+        for parameter in self.param_groups[-1]["params"]:
             if parameter.requires_grad:
                 self._create_state(parameter)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._index_parameters()
+
+    def _index_parameters(self) -> None:
+        """What follows from the parameter groups, and is no part of the state."""
+        self._exchanged: set[torch.Tensor] = set()
+        self._group_index: dict[torch.Tensor, int] = {}
+        self._chains: dict[torch.Tensor, KeyChain] = {}
+        for index, group in enumerate(self.param_groups):
+            for parameter in group["params"]:
+                self._group_index[parameter] = index
+                self._chains[parameter] = KeyChain(group["seed"], f"parameter {len(self._chains)}")
 
     def _create_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         state = self.state[parameter]

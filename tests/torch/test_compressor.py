@@ -1,0 +1,145 @@
+"""What needs no other worker: arguments, pickling, statistics, the carrier. (The rest is in tests/parallel.)"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from typing import Any, Callable
+
+import pytest
+import torch
+
+import horovod_quant.torch as hvq
+from horovod_quant.torch.exchange import carrier_signs, flat_array
+
+BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: hvq.GlobalQSGD(bits=0), "bits=0: use an integer from 2 to 16"),
+    (lambda: hvq.GlobalQSGD(bits=17), "bits=17"),
+    (lambda: hvq.GlobalQSGD(bits=9, levels="exponential"), "bits=9: use an integer from 2 to 8"),
+    (lambda: hvq.QSGD(bits=1), "bits=1"),
+    (lambda: hvq.QSGD(bits=True), "bits=True"),
+    (lambda: hvq.NUQSGD(bits=9), "bits=9"),
+    (lambda: hvq.QSGD(bucket_size=100), "bucket_size=100: use a multiple of 32"),
+    (lambda: hvq.GlobalQSGD(norm="l1"), "norm='l1': use one of 'max', 'l2'"),
+    (lambda: hvq.GlobalQSGD(levels="log"), "levels='log'"),
+    (lambda: hvq.NUQSGD(coding="huffman"), "coding='huffman'"),
+    (lambda: hvq.QSGD(min_elements=-1), "min_elements=-1"),
+    (lambda: hvq.QSGD(seed=-1), "seed=-1"),
+    (lambda: hvq.QSGD(group_bytes=0), "group_bytes=0"),
+    (lambda: hvq.QSGD(kernels="fortran"), "kernels='fortran'"),
+    (lambda: hvq.QSGD(overrides={"fc.*": {"bit": 4}}), "no argument 'bit'; use bits"),
+    (lambda: hvq.QSGD(overrides={"fc.*": {"bits": 99}}), "overrides['fc.*']: bits=99"),
+    (lambda: hvq.QSGD(overrides={"fc.*": 4}), "overrides['fc.*']=4: use a mapping"),
+    (lambda: hvq.BinSGDM(beta=1.0), "beta=1.0"),
+    (lambda: hvq.optim.BinSGDM([torch.zeros(3)], beta=-0.1), "beta=-0.1"),
+    (lambda: hvq.optim.BinSGDM([torch.zeros(3)], lr=float("nan")), "lr=nan"),
+    (lambda: hvq.optim.BinSGDM([torch.zeros(3)], weight_decay=-1.0), "weight_decay=-1.0"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), BAD_ARGUMENTS, ids=[message for _, message in BAD_ARGUMENTS])
+def test_bad_arguments_are_named(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        make()
+    assert message in str(raised.value)
+
+
+def test_a_misspelt_pattern_is_found_at_construction_when_the_names_are_given() -> None:
+    named = torch.nn.Linear(40, 40).named_parameters()
+    with pytest.raises(
+        ValueError, match="'wieght' matches no parameter; the parameters are 'weight', 'bias'"
+    ):
+        hvq.QSGD(exclude="wieght", named_parameters=named)
+
+
+@pytest.mark.parametrize("missing", ["torch", "horovod"])
+def test_a_missing_package_gives_one_sentence_with_the_remedy(missing: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; import horovod_quant.torch as q; q.QSGD()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1
+    assert last.startswith("ImportError: horovod_quant.torch needs")
+    assert "pip install" in last
+
+
+@pytest.mark.parametrize("make", [hvq.QSGD, hvq.NUQSGD, hvq.GlobalQSGD, hvq.BinSGDM])
+def test_pickling_keeps_the_arguments_and_drops_the_rest(make: Callable[..., hvq.Compressor]) -> None:
+    model = torch.nn.Linear(40, 40)
+    compressor = make(seed=5, min_elements=7, exclude="bias", named_parameters=model.named_parameters())
+    other = pickle.loads(pickle.dumps(compressor))
+    assert (other.policy.scheme, other.seed, other.policy.min_elements) == (compressor.policy.scheme, 5, 7)
+    assert other.policy.exclude == ["bias"]
+    assert len(pickle.dumps(compressor)) < 1000
+
+
+def test_an_unknown_caller_is_told_what_to_give() -> None:
+    with pytest.raises(RuntimeError, match="named_parameters=model.named_parameters()"):
+        hvq.QSGD().compress(torch.ones(2000))
+
+
+def test_carriers_of_different_names_have_different_signs() -> None:
+    signs = {carrier_signs(f"layer{i}.weight") for i in range(1000)}
+    assert (
+        len(signs) > 980
+    )  # 1,000 draws from 65,536: 992 different ones expected, fewer than 980 in 1 of 10^5
+    assert all(abs(sign) == 1 for sign in carrier_signs("x"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_flat_array_shares_the_tensors_memory(dtype: torch.dtype) -> None:
+    tensor = torch.zeros(3, 5, dtype=dtype)
+    flat_array(tensor)[7] = flat_array(torch.ones(1, dtype=dtype))[0]
+    assert tensor[1, 2] == 1
+    assert tensor.sum() == 1
+
+
+def quadratic(optimizer_of: Callable[[Any], torch.optim.Optimizer], dtype: torch.dtype, steps: int) -> float:
+    weights = torch.nn.Parameter(torch.linspace(-1, 1, 2000, dtype=dtype))
+    optimizer = optimizer_of([weights])
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (weights.float() - 0.25).pow(2).sum().backward()
+        optimizer.step()
+    return (weights.detach().float() - 0.25).abs().mean().item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_binsgdm_minimizes_on_one_worker(dtype: torch.dtype) -> None:
+    assert quadratic(lambda p: hvq.optim.BinSGDM(p, lr=0.01), dtype, 200) < 0.06
+
+
+def test_binsgdm_decays_weights_and_moves_by_lr() -> None:
+    weights = torch.nn.Parameter(torch.full((500,), 2.0))
+    optimizer = hvq.optim.BinSGDM([weights], lr=0.1, weight_decay=0.5)
+    weights.grad = torch.ones(500)
+    optimizer.step()
+    assert torch.allclose(weights, torch.full((500,), 2.0 * (1 - 0.1 * 0.5) - 0.1))
+
+
+def test_binsgdm_reports_a_broken_gradient_and_keeps_its_state() -> None:
+    weights = torch.nn.Parameter(torch.zeros(500))
+    optimizer = hvq.optim.BinSGDM([weights], lr=0.1)
+    weights.grad = torch.full((500,), float("nan"))
+    optimizer.step()
+    assert bool(weights.isnan().all())
+    assert bool((optimizer.state[weights]["momentum"] == 0).all())
+
+
+def test_binsgdms_state_survives_saving_and_copying() -> None:
+    weights = torch.nn.Parameter(torch.linspace(-1, 1, 300, dtype=torch.float16))
+    optimizer = hvq.optim.BinSGDM([weights], lr=0.1)
+    weights.grad = torch.linspace(-1, 2, 300, dtype=torch.float16)
+    optimizer.step()
+    twin = torch.nn.Parameter(weights.detach().clone())
+    loaded = hvq.optim.BinSGDM([twin], lr=0.5)
+    loaded.load_state_dict(pickle.loads(pickle.dumps(optimizer.state_dict())))
+    assert loaded.state[twin]["momentum"].dtype is torch.float32
+    copied = copy.deepcopy(optimizer)
+    for other, parameter in ((loaded, twin), (copied, copied.param_groups[0]["params"][0])):
+        parameter.grad = weights.grad.clone()
+        other.step()
+    optimizer.step()
+    assert torch.equal(twin, weights)
+    assert torch.equal(copied.param_groups[0]["params"][0], weights)
