@@ -48,7 +48,7 @@ def _fastest() -> ModuleType:
     return reference
 
 
-def _native_problem() -> Optional[str]:
+def _native_problem() -> str | None:
     try:
         native.load()
     except native.NativeKernelsUnavailable as error:

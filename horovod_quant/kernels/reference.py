@@ -12,7 +12,7 @@ fixed order.
 
 from __future__ import annotations
 
-from typing import Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,7 +39,7 @@ def _padded(x: np.ndarray, multiple: int) -> np.ndarray:
     return np.concatenate([x, np.zeros(missing, x.dtype)]) if missing else x
 
 
-def _store(result: np.ndarray, out: Optional[np.ndarray]) -> np.ndarray:
+def _store(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
     if out is None:
         return result
     out[...] = result
@@ -50,7 +50,7 @@ def as_float32(x: np.ndarray) -> np.ndarray:
     """Elements as float32, rounded to nearest even. uint16 holds the bits of bfloat16, which numpy lacks."""
     if x.dtype == np.uint16:
         return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return x.astype(np.float32, copy=False)
 
 
@@ -74,7 +74,7 @@ def _per_element(per_bucket: np.ndarray, bucket_size: int, elements: int) -> np.
 # ---- norms -------------------------------------------------------------------------------------------------------
 
 
-def bucket_maxima(x: np.ndarray, bucket_size: int, out: Optional[np.ndarray] = None) -> np.ndarray:
+def bucket_maxima(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
     """Largest magnitude of each bucket, float32; inf for a bucket with a NaN or an infinity.
 
     NaN becomes inf because a Max over workers may lose a NaN.
@@ -84,7 +84,7 @@ def bucket_maxima(x: np.ndarray, bucket_size: int, out: Optional[np.ndarray] = N
     return _store(np.minimum(largest, _INF_BITS).view(np.float32), out)
 
 
-def bucket_square_sums(x: np.ndarray, bucket_size: int, out: Optional[np.ndarray] = None) -> np.ndarray:
+def bucket_square_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
     """Sum of squares of each bucket, float64; inf for a bucket with a NaN or an infinity.
 
     Row by row into 32 lanes, then a tree over the lanes. The result is rounded to 24 significant bits: then the sum
@@ -163,7 +163,7 @@ def encode_uniform_sum(
     width: int,
     key: Key,
     start: int = 0,
-    out: Optional[np.ndarray] = None,
+    out: np.ndarray | None = None,
 ) -> np.ndarray:
     """Rounds to uniform levels and packs signed digits of ``width`` bits, to be added by an allreduce."""
     return pack_sum(round_uniform(x, norms, bucket_size, levels, key, start), width, out)
@@ -191,7 +191,7 @@ def encode_uniform_codes(
     bits: int,
     key: Key,
     start: int = 0,
-    out: Optional[np.ndarray] = None,
+    out: np.ndarray | None = None,
 ) -> np.ndarray:
     """Rounds to ``2^(bits-1) - 1`` uniform levels and packs sign-and-magnitude codes."""
     digits = round_uniform(x, norms, bucket_size, uniform_levels(bits), key, start)
@@ -255,7 +255,7 @@ def encode_exponential(
     bits: int,
     key: Key,
     start: int = 0,
-    out: Optional[np.ndarray] = None,
+    out: np.ndarray | None = None,
 ) -> np.ndarray:
     """Rounds to exponential levels and packs sign-and-index codes."""
     digits = round_exponential(x, norms, bucket_size, bits, key, start)
@@ -330,8 +330,8 @@ def binarize(
     beta: float,
     key: Key,
     start: int = 0,
-    out: Optional[np.ndarray] = None,
-) -> Tuple[np.ndarray, np.ndarray]:
+    out: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
     """Updates a worker's momentum and scale in place, and draws one bit an element (BinSGDM, section 3).
 
     ``momentum = beta * momentum + (1 - beta) * g`` and ``scale = beta * scale + (1 - beta) * |g|``; the bit is 1
@@ -357,7 +357,7 @@ def binarize(
 
 
 def vote(
-    words: Sequence[np.ndarray], key: Key, start: int = 0, out: Optional[np.ndarray] = None
+    words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray | None = None
 ) -> np.ndarray:
     """Averages n workers' signs and draws one bit from the average (the server's half of the 1-bit allreduce).
 
@@ -394,7 +394,7 @@ def digits_of_codes(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.where(codes >> np.uint32(bits - 1), -magnitude, magnitude)
 
 
-def pack_sum(digits: np.ndarray, width: int, out: Optional[np.ndarray] = None) -> np.ndarray:
+def pack_sum(digits: np.ndarray, width: int, out: np.ndarray | None = None) -> np.ndarray:
     """Signed digits as fields of int32 words: ``word[t, g] = sum_i digit[t, i, g] * 2^(width i)`` modulo 2^32.
 
     Adding words adds all fields at once as long as each sum stays within ``+-(2^(width-1) - 1)``.
@@ -422,7 +422,7 @@ def unpack_sum(words: np.ndarray, width: int, elements: int) -> np.ndarray:
 
 
 def pack_codes(
-    codes: np.ndarray, bits: int, out: Optional[np.ndarray] = None, whole_tiles: bool = False
+    codes: np.ndarray, bits: int, out: np.ndarray | None = None, whole_tiles: bool = False
 ) -> np.ndarray:
     """Codes (uint32, below ``2^bits``) as one dense stream of bits in each of 32 lanes, int32 words."""
     grid = _padded(codes, TILE).reshape(-1, 32, ROW)
