@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import warnings
 from types import ModuleType
-from typing import Optional
 
 from horovod_quant.kernels import native, reference
 

@@ -160,7 +160,8 @@ def split_ragged(buffer: np.ndarray) -> list[np.ndarray]:
     Raises:
         ValueError: the lengths do not add up to the buffer.
     """
-    bodies, position = [], 0
+    bodies: list[np.ndarray] = []
+    position = 0
     while position < len(buffer):
         header = buffer[position : position + 8]
         length = int(header.copy().view("<i8")[0]) if len(header) == 8 else -1

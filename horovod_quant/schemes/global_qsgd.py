@@ -170,15 +170,15 @@ class GlobalQSGD(Scheme):
         served = np.zeros(splits[workers.rank], np.int32)
         for segment in chunks.segments(workers.rank):
             gradient, count = gradients[segment.gradient], segment.stop - segment.start
-            place = slice(segment.tile * tile_words, (segment.tile + segment.tile_count) * tile_words)
+            own_part = slice(segment.tile * tile_words, (segment.tile + segment.tile_count) * tile_words)
             unit = [np.ones(segment.tile_count, np.float32)] * workers.size
             total = np.empty(count, np.float32)
-            kernels.decode_exponential([r[place] for r in received], unit, TILE, self.bits, 1.0, total)
+            kernels.decode_exponential([r[own_part] for r in received], unit, TILE, self.bits, 1.0, total)
             # Every worker would draw the same bits here, so the result does not depend on who serves what.
             key = gradient.keys.key("server", gradient.step)
             size = np.full(segment.tile_count, workers.size, np.float32)
             codes = kernels.encode_exponential(total, size, TILE, self.bits, key, segment.start)
-            served[place][: len(codes)] = codes
+            served[own_part][: len(codes)] = codes
 
         parts = [count / workers.size for count in chunks.parts(4 * tile_words)]
         gathered = np.concatenate((yield Allgather(served, parts, splits)))

@@ -1,0 +1,225 @@
+"""Times every kernel against a plain copy of the same float32 bytes.
+
+A round times each kernel once, next to memcpy and to the cast to float16, so that all see the same state of the
+machine; the table shows medians over the rounds, and the time as a multiple of memcpy beside its target. One thread,
+whose CPU time is measured; buffers are kept between calls.
+
+    python benchmarks/kernels.py                         # the native kernels, three sizes
+    python benchmarks/kernels.py --only uniform --json kernels.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import platform
+import time
+from statistics import median
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from horovod_quant import kernels
+from horovod_quant.kernels import native, reference
+from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.layout import ROW, buckets, code_words, sum_words, tiles
+
+SIZES = {"64k": 64_000, "1M": 1_000_000, "25.6M": 25_600_000}
+MIN_SECONDS = 0.001  # of one measurement: shorter kernels are called several times
+WORKERS = 4
+MEMCPY, FP16_CAST = "memcpy", "fp16 cast"
+
+
+class Case(NamedTuple):
+    """A kernel call with its arguments, and its targets as multiples of memcpy at 1M and 25.6M elements."""
+
+    name: str
+    call: Callable[[], Any]
+    target_1m: float | None = None
+    target_25m: float | None = None
+
+    def target(self, size: str) -> float | None:
+        return {"1M": self.target_1m, "25.6M": self.target_25m}.get(size)
+
+
+def baselines(elements: int) -> list[Case]:
+    """memcpy, and the cast that Horovod's own fp16 compression makes, into memory that is already there."""
+    source = np.random.default_rng(0).standard_normal(elements, np.float32)
+    target = np.zeros_like(source)
+    copy = ctypes.memmove
+    return [
+        Case(MEMCPY, lambda: copy(target.ctypes.data, source.ctypes.data, source.nbytes)),
+        Case(FP16_CAST, fp16_cast(source)),
+    ]
+
+
+def fp16_cast(source: np.ndarray) -> Callable[[], Any]:
+    half = np.zeros(len(source), np.float16)
+    try:
+        import torch
+    except ImportError:
+        return lambda: np.copyto(half, source, casting="same_kind")
+    torch.set_num_threads(1)
+    from_torch, to_torch = torch.from_numpy(source), torch.from_numpy(half)
+    return lambda: to_torch.copy_(from_torch)
+
+
+def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
+    rng = np.random.default_rng(1)
+    key = KeyChain(0, "benchmark").key("worker", 0)
+    x = rng.standard_normal(elements, np.float32) * np.float32(1e-3)
+    out = np.zeros(elements, np.float32)
+    norms = k.bucket_maxima(x, bucket_size)
+    square_sums = np.zeros(buckets(elements, bucket_size), np.float64)
+    found = [
+        Case("bucket_maxima", lambda: k.bucket_maxima(x, bucket_size, norms), 0.8, 0.7),
+        Case("bucket_square_sums", lambda: k.bucket_square_sums(x, bucket_size, square_sums), 0.8, 0.7),
+    ]
+
+    def add(name: str, kernel: Callable, *arguments: Any, targets=(None, None), **more: Any) -> None:
+        found.append(Case(name, lambda: kernel(*arguments, **more), *targets))
+
+    for width in (2, 3, 4, 5, 8, 16):
+        levels = ((1 << (width - 1)) - 1) // WORKERS or 1
+        words = np.zeros(sum_words(elements, width), np.int32)
+        add(f"encode_uniform_sum, {width} bits", k.encode_uniform_sum,
+            x, norms, bucket_size, levels, width, key, 0, words, targets=(1.7, 0.9))  # fmt: skip
+        add(f"decode_uniform_sum, {width} bits", k.decode_uniform_sum,
+            words, norms, bucket_size, levels, width, 0.25, out, targets=(0.8, 0.8))  # fmt: skip
+    for name, dtype in {"float16": np.float16, "bfloat16": np.uint16, "float64": np.float64}.items():
+        typed = reference.store_float32(x, np.zeros(elements, dtype))
+        words = np.zeros(sum_words(elements, 4), np.int32)
+        add(f"encode_uniform_sum, 4 bits, {name}", k.encode_uniform_sum,
+            typed, norms, bucket_size, 1, 4, key, 0, words)  # fmt: skip
+        add(f"decode_uniform_sum, 4 bits, {name}", k.decode_uniform_sum,
+            words, norms, bucket_size, 1, 4, 0.25, np.zeros_like(typed))  # fmt: skip
+    for bits in (2, 4, 5, 8):
+        words = np.zeros(code_words(elements, bits), np.int32)
+        k.encode_uniform_codes(x, norms, bucket_size, bits, key, 0, words)
+        everybody = [words.copy() for _ in range(WORKERS)]
+        add(f"encode_uniform_codes, {bits} bits", k.encode_uniform_codes,
+            x, norms, bucket_size, bits, key, 0, words, targets=(1.7, 0.9))  # fmt: skip
+        add(f"decode_uniform_codes, {bits} bits, n = {WORKERS}", k.decode_uniform_codes,
+            everybody, [norms] * WORKERS, bucket_size, bits, 0.25, out, targets=(2.2, 1.1))  # fmt: skip
+    for bits, target in ((4, 2.5), (8, 1.7)):
+        words = np.zeros(code_words(elements, bits), np.int32)
+        k.encode_exponential(x, norms, bucket_size, bits, key, 0, words)
+        add(f"encode_exponential, {bits} bits", k.encode_exponential,
+            x, norms, bucket_size, bits, key, 0, words, targets=(target, 1.0))  # fmt: skip
+        add(f"decode_exponential, {bits} bits", k.decode_exponential,
+            [words], [norms], bucket_size, bits, 0.25, out, targets=(1.0, 0.9))  # fmt: skip
+        add(f"decode_exponential, {bits} bits, n = {WORKERS}", k.decode_exponential,
+            [words.copy() for _ in range(WORKERS)], [norms] * WORKERS, bucket_size, bits, 0.25, out)  # fmt: skip
+
+    momentum, scale = np.zeros(elements, np.float32), np.zeros(elements, np.float32)
+    signs = np.zeros(tiles(elements) * ROW, np.int32)
+    k.binarize(x, momentum, scale, 0.9, key, 0, signs)
+    votes = [signs.copy() for _ in range(WORKERS)]
+    add("binarize", k.binarize, x, momentum, scale, 0.9, key, 0, signs, targets=(3.5, 2.8))
+    add(f"vote, n = {WORKERS}", k.vote, votes, key, 0, signs, targets=(1.5, 0.8))
+    add("decode_signs", k.decode_signs, signs, 0.25, out, targets=(1.5, 0.8))
+
+    for percent in (1, 10, 30):
+        digits = np.where(rng.random(elements) < percent / 100, rng.integers(1, 8, elements, np.int32), 0)
+        digits = (digits * rng.choice(np.array([-1, 1], np.int32), elements)).astype(np.int32)
+        for code in ("gamma", "omega"):
+            stream = k.elias_encode(digits, code)
+            add(f"elias_encode, {code}, {percent}% non-zero", k.elias_encode, digits, code)
+            add(f"elias_decode, {code}, {percent}% non-zero", k.elias_decode, stream, elements, 7, code)
+    return found
+
+
+def seconds(call: Callable[[], Any], repeats: int) -> float:
+    """CPU time of one call: on a busy machine, the time that other processes take does not count."""
+    begin = time.thread_time()
+    for _ in range(repeats):
+        call()
+    return (time.thread_time() - begin) / repeats
+
+
+def measure(size: str, selected: list[Case], rounds: int) -> list[dict[str, Any]]:
+    """Times all cases in each round. Ratios are taken within a round: they outlast a change of the machine's load."""
+    repeats = {case.name: 1 + int(MIN_SECONDS / seconds(case.call, 1)) for case in selected}
+    times: dict[str, list[float]] = {case.name: [] for case in selected}
+    for _ in range(rounds):
+        for case in selected:
+            seconds(case.call, repeats[case.name])  # what the case before left in the caches is not its fault
+            times[case.name].append(seconds(case.call, repeats[case.name]))
+
+    def ratio(name: str, to: str) -> float:
+        return median(a / b for a, b in zip(times[name], times[to]))
+
+    return [
+        {
+            "kernel": case.name,
+            "size": size,
+            "elements": SIZES[size],
+            "milliseconds": 1e3 * median(times[case.name]),
+            "gigabytes_per_second": 4e-9 * SIZES[size] / median(times[case.name]),
+            "times_memcpy": ratio(case.name, MEMCPY),
+            "times_fp16_cast": ratio(case.name, FP16_CAST),
+            "target": case.target(size),
+        }
+        for case in selected
+    ]
+
+
+def print_table(console: Console, size: str, results: list[dict[str, Any]]) -> None:
+    table = Table(title=f"{size} elements, times of one call")
+    table.add_column("kernel")
+    for column in ("ms", "GB/s of float32", "x fp16 cast", "x memcpy", "target"):
+        table.add_column(column, justify="right")
+    for result in results:
+        target = result["target"]
+        missed = target is not None and result["times_memcpy"] > target
+        table.add_row(
+            result["kernel"],
+            f"{result['milliseconds']:.3f}",
+            f"{result['gigabytes_per_second']:.1f}",
+            f"{result['times_fp16_cast']:.2f}",
+            f"[red]{result['times_memcpy']:.2f}[/red]" if missed else f"{result['times_memcpy']:.2f}",
+            "" if target is None else f"{target:.1f}",
+        )
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time the kernels against memcpy and the cast to float16.")
+    parser.add_argument(
+        "--kernels", default="native", choices=sorted(kernels.BACKENDS), help="backend to time"
+    )
+    parser.add_argument(
+        "--isa", choices=native.INSTRUCTION_SETS, help="instruction set of the native kernels"
+    )
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES, help="numbers of elements")
+    parser.add_argument("--bucket-size", type=int, default=1024, help="elements that share a norm")
+    parser.add_argument("--only", default="", help="kernels whose name contains this")
+    parser.add_argument("--rounds", type=int, default=15, help="measurements of each kernel")
+    parser.add_argument("--json", metavar="FILE", help="write the results here too")
+    arguments = parser.parse_args()
+
+    backend = kernels.get(arguments.kernels)
+    if arguments.isa:
+        native.force_instruction_set(arguments.isa)
+    console = Console()
+    console.print(f"{kernels.describe()}; {platform.processor() or platform.machine()}")
+    results = []
+    for size in arguments.sizes:
+        elements = SIZES[size]
+        selected = baselines(elements)
+        selected += [
+            case for case in cases(backend, elements, arguments.bucket_size) if arguments.only in case.name
+        ]
+        measured = measure(size, selected, arguments.rounds)
+        print_table(console, size, measured)
+        results += measured
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"kernels": kernels.describe(), "results": results}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+// The kernels of reference.py as plain loops, compiled once for each instruction set and chosen at run time.
+//
+// A C interface for ctypes; native.py declares it and checks every size. A function `name` of native_kernels.h or
+// native_elias.h becomes the symbols name_baseline, name_avx2 and name_avx512.
+//
+// Which bits come out must not depend on the compiler: no contraction to fused multiply-adds (-ffp-contract=off), no
+// -ffast-math, and every sum in a stated order.
+
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+using i32 = int32_t;
+using i64 = int64_t;
+using u8 = uint8_t;
+using u16 = uint16_t;
+using u32 = uint32_t;
+using u64 = uint64_t;
+
+// Without `restrict` the compiler must assume that a store changes what it is about to load.
+#define RESTRICT __restrict
+#define INLINE inline __attribute__((always_inline))
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#define KERNEL(result, name) EXPORT result JOIN(name, ISA)
+
+namespace {
+
+enum Type : i64 { FLOAT32, FLOAT16, FLOAT64, BFLOAT16 };
+
+constexpr i64 ROW = 32;  // elements that share a word's position in its lane: layout.py
+constexpr i64 TILE = 32 * ROW;
+
+// Rounds to nearest and keeps subnormals until the end of the scope, whatever the caller's settings are (PyTorch can
+// be told to flush subnormals). No load or store moves across the barriers, and all operands come from memory.
+class DefaultArithmetic {
+#if defined(__x86_64__)
+  unsigned saved = _mm_getcsr();
+
+ public:
+  INLINE DefaultArithmetic() {
+    _mm_setcsr(0x1F80);
+    asm volatile("" ::: "memory");
+  }
+  INLINE ~DefaultArithmetic() {
+    asm volatile("" ::: "memory");
+    _mm_setcsr(saved);
+  }
+#else
+ public:
+  INLINE DefaultArithmetic() {}
+  INLINE ~DefaultArithmetic() {}
+#endif
+};
+
+}  // namespace
+
+#define ISA baseline
+#include "native_kernels.h"
+#include "native_elias.h"
+#undef ISA
+
+#if defined(__x86_64__)
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,lzcnt"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,bmi,bmi2,lzcnt")
+#endif
+#define ISA avx2
+#include "native_kernels.h"
+#include "native_elias.h"
+#undef ISA
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push( \
+    __attribute__((target("avx2,bmi,bmi2,lzcnt,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,bmi,bmi2,lzcnt,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#endif
+#define ISA avx512
+#include "native_kernels.h"
+#include "native_elias.h"
+#undef ISA
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#endif  // __x86_64__
+
+// Changes with every signature, so that native.py does not call a library that was built from other sources.
+EXPORT i64 interface_version() { return 1; }
+
+// Index of the best instruction set this processor has: 0 baseline, 1 AVX2, 2 AVX-512.
+EXPORT i64 best_instruction_set() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return avx2 ? (avx512 ? 2 : 1) : 0;
+#else
+  return 0;
+#endif
+}

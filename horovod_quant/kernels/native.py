@@ -1,0 +1,590 @@
+"""The C++ kernels (native.cpp): the same functions as `reference`, which says what they mean, and the same bits.
+
+The library is loaded at the first use. Arrays are checked here, so that no call goes out of their bounds; those that
+are not contiguous or not aligned are copied. A call releases Python's global lock.
+
+Environment variables:
+    HOROVOD_QUANT_ISA: ``baseline``, ``avx2`` or ``avx512`` instead of the best that the processor has.
+    HOROVOD_QUANT_LIBRARY: path of a library to load instead of the installed one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from horovod_quant.kernels import entropy
+from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.layout import ROW, buckets, code_words, sum_words, tiles
+from horovod_quant.kernels.reference import (
+    add_exponential,
+    decoding_scales,
+    exponential_values,
+    norms_of_square_sums,
+)
+
+__all__ = [
+    "add_exponential",
+    "binarize",
+    "bucket_maxima",
+    "bucket_square_sums",
+    "codes_of_digits",
+    "decode_exponential",
+    "decode_signs",
+    "decode_uniform_codes",
+    "decode_uniform_sum",
+    "decoding_scales",
+    "elias_decode",
+    "elias_encode",
+    "encode_exponential",
+    "encode_uniform_codes",
+    "encode_uniform_sum",
+    "exponential_values",
+    "norms_of_square_sums",
+    "pack_codes",
+    "pack_sum",
+    "round_exponential",
+    "round_uniform",
+    "unpack_codes",
+    "unpack_sum",
+    "vote",
+]
+
+NAME = "native"
+
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
+
+_INTERFACE_VERSION = 1
+
+_POINTER, _INT, _KEY, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32, ctypes.c_float
+_GRADIENT = (_POINTER, _INT, _INT)  # data, type, number of elements
+_NORMS = (_POINTER, _INT)  # norms, bucket size
+_RANDOM = (_KEY, _KEY, _INT)  # k0, k1, start
+_OUT = (_POINTER, _INT)  # data, type
+
+_SIGNATURES = {
+    "bucket_maxima": (*_GRADIENT, _INT, _POINTER),
+    "bucket_square_sums": (*_GRADIENT, _INT, _POINTER),
+    "round_uniform": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, _POINTER),
+    "encode_uniform_sum": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, _INT, _POINTER),
+    "encode_uniform_codes": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, _POINTER),
+    "round_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, _POINTER),
+    "encode_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, _POINTER),
+    "decode_uniform_sum": (_POINTER, _POINTER, _INT, _INT, _INT, _INT, _FLOAT, *_OUT),
+    "decode_uniform_codes": (_POINTER, _POINTER, _INT, _INT, _INT, _INT, _FLOAT, _POINTER, *_OUT),
+    "decode_exponential": (_POINTER, _POINTER, _INT, _INT, _INT, _INT, _FLOAT, _POINTER, *_OUT),
+    "binarize": (*_GRADIENT, _POINTER, _POINTER, _FLOAT, _FLOAT, *_RANDOM, _POINTER, _POINTER),
+    "vote": (_POINTER, _INT, _INT, *_RANDOM, _POINTER),
+    "decode_signs": (_POINTER, _INT, _FLOAT, *_OUT),
+    "codes_of_digits": (_POINTER, _INT, _INT, _POINTER),
+    "pack_sum": (_POINTER, _INT, _INT, _POINTER),
+    "pack_codes": (_POINTER, _INT, _INT, _POINTER),
+    "unpack_sum": (_POINTER, _INT, _INT, _POINTER),
+    "unpack_codes": (_POINTER, _INT, _INT, _POINTER),
+    "elias_measure": (_POINTER, _INT, _INT, _POINTER),
+    "elias_encode": (_POINTER, _INT, _INT, _INT, _POINTER),
+    "elias_decode": (_POINTER, _INT, _INT, _INT, _INT, _POINTER),
+}
+_WITH_RESULT = ("elias_measure", "elias_decode")
+
+_TYPES = {
+    np.dtype(np.float32): 0,
+    np.dtype(np.float16): 1,
+    np.dtype(np.float64): 2,
+    np.dtype(np.uint16): 3,  # the bits of bfloat16
+}
+
+MAX_LEVELS = 2**15 - 1
+
+
+# ---- the library -------------------------------------------------------------------------------------------------
+
+
+class NativeKernelsUnavailable(ImportError):
+    """The library cannot be loaded; the message says why."""
+
+
+class _Library:
+    """A loaded library and its functions for one instruction set."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.handle = ctypes.CDLL(str(path))
+            version = self.handle.interface_version()
+            self.best = int(self.handle.best_instruction_set())
+        except (OSError, AttributeError) as error:
+            raise NativeKernelsUnavailable(f"cannot load {path}: {error}") from error
+        if version != _INTERFACE_VERSION:
+            raise NativeKernelsUnavailable(
+                f"{path} was built from other sources (interface {version}, not {_INTERFACE_VERSION}): install again"
+            )
+
+    def use(self, instruction_set: str) -> None:
+        available = INSTRUCTION_SETS[: self.best + 1]
+        if instruction_set not in available:
+            raise ValueError(
+                f"instruction set {instruction_set!r}: this processor has {', '.join(available)}"
+            )
+        self.instruction_set = instruction_set
+        self.functions = SimpleNamespace()
+        for name, arguments in _SIGNATURES.items():
+            function = self.handle[f"{name}_{instruction_set}"]
+            function.argtypes = arguments
+            function.restype = _INT if name in _WITH_RESULT else None
+            setattr(self.functions, name, function)
+
+
+_library: _Library | None = None
+
+
+def load(path: os.PathLike | None = None) -> None:
+    """Loads the library, from ``path`` instead of the installed place if it is given; does nothing the second time.
+
+    Raises:
+        NativeKernelsUnavailable: there is no library, or it does not fit.
+        ValueError: HOROVOD_QUANT_ISA names an instruction set that the processor does not have.
+    """
+    global _library
+    if _library is not None and path is None:
+        return
+    library = _Library(Path(path) if path else _library_path())
+    library.use(os.environ.get("HOROVOD_QUANT_ISA") or INSTRUCTION_SETS[library.best])
+    _library = library
+
+
+def _library_path() -> Path:
+    if os.environ.get("HOROVOD_QUANT_LIBRARY"):
+        return Path(os.environ["HOROVOD_QUANT_LIBRARY"])
+    folder = Path(__file__).parent
+    for suffix in EXTENSION_SUFFIXES:
+        if (folder / f"_native{suffix}").exists():
+            return folder / f"_native{suffix}"
+    raise NativeKernelsUnavailable(
+        f"no compiled library in {folder}: it was installed without a C++ compiler"
+    )
+
+
+def available_instruction_sets() -> tuple[str, ...]:
+    """What this processor can run, the best last."""
+    return INSTRUCTION_SETS[: _loaded().best + 1]
+
+
+def instruction_set() -> str:
+    """The instruction set in use."""
+    return _loaded().instruction_set
+
+
+def force_instruction_set(name: str) -> None:
+    """Uses ``name`` from now on.
+
+    Raises:
+        ValueError: the processor does not have it.
+    """
+    _loaded().use(name)
+
+
+def _loaded() -> _Library:
+    load()
+    assert _library is not None
+    return _library
+
+
+def _call(name: str, *arguments) -> int | None:
+    return getattr(_loaded().functions, name)(*arguments)
+
+
+# ---- arguments ---------------------------------------------------------------------------------------------------
+
+
+def _pointer(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def _is_plain(array: np.ndarray) -> bool:
+    return array.flags.c_contiguous and array.flags.aligned
+
+
+def _flat(array: np.ndarray, name: str) -> np.ndarray:
+    """The array if its memory can be read as it is, else a copy."""
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}; it must be flat")
+    return array if _is_plain(array) else array.copy()
+
+
+def _input(array: np.ndarray, dtype: type, name: str) -> np.ndarray:
+    if array.dtype != dtype:
+        raise TypeError(f"{name} has dtype {array.dtype}; it must be {np.dtype(dtype)}")
+    return _flat(array, name)
+
+
+def _type(array: np.ndarray, name: str) -> int:
+    if array.dtype not in _TYPES:
+        raise TypeError(
+            f"{name} has dtype {array.dtype}; it must be float32, float16, float64, or bfloat16 as uint16"
+        )
+    return _TYPES[array.dtype]
+
+
+class _Out:
+    """An array that a kernel fills: ``out`` itself, or one that is copied to it in the end."""
+
+    def __init__(self, out: np.ndarray | None, length: int, dtype: type) -> None:
+        self.out = out
+        if out is None:
+            self.array: np.ndarray = np.empty(length, dtype)
+        else:
+            if out.dtype != dtype or out.shape != (length,):
+                raise ValueError(
+                    f"out is {out.dtype}{list(out.shape)}; it must be {np.dtype(dtype)}[{length}]"
+                )
+            self.array = _writable(out)
+
+    def done(self) -> np.ndarray:
+        return self.array if self.out is None else _write_back(self.array, self.out)
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    """The array if its memory can be written as it is, else a copy to be written back."""
+    if not array.flags.writeable:
+        raise ValueError("out is read-only")
+    return array if _is_plain(array) else array.copy()
+
+
+def _write_back(result: np.ndarray, out: np.ndarray) -> np.ndarray:
+    if result is not out:
+        out[...] = result
+    return out
+
+
+def _check_bucket_size(bucket_size: int) -> None:
+    if bucket_size < ROW or bucket_size % ROW:
+        raise ValueError(f"bucket_size={bucket_size}: use a multiple of {ROW}")
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name}={value}: use {low} to {high}")
+
+
+def _norms(norms: np.ndarray, elements: int, bucket_size: int) -> np.ndarray:
+    _check_bucket_size(bucket_size)
+    if len(norms) < buckets(elements, bucket_size):
+        raise ValueError(
+            f"norms: {len(norms)} norms for {elements} elements in buckets of {bucket_size}; "
+            f"{buckets(elements, bucket_size)} are needed"
+        )
+    return _input(norms, np.float32, "norms")
+
+
+def _code_words(words: np.ndarray, elements: int, bits: int) -> np.ndarray:
+    if len(words) < code_words(elements, bits):
+        raise ValueError(f"words: {len(words)} words cannot hold {elements} codes of {bits} bits")
+    return _input(words, np.int32, "words")
+
+
+def _sum_words(words: np.ndarray, elements: int, width: int) -> np.ndarray:
+    _check_range("width", width, 1, 16)
+    if len(words) != sum_words(elements, width):
+        raise ValueError(f"words: {len(words)} words cannot hold {elements} digits of {width} bits")
+    return _input(words, np.int32, "words")
+
+
+def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array:
+    return (_POINTER * len(arrays))(*map(_pointer, arrays))
+
+
+# ---- norms -------------------------------------------------------------------------------------------------------
+
+
+def bucket_maxima(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
+    return _bucket_norms("bucket_maxima", x, bucket_size, out, np.float32)
+
+
+def bucket_square_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
+    return _bucket_norms("bucket_square_sums", x, bucket_size, out, np.float64)
+
+
+def _bucket_norms(kernel, x, bucket_size, out, dtype):
+    kind = _type(x, "x")
+    x = _flat(x, "x")
+    _check_bucket_size(bucket_size)
+    result = _Out(out, buckets(len(x), bucket_size), dtype)
+    _call(kernel, _pointer(x), kind, len(x), bucket_size, _pointer(result.array))
+    return result.done()
+
+
+# ---- uniform levels ----------------------------------------------------------------------------------------------
+
+
+def round_uniform(
+    x: np.ndarray, norms: np.ndarray, bucket_size: int, levels: int, key: Key, start: int = 0
+) -> np.ndarray:
+    _check_range("levels", levels, 1, MAX_LEVELS)
+    return _encode("round_uniform", x, norms, bucket_size, (levels, *key, start), len(x), None)
+
+
+def encode_uniform_sum(
+    x: np.ndarray,
+    norms: np.ndarray,
+    bucket_size: int,
+    levels: int,
+    width: int,
+    key: Key,
+    start: int = 0,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    _check_range("levels", levels, 1, MAX_LEVELS)
+    _check_range("width", width, 1, 16)
+    arguments = (levels, *key, start, width)
+    return _encode("encode_uniform_sum", x, norms, bucket_size, arguments, sum_words(len(x), width), out)
+
+
+def encode_uniform_codes(
+    x: np.ndarray,
+    norms: np.ndarray,
+    bucket_size: int,
+    bits: int,
+    key: Key,
+    start: int = 0,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    _check_range("bits", bits, 2, 16)
+    arguments = (*key, start, bits)
+    return _encode("encode_uniform_codes", x, norms, bucket_size, arguments, code_words(len(x), bits), out)
+
+
+def _encode(kernel, x, norms, bucket_size, arguments, length, out):
+    kind = _type(x, "x")
+    x = _flat(x, "x")
+    norms = _norms(norms, len(x), bucket_size)
+    result = _Out(out, length, np.int32)
+    _call(
+        kernel, _pointer(x), kind, len(x), _pointer(norms), bucket_size, *arguments, _pointer(result.array)
+    )  # fmt: skip
+    return result.done()
+
+
+def decode_uniform_sum(
+    words: np.ndarray,
+    norms: np.ndarray,
+    bucket_size: int,
+    levels: int,
+    width: int,
+    factor: float,
+    out: np.ndarray,
+) -> np.ndarray:
+    _check_range("levels", levels, 1, MAX_LEVELS)
+    words = _sum_words(words, len(out), width)
+    norms = _norms(norms, len(out), bucket_size)
+    arguments = (len(out), bucket_size, levels, width, factor)
+    return _decode("decode_uniform_sum", _pointer(words), _pointer(norms), arguments, out)
+
+
+def decode_uniform_codes(
+    words: Sequence[np.ndarray],
+    norms: Sequence[np.ndarray],
+    bucket_size: int,
+    bits: int,
+    factor: float,
+    out: np.ndarray,
+) -> np.ndarray:
+    _check_range("bits", bits, 2, 16)
+    return _decode_workers("decode_uniform_codes", words, norms, bucket_size, bits, factor, out)
+
+
+def _decode_workers(kernel, words, norms, bucket_size, bits, factor, out):
+    if not 0 < len(words) == len(norms):
+        raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
+    words = [_code_words(own, len(out), bits) for own in words]
+    norms = [_norms(own, len(out), bucket_size) for own in norms]
+    units = np.empty(len(words), np.float32)
+    arguments = (len(words), len(out), bucket_size, bits, factor, _pointer(units))
+    return _decode(kernel, _pointers(words), _pointers(norms), arguments, out)
+
+
+def _decode(kernel, words, norms, arguments, out):
+    kind = _type(out, "out")
+    result = _Out(out, len(out), out.dtype)
+    _call(kernel, words, norms, *arguments, _pointer(result.array), kind)
+    return result.done()
+
+
+# ---- exponential levels ------------------------------------------------------------------------------------------
+
+
+def round_exponential(
+    x: np.ndarray, norms: np.ndarray, bucket_size: int, bits: int, key: Key, start: int = 0
+) -> np.ndarray:
+    _check_range("bits", bits, 2, 8)
+    return _encode("round_exponential", x, norms, bucket_size, (*key, start, bits), len(x), None)
+
+
+def encode_exponential(
+    x: np.ndarray,
+    norms: np.ndarray,
+    bucket_size: int,
+    bits: int,
+    key: Key,
+    start: int = 0,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    _check_range("bits", bits, 2, 8)
+    arguments = (*key, start, bits)
+    return _encode("encode_exponential", x, norms, bucket_size, arguments, code_words(len(x), bits), out)
+
+
+def decode_exponential(
+    words: Sequence[np.ndarray],
+    norms: Sequence[np.ndarray],
+    bucket_size: int,
+    bits: int,
+    factor: float,
+    out: np.ndarray,
+) -> np.ndarray:
+    _check_range("bits", bits, 2, 8)
+    return _decode_workers("decode_exponential", words, norms, bucket_size, bits, factor, out)
+
+
+# ---- one bit -----------------------------------------------------------------------------------------------------
+
+
+def binarize(
+    gradient: np.ndarray,
+    momentum: np.ndarray,
+    scale: np.ndarray,
+    beta: float,
+    key: Key,
+    start: int = 0,
+    out: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    kind = _type(gradient, "gradient")
+    gradient = _flat(gradient, "gradient")
+    count = len(gradient)
+    m, b = _Out(momentum, count, np.float32), _Out(scale, count, np.float32)
+    words = _Out(out, tiles(count) * ROW, np.int32)
+    broken = np.empty(tiles(count), bool)
+    _call(
+        "binarize", _pointer(gradient), kind, count, _pointer(m.array), _pointer(b.array), beta, 1.0 - beta,
+        *key, start, _pointer(words.array), _pointer(broken),
+    )  # fmt: skip
+    m.done()
+    b.done()
+    return words.done(), broken
+
+
+def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray | None = None) -> np.ndarray:
+    if not words or len({len(own) for own in words}) > 1 or len(words[0]) % ROW:
+        raise ValueError(
+            f"words of lengths {[len(own) for own in words]}; they must be the same multiple of {ROW}"
+        )
+    words = [_input(own, np.int32, "words") for own in words]
+    result = _Out(out, len(words[0]), np.int32)
+    _call("vote", _pointers(words), len(words), len(words[0]) // ROW, *key, start, _pointer(result.array))
+    return result.done()
+
+
+def decode_signs(words: np.ndarray, magnitude: float, out: np.ndarray) -> np.ndarray:
+    kind = _type(out, "out")
+    words = _code_words(words, len(out), 1)
+    result = _Out(out, len(out), out.dtype)
+    _call("decode_signs", _pointer(words), len(out), magnitude, _pointer(result.array), kind)
+    return result.done()
+
+
+# ---- packing -----------------------------------------------------------------------------------------------------
+
+
+def codes_of_digits(digits: np.ndarray, bits: int) -> np.ndarray:
+    _check_range("bits", bits, 2, 16)
+    digits = _input(digits, np.int32, "digits")
+    codes = np.empty(len(digits), np.uint32)
+    _call("codes_of_digits", _pointer(digits), len(digits), bits, _pointer(codes))
+    return codes
+
+
+def pack_sum(digits: np.ndarray, width: int, out: np.ndarray | None = None) -> np.ndarray:
+    _check_range("width", width, 1, 16)
+    digits = _input(digits, np.int32, "digits")
+    result = _Out(out, sum_words(len(digits), width), np.int32)
+    _call("pack_sum", _pointer(digits), len(digits), width, _pointer(result.array))
+    return result.done()
+
+
+def unpack_sum(words: np.ndarray, width: int, elements: int) -> np.ndarray:
+    words = _sum_words(words, elements, width)
+    digits = np.empty(elements, np.int32)
+    _call("unpack_sum", _pointer(words), elements, width, _pointer(digits))
+    return digits
+
+
+def pack_codes(
+    codes: np.ndarray, bits: int, out: np.ndarray | None = None, whole_tiles: bool = False
+) -> np.ndarray:
+    _check_range("bits", bits, 1, 16)
+    codes = _input(codes, np.uint32, "codes")
+    used = code_words(len(codes), bits)
+    result = _Out(out, tiles(len(codes)) * bits * ROW if whole_tiles else used, np.int32)
+    _call("pack_codes", _pointer(codes), len(codes), bits, _pointer(result.array))
+    result.array[used:] = 0
+    return result.done()
+
+
+def unpack_codes(words: np.ndarray, bits: int, elements: int) -> np.ndarray:
+    _check_range("bits", bits, 1, 16)
+    words = _code_words(words, elements, bits)
+    codes = np.empty(elements, np.uint32)
+    _call("unpack_codes", _pointer(words), elements, bits, _pointer(codes))
+    return codes
+
+
+# ---- Elias coding ------------------------------------------------------------------------------------------------
+# What is wrong with an argument or a payload is said by `entropy`, which is then run on it.
+
+
+def elias_encode(values: np.ndarray, code: str = "gamma") -> np.ndarray:
+    usable = isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1
+    if not usable or values.size > entropy.MAX_COUNT or code not in ("gamma", "omega"):
+        return entropy.encode(values, code)
+    values = _flat(values, "values")
+    omega = code == "omega"
+    bits = np.empty(2, np.int64)
+    if not _call("elias_measure", _pointer(values), len(values), omega, _pointer(bits)):
+        return entropy.encode(values, code)
+    sparse, dense = bits.tolist()
+    use_dense = dense < sparse and len(values) > 0
+    size = ((dense if use_dense else sparse) + 7) // 8
+    stream = np.empty(size + 8, np.uint8)  # 8 bytes more, for whole-word stores
+    _call("elias_encode", _pointer(values), len(values), omega, use_dense, _pointer(stream))
+    return stream[:size]
+
+
+def elias_decode(payload: np.ndarray, count: int, max_magnitude: int, code: str = "gamma") -> np.ndarray:
+    values = _try_elias_decode(payload, count, max_magnitude, code)
+    return entropy.decode(payload, count, max_magnitude, code) if values is None else values
+
+
+def _try_elias_decode(payload, count, max_magnitude, code) -> np.ndarray | None:
+    """The decoded values; None where `entropy` finds something wrong."""
+    if (
+        not isinstance(payload, np.ndarray)
+        or payload.dtype != np.uint8
+        or payload.ndim != 1
+        or not payload.size
+    ):
+        return None
+    if code not in ("gamma", "omega") or not isinstance(count, int) or not isinstance(max_magnitude, int):
+        return None
+    if not 0 <= count <= entropy.MAX_COUNT or not 1 <= max_magnitude <= entropy.MAX_MAGNITUDE:
+        return None
+    if payload[0] & 1 and count >= 8 * payload.size:  # dense, where every element takes at least a bit
+        return None
+    payload = _flat(payload, "payload")
+    values = np.zeros(count, np.int32)
+    arguments = (count, max_magnitude, code == "omega", _pointer(values))
+    return values if _call("elias_decode", _pointer(payload), len(payload), *arguments) else None

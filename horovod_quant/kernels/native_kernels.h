@@ -1,0 +1,764 @@
+// Kernels on gradients and packed words. Included once for each instruction set: no include guard.
+//
+// A gradient is processed tile by tile (1,024 elements), a tile row by row. The loops over the 32 lanes of a row are
+// those that the compiler vectorizes; what differs from row to row (shift, scale, counter) is a scalar there, so one
+// loop serves every width.
+
+namespace ISA {
+
+INLINE u32 bits_of(float value) {
+  u32 bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+INLINE float float_of(u32 bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+constexpr u32 ABS = 0x7FFFFFFF, INFINITE = 0x7F800000, ONE = 0x3F800000;
+
+INLINE i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
+INLINE i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
+
+// ---- element types ------------------------------------------------------------------------------------------------
+
+struct Half {
+  u16 bits;
+};
+struct BFloat {
+  u16 bits;
+};
+
+INLINE float to_float(float value) { return value; }
+INLINE float to_float(double value) { return (float)value; }
+INLINE float to_float(BFloat value) { return float_of((u32)value.bits << 16); }
+INLINE float to_float(Half value) {
+  const u32 sign = (value.bits & 0x8000u) << 16, magnitude = (value.bits & 0x7FFFu) << 13;
+  const u32 smallest = 113u << 23;  // bits of 2^-14, the smallest normal half
+  const u32 subnormal = bits_of(float_of(magnitude + smallest) - float_of(smallest));
+  const u32 finite = magnitude < (0x0400u << 13) ? subnormal : magnitude + (112u << 23);
+  return float_of(sign | (magnitude < (0x7C00u << 13) ? finite : magnitude | INFINITE));
+}
+
+INLINE void from_float(float value, float& out) { out = value; }
+INLINE void from_float(float value, double& out) { out = value; }
+INLINE void from_float(float value, BFloat& out) {
+  const u32 bits = bits_of(value);
+  out.bits = (bits & ABS) > INFINITE ? 0x7FC0 : (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+}
+INLINE void from_float(float value, Half& out) {
+  const u32 bits = bits_of(value), magnitude = bits & ABS;
+  const u32 subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);  // 0.5's last bit is 2^-24, as theirs
+  const u32 normal = (magnitude + 0xFFF + ((magnitude >> 13) & 1) - (112u << 23)) >> 13;
+  const u32 finite = magnitude < (113u << 23) ? subnormal : normal;
+  const u32 special = magnitude > INFINITE ? 0x7E00 : 0x7C00;
+  out.bits = (bits >> 16 & 0x8000) | (magnitude < (143u << 23) ? finite : special);
+}
+
+template <class T>
+void read_as_float(const T* RESTRICT from, i64 count, float* RESTRICT to) {
+  for (i64 i = 0; i < count; i++) to[i] = to_float(from[i]);
+}
+
+template <class T>
+void write_from_float(const float* RESTRICT from, i64 count, T* RESTRICT to) {
+  for (i64 i = 0; i < count; i++) from_float(from[i], to[i]);
+}
+
+// A gradient in memory, tile by tile.
+template <class Memory>
+struct Tiles {
+  Memory* data;
+  i64 type, count;
+  i64 row_bytes = ROW * (type == FLOAT64 ? 8 : type == FLOAT32 ? 4 : 2);
+  alignas(64) float buffer[TILE];
+
+  INLINE Tiles(Memory* data, i64 type, i64 count) : data(data), type(type), count(count) {}
+
+  INLINE i64 tiles() const { return ceil_div(count, TILE); }
+  INLINE i64 elements(i64 tile) const { return smaller(TILE, count - tile * TILE); }
+  INLINE i64 rows(i64 tile) const { return ceil_div(elements(tile), ROW); }
+  INLINE bool is_float32(i64 tile) const { return type == FLOAT32 && elements(tile) == TILE; }
+
+  // Fetches the same row of the next tile. The processor's own prefetching leaves most of the memory's speed unused
+  // by loops with so much to compute.
+  INLINE void prefetch_next(i64 tile, i64 row) const {
+    const char* next = (const char*)data + ((tile + 1) * 32 + row) * row_bytes;
+    __builtin_prefetch(next);
+    __builtin_prefetch(next + row_bytes / 2);
+  }
+};
+
+// Gives tiles as float32, followed by zeros where the gradient ends.
+struct Reader : Tiles<const void> {
+  INLINE Reader(const void* data, i64 type, i64 count) : Tiles(data, type, count) {}
+
+  INLINE const float* tile(i64 tile) {
+    if (is_float32(tile)) return (const float*)data + tile * TILE;
+    return converted(tile * TILE, elements(tile));
+  }
+
+ private:
+  __attribute__((noinline)) const float* converted(i64 first, i64 count) {
+    switch (type) {
+      case FLOAT32: read_as_float((const float*)data + first, count, buffer); break;
+      case FLOAT16: read_as_float((const Half*)data + first, count, buffer); break;
+      case FLOAT64: read_as_float((const double*)data + first, count, buffer); break;
+      case BFLOAT16: read_as_float((const BFloat*)data + first, count, buffer); break;
+    }
+    for (i64 i = count; i < TILE; i++) buffer[i] = 0;
+    return buffer;
+  }
+};
+
+// Where decoders write: a tile of float32 that store() rounds to the gradient's type.
+struct Writer : Tiles<void> {
+  INLINE Writer(void* data, i64 type, i64 count) : Tiles(data, type, count) {}
+
+  INLINE float* tile(i64 tile) { return is_float32(tile) ? (float*)data + tile * TILE : buffer; }
+  INLINE void store(i64 tile) {
+    if (!is_float32(tile)) convert(tile * TILE, elements(tile));
+  }
+
+ private:
+  __attribute__((noinline)) void convert(i64 first, i64 count) {
+    switch (type) {
+      case FLOAT32: write_from_float(buffer, count, (float*)data + first); break;
+      case FLOAT16: write_from_float(buffer, count, (Half*)data + first); break;
+      case FLOAT64: write_from_float(buffer, count, (double*)data + first); break;
+      case BFLOAT16: write_from_float(buffer, count, (BFloat*)data + first); break;
+    }
+  }
+};
+
+// ---- random bits, scales ------------------------------------------------------------------------------------------
+
+constexpr u32 WEYL = 0x9E3779B9;
+
+// keys.hash32: the counter of a row's first element, then the hash of a lane.
+struct Random {
+  u32 k0, k1;
+  i64 start;
+
+  INLINE u32 counter(i64 row) const { return (u32)(start + row * ROW) * WEYL + k0; }
+  INLINE u32 hash(u32 counter, u32 lane) const {
+    u32 h = counter + lane * WEYL;
+    h ^= h >> 16;
+    h *= 0x7FEB352D;
+    h ^= h >> 15;
+    h += k1;
+    h *= 0x846CA68B;
+    return h ^ h >> 16;
+  }
+};
+
+struct InverseNorm {  // reference.inverse_norms
+  float numerator;
+  INLINE float operator()(float norm) const {
+    const bool usable = norm >= 0x1p-96f && norm < float_of(INFINITE);
+    return usable ? numerator / norm : 0;
+  }
+};
+
+struct DecodingScale {  // reference.decoding_scales
+  float levels, factor;
+  INLINE float operator()(float norm) const {
+    return norm < float_of(INFINITE) ? norm / levels * factor : float_of(0x7FC00000);
+  }
+};
+
+// Tells at each row whether a bucket begins there.
+struct BucketRows {
+  i64 bucket_rows;
+  i64 left = 0;
+
+  INLINE explicit BucketRows(i64 bucket_size) : bucket_rows(bucket_size / ROW) {}
+
+  INLINE bool begins() {
+    if (left == 0) {
+      left = bucket_rows - 1;
+      return true;
+    }
+    left--;
+    return false;
+  }
+};
+
+// ---- norms --------------------------------------------------------------------------------------------------------
+
+// A bucket's rows go into 32 lanes, which are joined at its end.
+struct Maximum {
+  // As integers, magnitudes are in order and NaN is the largest.
+  alignas(64) i32 lanes[ROW] = {};
+
+  INLINE void add(const float* RESTRICT x) {
+    for (i64 lane = 0; lane < ROW; lane++) {
+      const i32 magnitude = bits_of(x[lane]) & ABS;
+      lanes[lane] = magnitude > lanes[lane] ? magnitude : lanes[lane];
+    }
+  }
+  INLINE float take() {
+    i32 largest = 0;
+    for (i32& lane : lanes) {
+      largest = lane > largest ? lane : largest;
+      lane = 0;
+    }
+    return float_of(largest < (i32)INFINITE ? largest : INFINITE);
+  }
+};
+
+struct SquareSum {
+  alignas(64) double lanes[ROW] = {};
+
+  INLINE void add(const float* RESTRICT x) {
+    for (i64 lane = 0; lane < ROW; lane++) lanes[lane] += (double)x[lane] * (double)x[lane];
+  }
+  INLINE double take() {
+    for (i64 half = ROW / 2; half; half /= 2)
+      for (i64 lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
+    u64 bits;
+    memcpy(&bits, lanes, sizeof bits);
+    const u64 infinite = 0x7FF0000000000000, half_step = 1 << 28;
+    bits = bits < infinite ? (bits + half_step) >> 29 << 29 : infinite;
+    double sum;
+    memcpy(&sum, &bits, sizeof sum);
+    for (double& lane : lanes) lane = 0;
+    return sum;
+  }
+};
+
+template <class Norm, class T>
+INLINE void for_buckets(const void* x, i64 type, i64 count, i64 bucket_size, T* out) {
+  DefaultArithmetic scope;
+  Reader in(x, type, count);
+  Norm norm;
+  i64 left = bucket_size / ROW;
+  for (i64 tile = 0; tile < in.tiles(); tile++) {
+    const float* values = in.tile(tile);
+    const i64 rows = in.rows(tile);
+    for (i64 row = 0; row < rows;) {
+      const i64 stop = smaller(rows, row + left);
+      left -= stop - row;
+      for (; row < stop; row++) {
+        in.prefetch_next(tile, row);
+        norm.add(values + row * ROW);
+      }
+      if (left > 0) continue;
+      *out++ = norm.take();
+      left = bucket_size / ROW;
+    }
+  }
+  if (left < bucket_size / ROW) *out = norm.take();
+}
+
+KERNEL(void, bucket_maxima)(const void* x, i64 type, i64 count, i64 bucket_size, float* out) {
+  for_buckets<Maximum>(x, type, count, bucket_size, out);
+}
+
+KERNEL(void, bucket_square_sums)(const void* x, i64 type, i64 count, i64 bucket_size, double* out) {
+  for_buckets<SquareSum>(x, type, count, bucket_size, out);
+}
+
+// ---- packing ------------------------------------------------------------------------------------------------------
+
+// Takes rows of digits; does not pack them.
+struct PlainDigits {
+  i32* out;
+  i64 left;
+
+  INLINE void put(const i32* digits) {
+    memcpy(out, digits, sizeof(i32) * smaller(ROW, left));
+    out += ROW;
+    left -= ROW;
+  }
+  INLINE void finish() {}
+};
+
+// reference.pack_sum
+struct SumPacker {
+  u32* out;
+  i64 width;
+  i64 shift = 0;
+  alignas(64) u32 words[ROW] = {};
+
+  INLINE SumPacker(u32* out, i64 width) : out(out), width(width) {}
+
+  INLINE void put(const i32* RESTRICT digits) {
+    for (i64 lane = 0; lane < ROW; lane++) words[lane] += (u32)digits[lane] << shift;
+    shift += width;
+    if (shift + width > 32) write();
+  }
+  INLINE void finish() {
+    if (shift) write();
+  }
+
+ private:
+  INLINE void write() {
+    memcpy(out, words, sizeof words);
+    memset(words, 0, sizeof words);
+    out += ROW;
+    shift = 0;
+  }
+};
+
+// reference.codes_of_digits
+INLINE u32 code_of(i32 digit, i64 bits) {
+  const u32 negative = 1u << (bits - 1);
+  return digit < 0 ? negative - (u32)digit : (u32)digit;
+}
+
+// reference.pack_codes: one dense stream of bits in each lane.
+struct CodePacker {
+  u32* out;
+  i64 bits;
+  i64 shift = 0;
+  alignas(64) u32 words[ROW] = {};
+
+  INLINE CodePacker(u32* out, i64 bits) : out(out), bits(bits) {}
+
+  INLINE void put_codes(const u32* RESTRICT codes) {
+    for (i64 lane = 0; lane < ROW; lane++) words[lane] |= codes[lane] << shift;
+    shift += bits;
+    if (shift < 32) return;
+    write();
+    shift -= 32;
+    // What did not fit: the upper `shift` bits of each code, which may be none.
+    for (i64 lane = 0; lane < ROW; lane++) words[lane] = codes[lane] >> (bits - shift);
+  }
+  INLINE void put(const i32* RESTRICT digits) {
+    alignas(64) u32 codes[ROW];
+    for (i64 lane = 0; lane < ROW; lane++) codes[lane] = code_of(digits[lane], bits);
+    put_codes(codes);
+  }
+  INLINE void finish() {
+    if (shift) write();
+  }
+
+ private:
+  INLINE void write() {
+    memcpy(out, words, sizeof words);
+    out += ROW;
+  }
+};
+
+// Walks over the rows of packed words. read() hands the digits of a row to `take`; several workers' words are read at
+// the same place. The caller says whether the row straddles two words, so that the compiler can know.
+
+struct SumFields {  // reference.unpack_sum
+  i64 width;
+  u32 bias = 0;
+  i64 word = 0, shift = 0;
+
+  INLINE explicit SumFields(i64 width) : width(width) {
+    for (i64 field = 0; field < 32 / width; field++) bias += 1u << (width * field + width - 1);
+  }
+  INLINE bool straddles() const { return false; }
+  template <class Take>
+  INLINE void read(const u32* words, bool, Take take) const {
+    const u32 mask = (1u << width) - 1;
+    const i32 half = 1 << (width - 1);
+    for (i64 lane = 0; lane < ROW; lane++) take(lane, (i32)((words[word + lane] + bias) >> shift & mask) - half);
+  }
+  INLINE void advance() {
+    shift += width;
+    if (shift + width <= 32) return;
+    shift = 0;
+    word += ROW;
+  }
+};
+
+struct CodeFields {  // reference.unpack_codes and reference.digits_of_codes
+  i64 bits;
+  i64 word = 0, shift = 0;
+
+  INLINE explicit CodeFields(i64 bits) : bits(bits) {}
+
+  INLINE bool straddles() const { return shift + bits > 32; }
+  template <class Take>
+  INLINE void read(const u32* words, bool straddles, Take take) const {
+    const u32 negative = 1u << (bits - 1);
+    read_codes(words, straddles, [=](i64 lane, u32 code) {
+      const i32 magnitude = code & (negative - 1);
+      take(lane, code & negative ? -magnitude : magnitude);
+    });
+  }
+  // The codes have other bits above them.
+  template <class Take>
+  INLINE void read_codes(const u32* words, bool straddles, Take take) const {
+    const u32 *low = words + word, *high = low + ROW;
+    if (straddles)
+      for (i64 lane = 0; lane < ROW; lane++) take(lane, low[lane] >> shift | high[lane] << (32 - shift));
+    else
+      for (i64 lane = 0; lane < ROW; lane++) take(lane, low[lane] >> shift);
+  }
+  INLINE void advance() {
+    shift += bits;
+    if (shift < 32) return;
+    shift -= 32;
+    word += ROW;
+  }
+};
+
+// Hands an array to a packer row by row, zeros behind its end.
+template <class T, class Put>
+INLINE void for_rows(const T* values, i64 count, Put put) {
+  i64 i = 0;
+  for (; i + ROW <= count; i += ROW) put(values + i);
+  if (i == count) return;
+  T last[ROW] = {};
+  memcpy(last, values + i, sizeof(T) * (count - i));
+  put(last);
+}
+
+KERNEL(void, codes_of_digits)(const i32* RESTRICT digits, i64 count, i64 bits, u32* RESTRICT out) {
+  for (i64 i = 0; i < count; i++) out[i] = code_of(digits[i], bits);
+}
+
+KERNEL(void, pack_sum)(const i32* digits, i64 count, i64 width, u32* out) {
+  SumPacker packer(out, width);
+  for_rows(digits, count, [&](const i32* row) { packer.put(row); });
+  packer.finish();
+}
+
+KERNEL(void, pack_codes)(const u32* codes, i64 count, i64 bits, u32* out) {
+  CodePacker packer(out, bits);
+  for_rows(codes, count, [&](const u32* row) { packer.put_codes(row); });
+  packer.finish();
+}
+
+KERNEL(void, unpack_sum)(const u32* words, i64 count, i64 width, i32* out) {
+  SumFields fields(width);
+  for (i64 i = 0; i < count; i += ROW, fields.advance()) {
+    alignas(64) i32 digits[ROW];
+    fields.read(words, false, [&](i64 lane, i32 digit) { digits[lane] = digit; });
+    memcpy(out + i, digits, sizeof(i32) * smaller(ROW, count - i));
+  }
+}
+
+KERNEL(void, unpack_codes)(const u32* words, i64 count, i64 bits, u32* out) {
+  CodeFields fields(bits);
+  for (i64 i = 0; i < count; i += ROW, fields.advance()) {
+    alignas(64) u32 codes[ROW];
+    const u32 mask = (1u << bits) - 1;
+    fields.read_codes(words, fields.straddles(), [&](i64 lane, u32 code) { codes[lane] = code & mask; });
+    memcpy(out + i, codes, sizeof(u32) * smaller(ROW, count - i));
+  }
+}
+
+// ---- encoders -----------------------------------------------------------------------------------------------------
+
+// reference.round_uniform. Up to 127 levels have 24 fraction bits; shifts by a constant are faster.
+template <bool IS_24>
+struct UniformRounding {
+  const float* norms;
+  i64 fraction_bits;
+  InverseNorm inverse;
+  BucketRows buckets;
+  Random random;
+  float scale = 0;
+
+  INLINE UniformRounding(const float* norms, i64 bucket_size, i64 levels, i64 fraction_bits, Random random)
+      : norms(norms),
+        fraction_bits(fraction_bits),
+        inverse{(float)(levels << fraction_bits)},
+        buckets(bucket_size),
+        random(random) {}
+
+  INLINE void row(const float* RESTRICT x, i64 row, i32* RESTRICT digits) {
+    if (buckets.begins()) scale = inverse(*norms++);
+    const u32 counter = random.counter(row);
+    const i64 k = IS_24 ? 24 : fraction_bits;
+    const float high = inverse.numerator, low = -high;
+    for (u32 lane = 0; lane < ROW; lane++) {
+      float y = x[lane] * scale;
+      y = y < high ? y : high;  // in this form for NaN
+      y = y > low ? y : low;
+      const i32 fraction = random.hash(counter, lane) >> (32 - k);
+      digits[lane] = ((i32)y + fraction) >> k;
+    }
+  }
+};
+
+// reference.round_exponential. At 8 bits the smallest level is the smallest normal float, below which floats are linear
+// anyway.
+template <bool IS_8_BITS>
+struct ExponentialRounding {
+  const float* norms;
+  u32 top;
+  BucketRows buckets;
+  Random random;
+  float scale = 0;
+
+  INLINE ExponentialRounding(const float* norms, i64 bucket_size, i64 bits, Random random)
+      : norms(norms), top((1u << (bits - 1)) - 1), buckets(bucket_size), random(random) {}
+
+  INLINE void row(const float* RESTRICT x, i64 row, i32* RESTRICT digits) {
+    if (buckets.begins()) scale = InverseNorm{1.0f}(*norms++);
+    const u32 counter = random.counter(row), smallest = (128 - top) << 23;
+    const float unit = float_of((top + 150) << 23);  // 2^24 / smallest
+    for (u32 lane = 0; lane < ROW; lane++) {
+      const u32 y = bits_of(x[lane] * scale), h = random.hash(counter, lane);
+      const u32 magnitude = (i32)(y & ABS) < (i32)ONE ? y & ABS : ONE;
+      i32 index = (i32)((magnitude + (h >> 9)) >> 23) - (i32)(127 - top);
+      if (!IS_8_BITS) {
+        const float value = float_of((i32)magnitude < (i32)smallest ? magnitude : smallest);
+        const i32 below = ((i32)(value * unit) + (i32)(h >> 8)) >> 24;
+        index = (i32)magnitude < (i32)smallest ? below : index;
+      }
+      digits[lane] = (i32)y < 0 ? -index : index;
+    }
+  }
+};
+
+template <class Rounding, class Packer>
+INLINE void encode(const void* x, i64 type, i64 count, Rounding&& rounding, Packer&& packer) {
+  DefaultArithmetic scope;
+  Reader in(x, type, count);
+  for (i64 tile = 0; tile < in.tiles(); tile++) {
+    const float* values = in.tile(tile);
+    const i64 rows = in.rows(tile);
+    for (i64 row = 0; row < rows; row++) {
+      in.prefetch_next(tile, row);
+      alignas(64) i32 digits[ROW];
+      rounding.row(values + row * ROW, tile * ROW + row, digits);
+      packer.put(digits);
+    }
+  }
+  packer.finish();
+}
+
+template <class Packer>
+INLINE void encode_uniform(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 levels,
+                           Random random, Packer&& packer) {
+  const i64 bits = smaller(24, __builtin_clz((u32)levels) - 1);  // reference.fraction_bits
+  if (bits == 24)
+    encode(x, type, count, UniformRounding<true>(norms, bucket_size, levels, bits, random), packer);
+  else
+    encode(x, type, count, UniformRounding<false>(norms, bucket_size, levels, bits, random), packer);
+}
+
+template <class Packer>
+INLINE void encode_exponential(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 bits,
+                               Random random, Packer&& packer) {
+  if (bits == 8)
+    encode(x, type, count, ExponentialRounding<true>(norms, bucket_size, bits, random), packer);
+  else
+    encode(x, type, count, ExponentialRounding<false>(norms, bucket_size, bits, random), packer);
+}
+
+KERNEL(void, round_uniform)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 levels,
+                            u32 k0, u32 k1, i64 start, i32* out) {
+  encode_uniform(x, type, count, norms, bucket_size, levels, {k0, k1, start}, PlainDigits{out, count});
+}
+
+KERNEL(void, encode_uniform_sum)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 levels,
+                                 u32 k0, u32 k1, i64 start, i64 width, u32* out) {
+  encode_uniform(x, type, count, norms, bucket_size, levels, {k0, k1, start}, SumPacker(out, width));
+}
+
+KERNEL(void, encode_uniform_codes)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, u32 k0,
+                                   u32 k1, i64 start, i64 bits, u32* out) {
+  const i64 levels = (1 << (bits - 1)) - 1;
+  encode_uniform(x, type, count, norms, bucket_size, levels, {k0, k1, start}, CodePacker(out, bits));
+}
+
+KERNEL(void, round_exponential)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, u32 k0,
+                                u32 k1, i64 start, i64 bits, i32* out) {
+  encode_exponential(x, type, count, norms, bucket_size, bits, {k0, k1, start}, PlainDigits{out, count});
+}
+
+KERNEL(void, encode_exponential)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, u32 k0,
+                                 u32 k1, i64 start, i64 bits, u32* out) {
+  encode_exponential(x, type, count, norms, bucket_size, bits, {k0, k1, start}, CodePacker(out, bits));
+}
+
+// ---- decoders -----------------------------------------------------------------------------------------------------
+
+struct UniformValue {
+  INLINE float operator()(i32 digit) const { return (float)digit; }
+};
+
+struct ExponentialValue {  // reference.exponential_values
+  u32 offset;
+  INLINE float operator()(i32 digit) const {
+    const u32 sign = (u32)digit & 0x80000000u, index = digit < 0 ? -digit : digit;
+    return float_of((index ? (index + offset) << 23 : 0) | sign);
+  }
+};
+
+template <class Fields, class Value>
+INLINE void decode_row(const Fields& fields, bool straddles, const u32* const* words, const float* units, i64 workers,
+                       Value value, float* RESTRICT out) {
+  const float first = units[0];
+  if (workers == 1) {
+    fields.read(words[0], straddles, [&](i64 lane, i32 digit) { out[lane] = value(digit) * first; });
+    return;
+  }
+  alignas(64) float sum[ROW];
+  fields.read(words[0], straddles, [&](i64 lane, i32 digit) { sum[lane] = value(digit) * first; });
+  for (i64 worker = 1; worker < workers; worker++) {
+    asm volatile("");  // else GCC interleaves two workers, and then does not vectorize
+    const float unit = units[worker];
+    fields.read(words[worker], straddles, [&](i64 lane, i32 digit) { sum[lane] += value(digit) * unit; });
+  }
+  memcpy(out, sum, sizeof sum);
+}
+
+// The sum over the workers, in rank order. `units` has room for one float a worker.
+template <class Fields, class Value>
+INLINE void decode(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
+                   Fields fields, Value value, DecodingScale scale, float* units, void* data, i64 type) {
+  DefaultArithmetic scope;
+  Writer out(data, type, count);
+  BucketRows buckets(bucket_size);
+  i64 bucket = 0;
+  for (i64 tile = 0; tile < out.tiles(); tile++) {
+    float* values = out.tile(tile);
+    const i64 rows = out.rows(tile);
+    for (i64 row = 0; row < rows; row++, values += ROW, fields.advance()) {
+      if (buckets.begins()) {
+        for (i64 worker = 0; worker < workers; worker++) units[worker] = scale(norms[worker][bucket]);
+        bucket++;
+      }
+      out.prefetch_next(tile, row);
+      if (fields.straddles())
+        decode_row(fields, true, words, units, workers, value, values);
+      else
+        decode_row(fields, false, words, units, workers, value, values);
+    }
+    out.store(tile);
+  }
+}
+
+KERNEL(void, decode_uniform_sum)(const u32* words, const float* norms, i64 count, i64 bucket_size, i64 levels,
+                                 i64 width, float factor, void* out, i64 type) {
+  const DecodingScale scale{(float)levels, factor};
+  float unit;
+  decode(&words, &norms, 1, count, bucket_size, SumFields(width), UniformValue{}, scale, &unit, out, type);
+}
+
+KERNEL(void, decode_uniform_codes)(const u32* const* words, const float* const* norms, i64 workers, i64 count,
+                                   i64 bucket_size, i64 bits, float factor, float* units, void* out, i64 type) {
+  const DecodingScale scale{(float)((1 << (bits - 1)) - 1), factor};
+  decode(words, norms, workers, count, bucket_size, CodeFields(bits), UniformValue{}, scale, units, out, type);
+}
+
+KERNEL(void, decode_exponential)(const u32* const* words, const float* const* norms, i64 workers, i64 count,
+                                 i64 bucket_size, i64 bits, float factor, float* units, void* out, i64 type) {
+  const ExponentialValue value{128 - (1u << (bits - 1))};
+  decode(words, norms, workers, count, bucket_size, CodeFields(bits), value, {1.0f, factor}, units, out, type);
+}
+
+// ---- one bit ------------------------------------------------------------------------------------------------------
+
+struct Binarizer {  // reference.binarize
+  float keep, take;
+  Random random;
+
+  // Sets `bit` of the words whose elements draw a 1.
+  template <bool UPDATE>
+  INLINE void row(const float* RESTRICT x, i64 row, float* RESTRICT momentum, float* RESTRICT scale, u32 bit,
+                  u32* RESTRICT words) const {
+    const u32 counter = random.counter(row);
+    for (u32 lane = 0; lane < ROW; lane++) {
+      float m = momentum[lane], b = scale[lane];
+      if (UPDATE) {
+        momentum[lane] = m = keep * m + take * x[lane];
+        scale[lane] = b = keep * b + take * float_of(bits_of(x[lane]) & ABS);
+      }
+      const float width = b >= 0x1p-126f ? b : 1.0f;
+      const float uniform = (float)((i32)random.hash(counter, lane) >> 8) * 0x1p-23f;
+      words[lane] |= bit & -(u32)(uniform * width < m);
+    }
+  }
+
+  // The last row of a gradient whose length is no multiple of 32.
+  template <bool UPDATE>
+  void part_row(const float* x, i64 row, i64 count, float* momentum, float* scale, u32 bit, u32* words) const {
+    float m[ROW] = {}, b[ROW] = {};
+    memcpy(m, momentum, sizeof(float) * count);
+    memcpy(b, scale, sizeof(float) * count);
+    this->row<UPDATE>(x, row, m, b, bit, words);
+    memcpy(momentum, m, sizeof(float) * count);
+    memcpy(scale, b, sizeof(float) * count);
+    for (i64 lane = count; lane < ROW; lane++) words[lane] &= ~bit;
+  }
+
+  template <bool UPDATE>
+  INLINE void tile(const float* x, i64 first_row, i64 count, float* momentum, float* scale, u32* out) const {
+    alignas(64) u32 words[ROW] = {};
+    u32 bit = 1;
+    i64 i = 0, row = first_row;
+    for (; i + ROW <= count; i += ROW, row++, bit <<= 1) {
+      for (i64 lane = 0; lane < ROW; lane += 16) {
+        __builtin_prefetch(momentum + i + TILE + lane);
+        __builtin_prefetch(scale + i + TILE + lane);
+      }
+      this->row<UPDATE>(x + i, row, momentum + i, scale + i, bit, words);
+    }
+    if (i < count) part_row<UPDATE>(x + i, row, count - i, momentum + i, scale + i, bit, words);
+    memcpy(out, words, sizeof words);
+  }
+};
+
+KERNEL(void, binarize)(const void* x, i64 type, i64 count, float* momentum, float* scale, float keep, float take,
+                       u32 k0, u32 k1, i64 start, u32* out, u8* broken) {
+  DefaultArithmetic scope;
+  Reader in(x, type, count);
+  const Binarizer binarizer{keep, take, {k0, k1, start}};
+  for (i64 tile = 0; tile < in.tiles(); tile++, momentum += TILE, scale += TILE, out += ROW) {
+    const float* values = in.tile(tile);
+    Maximum largest;
+    for (i64 row = 0; row < 32; row++) {
+      in.prefetch_next(tile, row);
+      largest.add(values + row * ROW);
+    }
+    broken[tile] = largest.take() == float_of(INFINITE);
+    if (broken[tile])
+      binarizer.tile<false>(values, tile * ROW, in.elements(tile), momentum, scale, out);
+    else
+      binarizer.tile<true>(values, tile * ROW, in.elements(tile), momentum, scale, out);
+  }
+}
+
+KERNEL(void, vote)(const u32* const* words, i64 workers, i64 tiles, u32 k0, u32 k1, i64 start, u32* out) {
+  const Random random{k0, k1, start};
+  const i64 random_bits = smaller(24, __builtin_clz((u32)workers));
+  for (i64 tile = 0; tile < tiles; tile++, out += ROW) {
+    alignas(64) u32 result[ROW] = {};
+    for (i64 row = 0; row < 32; row++) {
+      const u32 counter = random.counter(tile * ROW + row), bit = 1u << row;
+      alignas(64) u32 ones[ROW] = {};
+      for (i64 worker = 0; worker < workers; worker++) {
+        asm volatile("");  // else GCC interleaves two workers, and then does not vectorize
+        const u32* word = words[worker] + tile * ROW;
+        for (i64 lane = 0; lane < ROW; lane++) ones[lane] += word[lane] >> row & 1;
+      }
+      for (u32 lane = 0; lane < ROW; lane++) {
+        const u32 uniform = random.hash(counter, lane) >> (32 - random_bits);
+        result[lane] |= bit & -(u32)(uniform * (u32)workers < ones[lane] << random_bits);
+      }
+    }
+    memcpy(out, result, sizeof result);
+  }
+}
+
+KERNEL(void, decode_signs)(const u32* words, i64 count, float magnitude, void* data, i64 type) {
+  Writer out(data, type, count);
+  for (i64 tile = 0; tile < out.tiles(); tile++) {
+    float* RESTRICT values = out.tile(tile);
+    const u32* RESTRICT word = words + tile * ROW;
+    const i64 rows = out.rows(tile);
+    for (i64 row = 0; row < rows; row++) {
+      out.prefetch_next(tile, row);
+      for (i64 lane = 0; lane < ROW; lane++)
+        values[row * ROW + lane] = word[lane] & 1u << row ? magnitude : -magnitude;
+    }
+    out.store(tile);
+  }
+}
+
+}  // namespace ISA

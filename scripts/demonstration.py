@@ -1,0 +1,322 @@
+"""Trains examples/torch_digits.py with each method and shows accuracy against bytes. Started by scripts/demo.
+
+Prints a table, and writes loss.png (loss against bytes sent) and figures.json to the folder --output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display
+
+import matplotlib.pyplot as plt
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "torch_digits.py"
+TIME_LIMIT = 900  # seconds a configuration: generous, since a loaded machine is no failure
+
+
+class Configuration(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        key: its name in --only.
+        title: its name in the table and the plot.
+        options: arguments of the example.
+        baseline: key of the float32 training with the same optimizer, or with the one that BinSGDM stands for.
+        style: of its line in the plot. One colour a method.
+    """
+
+    key: str
+    title: str
+    options: str
+    baseline: str | None
+    style: dict[str, Any]
+
+
+CONFIGURATIONS = (
+    Configuration("sgd", "float32, SGD", "--compression none", None, {"color": "black"}),
+    Configuration("fp16", "float16, SGD", "--compression fp16", "sgd", {"color": "#888888"}),
+    Configuration(
+        "qsgd-8", "QSGD, 8 bits", "--compression qsgd --norm l2 --bits 8", "sgd", {"color": "#56B4E9"}
+    ),
+    Configuration(
+        "qsgdinf-4", "QSGDinf, 4 bits", "--compression qsgd --norm max --bits 4", "sgd", {"color": "#0072B2"}
+    ),
+    Configuration("nuqsgd-4", "NUQSGD, 4 bits", "--compression nuqsgd --bits 4", "sgd", {"color": "#CC79A7"}),
+    Configuration(
+        "global-qsgd-8",
+        "GlobalQSGD, 8 bits",
+        "--compression global-qsgd --bits 8",
+        "sgd",
+        {"color": "#009E73"},
+    ),
+    Configuration(
+        "global-qsgd-4",
+        "GlobalQSGD, 4 bits",
+        "--compression global-qsgd --bits 4",
+        "sgd",
+        {"color": "#009E73", "linestyle": "--"},
+    ),
+    Configuration(
+        "adam",
+        "float32, Adam",
+        "--compression none --optimizer adam",
+        None,
+        {"color": "black", "linestyle": "--"},
+    ),
+    Configuration("binsgdm", "BinSGDM, 1 bit", "--compression binsgdm", "adam", {"color": "#D55E00"}),
+)
+
+
+class Result(NamedTuple):
+    """What the trainings of one configuration gave, one entry for each seed in each list."""
+
+    accuracies: list[float]
+    bytes_per_step: float
+    ratio: float
+    seconds: list[float]
+    losses: list[list[float]]  # of each step
+    bytes_sent: list[float]  # by one worker until the end of each step
+
+    @property
+    def accuracy(self) -> float:
+        return statistics.mean(self.accuracies)
+
+
+class TrainingFailed(Exception):
+    """The example did not end well; the message has what it printed last."""
+
+
+def main() -> int:
+    args = parse_arguments()
+    console = Console()
+    chosen = [c for c in CONFIGURATIONS if not args.only or c.key in args.only]
+    begin = time.monotonic()
+    results: dict[str, Result] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        args.output.mkdir(parents=True, exist_ok=True)
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task("", total=len(chosen))
+            for configuration in chosen:
+                progress.update(task, description=configuration.title)
+                started = time.monotonic()
+                result = results[configuration.key] = train(configuration, args)
+                took = time.monotonic() - started
+                console.print(
+                    f"{configuration.title}: {result.accuracy:.2%} (all {took:.0f} s)", highlight=False
+                )
+                progress.advance(task)
+            progress.update(task, description="done")
+    except TrainingFailed as error:
+        print(f"demonstration: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"demonstration: cannot write to {args.output}: {error}", file=sys.stderr)
+        return 1
+    seconds = time.monotonic() - begin
+    console.print(make_table(chosen, results, args))
+    draw(chosen, results, args, args.output / "loss.png")
+    (args.output / "figures.json").write_text(json.dumps(figures(chosen, results, args, seconds), indent=1))
+    console.print(
+        f"{seconds:.0f} s in all. Loss against bytes sent: {args.output / 'loss.png'}", soft_wrap=True
+    )
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="demonstration", description=(__doc__ or "").split(". ")[0])
+    add = parser.add_argument
+    add(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[0, 1, 2],
+        metavar="SEED",
+        help="train with each of them (0 1 2)",
+    )
+    add("--workers", type=int, default=4, help="(4)")
+    add("--mpi", action="store_true", help="MPI instead of Gloo")
+    keys = [configuration.key for configuration in CONFIGURATIONS]
+    add("--only", nargs="+", choices=keys, metavar="NAME", help="some of " + ", ".join(keys))
+    add("--epochs", type=int, help="default: the example's")
+    add("--output", type=Path, default=Path("demonstration"), help="folder to write to (demonstration)")
+    args = parser.parse_args()
+    if args.workers < 1:
+        parser.error(f"--workers {args.workers}: use at least 1")
+    return args
+
+
+def train(configuration: Configuration, args: argparse.Namespace) -> Result:
+    """Launches the example once, for all seeds.
+
+    Raises:
+        TrainingFailed: it ended with an error.
+    """
+    launcher = Path(sys.executable).with_name("horovodrun")
+    command = [str(launcher), "-np", str(args.workers), "--mpi" if args.mpi else "--gloo"]
+    if args.mpi:  # more workers than cores: one that waits shall let the others work
+        command.append("--mpi-args=--mca mpi_yield_when_idle 1")
+    command += [sys.executable, str(EXAMPLE), *configuration.options.split(), "--quiet"]
+    command += ["--seed", *map(str, args.seeds)]
+    if args.epochs is not None:
+        command += ["--epochs", str(args.epochs)]
+    # horovodrun imports TensorFlow, which would explain itself each time.
+    environment = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        try:
+            done = subprocess.run(
+                [*command, "--json", str(file)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=TIME_LIMIT,
+            )
+        except FileNotFoundError:
+            raise TrainingFailed(f"there is no {launcher}: run scripts/setup") from None
+        except subprocess.TimeoutExpired as error:
+            shown = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout
+            raise failure(configuration, command, f"did not end within {TIME_LIMIT} s", shown or "") from None
+        if done.returncode != 0 or not file.exists():
+            raise failure(configuration, command, f"ended with exit status {done.returncode}", done.stdout)
+        runs = json.loads(file.read_text())["runs"]
+    sent = runs[0]["bytes_per_step"]
+    return Result(
+        accuracies=[run["accuracy"] for run in runs],
+        bytes_per_step=sent,
+        ratio=runs[0]["float32_bytes_per_step"] / sent if sent else 1.0,
+        seconds=[run["seconds"] for run in runs],
+        losses=[run["losses"] for run in runs],
+        bytes_sent=runs[0]["bytes_sent"],
+    )
+
+
+def failure(configuration: Configuration, command: Sequence[str], what: str, output: str) -> TrainingFailed:
+    """Quotes the workers' last lines, and few of horovodrun's, whose traceback says only that a worker failed."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    workers = [line for line in lines if re.match(r"\[[\d,]+\]<std(out|err)>", line)]
+    launcher = [line for line in lines if line not in workers]
+    tail = (
+        "\n".join("    " + line for line in workers[-20:] + launcher[-4 if workers else -20 :])
+        or "    (nothing)"
+    )
+    return TrainingFailed(f"{configuration.title}: {' '.join(command)}\n{what}. It printed last:\n{tail}")
+
+
+def make_table(
+    chosen: Sequence[Configuration], results: dict[str, Result], args: argparse.Namespace
+) -> Table:
+    controller, seeds = "MPI" if args.mpi else "Gloo", counted(len(args.seeds), "seed")
+    table = Table(
+        title=f"Handwritten digits, {counted(args.workers, 'worker')}, {controller}, {seeds}",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("gradients", no_wrap=True)
+    for column in ("accuracy", "range", "gap", "bytes/step", "ratio", "time"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for configuration in chosen:
+        result = results[configuration.key]
+        low, high = min(result.accuracies), max(result.accuracies)
+        difference = difference_to_baseline(configuration, results)
+        table.add_row(
+            configuration.title,
+            f"{result.accuracy:.2%}",
+            f"{100 * low:.1f}-{100 * high:.1f}",
+            "" if difference is None else f"{100 * difference:+.2f}",
+            f"{result.bytes_per_step:,.0f}",
+            f"{result.ratio:.1f}",
+            f"{statistics.mean(result.seconds):.1f} s",
+        )
+    table.caption = (
+        "accuracy: mean on 450 test images. gap: to float32, in percentage points (BinSGDM: to Adam). "
+        "bytes/step: sent by one worker. ratio: float32's bytes by these. time: of one training."
+    )
+    return table
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def difference_to_baseline(configuration: Configuration, results: dict[str, Result]) -> float | None:
+    if configuration.baseline not in results:
+        return None
+    return results[configuration.key].accuracy - results[configuration.baseline].accuracy
+
+
+def draw(
+    chosen: Sequence[Configuration], results: dict[str, Result], args: argparse.Namespace, path: Path
+) -> None:
+    """Training loss (mean over the seeds and over the last 10 steps) against bytes sent."""
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for configuration in chosen:
+        result = results[configuration.key]
+        if not result.bytes_sent[-1]:
+            continue  # a single worker sends nothing
+        losses = [statistics.mean(step) for step in zip(*result.losses)]
+        smooth = [statistics.mean(losses[max(0, i - 9) : i + 1]) for i in range(len(losses))]
+        megabytes = [sent / 1e6 for sent in result.bytes_sent]
+        axes.plot(megabytes, smooth, label=configuration.title, linewidth=1.6, **configuration.style)
+    axes.set(xscale="log", yscale="log", xlabel="sent by one worker, MB", ylabel="training loss")
+    axes.set_title(
+        f"Handwritten digits, {counted(args.workers, 'worker')}, mean of {counted(len(args.seeds), 'seed')}"
+    )
+    axes.grid(which="both", alpha=0.25)
+    if axes.lines:
+        axes.legend(loc="lower left", fontsize="small")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def figures(
+    chosen: Sequence[Configuration], results: dict[str, Result], args: argparse.Namespace, seconds: float
+) -> dict[str, Any]:
+    """What the table and the plot show, for programs."""
+    rows = []
+    for configuration in chosen:
+        result = results[configuration.key]
+        rows.append(
+            {
+                "name": configuration.key,
+                "title": configuration.title,
+                "options": configuration.options,
+                "accuracy": result.accuracy,
+                "baseline": configuration.baseline,
+                "difference_to_baseline": difference_to_baseline(configuration, results),
+                **result._asdict(),
+            }
+        )
+    controller = "mpi" if args.mpi else "gloo"
+    return {
+        "workers": args.workers,
+        "controller": controller,
+        "seeds": args.seeds,
+        "seconds": seconds,
+        "rows": rows,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

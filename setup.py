@@ -1,0 +1,34 @@
+"""The compiled kernels; everything else about the package is in setup.cfg.
+
+Without a C++ compiler the package installs as pure Python and uses its numpy kernels, unless the environment variable
+HOROVOD_QUANT_REQUIRE_NATIVE is 1: then a build that fails is an error.
+"""
+
+import os
+
+from setuptools import Extension, setup
+
+SOURCES = "horovod_quant/kernels/"
+
+native = Extension(
+    "horovod_quant.kernels._native",
+    sources=[SOURCES + "native.cpp"],
+    depends=[SOURCES + "native_kernels.h", SOURCES + "native_elias.h"],
+    # The same bits from every compiler: no contraction; -fno-*-math only drops errno and trap handling.
+    extra_compile_args=[
+        "-std=c++17",
+        "-O3",
+        "-g0",
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-fvisibility=hidden",
+    ],
+    language="c++",
+    # Loaded with ctypes, so one library serves every version of Python.
+    py_limited_api=True,
+    define_macros=[("Py_LIMITED_API", "0x03090000")],
+    optional=os.environ.get("HOROVOD_QUANT_REQUIRE_NATIVE") != "1",
+)
+
+setup(ext_modules=[native], options={"bdist_wheel": {"py_limited_api": "cp39"}})

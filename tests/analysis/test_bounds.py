@@ -1,0 +1,365 @@
+"""Monte Carlo checks use fixed seeds and accept within 6 standard errors: over all seeds, 2 false alarms in
+10^9 checks of a normal mean. A seed that passes passes always."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from horovod_quant.analysis import bounds
+from horovod_quant.kernels import entropy
+
+LENGTHS = {"gamma": entropy.gamma_length, "omega": entropy.omega_length}
+ROUNDING = 1 + 1e-9
+
+vectors = hnp.arrays(np.float64, st.integers(1, 40), elements=st.floats(-1e3, 1e3, width=32))
+matrices = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 6), st.integers(1, 12)),
+    elements=st.floats(-1e3, 1e3, width=32),
+)
+levels_used = st.integers(1, 130)
+
+
+def round_to(r: np.ndarray, levels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    above = np.clip(np.searchsorted(levels, r, side="right"), 1, len(levels) - 1)
+    low, high = levels[above - 1], levels[above]
+    return np.where(rng.random(r.shape) * (high - low) < r - low, high, low)
+
+
+def quantize(v: np.ndarray, s: int, rng: np.random.Generator) -> np.ndarray:
+    """Level indices of QSGD with the 2-norm."""
+    scaled = np.abs(v) * (s / np.linalg.norm(v))
+    return (np.sign(v) * np.floor(scaled + rng.random(v.shape))).astype(np.int32)
+
+
+def assert_mean(samples: np.ndarray, expected: float) -> None:
+    error = samples.std(ddof=1) / math.sqrt(len(samples))
+    assert abs(samples.mean() - expected) <= 6 * error + 1e-12 * abs(expected)
+
+
+def layout_bits(values: np.ndarray, code: str) -> tuple[int, int]:
+    """Sparse and dense bits of a stream, without the bit of layout."""
+    length = LENGTHS[code]
+    hits = np.flatnonzero(values)
+    magnitudes = np.abs(values[hits])
+    gaps = np.diff(hits, prepend=-1, append=values.size)
+    sparse = length(gaps).sum() + hits.size + length(magnitudes).sum()
+    return int(sparse), int(length(np.abs(values) + 1).sum()) + hits.size
+
+
+# ---- stochastic rounding
+
+
+def test_level_sets_are_the_published_ones() -> None:
+    assert bounds.uniform_levels(4).tolist() == [0, 0.25, 0.5, 0.75, 1]
+    assert bounds.exponential_levels(3).tolist() == [0, 0.125, 0.25, 0.5, 1]
+    assert bounds.exponential_levels(0).tolist() == [0, 1]
+
+
+def test_variance_is_zero_on_levels_and_largest_midway() -> None:
+    levels = bounds.exponential_levels(2)
+    assert bounds.rounding_variance(levels, levels).tolist() == [0, 0, 0, 0]
+    middles = (levels[1:] + levels[:-1]) / 2
+    np.testing.assert_allclose(bounds.rounding_variance(middles, levels), np.diff(levels) ** 2 / 4)
+    assert bounds.rounding_variance(0.5, [0, 1]) == 0.25
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("s", [1, 3, 7])
+@pytest.mark.parametrize("kind", ["uniform", "exponential"])
+def test_exact_variance_is_what_rounding_shows(kind: str, s: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    v = rng.normal(size=50)
+    norm = float(np.abs(v).max()) if seed else float(np.linalg.norm(v))
+    levels = getattr(bounds, f"{kind}_levels")(s)
+    drawn = np.sign(v) * norm * round_to(np.tile(np.abs(v) / norm, (4000, 1)), levels, rng)
+    exact = getattr(bounds, f"{kind}_rounding_variance")(v, norm, s)
+    assert_mean(((drawn - v) ** 2).sum(axis=1), exact)
+
+
+def test_a_zero_bucket_has_no_variance() -> None:
+    assert bounds.uniform_rounding_variance(np.zeros(5), 0.0, 3) == 0
+    assert bounds.exponential_rounding_variance([], 0.0, 3) == 0
+
+
+# ---- QSGD and NUQSGD
+
+
+@given(v=vectors, s=levels_used)
+def test_qsgd_variance_stays_below_the_lemma(v: np.ndarray, s: int) -> None:
+    norm = float(np.linalg.norm(v))
+    largest = float(np.abs(v).max())
+    norm = max(norm, largest)
+    exact = bounds.uniform_rounding_variance(v, norm, s)
+    assert exact <= bounds.qsgd_variance_factor(v.size, s) * norm**2 * ROUNDING
+    assert exact <= bounds.qsgd_dense_variance_factor(v.size, s) * norm**2 * ROUNDING
+    in_max_norm = bounds.uniform_rounding_variance(v, largest, s)
+    assert in_max_norm <= bounds.qsgd_dense_variance_factor(v.size, s) * largest**2 * ROUNDING
+
+
+def test_dense_half_is_reached_midway_between_levels() -> None:
+    v = np.full(16, 0.5)
+    exact = bounds.uniform_rounding_variance(v, 1.0, 1)
+    assert exact == bounds.qsgd_dense_variance_factor(16, 1) * 1.0**2
+
+
+def test_sparse_half_is_nearly_reached_by_equal_elements_at_one_level() -> None:
+    d = 10**6
+    exact = bounds.uniform_rounding_variance(np.ones(d), math.sqrt(d), 1)
+    assert 0.99 < exact / (bounds.qsgd_variance_factor(d, 1) * d) <= 1
+
+
+@given(v=vectors, s=st.integers(0, 14))
+def test_nuqsgd_variance_stays_below_its_bound(v: np.ndarray, s: int) -> None:
+    norm = max(float(np.linalg.norm(v)), float(np.abs(v).max()))
+    exact = bounds.exponential_rounding_variance(v, norm, s)
+    assert exact <= bounds.nuqsgd_variance_factor(v.size, s) * norm**2 * ROUNDING
+
+
+def test_nuqsgd_eighth_is_reached_at_four_thirds_of_a_level() -> None:
+    r = 4 / 3 * 2.0 ** -np.arange(1, 9)
+    relative = bounds.rounding_variance(r, bounds.exponential_levels(9)) / r**2
+    np.testing.assert_allclose(relative, 1 / 8)
+
+
+@pytest.mark.parametrize("bits", [3, 4, 5, 6])
+def test_exponential_levels_beat_uniform_ones_on_gaussian_buckets_with_the_two_norm(bits: int) -> None:
+    v = np.random.default_rng(bits).normal(size=8192)
+    norm = float(np.linalg.norm(v))
+    uniform = bounds.uniform_rounding_variance(v, norm, 2 ** (bits - 1) - 1)
+    assert bounds.exponential_rounding_variance(v, norm, 2 ** (bits - 1) - 2) < uniform
+
+
+# ---- Global-QSGD
+
+
+@given(gradients=matrices, s=levels_used, norm=st.sampled_from(["max", "l2"]))
+def test_global_qsgd_error_stays_below_both_bounds(gradients: np.ndarray, s: int, norm: str) -> None:
+    exact = bounds.global_qsgd_error(gradients, s, norm)
+    dense, sparse = bounds.global_qsgd_error_bounds(gradients, s, norm)
+    assert exact <= dense * ROUNDING
+    assert exact <= sparse * ROUNDING
+
+
+@pytest.mark.parametrize("norm", ["max", "l2"])
+@pytest.mark.parametrize("s", [1, 7])
+def test_global_qsgd_error_is_what_the_exchange_shows(norm: str, s: int) -> None:
+    rng = np.random.default_rng(11)
+    gradients = rng.normal(size=(5, 20))
+    scale = bounds.global_scale(gradients, norm)
+    ratios = np.tile(np.abs(gradients) / scale, (4000, 1, 1))
+    integers = np.sign(gradients) * np.rint(s * round_to(ratios, bounds.uniform_levels(s), rng))
+    sums = integers.sum(axis=1)
+    errors = scale / (s * 5) * sums - gradients.mean(axis=0)
+    assert_mean((errors**2).sum(axis=1), bounds.global_qsgd_error(gradients, s, norm))
+    assert np.abs(sums).max() <= bounds.global_qsgd_sum_limit(5, s, norm)
+
+
+def test_global_scales_are_the_norms() -> None:
+    gradients = [[3.0, 0.0], [0.0, -4.0]]
+    assert bounds.global_scale(gradients, "max") == 4
+    assert bounds.global_scale(gradients, "l2") == 5
+    assert bounds.global_scale([[0.0]], "l2") == 0
+    assert bounds.global_scale([[1e-200]], "l2") == 1e-200
+
+
+@given(workers=st.integers(1, 2000), s=levels_used, data=st.data(), norm=st.sampled_from(["max", "l2"]))
+def test_sum_limit_holds_when_every_worker_rounds_up(
+    workers: int, s: int, data: st.DataObject, norm: str
+) -> None:
+    # The worst column holds k equal elements, just above a level so that rounding up gains most.
+    k = data.draw(st.integers(1, workers))
+    column = np.zeros(workers)
+    column[:k] = 1.0
+    scale = bounds.global_scale(column[:, None], norm)
+    rounded_up = np.minimum(np.ceil(s * column / scale + 1e-9), s)
+    assert rounded_up.sum() <= bounds.global_qsgd_sum_limit(workers, s, norm)
+
+
+def test_sum_limits_are_the_closed_forms() -> None:
+    assert bounds.global_qsgd_sum_limit(8, 7, "max") == 56
+    assert bounds.global_qsgd_sum_limit(64, 7, "l2") == 7 * 8 + 64
+    assert bounds.global_qsgd_sum_limit(10, 7, "l2") == 22 + 10
+    # One level: the sum cannot exceed the number of workers whatever the norm.
+    assert bounds.global_qsgd_sum_limit(64, 1, "l2") == 64
+
+
+def test_sum_limit_is_reached_in_the_two_norm() -> None:
+    # Each of 10 workers at 7/sqrt(10) = 2.21 levels rounds up to 3; the limit is 32, one column reaches 30.
+    column = np.full((10, 1), 1.0)
+    levels = np.ceil(7 * column / bounds.global_scale(column, "l2")).sum()
+    assert (
+        0.9 * bounds.global_qsgd_sum_limit(10, 7, "l2") < levels <= bounds.global_qsgd_sum_limit(10, 7, "l2")
+    )
+
+
+# ---- BinSGDM
+
+
+def test_one_bit_variances_are_those_of_all_outcomes() -> None:
+    u = np.array([0.3, -0.8, 0.0, 1.0])
+    mean = second = 0.0
+    for bits in itertools.product([-1, 1], repeat=4):
+        p = np.prod((1 + u * bits) / 2)
+        mean += p * np.mean(bits)
+        second += p * np.mean(bits) ** 2
+    np.testing.assert_allclose(bounds.one_bit_average_variance(u), second - mean**2)
+    np.testing.assert_allclose(bounds.one_bit_server_variance(u), 1 - second)
+    np.testing.assert_allclose(bounds.one_bit_variance(u), [0.91, 0.36, 1, 0])
+
+
+@given(u=hnp.arrays(np.float64, (5, 3), elements=st.floats(-1, 1)))
+def test_both_binarizations_add_up_to_the_variance_of_the_final_bit(u: np.ndarray) -> None:
+    total = bounds.one_bit_average_variance(u) + bounds.one_bit_server_variance(u)
+    np.testing.assert_allclose(total, bounds.one_bit_variance(u.mean(axis=0)), atol=1e-12)
+    assert (bounds.one_bit_server_variance(u) >= -1e-12).all()
+
+
+def test_one_bit_exchange_shows_its_variances() -> None:
+    rng = np.random.default_rng(12)
+    u = rng.uniform(-1, 1, (8, 30))
+    average = np.where(rng.random((4000, 8, 30)) < (1 + u) / 2, 1, -1).mean(axis=1)
+    final = np.where(rng.random((4000, 30)) < (1 + average) / 2, 1, -1)
+    mean = u.mean(axis=0)
+    assert_mean(((average - mean) ** 2).sum(axis=1), bounds.one_bit_average_variance(u).sum())
+    assert_mean(((final - average) ** 2).sum(axis=1), bounds.one_bit_server_variance(u).sum())
+    assert_mean(((final - mean) ** 2).sum(axis=1), bounds.one_bit_variance(mean).sum())
+
+
+# ---- code lengths
+
+
+@pytest.mark.parametrize("code", LENGTHS)
+def test_logarithmic_factors_hold_for_every_integer_and_are_reached(code: str) -> None:
+    v = np.array([*range(2, 2**17), *(2**k + step for k in range(17, 53) for step in (-1, 0))])
+    factors = (LENGTHS[code](v) - 1) / np.log2(v)
+    assert factors.max() == bounds._LOG_FACTORS[code]
+    assert LENGTHS[code](1) == 1
+
+
+@pytest.mark.parametrize("code", LENGTHS)
+@pytest.mark.parametrize("kind", ["gaussian", "equal", "spike", "heavy-tailed"])
+@pytest.mark.parametrize(
+    ("d", "s"), [(1, 1), (64, 1), (64, 8), (4096, 1), (4096, 4), (4096, 64), (4096, 1024)]
+)
+def test_expected_bits_stay_below_the_proved_bounds(code: str, kind: str, d: int, s: int) -> None:
+    rng = np.random.default_rng(13)
+    bits = []
+    for _ in range(50):
+        v = {
+            "gaussian": rng.normal(size=d),
+            "equal": np.ones(d),
+            "spike": 1e-6 + (np.arange(d) == d // 2),
+            "heavy-tailed": rng.standard_cauchy(d),
+        }[kind]
+        bits.append(layout_bits(quantize(v, s, rng), code))
+    sparse, dense = np.mean(bits, axis=0) + 32
+    assert sparse <= bounds.qsgd_sparse_length(d, s, code)
+    assert dense <= bounds.qsgd_dense_length(d, s, code)
+
+
+@pytest.mark.parametrize("code", LENGTHS)
+@pytest.mark.parametrize("d", [64, 1024, 2**14, 2**18])
+def test_gaussian_vectors_stay_below_the_papers_figures(code: str, d: int) -> None:
+    rng = np.random.default_rng(14)
+    root = math.isqrt(d)
+    # The payload of the encoder, its bit of layout and padding (8 bits at most) taken off on the safe side.
+    one_level, root_levels = (
+        np.mean([8 * entropy.encode(quantize(rng.normal(size=d), s, rng), code).size for _ in range(16)])
+        + 32
+        - 8
+        for s in (1, root)
+    )
+    assert one_level <= bounds.qsgd_sparse_length(d, 1)
+    assert root_levels <= bounds.qsgd_headline_length(d)
+    assert root_levels <= bounds.qsgd_dense_length(d, root)
+
+
+def test_headline_is_the_dense_figure_less_half_a_bit_an_element() -> None:
+    d = 10**6
+    assert (bounds.qsgd_headline_length(d) - 32) / d == pytest.approx(math.log2(3) / 2 + 2, abs=0.01)
+    assert (bounds.qsgd_dense_length(d, 1000) - 32) / d == pytest.approx(math.log2(3) / 2 + 2.5)
+
+
+@pytest.mark.parametrize("code", LENGTHS)
+def test_gaussian_vectors_exceed_the_headline_in_the_papers_dense_layout(code: str) -> None:
+    d = 2**14
+    values = quantize(np.random.default_rng(15).normal(size=d), 128, np.random.default_rng(16))
+    sparse, dense = layout_bits(values, code)
+    assert sparse + 32 < bounds.qsgd_headline_length(d) < 2.9 * d < dense
+
+
+@pytest.mark.parametrize("code", LENGTHS)
+def test_equal_magnitudes_exceed_the_papers_figures_for_the_root_of_d_levels(code: str) -> None:
+    # Not a matter of chance: every element is exactly one level, whatever is drawn.
+    d = 4096
+    values = np.where(np.arange(d) % 2, 1, -1).astype(np.int32)
+    assert layout_bits(values, code) == (3 * d + 1, 4 * d)
+    assert 4 * d + 32 > bounds.qsgd_dense_length(d, 64) > 3 * d + 33 > bounds.qsgd_headline_length(d)
+
+
+def test_equal_magnitudes_exceed_the_papers_sparse_figure_with_the_gamma_code() -> None:
+    d = 2**20
+    rng = np.random.default_rng(17)
+    sparse = np.array([layout_bits(quantize(np.ones(d), 1, rng), "gamma")[0] for _ in range(20)])
+    error = sparse.std(ddof=1) / math.sqrt(len(sparse))
+    assert sparse.mean() + 32 - 4 * error > bounds.qsgd_sparse_length(d, 1)
+
+
+@pytest.mark.parametrize(("d", "s"), [(100, 1), (4096, 3), (4096, 64)])
+def test_number_of_non_zeros_stays_below_its_bound(d: int, s: int) -> None:
+    rng = np.random.default_rng(18)
+    for v in (np.ones(d), rng.normal(size=d), rng.standard_cauchy(d)):
+        # The exact expectation: an element is non-zero with probability min(1, scaled magnitude).
+        expected = np.minimum(1, np.abs(v) * s / np.linalg.norm(v)).sum()
+        assert expected <= bounds.qsgd_nonzeros_bound(d, s) * ROUNDING
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: bounds.uniform_levels(0), ValueError, "s=0 must be 1 or larger"),
+        (lambda: bounds.uniform_levels(1.0), TypeError, "s=1.0 must be an integer"),
+        (lambda: bounds.exponential_levels(-1), ValueError, "s=-1 must be from 0 to 1000"),
+        (lambda: bounds.exponential_levels("2"), TypeError, "s='2' must be an integer"),
+        (lambda: bounds.rounding_variance(1.5, [0, 1]), ValueError, "r has elements outside"),
+        (lambda: bounds.rounding_variance(math.nan, [0, 1]), ValueError, "r has elements outside"),
+        (lambda: bounds.rounding_variance(0.5, [0, 2]), ValueError, "levels=.* must ascend from 0 to 1"),
+        (lambda: bounds.rounding_variance(0.5, [1]), ValueError, "levels=.* must ascend from 0 to 1"),
+        (lambda: bounds.uniform_rounding_variance([3.0], 2.0, 1), ValueError, "norm=2.0 must be .* at least"),
+        (lambda: bounds.uniform_rounding_variance([3.0], math.inf, 1), ValueError, "norm=inf must be finite"),
+        (lambda: bounds.uniform_rounding_variance([math.nan], 2.0, 1), ValueError, "v has .* not finite"),
+        (lambda: bounds.exponential_rounding_variance([[1.0]], 2.0, 1), ValueError, "v has shape .* flat"),
+        (lambda: bounds.qsgd_variance_factor(0, 1), ValueError, "bucket=0 must be 1 or larger"),
+        (lambda: bounds.nuqsgd_variance_factor(4, 1.5), TypeError, "s=1.5 must be an integer"),
+        (lambda: bounds.global_scale([1.0], "max"), ValueError, r"gradients has shape \(1,\)"),
+        (lambda: bounds.global_scale([[1.0]], "l1"), ValueError, "norm='l1' is unknown; use 'max' or 'l2'"),
+        (lambda: bounds.global_scale([[math.inf]], "max"), ValueError, "gradients has .* not finite"),
+        (lambda: bounds.global_qsgd_error_bounds([[1.0]], 0, "max"), ValueError, "s=0 must be"),
+        (lambda: bounds.global_qsgd_sum_limit(0, 1, "max"), ValueError, "workers=0 must be 1 or larger"),
+        (lambda: bounds.global_qsgd_sum_limit(1, 1, "inf"), ValueError, "norm='inf' is unknown"),
+        (lambda: bounds.one_bit_variance(1.01), ValueError, r"u has elements outside \[-1, 1\]"),
+        (lambda: bounds.one_bit_average_variance(0.5), ValueError, "first axis must be the workers"),
+        (
+            lambda: bounds.one_bit_server_variance(np.zeros((0, 3))),
+            ValueError,
+            "first axis must be the workers",
+        ),
+        (lambda: bounds.qsgd_sparse_length(4, 1, "delta"), ValueError, "code='delta' is unknown"),
+        (lambda: bounds.qsgd_dense_length(-4, 1), ValueError, "dimension=-4 must be 1 or larger"),
+        (lambda: bounds.qsgd_headline_length(2.5), TypeError, "dimension=2.5 must be an integer"),
+    ],
+)
+def test_bad_arguments_are_named(call, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

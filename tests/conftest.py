@@ -1,0 +1,9 @@
+"""Settings of all tests. pytest puts this file's folder on sys.path, so that tests share ``helpers``."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# The same examples every time, and no limit on the time of one: a loaded machine is no bug.
+settings.register_profile("reproducible", derandomize=True, deadline=None)
+settings.load_profile("reproducible")

@@ -1,0 +1,141 @@
+"""The example trains, in real processes, with every method; and says what is wrong with its arguments."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parallel.launching import ROOT, environment, horovodrun
+
+EXAMPLE = ROOT / "examples" / "torch_digits.py"
+
+TRAININGS = {
+    "none": "--compression none",
+    "adam": "--compression none --optimizer adam",
+    "fp16": "--compression fp16",
+    "qsgd": "--compression qsgd --norm max --bits 4",
+    "nuqsgd": "--compression nuqsgd",
+    "global-qsgd": "--compression global-qsgd",
+    "exponential": "--compression global-qsgd --levels exponential --norm l2 --bits 5",
+    "binsgdm": "--compression binsgdm",
+    "binsgdm again": "--compression binsgdm",
+}
+
+# One launch for all of them: most of a launch is imports.
+DRIVER = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import torch_digits
+for options in json.loads(sys.argv[2]):
+    sys.argv[1:] = options
+    torch_digits.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the example writes with --json after three epochs on 2 workers, for each training."""
+    folder = tmp_path_factory.mktemp("digits")
+    files = {name: folder / f"{index}.json" for index, name in enumerate(TRAININGS)}
+    arguments = [
+        [*options.split(), "--epochs", "3", "--quiet", "--json", str(files[name])]
+        for name, options in TRAININGS.items()
+    ]
+    done = horovodrun("gloo", 2, [sys.executable, "-c", DRIVER, str(EXAMPLE.parent), json.dumps(arguments)])
+    assert done.returncode == 0, done.stdout
+    return {name: json.loads(file.read_text()) for name, file in files.items()}
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("name", TRAININGS)
+def test_trains(trained: dict[str, Any], name: str) -> None:
+    run = trained[name]["runs"][0]
+    assert trained[name]["workers"] == 2
+    assert run["steps"] == len(run["losses"]) == len(run["bytes_sent"])
+    assert run["accuracy"] > 0.6
+    assert run["losses"][-1] < run["losses"][0] / 2
+    assert len(run["fingerprints"]) == 2
+    assert len(set(run["fingerprints"])) == 1, "the workers have trained different models"
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize(
+    ("name", "lowest"),
+    [
+        ("fp16", 2.0),
+        ("qsgd", 6.5),
+        ("nuqsgd", 6.5),
+        ("global-qsgd", 3.5),
+        ("exponential", 5.0),
+        ("binsgdm", 18.0),
+    ],
+)
+def test_sends_fewer_bytes(trained: dict[str, Any], name: str, lowest: float) -> None:
+    run = trained[name]["runs"][0]
+    assert run["float32_bytes_per_step"] == trained["none"]["runs"][0]["bytes_per_step"]
+    assert run["float32_bytes_per_step"] / run["bytes_per_step"] >= lowest
+
+
+@pytest.mark.parallel
+def test_two_workers_repeat_exactly(trained: dict[str, Any]) -> None:
+    first, second = trained["binsgdm"]["runs"][0], trained["binsgdm again"]["runs"][0]
+    assert first["fingerprints"] == second["fingerprints"]
+    assert first["losses"] == second["losses"]
+
+
+@pytest.mark.parallel
+def test_trains_under_mpi() -> None:
+    done = horovodrun("mpi", 2, [sys.executable, str(EXAMPLE), "--compression", "qsgd", "--epochs", "1"])
+    assert done.returncode == 0, done.stdout
+    assert "qsgd, seed 0: test accuracy" in done.stdout
+
+
+def test_one_worker_needs_no_launcher(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    done = alone("--compression", "binsgdm", "--epochs", "3", "--seed", "5", "--json", str(file))
+    assert done.returncode == 0, done.stdout
+    (run,) = json.loads(file.read_text())["runs"]
+    assert run["seed"] == 5
+    assert run["accuracy"] > 0.6
+    assert run["bytes_per_step"] == 0
+
+
+@pytest.mark.parallel
+def test_a_wrong_argument_gives_one_message_and_fails() -> None:
+    done = horovodrun(
+        "gloo", 2, [sys.executable, str(EXAMPLE), "--compression", "global-qsgd", "--bits", "0"]
+    )
+    assert done.returncode != 0
+    assert done.stdout.count("torch_digits.py: error: bits=0: use an integer from 2 to 16") == 1, done.stdout
+    assert 'torch_digits.py", line' not in done.stdout, "a traceback of the example"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "--compression binsgdm --bits 4",
+            "--bits is for qsgd, nuqsgd, global-qsgd; --compression binsgdm",
+        ),
+        ("--compression qsgd --levels uniform", "--levels is for global-qsgd"),
+        ("--compression binsgdm --optimizer sgd", "needs the optimizer of the same name"),
+        ("--compression zip", "invalid choice"),
+        ("--lr nan", "--lr nan: use a positive number"),
+    ],
+)
+def test_wrong_arguments_are_named(options: str, message: str) -> None:
+    done = alone(*options.split())
+    assert done.returncode == 2
+    assert message in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def alone(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLE), *options],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), timeout=600,
+    )  # fmt: skip

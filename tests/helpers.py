@@ -1,0 +1,131 @@
+"""What several test files share.
+
+Monte Carlo checks have fixed seeds and a proved rate of false alarms. ``assert_unbiased`` compares means by the
+empirical Bernstein bound (Maurer and Pontil 2009, theorem 4): with N independent samples of range R and sample
+variance V, the mean is off by more than ``sqrt(2 V L / N) + 7 R L / (3 (N - 1))`` with probability at most
+``4 exp(-L)``, here 6e-11 a comparison. ``assert_mean`` compares a mean of many independent terms by 6 standard errors
+(2e-9 for a normal mean).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod_quant import simulator
+from horovod_quant.kernels import reference
+from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
+from horovod_quant.schemes.base import BinaryState, Decoded, Gradient, Scheme, Workers
+
+ALARM = 25.0
+LENGTHS = (0, 1, 31, 33, 1024, 1025)
+
+EXPONENTIAL = GlobalQSGD(4, levels="exponential", bucket_size=64)
+SCHEMES = {
+    "qsgd": QSGD(4, bucket_size=96),
+    "qsgd-inf": QSGD(3, norm="max", bucket_size=96),
+    "qsgd-elias": QSGD(4, bucket_size=96, coding="elias"),
+    "nuqsgd": NUQSGD(4, bucket_size=96),
+    "nuqsgd-inf-omega": NUQSGD(4, norm="max", bucket_size=96, coding="elias-omega"),
+    "global-max": GlobalQSGD(12, bucket_size=96),
+    "global-l2": GlobalQSGD(12, norm="l2", bucket_size=96),
+    "exponential-max": EXPONENTIAL,
+    "exponential-l2": GlobalQSGD(4, norm="l2", levels="exponential", bucket_size=2048),
+    "binsgdm": BinSGDM(),
+}
+
+
+def no_more_than(variance: Any, reach: float, samples: int) -> Any:
+    """How far a mean of ``samples`` terms in a range of ``reach`` may be off."""
+    return np.sqrt(2 * variance * ALARM / samples) + 7 * reach * ALARM / (3 * (samples - 1))
+
+
+def assert_unbiased(samples: np.ndarray, expected: np.ndarray, reach: float, slack: float = 0.0) -> None:
+    """Each column's mean is as expected, and so are the pooled means of errors and of errors along the signs.
+
+    The pooled means see a small bias that all elements share: a shift, or a shrinkage towards zero.
+    """
+    errors = samples.astype(np.float64) - expected
+    count = len(errors)
+    allowed = no_more_than(errors.var(axis=0, ddof=1), reach, count) + slack
+    worst = int(np.argmax(np.abs(errors.mean(axis=0)) / allowed))
+    assert abs(errors.mean(axis=0)[worst]) <= allowed[worst], f"element {worst}"
+    for weights in (np.ones_like(expected), np.sign(expected)):
+        pooled = weights * errors
+        limit = no_more_than(pooled.var(), 2 * reach, pooled.size) + slack
+        assert abs(pooled.mean()) <= limit, f"{pooled.mean()} is more than {limit}"
+
+
+def assert_mean(samples: np.ndarray, expected: float, slack: float = 0.0) -> None:
+    error = samples.std(ddof=1) / math.sqrt(len(samples))
+    assert abs(samples.mean() - expected) <= 6 * error + slack
+
+
+def fresh_states(gradients: Sequence[np.ndarray], beta: float = 0.9) -> list[BinaryState]:
+    """BinSGDM's before the first step. The step's bits are the gradient's signs then, whatever is drawn."""
+    return [
+        BinaryState(np.zeros(np.size(g), np.float32), np.zeros(np.size(g), np.float32), beta)
+        for g in gradients
+    ]
+
+
+def used_states(gradients: Sequence[np.ndarray], beta: float = 0.9) -> list[BinaryState]:
+    """BinSGDM's as after some steps, ``|momentum| <= scale``; a function of the gradients' lengths alone."""
+    states = []
+    for g in gradients:
+        scale = 1 + np.abs(heavy_tailed(np.size(g), np.size(g)))
+        ratio = np.random.default_rng(np.size(g)).uniform(-1, 1, np.size(g)).astype(np.float32)
+        states.append(BinaryState(ratio * scale, scale, beta))
+    return states
+
+
+def simulate(scheme: Scheme, groups: Sequence[Any], **arguments: Any) -> simulator.Result:
+    """The simulator with the numpy kernels, and used states for BinSGDM."""
+    if isinstance(scheme, BinSGDM) and "states" not in arguments:
+        arguments["states"] = [used_states(own if isinstance(own, list) else [own]) for own in groups]
+    return simulator.run(scheme, groups, kernels="numpy", **arguments)
+
+
+def lockstep(
+    scheme: Scheme,
+    groups: Sequence[Sequence[np.ndarray]],
+    states: Sequence[Sequence[BinaryState]] | None = None,
+    custom_reduction: bool = False,
+) -> list[Decoded]:
+    """What each worker's exchange of arrays of any dtype leaves, not yet decoded."""
+    size = len(groups)
+    exchanges = []
+    for rank, own in enumerate(groups):
+        state = states[rank] if states else used_states(own)
+        members = [Gradient(a, KeyChain(0, str(i)), 0, state[i]) for i, a in enumerate(own)]
+        exchanges.append(scheme.exchange(members, Workers(rank, size, custom_reduction), reference))
+    answers: list[Any] = [None] * size
+    while True:
+        requests, finished = [], []
+        for exchange, answer in zip(exchanges, answers):
+            try:
+                requests.append(exchange.send(answer))
+            except StopIteration as stop:
+                finished.append(stop.value)
+        if finished:
+            assert not requests
+            return finished
+        answers = simulator._perform(requests, None)
+
+
+def gaussian(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def heavy_tailed(seed: int, *shape: int) -> np.ndarray:
+    """Student's t with 2 degrees of freedom: no variance."""
+    return np.random.default_rng(seed).standard_t(2, size=shape).astype(np.float32)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Equal, with NaN equal to NaN."""
+    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import hashlib
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horovod_quant.kernels.keys import Key, KeyChain, hash32
+
+words = st.integers(0, 2**32 - 1)
+SAMPLES = 1 << 20
+
+
+def scalar_hash(i: int, key: Key) -> int:
+    """KERNELS.md, decision 4, on Python's integers."""
+    mask = 0xFFFFFFFF
+    h = (i * 0x9E3779B9 + key.k0) & mask
+    h ^= h >> 16
+    h = h * 0x7FEB352D & mask
+    h ^= h >> 15
+    h = (h + key.k1) & mask
+    h = h * 0x846CA68B & mask
+    return h ^ h >> 16
+
+
+def scalar_key(seed: int, name: str, stage: str, step: int, worker: int) -> Key:
+    """SplitMix64's finalizer over seed, name, stage, step, worker; texts through BLAKE2b."""
+    mask, state = (1 << 64) - 1, 0
+    for value in (seed, name, stage, step, worker):
+        if isinstance(value, str):
+            value = int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little")
+        state = ((state ^ value & mask) + 0x9E3779B97F4A7C15) & mask
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & mask
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & mask
+        state ^= state >> 31
+    return Key(state & 0xFFFFFFFF, state >> 32)
+
+
+@given(start=st.integers(0, 2**40), count=st.integers(0, 70), k0=words, k1=words)
+def test_hash_is_the_specified_one(start: int, count: int, k0: int, k1: int) -> None:
+    got = hash32(start, count, Key(k0, k1))
+    assert got.dtype == np.uint32
+    assert got.tolist() == [scalar_hash(start + i, Key(k0, k1)) for i in range(count)]
+
+
+def test_hash_does_not_depend_on_where_it_starts() -> None:
+    key = KeyChain(1, "w").key("worker", 2, 3)
+    assert hash32(37, 100, key).tolist() == hash32(0, 137, key)[37:].tolist()
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(-(2**70), 2**70),
+    name=st.text(max_size=20),
+    stage=st.text(max_size=20),
+    step=st.integers(0, 2**40),
+    worker=st.integers(0, 2**20),
+)
+def test_key_is_the_specified_one(seed: int, name: str, stage: str, step: int, worker: int) -> None:
+    assert KeyChain(seed, name).key(stage, step, worker) == scalar_key(seed, name, stage, step, worker)
+
+
+def test_every_component_selects_another_key() -> None:
+    # 3^5 = 243 keys; two random 64-bit words among them are equal with probability 2e-15.
+    keys = [
+        KeyChain(seed, name).key(stage, step, worker)
+        for seed, name, stage, step, worker in itertools.product(
+            (0, 1, -1), ("a", "b", "worker"), ("worker", "server", "a"), (0, 1, 2), (0, 1, 2)
+        )
+    ]
+    assert len(set(keys)) == len(keys)
+    # Each half alone differs too: both select the stream. 243^2 / 2 pairs, 7e-6 for an equal one.
+    assert len({key.k0 for key in keys}) == len(keys) == len({key.k1 for key in keys})
+
+
+def test_keys_are_the_same_in_every_chain_and_call() -> None:
+    chain = KeyChain(5, "layer.weight")
+    assert (
+        chain.key("worker", 3, 1)
+        == KeyChain(5, "layer.weight").key("worker", 3, 1)
+        == chain.key("worker", 3, 1)
+    )
+    assert chain.key("server", 3) == chain.key("server", 3, 0)
+
+
+def streams() -> dict[str, np.ndarray]:
+    base = KeyChain(0, "layer.weight")
+    keys = {
+        "base": base.key("worker", 0, 0),
+        "next worker": base.key("worker", 0, 1),
+        "next step": base.key("worker", 1, 0),
+        "next seed": KeyChain(1, "layer.weight").key("worker", 0, 0),
+        "other stage": base.key("server", 0, 0),
+        "other name": KeyChain(0, "layer.bias").key("worker", 0, 0),
+    }
+    return {name: hash32(0, SAMPLES, key) for name, key in keys.items()}
+
+
+@pytest.mark.parametrize("shift", [0, 8, 16, 24])
+def test_every_byte_of_every_stream_is_uniform(shift: int) -> None:
+    # Chi-square with 255 degrees of freedom, nearly normal: mean 255, deviation sqrt(510). 6 deviations either way
+    # (too even is suspicious as well); the right tail is a little fatter, about 1e-7 for each of 24 comparisons.
+    for name, stream in streams().items():
+        counts = np.bincount(stream >> np.uint32(shift) & np.uint32(255), minlength=256)
+        chi_square = float(((counts - SAMPLES / 256) ** 2).sum() / (SAMPLES / 256))
+        assert abs(chi_square - 255) < 6 * 510**0.5, name
+
+
+def test_streams_are_uncorrelated() -> None:
+    # A correlation of N independent pairs is normal with deviation 1 / sqrt(N). 6 deviations: 2e-9 for each of
+    # 6 * 7 / 2 pairs of streams, each at 9 lags.
+    centred = [stream / 2.0**32 - 0.5 for stream in streams().values()]
+    window = SAMPLES - 64
+    for (i, a), (j, b) in itertools.combinations_with_replacement(enumerate(centred), 2):
+        for lag in (0, 1, 2, 3, 16, 31, 32, 33, 64):
+            if i == j and lag == 0:
+                continue
+            correlation = float(np.mean(a[:window] * b[lag : lag + window])) * 12
+            assert abs(correlation) < 6 / window**0.5, (i, j, lag)
+
+
+def test_streams_are_no_shifted_copies_of_each_other() -> None:
+    # Of 2^12 words of one stream none should stand in the first 2^20 of another but by chance: expected number of
+    # matches 2^(12 + 20 - 32) = 1; a shifted copy gives thousands. 20 or more: 4e-19 by Poisson's law.
+    first, *others = streams().values()
+    for other in others:
+        assert np.isin(first[: 1 << 12], other).sum() < 20

@@ -1,0 +1,686 @@
+"""The C++ kernels return the reference's bits: installed and built otherwise, on each instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from helpers import SCHEMES, same_bits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_builds import BUILDS, CONTROL_REGISTER, SANITIZERS, SOURCE, compile_library
+
+from horovod_quant import kernels, simulator
+from horovod_quant.kernels import entropy, native, reference
+from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
+from horovod_quant.schemes.base import BinaryState
+
+KEY = Key(0x12345678, 0x9ABCDEF0)
+INSTALLED = "installed"
+BFLOAT16 = np.uint16
+DTYPES = (np.float32, np.float16, np.float64, BFLOAT16)
+SPECIAL = np.array(
+    [0, -0.0, 1e-45, -1e-40, 2.0**-126, -(2.0**-96), 1e-30, 2.0**-24, -1, 65519, 65520, -1e38, 3.4e38],
+    np.float32,
+)
+NOT_FINITE = np.array([np.inf, -np.inf, np.nan], np.float32)
+
+few = settings(max_examples=20)
+
+
+# ---- which library, which instruction set
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("native")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[f"{build}-{name}" for build in (INSTALLED, *BUILDS) for name in native.INSTRUCTION_SETS],
+)
+def instruction_set(request: pytest.FixtureRequest, folder: Path) -> Iterator[None]:
+    build, name = request.param.rsplit("-", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_library", None)
+        if build == INSTALLED:
+            load_installed()
+        else:
+            compiler, *flags = BUILDS[build]
+            library = folder / f"{build}.so"
+            native.load(library if library.exists() else compile_library(library, SOURCE, compiler, *flags))
+        if name not in native.available_instruction_sets():
+            pytest.skip(f"this processor has no {name}")
+        native.force_instruction_set(name)
+        yield
+
+
+each_instruction_set = pytest.mark.usefixtures("instruction_set")
+
+
+def load_installed() -> None:
+    try:
+        native.load()
+    except native.NativeKernelsUnavailable as error:
+        if shutil.which("g++"):
+            pytest.fail(f"{error}; there is a compiler: run scripts/setup")
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def loaded() -> Iterator[None]:
+    """The installed library with its best instruction set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_library", None)
+        load_installed()
+        yield
+
+
+# ---- inputs
+
+
+def as_type(x: np.ndarray, dtype: Any) -> np.ndarray:
+    return reference.store_float32(x, np.empty(len(x), dtype))
+
+
+class Input(NamedTuple):
+    """A gradient and what a kernel needs beside it."""
+
+    x: np.ndarray
+    norms: np.ndarray
+    bucket_size: int
+    start: int
+    seed: int
+
+    def rng(self) -> np.random.Generator:
+        return np.random.default_rng(self.seed)
+
+    def words(self, count: int) -> np.ndarray:
+        """What no encoder wrote: decoders agree on any words."""
+        return self.rng().integers(-(2**31), 2**31, count).astype(np.int32)
+
+    def out(self, dtype: Any) -> np.ndarray:
+        return np.full(len(self.x), 77, dtype)
+
+
+def make_input(
+    count: int, bucket_size: int, start: int, seed: int, dtype: Any, norm: str, special: float
+) -> Input:
+    rng = np.random.default_rng(seed)
+    x = (rng.standard_normal(count) * 2.0 ** rng.integers(-20, 20)).astype(np.float32)
+    odd = rng.random(count) < special
+    x[odd] = rng.choice(SPECIAL, int(odd.sum()))
+    if special and count and rng.random() < 0.5:
+        x[rng.integers(count)] = rng.choice(NOT_FINITE)
+    x[: int(count * special)] = 0
+    values = as_type(x, dtype)
+    if norm == "max":
+        norms = reference.bucket_maxima(values, bucket_size)
+    elif norm == "l2":
+        norms = reference.norms_of_square_sums(reference.bucket_square_sums(values, bucket_size))
+    else:
+        norms = np.abs(rng.choice(np.concatenate([SPECIAL, NOT_FINITE]), buckets(count, bucket_size)))
+    return Input(values, norms, bucket_size, start, seed)
+
+
+lengths = st.one_of(
+    st.sampled_from([0, 1, 31, 32, 33, 63, TILE - 1, TILE, TILE + 1, 3 * TILE]), st.integers(0, 5000)
+)
+bucket_sizes = st.one_of(
+    st.sampled_from([32, 64, 96, 1024, 2048]), st.integers(1, 100).map(lambda rows: 32 * rows)
+)
+seeds = st.integers(0, 2**32 - 1)
+inputs = st.builds(
+    make_input,
+    lengths,
+    bucket_sizes,
+    st.one_of(st.just(0), st.integers(0, 2**35).map(lambda tile: tile * TILE)),
+    seeds,
+    st.sampled_from(DTYPES),
+    st.sampled_from(["max", "l2", "any"]),
+    st.sampled_from([0.0, 0.1, 0.5]),
+)
+keys = st.builds(Key, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+factors = st.sampled_from([1.0, 0.25, 1 / 3, -2.0, 1e-30, 1e38])
+dtypes = st.sampled_from(DTYPES)
+code_bits = st.integers(2, 16)
+exponential_bits = st.integers(2, 8)
+
+
+def assert_same(kernel: str, *arguments: Any) -> Any:
+    """Both backends return the same bits, and leave the same in the arrays that they write to."""
+    copies = [[a.copy() if isinstance(a, np.ndarray) else a for a in arguments] for _ in range(2)]
+    with np.errstate(all="ignore"):
+        expected = getattr(reference, kernel)(*copies[0])
+    actual = getattr(native, kernel)(*copies[1])
+    for one, other in zip(_arrays([expected, *copies[0]]), _arrays([actual, *copies[1]])):
+        assert one.shape == other.shape, kernel
+        assert same_bits(one, other), f"{kernel}: {np.flatnonzero(one != other)[:5]} of {len(one)} differ"
+        assert not _zeros_differ(one, other), f"{kernel}: 0 and -0 differ"
+    return actual
+
+
+def _arrays(values: Sequence[Any]) -> list[np.ndarray]:
+    found = []
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            found += _arrays(value)
+        elif isinstance(value, np.ndarray):
+            found.append(value)
+    return found
+
+
+def _zeros_differ(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.dtype.kind == "f" and bool(
+        np.any(np.signbit(one) & (one == 0) ^ np.signbit(other) & (other == 0))
+    )
+
+
+# ---- norms, uniform levels
+
+
+@each_instruction_set
+@few
+@given(given=inputs)
+def test_norms(given: Input) -> None:
+    assert_same("bucket_maxima", given.x, given.bucket_size)
+    assert_same("bucket_square_sums", given.x, given.bucket_size)
+    count = buckets(len(given.x), given.bucket_size)
+    assert_same("bucket_maxima", given.x, given.bucket_size, np.full(count, 7, np.float32))
+    assert_same("bucket_square_sums", given.x, given.bucket_size, np.full(count, 7, np.float64))
+
+
+@each_instruction_set
+@few
+@given(given=inputs, levels=st.one_of(st.integers(1, 200), st.integers(1, native.MAX_LEVELS)), key=keys)
+def test_round_uniform(given: Input, levels: int, key: Key) -> None:
+    assert_same("round_uniform", given.x, given.norms, given.bucket_size, levels, key, given.start)
+
+
+@each_instruction_set
+@pytest.mark.parametrize("width", range(2, 17))
+@settings(max_examples=4)
+@given(given=inputs, key=keys, factor=factors, dtype=dtypes, workers=st.integers(1, 9))
+def test_uniform_sums_of_each_width(
+    width: int, given: Input, key: Key, factor: float, dtype: Any, workers: int
+) -> None:
+    x, norms, bucket_size, start, _ = given
+    levels = max(1, ((1 << (width - 1)) - 1) // workers)
+    words = assert_same("encode_uniform_sum", x, norms, bucket_size, levels, width, key, start)
+    assert_same("encode_uniform_sum", x, norms, bucket_size, levels, width, key, start, np.zeros_like(words))
+    for packed in (words, given.words(len(words))):
+        assert_same("decode_uniform_sum", packed, norms, bucket_size, levels, width, factor, given.out(dtype))
+
+
+@each_instruction_set
+@pytest.mark.parametrize("bits", range(2, 17))
+@settings(max_examples=4)
+@given(given=inputs, key=keys, factor=factors, dtype=dtypes, workers=st.integers(1, 5))
+def test_uniform_codes_of_each_width(
+    bits: int, given: Input, key: Key, factor: float, dtype: Any, workers: int
+) -> None:
+    x, norms, bucket_size, start, _ = given
+    words = assert_same("encode_uniform_codes", x, norms, bucket_size, bits, key, start)
+    assert_same("encode_uniform_codes", x, norms, bucket_size, bits, key, start, np.zeros_like(words))
+    check_decoder("decode_uniform_codes", given, words, bits, factor, dtype, workers)
+
+
+def check_decoder(
+    kernel: str, given: Input, words: np.ndarray, bits: int, factor: float, dtype: Any, workers: int
+) -> None:
+    everybody = [words, *(given.words(len(words)) for _ in range(1, workers))]
+    norms = [np.roll(given.norms, worker) for worker in range(workers)]
+    assert_same(kernel, everybody, norms, given.bucket_size, bits, factor, given.out(dtype))
+
+
+# ---- exponential levels
+
+
+@each_instruction_set
+@pytest.mark.parametrize("bits", range(2, 9))
+@settings(max_examples=8)
+@given(given=inputs, key=keys, factor=factors, dtype=dtypes, workers=st.integers(1, 5))
+def test_exponential_codes_of_each_width(
+    bits: int, given: Input, key: Key, factor: float, dtype: Any, workers: int
+) -> None:
+    x, norms, bucket_size, start, _ = given
+    assert_same("round_exponential", x, norms, bucket_size, bits, key, start)
+    words = assert_same("encode_exponential", x, norms, bucket_size, bits, key, start)
+    assert_same("encode_exponential", x, norms, bucket_size, bits, key, start, np.zeros_like(words))
+    check_decoder("decode_exponential", given, words, bits, factor, dtype, workers)
+
+
+# ---- one bit
+
+
+@each_instruction_set
+@few
+@given(given=inputs, key=keys, beta=st.sampled_from([0.0, 0.9, 0.999, 1.0]), fresh=st.booleans())
+def test_binarize(given: Input, key: Key, beta: float, fresh: bool) -> None:
+    count = len(given.x)
+    scale = np.zeros(count, np.float32) if fresh else np.abs(given.rng().choice(SPECIAL, count))
+    momentum = (scale * given.rng().choice(np.array([-1, -0.3, 0, 1], np.float32), count)).astype(np.float32)
+    assert_same("binarize", given.x, momentum, scale, beta, key, given.start)
+    words = np.full(tiles(count) * ROW, -1, np.int32)
+    assert_same("binarize", given.x, momentum, scale, beta, key, given.start, words)
+
+
+@each_instruction_set
+@few
+@given(
+    tile_count=st.integers(0, 4), workers=st.one_of(st.integers(1, 9), st.just(300)), key=keys, seed=seeds,
+    dtype=dtypes, magnitude=st.sampled_from([1.0, -0.3, 0.0, 1e38, 1e-41]), cut=st.integers(0, TILE - 1),
+)  # fmt: skip
+def test_vote_and_signs(
+    tile_count: int, workers: int, key: Key, seed: int, dtype: Any, magnitude: float, cut: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    words = rng.integers(-(2**31), 2**31, (workers, tile_count * ROW)).astype(np.int32)
+    assert_same("vote", list(words), key, seed * TILE)
+    result = assert_same("vote", list(words), key, seed * TILE, np.zeros(tile_count * ROW, np.int32))
+    out = np.full(max(0, tile_count * TILE - cut), 77, dtype)
+    assert_same("decode_signs", result, magnitude, out)
+
+
+# ---- packing
+
+
+@each_instruction_set
+@pytest.mark.parametrize("width", range(1, 17))
+@settings(max_examples=4)
+@given(count=lengths, seed=seeds, whole_tiles=st.booleans())
+def test_packing(width: int, count: int, seed: int, whole_tiles: bool) -> None:
+    rng = np.random.default_rng(seed)
+    assert_same("pack_sum", rng.integers(-(2**31), 2**31, count).astype(np.int32), width)
+    assert_same(
+        "unpack_sum", rng.integers(-(2**31), 2**31, sum_words(count, width)).astype(np.int32), width, count
+    )
+    codes = rng.integers(0, 1 << width, count).astype(np.uint32)
+    words = assert_same("pack_codes", codes, width, None, whole_tiles)
+    assert same_bits(assert_same("unpack_codes", words, width, count), codes)
+    if width > 1:
+        top = (1 << (width - 1)) - 1
+        assert_same("codes_of_digits", rng.integers(-top, top + 1, count).astype(np.int32), width)
+
+
+# ---- Elias coding
+
+
+def sparse_digits(count: int, density: float, top: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    digits = np.minimum(rng.geometric(min(1.0, 3 / top), count), top) * rng.choice([-1, 1], count)
+    return np.where(rng.random(count) < density, digits, 0).astype(np.int32)
+
+
+digit_arrays = st.builds(
+    sparse_digits,
+    lengths,
+    st.sampled_from([0, 0.0005, 0.01, 0.1, 0.5, 1]),
+    st.sampled_from([1, 2, 7, 127, entropy.MAX_MAGNITUDE]),
+    seeds,
+)
+codes = pytest.mark.parametrize("code", ["gamma", "omega"])
+
+
+@each_instruction_set
+@codes
+@few
+@given(digits=digit_arrays)
+def test_elias_streams(code: str, digits: np.ndarray) -> None:
+    stream = assert_same("elias_encode", digits, code)
+    top = max(1, int(np.abs(digits).max(initial=0)))
+    assert same_bits(native._try_elias_decode(stream, len(digits), top, code), digits)
+    if top > 1:
+        assert native._try_elias_decode(stream, len(digits), top - 1, code) is None
+
+
+@each_instruction_set
+@codes
+def test_elias_of_a_long_gap(code: str) -> None:
+    digits = np.zeros(5_000_000, np.int32)
+    digits[[4_000_000, 4_000_001]] = [entropy.MAX_MAGNITUDE, -1]
+    stream = assert_same("elias_encode", digits, code)
+    assert same_bits(native._try_elias_decode(stream, len(digits), entropy.MAX_MAGNITUDE, code), digits)
+
+
+@each_instruction_set
+@codes
+def test_elias_decoders_refuse_what_the_reference_refuses(code: str) -> None:
+    """A fuzz with fixed seeds: streams with flipped bits, cut, lengthened, of another count, and random bytes."""
+    rng = np.random.default_rng(20)
+    refused = 0
+    for trial in range(300):
+        count = int(rng.integers(0, 300))
+        top = int(rng.choice([1, 7, entropy.MAX_MAGNITUDE]))
+        digits = sparse_digits(count, float(rng.choice([0.01, 0.2, 1])), top, trial)
+        payload = entropy.encode(digits, code)
+        kind = trial % 5
+        if kind == 0:
+            at = rng.integers(0, len(payload), int(rng.integers(1, 4)))
+            payload[at] ^= (1 << rng.integers(0, 8, len(at))).astype(np.uint8)
+        elif kind == 1:
+            payload = payload[: int(rng.integers(0, len(payload)))].copy()
+        elif kind == 2:
+            payload = np.concatenate([payload, np.zeros(int(rng.integers(1, 10)), np.uint8)])
+        elif kind == 3:
+            count = max(0, count + int(rng.integers(-2, 3)))
+        else:
+            payload = (rng.integers(0, 256, int(rng.integers(1, 100))) & rng.integers(0, 256)).astype(
+                np.uint8
+            )
+        refused += not decodes_alike(payload, count, top, code)
+    assert 100 < refused < 300
+
+
+def decodes_alike(payload: np.ndarray, count: int, top: int, code: str) -> bool:
+    """Whether both decoders accept the payload; they agree on that, on the values, and on the message."""
+    actual = native._try_elias_decode(payload, count, top, code)
+    try:
+        expected = entropy.decode(payload, count, top, code)
+    except entropy.CorruptPayloadError as error:
+        message = str(error)
+    else:
+        assert same_bits(actual, expected)
+        return True
+    assert actual is None
+    with pytest.raises(entropy.CorruptPayloadError, match=re.escape(message)):
+        native.elias_decode(payload, count, top, code)
+    return False
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize(
+    "payload", [None, [1, 2], np.zeros(0, np.uint8), np.zeros((1, 1), np.uint8), np.zeros(1)]
+)
+def test_elias_decoder_refuses_what_is_no_payload(payload: Any) -> None:
+    with pytest.raises(entropy.CorruptPayloadError):
+        native.elias_decode(payload, 3, 1)
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "message"),
+    [
+        ("elias_encode", (np.zeros(3, np.int64),), "int32"),
+        ("elias_encode", (np.zeros((3, 1), np.int32),), "flat"),
+        ("elias_encode", (np.full(3, 2**15, np.int32),), "at most 32767"),
+        ("elias_encode", (np.full(3, -(2**31), np.int32),), "at most 32767"),
+        ("elias_encode", (np.zeros(3, np.int32), "delta"), "delta"),
+        ("elias_decode", (np.zeros(3, np.uint8), -1, 1), "count"),
+        ("elias_decode", (np.zeros(3, np.uint8), 2**29, 1), "count"),
+        ("elias_decode", (np.zeros(3, np.uint8), 2.5, 1), "count"),
+        ("elias_decode", (np.zeros(3, np.uint8), 1, 0), "max_magnitude"),
+        ("elias_decode", (np.zeros(3, np.uint8), 1, 1, None), "None"),
+    ],
+)
+def test_elias_arguments(kernel: str, arguments: tuple, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        getattr(native, kernel)(*arguments)
+
+
+# ---- arrays as they come
+
+
+def strided(x: np.ndarray) -> np.ndarray:
+    wide = np.zeros(2 * len(x), x.dtype)
+    wide[::2] = x
+    return wide[::2]
+
+
+def unaligned(x: np.ndarray) -> np.ndarray:
+    raw = np.zeros(x.nbytes + 1, np.uint8)
+    result = raw[1:].view(x.dtype)
+    result[:] = x
+    return result
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("odd", [strided, unaligned])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strided_and_unaligned_arrays(odd: Any, dtype: Any) -> None:
+    x = as_type(np.random.default_rng(0).standard_normal(3000).astype(np.float32), dtype)
+    norms = reference.bucket_maxima(x, 64)
+    assert same_bits(native.bucket_maxima(odd(x), 64, odd(np.zeros_like(norms))), norms)
+    words = reference.encode_uniform_sum(x, norms, 64, 7, 4, KEY)
+    into = odd(np.zeros_like(words))
+    assert native.encode_uniform_sum(odd(x), odd(norms), 64, 7, 4, KEY, 0, into) is into
+    assert same_bits(into, words)
+    decoded = reference.decode_uniform_sum(words, norms, 64, 7, 4, 0.5, np.zeros_like(x))
+    back = odd(np.zeros_like(x))
+    assert native.decode_uniform_sum(odd(words), odd(norms), 64, 7, 4, 0.5, back) is back
+    assert same_bits(back, decoded)
+
+    states = [np.ones(3000, np.float32), np.ones(3000, np.float32)]
+    odd_states = [odd(state) for state in states]
+    signs, _ = reference.binarize(x, *states, 0.9, KEY)
+    assert same_bits(native.binarize(odd(x), *odd_states, 0.9, KEY)[0], signs)
+    assert all(same_bits(one, other) for one, other in zip(states, odd_states))
+    digits = reference.round_uniform(x, norms, 64, 7, KEY)
+    stream = reference.elias_encode(digits)
+    assert same_bits(native.elias_encode(odd(digits)), stream)
+    assert same_bits(native.elias_decode(odd(stream), 3000, 7), digits)
+
+
+X = np.ones(100, np.float32)
+NORMS = np.ones(4, np.float32)
+WORDS = np.zeros(512, np.int32)
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "message"),
+    [
+        ("bucket_maxima", (X.astype(np.int32), 32), "float32, float16, float64, or bfloat16"),
+        ("bucket_maxima", (X.astype(">f4"), 32), "dtype >f4"),
+        ("bucket_maxima", (X.reshape(10, 10), 32), "must be flat"),
+        ("bucket_maxima", (X, 33), "multiple of 32"),
+        ("bucket_maxima", (X, 0), "multiple of 32"),
+        ("bucket_maxima", (X, -32), "multiple of 32"),
+        ("bucket_maxima", (X, 32, np.empty(3, np.float32)), r"float32\[4\]"),
+        ("bucket_maxima", (X, 32, np.empty(4, np.float64)), r"float32\[4\]"),
+        ("bucket_square_sums", (X, 32, np.empty(4, np.float32)), r"float64\[4\]"),
+        ("bucket_maxima", (X, 32, np.broadcast_to(np.float32(0), 4)), "read-only"),
+        ("round_uniform", (X, NORMS[:3], 32, 7, KEY), "3 norms for 100 elements"),
+        ("round_uniform", (X, NORMS.astype(np.float64), 32, 7, KEY), "norms has dtype float64"),
+        ("round_uniform", (X, NORMS, 32, 0, KEY), "levels=0"),
+        ("round_uniform", (X, NORMS, 32, 2**15, KEY), "levels=32768"),
+        ("round_exponential", (X, NORMS, 32, 9, KEY), "bits=9"),
+        ("encode_uniform_sum", (X, NORMS, 32, 7, 17, KEY), "width=17"),
+        ("encode_uniform_sum", (X, NORMS, 32, 7, 4, KEY, 0, WORDS[:31]), r"int32\[32\]"),
+        ("encode_uniform_codes", (X, NORMS, 32, 1, KEY), "bits=1"),
+        ("encode_exponential", (X, NORMS, 32, 1, KEY), "bits=1"),
+        ("decode_uniform_sum", (WORDS[:31], NORMS, 32, 7, 4, 1.0, X.copy()), "31 words cannot hold"),
+        ("decode_uniform_sum", (WORDS[:64], NORMS, 32, 7, 4, 1.0, X.copy()), "64 words cannot hold"),
+        ("decode_uniform_sum", (WORDS[:32], NORMS, 32, 7, 0, 1.0, X.copy()), "width=0"),
+        ("decode_uniform_sum", (WORDS[:32], NORMS, 32, 7, 4, 1.0, X.astype(np.int16)), "out has dtype int16"),
+        (
+            "decode_uniform_sum",
+            (WORDS[:32].view(np.uint32), NORMS, 32, 7, 4, 1.0, X.copy()),
+            "words has dtype",
+        ),
+        ("decode_uniform_codes", ([], [], 32, 4, 1.0, X.copy()), "0 workers"),
+        ("decode_uniform_codes", ([WORDS], [NORMS, NORMS], 32, 4, 1.0, X.copy()), "2 workers' norms"),
+        ("decode_uniform_codes", ([WORDS, WORDS[:31]], [NORMS, NORMS], 32, 4, 1.0, X.copy()), "31 words"),
+        ("decode_exponential", ([WORDS], [NORMS[:3]], 32, 4, 1.0, X.copy()), "3 norms"),
+        ("decode_exponential", ([WORDS], [NORMS], 32, 9, 1.0, X.copy()), "bits=9"),
+        ("binarize", (X, X[:99].copy(), X.copy(), 0.9, KEY), r"float32\[100\]"),
+        ("binarize", (X, X.copy(), X.astype(np.float64), 0.9, KEY), r"float32\[100\]"),
+        ("binarize", (X, X.copy(), X.copy(), 0.9, KEY, 0, WORDS[:31].copy()), r"int32\[32\]"),
+        ("vote", ([], KEY), "multiple of 32"),
+        ("vote", ([WORDS, WORDS[:32]], KEY), "multiple of 32"),
+        ("vote", ([WORDS[:31]], KEY), "multiple of 32"),
+        ("decode_signs", (WORDS[:31], 1.0, X.copy()), "31 words"),
+        ("codes_of_digits", (X, 4), "digits has dtype float32"),
+        ("pack_sum", (WORDS, 0), "width=0"),
+        ("pack_codes", (WORDS, 4), "codes has dtype int32"),
+        ("pack_codes", (WORDS.view(np.uint32), 17), "bits=17"),
+        ("unpack_sum", (WORDS[:33], 4, 100), "33 words"),
+        ("unpack_codes", (WORDS[:31], 4, 100), "31 words"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(kernel: str, arguments: tuple, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        getattr(native, kernel)(*arguments)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_longer_words_than_needed_are_cut() -> None:
+    assert_same("decode_uniform_codes", [WORDS], [np.ones(9, np.float32)], 32, 4, 1.0, X)
+    assert_same("unpack_codes", WORDS, 4, 100)
+    assert code_words(100, 4) < len(WORDS)
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the settings are those of x86-64")
+def test_the_callers_floating_point_settings_do_not_matter(tmp_path: Path) -> None:
+    source = tmp_path / "settings.cpp"
+    source.write_text(CONTROL_REGISTER)
+    processor = ctypes.CDLL(str(compile_library(tmp_path / "settings.so", source, "g++")))
+    x = np.random.default_rng(0).standard_normal(3000).astype(np.float32) * np.float32(1e-33)
+    x[::64] = 2.0**-90
+    x[1::64] = 1e-40
+    norms = reference.bucket_maxima(x, 96)
+    words = reference.encode_exponential(x, norms, 96, 8, KEY)
+    decoded = reference.decode_exponential([words], [norms], 96, 8, 1e-9, np.zeros_like(x))
+    assert np.any((decoded != 0) & (np.abs(decoded) < 2.0**-126))
+    back = np.zeros_like(x)
+    before = processor.get_settings()
+    flush_and_round_towards_zero = before | 0x8040 | 0x6000
+    processor.set_settings(flush_and_round_towards_zero)
+    try:
+        encoded = native.encode_exponential(x, norms, 96, 8, KEY)
+        native.decode_exponential([words], [norms], 96, 8, 1e-9, back)
+        after = processor.get_settings()
+    finally:
+        processor.set_settings(before)
+    assert after & 0xFFC0 == flush_and_round_towards_zero & 0xFFC0
+    assert same_bits(encoded, words)
+    assert same_bits(back, decoded)
+
+
+# ---- the backend as a whole
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("name", SCHEMES)
+def test_whole_exchanges(name: str) -> None:
+    gradients = list(np.random.default_rng(3).standard_normal((3, 2500)).astype(np.float32))
+    gradients[1][:200] = 0
+
+    def decoded(backend: str) -> list[np.ndarray]:
+        states = [[BinaryState(np.zeros_like(own), np.zeros_like(own), 0.9)] for own in gradients]
+        result = simulator.run(SCHEMES[name], gradients, states=states, kernels=backend)
+        return [own[0] for own in result.decoded] + [array for own in states for array in own[0][:2]]
+
+    assert all(same_bits(one, other) for one, other in zip(decoded("numpy"), decoded("native")))
+
+
+def test_the_backends_offer_the_same() -> None:
+    assert set(native.__all__) <= set(dir(reference))
+    assert kernels.get("native") is native
+    assert kernels.get("numpy") is reference
+    with pytest.raises(ValueError, match="no such backend"):
+        kernels.get("fortran")
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """As if the package had just been imported, with none of its environment variables."""
+    monkeypatch.setattr(native, "_library", None)
+    monkeypatch.setattr(kernels, "_warned", False)
+    for name in ("HOROVOD_QUANT_KERNELS", "HOROVOD_QUANT_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_without_the_library_numpy_serves_and_says_so_once(fresh: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fresh.delenv("HOROVOD_QUANT_LIBRARY", raising=False)
+    fresh.setattr(native, "__file__", str(tmp_path / "native.py"))
+    with pytest.warns(RuntimeWarning, match="slow numpy kernels.*no compiled library"):
+        assert kernels.get() is reference
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kernels.get("auto") is reference
+    assert "numpy kernels" in kernels.describe()
+    assert f"no compiled library in {tmp_path}" in kernels.describe()
+    with pytest.raises(ImportError, match="no compiled library"):
+        kernels.get("native")
+
+
+def test_a_library_that_does_not_fit_is_not_used(fresh: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "kernels.so"
+    broken.write_bytes(b"not a library")
+    fresh.setenv("HOROVOD_QUANT_LIBRARY", str(broken))
+    with pytest.raises(ImportError, match=r"cannot load .*kernels\.so"):
+        native.load()
+    source = tmp_path / "old.cpp"
+    source.write_text(
+        'extern "C" long best_instruction_set() { return 0; } extern "C" long interface_version() { return 0; }'
+    )
+    with pytest.raises(ImportError, match="built from other sources"):
+        native.load(compile_library(tmp_path / "old.so", source, "g++"))
+
+
+def test_the_environment_chooses_the_backend(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setenv("HOROVOD_QUANT_KERNELS", "numpy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kernels.get("auto") is reference
+    assert kernels.describe() == "numpy kernels, asked for by HOROVOD_QUANT_KERNELS"
+    assert kernels.get("native") is native
+
+
+def test_the_environment_chooses_the_instruction_set(fresh: pytest.MonkeyPatch) -> None:
+    load_installed()
+    best = native.available_instruction_sets()[-1]
+    assert native.instruction_set() == best
+    assert kernels.describe().startswith(f"native kernels with {best}")
+    fresh.setattr(native, "_library", None)
+    fresh.setenv("HOROVOD_QUANT_ISA", "baseline")
+    assert kernels.describe().startswith("native kernels with baseline")
+    fresh.setattr(native, "_library", None)
+    fresh.setenv("HOROVOD_QUANT_ISA", "mmx")
+    with pytest.raises(ValueError, match="'mmx': this processor has baseline"):
+        kernels.get("auto")
+
+
+def test_address_and_undefined_behaviour_sanitizers_find_nothing(tmp_path: Path) -> None:
+    """The tests of the installed kernels again, on a library that checks each access, in a process of its own."""
+    library = compile_library(tmp_path / "sanitized.so", SOURCE, "g++", *SANITIZERS)
+    runtime = subprocess.check_output(["g++", "-print-file-name=libasan.so"], text=True).strip()
+    select = f"{INSTALLED} or strided or refused or longer or exchanges"
+    environment = dict(
+        os.environ,
+        HOROVOD_QUANT_LIBRARY=str(library),
+        LD_PRELOAD=runtime,
+        ASAN_OPTIONS="detect_leaks=0",
+        UBSAN_OPTIONS="print_stacktrace=1",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        "-k",
+        select,
+    ]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert " passed" in result.stdout

@@ -1,0 +1,82 @@
+"""One rank of ``mpirun -np N python mpi_worker.py FILE``: runs every case; rank 0 pickles what all ranks got."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+from helpers import SCHEMES, gaussian, used_states
+
+from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
+from horovod_quant.schemes.base import Scheme
+
+
+class Case(NamedTuple):
+    """An exchange, the same on all ranks but for their gradients."""
+
+    scheme: Scheme
+    lengths: tuple[int, ...] = (0, 1, 31, 33, 1024, 1025, 5000)
+    custom_reduction: bool = False
+    arguments: dict[str, Any] = {"seed": 5, "step": 3}
+
+
+def cases() -> dict[str, Case]:
+    found = {name: Case(scheme) for name, scheme in SCHEMES.items()}
+    found["qsgd alltogether empty"] = Case(QSGD(4), (0,))
+    found["qsgd 16 bits"] = Case(QSGD(16, bucket_size=32))
+    found["nuqsgd 8 bits"] = Case(NUQSGD(8, bucket_size=32))
+    found["global, named, summed"] = Case(
+        GlobalQSGD(8), (700, 800), arguments={"names": ["b", "a"], "factor": 1.0, "seed": -1}
+    )
+    for name in ("exponential-max", "exponential-l2"):
+        found[f"{name}, reduced"] = Case(SCHEMES[name], custom_reduction=True)
+    # Open MPI reduces messages of some size by other algorithms than small ones, with another bracketing.
+    found["reduced, one element"] = Case(GlobalQSGD(8, levels="exponential"), (1,), True)
+    found["reduced, 100 KB"] = Case(GlobalQSGD(4, levels="exponential"), (100_000,), True)
+    found["reduced, 3 MB"] = Case(GlobalQSGD(4, levels="exponential"), (3_000_000,), True)
+    return found
+
+
+def gradients(case: Case, rank: int) -> list[np.ndarray]:
+    """Rank 1 has a NaN and an infinity in tensors that are large enough for sound buckets besides."""
+    own = [gaussian(100 * rank + i, length) for i, length in enumerate(case.lengths)]
+    if rank == 1:
+        for g in own:
+            if len(g) >= 5000:
+                g[2] = np.nan
+                g[-1] = -np.inf
+    return own
+
+
+def states(case: Case, rank: int) -> Any:
+    return used_states(gradients(case, rank)) if isinstance(case.scheme, BinSGDM) else None
+
+
+def main(path: str) -> None:
+    from mpi4py import MPI
+
+    from horovod_quant import mpi
+
+    rank = MPI.COMM_WORLD.Get_rank()
+    results = {}
+    for name, case in cases().items():
+        own_states = states(case, rank)
+        result = mpi.run(
+            case.scheme,
+            gradients(case, rank),
+            states=own_states,
+            custom_reduction=case.custom_reduction,
+            kernels="numpy",
+            **case.arguments,
+        )
+        results[name] = (result.decoded, result.merges, own_states)
+    gathered = MPI.COMM_WORLD.gather(results)
+    if rank == 0:
+        with open(path, "wb") as file:
+            pickle.dump(gathered, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

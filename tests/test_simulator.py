@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import SCHEMES, gaussian, same_bits, simulate
+
+from horovod_quant import simulator
+from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
+from horovod_quant.schemes.base import Scheme
+
+D = 96 * 1024  # whole tiles and whole words for every width below, and enough for 8 workers' chunks
+
+
+# The cost table of ALGORITHMS.md, bytes sent by a worker, with the norms' part added and the words counted whole.
+
+
+def ring(size: int, payload: float) -> float:
+    return 2 * (size - 1) / size * payload
+
+
+COSTS = {
+    "qsgd": (QSGD(4), lambda n: {"allgather": (n - 1) * (4 * D / 8 + 4 * D / 1024)}),
+    "qsgd 9 bits": (QSGD(9), lambda n: {"allgather": (n - 1) * (9 * D / 8 + 4 * D / 1024)}),
+    "nuqsgd": (NUQSGD(3, bucket_size=64), lambda n: {"allgather": (n - 1) * (3 * D / 8 + 4 * D / 64)}),
+    "global": (GlobalQSGD(8), lambda n: {"allreduce": ring(n, 4 * D / 4 + 4 * D / 1024)}),
+    "global 5 bits": (GlobalQSGD(5), lambda n: {"allreduce": ring(n, 4 * D / 6 + 4 * D / 1024)}),
+    "global l2": (GlobalQSGD(8, "l2"), lambda n: {"allreduce": ring(n, 4 * D / 4 + 8 * D / 1024)}),
+    "exponential": (
+        GlobalQSGD(4, levels="exponential"),
+        lambda n: {
+            "allreduce": ring(n, 4 * D / 1024),
+            "alltoall": (n - 1) / n * 4 * D / 8,
+            "allgather": (n - 1) / n * 4 * D / 8,
+        },
+    ),
+    "binsgdm": (BinSGDM(), lambda n: {"alltoall": (n - 1) / n * D / 8, "allgather": (n - 1) / n * D / 8}),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+@pytest.mark.parametrize(("scheme", "cost"), COSTS.values(), ids=COSTS)
+def test_bytes_sent_are_those_of_the_cost_table(scheme: Scheme, cost, size: int) -> None:
+    result = simulate(scheme, [gaussian(worker, D) for worker in range(size)])
+    assert result.bytes_sent == pytest.approx(cost(size), rel=1e-9)
+
+
+def test_bytes_of_small_gradients_are_not_rounded_away() -> None:
+    # One tile of signs, to and from one of 40 servers.
+    result = simulate(BinSGDM(), [gaussian(worker, 1000) for worker in range(40)])
+    assert result.bytes_sent == pytest.approx({"alltoall": 39 / 40 * 128, "allgather": 39 / 40 * 128})
+
+
+def test_error_is_relative_to_the_exact_sum() -> None:
+    groups = [[gaussian(1, 500), gaussian(2, 70)], [gaussian(3, 500), gaussian(4, 70)]]
+    result = simulate(GlobalQSGD(6), groups)
+    expected = 0.0
+    for i in range(2):
+        exact = (groups[0][i].astype(np.float64) + groups[1][i]) / 2
+        expected += ((result.decoded[0][i] - exact) ** 2).sum() / (exact**2).sum()
+    assert result.error == pytest.approx(expected, rel=1e-12)
+    assert result.error > 0
+
+
+def test_error_is_zero_or_infinite_where_the_exact_sum_is_zero() -> None:
+    assert simulate(GlobalQSGD(6), [np.zeros(50), np.zeros(50)]).error == 0
+    opposite = gaussian(0, 500)
+    assert simulate(GlobalQSGD(6), [opposite, -opposite]).error == np.inf
+    assert simulate(BinSGDM(), [np.zeros(50)]).error == np.inf
+
+
+def test_factor_multiplies_the_sum_and_averages_by_default() -> None:
+    gradients = [gaussian(worker, 500) for worker in range(4)]
+    average = simulate(QSGD(4), gradients)
+    total = simulate(QSGD(4), gradients, factor=1.0)
+    assert same_bits(total.decoded[0][0], 4 * average.decoded[0][0])
+    assert total.error == pytest.approx(average.error)
+
+
+def test_a_worker_may_bring_one_array_or_a_list_of_any_shapes_and_types() -> None:
+    gradients = [gaussian(worker, 6, 80) for worker in range(2)]
+    flat = simulate(QSGD(4), [g.reshape(-1) for g in gradients]).decoded[0][0]
+    for form in (
+        gradients,
+        [[g] for g in gradients],
+        [(g,) for g in gradients],
+        [g.astype(np.float64) for g in gradients],
+        [np.asfortranarray(g) for g in gradients],
+        [g.tolist() for g in [np.array([g]) for g in gradients]],
+    ):
+        assert same_bits(simulate(QSGD(4), form).decoded[0][0], flat)
+
+
+def test_names_default_to_positions() -> None:
+    gradients = [[gaussian(worker, 100), gaussian(worker + 5, 100)] for worker in range(2)]
+    first = simulate(QSGD(4), gradients)
+    second = simulate(QSGD(4), gradients, names=["0", "1"])
+    assert all(map(same_bits, first.decoded[0], second.decoded[0]))
+    assert not same_bits(first.decoded[0][0], simulate(QSGD(4), gradients, names=["1", "0"]).decoded[0][0])
+
+
+@pytest.mark.parametrize(
+    "gradients",
+    [
+        [],
+        [np.zeros(4), np.zeros(5)],
+        [np.zeros(4), np.zeros((2, 2))],
+        [[np.zeros(4)], [np.zeros(4), np.zeros(4)]],
+        [[np.zeros(4), np.zeros(5)], [np.zeros(5), np.zeros(4)]],
+    ],
+)
+def test_workers_that_do_not_match_are_refused(gradients: list) -> None:
+    with pytest.raises(ValueError, match="gradients: give at least one worker, and the same shapes for each"):
+        simulator.run(QSGD(4), gradients)
+
+
+def test_an_unknown_backend_of_kernels_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="kernels='fortran': no such backend; use 'auto' or one of .*'numpy'"
+    ):
+        simulator.run(QSGD(4), [np.zeros(4)], kernels="fortran")
+
+
+def test_an_empty_group_is_an_exchange_of_nothing() -> None:
+    for scheme in SCHEMES.values():
+        result = simulate(scheme, [[], []])
+        assert result.decoded == [[], []]
+        assert result.error == 0

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, CustomAllreduce
+from horovod_quant.stats import Stats, Traffic, TrafficCounter
+from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
+
+ARRAY = np.zeros(3, np.int32)
+
+
+def test_a_ring_sends_everything_but_a_share_twice() -> None:
+    assert [ring_allreduce_bytes(120, n) for n in (1, 2, 3, 4)] == [0, 120, 160, 180]
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (Allreduce(ARRAY, "sum", [8, 0, 40]), [12, 0, 60]),
+        (CustomAllreduce(ARRAY, lambda left, right, low, high: left, [8, 4]), [12, 6]),
+        (Allgather(ARRAY, [8, 4]), [24, 12]),
+        (Alltoall(ARRAY, [1, 1, 1, 0], [8, 4]), [6, 3]),
+    ],
+    ids=["allreduce", "custom allreduce", "allgather", "alltoall"],
+)
+def test_a_worker_of_four_sends_the_bytes_of_the_model(request_, expected: list) -> None:
+    assert sent_bytes(request_, 4) == expected
+    assert sum(sent_bytes(request_, 1)) == 0
+
+
+def test_what_is_no_request_is_refused() -> None:
+    with pytest.raises(TypeError, match="not a request: 'barrier'"):
+        sent_bytes("barrier", 2)
+
+
+def test_counted_bytes_add_up_by_name_and_in_total() -> None:
+    counter = TrafficCounter()
+    for _ in range(2):
+        counter.expect("w", 1000)
+        counter.expect("b", 10)
+        counter.count("w", 100)
+        counter.count("w", 25)
+        counter.count("b", 10)
+    stats = counter.stats()
+    assert stats.parameters == {"w": Traffic(250, 2000), "b": Traffic(20, 20)}
+    assert stats.total == Traffic(270, 2020)
+    assert stats.parameters["w"].ratio == 8
+
+
+def test_nothing_sent_has_no_ratio() -> None:
+    assert math.isnan(Traffic(0, 0).ratio)
+    assert TrafficCounter().stats() == Stats({}, Traffic(0, 0))
+
+
+def test_stats_print_as_a_table() -> None:
+    table = str(Stats({"a.long.weight": Traffic(1234.4, 12345)}, Traffic(1234.4, 12345)))
+    assert [line.split() for line in table.splitlines()] == [
+        ["parameter", "bytes", "sent", "float32", "ratio"],
+        ["a.long.weight", "1,234", "12,345", "10.00"],
+        ["total", "1,234", "12,345", "10.00"],
+    ]
+    assert len({len(line) for line in table.splitlines()}) == 1
