@@ -219,7 +219,7 @@ def failure(configuration: Configuration, command: Sequence[str], what: str, out
     workers = [line for line in lines if re.match(r"\[[\d,]+\]<std(out|err)>", line)]
     launcher = [line for line in lines if line not in workers]
     tail = (
-        "\n".join("    " + line for line in workers[-20:] + launcher[-4 if workers else -20 :])
+        "\n".join("    " + line for line in workers[-20:] + launcher[-3 if workers else -20 :])
         or "    (nothing)"
     )
     return TrainingFailed(f"{configuration.title}: {' '.join(command)}\n{what}. It printed last:\n{tail}")

@@ -66,10 +66,10 @@ class DefaultArithmetic {
 #if defined(__x86_64__)
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,lzcnt"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,bmi,bmi2,lzcnt")
+#pragma GCC target("avx2,bmi,bmi2")
 #endif
 #define ISA avx2
 #include "native_kernels.h"
@@ -78,11 +78,11 @@ class DefaultArithmetic {
 #if defined(__clang__)
 #pragma clang attribute pop
 #pragma clang attribute push( \
-    __attribute__((target("avx2,bmi,bmi2,lzcnt,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+    __attribute__((target("avx2,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx2,bmi,bmi2,lzcnt,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#pragma GCC target("avx2,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #endif
 #define ISA avx512
 #include "native_kernels.h"

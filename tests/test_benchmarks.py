@@ -1,0 +1,70 @@
+"""The benchmarks' gradient shapes, and that the exchange benchmark runs; its times are nobody's business here."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tests" / "parallel")]
+
+from launching import horovodrun  # noqa: E402
+from shapes import MODELS, elements  # noqa: E402
+
+METHODS = ["none", "fp16", "qsgdinf-4", "nuqsgd-8", "global-qsgd-4", "global-qsgd-2", "binsgdm"]
+
+
+@pytest.mark.parametrize(
+    ("model", "tensors", "total"), [("resnet50", 161, 25_557_032), ("bert-base", 199, 109_482_240)]
+)
+def test_shapes_have_the_published_totals(model: str, tensors: int, total: int) -> None:
+    assert (len(MODELS[model]), elements(MODELS[model])) == (tensors, total)
+
+
+def test_shapes_of_known_layers() -> None:
+    assert MODELS["resnet50"]["layer4.0.downsample.0.weight"] == (2048, 1024, 1, 1)
+    assert MODELS["resnet50"]["fc.weight"] == (1000, 2048)
+    assert MODELS["bert-base"]["encoder.layer.11.intermediate.dense.weight"] == (3072, 768)
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_exchange_benchmark_runs(controller: str, tmp_path: Path) -> None:
+    report = tmp_path / "exchange.json"
+    done = horovodrun(
+        controller, 2,
+        [sys.executable, ROOT / "benchmarks" / "exchange.py", "--model", "tiny", "--rounds", 2,
+         "--split-rounds", 1, "--json", report, "--methods", *METHODS],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    found = json.loads(report.read_text())
+    assert found["workers"] == 2
+    assert found["elements"] == elements(MODELS["tiny"])
+    results = {result["method"]: result for result in found["results"]}
+    assert list(results) == ["no exchange", *(method for method in METHODS if method != "global-qsgd-2")]
+    assert "2 workers need bits >= 3" in done.stdout
+    for method, result in results.items():
+        assert_sane(method, result)
+    sent = {method: result["bytes_sent"] for method, result in results.items()}
+    assert sent["no exchange"] == 0
+    assert sent["none"] == 4 * elements(MODELS["tiny"]) == 2 * sent["fp16"]
+    assert sent["binsgdm"] < sent["global-qsgd-4"] < sent["nuqsgd-8"] < sent["fp16"]
+
+
+def assert_sane(method: str, result: dict[str, Any]) -> None:
+    for name in ("wall", "cpu", "horovod_cpu", "system_cpu"):
+        milliseconds = result[f"{name}_milliseconds"]
+        assert math.isfinite(milliseconds), (method, name)
+        assert milliseconds >= 0, (method, name)
+    ours = method not in ("no exchange", "none", "fp16")
+    assert ("phases" in result) == ours
+    if ours:
+        for phase in ("quantize", "decode", "launch", "wait"):
+            wall, cpu = result["phases"][phase]
+            assert wall > 0, (method, phase)
+            assert cpu >= 0, (method, phase)
