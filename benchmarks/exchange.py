@@ -35,6 +35,7 @@ import horovod.torch as hvd
 import horovod.torch.optimizer as horovod_optimizer
 import numpy as np
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from shapes import MODELS, Shapes, elements
@@ -42,6 +43,7 @@ from tqdm import tqdm
 
 import horovod_quant.torch as hvq
 from horovod_quant import kernels
+from horovod_quant.torch import exchange
 from horovod_quant.traffic import ring_allreduce_bytes
 
 NOTHING, NONE, FP16, BINSGDM = "no exchange", "none", "fp16", "binsgdm"
@@ -211,9 +213,7 @@ class Trial:
 def measure(trials: list[Trial], rounds: int) -> np.ndarray:
     """Measurements of all workers, ``[worker, trial, round, field of Measurement]``."""
     found = np.zeros((len(trials), rounds, len(Measurement._fields)))
-    progress = tqdm(
-        total=(rounds + WARM_UP) * len(trials), disable=hvd.rank() > 0, mininterval=2, desc="totals"
-    )
+    progress = progress_bar("totals", (rounds + WARM_UP) * len(trials))
     for number in range(-WARM_UP, rounds):
         for offset in range(len(trials)):
             index = (number + offset) % len(trials)
@@ -223,6 +223,10 @@ def measure(trials: list[Trial], rounds: int) -> np.ndarray:
             progress.update()
     progress.close()
     return from_all_workers(found, "totals")
+
+
+def progress_bar(what: str, total: int) -> Any:
+    return tqdm(desc=what, total=total, disable=hvd.rank() > 0, mininterval=2, ascii=True)
 
 
 def from_all_workers(array: np.ndarray, name: str) -> np.ndarray:
@@ -262,11 +266,9 @@ def instrumented(stopwatch: Stopwatch) -> Iterator[None]:
             setattr(backend, name, stopwatch.timed(phase, getattr(backend, name)))
     patches = [
         patch.object(kernels, "get", lambda name="auto": backend),
-        patch.object(hvd, "synchronize", stopwatch.timed(WAIT, hvd.synchronize)),
+        patch.object(exchange, "_collect", stopwatch.timed(WAIT, exchange._collect)),
         patch.object(
-            horovod_optimizer,
-            "synchronize",
-            stopwatch.timed(HOROVOD_WAIT, horovod_optimizer.synchronize),
+            horovod_optimizer, "synchronize", stopwatch.timed(HOROVOD_WAIT, horovod_optimizer.synchronize)
         ),
     ]
     for owner in (hvd, horovod_optimizer):
@@ -287,9 +289,7 @@ def split(variants: list[Variant], rounds: int, make: Callable[[Variant], Trial]
     found = np.zeros((len(variants), rounds, len(COLUMNS), 2))
     with instrumented(stopwatch):
         trials = [make(variant) for variant in variants]
-        progress = tqdm(
-            total=(rounds + WARM_UP) * len(trials), disable=hvd.rank() > 0, mininterval=2, desc="split"
-        )
+        progress = progress_bar("split", (rounds + WARM_UP) * len(trials))
         for number in range(-WARM_UP, rounds):
             for index, trial in enumerate(trials):
                 stopwatch.restart()
@@ -342,7 +342,11 @@ def shown(number: float | None, digits: int = 1) -> str:
 
 
 def totals_table(title: str, found: list[dict[str, Any]]) -> Table:
-    table = Table(title=title, caption="CPU: of all threads of a worker; Horovod: its own threads' part")
+    table = Table(
+        title=title,
+        box=box.MARKDOWN,
+        caption="CPU: of all threads of a worker; Horovod: its own threads' part",
+    )
     table.add_column("method")
     for column in ("wall ms", "x fp16", "CPU ms", "x fp16", "Horovod", "system", "page faults", "MB sent"):
         table.add_column(column, justify="right")
@@ -363,7 +367,9 @@ def totals_table(title: str, found: list[dict[str, Any]]) -> Table:
 
 def phases_table(found: list[dict[str, Any]]) -> Table:
     table = Table(
-        title="Milliseconds of the calling thread: wall / CPU", caption="wait: for this package's collectives"
+        title="Milliseconds of the calling thread: wall / CPU",
+        box=box.MARKDOWN,
+        caption="wait: for this package's collectives",
     )
     table.add_column("method")
     for phase in COLUMNS:
@@ -408,10 +414,11 @@ def main() -> None:
     hvd.init()
     if hvd.size() < 2:
         raise SystemExit("one worker exchanges nothing: horovodrun -np 2 python benchmarks/exchange.py")
-    console = Console(width=120, quiet=hvd.rank() > 0)
+    # horovodrun may cut its workers' output between any two bytes: no colours, and ASCII alone.
+    console = Console(width=120, color_system=None, quiet=hvd.rank() > 0)
     for variant in variants:
         if variant.refusal(hvd.size()):
-            console.print(f"[yellow]{variant.method} is left out:[/yellow] {variant.refusal(hvd.size())}")
+            console.print(f"{variant.method} is left out: {variant.refusal(hvd.size())}")
     variants = [variant for variant in variants if not variant.refusal(hvd.size())]
 
     controller = "MPI" if os.environ.get("OMPI_COMM_WORLD_SIZE") else "Gloo"

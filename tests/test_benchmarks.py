@@ -16,7 +16,7 @@ sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tests" / "parallel")]
 from launching import horovodrun  # noqa: E402
 from shapes import MODELS, elements  # noqa: E402
 
-METHODS = ["none", "fp16", "qsgdinf-4", "nuqsgd-8", "global-qsgd-4", "global-qsgd-2", "binsgdm"]
+METHODS = ["none", "fp16", "nuqsgd-8", "global-qsgd-4", "global-qsgd-2", "binsgdm"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""Memory that an exchange takes besides the gradient, with the native kernels."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_quant import kernels, schemes
+from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.schemes.base import Allreduce, BinaryState, Gradient, Workers
+
+ELEMENTS = 4_000_000
+
+
+def answered_alone(request: Any) -> Any:
+    """What a collective answers to a single worker, without a copy."""
+    return request.array if isinstance(request, Allreduce) else [request.array]
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        schemes.GlobalQSGD(4),
+        schemes.GlobalQSGD(4, "l2"),
+        schemes.QSGD(4),
+        schemes.NUQSGD(4),
+        schemes.BinSGDM(),
+    ],
+    ids=str,
+)
+def test_own_buffers_stay_below_0_3_of_the_gradient(scheme: Any) -> None:
+    values = np.random.default_rng(0).standard_normal(ELEMENTS).astype(np.float32)
+    out = np.zeros_like(values)
+    state = BinaryState(np.zeros_like(values), np.zeros_like(values), 0.9)
+    backend = kernels.get("native")
+    tracemalloc.start()
+    try:
+        exchange = scheme.exchange([Gradient(values, KeyChain(0, "w"), 0, state)], Workers(0, 1), backend)
+        answer, finished = None, None
+        while finished is None:
+            try:
+                answer = answered_alone(exchange.send(answer))
+            except StopIteration as stop:
+                finished = stop.value
+        finished.write(0, 1.0, out)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.any(out)
+    assert peak < 0.3 * values.nbytes, f"{peak / values.nbytes:.2f}"
+
+
+def test_the_measurement_sees_numpys_buffers() -> None:
+    tracemalloc.start()
+    try:
+        np.zeros(ELEMENTS, np.float32)
+        assert tracemalloc.get_traced_memory()[1] >= 4 * ELEMENTS
+    finally:
+        tracemalloc.stop()
