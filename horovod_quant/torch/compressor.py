@@ -76,7 +76,7 @@ class Compressor:
         kernels: str = "auto",
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
         process_set: Any = None,
-        group_bytes: int = 16 * 2**20,
+        group_bytes: int = 32 * 2**20,
         overlap: bool = True,
     ) -> None:
         require_horovod()
@@ -257,9 +257,10 @@ class Compressor:
             gradient = call.parameter.grad
             tensor = torch.zeros_like(call.parameter) if gradient is None else gradient.to_dense()
         values = flat_array(tensor.detach().to("cpu").contiguous())
-        chain = self._chains.setdefault(name, KeyChain(self.seed, name))
+        if name not in self._chains:
+            self._chains[name] = KeyChain(self.seed, name)
         state, step, copies = self._state(call, name)
-        return Submission(Gradient(values, chain, step, state), scheme, copies)
+        return Submission(Gradient(values, self._chains[name], step, state), scheme, copies)
 
     def _state(self, call: HorovodCall, name: str) -> tuple[BinaryState | None, int, tuple]:
         """The gradient's state, the number of its exchange, and state to copy back afterwards."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -20,6 +21,8 @@ from horovod_quant.schemes.base import (
     split_gathered,
 )
 from horovod_quant.traffic import sent_bytes
+
+_POLL_SECONDS = 2e-4
 
 _TENSOR_BITS = {torch.bfloat16: torch.int16}
 
@@ -147,6 +150,9 @@ def _launch(request: Any, name: str, process_set: Any) -> Any:
 def _collect(request: Any, handle: Any) -> Any:
     import horovod.torch as hvd
 
+    # Horovod's own wait spins, and takes a core from what it waits for.
+    while not hvd.poll(handle):
+        time.sleep(_POLL_SECONDS)
     output = hvd.synchronize(handle)
     if isinstance(request, Allreduce):
         return output.numpy()
