@@ -400,7 +400,7 @@ class Many(torch.nn.Module):
         for i in order:
             term = self.parts[i](x) * (i + 1)
             if slow:
-                term.register_hook(lambda gradient: time.sleep(0.02))
+                term.register_hook(lambda gradient: time.sleep(0.005))
             terms.append((i, term))
         return sum(term for _, term in sorted(terms, key=lambda item: item[0]))
 

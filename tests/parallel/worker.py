@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -21,12 +22,12 @@ def main() -> None:
     rank = module.start()
     with open(results / f"{rank}.jsonl", "w") as log:
         for name, scenario in module.scenarios():
-            failure = ""
+            failure, begin = "", time.monotonic()
             try:
                 scenario()
             except Exception:
                 failure = traceback.format_exc()
-            log.write(json.dumps({"scenario": name, "failure": failure}) + "\n")
+            log.write(json.dumps({"scenario": name, "failure": failure, "seconds": time.monotonic() - begin}) + "\n")
             log.flush()
     module.finish()
 
