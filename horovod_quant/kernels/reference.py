@@ -1,9 +1,9 @@
 """The numpy kernels: the specification of every bit that horovod-quant computes.
 
 Pure functions on flat arrays. Gradients are read from, and decoded to, float32, float16, float64 or bfloat16 (as
-uint16) arrays; the arithmetic is float32's. ``start`` is the index in its tensor of an array's first element (a multiple of the
-bucket size, or of a tile); it selects the random bits. Results are written to ``out`` where it is given, so that
-the tensors of a group share one buffer.
+uint16) arrays; the arithmetic is float32's. ``start`` is the index in its tensor of an array's first element (a
+multiple of the bucket size, or of a tile); it selects the random bits. Results are written to ``out`` where it is
+given, so that the tensors of a group share one buffer.
 
 Arithmetic rules that make other backends able to return the same bits: float32 with one rounding per operation and
 no fused multiply-add; random decisions in integers; sums of squares in float64, where each square is exact, in a
@@ -239,7 +239,9 @@ def round_exponential(
     magnitude = np.minimum(y_bits & _ABS, _ONE_BITS)
     h = hash32(start, len(x), key)
     index = ((magnitude + (h >> np.uint32(9))) >> np.uint32(23)).astype(np.int32) - np.int32(127 - top)
-    if top < 127:  # at 8 bits the smallest level is the smallest normal float, and subnormals are linear anyway
+    if (
+        top < 127
+    ):  # at 8 bits the smallest level is the smallest normal float, and subnormals are linear anyway
         smallest = np.float32(2.0 ** (1 - top))
         value = np.minimum(magnitude.view(np.float32), smallest)
         cut = (value * np.float32(2.0 ** (top - 1 + 24))).astype(np.int32)
@@ -356,9 +358,7 @@ def binarize(
     return pack_codes(bits, 1, out, whole_tiles=True), broken
 
 
-def vote(
-    words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray | None = None
-) -> np.ndarray:
+def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray | None = None) -> np.ndarray:
     """Averages n workers' signs and draws one bit from the average (the server's half of the 1-bit allreduce).
 
     Of n bits c are 1; the result is 1 with probability c / n, decided as ``(h >> (32-k)) * n < c << k`` in uint32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -99,7 +100,9 @@ class Compressor:
         self._direct: dict[str, Schedule] = {}
         self._chains: dict[str, KeyChain] = {}
         self._steps: dict[str, int] = {}
-        self._checked: set = set()
+        self._checked: Any = (
+            weakref.WeakKeyDictionary()
+        )  # optimizer or process set: its size when last checked
 
     def __getstate__(self) -> dict[str, Any]:
         unbound = ("_finder", "_process_set", "_traffic", "_direct", "_chains", "_steps", "_checked")
@@ -192,12 +195,12 @@ class Compressor:
                 f"out of this call"
             )
         self._check_optimizer(call)
-        seen = (id(call.optimizer), call.process_set.size())
-        if seen not in self._checked:
-            self.policy.check_workers(call.process_set.size())
+        size = call.process_set.size()
+        if self._checked.get(call.optimizer or call.process_set) != size:
+            self.policy.check_workers(size)
             if call.optimizer is not None and self._finder is None:
                 self.policy.check_names(call.optimizer._parameter_names.values())
-            self._checked.add(seen)
+            self._checked[call.optimizer or call.process_set] = size
 
     def _check_optimizer(self, call: HorovodCall) -> None:
         if isinstance(call.optimizer, optim.BinSGDM):

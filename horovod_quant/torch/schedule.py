@@ -84,7 +84,7 @@ class Schedule:
         self._places: dict[str, int] = {}
         self._passes: set[int] = set()
         self._forced: dict[str, Submission] = {}
-        self._missing = [len(names) for names in self._plan.groups] if self._plan else []
+        self._missing = [set(names) for names in self._plan.groups] if self._plan else []
         self._running: dict[int, Group] = {}
         self._in_order = True
 
@@ -117,7 +117,7 @@ class Schedule:
         if backward_pass is not None:
             self._passes.add(backward_pass)
             if self._plan is not None and name in self._plan.group_of:
-                self._arrived(self._plan.group_of[name])
+                self._arrived(name, self._plan.group_of[name])
         return submission
 
     def finish(self, submission: Submission) -> Decoded:
@@ -148,9 +148,9 @@ class Schedule:
 
     # ---- during and at the end of a backward pass ------------------------------------------------------------
 
-    def _arrived(self, index: int) -> None:
-        self._missing[index] -= 1
-        if self._missing[index]:
+    def _arrived(self, name: str, index: int) -> None:
+        self._missing[index].discard(name)
+        if self._missing[index] or index in self._running:
             return
         self._in_order = self._in_order and index == len(self._running)
         earlier = list(self._running.values())
