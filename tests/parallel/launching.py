@@ -37,8 +37,6 @@ def horovodrun(
     own, where the system allows it, so that nobody else's traffic is counted.
     """
     launch: list[str] = [str(BIN / "horovodrun"), f"--{controller}", "-np", str(workers)]
-    if controller == "mpi":
-        launch += ["--mpi-args=--mca mpi_yield_when_idle 1"]
     launch += [str(part) for part in command]
     if own_network:
         launch = [*network_namespace(), *launch]

@@ -27,7 +27,9 @@ def main() -> None:
                 scenario()
             except Exception:
                 failure = traceback.format_exc()
-            log.write(json.dumps({"scenario": name, "failure": failure, "seconds": time.monotonic() - begin}) + "\n")
+            log.write(
+                json.dumps({"scenario": name, "failure": failure, "seconds": time.monotonic() - begin}) + "\n"
+            )
             log.flush()
     module.finish()
 
