@@ -126,9 +126,12 @@ def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
         digits = np.where(rng.random(elements) < percent / 100, rng.integers(1, 8, elements, np.int32), 0)
         digits = (digits * rng.choice(np.array([-1, 1], np.int32), elements)).astype(np.int32)
         for code in ("gamma", "omega"):
-            stream = k.elias_encode(digits, code)
-            add(f"elias_encode, {code}, {percent}% non-zero", k.elias_encode, digits, code)
-            add(f"elias_decode, {code}, {percent}% non-zero", k.elias_decode, stream, elements, 7, code)
+            words = k.pack_codes(k.codes_of_digits(digits, 4), 4)
+            stream = k.elias_encode_codes(words, 4, elements, code)
+            add(f"elias_encode_codes, {code}, {percent}% non-zero", k.elias_encode_codes,
+                words, 4, elements, code)  # fmt: skip
+            add(f"elias_decode_codes, {code}, {percent}% non-zero", k.elias_decode_codes,
+                stream, elements, 4, code, words.copy())  # fmt: skip
     return found
 
 

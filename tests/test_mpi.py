@@ -13,7 +13,6 @@ import pytest
 from helpers import same_bits, simulate
 from mpi_worker import Case, cases, gradients, states
 
-pytest.importorskip("mpi4py")
 FOLDER = Path(__file__).parent
 
 

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from horovod_quant.kernels import entropy
+from horovod_quant.kernels import entropy, reference
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, buckets, code_words, sum_words, tiles
 from horovod_quant.kernels.reference import (
@@ -40,8 +40,8 @@ __all__ = [
     "decode_uniform_codes",
     "decode_uniform_sum",
     "decoding_scales",
-    "elias_decode",
-    "elias_encode",
+    "elias_decode_codes",
+    "elias_encode_codes",
     "encode_exponential",
     "encode_uniform_codes",
     "encode_uniform_sum",
@@ -60,7 +60,7 @@ NAME = "native"
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
-_INTERFACE_VERSION = 1
+_INTERFACE_VERSION = 2
 
 _POINTER, _INT, _KEY, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32, ctypes.c_float
 _GRADIENT = (_POINTER, _INT, _INT)  # data, type, number of elements
@@ -87,11 +87,11 @@ _SIGNATURES = {
     "pack_codes": (_POINTER, _INT, _INT, _POINTER),
     "unpack_sum": (_POINTER, _INT, _INT, _POINTER),
     "unpack_codes": (_POINTER, _INT, _INT, _POINTER),
-    "elias_measure": (_POINTER, _INT, _INT, _POINTER),
-    "elias_encode": (_POINTER, _INT, _INT, _INT, _POINTER),
-    "elias_decode": (_POINTER, _INT, _INT, _INT, _INT, _POINTER),
+    "elias_measure": (_POINTER, _INT, _INT, _INT, _POINTER),
+    "elias_encode_codes": (_POINTER, _INT, _INT, _INT, _INT, _POINTER),
+    "elias_decode_codes": (_POINTER, _INT, _INT, _INT, _INT, _POINTER),
 }
-_WITH_RESULT = ("elias_measure", "elias_decode")
+_WITH_RESULT = ("elias_decode_codes",)
 
 _TYPES = {
     np.dtype(np.float32): 0,
@@ -544,47 +544,52 @@ def unpack_codes(words: np.ndarray, bits: int, elements: int) -> np.ndarray:
 
 
 # ---- Elias coding ------------------------------------------------------------------------------------------------
-# What is wrong with an argument or a payload is said by `entropy`, which is then run on it.
+# What is wrong with a payload, a count or a code's name is said by `reference`, which is then run on it.
 
 
-def elias_encode(values: np.ndarray, code: str = "gamma") -> np.ndarray:
-    usable = isinstance(values, np.ndarray) and values.dtype == np.int32 and values.ndim == 1
-    if not usable or values.size > entropy.MAX_COUNT or code not in ("gamma", "omega"):
-        return entropy.encode(values, code)
-    values = _flat(values, "values")
+def elias_encode_codes(words: np.ndarray, bits: int, elements: int, code: str = "gamma") -> np.ndarray:
+    _check_range("bits", bits, 2, 16)
+    words = _code_words(words, elements, bits)
+    if not _fits_elias(elements, code):
+        return reference.elias_encode_codes(words, bits, elements, code)
     omega = code == "omega"
-    bits = np.empty(2, np.int64)
-    if not _call("elias_measure", _pointer(values), len(values), omega, _pointer(bits)):
-        return entropy.encode(values, code)
-    sparse, dense = bits.tolist()
-    use_dense = dense < sparse and len(values) > 0
+    sizes = np.empty(2, np.int64)
+    _call("elias_measure", _pointer(words), elements, bits, omega, _pointer(sizes))
+    sparse, dense = sizes.tolist()
+    use_dense = dense < sparse and elements > 0
     size = ((dense if use_dense else sparse) + 7) // 8
     stream = np.empty(size + 8, np.uint8)  # 8 bytes more, for whole-word stores
-    _call("elias_encode", _pointer(values), len(values), omega, use_dense, _pointer(stream))
+    _call("elias_encode_codes", _pointer(words), elements, bits, omega, use_dense, _pointer(stream))
     return stream[:size]
 
 
-def elias_decode(payload: np.ndarray, count: int, max_magnitude: int, code: str = "gamma") -> np.ndarray:
-    values = _try_elias_decode(payload, count, max_magnitude, code)
-    return entropy.decode(payload, count, max_magnitude, code) if values is None else values
+def elias_decode_codes(
+    payload: np.ndarray, elements: int, bits: int, code: str = "gamma", out: np.ndarray | None = None
+) -> np.ndarray:
+    _check_range("bits", bits, 2, 16)
+    words = _try_elias_decode_codes(payload, elements, bits, code, out)
+    return reference.elias_decode_codes(payload, elements, bits, code, out) if words is None else words
 
 
-def _try_elias_decode(payload, count, max_magnitude, code) -> np.ndarray | None:
-    """The decoded values; None where `entropy` finds something wrong."""
+def _try_elias_decode_codes(payload, elements, bits, code, out=None) -> np.ndarray | None:
+    """The packed codes; None where `reference` finds something wrong."""
     if (
         not isinstance(payload, np.ndarray)
         or payload.dtype != np.uint8
         or payload.ndim != 1
         or not payload.size
+        or not _fits_elias(elements, code)
     ):
         return None
-    if code not in ("gamma", "omega") or not isinstance(count, int) or not isinstance(max_magnitude, int):
-        return None
-    if not 0 <= count <= entropy.MAX_COUNT or not 1 <= max_magnitude <= entropy.MAX_MAGNITUDE:
-        return None
-    if payload[0] & 1 and count >= 8 * payload.size:  # dense, where every element takes at least a bit
+    if payload[0] & 1 and elements >= 8 * payload.size:  # dense, where every element takes at least a bit
         return None
     payload = _flat(payload, "payload")
-    values = np.zeros(count, np.int32)
-    arguments = (count, max_magnitude, code == "omega", _pointer(values))
-    return values if _call("elias_decode", _pointer(payload), len(payload), *arguments) else None
+    words = _Out(out, code_words(elements, bits), np.int32)
+    arguments = (elements, bits, code == "omega", _pointer(words.array))
+    if not _call("elias_decode_codes", _pointer(payload), len(payload), *arguments):
+        return None
+    return words.done()
+
+
+def _fits_elias(elements: int, code: str) -> bool:
+    return isinstance(elements, int) and 0 <= elements <= entropy.MAX_COUNT and code in ("gamma", "omega")

@@ -1,9 +1,9 @@
-// Elias coding: the stream is defined in entropy.py. Included once for each instruction set: no include guard.
+// Elias coding of packed codes: the stream is defined in entropy.py. Included once for each instruction set: no include
+// guard. The digits exist a tile at a time.
 
 namespace ISA {
 
 // Limits of entropy.py: no code word is longer than 57 bits, so one unaligned 64-bit word holds any.
-constexpr u32 MAX_MAGNITUDE = (1 << 15) - 1;
 constexpr i64 MAX_LOG = 28;
 
 constexpr i64 floor_log2(u64 value) { return 63 - __builtin_clzll(value); }
@@ -86,39 +86,54 @@ constexpr Omega::Table Omega::small{};
 
 INLINE u32 magnitude_of(i32 value) { return value < 0 ? -(u32)value : value; }
 
-// Calls visit(index, value) for each non-zero value. Zeros are skipped a row at a time.
+// Calls visit(first, digits, size) for each tile: `size` digits, followed by zeros up to the end of the row.
 template <class Visit>
-INLINE void for_nonzero(const i32* values, i64 count, Visit visit) {
-  for (i64 first = 0; first < count; first += ROW) {
-    u32 hits = 0;
-    if (first + ROW <= count)
-      for (u32 lane = 0; lane < ROW; lane++) hits |= (u32)(values[first + lane] != 0) << lane;
-    else
-      for (u32 lane = 0; lane < count - first; lane++) hits |= (u32)(values[first + lane] != 0) << lane;
-    for (; hits; hits &= hits - 1) {
-      const i64 i = first + __builtin_ctz(hits);
-      visit(i, values[i]);
+INLINE void for_digits(const u32* words, i64 count, i64 bits, Visit visit) {
+  CodeFields fields(bits);
+  alignas(64) i32 digits[TILE];
+  for (i64 first = 0; first < count; first += TILE) {
+    const i64 size = smaller(TILE, count - first);
+    for (i64 i = 0; i < size; i += ROW, fields.advance()) {
+      const auto take = [&](i64 lane, i32 digit) { digits[i + lane] = digit; };
+      if (fields.straddles())
+        fields.read(words, true, take);
+      else
+        fields.read(words, false, take);
     }
+    for (i64 i = size; i % ROW; i++) digits[i] = 0;
+    visit(first, digits, size);
   }
 }
 
-// Bits of the stream in the sparse and in the dense layout. Returns 0 if a magnitude is too large for either.
+// Calls visit(index, digit) for each digit that is not zero. Zeros are skipped a row at a time.
+template <class Visit>
+INLINE void for_nonzero(const u32* words, i64 count, i64 bits, Visit visit) {
+  for_digits(words, count, bits, [&](i64 first, const i32* digits, i64 size) {
+    for (i64 row = 0; row < size; row += ROW) {
+      u32 hits = 0;
+      for (u32 lane = 0; lane < ROW; lane++) hits |= (u32)(digits[row + lane] != 0) << lane;
+      for (; hits; hits &= hits - 1) {
+        const i64 i = row + __builtin_ctz(hits);
+        visit(first + i, digits[i]);
+      }
+    }
+  });
+}
+
+// Bits of the stream in the sparse and in the dense layout.
 template <class Code>
-INLINE i64 elias_measure(const i32* values, i64 count, i64* bits) {
+INLINE void elias_measure(const u32* words, i64 count, i64 bits, i64* sizes) {
   i64 last = -1, hits = 0, gap_bits = 0, sparse_bits = 0, dense_bits = 0;
-  u32 largest = 0;
-  for_nonzero(values, count, [&](i64 i, i32 value) {
-    const u32 magnitude = magnitude_of(value);
-    largest = magnitude > largest ? magnitude : largest;
+  for_nonzero(words, count, bits, [&](i64 i, i32 digit) {
+    const u32 magnitude = magnitude_of(digit);
     gap_bits += Code::length(i - last);
     sparse_bits += Code::length(magnitude);
     dense_bits += Code::length(magnitude + 1ull);
     hits++;
     last = i;
   });
-  bits[0] = 1 + gap_bits + sparse_bits + hits + Code::length(count - last);
-  bits[1] = 1 + (count - hits) * Code::length(1) + dense_bits + hits;
-  return largest <= MAX_MAGNITUDE;
+  sizes[0] = 1 + gap_bits + sparse_bits + hits + Code::length(count - last);
+  sizes[1] = 1 + (count - hits) * Code::length(1) + dense_bits + hits;
 }
 
 // Appends bits; may write up to 8 bytes behind the last.
@@ -140,23 +155,25 @@ struct BitWriter {
 };
 
 template <class Code>
-INLINE void elias_encode(const i32* values, i64 count, i64 dense, u8* out) {
+INLINE void elias_encode_codes(const u32* words, i64 count, i64 bits, i64 dense, u8* out) {
   BitWriter stream{out};
   stream.put({(u64)dense, 1});
   if (dense) {
-    for (i64 i = 0; i < count; i++) {
-      CodeWord code = Code::word(magnitude_of(values[i]) + 1ull);
-      code.word |= (u64)(values[i] < 0) << code.bits;
-      code.bits += values[i] != 0;
-      stream.put(code);
-    }
+    for_digits(words, count, bits, [&](i64, const i32* digits, i64 size) {
+      for (i64 i = 0; i < size; i++) {
+        CodeWord code = Code::word(magnitude_of(digits[i]) + 1ull);
+        code.word |= (u64)(digits[i] < 0) << code.bits;
+        code.bits += digits[i] != 0;
+        stream.put(code);
+      }
+    });
     return;
   }
   i64 last = -1;
-  for_nonzero(values, count, [&](i64 i, i32 value) {
+  for_nonzero(words, count, bits, [&](i64 i, i32 digit) {
     stream.put(Code::word(i - last));
-    const CodeWord code = Code::word(magnitude_of(value));
-    stream.put({code.word << 1 | (value < 0), code.bits + 1});
+    const CodeWord code = Code::word(magnitude_of(digit));
+    stream.put({code.word << 1 | (digit < 0), code.bits + 1});
     last = i;
   });
   stream.put(Code::word(count - last));
@@ -178,10 +195,39 @@ struct BitReader {
   }
 };
 
+// Packs digits that come in the order of their indices, with zeros for those that are left out.
+struct DigitPacker {
+  u32* out;
+  i64 count, bits;
+  i64 first = 0;  // of the tile
+  alignas(64) i32 digits[TILE] = {};
+
+  INLINE DigitPacker(u32* out, i64 count, i64 bits) : out(out), count(count), bits(bits) {}
+
+  INLINE void put(i64 i, i32 digit) {
+    while (i - first >= TILE) write();
+    digits[i - first] = digit;
+  }
+  INLINE void finish() {
+    while (first < count) write();
+  }
+
+ private:
+  __attribute__((noinline)) void write() {
+    CodePacker packer(out, bits);
+    const i64 size = smaller(TILE, count - first);
+    for (i64 i = 0; i < size; i += ROW) packer.put(digits + i);
+    packer.finish();
+    memset(digits, 0, sizeof digits);
+    out += bits * ROW;
+    first += TILE;
+  }
+};
+
 // The functions below return the bit behind the stream, or 0 if the payload is corrupt. `position` never gets further
 // than a code word and a sign behind the payload's end before it is checked.
 template <class Code>
-INLINE i64 decode_sparse(BitReader stream, i64 count, i64 max_magnitude, i32* out) {
+INLINE i64 decode_sparse(BitReader stream, i64 count, i64 max_magnitude, DigitPacker& out) {
   const i64 end = 8 * stream.bytes;
   i64 position = 1, i = -1;
   for (;;) {
@@ -197,12 +243,12 @@ INLINE i64 decode_sparse(BitReader stream, i64 count, i64 max_magnitude, i32* ou
     position += 1 + magnitude.bits;
     if (magnitude.bits == 0 || position > end || magnitude.value > max_magnitude) return 0;
     const i32 sign = -(i32)(rest & 1);
-    out[i] = ((i32)magnitude.value ^ sign) - sign;
+    out.put(i, ((i32)magnitude.value ^ sign) - sign);
   }
 }
 
 template <class Code>
-INLINE i64 decode_dense(BitReader stream, i64 count, i64 max_magnitude, i32* out) {
+INLINE i64 decode_dense(BitReader stream, i64 count, i64 max_magnitude, DigitPacker& out) {
   const i64 end = 8 * stream.bytes;
   i64 position = 1, left = 0;
   u64 word = 0;  // the next `left` bits
@@ -218,33 +264,38 @@ INLINE i64 decode_dense(BitReader stream, i64 count, i64 max_magnitude, i32* out
     if (element.bits == 0 || magnitude > max_magnitude || position > end) return 0;
     word >>= used;
     left -= used;
-    out[i] = ((i32)magnitude ^ sign) - sign;
+    out.put(i, ((i32)magnitude ^ sign) - sign);
   }
   return position;
 }
 
 template <class Code>
-INLINE i64 elias_decode(const u8* payload, i64 bytes, i64 count, i64 max_magnitude, i32* out) {
+INLINE i64 elias_decode_codes(const u8* payload, i64 bytes, i64 count, i64 bits, u32* words) {
   const BitReader stream{payload, bytes};
+  DigitPacker out(words, count, bits);
+  const i64 max_magnitude = (1 << (bits - 1)) - 1;
   const i64 end = stream.at(0) & 1 ? decode_dense<Code>(stream, count, max_magnitude, out)
                                    : decode_sparse<Code>(stream, count, max_magnitude, out);
   // Nothing but zero bits follows, up to the end of the byte.
-  return end && ceil_div(end, 8) == bytes && (end % 8 == 0 || payload[bytes - 1] >> end % 8 == 0);
+  if (!end || ceil_div(end, 8) != bytes || (end % 8 && payload[bytes - 1] >> end % 8)) return 0;
+  out.finish();
+  return 1;
 }
 
-KERNEL(i64, elias_measure)(const i32* values, i64 count, i64 omega, i64* bits) {
-  return omega ? elias_measure<Omega>(values, count, bits) : elias_measure<Gamma>(values, count, bits);
+KERNEL(void, elias_measure)(const u32* words, i64 count, i64 bits, i64 omega, i64* sizes) {
+  omega ? elias_measure<Omega>(words, count, bits, sizes) : elias_measure<Gamma>(words, count, bits, sizes);
 }
 
 // `out` holds the measured bits and 8 bytes more.
-KERNEL(void, elias_encode)(const i32* values, i64 count, i64 omega, i64 dense, u8* out) {
-  omega ? elias_encode<Omega>(values, count, dense, out) : elias_encode<Gamma>(values, count, dense, out);
+KERNEL(void, elias_encode_codes)(const u32* words, i64 count, i64 bits, i64 omega, i64 dense, u8* out) {
+  omega ? elias_encode_codes<Omega>(words, count, bits, dense, out)
+        : elias_encode_codes<Gamma>(words, count, bits, dense, out);
 }
 
-// `out` is zero before. Returns whether the payload is sound.
-KERNEL(i64, elias_decode)(const u8* payload, i64 bytes, i64 count, i64 max_magnitude, i64 omega, i32* out) {
-  return omega ? elias_decode<Omega>(payload, bytes, count, max_magnitude, out)
-               : elias_decode<Gamma>(payload, bytes, count, max_magnitude, out);
+// Returns whether the payload is sound; what is in `words` is of use only then.
+KERNEL(i64, elias_decode_codes)(const u8* payload, i64 bytes, i64 count, i64 bits, i64 omega, u32* words) {
+  return omega ? elias_decode_codes<Omega>(payload, bytes, count, bits, words)
+               : elias_decode_codes<Gamma>(payload, bytes, count, bits, words);
 }
 
 }  // namespace ISA

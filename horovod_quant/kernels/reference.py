@@ -22,9 +22,6 @@ from horovod_quant.kernels.layout import ROW, TILE, code_words, sum_words, tiles
 
 NAME = "numpy"
 
-elias_encode = entropy.encode
-elias_decode = entropy.decode
-
 MIN_NORM = np.float32(2.0**-96)
 """Norms below this count as zero: ``levels * 2^k / norm`` would leave float32's range."""
 
@@ -451,3 +448,23 @@ def unpack_codes(words: np.ndarray, bits: int, elements: int) -> np.ndarray:
             value = value | (grid[:, word + 1, :] << np.uint32(32 - shift))
         codes[:, row, :] = value & mask
     return codes.reshape(-1)[:elements]
+
+
+# ---- Elias coding ------------------------------------------------------------------------------------------------
+
+
+def elias_encode_codes(words: np.ndarray, bits: int, elements: int, code: str = "gamma") -> np.ndarray:
+    """The stream of ``entropy.encode`` for the digits whose sign-and-magnitude codes are packed in ``words``."""
+    return entropy.encode(digits_of_codes(unpack_codes(words, bits, elements), bits), code)
+
+
+def elias_decode_codes(
+    payload: np.ndarray, elements: int, bits: int, code: str = "gamma", out: np.ndarray | None = None
+) -> np.ndarray:
+    """Packed codes of ``bits`` bits, int32 words, from a stream that is not trusted.
+
+    Raises:
+        CorruptPayloadError: as ``entropy.decode``; then ``out`` may hold anything.
+    """
+    digits = entropy.decode(payload, elements, uniform_levels(bits), code)
+    return pack_codes(codes_of_digits(digits, bits), bits, out)

@@ -130,9 +130,9 @@ def split_points(lengths: Sequence[int]) -> list[int]:
     return [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
 
 
-def ragged_payload(body: np.ndarray) -> np.ndarray:
-    """A uint8 payload that tells its own length: 8 bytes of length, then ``body``."""
-    return np.concatenate([np.array([len(body)], "<i8").view(np.uint8), body])
+def ragged_payload(*body: np.ndarray) -> np.ndarray:
+    """A uint8 payload that tells its own length: 8 bytes of length, then the parts of ``body``."""
+    return np.concatenate([np.array([sum(map(len, body))], "<i8").view(np.uint8), *body])
 
 
 def split_gathered(buffer: np.ndarray, request: Allgather) -> list[np.ndarray]:

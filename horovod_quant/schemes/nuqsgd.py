@@ -31,10 +31,7 @@ class NUQSGD(GatheredScheme):
         require_int("bits", self.bits, 2, 8)
         super().__post_init__()
 
-    def round(self, kernels, values, norms, key):
-        return kernels.round_exponential(values, norms, self.bucket_size, self.bits, key)
-
-    def encode(self, kernels, values, norms, key, out):
+    def encode(self, kernels, values, norms, key, out=None):
         return kernels.encode_exponential(values, norms, self.bucket_size, self.bits, key, 0, out)
 
     def decode(self, kernels, words, norms, factor, out):

@@ -94,42 +94,43 @@ class GatheredScheme(Scheme):
     def _exchange_elias(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         code = "omega" if self.coding == "elias-omega" else "gamma"
         norm_counts, norm_at, _ = self._offsets(gradients)
+
+        bodies = yield self._elias_request(gradients, workers, kernels, code)
+
+        opened = [_open_body(other, norm_counts) for other in bodies]
+
+        def write(i: int, factor: float, out: np.ndarray) -> None:
+            words = [
+                kernels.elias_decode_codes(streams[i], len(out), self.bits, code) for _, streams in opened
+            ]
+            all_norms = [other_norms[norm_at[i] : norm_at[i + 1]] for other_norms, _ in opened]
+            self.decode(kernels, words, all_norms, factor, out)
+
+        return Decoded(len(bodies), write)
+
+    def _elias_request(
+        self, gradients: Sequence[Gradient], workers: Workers, kernels: Any, code: str
+    ) -> Allgather:
+        norm_counts, norm_at, _ = self._offsets(gradients)
         norms = np.empty(norm_at[-1], np.float32)
         streams = []
         for i, gradient in enumerate(gradients):
             own = self.norms(kernels, gradient.values, norms[norm_at[i] : norm_at[i + 1]])
             key = gradient.keys.key("worker", gradient.step, workers.rank)
-            streams.append(kernels.elias_encode(self.round(kernels, gradient.values, own, key), code))
+            words = self.encode(kernels, gradient.values, own, key)
+            streams.append(kernels.elias_encode_codes(words, self.bits, len(gradient.values), code))
+            del words  # before the next tensor's are made
         lengths = np.array([len(stream) for stream in streams], "<i8")
-        body = np.concatenate([lengths.view(np.uint8), norms.view(np.uint8), *streams])
         parts = [8 + 4 * norm_counts[i] + len(streams[i]) for i in range(len(gradients))]
-
-        bodies = yield Allgather(ragged_payload(body), parts, ragged=True)
-
-        opened = [_open_body(other, norm_counts) for other in bodies]
-
-        def write(i: int, factor: float, out: np.ndarray) -> None:
-            top = self.top_digit()
-            digits = [kernels.elias_decode(other[i], len(out), top, code) for _, other in opened]
-            words = [kernels.pack_codes(kernels.codes_of_digits(d, self.bits), self.bits) for d in digits]
-            all_norms = [other_norms[norm_at[i] : norm_at[i + 1]] for other_norms, _ in opened]
-            self.decode(kernels, words, all_norms, factor, out)
-
-        return Decoded(len(bodies), write)
+        payload = ragged_payload(lengths.view(np.uint8), norms.view(np.uint8), *streams)
+        return Allgather(payload, parts, ragged=True)
 
     def _offsets(self, gradients: Sequence[Gradient]) -> tuple[list[int], list[int], list[int]]:
         norm_counts = [buckets(len(gradient.values), self.bucket_size) for gradient in gradients]
         word_counts = [code_words(len(gradient.values), self.bits) for gradient in gradients]
         return norm_counts, split_points(norm_counts), split_points(word_counts)
 
-    def top_digit(self) -> int:
-        """Largest magnitude of a digit: the number of levels, or the index of the largest."""
-        return (1 << (self.bits - 1)) - 1
-
-    def round(self, kernels, values, norms, key) -> np.ndarray:
-        raise TypeError(f"{type(self).__name__} defines no rounding")
-
-    def encode(self, kernels, values, norms, key, out) -> np.ndarray:
+    def encode(self, kernels, values, norms, key, out=None) -> np.ndarray:
         raise TypeError(f"{type(self).__name__} defines no levels")
 
     def decode(self, kernels, words, norms, factor, out) -> np.ndarray:
@@ -154,10 +155,7 @@ class QSGD(GatheredScheme):
         require_int("bits", self.bits, 2, 16)
         super().__post_init__()
 
-    def round(self, kernels, values, norms, key):
-        return kernels.round_uniform(values, norms, self.bucket_size, self.top_digit(), key)
-
-    def encode(self, kernels, values, norms, key, out):
+    def encode(self, kernels, values, norms, key, out=None):
         return kernels.encode_uniform_codes(values, norms, self.bucket_size, self.bits, key, 0, out)
 
     def decode(self, kernels, words, norms, factor, out):

@@ -281,7 +281,22 @@ class Compressor:
         return first
 
 
-class QSGD(Compressor):
+class _GatheredCompressor(Compressor):
+    _scheme: type[schemes.QSGD] | type[schemes.NUQSGD]
+
+    def __init__(
+        self,
+        bits: int = 4,
+        norm: str = "l2",
+        *,
+        bucket_size: int = 1024,
+        coding: str = "fixed",
+        **common: Any,
+    ) -> None:
+        super().__init__(self._scheme(bits, norm, bucket_size, coding), **common)
+
+
+class QSGD(_GatheredCompressor):
     """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``): each worker's own norm, uniform levels, an allgather.
 
     Args:
@@ -289,19 +304,10 @@ class QSGD(Compressor):
         **common: see `Compressor`.
     """
 
-    def __init__(
-        self,
-        bits: int = 4,
-        norm: str = "l2",
-        *,
-        bucket_size: int = 1024,
-        coding: str = "fixed",
-        **common: Any,
-    ) -> None:
-        super().__init__(schemes.QSGD(bits, norm, bucket_size, coding), **common)
+    _scheme = schemes.QSGD
 
 
-class NUQSGD(Compressor):
+class NUQSGD(_GatheredCompressor):
     """NUQSGD: each worker's own norm, exponential levels, an allgather.
 
     Args:
@@ -309,16 +315,7 @@ class NUQSGD(Compressor):
         **common: see `Compressor`.
     """
 
-    def __init__(
-        self,
-        bits: int = 4,
-        norm: str = "l2",
-        *,
-        bucket_size: int = 1024,
-        coding: str = "fixed",
-        **common: Any,
-    ) -> None:
-        super().__init__(schemes.NUQSGD(bits, norm, bucket_size, coding), **common)
+    _scheme = schemes.NUQSGD
 
 
 class GlobalQSGD(Compressor):

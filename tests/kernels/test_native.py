@@ -319,32 +319,54 @@ def test_packing(width: int, count: int, seed: int, whole_tiles: bool) -> None:
 # ---- Elias coding
 
 
-def sparse_digits(count: int, density: float, top: int, seed: int) -> np.ndarray:
+class Codes(NamedTuple):
+    """Packed codes, and how many of how many bits."""
+
+    words: np.ndarray
+    bits: int
+    count: int
+
+
+def sparse_codes(count: int, density: float, bits: int, seed: int) -> Codes:
     rng = np.random.default_rng(seed)
+    top = reference.uniform_levels(bits)
     digits = np.minimum(rng.geometric(min(1.0, 3 / top), count), top) * rng.choice([-1, 1], count)
-    return np.where(rng.random(count) < density, digits, 0).astype(np.int32)
+    return packed(np.where(rng.random(count) < density, digits, 0).astype(np.int32), bits)
 
 
-digit_arrays = st.builds(
-    sparse_digits,
-    lengths,
-    st.sampled_from([0, 0.0005, 0.01, 0.1, 0.5, 1]),
-    st.sampled_from([1, 2, 7, 127, entropy.MAX_MAGNITUDE]),
-    seeds,
-)
+def packed(digits: np.ndarray, bits: int) -> Codes:
+    return Codes(reference.pack_codes(reference.codes_of_digits(digits, bits), bits), bits, len(digits))
+
+
+sparse = st.builds(sparse_codes, lengths, st.sampled_from([0, 0.0005, 0.01, 0.1, 0.5, 1]), code_bits, seeds)
 codes = pytest.mark.parametrize("code", ["gamma", "omega"])
 
 
 @each_instruction_set
 @codes
 @few
-@given(digits=digit_arrays)
-def test_elias_streams(code: str, digits: np.ndarray) -> None:
-    stream = assert_same("elias_encode", digits, code)
-    top = max(1, int(np.abs(digits).max(initial=0)))
-    assert same_bits(native._try_elias_decode(stream, len(digits), top, code), digits)
-    if top > 1:
-        assert native._try_elias_decode(stream, len(digits), top - 1, code) is None
+@given(given=sparse)
+def test_elias_streams(code: str, given: Codes) -> None:
+    words, bits, count = given
+    stream = assert_same("elias_encode_codes", words, bits, count, code)
+    assert same_bits(native._try_elias_decode_codes(stream, count, bits, code), words)
+    assert_same("elias_decode_codes", stream, count, bits, code, np.full_like(words, -1))
+    largest = int(np.abs(entropy.decode(stream, count, entropy.MAX_MAGNITUDE, code)).max(initial=0))
+    if bits > 2 and largest > reference.uniform_levels(bits - 1):
+        assert native._try_elias_decode_codes(stream, count, bits - 1, code) is None
+
+
+@each_instruction_set
+@codes
+@few
+@given(bits=code_bits, count=lengths, seed=seeds, longer=st.integers(0, 40))
+def test_elias_streams_of_any_words(code: str, bits: int, count: int, seed: int, longer: int) -> None:
+    """Words that no encoder wrote: signs of zeros, and codes behind the last."""
+    rng = np.random.default_rng(seed)
+    words = rng.integers(-(2**31), 2**31, code_words(count, bits) + longer).astype(np.int32)
+    words[rng.random(len(words)) < 0.5] = -(2**31)
+    stream = assert_same("elias_encode_codes", words, bits, count, code)
+    assert_same("elias_decode_codes", stream, count, bits, code)
 
 
 @each_instruction_set
@@ -352,8 +374,9 @@ def test_elias_streams(code: str, digits: np.ndarray) -> None:
 def test_elias_of_a_long_gap(code: str) -> None:
     digits = np.zeros(5_000_000, np.int32)
     digits[[4_000_000, 4_000_001]] = [entropy.MAX_MAGNITUDE, -1]
-    stream = assert_same("elias_encode", digits, code)
-    assert same_bits(native._try_elias_decode(stream, len(digits), entropy.MAX_MAGNITUDE, code), digits)
+    words, bits, count = packed(digits, 16)
+    stream = assert_same("elias_encode_codes", words, bits, count, code)
+    assert same_bits(native._try_elias_decode_codes(stream, count, bits, code), words)
 
 
 @each_instruction_set
@@ -363,10 +386,10 @@ def test_elias_decoders_refuse_what_the_reference_refuses(code: str) -> None:
     rng = np.random.default_rng(20)
     refused = 0
     for trial in range(300):
-        count = int(rng.integers(0, 300))
-        top = int(rng.choice([1, 7, entropy.MAX_MAGNITUDE]))
-        digits = sparse_digits(count, float(rng.choice([0.01, 0.2, 1])), top, trial)
-        payload = entropy.encode(digits, code)
+        count = int(rng.integers(0, 300)) + TILE * int(rng.integers(0, 3))
+        bits = int(rng.choice([2, 4, 16]))
+        words, _, _ = sparse_codes(count, float(rng.choice([0.01, 0.2, 1])), bits, trial)
+        payload = reference.elias_encode_codes(words, bits, count, code)
         kind = trial % 5
         if kind == 0:
             at = rng.integers(0, len(payload), int(rng.integers(1, 4)))
@@ -381,15 +404,15 @@ def test_elias_decoders_refuse_what_the_reference_refuses(code: str) -> None:
             payload = (rng.integers(0, 256, int(rng.integers(1, 100))) & rng.integers(0, 256)).astype(
                 np.uint8
             )
-        refused += not decodes_alike(payload, count, top, code)
+        refused += not decodes_alike(payload, count, bits, code)
     assert 100 < refused < 300
 
 
-def decodes_alike(payload: np.ndarray, count: int, top: int, code: str) -> bool:
-    """Whether both decoders accept the payload; they agree on that, on the values, and on the message."""
-    actual = native._try_elias_decode(payload, count, top, code)
+def decodes_alike(payload: np.ndarray, count: int, bits: int, code: str) -> bool:
+    """Whether both decoders accept the payload; they agree on that, on the words, and on the message."""
+    actual = native._try_elias_decode_codes(payload, count, bits, code)
     try:
-        expected = entropy.decode(payload, count, top, code)
+        expected = reference.elias_decode_codes(payload, count, bits, code)
     except entropy.CorruptPayloadError as error:
         message = str(error)
     else:
@@ -397,7 +420,7 @@ def decodes_alike(payload: np.ndarray, count: int, top: int, code: str) -> bool:
         return True
     assert actual is None
     with pytest.raises(entropy.CorruptPayloadError, match=re.escape(message)):
-        native.elias_decode(payload, count, top, code)
+        native.elias_decode_codes(payload, count, bits, code)
     return False
 
 
@@ -407,23 +430,30 @@ def decodes_alike(payload: np.ndarray, count: int, top: int, code: str) -> bool:
 )
 def test_elias_decoder_refuses_what_is_no_payload(payload: Any) -> None:
     with pytest.raises(entropy.CorruptPayloadError):
-        native.elias_decode(payload, 3, 1)
+        native.elias_decode_codes(payload, 3, 2)
 
 
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize(
     ("kernel", "arguments", "message"),
     [
-        ("elias_encode", (np.zeros(3, np.int64),), "int32"),
-        ("elias_encode", (np.zeros((3, 1), np.int32),), "flat"),
-        ("elias_encode", (np.full(3, 2**15, np.int32),), "at most 32767"),
-        ("elias_encode", (np.full(3, -(2**31), np.int32),), "at most 32767"),
-        ("elias_encode", (np.zeros(3, np.int32), "delta"), "delta"),
-        ("elias_decode", (np.zeros(3, np.uint8), -1, 1), "count"),
-        ("elias_decode", (np.zeros(3, np.uint8), 2**29, 1), "count"),
-        ("elias_decode", (np.zeros(3, np.uint8), 2.5, 1), "count"),
-        ("elias_decode", (np.zeros(3, np.uint8), 1, 0), "max_magnitude"),
-        ("elias_decode", (np.zeros(3, np.uint8), 1, 1, None), "None"),
+        ("elias_encode_codes", (np.zeros(32, np.uint32), 2, 3), "words has dtype uint32"),
+        ("elias_encode_codes", (np.zeros((32, 1), np.int32), 2, 3), "flat"),
+        ("elias_encode_codes", (np.zeros(31, np.int32), 2, 3), "31 words cannot hold"),
+        ("elias_encode_codes", (np.zeros(32, np.int32), 1, 3), "bits=1"),
+        ("elias_encode_codes", (np.zeros(32, np.int32), 17, 3), "bits=17"),
+        ("elias_encode_codes", (np.zeros(32, np.int32), 2, 3, "delta"), "delta"),
+        ("elias_decode_codes", (np.zeros(3, np.uint8), -1, 2), "count"),
+        ("elias_decode_codes", (np.zeros(3, np.uint8), 2**29, 2), "count"),
+        ("elias_decode_codes", (np.zeros(3, np.uint8), 2.5, 2), "count"),
+        ("elias_decode_codes", (np.zeros(3, np.uint8), 1, 1), "bits=1"),
+        ("elias_decode_codes", (np.zeros(3, np.uint8), 1, 17), "bits=17"),
+        ("elias_decode_codes", (np.zeros(3, np.uint8), 1, 2, None), "None"),
+        (
+            "elias_decode_codes",
+            (np.zeros(3, np.uint8), 1, 2, "gamma", np.zeros(31, np.int32)),
+            r"int32\[32\]",
+        ),
     ],
 )
 def test_elias_arguments(kernel: str, arguments: tuple, message: str) -> None:
@@ -468,10 +498,12 @@ def test_strided_and_unaligned_arrays(odd: Any, dtype: Any) -> None:
     signs, _ = reference.binarize(x, *states, 0.9, KEY)
     assert same_bits(native.binarize(odd(x), *odd_states, 0.9, KEY)[0], signs)
     assert all(same_bits(one, other) for one, other in zip(states, odd_states))
-    digits = reference.round_uniform(x, norms, 64, 7, KEY)
-    stream = reference.elias_encode(digits)
-    assert same_bits(native.elias_encode(odd(digits)), stream)
-    assert same_bits(native.elias_decode(odd(stream), 3000, 7), digits)
+    words = reference.encode_uniform_codes(x, norms, 64, 4, KEY)
+    stream = reference.elias_encode_codes(words, 4, 3000)
+    assert same_bits(native.elias_encode_codes(odd(words), 4, 3000), stream)
+    into = odd(np.zeros_like(words))
+    assert native.elias_decode_codes(odd(stream), 3000, 4, "gamma", into) is into
+    assert same_bits(into, words)
 
 
 X = np.ones(100, np.float32)

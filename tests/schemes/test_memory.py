@@ -10,14 +10,16 @@ import pytest
 
 from horovod_quant import kernels, schemes
 from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.schemes.base import Allreduce, BinaryState, Gradient, Workers
+from horovod_quant.schemes.base import Allgather, Allreduce, BinaryState, Gradient, Workers, split_gathered
 
 ELEMENTS = 4_000_000
 
 
 def answered_alone(request: Any) -> Any:
     """What a collective answers to a single worker, without a copy."""
-    return request.array if isinstance(request, Allreduce) else [request.array]
+    if isinstance(request, Allreduce):
+        return request.array
+    return split_gathered(request.array, request) if isinstance(request, Allgather) else [request.array]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,8 @@ def answered_alone(request: Any) -> Any:
         schemes.GlobalQSGD(4, "l2"),
         schemes.QSGD(4),
         schemes.NUQSGD(4),
+        schemes.QSGD(4, coding="elias"),
+        schemes.NUQSGD(4, coding="elias"),
         schemes.BinSGDM(),
     ],
     ids=str,

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,6 +158,65 @@ def test_a_body_holds_norms_and_a_stream_for_each_tensor() -> None:
 def test_a_damaged_body_is_refused(body: np.ndarray, norm_counts: list) -> None:
     with pytest.raises(CorruptPayloadError, match="corrupt payload"):
         _open_body(body, norm_counts)
+
+
+def damaged(rng: np.random.Generator, payload: np.ndarray, trial: int) -> np.ndarray:
+    """The payload with changed bytes, cut, lengthened, without a stretch; or as many random bytes."""
+    low, high = np.sort(rng.integers(0, len(payload) + 1, 2))
+    kind = trial % 5
+    if kind == 0:
+        payload = payload.copy()
+        payload[rng.integers(0, len(payload), 2)] = rng.choice(np.array([0, 1, 127, 128, 255], np.uint8), 2)
+        return payload
+    if kind == 1:
+        return payload[:high]
+    if kind == 2:
+        return np.concatenate([payload, payload[low:high]])
+    if kind == 3:
+        return np.concatenate([payload[:low], payload[high:]])
+    return rng.integers(0, 256, high).astype(np.uint8)
+
+
+def error_of(parse: Callable, *arguments: Any) -> tuple[Any, ValueError | None]:
+    """What ``parse`` returns or the ValueError that it raises; any other error is one of the test's."""
+    try:
+        return parse(*arguments), None
+    except ValueError as error:
+        return None, error
+
+
+def test_a_fuzzed_gathered_buffer_is_taken_apart_or_refused() -> None:
+    rng = np.random.default_rng(8)
+    refused = 0
+    for trial in range(2000):
+        bodies = [rng.integers(0, 256, rng.integers(0, 20)).astype(np.uint8) for _ in range(3)]
+        buffer = damaged(rng, np.concatenate([ragged_payload(body) for body in bodies]), trial)
+        found, error = error_of(split_ragged, buffer)
+        if error is None:
+            assert sum(8 + len(body) for body in found) == len(buffer)
+        else:
+            assert str(error).startswith("corrupt payload of worker")
+            refused += 1
+    assert 1000 < refused < 1950
+
+
+def test_a_fuzzed_body_is_opened_or_refused() -> None:
+    rng = np.random.default_rng(9)
+    refused = 0
+    for trial in range(2000):
+        norm_counts = rng.integers(0, 3, rng.integers(1, 4)).tolist()
+        lengths = rng.integers(0, 9, len(norm_counts)).tolist()
+        body = body_of(lengths, rng.standard_normal(sum(norm_counts)).tolist(), bytes(sum(lengths)))
+        body = damaged(rng, body, trial)
+        opened, error = error_of(_open_body, body, norm_counts)
+        if error is None:
+            norms, streams = opened
+            assert [len(norms), len(streams)] == [sum(norm_counts), len(norm_counts)]
+            assert 8 * len(streams) + 4 * len(norms) + sum(map(len, streams)) == len(body)
+        else:
+            assert isinstance(error, CorruptPayloadError)
+            refused += 1
+    assert 1000 < refused < 1950
 
 
 # ---- arguments
