@@ -58,9 +58,6 @@ CONFIGURATIONS = (
         "fp16", "float16, SGD", "--compression fp16", "sgd", {"color": "#BBBBBB", "linewidth": 4.5}
     ),
     Configuration(
-        "qsgd-8", "QSGD, 8 bits", "--compression qsgd --norm l2 --bits 8", "sgd", {"color": "#56B4E9"}
-    ),
-    Configuration(
         "qsgdinf-4",
         "QSGDinf, 4 bits",
         "--compression qsgd --norm max --bits 4",

@@ -112,6 +112,11 @@ class Group:
         """Waits for the stage in flight; computes and launches the next one, if there is one."""
         self._resume(_collect(self._request, self._handle))
 
+    def wait(self) -> None:
+        """Waits for the stage in flight, if there is one."""
+        if self._handle is not None:
+            _wait(self._handle)
+
     def decoded(self) -> Decoded:
         """The result; waits for the last stage."""
         if self._decoded is None:
@@ -147,12 +152,18 @@ def _launch(request: Any, name: str, process_set: Any) -> Any:
     raise TypeError(f"not a request that Horovod can perform: {request!r}")
 
 
+def _wait(handle: Any) -> None:
+    """Horovod's own wait spins, and takes a core from what it waits for."""
+    import horovod.torch as hvd
+
+    while not hvd.poll(handle):
+        time.sleep(_POLL_SECONDS)
+
+
 def _collect(request: Any, handle: Any) -> Any:
     import horovod.torch as hvd
 
-    # Horovod's own wait spins, and takes a core from what it waits for.
-    while not hvd.poll(handle):
-        time.sleep(_POLL_SECONDS)
+    _wait(handle)
     output = hvd.synchronize(handle)
     if isinstance(request, Allreduce):
         return output.numpy()

@@ -21,6 +21,8 @@ code has run.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -179,6 +181,11 @@ class Schedule:
             for group in running:
                 group.advance()
 
+    def wait_for_all(self) -> None:
+        """Waits for the last stage of every group that has started."""
+        for group in self._running.values():
+            group.wait()
+
     @property
     def order(self) -> str:
         """Orders schedules alike on every worker."""
@@ -274,6 +281,21 @@ class _Backward:
             schedule.start_all()
         for schedule in schedules:
             schedule.advance_all()
+        if _few_cores():
+            for schedule in schedules:
+                schedule.wait_for_all()
+
+
+@functools.cache
+def _few_cores() -> bool:
+    """Whether this host lacks a core for each worker's thread and one for each worker's Horovod thread.
+
+    Then it is better to wait here, asleep, than soon after in ``synchronize``, where Horovod spins.
+    """
+    import horovod.torch as hvd
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores < 2 * hvd.local_size()
 
 
 _BACKWARD = _Backward()
