@@ -547,17 +547,21 @@ def unpack_codes(words: np.ndarray, bits: int, elements: int) -> np.ndarray:
 # What is wrong with a payload, a count or a code's name is said by `reference`, which is then run on it.
 
 
-def elias_encode_codes(words: np.ndarray, bits: int, elements: int, code: str = "gamma") -> np.ndarray:
+def elias_encode_codes(
+    words: np.ndarray, bits: int, elements: int, code: str = "gamma", limit: int | None = None
+) -> np.ndarray | None:
     _check_range("bits", bits, 2, 16)
     words = _code_words(words, elements, bits)
     if not _fits_elias(elements, code):
-        return reference.elias_encode_codes(words, bits, elements, code)
+        return reference.elias_encode_codes(words, bits, elements, code, limit)
     omega = code == "omega"
     sizes = np.empty(2, np.int64)
     _call("elias_measure", _pointer(words), elements, bits, omega, _pointer(sizes))
     sparse, dense = sizes.tolist()
     use_dense = dense < sparse and elements > 0
     size = ((dense if use_dense else sparse) + 7) // 8
+    if limit is not None and size >= limit:
+        return None
     stream = np.empty(size + 8, np.uint8)  # 8 bytes more, for whole-word stores
     _call("elias_encode_codes", _pointer(words), elements, bits, omega, use_dense, _pointer(stream))
     return stream[:size]

@@ -453,9 +453,15 @@ def unpack_codes(words: np.ndarray, bits: int, elements: int) -> np.ndarray:
 # ---- Elias coding ------------------------------------------------------------------------------------------------
 
 
-def elias_encode_codes(words: np.ndarray, bits: int, elements: int, code: str = "gamma") -> np.ndarray:
-    """The stream of ``entropy.encode`` for the digits whose sign-and-magnitude codes are packed in ``words``."""
-    return entropy.encode(digits_of_codes(unpack_codes(words, bits, elements), bits), code)
+def elias_encode_codes(
+    words: np.ndarray, bits: int, elements: int, code: str = "gamma", limit: int | None = None
+) -> np.ndarray | None:
+    """The stream of ``entropy.encode`` for the digits whose sign-and-magnitude codes are packed in ``words``.
+
+    None where it would not be shorter than ``limit`` bytes.
+    """
+    stream = entropy.encode(digits_of_codes(unpack_codes(words, bits, elements), bits), code)
+    return stream if limit is None or len(stream) < limit else None
 
 
 def elias_decode_codes(

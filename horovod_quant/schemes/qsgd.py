@@ -100,9 +100,7 @@ class GatheredScheme(Scheme):
         opened = [_open_body(other, norm_counts) for other in bodies]
 
         def write(i: int, factor: float, out: np.ndarray) -> None:
-            words = [
-                kernels.elias_decode_codes(streams[i], len(out), self.bits, code) for _, streams in opened
-            ]
+            words = [self._elias_words(kernels, streams[i], len(out), code) for _, streams in opened]
             all_norms = [other_norms[norm_at[i] : norm_at[i + 1]] for other_norms, _ in opened]
             self.decode(kernels, words, all_norms, factor, out)
 
@@ -118,12 +116,19 @@ class GatheredScheme(Scheme):
             own = self.norms(kernels, gradient.values, norms[norm_at[i] : norm_at[i + 1]])
             key = gradient.keys.key("worker", gradient.step, workers.rank)
             words = self.encode(kernels, gradient.values, own, key)
-            streams.append(kernels.elias_encode_codes(words, self.bits, len(gradient.values), code))
-            del words  # before the next tensor's are made
+            stream = kernels.elias_encode_codes(words, self.bits, len(gradient.values), code, words.nbytes)
+            streams.append(words.view(np.uint8) if stream is None else stream)
+            del words, stream  # before the next tensor's are made
         lengths = np.array([len(stream) for stream in streams], "<i8")
         parts = [8 + 4 * norm_counts[i] + len(streams[i]) for i in range(len(gradients))]
         payload = ragged_payload(lengths.view(np.uint8), norms.view(np.uint8), *streams)
         return Allgather(payload, parts, ragged=True)
+
+    def _elias_words(self, kernels: Any, stream: np.ndarray, elements: int, code: str) -> np.ndarray:
+        """Packed codes from a stream; one as long as they are is not Elias coding but the codes themselves."""
+        if len(stream) == 4 * code_words(elements, self.bits):
+            return stream.copy().view(np.int32)
+        return kernels.elias_decode_codes(stream, elements, self.bits, code)
 
     def _offsets(self, gradients: Sequence[Gradient]) -> tuple[list[int], list[int], list[int]]:
         norm_counts = [buckets(len(gradient.values), self.bucket_size) for gradient in gradients]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_quant import kernels, schemes
+from horovod_quant import kernels, schemes, simulator
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import Allgather, Allreduce, BinaryState, Gradient, Workers, split_gathered
 
@@ -31,6 +31,7 @@ def answered_alone(request: Any) -> Any:
         schemes.NUQSGD(4),
         schemes.QSGD(4, coding="elias"),
         schemes.NUQSGD(4, coding="elias"),
+        schemes.QSGD(2, coding="elias-omega"),
         schemes.BinSGDM(),
     ],
     ids=str,
@@ -55,6 +56,20 @@ def test_own_buffers_stay_below_0_3_of_the_gradient(scheme: Any) -> None:
         tracemalloc.stop()
     assert np.any(out)
     assert peak < 0.3 * values.nbytes, f"{peak / values.nbytes:.2f}"
+
+
+@pytest.mark.parametrize("name", ["QSGD", "NUQSGD"])
+def test_elias_coding_never_takes_more_than_the_packed_codes(name: str) -> None:
+    """8 bits of a Gaussian gradient have longer Elias codes; then the packed codes are sent."""
+    gradients = list(np.random.default_rng(1).standard_normal((2, 100_000)).astype(np.float32))
+    fixed, elias = (
+        simulator.run(getattr(schemes, name)(8, "max", coding=coding), gradients)
+        for coding in ("fixed", "elias")
+    )
+    assert np.array_equal(fixed.decoded[0][0], elias.decoded[0][0])
+    assert elias.bytes_sent["allgather"] <= fixed.bytes_sent["allgather"] + 16
+    fewer = simulator.run(getattr(schemes, name)(2, "l2", coding="elias"), gradients)
+    assert fewer.bytes_sent["allgather"] < 0.25 * fixed.bytes_sent["allgather"]
 
 
 def test_the_measurement_sees_numpys_buffers() -> None:
