@@ -34,6 +34,20 @@ class Chunks:
     def tile_count(self, worker: int) -> int:
         return self.bounds[worker + 1] - self.bounds[worker]
 
+    def pieces(self, worker: int, most_tiles: int) -> list[Segment]:
+        """The segments of a worker's chunk, cut into pieces of at most ``most_tiles`` tiles."""
+        return [
+            Segment(
+                segment.gradient,
+                segment.start + offset * TILE,
+                min(segment.stop, segment.start + (offset + most_tiles) * TILE),
+                segment.tile + offset,
+                min(most_tiles, segment.tile_count - offset),
+            )
+            for segment in self.segments(worker)
+            for offset in range(0, segment.tile_count, most_tiles)
+        ]
+
     def segments(self, worker: int) -> list[Segment]:
         """The gradients' parts in a worker's chunk, in order."""
         low, high = self.bounds[worker], self.bounds[worker + 1]

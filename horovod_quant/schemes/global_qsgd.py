@@ -35,6 +35,10 @@ from horovod_quant.schemes.base import (
 from horovod_quant.schemes.chunks import Chunks
 
 NORMS = ("max", "l2")
+
+_TILES_AT_A_TIME = 64
+"""Tiles that are encoded or averaged at a time: a sum in float32 stays in the cache, and takes no chunk's memory."""
+
 LEVELS = ("uniform", "exponential")
 
 
@@ -149,37 +153,13 @@ class GlobalQSGD(Scheme):
         """Each worker averages one chunk of all workers' codes, rounds it again, and everybody gathers the chunks."""
         chunks = Chunks([len(gradient.values) for gradient in gradients], workers.size)
         tile_words = 32 * self.bits
-        sent = np.empty(chunks.bounds[-1] * tile_words, np.int32)
-        for server in range(workers.size):
-            base = chunks.bounds[server] * tile_words
-            for segment in chunks.segments(server):
-                gradient = gradients[segment.gradient]
-                key = gradient.keys.key("worker", gradient.step, workers.rank)
-                values = gradient.values[segment.start : segment.stop]
-                own_norms = self._segment_norms(norms[segment.gradient], segment)
-                codes = kernels.encode_exponential(
-                    values, own_norms, min(self.bucket_size, TILE), self.bits, key, segment.start
-                )
-                place = sent[base + segment.tile * tile_words :][: segment.tile_count * tile_words]
-                place[: len(codes)] = codes
-                place[len(codes) :] = 0
         splits = [chunks.tile_count(server) * tile_words for server in range(workers.size)]
+        sent = self._chunks_to_serve(chunks, gradients, norms, workers, kernels)
 
         received = yield Alltoall(sent, splits, chunks.parts(4 * tile_words))
 
-        served = np.zeros(splits[workers.rank], np.int32)
-        for segment in chunks.segments(workers.rank):
-            gradient, count = gradients[segment.gradient], segment.stop - segment.start
-            own_part = slice(segment.tile * tile_words, (segment.tile + segment.tile_count) * tile_words)
-            unit = [np.ones(segment.tile_count, np.float32)] * workers.size
-            total = np.empty(count, np.float32)
-            kernels.decode_exponential([r[own_part] for r in received], unit, TILE, self.bits, 1.0, total)
-            # Every worker would draw the same bits here, so the result does not depend on who serves what.
-            key = gradient.keys.key("server", gradient.step)
-            size = np.full(segment.tile_count, workers.size, np.float32)
-            codes = kernels.encode_exponential(total, size, TILE, self.bits, key, segment.start)
-            served[own_part][: len(codes)] = codes
-
+        served = self._served_chunk(chunks, gradients, received, workers, kernels)
+        del sent, received  # before the gathered chunks come
         parts = [count / workers.size for count in chunks.parts(4 * tile_words)]
         gathered = np.concatenate((yield Allgather(served, parts, splits)))
         tile_at = split_points([tiles(len(gradient.values)) for gradient in gradients])
@@ -191,6 +171,56 @@ class GlobalQSGD(Scheme):
             )
 
         return Decoded(workers.size, write)
+
+    def _chunks_to_serve(
+        self,
+        chunks: Chunks,
+        gradients: Sequence[Gradient],
+        norms: list[np.ndarray],
+        workers: Workers,
+        kernels: Any,
+    ) -> np.ndarray:
+        """This worker's codes in whole tiles, chunk after chunk."""
+        tile_words = 32 * self.bits
+        words = np.zeros(chunks.bounds[-1] * tile_words, np.int32)
+        for server in range(workers.size):
+            for piece in chunks.pieces(server, _TILES_AT_A_TIME):
+                gradient = gradients[piece.gradient]
+                codes = kernels.encode_exponential(
+                    gradient.values[piece.start : piece.stop],
+                    self._segment_norms(norms[piece.gradient], piece),
+                    min(self.bucket_size, TILE),
+                    self.bits,
+                    gradient.keys.key("worker", gradient.step, workers.rank),
+                    piece.start,
+                )
+                first = (chunks.bounds[server] + piece.tile) * tile_words
+                words[first : first + len(codes)] = codes
+        return words
+
+    def _served_chunk(
+        self,
+        chunks: Chunks,
+        gradients: Sequence[Gradient],
+        received: list[np.ndarray],
+        workers: Workers,
+        kernels: Any,
+    ) -> np.ndarray:
+        """The average of all workers' codes for this worker's chunk, rounded to codes again."""
+        tile_words = 32 * self.bits
+        served = np.zeros(chunks.tile_count(workers.rank) * tile_words, np.int32)
+        for piece in chunks.pieces(workers.rank, _TILES_AT_A_TIME):
+            gradient = gradients[piece.gradient]
+            own_part = slice(piece.tile * tile_words, (piece.tile + piece.tile_count) * tile_words)
+            unit = [np.ones(piece.tile_count, np.float32)] * workers.size
+            total = np.empty(piece.stop - piece.start, np.float32)
+            kernels.decode_exponential([r[own_part] for r in received], unit, TILE, self.bits, 1.0, total)
+            # Every worker would draw the same bits here, so the result does not depend on who serves what.
+            key = gradient.keys.key("server", gradient.step)
+            size = np.full(piece.tile_count, workers.size, np.float32)
+            codes = kernels.encode_exponential(total, size, TILE, self.bits, key, piece.start)
+            served[own_part][: len(codes)] = codes
+        return served
 
     def _segment_norms(self, norms: np.ndarray, segment: Any) -> np.ndarray:
         """The scales of a segment's buckets, one a tile where buckets are larger than tiles."""
