@@ -20,6 +20,16 @@ from types import SimpleNamespace
 import numpy as np
 
 from horovod_quant.kernels import entropy, reference
+from horovod_quant.kernels.arrays import (
+    TILES_AT_A_TIME,
+    assemble,
+    concatenate,
+    pack_flags,
+    target,
+    unpack_flags,
+    view,
+    with_nan_tiles,
+)
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, buckets, code_words, sum_words, tiles
 from horovod_quant.kernels.reference import (
@@ -30,6 +40,14 @@ from horovod_quant.kernels.reference import (
 )
 
 __all__ = [
+    "with_nan_tiles",
+    "view",
+    "unpack_flags",
+    "target",
+    "pack_flags",
+    "concatenate",
+    "assemble",
+    "TILES_AT_A_TIME",
     "add_exponential",
     "binarize",
     "bucket_maxima",

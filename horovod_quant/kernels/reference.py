@@ -17,6 +17,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from horovod_quant.kernels import entropy
+from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
+    TILES_AT_A_TIME,
+    assemble,
+    concatenate,
+    pack_flags,
+    target,
+    unpack_flags,
+    view,
+    with_nan_tiles,
+)
 from horovod_quant.kernels.keys import Key, hash32
 from horovod_quant.kernels.layout import ROW, TILE, code_words, sum_words, tiles
 

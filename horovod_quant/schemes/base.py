@@ -32,12 +32,16 @@ class BinaryState(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """One tensor of a group: its elements (flat float32, only read), where its keys come from, and its state."""
+    """One tensor of a group: its elements (flat, only read), where its keys come from, and its state."""
 
     values: np.ndarray
     keys: KeyChain
     step: int = 0
     state: BinaryState | None = None
+
+    @property
+    def elements(self) -> int:
+        return self.values.shape[0]
 
 
 # Requests. ``parts`` are the bytes of ``array`` that belong to each gradient of the group: what `stats` reports.
@@ -89,15 +93,23 @@ class CustomAllreduce(NamedTuple):
 Request = Union[Allreduce, Allgather, Alltoall, CustomAllreduce]
 
 
+class Collective(NamedTuple):
+    """What is known of a request before it is made: its type, the type of its array, an allreduce's operation."""
+
+    request: type
+    dtype: str
+    op: str = ""
+
+
 class Decoded(NamedTuple):
     """What a finished exchange leaves.
 
     ``active`` is the number of workers that contributed. ``write(i, factor, out)`` decodes the sum over the workers
-    of gradient i of the group, times ``factor``, into a flat float32 array.
+    of gradient i of the group, times ``factor``, into a flat floating-point array, and returns it.
     """
 
     active: int
-    write: Callable[[int, float, np.ndarray], None]
+    write: Callable[[int, float, Any], Any]
 
 
 Exchange = Generator[Request, Any, Decoded]
@@ -107,8 +119,8 @@ class Scheme:
     """Base of the schemes: small immutable values that validate their arguments when they are made."""
 
     @property
-    def collectives(self) -> int:
-        """How many collectives an exchange takes on a transport without reductions of one's own."""
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives of an exchange on a transport without reductions of one's own, in order."""
         raise TypeError(f"{type(self).__name__} defines no exchange")
 
     def check_workers(self, size: int) -> None:

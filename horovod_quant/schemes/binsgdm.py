@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from horovod_quant.kernels.layout import ROW, TILE, ceil_div, tiles
-from horovod_quant.kernels.reference import store_float32
+from horovod_quant.kernels.layout import ROW, ceil_div, tiles
 from horovod_quant.schemes.base import (
     Allgather,
     Alltoall,
+    Collective,
     Decoded,
     Exchange,
     Gradient,
@@ -24,7 +25,7 @@ from horovod_quant.schemes.base import (
     Workers,
     split_points,
 )
-from horovod_quant.schemes.chunks import Chunks
+from horovod_quant.schemes.chunks import Chunks, Segment
 
 
 @dataclass(frozen=True)
@@ -41,75 +42,83 @@ class BinSGDM(Scheme):
     """
 
     @property
-    def collectives(self) -> int:
-        return 2
+    def collectives(self) -> tuple[Collective, ...]:
+        return (Collective(Alltoall, "int32"), Collective(Allgather, "int32"))
 
     def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        chunks = Chunks([len(gradient.values) for gradient in gradients], workers.size)
-        pieces = []
-        for server in range(workers.size):
-            words, broken = _empty_piece(chunks.tile_count(server))
-            for segment in chunks.segments(server):
-                gradient, state = gradients[segment.gradient], gradients[segment.gradient].state
-                if state is None:
-                    raise ValueError(
-                        "BinSGDM exchanges gradients of its own optimizer only: no momentum given"
-                    )
-                part = slice(segment.start, segment.stop)
-                key = gradient.keys.key("worker", gradient.step, workers.rank)
-                in_piece = slice(segment.tile, segment.tile + segment.tile_count)
-                _, broken[in_piece] = kernels.binarize(
-                    gradient.values[part], state.momentum[part], state.scale[part], state.beta, key, segment.start,
-                    words[in_piece].reshape(-1),
-                )  # fmt: skip
-            pieces.append(_close_piece(words, broken))
-        splits = [len(piece) for piece in pieces]
+        chunks = Chunks([gradient.elements for gradient in gradients], workers.size)
+        flags: list[np.ndarray] = []
 
-        received = yield Alltoall(np.concatenate(pieces), splits, chunks.parts(4 * ROW))
+        def draw(gradient: Gradient, out: Any) -> np.ndarray:
+            if gradient.state is None:
+                raise ValueError("BinSGDM exchanges gradients of its own optimizer only: no momentum given")
+            momentum, scale, beta = gradient.state
+            key = gradient.keys.key("worker", gradient.step, workers.rank)
+            words, broken = kernels.binarize(gradient.values, momentum, scale, beta, key, 0, out)
+            flags.append(broken)
+            return words
+
+        words = kernels.assemble(
+            [(ROW * tiles(gradient.elements), np.int32, partial(draw, gradient)) for gradient in gradients]
+        )
+        broken = kernels.concatenate([*flags, np.zeros(0, bool)])
+        parts = []
+        for server in range(workers.size):
+            low, high = chunks.bounds[server], chunks.bounds[server + 1]
+            parts += _piece(words[low * ROW : high * ROW], broken[low:high], high - low, kernels)
+        splits = [_piece_words(chunks.tile_count(server)) for server in range(workers.size)]
+
+        received = yield Alltoall(kernels.assemble(parts), splits, chunks.parts(4 * ROW))
 
         own_tiles = chunks.tile_count(workers.rank)
-        opened = [_open_piece(piece, own_tiles) for piece in received]
-        words, broken = _empty_piece(own_tiles)
-        for segment in chunks.segments(workers.rank):
+        votes = [piece[: own_tiles * ROW] for piece in received]
+
+        def vote(segment: Segment, out: Any) -> np.ndarray:
             gradient = gradients[segment.gradient]
-            in_piece = slice(segment.tile, segment.tile + segment.tile_count)
+            own = slice(segment.tile * ROW, (segment.tile + segment.tile_count) * ROW)
             # Every worker would draw the same bits here, so the result does not depend on who serves what.
             key = gradient.keys.key("server", gradient.step)
-            votes = [other_words[in_piece].reshape(-1) for other_words, _ in opened]
-            kernels.vote(votes, key, segment.start, words[in_piece].reshape(-1))
-        for _, other_broken in opened:
-            broken |= other_broken
+            return kernels.vote([words[own] for words in votes], key, segment.start, out)
 
-        parts = [count / workers.size for count in chunks.parts(4 * ROW)]
-        gathered = yield Allgather(_close_piece(words, broken), parts, splits)
+        served_parts = [
+            (ROW * segment.tile_count, np.int32, partial(vote, segment))
+            for segment in chunks.segments(workers.rank)
+        ]
+        served = kernels.assemble([*served_parts, (0, np.int32, _nothing)])
+        own_flags = kernels.unpack_flags(received[0][own_tiles * ROW :], own_tiles)
+        for piece in received[1:]:
+            own_flags = own_flags | kernels.unpack_flags(piece[own_tiles * ROW :], own_tiles)
 
-        final = [_open_piece(piece, chunks.tile_count(server)) for server, piece in enumerate(gathered)]
-        signs = np.concatenate([piece_words for piece_words, _ in final])
-        flags = np.concatenate([piece_broken for _, piece_broken in final])
-        tile_at = split_points([tiles(len(gradient.values)) for gradient in gradients])
+        sizes = [count / workers.size for count in chunks.parts(4 * ROW)]
+        piece = kernels.assemble(_piece(served, own_flags, own_tiles, kernels))
+        gathered = yield Allgather(piece, sizes, splits)
 
-        def write(i: int, factor: float, out: np.ndarray) -> None:
-            own = slice(tile_at[i], tile_at[i + 1])
-            kernels.decode_signs(signs[own].reshape(-1), factor * workers.size, out)
-            for tile in np.flatnonzero(flags[own]):
-                store_float32(np.full(1, np.nan, np.float32), out[tile * TILE : (tile + 1) * TILE])
+        counts = [chunks.tile_count(server) for server in range(workers.size)]
+        signs = kernels.concatenate([piece[: count * ROW] for piece, count in zip(gathered, counts)])
+        all_flags = kernels.concatenate(
+            [kernels.unpack_flags(piece[count * ROW :], count) for piece, count in zip(gathered, counts)]
+        )
+        tile_at = split_points([tiles(gradient.elements) for gradient in gradients])
+
+        def write(i: int, factor: float, out: Any) -> Any:
+            low, high = tile_at[i], tile_at[i + 1]
+            values = kernels.decode_signs(signs[low * ROW : high * ROW], factor * workers.size, out)
+            return kernels.with_nan_tiles(values, all_flags[low:high])
 
         return Decoded(workers.size, write)
 
 
-def _empty_piece(tile_count: int):
-    return np.empty((tile_count, ROW), np.int32), np.zeros(tile_count, bool)
+def _piece_words(tile_count: int) -> int:
+    """Length of a piece: a row of sign words a tile, then one flag bit a tile in whole words."""
+    return tile_count * ROW + ceil_div(tile_count, 32)
 
 
-def _close_piece(words: np.ndarray, broken: np.ndarray) -> np.ndarray:
-    """Sign words, then one flag bit a tile in whole words."""
-    flags = np.zeros(4 * ceil_div(len(broken), 32), np.uint8)
-    packed = np.packbits(broken, bitorder="little")
-    flags[: len(packed)] = packed
-    return np.concatenate([words.reshape(-1), flags.view(np.int32)])
+def _piece(words: np.ndarray, broken: np.ndarray, tile_count: int, kernels: Any) -> list:
+    return [
+        (tile_count * ROW, np.int32, lambda out: words),
+        (ceil_div(tile_count, 32), np.int32, lambda out: kernels.pack_flags(broken)),
+    ]
 
 
-def _open_piece(piece: np.ndarray, tile_count: int):
-    words = piece[: tile_count * ROW].reshape(tile_count, ROW)
-    flags = np.unpackbits(piece[tile_count * ROW :].view(np.uint8), count=tile_count, bitorder="little")
-    return words, flags.astype(bool)
+def _nothing(out: Any) -> np.ndarray:
+    return np.zeros(0, np.int32)

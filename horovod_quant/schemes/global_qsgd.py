@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import TILE, buckets, sum_words, tiles
+from horovod_quant.kernels.layout import TILE, buckets, code_words, sum_words, tiles
 from horovod_quant.kernels.reference import store_float32
 from horovod_quant.schemes.base import (
     Allgather,
     Allreduce,
     Alltoall,
+    Collective,
     CustomAllreduce,
     Decoded,
     Exchange,
@@ -32,13 +34,9 @@ from horovod_quant.schemes.base import (
     split_points,
     use_plain_ints,
 )
-from horovod_quant.schemes.chunks import Chunks
+from horovod_quant.schemes.chunks import Chunks, Segment
 
 NORMS = ("max", "l2")
-
-_TILES_AT_A_TIME = 64
-"""Tiles that are encoded or averaged at a time: a sum in float32 stays in the cache, and takes no chunk's memory."""
-
 LEVELS = ("uniform", "exponential")
 
 
@@ -75,8 +73,15 @@ class GlobalQSGD(Scheme):
             )
 
     @property
-    def collectives(self) -> int:
-        return 2 if self.levels == "uniform" else 3
+    def collectives(self) -> tuple[Collective, ...]:
+        scale = (
+            Collective(Allreduce, "float32", "max")
+            if self.norm == "max"
+            else Collective(Allreduce, "float64", "sum")
+        )
+        if self.levels == "uniform":
+            return (scale, Collective(Allreduce, "int32", "sum"))
+        return (scale, Collective(Alltoall, "int32"), Collective(Allgather, "int32"))
 
     def levels_for(self, size: int) -> int:
         """Number s of uniform levels such that the sum of ``size`` integers fits ``bits`` bits; 0 if there is none.
@@ -104,7 +109,7 @@ class GlobalQSGD(Scheme):
     def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         """1. one scale for all workers (an allreduce of norms); 2. rounding; 3. the sum of the integers."""
         self.check_workers(workers.size)
-        norm_counts = [buckets(len(gradient.values), self.bucket_size) for gradient in gradients]
+        norm_counts = [buckets(gradient.elements, self.bucket_size) for gradient in gradients]
         norm_at = split_points(norm_counts)
         norms = yield from self._global_norms(gradients, norm_at, kernels)
         per_gradient = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(gradients))]
@@ -115,88 +120,84 @@ class GlobalQSGD(Scheme):
         return (yield from self._serve_exponential(gradients, per_gradient, workers, kernels))
 
     def _global_norms(self, gradients: Sequence[Gradient], norm_at: list[int], kernels: Any):
-        if self.norm == "max":
-            local = np.empty(norm_at[-1], np.float32)
-            for i, gradient in enumerate(gradients):
-                kernels.bucket_maxima(gradient.values, self.bucket_size, local[norm_at[i] : norm_at[i + 1]])
-            return (yield Allreduce(local, "max", _parts(norm_at, 4)))
-        local = np.empty(norm_at[-1], np.float64)
-        for i, gradient in enumerate(gradients):
-            kernels.bucket_square_sums(gradient.values, self.bucket_size, local[norm_at[i] : norm_at[i + 1]])
-        return kernels.norms_of_square_sums((yield Allreduce(local, "sum", _parts(norm_at, 8))))
+        largest = self.norm == "max"
+        compute = kernels.bucket_maxima if largest else kernels.bucket_square_sums
+        dtype = np.dtype(np.float32 if largest else np.float64)
+        local = kernels.assemble(
+            [
+                (norm_at[i + 1] - norm_at[i], dtype, partial(compute, gradient.values, self.bucket_size))
+                for i, gradient in enumerate(gradients)
+            ]
+        )
+        norms = yield Allreduce(local, "max" if largest else "sum", _parts(norm_at, dtype.itemsize))
+        return norms if largest else kernels.norms_of_square_sums(norms)
 
     def _sum_uniform(
         self, gradients: Sequence[Gradient], norms: list[np.ndarray], workers: Workers, kernels: Any
     ):
         levels = self.levels_for(workers.size)
-        word_at = split_points([sum_words(len(gradient.values), self.bits) for gradient in gradients])
-        words = np.empty(word_at[-1] + 1, np.int32)
-        words[-1] = 1  # the head-count
-        for i, gradient in enumerate(gradients):
-            key = gradient.keys.key("worker", gradient.step, workers.rank)
-            kernels.encode_uniform_sum(
-                gradient.values, norms[i], self.bucket_size, levels, self.bits, key, 0,
-                words[word_at[i] : word_at[i + 1]],
-            )  # fmt: skip
+        word_at = split_points([sum_words(gradient.elements, self.bits) for gradient in gradients])
+
+        def encode(i: int, out: Any) -> np.ndarray:
+            key = gradients[i].keys.key("worker", gradients[i].step, workers.rank)
+            return kernels.encode_uniform_sum(
+                gradients[i].values, norms[i], self.bucket_size, levels, self.bits, key, 0, out
+            )
+
+        parts = [(word_at[i + 1] - word_at[i], np.int32, partial(encode, i)) for i in range(len(gradients))]
+        words = kernels.assemble([*parts, (1, np.int32, _head_count)])
 
         words = yield Allreduce(words, "sum", _parts(word_at, 4))
 
-        def write(i: int, factor: float, out: np.ndarray) -> None:
+        def write(i: int, factor: float, out: Any) -> Any:
             own = words[word_at[i] : word_at[i + 1]]
-            kernels.decode_uniform_sum(own, norms[i], self.bucket_size, levels, self.bits, factor, out)
+            return kernels.decode_uniform_sum(own, norms[i], self.bucket_size, levels, self.bits, factor, out)
 
-        return Decoded(int(words[-1]), write)
+        return Decoded(words[-1], write)
 
     def _serve_exponential(
         self, gradients: Sequence[Gradient], norms: list[np.ndarray], workers: Workers, kernels: Any
     ):
         """Each worker averages one chunk of all workers' codes, rounds it again, and everybody gathers the chunks."""
-        chunks = Chunks([len(gradient.values) for gradient in gradients], workers.size)
+        chunks = Chunks([gradient.elements for gradient in gradients], workers.size)
         tile_words = 32 * self.bits
         splits = [chunks.tile_count(server) * tile_words for server in range(workers.size)]
-        sent = self._chunks_to_serve(chunks, gradients, norms, workers, kernels)
+
+        def encode(i: int, out: Any) -> np.ndarray:
+            key = gradients[i].keys.key("worker", gradients[i].step, workers.rank)
+            return kernels.encode_exponential(
+                gradients[i].values, norms[i], self.bucket_size, self.bits, key, 0, out
+            )
+
+        sent = kernels.assemble(
+            [
+                part
+                for i, gradient in enumerate(gradients)
+                for part in self._whole_tiles(gradient.elements, partial(encode, i))
+            ]
+        )
 
         received = yield Alltoall(sent, splits, chunks.parts(4 * tile_words))
 
         served = self._served_chunk(chunks, gradients, received, workers, kernels)
         del sent, received  # before the gathered chunks come
         parts = [count / workers.size for count in chunks.parts(4 * tile_words)]
-        gathered = np.concatenate((yield Allgather(served, parts, splits)))
-        tile_at = split_points([tiles(len(gradient.values)) for gradient in gradients])
+        gathered = kernels.concatenate((yield Allgather(served, parts, splits)))
+        tile_at = split_points([tiles(gradient.elements) for gradient in gradients])
 
-        def write(i: int, factor: float, out: np.ndarray) -> None:
+        def write(i: int, factor: float, out: Any) -> Any:
             own = gathered[tile_at[i] * tile_words : tile_at[i + 1] * tile_words]
-            kernels.decode_exponential(
+            return kernels.decode_exponential(
                 [own], [norms[i]], self.bucket_size, self.bits, factor * workers.size, out
             )
 
         return Decoded(workers.size, write)
 
-    def _chunks_to_serve(
-        self,
-        chunks: Chunks,
-        gradients: Sequence[Gradient],
-        norms: list[np.ndarray],
-        workers: Workers,
-        kernels: Any,
-    ) -> np.ndarray:
-        """This worker's codes in whole tiles, chunk after chunk."""
-        tile_words = 32 * self.bits
-        words = np.zeros(chunks.bounds[-1] * tile_words, np.int32)
-        for server in range(workers.size):
-            for piece in chunks.pieces(server, _TILES_AT_A_TIME):
-                gradient = gradients[piece.gradient]
-                codes = kernels.encode_exponential(
-                    gradient.values[piece.start : piece.stop],
-                    self._segment_norms(norms[piece.gradient], piece),
-                    min(self.bucket_size, TILE),
-                    self.bits,
-                    gradient.keys.key("worker", gradient.step, workers.rank),
-                    piece.start,
-                )
-                first = (chunks.bounds[server] + piece.tile) * tile_words
-                words[first : first + len(codes)] = codes
-        return words
+    def _whole_tiles(self, elements: int, encode: Callable[[Any], Any]) -> list:
+        """Parts: the codes of ``elements`` elements, then zeros up to whole tiles."""
+        used = code_words(elements, self.bits)
+        unused = tiles(elements) * 32 * self.bits - used
+        return [(used, np.int32, encode), (unused, np.int32, lambda out: np.zeros(unused, np.int32))]
 
     def _served_chunk(
         self,
@@ -208,27 +209,26 @@ class GlobalQSGD(Scheme):
     ) -> np.ndarray:
         """The average of all workers' codes for this worker's chunk, rounded to codes again."""
         tile_words = 32 * self.bits
-        served = np.zeros(chunks.tile_count(workers.rank) * tile_words, np.int32)
-        for piece in chunks.pieces(workers.rank, _TILES_AT_A_TIME):
+
+        def average(piece: Segment, out: Any) -> np.ndarray:
             gradient = gradients[piece.gradient]
-            own_part = slice(piece.tile * tile_words, (piece.tile + piece.tile_count) * tile_words)
-            unit = [np.ones(piece.tile_count, np.float32)] * workers.size
-            total = np.empty(piece.stop - piece.start, np.float32)
-            kernels.decode_exponential([r[own_part] for r in received], unit, TILE, self.bits, 1.0, total)
+            own = slice(piece.tile * tile_words, (piece.tile + piece.tile_count) * tile_words)
+            units = [np.ones(piece.tile_count, np.float32)] * workers.size
+            total = kernels.decode_exponential(
+                [words[own] for words in received], units, TILE, self.bits, 1.0,
+                kernels.target(piece.stop - piece.start),
+            )  # fmt: skip
             # Every worker would draw the same bits here, so the result does not depend on who serves what.
             key = gradient.keys.key("server", gradient.step)
             size = np.full(piece.tile_count, workers.size, np.float32)
-            codes = kernels.encode_exponential(total, size, TILE, self.bits, key, piece.start)
-            served[own_part][: len(codes)] = codes
-        return served
+            return kernels.encode_exponential(total, size, TILE, self.bits, key, piece.start, out)
 
-    def _segment_norms(self, norms: np.ndarray, segment: Any) -> np.ndarray:
-        """The scales of a segment's buckets, one a tile where buckets are larger than tiles."""
-        if self.bucket_size <= TILE:
-            return norms[segment.start // self.bucket_size : -(-segment.stop // self.bucket_size)]
-        first = segment.start // TILE
-        tile_numbers = np.arange(first, first + segment.tile_count)
-        return norms[tile_numbers // (self.bucket_size // TILE)]
+        parts = [
+            part
+            for piece in chunks.pieces(workers.rank, kernels.TILES_AT_A_TIME)
+            for part in self._whole_tiles(piece.stop - piece.start, partial(average, piece))
+        ]
+        return kernels.assemble([*parts, (0, np.int32, lambda out: np.zeros(0, np.int32))])
 
     def _reduce_exponential(
         self, gradients: Sequence[Gradient], norms: list[np.ndarray], workers: Workers, kernels: Any
@@ -241,7 +241,7 @@ class GlobalQSGD(Scheme):
         if highest > 32767:
             raise ValueError(f"{workers.size} workers are too many to reduce exponential levels pairwise")
         dtype = np.int8 if highest <= 127 else np.int16
-        at = split_points([len(gradient.values) for gradient in gradients])
+        at = split_points([gradient.elements for gradient in gradients])
         digits = np.empty(at[-1], dtype)
         for i, gradient in enumerate(gradients):
             key = gradient.keys.key("worker", gradient.step, workers.rank)
@@ -260,12 +260,16 @@ class GlobalQSGD(Scheme):
 
         total = yield CustomAllreduce(digits, combine, _parts(at, digits.itemsize))
 
-        def write(i: int, factor: float, out: np.ndarray) -> None:
+        def write(i: int, factor: float, out: np.ndarray) -> np.ndarray:
             values = kernels.exponential_values(total[at[i] : at[i + 1]].astype(np.int32), self.bits)
             scales = kernels.decoding_scales(norms[i], 1, factor)
-            store_float32(values * np.repeat(scales, self.bucket_size)[: len(out)], out)
+            return store_float32(values * np.repeat(scales, self.bucket_size)[: len(out)], out)
 
         return Decoded(workers.size, write)
+
+
+def _head_count(out: Any) -> np.ndarray:
+    return np.ones(1, np.int32)
 
 
 def _parts(offsets: list[int], item_bytes: int) -> list[int]:

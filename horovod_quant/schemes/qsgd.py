@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from horovod_quant.kernels.arrays import Part
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.layout import buckets, code_words
 from horovod_quant.schemes.base import (
     Allgather,
+    Collective,
     Decoded,
     Exchange,
     Gradient,
@@ -55,15 +58,14 @@ class GatheredScheme(Scheme):
         use_plain_ints(self, "bits", "bucket_size")
 
     @property
-    def collectives(self) -> int:
-        return 1
+    def collectives(self) -> tuple[Collective, ...]:
+        return (Collective(Allgather, "int32" if self.coding == "fixed" else "uint8"),)
 
-    def norms(self, kernels: Any, values: np.ndarray, out: np.ndarray) -> np.ndarray:
+    def norms(self, kernels: Any, values: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         """Norms of the buckets of one gradient, float32; inf where a bucket is not finite."""
         if self.norm == "max":
             return kernels.bucket_maxima(values, self.bucket_size, out)
-        out[...] = kernels.norms_of_square_sums(kernels.bucket_square_sums(values, self.bucket_size))
-        return out
+        return kernels.norms_of_square_sums(kernels.bucket_square_sums(values, self.bucket_size))
 
     def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         if self.coding == "fixed":
@@ -71,23 +73,35 @@ class GatheredScheme(Scheme):
         return self._exchange_elias(gradients, workers, kernels)
 
     def _exchange_fixed(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        norm_counts, norm_at, word_at = self._offsets(gradients)
-        payload = np.empty(norm_at[-1] + word_at[-1], np.int32)
-        norms, words = payload[: norm_at[-1]].view(np.float32), payload[norm_at[-1] :]
-        for i, gradient in enumerate(gradients):
-            own = self.norms(kernels, gradient.values, norms[norm_at[i] : norm_at[i + 1]])
-            key = gradient.keys.key("worker", gradient.step, workers.rank)
-            self.encode(kernels, gradient.values, own, key, words[word_at[i] : word_at[i + 1]])
-        parts = [
+        _, norm_at, word_at = self._offsets(gradients)
+        norms: list[np.ndarray] = []
+
+        def fill_norms(gradient: Gradient, out: Any) -> np.ndarray:
+            norms.append(self.norms(kernels, gradient.values, out))
+            return norms[-1]
+
+        def fill_words(i: int, out: Any) -> np.ndarray:
+            key = gradients[i].keys.key("worker", gradients[i].step, workers.rank)
+            return self.encode(kernels, gradients[i].values, norms[i], key, out)
+
+        parts: list[Part] = [
+            (norm_at[i + 1] - norm_at[i], np.float32, partial(fill_norms, gradient))
+            for i, gradient in enumerate(gradients)
+        ]
+        parts += [
+            (word_at[i + 1] - word_at[i], np.int32, partial(fill_words, i)) for i in range(len(gradients))
+        ]
+        payload = kernels.assemble(parts)
+        sizes = [
             4 * (norm_at[i + 1] - norm_at[i] + word_at[i + 1] - word_at[i]) for i in range(len(gradients))
         ]
 
-        payloads = yield Allgather(payload, parts)
+        payloads = yield Allgather(payload, sizes)
 
-        def write(i: int, factor: float, out: np.ndarray) -> None:
+        def write(i: int, factor: float, out: Any) -> Any:
             all_words = [p[norm_at[-1] + word_at[i] : norm_at[-1] + word_at[i + 1]] for p in payloads]
-            all_norms = [p[norm_at[i] : norm_at[i + 1]].view(np.float32) for p in payloads]
-            self.decode(kernels, all_words, all_norms, factor, out)
+            all_norms = [kernels.view(p[norm_at[i] : norm_at[i + 1]], np.float32) for p in payloads]
+            return self.decode(kernels, all_words, all_norms, factor, out)
 
         return Decoded(len(payloads), write)
 
@@ -99,10 +113,10 @@ class GatheredScheme(Scheme):
 
         opened = [_open_body(other, norm_counts) for other in bodies]
 
-        def write(i: int, factor: float, out: np.ndarray) -> None:
+        def write(i: int, factor: float, out: np.ndarray) -> np.ndarray:
             words = [self._elias_words(kernels, streams[i], len(out), code) for _, streams in opened]
             all_norms = [other_norms[norm_at[i] : norm_at[i + 1]] for other_norms, _ in opened]
-            self.decode(kernels, words, all_norms, factor, out)
+            return self.decode(kernels, words, all_norms, factor, out)
 
         return Decoded(len(bodies), write)
 
@@ -113,10 +127,11 @@ class GatheredScheme(Scheme):
         norms = np.empty(norm_at[-1], np.float32)
         streams = []
         for i, gradient in enumerate(gradients):
-            own = self.norms(kernels, gradient.values, norms[norm_at[i] : norm_at[i + 1]])
+            own = norms[norm_at[i] : norm_at[i + 1]]
+            own[...] = self.norms(kernels, gradient.values, own)
             key = gradient.keys.key("worker", gradient.step, workers.rank)
             words = self.encode(kernels, gradient.values, own, key)
-            stream = kernels.elias_encode_codes(words, self.bits, len(gradient.values), code, words.nbytes)
+            stream = kernels.elias_encode_codes(words, self.bits, gradient.elements, code, words.nbytes)
             streams.append(words.view(np.uint8) if stream is None else stream)
             del words, stream  # before the next tensor's are made
         lengths = np.array([len(stream) for stream in streams], "<i8")
@@ -131,8 +146,8 @@ class GatheredScheme(Scheme):
         return kernels.elias_decode_codes(stream, elements, self.bits, code)
 
     def _offsets(self, gradients: Sequence[Gradient]) -> tuple[list[int], list[int], list[int]]:
-        norm_counts = [buckets(len(gradient.values), self.bucket_size) for gradient in gradients]
-        word_counts = [code_words(len(gradient.values), self.bits) for gradient in gradients]
+        norm_counts = [buckets(gradient.elements, self.bucket_size) for gradient in gradients]
+        word_counts = [code_words(gradient.elements, self.bits) for gradient in gradients]
         return norm_counts, split_points(norm_counts), split_points(word_counts)
 
     def encode(self, kernels, values, norms, key, out=None) -> np.ndarray:

@@ -94,7 +94,7 @@ class Group:
         self._handle: Any = None
         scheme = self.members[0].scheme
         workers = Workers(process_set.rank(), process_set.size())
-        self._stages = scheme.collectives
+        self._stages = len(scheme.collectives)
         self._exchange = scheme.exchange([member.gradient for member in self.members], workers, kernels)
         for index, member in enumerate(self.members):
             member.group, member.index = self, index

@@ -454,7 +454,7 @@ def overlap_is_real(make: Any) -> None:
     optimizer = hvd.DistributedOptimizer(
         base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
     )
-    collectives = compressor.policy.scheme.collectives
+    collectives = len(compressor.policy.scheme.collectives)
     assert collectives <= 3
     for step in range(3):
         optimizer.zero_grad()

@@ -1,0 +1,68 @@
+"""What schemes do with whole numpy arrays besides computing: part of the interface of the numpy and native backends.
+
+Schemes use these functions rather than numpy's, so that a backend whose arrays are another framework's tensors can
+run them, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from horovod_quant.kernels.layout import TILE, ceil_div
+
+TILES_AT_A_TIME = 64
+"""Tiles that a loop takes at a time: a sum in float32 stays in the cache, and takes no chunk's memory."""
+
+Part = tuple[int, Any, Callable[[np.ndarray], Any]]
+"""Length, dtype, and ``fill(out)``, which writes to ``out`` and returns it, or returns what belongs there."""
+
+
+def assemble(parts: Sequence[Part]) -> np.ndarray:
+    """One array of consecutive parts, each computed in its place; int32 words where the parts' types differ."""
+    types = {np.dtype(dtype) for _, dtype, _ in parts}
+    array = np.empty(sum(length for length, _, _ in parts), types.pop() if len(types) == 1 else np.int32)
+    position = 0
+    for length, dtype, fill in parts:
+        out = array[position : position + length].view(dtype)
+        result = fill(out)
+        if result is not out:
+            out[...] = result
+        position += length
+    return array
+
+
+def concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(arrays)
+
+
+def view(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """The same bits as another type of the same size."""
+    return array.view(dtype)
+
+
+def target(elements: int) -> np.ndarray:
+    """What a decoding kernel takes for ``out`` where the result is float32 and temporary."""
+    return np.empty(elements, np.float32)
+
+
+def pack_flags(flags: np.ndarray) -> np.ndarray:
+    """A bit a flag in whole int32 words, the first flag lowest."""
+    words = np.zeros(4 * ceil_div(len(flags), 32), np.uint8)
+    packed = np.packbits(flags, bitorder="little")
+    words[: len(packed)] = packed
+    return words.view(np.int32)
+
+
+def unpack_flags(words: np.ndarray, count: int) -> np.ndarray:
+    return np.unpackbits(words.view(np.uint8), count=count, bitorder="little").astype(bool)
+
+
+def with_nan_tiles(values: np.ndarray, broken: np.ndarray) -> np.ndarray:
+    """``values`` with NaN written to the tiles of 1,024 elements that are marked."""
+    nan = 0x7FC0 if values.dtype == np.uint16 else np.nan  # uint16 holds the bits of bfloat16
+    for tile in np.flatnonzero(broken):
+        values[tile * TILE : (tile + 1) * TILE] = nan
+    return values
