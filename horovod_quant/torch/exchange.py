@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -173,9 +172,3 @@ def _collect(request: Any, handle: Any) -> Any:
     at = np.concatenate([[0], np.cumsum(lengths.numpy())])
     array = received.numpy()
     return [array[at[i] : at[i + 1]] for i in range(len(lengths))]
-
-
-def carrier_signs(text: str) -> tuple[float, ...]:
-    """16 signs, +1 or -1, that depend on ``text``."""
-    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=2).digest(), "little")
-    return tuple(1.0 if digest >> bit & 1 else -1.0 for bit in range(16))

@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from horovod_quant import kernels as kernel_backends
+from horovod_quant.frontend import require_beta, require_step_sizes
 from horovod_quant.kernels.keys import KeyChain
 
 
@@ -46,9 +47,7 @@ class BinSGDM(torch.optim.Optimizer):
         self, params: Any, lr: float = 1e-3, beta: float = 0.95, weight_decay: float = 0.0, seed: int = 0
     ) -> None:
         require_beta(beta)
-        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name}={value!r}: use a finite number that is not negative")
+        require_step_sizes(lr=lr, weight_decay=weight_decay)
         super().__init__(params, {"lr": lr, "beta": beta, "weight_decay": weight_decay, "seed": seed})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -123,7 +122,7 @@ class BinSGDM(torch.optim.Optimizer):
                     continue
                 gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
                 exchanged = parameter in self._exchanged
-                bits = gradient if exchanged else self._binarized(parameter, gradient)
+                bits = gradient.sign() if exchanged else self._binarized(parameter, gradient)
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(bits, alpha=-group["lr"])
         self._exchanged.clear()
@@ -146,9 +145,3 @@ class BinSGDM(torch.optim.Optimizer):
             held.momentum.copy_(momentum)
             held.scale.copy_(scale)
         return bits.to(parameter.device)
-
-
-def require_beta(beta: float) -> None:
-    """Raises ValueError unless ``0 <= beta < 1``."""
-    if not 0 <= beta < 1:
-        raise ValueError(f"beta={beta!r}: use a number from 0 up to but not including 1")

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import horovod_quant.torch as hvq
-from horovod_quant.torch.exchange import carrier_signs, flat_array
+from horovod_quant.frontend import carrier_signs
+from horovod_quant.torch.exchange import flat_array
 
 BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hvq.GlobalQSGD(bits=0), "bits=0: use an integer from 2 to 16"),

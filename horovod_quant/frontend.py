@@ -1,0 +1,210 @@
+"""What the frontends for PyTorch and TensorFlow share: arguments, checks, the carrier, and the public constructors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from horovod_quant import kernels as kernel_backends
+from horovod_quant import schemes
+from horovod_quant.policy import Policy
+from horovod_quant.schemes.base import Scheme, require_int
+from horovod_quant.stats import Stats, TrafficCounter
+
+
+class BaseCompressor:
+    """The arguments that every compressor takes, and what it counts.
+
+    Horovod asks to compress each gradient. The compressor exchanges the gradient itself, quantized, over Horovod's
+    own collectives, and hands Horovod a small *carrier* instead: ``[1, +-1 x 16]``. What Horovod makes of its first
+    element tells the factor (average or sum, pre- and postscaling, workers that have joined), and the signs, which
+    depend on the gradient's name, tell whether all workers mean the same gradient.
+
+    Args:
+        scheme: the scheme and its arguments.
+        min_elements: smaller gradients go through Horovod unchanged.
+        exclude: names or shell-style patterns of gradients that go through Horovod unchanged.
+        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: of the random rounding; the same on all workers.
+        kernels: ``"auto"`` or the name of a backend.
+        named_parameters: names for the gradients; by default Horovod's own.
+        process_set: where the gradients are reduced; by default what the optimizer says.
+        group_bytes: bytes of gradients that share collectives.
+        overlap: whether exchanges run during the backward pass.
+
+    Raises:
+        ValueError: an argument is out of range.
+        ImportError: Horovod is missing, or was built without the framework.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        *,
+        min_elements: int = 1024,
+        exclude: str | Sequence[str] = (),
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        seed: int = 0,
+        kernels: str = "auto",
+        named_parameters: Iterable[tuple[str, Any]] | None = None,
+        process_set: Any = None,
+        group_bytes: int = 32 * 2**20,
+        overlap: bool = True,
+    ) -> None:
+        require_int("seed", seed, 0, 2**63 - 1)
+        require_int("group_bytes", group_bytes, 1, 2**62)
+        self.policy = Policy(scheme, min_elements, exclude, overrides)
+        self.seed = seed
+        self.group_bytes = group_bytes
+        self.overlap = overlap
+        self._kernels = kernels
+        self._process_set = process_set
+        self._traffic = TrafficCounter()
+        self._check_kernels()
+        self._name_parameters(named_parameters)
+        self._bind()
+
+    def _check_kernels(self) -> None:
+        kernel_backends.get(self._kernels)
+
+    def _name_parameters(self, named_parameters: Iterable[tuple[str, Any]] | None) -> None:
+        raise NotImplementedError
+
+    def _bind(self) -> None:
+        """Makes what does not survive pickling: all that belongs to this process."""
+        raise NotImplementedError
+
+    # What a compressor holds for this process alone; the rest is pickled.
+    _unbound: tuple[str, ...] = ("_process_set", "_traffic")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in self._unbound}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _process_set=None, _traffic=TrafficCounter())
+        self._name_parameters(None)
+        self._bind()
+
+    def stats(self) -> Stats:
+        """Bytes that this worker has sent, for each parameter and in total, and what float32 would have sent."""
+        return self._traffic.stats()
+
+    def _check_process_set(self, used: Any) -> None:
+        if self._process_set is not None and used is not self._process_set:
+            raise ValueError(
+                f"process_set={self._process_set}: Horovod reduces over {used}; give both the same"
+            )
+
+    def _check_operation(self, op: Any, usable: Sequence[Any], adasum: Any) -> None:
+        if op is not None and op not in usable:
+            shown = "Adasum" if op == adasum else repr(op)
+            raise ValueError(f"op={shown}: {type(self).__name__} works with op=hvd.Average and op=hvd.Sum")
+
+    def _check_dtype(self, name: str, dtype: Any, usable: Sequence[Any]) -> None:
+        if dtype not in usable:
+            raise TypeError(
+                f"{name}: a gradient of dtype {dtype} cannot be quantized; use float16, bfloat16, float32 or "
+                f"float64, or leave compression out of this call"
+            )
+
+    def _signs(self, name: str, shape: Any, dtype: Any, scheme: Scheme) -> tuple[float, ...]:
+        """The signs that a gradient's carrier carries."""
+        return carrier_signs(f"{name} {shape} {dtype} {scheme} {self.seed}")
+
+    def _factor(self, name: str, signs: Sequence[float], output: Sequence[float]) -> float:
+        """What Horovod has multiplied the sum over the workers by, from the carrier that came back.
+
+        Raises:
+            RuntimeError: the workers meant different gradients.
+        """
+        first, *rest = output
+        if [sign * first for sign in signs] != rest:
+            raise RuntimeError(self._disagreement(name))
+        return first
+
+    def _disagreement(self, name: str) -> str:
+        return (
+            f"{name}: the workers did not exchange the same gradient here; check that all of them have the same "
+            f"model, and {type(self).__name__} the same arguments"
+        )
+
+
+def carrier_signs(text: str) -> tuple[float, ...]:
+    """16 signs, +1 or -1, that depend on ``text``."""
+    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=2).digest(), "little")
+    return tuple(1.0 if digest >> bit & 1 else -1.0 for bit in range(16))
+
+
+def unnamed(shape: Sequence[Any]) -> str:
+    """The name of a gradient that has none."""
+    return "unnamed." + "x".join(map(str, shape))
+
+
+def require_beta(beta: float) -> None:
+    """Raises ValueError unless ``0 <= beta < 1``."""
+    if not 0 <= beta < 1:
+        raise ValueError(f"beta={beta!r}: use a number from 0 up to but not including 1")
+
+
+def require_step_sizes(**values: float) -> None:
+    """Raises ValueError unless each is finite and not negative."""
+    for name, value in values.items():
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"{name}={value!r}: use a finite number that is not negative")
+
+
+# ---- constructors: mixed with a frontend's Compressor ------------------------------------------------------------
+
+
+class QSGDArguments:
+    def __init__(
+        self,
+        bits: int = 4,
+        norm: str = "l2",
+        *,
+        bucket_size: int = 1024,
+        coding: str = "fixed",
+        **common: Any,
+    ) -> None:
+        super().__init__(schemes.QSGD(bits, norm, bucket_size, coding), **common)  # type: ignore[call-arg]
+
+
+class NUQSGDArguments:
+    def __init__(
+        self,
+        bits: int = 4,
+        norm: str = "l2",
+        *,
+        bucket_size: int = 1024,
+        coding: str = "fixed",
+        **common: Any,
+    ) -> None:
+        super().__init__(schemes.NUQSGD(bits, norm, bucket_size, coding), **common)  # type: ignore[call-arg]
+
+
+class GlobalQSGDArguments:
+    def __init__(
+        self,
+        bits: int = 8,
+        norm: str = "max",
+        levels: str = "uniform",
+        *,
+        bucket_size: int = 1024,
+        **common: Any,
+    ) -> None:
+        super().__init__(schemes.GlobalQSGD(bits, norm, levels, bucket_size), **common)  # type: ignore[call-arg]
+
+
+class BinSGDMArguments:
+    def __init__(self, beta: float | None = None, **common: Any) -> None:
+        if beta is not None:
+            require_beta(beta)
+        self.beta = beta
+        super().__init__(schemes.BinSGDM(), **common)  # type: ignore[call-arg]
+
+    def _check_beta(self, betas: Iterable[float]) -> None:
+        """Raises ValueError when the optimizer has other values than this compressor was told."""
+        found = sorted(set(betas))
+        if self.beta is not None and found != [self.beta]:
+            raise ValueError(f"beta={self.beta!r}: the optimizer has beta={found}; give both the same")
