@@ -122,7 +122,7 @@ class BinSGDM(torch.optim.Optimizer):
                     continue
                 gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
                 exchanged = parameter in self._exchanged
-                bits = gradient.sign() if exchanged else self._binarized(parameter, gradient)
+                bits = _signs(gradient) if exchanged else self._binarized(parameter, gradient)
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(bits, alpha=-group["lr"])
         self._exchanged.clear()
@@ -145,3 +145,8 @@ class BinSGDM(torch.optim.Optimizer):
             held.momentum.copy_(momentum)
             held.scale.copy_(scale)
         return bits.to(parameter.device)
+
+
+def _signs(exchanged: torch.Tensor) -> torch.Tensor:
+    """The workers' bits, whatever they were multiplied by on the way (a loss scale, clipping, a sum); NaN stays."""
+    return torch.where(exchanged.isnan(), exchanged, exchanged.sign())
