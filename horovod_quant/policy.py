@@ -44,6 +44,11 @@ class Policy:
         ]
         self._chosen: dict[tuple[str, int], Scheme | None] = {}
 
+    @property
+    def schemes(self) -> list[Scheme]:
+        """Every scheme that may be chosen."""
+        return [self.scheme, *(scheme for _, scheme in self.overrides)]
+
     def scheme_for(self, name: str, elements: int) -> Scheme | None:
         """The scheme for a gradient, None to leave it to Horovod."""
         if (name, elements) not in self._chosen:
@@ -69,7 +74,7 @@ class Policy:
 
     def check_workers(self, size: int) -> None:
         """Raises ValueError when a scheme's arguments cannot serve ``size`` workers."""
-        for scheme in (self.scheme, *(scheme for _, scheme in self.overrides)):
+        for scheme in self.schemes:
             scheme.check_workers(size)
 
 

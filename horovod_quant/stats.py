@@ -37,6 +37,15 @@ class Stats(NamedTuple):
         return "\n".join(lines)
 
 
+def total_of(parameters: dict[str, Traffic]) -> Stats:
+    """The parameters' traffic with its sum."""
+    total = Traffic(
+        sum(traffic.bytes_sent for traffic in parameters.values()),
+        sum(traffic.float32_bytes for traffic in parameters.values()),
+    )
+    return Stats(parameters, total)
+
+
 class TrafficCounter:
     """Adds up what is sent."""
 
@@ -54,8 +63,4 @@ class TrafficCounter:
         parameters = {
             name: Traffic(self._sent.get(name, 0.0), expected) for name, expected in self._expected.items()
         }
-        total = Traffic(
-            sum(traffic.bytes_sent for traffic in parameters.values()),
-            sum(traffic.float32_bytes for traffic in parameters.values()),
-        )
-        return Stats(parameters, total)
+        return total_of(parameters)

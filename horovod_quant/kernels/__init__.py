@@ -28,7 +28,7 @@ def get(name: str = "auto") -> ModuleType:
     if name == "auto":
         name = os.environ.get("HOROVOD_QUANT_KERNELS") or "auto"
     if name == "auto":
-        return _fastest()
+        return fastest()
     if name not in BACKENDS:
         raise ValueError(f"kernels={name!r}: no such backend; use 'auto' or one of {sorted(BACKENDS)}")
     if name == "native":
@@ -36,7 +36,8 @@ def get(name: str = "auto") -> ModuleType:
     return BACKENDS[name]
 
 
-def _fastest() -> ModuleType:
+def fastest() -> ModuleType:
+    """The fastest backend that works here; warns, once, where it is numpy's."""
     global _warned
     problem = _native_problem()
     if problem is None:

@@ -13,6 +13,8 @@ import numpy as np
 
 from horovod_quant.kernels.layout import TILE, ceil_div
 
+_ALIGNMENT = 64
+
 TILES_AT_A_TIME = 64
 """Tiles that a loop takes at a time: a sum in float32 stays in the cache, and takes no chunk's memory."""
 
@@ -20,13 +22,22 @@ Part = tuple[int, Any, Callable[[np.ndarray], Any]]
 """Length, dtype, and ``fill(out)``, which writes to ``out`` and returns it, or returns what belongs there."""
 
 
+def aligned_empty(elements: int, dtype: Any) -> np.ndarray:
+    """An array that starts at a multiple of 64 bytes, as TensorFlow wants memory that it does not copy."""
+    size = elements * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    offset = -memory.ctypes.data % _ALIGNMENT
+    return memory[offset : offset + size].view(dtype)
+
+
 def assemble(parts: Sequence[Part]) -> np.ndarray:
     """One array of consecutive parts, each computed in its place; int32 words where the parts' types differ."""
     types = {np.dtype(dtype) for _, dtype, _ in parts}
-    array = np.empty(sum(length for length, _, _ in parts), types.pop() if len(types) == 1 else np.int32)
+    dtype = types.pop() if len(types) == 1 else np.dtype(np.int32)
+    array = aligned_empty(sum(length for length, _, _ in parts), dtype)
     position = 0
-    for length, dtype, fill in parts:
-        out = array[position : position + length].view(dtype)
+    for length, part_dtype, fill in parts:
+        out = array[position : position + length].view(part_dtype)
         result = fill(out)
         if result is not out:
             out[...] = result

@@ -1,0 +1,200 @@
+"""Exchanges whose kernels run on numpy arrays: the graph calls back into Python between its collectives.
+
+A scheme's generator starts, with the rank, the number of workers and the shapes of the moment, whenever the graph
+runs: elastic training and dynamic shapes need no new trace. The calls are stateless for TensorFlow, because it would
+run stateful ones one after another. Gradients and results are not copied: numpy sees the memory of the tensors, and
+the tensors take over the memory of arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from horovod_quant.kernels.arrays import aligned_empty
+from horovod_quant.kernels.floating_point import ieee_arithmetic
+from horovod_quant.schemes.base import (
+    Allgather,
+    Alltoall,
+    BinaryState,
+    Decoded,
+    Exchange,
+    Gradient,
+    Workers,
+    split_gathered,
+)
+from horovod_quant.tensorflow.collectives import Scope, perform
+from horovod_quant.tensorflow.member import Member
+from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
+
+_RUNS_KEPT = 4
+
+
+class _Run:
+    """One exchange on its way."""
+
+    def __init__(self, exchange: Exchange, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.exchange = exchange
+        self.shapes = shapes
+        self.request: Any = None
+        self.decoded: Decoded | None = None
+        self.undecoded = len(shapes)
+        self.lock = threading.Lock()
+
+
+class CallbackExchange:
+    """The exchange of a group of gradients in one place of a graph.
+
+    Args:
+        members: the gradients.
+        kernels: backend of the kernels.
+        scope: of its collectives.
+        enter: called with a gradient's name, elements and workers when an exchange starts; returns its number.
+        count: called with a gradient's name and the bytes that this worker sends for it.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        kernels: Any,
+        scope: Scope,
+        enter: Callable[[str, int, int], int],
+        count: Callable[[str, float], None],
+    ) -> None:
+        self._members = list(members)
+        self._kernels = kernels
+        self._scope = scope
+        self._enter = enter
+        self._count = count
+        self._tokens = itertools.count()
+        # A run that fails, because a worker died, say, leaves its entry to the next ones to throw away.
+        self._runs: OrderedDict[int, _Run] = OrderedDict()
+
+    def build(self) -> Callable[[int, tf.Tensor], tf.Tensor]:
+        """Makes the operations; returns a function from a member's place and its carrier's output to the result."""
+        collectives = self._members[0].scheme.collectives
+        inputs = [member.tensor for member in self._members]
+        states = [member.state for member in self._members if member.state is not None]
+        for state in states:
+            inputs += [state.momentum.read_value(), state.scale.read_value(), state.step]
+        new_states = [tf.float32] * (2 * len(states))
+        token, array, splits, *updated = self._call(
+            self._start, inputs, [tf.int64, tf.as_dtype(collectives[0].dtype), tf.int32, *new_states]
+        )
+        updates = [
+            variable.assign(tf.reshape(value, variable.shape))
+            for state, *values in zip(states, updated[::2], updated[1::2])
+            for variable, value in zip((state.momentum, state.scale), values)
+        ]
+        with tf.control_dependencies(updates):
+            answer = perform(collectives[0], array, splits, self._scope, 0)
+        for stage, collective in enumerate(collectives[1:], 1):
+            types = [tf.as_dtype(collective.dtype), tf.int32]
+            array, splits = self._call(self._resume, [token, answer], types)
+            answer = perform(collective, array, splits, self._scope, stage)
+
+        def result(place: int, carrier: tf.Tensor) -> tf.Tensor:
+            member = self._members[place]
+
+            def decode(token: np.int64, answer: np.ndarray, carrier: np.ndarray) -> np.ndarray:
+                return self._decode(place, token, answer, carrier)
+
+            (decoded,) = self._call(decode, [token, answer, carrier], [member.tensor.dtype])
+            decoded.set_shape(member.tensor.shape)
+            return decoded
+
+        return result
+
+    def _call(self, function: Callable, inputs: list, types: list[tf.DType]) -> list[tf.Tensor]:
+        def with_ieee_arithmetic(*arrays: np.ndarray) -> Any:
+            with ieee_arithmetic():
+                return function(*arrays)
+
+        outputs = tf.numpy_function(with_ieee_arithmetic, inputs, types, stateful=False)
+        return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+    # ---- when the graph runs ---------------------------------------------------------------------------------
+
+    def _start(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        count = len(self._members)
+        remaining = iter(arrays[count:])
+        process_set = self._scope.process_set
+        workers = Workers(process_set.rank(), process_set.size())
+        gradients, new_states = [], []
+        for member, array in zip(self._members, arrays):
+            state, step = None, None
+            if member.state is not None:
+                new = [_copy(next(remaining)), _copy(next(remaining))]
+                new_states += new
+                state, step = BinaryState(new[0], new[1], member.state.beta), int(next(remaining))
+            number = self._enter(member.name, array.size, workers.size)
+            step = number if step is None else step
+            gradients.append(Gradient(flat_array(array), member.chain, step, state))
+        exchange = member.scheme.exchange(gradients, workers, self._kernels)
+        run = _Run(exchange, [array.shape for array in arrays[:count]])
+        sent = self._advance(run, None)
+        token = next(self._tokens)
+        self._runs[token] = run
+        while len(self._runs) > _RUNS_KEPT:
+            self._runs.popitem(last=False)
+        return [np.array(token), *sent, *new_states]
+
+    def _resume(self, token: np.int64, answer: np.ndarray) -> list[np.ndarray]:
+        run = self._runs[int(token)]
+        return self._advance(run, _answer(run.request, answer))
+
+    def _advance(self, run: _Run, answer: Any) -> list[np.ndarray]:
+        run.request = run.exchange.send(answer)
+        for member, sent in zip(self._members, sent_bytes(run.request, self._scope.process_set.size())):
+            self._count(member.name, sent)
+        splits = run.request.splits if isinstance(run.request, Alltoall) else ()
+        return [run.request.array, np.array(splits, np.int32)]
+
+    def _decode(self, place: int, token: np.int64, answer: np.ndarray, carrier: np.ndarray) -> np.ndarray:
+        run, member = self._runs[int(token)], self._members[place]
+        with run.lock:
+            if run.decoded is None:
+                run.decoded = _finish(run, answer)
+            run.undecoded -= 1
+            if not run.undecoded:
+                del self._runs[int(token)]
+        self._count(member.name, ring_allreduce_bytes(carrier.nbytes, self._scope.process_set.size()))
+        factor = member.factor(carrier.tolist()) / float(run.decoded.active)
+        shape, dtype = run.shapes[place], member.tensor.dtype.as_numpy_dtype
+        out = aligned_empty(int(np.prod(shape)), dtype)
+        run.decoded.write(place, factor, flat_array(out))
+        return out.reshape(shape)
+
+
+def flat_array(array: np.ndarray) -> np.ndarray:
+    """An array's memory, flat; bfloat16 as the uint16 that the kernels take for it."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.view(np.uint16) if flat.dtype == tf.bfloat16.as_numpy_dtype else flat
+
+
+def _copy(array: np.ndarray) -> np.ndarray:
+    copy = aligned_empty(array.size, array.dtype)
+    copy[...] = array.reshape(-1)
+    return copy
+
+
+def _answer(request: Any, array: np.ndarray) -> Any:
+    if isinstance(request, Allgather):
+        return split_gathered(array, request)
+    if isinstance(request, Alltoall):
+        return np.split(array, len(request.splits))
+    return array
+
+
+def _finish(run: _Run, answer: np.ndarray) -> Decoded:
+    try:
+        run.exchange.send(_answer(run.request, answer))
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("a scheme launched more collectives than it declares")

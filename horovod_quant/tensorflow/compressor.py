@@ -1,0 +1,451 @@
+"""The compressors that go into ``hvd.DistributedOptimizer(compression=...)`` and ``hvd.DistributedGradientTape``."""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from horovod_quant import kernels as kernel_backends
+from horovod_quant.frontend import (
+    BaseCompressor,
+    BinSGDMArguments,
+    GlobalQSGDArguments,
+    NUQSGDArguments,
+    QSGDArguments,
+    unnamed,
+)
+from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.schemes.base import Scheme
+from horovod_quant.stats import Stats, Traffic, total_of
+from horovod_quant.tensorflow import optim
+from horovod_quant.tensorflow.callbacks import CallbackExchange
+from horovod_quant.tensorflow.collectives import carrier, is_elastic, scope_of, worker_count
+from horovod_quant.tensorflow.horovod_call import (
+    KERAS_3_REMEDY,
+    HorovodCall,
+    identify,
+    is_keras_3,
+    optimizer_being_made,
+    require_horovod,
+)
+from horovod_quant.tensorflow.member import HeldState, Member
+from horovod_quant.tensorflow.state import Ledger
+from horovod_quant.tensorflow.traced import TracedExchange
+from horovod_quant.traffic import ring_allreduce_bytes
+
+# A carrier in float32, as nearly all are.
+_CARRIER_BYTES = 4 * 17
+
+_FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+
+
+class _Unchanged(NamedTuple):
+    """Context of a gradient that Horovod reduces itself, cast where it cannot take it as it is."""
+
+    dtype: tf.DType
+
+
+class _Carried(NamedTuple):
+    """Context of a gradient that this plugin exchanges, while Horovod reduces its carrier."""
+
+    group: _Group
+    place: int
+    tensor: tf.Tensor
+
+
+class _Group:
+    """Gradients that Horovod was given together: exchanged together, once all are known."""
+
+    def __init__(
+        self, siblings: Sequence[Any], build: Callable[[list[Member], HorovodCall], Callable]
+    ) -> None:
+        self.siblings = siblings
+        self.members: list[Member] = []
+        self._calls: list[HorovodCall] = []
+        self._build = build
+        self._result: Callable[[int, tf.Tensor], tf.Tensor] | None = None
+
+    def add(self, member: Member, call: HorovodCall) -> int:
+        self.members.append(member)
+        self._calls.append(call)
+        return len(self.members) - 1
+
+    def result(self, place: int, output: tf.Tensor) -> tf.Tensor:
+        if self._result is None:
+            self._result = self._build(self.members, self._calls[0])
+        return self._result(place, output)
+
+
+class Compressor(BaseCompressor):
+    """A compressor for Horovod's optimizers and tapes, ``hvd.allreduce`` and ``hvd.grouped_allreduce``.
+
+    One that serves two models counts their variables of the same name together; BinSGDM's serves one optimizer.
+
+    Args:
+        scheme: the scheme and its arguments.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, that the graph calls back;
+            ``"tensorflow"`` for kernels of TensorFlow operations, which run where the gradient is. ``"auto"`` takes
+            these where TensorFlow sees a GPU. Where a shape is not known when the graph is made, and under elastic
+            training, the kernels on the CPU are taken anyway: the bits are the same.
+        named_parameters: pairs of a name and a variable; by default the variables' own names count.
+        group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
+        overlap: always True: TensorFlow starts an exchange as soon as its gradients are there.
+        **common: see `horovod_quant.frontend.BaseCompressor`.
+
+    Raises:
+        ValueError: an argument is out of range.
+        ImportError: Horovod is missing, or was built without TensorFlow.
+    """
+
+    _unbound = (
+        *BaseCompressor._unbound,
+        "_names",
+        "_chains",
+        "_steps",
+        "_ledgers",
+        "_open",
+        "_checked",
+        "_known_names",
+    )
+
+    def __init__(self, scheme: Scheme, **common: Any) -> None:
+        require_horovod()
+        super().__init__(scheme, **common)
+        if not self.overlap:
+            raise ValueError("overlap=False: TensorFlow itself decides when an exchange starts; leave it out")
+
+    # Horovod keeps compressors as keys of a cache: the same one means the same function.
+    __eq__ = object.__eq__
+
+    def __hash__(self) -> int:
+        optimizer = optimizer_being_made()
+        if optimizer is not None:
+            self._welcome(optimizer)
+        return object.__hash__(self)
+
+    def _welcome(self, optimizer: Any) -> None:
+        """Looks at the distributed optimizer that is being made with this compressor."""
+        if is_keras_3(optimizer):
+            raise RuntimeError(KERAS_3_REMEDY)
+        if optim.binsgdm_of(optimizer) is not None:
+            raise ValueError(
+                f"compression={type(self).__name__}(...): the optimizer BinSGDM goes with compression=hvq.BinSGDM()"
+            )
+
+    def _check_kernels(self) -> None:
+        if self._wanted_kernels() != "tensorflow":
+            super()._check_kernels()
+        elif self._kernels == "tensorflow":
+            for scheme in self.policy.schemes:
+                if getattr(scheme, "coding", "fixed") != "fixed":
+                    raise ValueError(
+                        f"coding={scheme.coding!r}: kernels='tensorflow' have no Elias coding; use "  # type: ignore[attr-defined]
+                        f"coding='fixed' or kernels='native'"
+                    )
+
+    def _wanted_kernels(self) -> str:
+        name = self._kernels
+        if name == "auto":
+            name = os.environ.get("HOROVOD_QUANT_KERNELS") or "auto"
+        if name == "auto" and tf.config.list_physical_devices("GPU"):
+            name = "tensorflow"
+        return name
+
+    def _name_parameters(self, named_parameters: Iterable[tuple[str, Any]] | None) -> None:
+        self._names = {variable.ref(): name for name, variable in named_parameters or ()}
+        if self._names:
+            self.policy.check_names(self._names.values())
+
+    def _bind(self) -> None:
+        self._chains: dict[str, KeyChain] = {}
+        self._steps: dict[str, int] = {}
+        self._ledgers: dict[tuple[str, int], Ledger] = {}
+        self._open: _Group | None = None
+        self._known_names: set[tuple[str, ...]] = set()
+        self._checked: Any = weakref.WeakKeyDictionary()  # process set: its size when last checked
+
+    def stats(self) -> Stats:
+        """Bytes that this worker has sent, for each parameter and in total, and what float32 would have sent.
+
+        Raises:
+            RuntimeError: with ``kernels="tensorflow"`` in a TensorFlow 1 graph: there is no default session.
+        """
+        parameters = dict(self._traffic.stats().parameters)
+        for (name, _), ledger in self._ledgers.items():
+            counted, exchanges = parameters.get(name, Traffic(0.0, 0.0)), ledger.exchanges()
+            parameters[name] = Traffic(
+                counted.bytes_sent + exchanges * ledger.bytes_sent,
+                counted.float32_bytes + exchanges * ledger.float32_bytes,
+            )
+        return total_of(parameters)
+
+    # ---- what Horovod calls ----------------------------------------------------------------------------------
+
+    @tf.autograph.experimental.do_not_convert
+    def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Takes a gradient; returns what Horovod shall reduce, and a context for `decompress`.
+
+        Called while a graph is traced, or, for a direct allreduce in eager code, each time.
+
+        Raises:
+            TypeError: the tensor is not of a floating-point type.
+            ValueError: an argument does not fit the number of workers, the variables' names or the operation.
+        """
+        call = identify(tensor)
+        tensor = tf.convert_to_tensor(tensor)
+        name = self._name(call, tensor)
+        self._check(call, name, tensor)
+        elements = _elements(call, tensor)
+        scheme = self.policy.scheme_for(name, 2**62 if elements is None else elements)
+        if scheme is None:
+            return self._pass_through(tensor, name, call)
+        return self._submit(tensor, name, scheme, call)
+
+    @tf.autograph.experimental.do_not_convert
+    def decompress(self, output: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """Takes what Horovod reduced and the context; returns the reduced gradient in its own dtype and shape."""
+        if isinstance(ctx, _Unchanged):
+            return tf.cast(output, ctx.dtype)
+        if isinstance(ctx, _Carried):
+            return _identity_of(ctx.group.result(ctx.place, output), ctx.tensor)
+        return output
+
+    # ---- compress, step by step ------------------------------------------------------------------------------
+
+    def _name(self, call: HorovodCall, tensor: tf.Tensor) -> str:
+        if call.variable is not None and call.variable.ref() in self._names:
+            return self._names[call.variable.ref()]
+        return unnamed(tensor.shape) if call.name is None else call.name
+
+    def _check(self, call: HorovodCall, name: str, tensor: tf.Tensor) -> None:
+        import horovod.tensorflow as hvd
+
+        self._check_process_set(call.process_set)
+        self._check_operation(call.op, (hvd.Average, hvd.Sum), hvd.Adasum)
+        self._check_dtype(name, tensor.dtype, _FLOATS)
+        size = call.process_set.size()
+        if self._checked.get(call.process_set) != size:
+            self.policy.check_workers(size)
+            self._checked[call.process_set] = size
+        if call.all_names and not self._names and call.all_names not in self._known_names:
+            self.policy.check_names(call.all_names)
+            self._known_names.add(call.all_names)
+
+    def _pass_through(self, tensor: tf.Tensor, name: str, call: HorovodCall) -> tuple[tf.Tensor, Any]:
+        # Horovod reduces no bfloat16.
+        sent = tf.cast(tensor, tf.float32) if tensor.dtype is tf.bfloat16 else tensor
+        if self._is_traced(tensor, None):
+            ledger = self._ledger(name, tensor, call)
+            ledger.bytes_sent = ring_allreduce_bytes(
+                sent.dtype.size * tensor.shape.num_elements(), call.process_set.size()
+            )
+            counted = ledger.enter()
+        else:
+
+            def count(size: Any, elements: Any) -> Any:
+                self._enter(name, int(elements), int(size))
+                self._traffic.count(name, ring_allreduce_bytes(sent.dtype.size * int(elements), int(size)))
+                return size
+
+            inputs = [worker_count(call.process_set), tf.size(sent)]
+            counted = tf.numpy_function(count, inputs, tf.int32, stateful=False)
+        with tf.control_dependencies([counted]):
+            named = tf.identity(sent, name=scope_of(call, tensor).tensor_name)
+        return named, _Unchanged(tensor.dtype)
+
+    def _submit(
+        self, tensor: tf.Tensor, name: str, scheme: Scheme, call: HorovodCall
+    ) -> tuple[tf.Tensor, Any]:
+        signs = self._signs(name, tuple(tensor.shape), tensor.dtype.name, scheme)
+        if name not in self._chains:
+            self._chains[name] = KeyChain(self.seed, name)
+        member = Member(
+            tensor,
+            name,
+            scheme,
+            self._chains[name],
+            signs,
+            functools.partial(self._factor, name, signs),
+            self._disagreement(name),
+            self._state(call, name),
+        )
+        group = self._group(call)
+        place = group.add(member, call)
+        dtype = tensor.dtype if call.siblings and tensor.dtype is not tf.bfloat16 else tf.float32
+        return carrier(signs, dtype, scope_of(call, tensor)), _Carried(group, place, tensor)
+
+    def _group(self, call: HorovodCall) -> _Group:
+        if not call.siblings:
+            return _Group((), self._build)
+        if self._open is None or self._open.siblings is not call.siblings:
+            self._open = _Group(call.siblings, self._build)
+        return self._open
+
+    def _build(self, members: list[Member], call: HorovodCall) -> Callable[[int, tf.Tensor], tf.Tensor]:
+        """Makes the exchanges of gradients that Horovod reduces together."""
+        where: dict[int, tuple[Callable, int]] = {}
+        for places in _cut(members, self.group_bytes):
+            own = [members[place] for place in places]
+            result = self._exchange(own, call).build()
+            where.update({place: (result, i) for i, place in enumerate(places)})
+
+        def result_of(place: int, output: tf.Tensor) -> tf.Tensor:
+            result, i = where[place]
+            return result(i, output)
+
+        return result_of
+
+    def _exchange(self, members: list[Member], call: HorovodCall) -> TracedExchange | CallbackExchange:
+        scope = scope_of(call, members[0].tensor)
+        if not all(self._is_traced(member.tensor, member.scheme) for member in members):
+            on_cpu = self._wanted_kernels() != "tensorflow"
+            kernels = kernel_backends.get(self._kernels) if on_cpu else kernel_backends.fastest()
+            return CallbackExchange(members, kernels, scope, self._enter, self._traffic.count)
+        ledgers = [self._ledger(member.name, member.tensor, call) for member in members]
+        for ledger in ledgers:
+            ledger.bytes_sent = ring_allreduce_bytes(_CARRIER_BYTES, call.process_set.size())
+        return TracedExchange(members, scope, ledgers)
+
+    def _is_traced(self, tensor: tf.Tensor, scheme: Scheme | None) -> bool:
+        """Whether the gradient's exchange can be laid down in TensorFlow operations, and shall be."""
+        return (
+            self._wanted_kernels() == "tensorflow"
+            and tensor.shape.is_fully_defined()
+            and not is_elastic()
+            and getattr(scheme, "coding", "fixed") == "fixed"
+        )
+
+    def _enter(self, name: str, elements: int, size: int) -> int:
+        """Counts an exchange that a callback starts; returns its number."""
+        self._traffic.expect(name, ring_allreduce_bytes(4 * elements, size))
+        number = self._steps.get(name, 0)
+        self._steps[name] = number + 1
+        return number
+
+    def _ledger(self, name: str, tensor: tf.Tensor, call: HorovodCall) -> Ledger:
+        key = (name, tensor.shape.num_elements())
+        if key not in self._ledgers:
+            self._ledgers[key] = Ledger()
+        ledger = self._ledgers[key]
+        ledger.float32_bytes = ring_allreduce_bytes(4 * key[1], call.process_set.size())
+        return ledger
+
+    def _state(self, call: HorovodCall, name: str) -> HeldState | None:
+        return None
+
+
+def _elements(call: HorovodCall, tensor: tf.Tensor) -> int | None:
+    """How many a gradient has, by its own shape or its variable's."""
+    shapes = [tensor.shape] if call.variable is None else [tensor.shape, call.variable.shape]
+    return next((shape.num_elements() for shape in shapes if shape.is_fully_defined()), None)
+
+
+def _cut(members: Sequence[Member], group_bytes: int) -> list[list[int]]:
+    """Places of members that share collectives: the same scheme, some bytes together."""
+    groups: list[list[int]] = []
+    open_groups: dict[Scheme, tuple[list[int], int]] = {}
+    for place, member in enumerate(members):
+        own = group_bytes if member.bytes is None else member.bytes
+        group, room = open_groups.get(member.scheme, ([], 0))
+        if own > room:
+            group, room = [], group_bytes
+            groups.append(group)
+        group.append(place)
+        open_groups[member.scheme] = (group, room - own)
+    return groups
+
+
+@tf.custom_gradient
+def _identity_of(result: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    def refuse(upstream: tf.Tensor) -> Any:
+        raise NotImplementedError(
+            "TensorFlow cannot differentiate a quantized allreduce; leave compression out of this call"
+        )
+
+    return tf.identity(result), refuse
+
+
+class QSGD(QSGDArguments, Compressor):
+    """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``): each worker's own norm, uniform levels, an allgather.
+
+    Args:
+        bits, norm, bucket_size, coding: see `horovod_quant.schemes.QSGD`.
+        **common: see `Compressor`.
+    """
+
+
+class NUQSGD(NUQSGDArguments, Compressor):
+    """NUQSGD: each worker's own norm, exponential levels, an allgather.
+
+    Args:
+        bits, norm, bucket_size, coding: see `horovod_quant.schemes.NUQSGD`.
+        **common: see `Compressor`.
+    """
+
+
+class GlobalQSGD(GlobalQSGDArguments, Compressor):
+    """Global-QSGD: one scale for all workers, integers that an allreduce sums.
+
+    Args:
+        bits, norm, levels, bucket_size: see `horovod_quant.schemes.GlobalQSGD`.
+        **common: see `Compressor`.
+    """
+
+
+class BinSGDM(BinSGDMArguments, Compressor):
+    """BinSGDM's 1-bit exchange, for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`.
+
+    Momentum and scale are the optimizer's slot variables; the optimizer's ``beta`` counts. One compressor serves one
+    optimizer.
+
+    Args:
+        beta: None, or the optimizer's ``beta`` once more, to have it checked.
+        optimizer: the optimizer, for ``hvd.DistributedGradientTape``, which does not know it;
+            ``hvd.DistributedOptimizer`` does.
+        **common: see `Compressor`.
+    """
+
+    _unbound = (*Compressor._unbound, "_optimizer")
+
+    def __init__(self, beta: float | None = None, *, optimizer: Any = None, **common: Any) -> None:
+        super().__init__(beta, **common)
+        if optimizer is not None:
+            self._welcome(optimizer)
+
+    def _bind(self) -> None:
+        super()._bind()
+        self._optimizer: weakref.ref | None = None
+
+    def _welcome(self, optimizer: Any) -> None:
+        if is_keras_3(optimizer) and optimizer_being_made() is optimizer:
+            raise RuntimeError(KERAS_3_REMEDY)
+        own = optim.binsgdm_of(optimizer)
+        if own is None:
+            raise ValueError(
+                f"compression=BinSGDM(): it needs the optimizer of the same name, and was used with the optimizer "
+                f"{type(optimizer).__name__}; use "
+                f"hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...)"
+            )
+        known = None if self._optimizer is None else self._optimizer()
+        if known is not None and known is not own:
+            raise ValueError(
+                "compression=BinSGDM(): this compressor serves another optimizer already, whose momentum it knows; "
+                "make one for each"
+            )
+        self._check_beta([own.beta])
+        self._optimizer = weakref.ref(own)
+
+    def _state(self, call: HorovodCall, name: str) -> HeldState:
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is None or call.variable is None:
+            raise ValueError(
+                "compression=BinSGDM(): it needs the optimizer of the same name, and was used with no optimizer; use "
+                "hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...), or with a tape "
+                "BinSGDM(optimizer=...)"
+            )
+        return optimizer.held_state(call.variable)

@@ -1,0 +1,43 @@
+"""One gradient of a group that is exchanged together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.schemes.base import Scheme
+
+
+class HeldState(NamedTuple):
+    """A variable's state for BinSGDM: float32 variables, the decay, and the number of the update (int64)."""
+
+    momentum: tf.Variable
+    scale: tf.Variable
+    beta: float
+    step: tf.Tensor
+
+
+class Member(NamedTuple):
+    """A gradient, and what its exchange needs.
+
+    ``factor`` takes the numbers of the carrier that came back, and raises if the workers meant different gradients;
+    ``disagreement`` is what it says then.
+    """
+
+    tensor: tf.Tensor
+    name: str
+    scheme: Scheme
+    chain: KeyChain
+    signs: Sequence[float]
+    factor: Callable[[Sequence[float]], float]
+    disagreement: str
+    state: HeldState | None = None
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes of the gradient, None where its shape is not known yet."""
+        elements: Any = self.tensor.shape.num_elements()
+        return None if elements is None else elements * self.tensor.dtype.size

@@ -1,0 +1,216 @@
+"""The Keras optimizers of BinSGDM (Peng et al., published as Birder, NeurIPS 2023), of Keras 2 (or tf-keras)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from horovod_quant.frontend import require_beta, require_step_sizes
+from horovod_quant.tensorflow import kernels
+from horovod_quant.tensorflow.member import HeldState
+
+_HAS_KERAS_2 = int(getattr(tf.keras, "__version__", "2").partition(".")[0]) < 3
+
+# Under Keras 3 the classes below exist, so that modules can be imported, and their constructors raise.
+_Optimizer: Any = tf.keras.optimizers.Optimizer if _HAS_KERAS_2 else object
+_LegacyOptimizer: Any = tf.keras.optimizers.legacy.Optimizer if _HAS_KERAS_2 else object
+
+
+class _BinaryUpdate:
+    """What both optimizers do with a variable's momentum and scale."""
+
+    beta: float
+    seed: int
+    iterations: tf.Variable
+
+    def _require_keras_2(self) -> None:
+        if not _HAS_KERAS_2:
+            raise RuntimeError(
+                f"{type(self).__name__} is an optimizer of Keras 2, and TensorFlow has Keras 3 here: install tf-keras "
+                f"and set TF_USE_LEGACY_KERAS=1"
+            )
+
+    def _begin(self, beta: float, seed: int) -> None:
+        require_beta(beta)
+        self.beta = float(beta)
+        self.seed = int(seed)
+        self._exchanged: Any = set()
+
+    def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
+        """A variable's momentum, scale, and place among the optimizer's variables."""
+        raise NotImplementedError
+
+    def held_state(self, variable: Any) -> HeldState:
+        """The state that an exchange of the variable's gradient updates; its updates are exchanged from now on.
+
+        Raises:
+            ValueError: the variable is not one of this optimizer's.
+        """
+        momentum, scale, place = self._state_of(variable)
+        self._exchanged.add(place)
+        return HeldState(momentum, scale, self.beta, tf.cast(self.iterations.read_value(), tf.int64))
+
+    def _step_of_elements(self, gradient: Any, variable: Any) -> tf.Tensor:
+        """+-1 for each element, in the variable's dtype.
+
+        The workers' bits, whatever they were multiplied by on the way (a loss scale, clipping, a sum); or, of a
+        gradient that arrives averaged, random bits with its momentum's odds, the same on every worker.
+        """
+        gradient = tf.convert_to_tensor(gradient)
+        momentum, scale, place = self._state_of(variable)
+        if place in self._exchanged:
+            return tf.cast(tf.where(tf.math.is_nan(gradient), gradient, tf.sign(gradient)), variable.dtype)
+        chain = kernels.KeyChain(self.seed, f"parameter {place}")
+        key = chain.key("alone", tf.cast(self.iterations, tf.int64))
+        words, broken = kernels.binarize(tf.reshape(gradient, [-1]), momentum, scale, self.beta, key)
+        elements = variable.shape.num_elements()
+        bits = kernels.decode_signs(words, 1.0, tf.TensorSpec([elements], variable.dtype))
+        nan = tf.constant(float("nan"), variable.dtype)
+        return tf.reshape(tf.where(tf.reduce_any(broken), nan, bits), variable.shape)
+
+    def _own_config(self) -> dict[str, Any]:
+        return {"beta": self.beta, "seed": self.seed}
+
+
+class BinSGDM(_BinaryUpdate, _Optimizer):
+    """Moves every element of every variable by ``+-learning_rate``, up or down at random with its momentum's odds.
+
+    1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``;
+    2. a bit is +1 with probability ``(1 + momentum / scale) / 2``, else -1;
+    3. ``v = v - learning_rate (bit + weight_decay v)``.
+
+    With ``compression=horovod_quant.tensorflow.BinSGDM()`` steps 1 and 2 happen on each worker with its own gradient,
+    and the workers' bits are averaged and binarized again on the way. Gradients that arrive averaged instead (one
+    worker, small gradients, another compression) go through steps 1 and 2 here, with random bits that are the same
+    on every worker. Momentum and scale are slot variables, saved with the model.
+
+    Args:
+        learning_rate: size of the step of each element; a number or a schedule.
+        beta: decay of momentum and scale.
+        weight_decay: decoupled weight decay; None for none.
+        seed: of the random bits.
+        name: of the optimizer.
+        **kwargs: see ``tf.keras.optimizers.Optimizer``.
+
+    Raises:
+        ValueError: an argument is out of range.
+        RuntimeError: TensorFlow has Keras 3.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 1e-3,
+        beta: float = 0.95,
+        weight_decay: float | None = None,
+        seed: int = 0,
+        name: str = "BinSGDM",
+        **kwargs: Any,
+    ) -> None:
+        self._require_keras_2()
+        require_step_sizes(weight_decay=weight_decay or 0.0)
+        super().__init__(name=name, weight_decay=weight_decay, **kwargs)
+        self._begin(beta, seed)
+        self._learning_rate = self._build_learning_rate(learning_rate)
+
+    def build(self, var_list: Any) -> None:
+        super().build(var_list)
+        if getattr(self, "_momenta", None):
+            return
+        self._momenta: list[tf.Variable] = []
+        self._scales: list[tf.Variable] = []
+        for variable in var_list:
+            for name, variables in (("momentum", self._momenta), ("scale", self._scales)):
+                variables.append(
+                    self.add_variable(variable.shape, tf.float32, name=f"{variable._shared_name}/{name}")
+                )
+
+    def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
+        place = self._index_dict.get(self._var_key(variable)) if hasattr(self, "_momenta") else None
+        if place is None:
+            raise ValueError(
+                f"{variable.name} is not one of this optimizer's variables; call its build() first"
+            )
+        return self._momenta[place], self._scales[place], place
+
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        rate = tf.cast(self.learning_rate, variable.dtype)
+        variable.assign_sub(rate * self._step_of_elements(gradient, variable))
+
+    def get_config(self) -> dict[str, Any]:
+        rate = self._serialize_hyperparameter(self._learning_rate)
+        return {**super().get_config(), "learning_rate": rate, **self._own_config()}
+
+
+class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
+    """`BinSGDM` as an optimizer of ``tf.keras.optimizers.legacy``, which Horovod's warm-up callback needs.
+
+    Args:
+        learning_rate, beta, seed, name: as there.
+        weight_decay: decoupled weight decay.
+        **kwargs: see ``tf.keras.optimizers.legacy.Optimizer``.
+
+    Raises:
+        ValueError: an argument is out of range.
+        RuntimeError: TensorFlow has Keras 3.
+    """
+
+    _HAS_AGGREGATE_GRAD = True
+
+    def __init__(
+        self,
+        learning_rate: Any = 1e-3,
+        beta: float = 0.95,
+        weight_decay: float = 0.0,
+        seed: int = 0,
+        name: str = "LegacyBinSGDM",
+        **kwargs: Any,
+    ) -> None:
+        self._require_keras_2()
+        require_step_sizes(weight_decay=weight_decay)
+        super().__init__(name, **kwargs)
+        self._begin(beta, seed)
+        self.weight_decay = float(weight_decay)
+        self._set_hyper("learning_rate", kwargs.get("lr", learning_rate))
+        self._set_hyper("decay", self._initial_decay)
+
+    def _create_slots(self, var_list: Any) -> None:
+        self._places = {variable.ref(): place for place, variable in enumerate(var_list)}
+        for variable in var_list:
+            if variable.dtype.base_dtype != tf.float32:
+                raise ValueError(
+                    f"{variable.name} is {variable.dtype.name}: LegacyBinSGDM takes float32 variables; use BinSGDM"
+                )
+            for name in ("momentum", "scale"):
+                self.add_slot(variable, name)
+
+    def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
+        if variable.ref() not in getattr(self, "_places", {}):
+            self._create_all_weights([variable])
+        return (
+            self.get_slot(variable, "momentum"),
+            self.get_slot(variable, "scale"),
+            self._places[variable.ref()],
+        )
+
+    def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> tf.Operation:
+        rate = self._decayed_lr(var.dtype.base_dtype)
+        step = rate * self._step_of_elements(grad, var)
+        return var.assign(var * (1 - rate * self.weight_decay) - step, use_locking=self._use_locking)
+
+    def _resource_apply_sparse(
+        self, grad: Any, var: Any, indices: Any, apply_state: Any = None
+    ) -> tf.Operation:
+        dense = tf.IndexedSlices(grad, indices, tf.shape(var))
+        return self._resource_apply_dense(dense, var)
+
+    def get_config(self) -> dict[str, Any]:
+        rates = {name: self._serialize_hyperparameter(name) for name in ("learning_rate", "decay")}
+        return {**super().get_config(), **rates, "weight_decay": self.weight_decay, **self._own_config()}
+
+
+def binsgdm_of(optimizer: Any) -> Any:
+    """The BinSGDM optimizer that ``optimizer`` is, or wraps (a loss scale); None if there is none."""
+    while optimizer is not None and not isinstance(optimizer, _BinaryUpdate):
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return optimizer

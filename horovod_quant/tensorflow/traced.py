@@ -1,0 +1,84 @@
+"""Exchanges whose kernels are TensorFlow operations: the scheme's generator runs once, while the graph is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Workers
+from horovod_quant.tensorflow import kernels
+from horovod_quant.tensorflow.collectives import Scope, perform
+from horovod_quant.tensorflow.member import Member
+from horovod_quant.tensorflow.state import Ledger
+from horovod_quant.traffic import sent_bytes
+
+
+class TracedExchange:
+    """The exchange of a group of gradients in one place of a graph, for the number of workers of the moment.
+
+    Args:
+        members: the gradients; their shapes are known.
+        scope: of its collectives.
+        ledgers: where each member's exchanges are counted.
+    """
+
+    def __init__(self, members: Sequence[Member], scope: Scope, ledgers: Sequence[Ledger]) -> None:
+        self._members = list(members)
+        self._scope = scope
+        self._ledgers = list(ledgers)
+
+    def build(self) -> Callable[[int, tf.Tensor], tf.Tensor]:
+        """Makes the operations; returns a function from a member's place and its carrier's output to the result."""
+        process_set = self._scope.process_set
+        scheme, rank, size = self._members[0].scheme, process_set.rank(), process_set.size()
+        collectives = scheme.collectives
+        gradients = [_gradient(member, ledger) for member, ledger in zip(self._members, self._ledgers)]
+        exchange = scheme.exchange(gradients, Workers(rank, size), kernels)
+        request = next(exchange)
+        for stage, collective in enumerate(collectives):
+            for ledger, sent in zip(self._ledgers, sent_bytes(request, size)):
+                ledger.bytes_sent += sent
+            splits = tf.constant(request.splits, tf.int32) if isinstance(request, Alltoall) else None
+            output = perform(collective, request.array, splits, self._scope, stage)
+            try:
+                request = exchange.send(_answer(request, output, rank, size))
+            except StopIteration as stop:
+                decoded = stop.value
+
+        def result(place: int, carrier: tf.Tensor) -> tf.Tensor:
+            member = self._members[place]
+            factor = _factor(member, carrier) / tf.cast(decoded.active, tf.float64)
+            target = tf.TensorSpec([gradients[place].elements], member.tensor.dtype)
+            return tf.reshape(decoded.write(place, factor, target), member.tensor.shape)
+
+        return result
+
+
+def _gradient(member: Member, ledger: Ledger) -> Gradient:
+    number: Any = ledger.enter()
+    values: Any = tf.reshape(member.tensor, [-1])
+    chain: Any = kernels.KeyChain(member.chain.seed, member.chain.name)
+    if member.state is None:
+        return Gradient(values, chain, number)
+    held: Any = member.state
+    return Gradient(values, chain, held.step, BinaryState(held.momentum, held.scale, held.beta))
+
+
+def _answer(request: Any, output: tf.Tensor, rank: int, size: int) -> Any:
+    if isinstance(request, Allgather):
+        lengths = [request.array.shape[0]] * size if request.lengths is None else list(request.lengths)
+        return tf.split(tf.ensure_shape(output, [sum(lengths)]), lengths)
+    if isinstance(request, Alltoall):
+        own = request.splits[rank]
+        return tf.split(tf.ensure_shape(output, [size * own]), [own] * size)
+    return tf.ensure_shape(output, request.array.shape)
+
+
+def _factor(member: Member, carrier: tf.Tensor) -> tf.Tensor:
+    """What Horovod has multiplied the sum over the workers by; NaN, besides the error, where they disagree."""
+    values = tf.cast(carrier, tf.float64)
+    agreed = tf.reduce_all(tf.equal(values[1:], values[0] * tf.constant(member.signs, tf.float64)))
+    with tf.control_dependencies([tf.debugging.Assert(agreed, [member.disagreement])]):
+        return tf.where(agreed, values[0], tf.constant(float("nan"), tf.float64))
