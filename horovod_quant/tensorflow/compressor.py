@@ -232,9 +232,10 @@ class Compressor(BaseCompressor):
         if self._checked.get(call.process_set) != size:
             self.policy.check_workers(size)
             self._checked[call.process_set] = size
-        if call.all_names and not self._names and call.all_names not in self._known_names:
-            self.policy.check_names(call.all_names)
-            self._known_names.add(call.all_names)
+        names = tuple(variable.name for variable in call.variables)
+        if names and not self._names and names not in self._known_names:
+            self.policy.check_names(names)
+            self._known_names.add(names)
 
     def _pass_through(self, tensor: tf.Tensor, name: str, call: HorovodCall) -> tuple[tf.Tensor, Any]:
         # Horovod reduces no bfloat16.
@@ -261,7 +262,9 @@ class Compressor(BaseCompressor):
     def _submit(
         self, tensor: tf.Tensor, name: str, scheme: Scheme, call: HorovodCall
     ) -> tuple[tf.Tensor, Any]:
-        signs = self._signs(name, tuple(tensor.shape), tensor.dtype.name, scheme)
+        # Where Horovod uses generic names, the variables' may differ between workers.
+        common_name = name if call.operation is None else call.name
+        signs = self._signs(str(common_name), tuple(tensor.shape), tensor.dtype.name, scheme)
         if name not in self._chains:
             self._chains[name] = KeyChain(self.seed, name)
         member = Member(
@@ -448,4 +451,4 @@ class BinSGDM(BinSGDMArguments, Compressor):
                 "hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...), or with a tape "
                 "BinSGDM(optimizer=...)"
             )
-        return optimizer.held_state(call.variable)
+        return optimizer.held_state(call.variable, call.variables)

@@ -44,7 +44,7 @@ class HorovodCall(NamedTuple):
         process_set: where it reduces.
         ignore_name_scope: whether TensorFlow's name scopes stay out of the operation's name.
         siblings: the tensors of a grouped allreduce, in order; empty without one.
-        all_names: of all variables whose gradients are being reduced; empty in a direct allreduce.
+        variables: all whose gradients are being reduced, or that stay local; empty in a direct allreduce.
     """
 
     variable: Any = None
@@ -54,7 +54,7 @@ class HorovodCall(NamedTuple):
     process_set: Any = None
     ignore_name_scope: bool = False
     siblings: Sequence[Any] = ()
-    all_names: tuple[str, ...] = ()
+    variables: tuple[Any, ...] = ()
 
 
 def identify(tensor: Any) -> HorovodCall:
@@ -65,15 +65,17 @@ def identify(tensor: Any) -> HorovodCall:
         ValueError: it is one that is not supported.
     """
     call, position = None, None
-    for function, variables in _horovod_frames():
+    for function, local in _horovod_frames():
         if call is None:
-            call = _reduction(function, variables, tensor)
+            call = _reduction(function, local, tensor)
         elif function == "allreduce_grads":
-            position = _position(tensor, variables["grads"])
+            position = _position(tensor, local["grads"])
         elif position is not None and function in _CALLERS_WITH_VARIABLES:
-            reduced = variables[_CALLERS_WITH_VARIABLES[function]]
-            names = tuple(variable.name for variable in reduced)
-            return call._replace(variable=reduced[position], name=names[position], all_names=names)
+            reduced = tuple(local[_CALLERS_WITH_VARIABLES[function]])
+            call = call._replace(variable=reduced[position], name=reduced[position].name, variables=reduced)
+            position = None
+        elif call.variable is not None and function == "_allreduce":
+            call = call._replace(variables=tuple(local["vars"]))
     if call is None:
         raise RuntimeError(
             "horovod_quant cannot tell which gradient this is: the caller of compress() is no function of Horovod "
@@ -92,23 +94,23 @@ def _horovod_frames() -> Iterator[tuple[str, dict[str, Any]]]:
         frame = frame.f_back
 
 
-def _reduction(function: str, variables: dict[str, Any], tensor: Any) -> HorovodCall | None:
+def _reduction(function: str, local: dict[str, Any], tensor: Any) -> HorovodCall | None:
     if function in ("reducescatter", "grouped_reducescatter"):
         raise ValueError(
             f"compression= of {function}: horovod_quant compresses allreduce only; leave compression out there"
         )
     if function not in ("allreduce", "grouped_allreduce"):
         return None
-    siblings, name = variables.get("tensors", ()), variables["name"]
+    siblings, name = local.get("tensors", ()), local["name"]
     if function == "grouped_allreduce":
         name = f"{name or 'grouped'}.{_position(tensor, siblings)}"
     return HorovodCall(
         None,
         name,
-        variables["name"],
-        variables["op"],
-        variables["process_set"],
-        variables["ignore_name_scope"],
+        local["name"],
+        local["op"],
+        local["process_set"],
+        local["ignore_name_scope"],
         siblings,
     )
 
@@ -123,9 +125,9 @@ def optimizer_being_made() -> Any:
     Horovod keeps a cache with the compressor in its keys. That is the only time that Horovod touches the compressor
     of an optimizer that will never average (Keras 3), and the first time for all others.
     """
-    for function, variables in _horovod_frames():
-        if function == "__init__" and hasattr(variables.get("self"), "apply_gradients"):
-            return variables["self"]
+    for function, local in _horovod_frames():
+        if function == "__init__" and hasattr(local.get("self"), "apply_gradients"):
+            return local["self"]
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -41,12 +42,22 @@ class _BinaryUpdate:
         """A variable's momentum, scale, and place among the optimizer's variables."""
         raise NotImplementedError
 
-    def held_state(self, variable: Any) -> HeldState:
+    def _create_state(self, variables: Sequence[Any]) -> None:
+        """Makes the state of the optimizer's variables, if there is none yet."""
+        raise NotImplementedError
+
+    def held_state(self, variable: Any, variables: Sequence[Any]) -> HeldState:
         """The state that an exchange of the variable's gradient updates; its updates are exchanged from now on.
+
+        Args:
+            variable: whose gradient is exchanged.
+            variables: all that the optimizer will update, should it not know them yet.
 
         Raises:
             ValueError: the variable is not one of this optimizer's.
         """
+        with tf.init_scope():
+            self._create_state(variables)
         momentum, scale, place = self._state_of(variable)
         self._exchanged.add(place)
         return HeldState(momentum, scale, self.beta, tf.cast(self.iterations.read_value(), tf.int64))
@@ -125,6 +136,10 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
                     self.add_variable(variable.shape, tf.float32, name=f"{variable._shared_name}/{name}")
                 )
 
+    def _create_state(self, variables: Sequence[Any]) -> None:
+        if not hasattr(self, "_momenta"):
+            self.build(variables)
+
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
         place = self._index_dict.get(self._var_key(variable)) if hasattr(self, "_momenta") else None
         if place is None:
@@ -171,12 +186,16 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
         super().__init__(name, **kwargs)
         self._begin(beta, seed)
         self.weight_decay = float(weight_decay)
+        self._places: dict[Any, int] = {}
         self._set_hyper("learning_rate", kwargs.get("lr", learning_rate))
         self._set_hyper("decay", self._initial_decay)
 
+    def _create_state(self, variables: Sequence[Any]) -> None:
+        self._create_all_weights(variables)
+
     def _create_slots(self, var_list: Any) -> None:
-        self._places = {variable.ref(): place for place, variable in enumerate(var_list)}
         for variable in var_list:
+            self._places.setdefault(variable.ref(), len(self._places))
             if variable.dtype.base_dtype != tf.float32:
                 raise ValueError(
                     f"{variable.name} is {variable.dtype.name}: LegacyBinSGDM takes float32 variables; use BinSGDM"
@@ -185,8 +204,8 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
                 self.add_slot(variable, name)
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
-        if variable.ref() not in getattr(self, "_places", {}):
-            self._create_all_weights([variable])
+        if variable.ref() not in self._places:
+            raise ValueError(f"{variable.name} is not one of this optimizer's variables")
         return (
             self.get_slot(variable, "momentum"),
             self.get_slot(variable, "scale"),
