@@ -96,7 +96,9 @@ class GatheredScheme(Scheme):
             4 * (norm_at[i + 1] - norm_at[i] + word_at[i + 1] - word_at[i]) for i in range(len(gradients))
         ]
 
-        payloads = yield Allgather(payload, sizes)
+        # An empty array does not tell how many there are.
+        lengths = None if norm_at[-1] else [0] * workers.size
+        payloads = yield Allgather(payload, sizes, lengths)
 
         def write(i: int, factor: float, out: Any) -> Any:
             all_words = [p[norm_at[-1] + word_at[i] : norm_at[-1] + word_at[i + 1]] for p in payloads]

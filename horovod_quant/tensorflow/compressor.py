@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from horovod_quant import kernels as kernel_backends
@@ -34,7 +35,7 @@ from horovod_quant.tensorflow.horovod_call import (
     require_horovod,
 )
 from horovod_quant.tensorflow.member import HeldState, Member
-from horovod_quant.tensorflow.state import Ledger
+from horovod_quant.tensorflow.state import Ledger, home
 from horovod_quant.tensorflow.traced import TracedExchange
 from horovod_quant.traffic import ring_allreduce_bytes
 
@@ -108,6 +109,7 @@ class Compressor(BaseCompressor):
         "_chains",
         "_steps",
         "_ledgers",
+        "_optimizers",
         "_open",
         "_checked",
         "_known_names",
@@ -130,6 +132,7 @@ class Compressor(BaseCompressor):
 
     def _welcome(self, optimizer: Any) -> None:
         """Looks at the distributed optimizer that is being made with this compressor."""
+        self._optimizers.add(optimizer)
         if is_keras_3(optimizer):
             raise RuntimeError(KERAS_3_REMEDY)
         if optim.binsgdm_of(optimizer) is not None:
@@ -164,7 +167,8 @@ class Compressor(BaseCompressor):
     def _bind(self) -> None:
         self._chains: dict[str, KeyChain] = {}
         self._steps: dict[str, int] = {}
-        self._ledgers: dict[tuple[str, int], Ledger] = {}
+        self._ledgers: dict[tuple[str, int, Any], Ledger] = {}
+        self._optimizers: Any = weakref.WeakSet()
         self._open: _Group | None = None
         self._known_names: set[tuple[str, ...]] = set()
         self._checked: Any = weakref.WeakKeyDictionary()  # process set: its size when last checked
@@ -176,7 +180,7 @@ class Compressor(BaseCompressor):
             RuntimeError: with ``kernels="tensorflow"`` in a TensorFlow 1 graph: there is no default session.
         """
         parameters = dict(self._traffic.stats().parameters)
-        for (name, _), ledger in self._ledgers.items():
+        for (name, *_), ledger in self._ledgers.items():
             counted, exchanges = parameters.get(name, Traffic(0.0, 0.0)), ledger.exchanges()
             parameters[name] = Traffic(
                 counted.bytes_sent + exchanges * ledger.bytes_sent,
@@ -197,6 +201,8 @@ class Compressor(BaseCompressor):
             ValueError: an argument does not fit the number of workers, the variables' names or the operation.
         """
         call = identify(tensor)
+        if call.is_export:
+            return tensor, None
         tensor = tf.convert_to_tensor(tensor)
         name = self._name(call, tensor)
         self._check(call, name, tensor)
@@ -212,7 +218,7 @@ class Compressor(BaseCompressor):
         if isinstance(ctx, _Unchanged):
             return tf.cast(output, ctx.dtype)
         if isinstance(ctx, _Carried):
-            return _identity_of(ctx.group.result(ctx.place, output), ctx.tensor)
+            return _without_gradient(ctx.group.result(ctx.place, output), ctx.tensor)
         return output
 
     # ---- compress, step by step ------------------------------------------------------------------------------
@@ -245,19 +251,28 @@ class Compressor(BaseCompressor):
             ledger.bytes_sent = ring_allreduce_bytes(
                 sent.dtype.size * tensor.shape.num_elements(), call.process_set.size()
             )
-            counted = ledger.enter()
+            with tf.control_dependencies([ledger.enter()]):
+                sent = tf.identity(sent)
         else:
-
-            def count(size: Any, elements: Any) -> Any:
-                self._enter(name, int(elements), int(size))
-                self._traffic.count(name, ring_allreduce_bytes(sent.dtype.size * int(elements), int(size)))
-                return size
-
-            inputs = [worker_count(call.process_set), tf.size(sent)]
-            counted = tf.numpy_function(count, inputs, tf.int32, stateful=False)
-        with tf.control_dependencies([counted]):
-            named = tf.identity(sent, name=scope_of(call, tensor).tensor_name)
+            sent = self._counted(sent, name, call)
+        named = tf.identity(sent, name=scope_of(call, tensor).tensor_name)
         return named, _Unchanged(tensor.dtype)
+
+    def _counted(self, sent: tf.Tensor, name: str, call: HorovodCall) -> tf.Tensor:
+        """``sent``, with a call back that counts it when the graph runs."""
+        item_bytes = sent.dtype.size
+
+        def count(size: Any, elements: Any) -> Any:
+            self._enter(name, int(elements), int(size))
+            self._traffic.count(name, ring_allreduce_bytes(item_bytes * int(elements), int(size)))
+            return np.array([0, elements], np.int32)
+
+        # A stateless call is made only if its result is used, and a stateful one would wait for all before it. A
+        # slice of the whole tensor copies nothing.
+        inputs = [worker_count(call.process_set), tf.size(sent)]
+        bounds = tf.ensure_shape(tf.numpy_function(count, inputs, tf.int32, stateful=False), [2])
+        whole = tf.slice(tf.reshape(sent, [-1]), bounds[:1], bounds[1:])
+        return tf.ensure_shape(tf.reshape(whole, tf.shape(sent)), sent.shape)
 
     def _submit(
         self, tensor: tf.Tensor, name: str, scheme: Scheme, call: HorovodCall
@@ -331,12 +346,19 @@ class Compressor(BaseCompressor):
         return number
 
     def _ledger(self, name: str, tensor: tf.Tensor, call: HorovodCall) -> Ledger:
-        key = (name, tensor.shape.num_elements())
+        key = (name, tensor.shape.num_elements(), home())
         if key not in self._ledgers:
             self._ledgers[key] = Ledger()
+            self._track(self._ledgers[key])
         ledger = self._ledgers[key]
         ledger.float32_bytes = ring_allreduce_bytes(4 * key[1], call.process_set.size())
         return ledger
+
+    def _track(self, ledger: Ledger) -> None:
+        """Makes the optimizers own a variable that their functions use: else they could not be saved."""
+        for optimizer in self._optimizers:
+            known = getattr(optimizer, "_horovod_quant_exchanges", ())
+            optimizer._horovod_quant_exchanges = [*known, ledger.variable]
 
     def _state(self, call: HorovodCall, name: str) -> HeldState | None:
         return None
@@ -363,14 +385,11 @@ def _cut(members: Sequence[Member], group_bytes: int) -> list[list[int]]:
     return groups
 
 
-@tf.custom_gradient
-def _identity_of(result: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    def refuse(upstream: tf.Tensor) -> Any:
-        raise NotImplementedError(
-            "TensorFlow cannot differentiate a quantized allreduce; leave compression out of this call"
-        )
-
-    return tf.identity(result), refuse
+def _without_gradient(result: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+    """``result``, tied to ``gradient`` for automatic differentiation, which is refused rather than silently zero."""
+    tied, _ = tf.identity_n([result, gradient])
+    message = "a quantized allreduce cannot be differentiated; leave compression out of this call"
+    return tf.raw_ops.PreventGradient(input=tied, message=message)
 
 
 class QSGD(QSGDArguments, Compressor):
@@ -427,6 +446,7 @@ class BinSGDM(BinSGDMArguments, Compressor):
     def _welcome(self, optimizer: Any) -> None:
         if is_keras_3(optimizer) and optimizer_being_made() is optimizer:
             raise RuntimeError(KERAS_3_REMEDY)
+        self._optimizers.add(optimizer)
         own = optim.binsgdm_of(optimizer)
         if own is None:
             raise ValueError(

@@ -45,6 +45,7 @@ class HorovodCall(NamedTuple):
         ignore_name_scope: whether TensorFlow's name scopes stay out of the operation's name.
         siblings: the tensors of a grouped allreduce, in order; empty without one.
         variables: all whose gradients are being reduced, or that stay local; empty in a direct allreduce.
+        is_export: whether no optimizer or tape asks: TensorFlow saves Horovod's function with a model.
     """
 
     variable: Any = None
@@ -55,6 +56,7 @@ class HorovodCall(NamedTuple):
     ignore_name_scope: bool = False
     siblings: Sequence[Any] = ()
     variables: tuple[Any, ...] = ()
+    is_export: bool = False
 
 
 def identify(tensor: Any) -> HorovodCall:
@@ -81,7 +83,7 @@ def identify(tensor: Any) -> HorovodCall:
             "horovod_quant cannot tell which gradient this is: the caller of compress() is no function of Horovod "
             "that it knows"
         )
-    return call
+    return call if position is None else call._replace(is_export=True)
 
 
 def _horovod_frames() -> Iterator[tuple[str, dict[str, Any]]]:

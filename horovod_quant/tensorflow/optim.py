@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ class _BinaryUpdate:
         Raises:
             ValueError: the variable is not one of this optimizer's.
         """
-        with tf.init_scope():
+        with tf.init_scope(), tf.compat.v1.name_scope(None):
             self._create_state(variables)
         momentum, scale, place = self._state_of(variable)
         self._exchanged.add(place)
@@ -126,7 +127,7 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
 
     def build(self, var_list: Any) -> None:
         super().build(var_list)
-        if getattr(self, "_momenta", None):
+        if hasattr(self, "_momenta"):
             return
         self._momenta: list[tf.Variable] = []
         self._scales: list[tf.Variable] = []
@@ -135,6 +136,7 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
                 variables.append(
                     self.add_variable(variable.shape, tf.float32, name=f"{variable._shared_name}/{name}")
                 )
+        self._built = True
 
     def _create_state(self, variables: Sequence[Any]) -> None:
         if not hasattr(self, "_momenta"):
@@ -233,3 +235,20 @@ def binsgdm_of(optimizer: Any) -> Any:
     while optimizer is not None and not isinstance(optimizer, _BinaryUpdate):
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return optimizer
+
+
+def restore_from_saved_model(model: Any, path: Any) -> None:
+    """Gives a model the optimizer state that its SavedModel holds, momentum and scale included.
+
+    Keras restores no optimizer's state from the SavedModel format (it does from ``.h5``): call this after
+    ``load_model``.
+
+    Args:
+        model: the loaded model, compiled, with the optimizer that it was saved with.
+        path: folder of the SavedModel.
+    """
+    optimizer = model.optimizer
+    create = optimizer._create_all_weights if hasattr(optimizer, "_create_all_weights") else optimizer.build
+    create(model.trainable_variables)
+    prefix = os.path.join(str(path), "variables", "variables")
+    tf.train.Checkpoint(root=model).read(prefix).expect_partial()

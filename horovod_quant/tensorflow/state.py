@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any, Callable
+
 import tensorflow as tf
+
+
+def home() -> Any:
+    """Where variables live that are made now: None for TensorFlow 2's, else the graph of TensorFlow 1."""
+    with tf.init_scope():
+        return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 class Ledger:
@@ -14,30 +23,39 @@ class Ledger:
     Attributes:
         bytes_sent: by one worker in one exchange.
         float32_bytes: what float32 would have sent.
+        variable: the count.
     """
 
     def __init__(self) -> None:
         self.bytes_sent = self.float32_bytes = 0.0
-        with tf.init_scope():
-            self._count = tf.compat.v1.Variable(
-                tf.zeros([], tf.int64),
-                trainable=False,
-                collections=[],
-                use_resource=True,
-                name="horovod_quant_exchanges",
-            )
-            self._read = None if tf.executing_eagerly() else self._value()
+        self.variable: tf.Variable
+        self._read: tf.Tensor | None = None  # made early: TensorFlow 1's graphs may be finalized
+        if home() is None:
+            _in_another_thread(self._make)
+        else:
+            with tf.init_scope():
+                self._make()
+                self._read = self._value()
+
+    def _make(self) -> None:
+        self.variable = tf.compat.v1.Variable(
+            tf.zeros([], tf.int64),
+            trainable=False,
+            collections=[],
+            use_resource=True,
+            name="horovod_quant_exchanges",
+        )
 
     def _value(self) -> tf.Tensor:
-        if tf.executing_eagerly():
-            return self._count.read_value()
+        if home() is None:
+            return self.variable.read_value()
         zero = tf.zeros([], tf.int64)
-        return tf.cond(self._count.is_initialized(), self._count.read_value, lambda: zero)
+        return tf.cond(self.variable.is_initialized(), self.variable.read_value, lambda: zero)
 
     def enter(self) -> tf.Tensor:
         """Counts an exchange; returns its number from 0, int64."""
         before = self._value()
-        with tf.control_dependencies([self._count.assign(before + 1)]):
+        with tf.control_dependencies([self.variable.assign(before + 1)]):
             return tf.identity(before)
 
     def exchanges(self) -> int:
@@ -47,8 +65,15 @@ class Ledger:
             RuntimeError: TensorFlow 1's graphs keep their variables in a session, and there is no default one.
         """
         if self._read is None:
-            return int(self._count.numpy())
+            return int(self.variable.numpy())
         session = tf.compat.v1.get_default_session()
         if session is None:
             raise RuntimeError("stats(): call it within `with session.as_default():`")
         return int(session.run(self._read))
+
+
+def _in_another_thread(function: Callable[[], None]) -> None:
+    """A function that is traced a second time forbids new variables in its thread, whatever they are for."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()

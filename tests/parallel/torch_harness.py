@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 
 import horovod_quant.torch as hvq
-from horovod_quant import simulator
-from horovod_quant.schemes.base import BinaryState
 
 Batch = Callable[[torch.nn.Module, int], torch.Tensor]
 """Gives the loss of a model in a step, with this rank's own data."""
@@ -71,41 +68,24 @@ def assert_same_on_all_ranks(tensors: Sequence[torch.Tensor], what: str, process
     assert all(other == everyone[0] for other in everyone), f"{what} differ between ranks"
 
 
-class Oracle:
-    """Predicts the gradients that a compressor delivers, from the raw gradients of all ranks."""
+class TorchOracle:
+    """`Oracle` for tensors of one process set."""
 
     def __init__(self, compressor: hvq.Compressor, process_set: Any = None, beta: float = 0.95) -> None:
-        self.compressor = compressor
-        self.process_set = process_set or hvd.global_process_set
-        self.beta = beta
-        self._steps: dict[str, int] = {}
-        self._states: dict[str, list[list[BinaryState]]] = {}
+        self._oracle = TorchOracle(compressor, beta)
+        self._process_set = process_set or hvd.global_process_set
 
     def expected(self, raw: dict[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor | None]:
         """``factor`` times the sum of every gradient; None for gradients that Horovod reduces itself."""
-        own = {name: gradient.detach().double().numpy().reshape(-1) for name, gradient in raw.items()}
-        everyone = gather_objects(own, self.process_set)
-        return {name: self._one(name, everyone, gradient, factor) for name, gradient in raw.items()}
-
-    def _one(self, name: str, everyone: list[Any], like: torch.Tensor, factor: float) -> torch.Tensor | None:
-        scheme = self.compressor.policy.scheme_for(name, like.numel())
-        if scheme is None:
-            return None
-        step = self._steps.get(name, 0)
-        self._steps[name] = step + 1
-        zeros = [np.zeros((2, like.numel()), np.float32) for _ in everyone]
-        self._states.setdefault(name, [[BinaryState(m, s, self.beta)] for m, s in zeros])
-        result = simulator.run(
-            scheme,
-            [rank[name] for rank in everyone],
-            seed=self.compressor.seed,
-            names=[name],
-            step=step,
-            factor=factor,
-            states=self._states[name],
-            kernels="numpy",
-        )
-        return torch.from_numpy(result.decoded[0][0]).reshape(like.shape).to(like.dtype)
+        own = {name: gradient.detach().double().numpy() for name, gradient in raw.items()}
+        everyone = gather_objects(own, self._process_set)
+        expected: dict[str, torch.Tensor | None] = {}
+        for name, like in raw.items():
+            decoded = self._oracle.expected(everyone, name, factor)
+            expected[name] = (
+                None if decoded is None else torch.from_numpy(decoded).reshape(like.shape).to(like.dtype)
+            )
+        return expected
 
 
 def assert_bits_equal(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
@@ -153,7 +133,7 @@ def train_and_compare(
     if not named:
         assert isinstance(optimizer._parameter_names, dict)
         names = {optimizer._parameter_names[p]: p for p in model.parameters()}
-    oracle = Oracle(compressor, process_set)
+    oracle = TorchOracle(compressor, process_set)
     member = process_set is None or process_set.included()
     for step in range(steps):
         twin = copy.deepcopy(model)

@@ -15,7 +15,7 @@ import torch.utils.checkpoint
 from torch_harness import (
     METHODS,
     VARIANTS,
-    Oracle,
+    TorchOracle,
     assert_bits_equal,
     assert_same_on_all_ranks,
     base_optimizer,
@@ -207,7 +207,7 @@ def two_optimizers(make: Any) -> None:
             hvd.DistributedOptimizer(base_optimizer(c, m.parameters()), n, compression=c)
             for c, m, n in zip(compressors, models, named)
         ]
-        oracles = [Oracle(compressor) for compressor in compressors]
+        oracles = [TorchOracle(compressor) for compressor in compressors]
         for step in range(2):
             for optimizer in optimizers:
                 optimizer.zero_grad()
@@ -262,7 +262,7 @@ def direct_calls(make: Any) -> None:
             lambda: hvd.allreduce(torch.ones(2000), compression=compressor), ValueError
         )
         return
-    oracle = Oracle(compressor)
+    oracle = TorchOracle(compressor)
     for _ in range(2):
         given = [rank_data(i, 40, 50) for i in range(3)]
         kept = [tensor.clone() for tensor in given]

@@ -1,0 +1,182 @@
+"""Records what compressors take and give inside Horovod's graphs, and compares it with the simulator, bit for bit."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from oracle import Oracle
+
+import horovod_quant.tensorflow as hvq
+from horovod_quant.tensorflow.horovod_call import identify
+
+Make = Callable[..., hvq.Compressor]
+
+
+def recording(kind: type) -> Any:
+    """A subclass that keeps each gradient with its result, as they are when the graph runs."""
+
+    class Recording(kind):  # type: ignore[misc]
+        def _bind(self) -> None:
+            super()._bind()
+            self.records: list[tuple[str, np.ndarray, np.ndarray]] = []
+
+        def compress(self, tensor: Any) -> Any:
+            name = self._name(identify(tensor), tensor)
+            carrier, ctx = super().compress(tensor)
+            return carrier, (name, tensor, ctx)
+
+        def decompress(self, output: Any, ctx: Any) -> Any:
+            name, tensor, inner = ctx
+            result = super().decompress(output, inner)
+
+            def record(raw: np.ndarray, reduced: np.ndarray) -> np.ndarray:
+                self.records.append((name, np.array(raw), np.array(reduced)))
+                return reduced
+
+            recorded = tf.numpy_function(record, [tensor, result], result.dtype, stateful=False)
+            recorded.set_shape(result.shape)
+            return recorded
+
+    Recording.__name__ = kind.__name__
+    Recording.__qualname__ = f"Recording{kind.__name__}"
+    Recording.__module__ = __name__
+    globals()[Recording.__qualname__] = Recording  # where pickle looks for it
+    return Recording
+
+
+QSGD, NUQSGD, GlobalQSGD, BinSGDM = map(recording, (hvq.QSGD, hvq.NUQSGD, hvq.GlobalQSGD, hvq.BinSGDM))
+
+METHODS: dict[str, Make] = {
+    "qsgd": lambda **common: QSGD(bits=4, **common),
+    "nuqsgd": lambda **common: NUQSGD(bits=4, **common),
+    "global-qsgd": lambda **common: GlobalQSGD(bits=8, **common),
+    "binsgdm": lambda **common: BinSGDM(**common),
+}
+
+VARIANTS: dict[str, Make] = {
+    "qsgdinf": lambda **common: QSGD(bits=3, norm="max", bucket_size=96, **common),
+    "qsgd-elias": lambda **common: QSGD(bits=4, coding="elias", **common),
+    "nuqsgd-omega": lambda **common: NUQSGD(bits=8, coding="elias-omega", **common),
+    "global-qsgd-l2": lambda **common: GlobalQSGD(bits=8, norm="l2", **common),
+    "global-qsgd-16": lambda **common: GlobalQSGD(bits=16, **common),
+    "global-qsgd-exponential": lambda **common: GlobalQSGD(bits=4, levels="exponential", **common),
+}
+
+IN_TENSORFLOW: dict[str, Make] = {
+    f"{method}-in-tensorflow": lambda make=make, **common: make(kernels="tensorflow", **common)
+    for method, make in {**METHODS, **VARIANTS}.items()
+    if method not in ("qsgd-elias", "nuqsgd-omega")
+}
+
+
+def keras_model(dtype: str = "float32") -> tf.keras.Model:
+    """The same weights on every worker; kernels that are quantized, and biases that are not."""
+    tf.keras.backend.clear_session()
+    tf.keras.utils.set_random_seed(1)
+    dense = tf.keras.layers.Dense
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((40,)),
+            dense(60, activation="tanh", dtype=dtype, name="first"),
+            dense(70, activation="tanh", dtype=dtype, name="second"),
+            dense(30, dtype=dtype, name="third"),
+        ]
+    )
+
+
+def rank_data(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
+    return np.random.default_rng([hvd.rank(), seed]).standard_normal(shape).astype(dtype)
+
+
+def optimizer_for(compressor: Any, legacy: bool = False) -> Any:
+    if isinstance(compressor, hvq.BinSGDM):
+        return (hvq.optim.LegacyBinSGDM if legacy else hvq.optim.BinSGDM)(1e-3)
+    return (tf.keras.optimizers.legacy if legacy else tf.keras.optimizers).SGD(0.1)
+
+
+def gather_objects(value: Any, process_set: Any = None) -> list[Any]:
+    """Every rank's value, in rank order. (``hvd.allgather_object`` fails inside of graphs' contexts.)"""
+    with tf.init_scope():
+        payload = np.frombuffer(pickle.dumps(value), np.uint8)
+        scope = {} if process_set is None else {"process_set": process_set}
+        lengths = hvd.allgather(tf.constant([len(payload)], tf.int64), name="lengths", **scope).numpy()
+        joined = hvd.allgather(tf.constant(payload), name="payloads", **scope).numpy()
+    at = np.concatenate([[0], np.cumsum(lengths)])
+    return [pickle.loads(joined[at[i] : at[i + 1]].tobytes()) for i in range(len(lengths))]
+
+
+def assert_same_on_all_ranks(arrays: Sequence[Any], what: str, process_set: Any = None) -> None:
+    mine = [np.asarray(array).tobytes() for array in arrays]
+    everyone = gather_objects(mine, process_set)
+    assert all(other == everyone[0] for other in everyone), f"{what} differ between ranks"
+
+
+def assert_bits_equal(actual: np.ndarray, expected: np.ndarray, what: str) -> None:
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
+    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+    assert same.all(), f"{what}: {np.sum(~same)} of {same.size} elements differ"
+
+
+def check_records(
+    compressor: Any,
+    exchanges: int,
+    factor: float | None = None,
+    process_set: Any = None,
+    step: Callable[[int], int] = int,
+    oracle: Oracle | None = None,
+) -> set[str]:
+    """Compares everything recorded with the simulator.
+
+    Args:
+        compressor: a recording one.
+        exchanges: how often each gradient was reduced.
+        factor: what the sum over workers is multiplied by; 1 / n by default.
+        step: the number that keys are drawn with, of exchange 0, 1, ...
+        oracle: one that has followed the compressor before.
+
+    Returns:
+        The names of what was quantized.
+    """
+    size = hvd.size() if process_set is None else process_set.size()
+    factor = 1.0 / size if factor is None else factor
+    oracle = Oracle(compressor, step=step) if oracle is None else oracle
+    records, compressor.records = compressor.records, []
+    by_name: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for name, raw, reduced in records:
+        by_name.setdefault(name, []).append((raw, reduced))
+    quantized = set()
+    for name, own in sorted(by_name.items()):
+        assert len(own) == exchanges, f"{name} was exchanged {len(own)} times, not {exchanges}"
+        for exchange, (raw, reduced) in enumerate(own):
+            what = f"{name}, exchange {exchange}"
+            everyone = gather_objects({name: raw.astype(np.float64)}, process_set)
+            expected = oracle.expected(everyone, name, factor)
+            if expected is None:
+                exact = factor * sum(other[name] for other in everyone)
+                np.testing.assert_allclose(reduced.astype(np.float64), exact, rtol=1e-2, atol=1e-5)
+            else:
+                quantized.add(name)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    expected = expected.reshape(raw.shape).astype(raw.dtype)
+                assert_bits_equal(reduced, expected, what)
+            assert_same_on_all_ranks([reduced], what, process_set)
+    return quantized
+
+
+def message_of(action: Callable[[], Any], kind: type = Exception) -> str:
+    """The message of the error that ``action`` must raise."""
+    try:
+        action()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__} was raised")
+
+
+def batches(count: int, **data: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for seed in range(count):
+        yield rank_data(8, 40, seed=seed, **data), rank_data(8, 30, seed=100 + seed, **data)

@@ -1,0 +1,725 @@
+"""What a training script may do with Horovod and TensorFlow, tried with every method. Run by worker.py."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+import horovod.keras as plain_keras_hvd
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as keras_hvd
+import numpy as np
+import tensorflow as tf
+from oracle import Oracle
+from tf_harness import (
+    IN_TENSORFLOW,
+    METHODS,
+    VARIANTS,
+    BinSGDM,
+    GlobalQSGD,
+    Make,
+    assert_bits_equal,
+    assert_same_on_all_ranks,
+    batches,
+    check_records,
+    gather_objects,
+    keras_model,
+    message_of,
+    optimizer_for,
+    rank_data,
+)
+
+import horovod_quant.tensorflow as hvq
+
+SUBSET: list[Any] = []
+
+KERNELS = {"first/kernel:0", "second/kernel:0", "third/kernel:0"}
+
+
+def start() -> int:
+    """Two process sets fit every size tried here: one of the last rank alone, one of the first and the last."""
+    size = int(os.environ.get("HOROVOD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "0")))
+    SUBSET.append(hvd.ProcessSet([0, size - 1] if size > 2 else [size - 1]))
+    hvd.init(process_sets=SUBSET)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    return hvd.rank()
+
+
+def finish() -> None:
+    """A rank that leaves early would end Horovod for all."""
+    gather_objects(None)
+
+
+# ---- Keras -------------------------------------------------------------------------------------------------------
+
+
+def fit(
+    compressor: Any,
+    *,
+    legacy: bool = False,
+    module: Any = keras_hvd,
+    eager: bool = False,
+    model: Any = None,
+    steps: int = 3,
+    exchanges: int | None = None,
+    check: bool = True,
+    factor: float | None = None,
+    step: Callable[[int], int] = int,
+    process_set: Any = None,
+    **distributed: Any,
+) -> Any:
+    """Trains with ``model.fit`` and checks every gradient and the weights."""
+    model = keras_model() if model is None else model
+    if process_set is not None:
+        distributed["process_set"] = process_set
+    optimizer = module.DistributedOptimizer(
+        optimizer_for(compressor, legacy), compression=compressor, **distributed
+    )
+    model.compile(optimizer=optimizer, loss="mse", run_eagerly=eager)
+    x, y = rank_data(8 * steps, 40), rank_data(8 * steps, 30, seed=1)
+    model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    member = process_set is None or process_set.included()
+    if check and member:
+        quantized = check_records(
+            compressor, exchanges or steps, factor=factor, process_set=process_set, step=step
+        )
+        assert quantized == {
+            variable.name for variable in model.trainable_variables if len(variable.shape) > 1
+        }
+    if member:
+        assert_same_on_all_ranks(model.get_weights(), "weights", process_set)
+    return model
+
+
+def keras_fit(make: Make) -> None:
+    fit(make())
+
+
+def keras_legacy_optimizer(make: Make) -> None:
+    fit(make(), legacy=True)
+
+
+def keras_run_eagerly(make: Make) -> None:
+    fit(make(), eager=True)
+
+
+def keras_legacy_run_eagerly(make: Make) -> None:
+    fit(make(), eager=True, legacy=True)
+
+
+def keras_module_of_its_own(make: Make) -> None:
+    fit(make(), module=plain_keras_hvd)
+    fit(make(), module=plain_keras_hvd, legacy=True)
+
+
+def keras_optimizer_from_horovod_tensorflow(make: Make) -> None:
+    fit(make(), module=hvd)
+
+
+def keras_sum(make: Make) -> None:
+    fit(make(), op=hvd.Sum, factor=1.0, steps=2)
+
+
+def keras_groups(make: Make) -> None:
+    fit(make(), groups=2, steps=2)
+    model = keras_model()
+    kernels = [variable for variable in model.trainable_variables if len(variable.shape) > 1]
+    fit(make(group_bytes=20000), model=model, groups=[kernels], legacy=True, steps=2)
+
+
+def keras_backward_passes(make: Make) -> None:
+    """An optimizer counts every pass: exchange k happens in its iteration 2k + 1."""
+    binary = isinstance(make(), hvq.BinSGDM)
+    for average in (False, True):
+        for legacy in (False, True):
+            fit(
+                make(),
+                legacy=legacy,
+                steps=4,
+                exchanges=2,
+                step=(lambda k: 2 * k + 1) if binary else int,
+                backward_passes_per_step=2,
+                average_aggregated_gradients=average,
+            )
+
+
+def keras_process_set(make: Make) -> None:
+    if SUBSET[0].included():
+        fit(make(), process_set=SUBSET[0], steps=2)
+
+
+def keras_mixed_precision(make: Make) -> None:
+    """An overflow on one rank reaches all: nobody moves, every loss scale is halved, the next step is clean."""
+    for legacy in (False, True):
+        policy = tf.keras.mixed_precision.Policy("mixed_float16")
+        model, compressor = keras_model(policy), make()
+        optimizer = keras_hvd.DistributedOptimizer(optimizer_for(compressor, legacy), compression=compressor)
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(
+            optimizer, initial_scale=4.0, dynamic_growth_steps=1000
+        )
+        model.compile(optimizer=optimizer, loss="mse")
+        for step, overflow in enumerate([False, True, False]):
+            x, y = rank_data(8, 40, seed=step), rank_data(8, 30, seed=step + 9)
+            if overflow and hvd.rank() == hvd.size() - 1:
+                x[0, 0] = np.inf
+            before = model.get_weights()
+            model.train_on_batch(x, y)
+            moved = any(not np.array_equal(a, b) for a, b in zip(before, model.get_weights()))
+            assert moved is not overflow, f"step {step}"
+            assert all(np.isfinite(weights).all() for weights in model.get_weights())
+            assert_same_on_all_ranks(model.get_weights(), "weights")
+        assert float(optimizer.loss_scale) == 2.0
+
+
+def keras_loads_models(make: Make) -> None:
+    """A model and its optimizer survive a file, and go on training with a compressor that is given then."""
+    binary = isinstance(make(), hvq.BinSGDM)
+    for legacy in (False, True):
+        model = fit(make(), legacy=legacy)
+        kept = [np.array(variable) for variable in model.optimizer.variables()]
+        for ending in ("h5", "saved_model"):
+            compressor = make()
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / f"model.{ending}"
+                model.save(path, **({} if ending == "h5" else {"save_format": "tf"}))
+                loaded = keras_hvd.load_model(
+                    str(path),
+                    custom_optimizers=[hvq.optim.BinSGDM, hvq.optim.LegacyBinSGDM] if binary else None,
+                    compression=compressor,
+                    legacy_opts=legacy,
+                )
+                if ending != "h5":
+                    hvq.optim.restore_from_saved_model(loaded, path)
+            assert isinstance(loaded.optimizer, type(optimizer_for(make(), legacy)))
+            found = [np.array(variable) for variable in loaded.optimizer.variables()]
+            assert len(found) == len(kept)
+            assert all(np.array_equal(a, b) for a, b in zip(found, kept)), f"{ending}: the state was lost"
+            assert not binary or any(np.abs(a).max() > 0 for a in found if a.ndim > 1)
+            loaded.fit(*next(batches(1)), verbose=0)
+            assert {name for name, _, _ in compressor.records} >= KERNELS
+            assert_same_on_all_ranks(loaded.get_weights(), "weights")
+
+
+# ---- tapes -------------------------------------------------------------------------------------------------------
+
+
+def tape_step(compressor: Any, model: Any, optimizer: Any, generic: bool = False, **distributed: Any) -> Any:
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - tf.cast(y, model.layers[0].compute_dtype)) ** 2)
+        tape = hvd.DistributedGradientTape(tape, compression=compressor, **distributed)
+        gradients = tape.gradient(loss, model.trainable_variables, use_generic_names=generic)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    return step
+
+
+def make_for_tape(make: Make, model: Any, **arguments: Any) -> tuple[Any, Any]:
+    """A compressor and its optimizer."""
+    optimizer = optimizer_for(make())
+    optimizer.build(model.trainable_variables)
+    if isinstance(optimizer, hvq.optim.BinSGDM):
+        arguments["optimizer"] = optimizer
+    return make(**arguments), optimizer
+
+
+def train_with_tape(
+    make: Make,
+    *,
+    eager: bool = False,
+    dtype: str = "float32",
+    factor: float | None = None,
+    arguments: dict | None = None,
+    process_set: Any = None,
+    **distributed: Any,
+) -> Any:
+    model = keras_model(dtype)
+    compressor, optimizer = make_for_tape(make, model, **(arguments or {}))
+    if process_set is not None:
+        distributed["process_set"] = process_set
+    step = tape_step(compressor, model, optimizer, **distributed)
+    step = step if eager else tf.function(step)
+    for x, y in batches(2, dtype=np.float64 if dtype == "float64" else np.float32):
+        step(x, y)
+    assert check_records(compressor, 2, factor=factor, process_set=process_set) == KERNELS
+    assert_same_on_all_ranks(model.get_weights(), "weights", process_set)
+    return compressor
+
+
+def tape_in_a_function(make: Make) -> None:
+    train_with_tape(make)
+
+
+def tape_eager(make: Make) -> None:
+    train_with_tape(make, eager=True)
+
+
+def tape_generic_names(make: Make) -> None:
+    train_with_tape(make, generic=True)
+    train_with_tape(make, generic=True, groups=2)
+
+
+def tape_sum(make: Make) -> None:
+    train_with_tape(make, op=hvd.Sum, factor=1.0)
+
+
+def tape_predivide(make: Make) -> None:
+    one = hvd.allreduce(tf.ones(1), prescale_factor=1 / 1.7, postscale_factor=1.7, name="one")
+    train_with_tape(make, gradient_predivide_factor=1.7, factor=float(one[0]) / hvd.size())
+
+
+def tape_groups(make: Make) -> None:
+    train_with_tape(make, groups=1)
+    train_with_tape(make, num_groups=2, arguments={"group_bytes": 1})
+
+
+def tape_process_set(make: Make) -> None:
+    if SUBSET[0].included():
+        train_with_tape(make, process_set=SUBSET[0])
+
+
+def tape_dtypes(make: Make) -> None:
+    for dtype in ("float16", "bfloat16", "float64"):
+        train_with_tape(make, dtype=dtype)
+    train_with_tape(make, dtype="float16", groups=1)
+
+
+def overrides_and_excluded(make: Make) -> None:
+    binary = isinstance(make(), hvq.BinSGDM)
+    changed = {"second/*": {} if binary else {"bucket_size": 64}}
+    arguments = {"exclude": ["third/kernel:0"], "overrides": changed, "seed": 7, "min_elements": 65}
+    model = keras_model()
+    compressor, optimizer = make_for_tape(make, model, **arguments)
+    step = tf.function(tape_step(compressor, model, optimizer))
+    for x, y in batches(2):
+        step(x, y)
+    assert check_records(compressor, 2) == {"first/kernel:0", "second/kernel:0", "second/bias:0"}
+    parameters = compressor.stats().parameters
+    assert parameters["third/kernel:0"].ratio == 1.0
+    assert parameters["second/kernel:0"].ratio > 3 or hvd.size() > 2
+
+
+def names_of_ones_own(make: Make) -> None:
+    model = keras_model()
+    named = [(f"mine.{i}", variable) for i, variable in enumerate(model.trainable_variables)]
+    compressor, optimizer = make_for_tape(make, model, named_parameters=named, exclude="mine.0")
+    step = tf.function(tape_step(compressor, model, optimizer))
+    step(*next(batches(1)))
+    assert check_records(compressor, 1) == {"mine.2", "mine.4"}
+
+
+def local_and_unused_variables(make: Make) -> None:
+    """Gradients that stay on their worker, and gradients that do not exist."""
+    model = keras_model()
+    compressor, optimizer = make_for_tape(make, model)
+    unused = tf.Variable(tf.zeros([50, 50]), name="unused")
+    variables = [model.trainable_variables[0], unused, *model.trainable_variables[1:]]
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        tape = hvd.PartialDistributedGradientTape(
+            tape, compression=compressor, local_layers=[model.get_layer("second")]
+        )
+        return [0.0 if g is None else g for g in tape.gradient(loss, variables)]
+
+    for x, y in batches(2):
+        gradients = step(x, y)
+    assert float(gradients[1]) == 0.0
+    assert check_records(
+        compressor, 2, step=(lambda k: 0) if isinstance(compressor, hvq.BinSGDM) else int
+    ) == {
+        "first/kernel:0",
+        "third/kernel:0",
+    }
+
+
+def sparse_gradients(make: Make) -> None:
+    """Horovod gathers IndexedSlices itself, unless it makes them dense; then they are quantized."""
+    for dense in (False, True):
+        gradient, compressor = _gradient_of_a_table(make, dense)
+        assert isinstance(gradient, tf.IndexedSlices) is not dense
+        if dense:
+            assert check_records(compressor, 1) == {"table:0"}
+        else:
+            assert compressor.records == []
+            assert gradient.indices.shape[0] == 3 * hvd.size()
+
+
+def _gradient_of_a_table(make: Make, dense: bool) -> tuple[Any, Any]:
+    tf.keras.utils.set_random_seed(2)
+    table = tf.Variable(tf.random.normal([100, 30]), name="table")
+    optimizer = optimizer_for(make())
+    optimizer.build([table])
+    compressor = make(**({"optimizer": optimizer} if isinstance(optimizer, hvq.optim.BinSGDM) else {}))
+
+    @tf.function
+    def step(rows: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, rows) ** 2)
+        tape = hvd.DistributedGradientTape(tape, compression=compressor, sparse_as_dense=dense)
+        return tape.gradient(loss, [table])[0]
+
+    return step(tf.constant([hvd.rank(), 7, 50 + hvd.rank()])), compressor
+
+
+# ---- TensorFlow 1 ------------------------------------------------------------------------------------------------
+
+
+def graph_and_session(make: Make) -> None:
+    """TensorFlow 1's optimizers, in a graph and a session."""
+    if isinstance(make(), hvq.BinSGDM):
+        assert "optimizer of the same name" in message_of(lambda: _train_in_a_session(make()), ValueError)
+        return
+    for passes, groups in ((1, None), (2, None), (1, 1)):
+        compressor = make()
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            weights, sent = _train_in_a_session(compressor, session, passes, groups)
+        assert set(sent) == {"weights:0", "bias:0"}
+        assert sent["weights:0"].bytes_sent > 0
+        assert check_records(compressor, 2) == {"weights:0"}
+        assert_same_on_all_ranks([weights], "weights")
+
+
+def _train_in_a_session(
+    compressor: Any, session: Any = None, passes: int = 1, groups: int | None = None
+) -> tuple[np.ndarray, dict]:
+    optimizer = hvd.DistributedOptimizer(
+        tf.compat.v1.train.GradientDescentOptimizer(0.1),
+        compression=compressor,
+        backward_passes_per_step=passes,
+        groups=groups,
+    )
+    tf.compat.v1.set_random_seed(3)
+    inputs = tf.compat.v1.placeholder(tf.float32, [None, 40])
+    weights = tf.compat.v1.get_variable("weights", [40, 60], use_resource=True)
+    bias = tf.compat.v1.get_variable("bias", [60], use_resource=True)
+    update = optimizer.minimize(tf.reduce_mean((inputs @ weights + bias - 0.5) ** 2))
+    session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()])
+    for step in range(2 * passes):
+        session.run(update, {inputs: rank_data(8, 40, seed=step)})
+    return session.run(weights), compressor.stats().parameters
+
+
+# ---- calls of one's own ------------------------------------------------------------------------------------------
+
+
+def direct_calls(make: Make) -> None:
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        message = message_of(lambda: hvd.allreduce(tf.ones(2000), compression=compressor), ValueError)
+        assert "needs the optimizer" in message
+        return
+    oracle = Oracle(compressor)
+
+    def call(a: Any, b: Any, c: Any) -> Any:
+        single = hvd.allreduce(a, name="direct", compression=compressor)
+        return [single, *hvd.grouped_allreduce([b, c], name="s", op=hvd.Sum, compression=compressor)]
+
+    for function in (call, tf.function(call)):
+        given = [rank_data(40, 50, seed=i) for i in range(3)]
+        results = function(*given)
+        everyone = gather_objects(dict(zip(("direct", "s.0", "s.1"), given)))
+        for name, factor, result in zip(("direct", "s.0", "s.1"), (1 / hvd.size(), 1.0, 1.0), results):
+            expected = oracle.expected(everyone, name, factor)
+            assert_bits_equal(result.numpy().reshape(-1), expected, name)
+    unnamed = hvd.allreduce(tf.constant(given[0]), compression=compressor)
+    assert_same_on_all_ranks([unnamed], "an unnamed allreduce")
+    small = hvd.allreduce(tf.fill([3], tf.constant(2.0, tf.bfloat16)), compression=compressor)
+    assert small.dtype is tf.bfloat16
+    assert small.numpy().tolist() == [2.0] * 3
+
+
+def dynamic_shapes(make: Make) -> None:
+    """One trace serves gradients of any length, empty ones included."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        return
+    oracle, traces = Oracle(compressor), []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None])])
+    def call(x: Any) -> Any:
+        traces.append(x)
+        return hvd.allreduce(x, name="dynamic", compression=compressor)
+
+    for shape in ((30, 50), (1, 3), (77, 41), (0, 5)):
+        given = rank_data(*shape)
+        result = call(given).numpy()
+        assert result.shape == shape
+        if not given.size:
+            continue
+        scheme = compressor.policy.scheme
+        compressor.policy.min_elements = 1  # the oracle's: what has no shape yet is quantized
+        compressor.policy._chosen.clear()
+        expected = oracle.expected(gather_objects({"dynamic": given}), "dynamic", 1 / hvd.size())
+        assert scheme is not None
+        assert_bits_equal(result.reshape(-1), expected, f"shape {shape}")
+    assert len(traces) == 1
+
+
+def subnormal_numbers(make: Make) -> None:
+    """TensorFlow's threads flush them to zero; the results are defined without that."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        return
+    given = rank_data(64, 64) * np.float32(1e-38)
+    call = tf.function(lambda x: hvd.allreduce(x, name="tiny", op=hvd.Sum, compression=compressor))
+    expected = Oracle(compressor).expected(gather_objects({"tiny": given}), "tiny", 1.0)
+    assert_bits_equal(call(given).numpy().reshape(-1), expected, "tiny numbers")
+    given = rank_data(64, 64) * np.float32(1e-28)
+    given[::2] *= np.float32(1e-12)
+    call = tf.function(
+        lambda x: hvd.allreduce(x, name="wide", postscale_factor=1e-9, op=hvd.Sum, compression=compressor)
+    )
+    factor = float(hvd.allreduce(tf.ones(1), op=hvd.Sum, postscale_factor=1e-9, name="one")[0]) / hvd.size()
+    expected = Oracle(compressor).expected(gather_objects({"wide": given}), "wide", factor)
+    if np.count_nonzero(expected):
+        assert_bits_equal(call(given).numpy().reshape(-1), expected, "a wide range of numbers")
+
+
+def nan_on_one_rank(make: Make) -> None:
+    model = keras_model()
+    compressor, optimizer = make_for_tape(make, model)
+    step = tf.function(tape_step(compressor, model, optimizer))
+    for i, (x, y) in enumerate(batches(2)):
+        if i == 1 and hvd.rank() == hvd.size() - 1:
+            x[0, 0] = np.nan
+        step(x, y)
+    assert check_records(compressor, 2) == KERNELS
+    assert all(np.isnan(weights).any() for weights in model.get_weights() if weights.ndim > 1)
+
+
+def differentiation_is_refused(make: Make) -> None:
+    kind = type(make()).__mro__[1]  # one that does not record, which ends differentiation as well
+    if kind is hvq.BinSGDM:
+        return
+    compressor = kind()
+
+    def outer() -> Any:
+        x = tf.Variable(tf.ones(2000))
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(hvd.allreduce(x * 2.0, name="inner", compression=compressor))
+        return tape.gradient(total, x)
+
+    assert "leave compression out" in message_of(outer)
+    assert "leave compression out" in message_of(tf.function(outer))
+
+
+def survives_pickling(make: Make) -> None:
+    compressor = make(seed=3)
+    fit(compressor, steps=1)
+    copied = pickle.loads(pickle.dumps(compressor))
+    assert copied.seed == 3
+    fit(copied, steps=1)
+
+
+def two_models(make: Make) -> None:
+    """One compressor serves two models, except BinSGDM's, which knows its optimizer's momentum."""
+    compressor = make()
+    first, second = keras_model(), keras_model()
+    optimizer = keras_hvd.DistributedOptimizer(optimizer_for(compressor), compression=compressor)
+    if isinstance(compressor, hvq.BinSGDM):
+        again = optimizer_for(compressor)
+        message = message_of(
+            lambda: keras_hvd.DistributedOptimizer(again, compression=compressor), ValueError
+        )
+        assert "make one for each" in message
+        return
+    other = keras_hvd.DistributedOptimizer(optimizer_for(compressor), compression=compressor)
+    first.compile(optimizer=optimizer, loss="mse")
+    second.compile(optimizer=other, loss="mse")
+    for x, y in batches(2):
+        first.train_on_batch(x, y)
+        second.train_on_batch(x, y)
+    check_records(compressor, 4)
+    assert_same_on_all_ranks([*first.get_weights(), *second.get_weights()], "weights")
+
+
+def bad_arguments(make: Make) -> None:
+    """Every rank gets the same clear message before any collective, and goes on training afterwards."""
+
+    def first_step(compressor: Any, optimizer: Any = None, **distributed: Any) -> str:
+        def begin() -> None:
+            model = keras_model()
+            wrapped = keras_hvd.DistributedOptimizer(
+                optimizer or optimizer_for(compressor), compression=compressor, **distributed
+            )
+            model.compile(optimizer=wrapped, loss="mse")
+            model.train_on_batch(*next(batches(1)))
+
+        return message_of(begin)
+
+    compressor = make()
+    arguments = {} if isinstance(compressor, hvq.BinSGDM) else {"bits": 5}
+    message = first_step(make(overrides={"layer7.*": arguments}))
+    assert "'layer7.*' matches no parameter" in message
+    assert "first/kernel:0" in message
+    assert "exclude" in first_step(make(exclude="*.wait"))
+    assert "overlap=False" in message_of(lambda: make(overlap=False), ValueError)
+    if isinstance(compressor, hvq.BinSGDM):
+        message = first_step(compressor, tf.keras.optimizers.SGD(0.1))
+        assert "optimizer of the same name" in message
+        assert "SGD" in message
+        assert "beta=0.5" in first_step(BinSGDM(beta=0.5))
+        model = keras_model()
+        step = tape_step(BinSGDM(), model, tf.keras.optimizers.SGD(0.1))
+        assert "BinSGDM(optimizer=...)" in message_of(lambda: step(*next(batches(1))))
+    else:
+        assert "compression=hvq.BinSGDM()" in first_step(compressor, hvq.optim.BinSGDM())
+        message = message_of(
+            lambda: hvd.allreduce(tf.ones(2000, tf.int32), compression=compressor), TypeError
+        )
+        assert "int32" in message
+        assert "float32" in message
+        message = message_of(lambda: hvd.allreduce(tf.ones(2000), op=hvd.Max, compression=compressor))
+        assert "op=" in message
+        assert "hvd.Average" in message
+        message = message_of(lambda: hvd.reducescatter(tf.ones(2000), compression=compressor))
+        assert "allreduce only" in message
+        if hvd.size() & (hvd.size() - 1) == 0:
+            message = message_of(lambda: hvd.allreduce(tf.ones(2000), op=hvd.Adasum, compression=compressor))
+            assert "op=Adasum" in message
+    if isinstance(compressor, hvq.GlobalQSGD):
+        message = first_step(GlobalQSGD(bits=2))
+        assert f"{hvd.size()} workers need bits >= 3 with norm='max'" in message
+    if SUBSET[0].included():
+        message = message_of(
+            lambda: hvd.allreduce(tf.ones(2000), compression=make(process_set=SUBSET[0])), ValueError
+        )
+        assert "process_set=" in message
+    fit(make(), steps=1)
+
+
+def workers_disagree(make: Make) -> None:
+    """Another seed on one rank: noticed on every rank, by name; the next model trains."""
+    compressor = make(seed=hvd.rank())
+    model = keras_model()
+    model.compile(
+        optimizer=keras_hvd.DistributedOptimizer(optimizer_for(compressor), compression=compressor),
+        loss="mse",
+    )
+    message = message_of(lambda: model.train_on_batch(*next(batches(1))))
+    assert "kernel:0" in message
+    assert "same arguments" in message
+    gather_objects(None)
+    fit(make(), steps=1)
+
+
+def binsgdm_moves_by_the_rate(make: Make) -> None:
+    """Every element by +-lr, quantized or not; the optimizer's state is that of the simulator; one worker alone too."""
+    if not isinstance(make(), hvq.BinSGDM):
+        return
+    for legacy in (False, True):
+        model, compressor = keras_model(), make()
+        before = model.get_weights()
+        model.compile(
+            optimizer=keras_hvd.DistributedOptimizer(
+                optimizer_for(compressor, legacy), compression=compressor
+            ),
+            loss="mse",
+        )
+        model.train_on_batch(*next(batches(1)))
+        oracle = Oracle(compressor)
+        everyone = gather_objects({name: raw for name, raw, _ in compressor.records})
+        check_records(compressor, 1, oracle=oracle)
+        for old, new in zip(before, model.get_weights()):
+            np.testing.assert_allclose(np.abs(new - old), 1e-3, rtol=1e-2)
+        for variable in model.trainable_variables:
+            if len(variable.shape) < 2:
+                continue
+            momentum, scale, _ = model.optimizer._state_of(variable)
+            kept = oracle._states[variable.name][hvd.rank()][0]
+            assert np.array_equal(momentum.numpy().reshape(-1), kept.momentum)
+            assert np.array_equal(scale.numpy().reshape(-1), kept.scale)
+            gradient = everyone[hvd.rank()][variable.name].reshape(-1)
+            np.testing.assert_allclose(kept.momentum, 0.05 * gradient, rtol=1e-4, atol=1e-9)
+        hvd.broadcast_variables(model.optimizer.variables(), root_rank=0)
+        assert_same_on_all_ranks(model.optimizer.variables(), "broadcast state")
+    alone = keras_model()
+    alone.compile(optimizer=hvq.optim.BinSGDM(1e-3), loss="mse")
+    before = alone.get_weights()
+    alone.train_on_batch(*next(batches(1)))
+    for old, new in zip(before, alone.get_weights()):
+        np.testing.assert_allclose(np.abs(new - old), 1e-3, rtol=1e-2)
+
+
+EACH_METHOD = [
+    keras_fit,
+    keras_legacy_optimizer,
+    keras_run_eagerly,
+    keras_legacy_run_eagerly,
+    keras_module_of_its_own,
+    keras_optimizer_from_horovod_tensorflow,
+    keras_sum,
+    keras_groups,
+    keras_backward_passes,
+    keras_mixed_precision,
+    keras_loads_models,
+    tape_in_a_function,
+    tape_eager,
+    tape_generic_names,
+    tape_sum,
+    tape_predivide,
+    tape_groups,
+    tape_dtypes,
+    overrides_and_excluded,
+    names_of_ones_own,
+    local_and_unused_variables,
+    sparse_gradients,
+    graph_and_session,
+    direct_calls,
+    dynamic_shapes,
+    subnormal_numbers,
+    nan_on_one_rank,
+    differentiation_is_refused,
+    survives_pickling,
+    two_models,
+    bad_arguments,
+    workers_disagree,
+    binsgdm_moves_by_the_rate,
+]
+EACH_VARIANT = [tape_in_a_function, tape_groups, dynamic_shapes, nan_on_one_rank]
+EACH_IN_TENSORFLOW = [
+    keras_fit,
+    tape_groups,
+    tape_dtypes,
+    direct_calls,
+    dynamic_shapes,
+    subnormal_numbers,
+    nan_on_one_rank,
+    graph_and_session,
+]
+SOME_IN_TENSORFLOW = [
+    keras_legacy_run_eagerly,
+    keras_backward_passes,
+    keras_mixed_precision,
+    overrides_and_excluded,
+    workers_disagree,
+    binsgdm_moves_by_the_rate,
+]
+
+
+def scenarios() -> Iterator[tuple[str, Callable[[], None]]]:
+    in_tensorflow = {
+        name: make for name, make in IN_TENSORFLOW.items() if name.startswith(("global-qsgd-in", "binsgdm"))
+    }
+    # Last, because workers outside the process set take no part in its operations.
+    subset = [keras_process_set, tape_process_set]
+    for table, functions in (
+        (METHODS, EACH_METHOD),
+        (VARIANTS, EACH_VARIANT),
+        (IN_TENSORFLOW, EACH_IN_TENSORFLOW),
+        (in_tensorflow, SOME_IN_TENSORFLOW),
+        (METHODS, subset),
+    ):
+        for method, make in table.items():
+            for function in functions:
+                yield f"{function.__name__}-{method}", functools.partial(function, make)
