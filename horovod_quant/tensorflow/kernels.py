@@ -63,7 +63,8 @@ def _bits(x: tf.Tensor) -> tf.Tensor:
 
 
 def _wide(x: tf.Tensor) -> tf.Tensor:
-    """``as_float32(x)`` as wide values."""
+    """``as_float32(x)`` as wide values. Norms that a scheme makes are numpy's."""
+    x = tf.convert_to_tensor(x)
     if x.dtype == tf.float64:
         return _rounded(x)
     bits = _bits(x)
@@ -110,7 +111,7 @@ def _stored(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 def _wide_scalar(value: Number) -> Any:
     if tf.is_tensor(value):
-        return _wide(tf.convert_to_tensor(value))
+        return _wide(value)
     with np.errstate(over="ignore"):
         return np.float64(np.float32(value))
 
@@ -206,7 +207,7 @@ def _largest_bits(bits: tf.Tensor, bucket_size: int) -> tf.Tensor:
 def bucket_square_sums(x: tf.Tensor, bucket_size: int, out: None = None) -> tf.Tensor:
     _no_buffer(out)
     values = _padded(_wide(x), bucket_size)
-    lanes = _sum_of_rows(tf.reshape(values * values, [-1, bucket_size // ROW, ROW]))
+    lanes = _minus_sum_of_rows(tf.reshape(-values * values, [-1, bucket_size // ROW, ROW]))
     half = ROW // 2
     while half:
         lanes = lanes[:, :half] + lanes[:, half:]
@@ -218,13 +219,17 @@ def bucket_square_sums(x: tf.Tensor, bucket_size: int, out: None = None) -> tf.T
     return tf.where(bits < _uint64(0x7FF0000000000000), rounded, np.float64(np.inf))
 
 
-def _sum_of_rows(grid: tf.Tensor) -> tf.Tensor:
-    """Sum over axis 1 from the first row to the last, an order that ``tf.reduce_sum`` does not promise."""
+def _minus_sum_of_rows(grid: tf.Tensor) -> tf.Tensor:
+    """Minus the sum over axis 1, taken from the first row to the last, which no reduction promises.
+
+    By subtractions, because Grappler joins additions to one operation that adds in another order.
+    """
     count = grid.shape[1]
+    first = tf.zeros_like(grid[:, 0])
     if count <= _MOST_ROWS_IN_A_CHAIN:
-        return functools.reduce(operator.add, tf.unstack(grid, axis=1))
+        return functools.reduce(operator.sub, tf.unstack(grid, axis=1), first)
     _, total = tf.while_loop(
-        lambda row, total: row < count, lambda row, total: (row + 1, total + grid[:, row]), (1, grid[:, 0])
+        lambda row, total: row < count, lambda row, total: (row + 1, total - grid[:, row]), (0, first)
     )
     return total
 
@@ -544,27 +549,30 @@ def _pack_plan(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 # ---- what the schemes do with arrays -----------------------------------------------------------------------------
 
 
-def assemble(parts: Sequence[tuple[int, Any, Callable[[None], tf.Tensor]]], dtype: Any = None) -> tf.Tensor:
-    """The concatenation of what the ``fill`` of each ``(length, dtype, fill)`` returns.
-
-    Of ``dtype`` where given; else of the parts' own, int32 where they differ.
-    """
-    arrays = [fill(None) for _, _, fill in parts]
-    own = {array.dtype for array in arrays}
-    if dtype is None:
-        dtype = own.pop() if len(own) == 1 else tf.int32
-    dtype = tf.as_dtype(dtype)
-    moved = tf.uint32 if dtype.size == 4 else dtype
-    return view(tf.concat([tf.zeros([0], moved), *(view(array, moved) for array in arrays)], 0), dtype)
+def assemble(parts: Sequence[tuple[int, Any, Callable[[None], Any]]]) -> tf.Tensor:
+    """What the ``fill`` of each ``(length, dtype, fill)`` returns, one after another; int32 where dtypes differ."""
+    types = {tf.as_dtype(dtype) for _, dtype, _ in parts}
+    dtype = types.pop() if len(types) == 1 else tf.int32
+    return concatenate([tf.zeros([0], dtype), *(view(fill(None), dtype) for _, _, fill in parts)])
 
 
-def view(array: tf.Tensor, dtype: Any) -> tf.Tensor:
-    """The same bits as another type of the same size."""
+def concatenate(arrays: Sequence[Any]) -> tf.Tensor:
+    tensors = [tf.convert_to_tensor(array) for array in arrays]
+    dtype = tensors[0].dtype
+    moved = tf.uint32 if dtype == tf.int32 else dtype
+    return view(tf.concat([view(tensor, moved) for tensor in tensors], 0), dtype)
+
+
+def target(elements: int) -> tf.TensorSpec:
+    return tf.TensorSpec([elements], tf.float32)
+
+
+def view(array: Any, dtype: Any) -> tf.Tensor:
+    array = tf.convert_to_tensor(array)
     return array if array.dtype == dtype else tf.bitcast(array, dtype)
 
 
 def pack_flags(flags: tf.Tensor) -> tf.Tensor:
-    """Flags as bits of int32 words, flag i at bit ``i % 32`` of word ``i // 32``."""
     grid = tf.reshape(_padded(tf.cast(flags, tf.uint32), 32), [-1, 32])
     return _signed(tf.reduce_sum(tf.bitwise.left_shift(grid, np.arange(32, dtype=np.uint32)), axis=1))
 
@@ -577,7 +585,3 @@ def unpack_flags(words: tf.Tensor, count: int) -> tf.Tensor:
 def with_nan_tiles(values: tf.Tensor, broken: tf.Tensor) -> tf.Tensor:
     nan = tf.constant(np.nan, values.dtype)
     return tf.where(_per_element(broken, TILE, values.shape[0]), nan, values)
-
-
-def ones(length: int) -> tf.Tensor:
-    return tf.ones([length], tf.float32)

@@ -14,12 +14,13 @@ pytestmark = pytest.mark.parallel
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_bytes_on_the_wire_agree_with_stats(workers: int) -> None:
+@pytest.mark.parametrize(("framework", "methods"), [("torch", 10), ("tensorflow", 11)])
+def test_bytes_on_the_wire_agree_with_stats(framework: str, methods: int, workers: int) -> None:
     # Horovod's workers talk to each other in every cycle, also when idle: let them do it rarely.
-    program = [sys.executable, Path(__file__).with_name("wire_worker.py")]
+    program = [sys.executable, Path(__file__).with_name("wire_worker.py"), framework]
     done = horovodrun("gloo", workers, program, env={"HOROVOD_CYCLE_TIME": "20"}, own_network=True)
     assert done.returncode == 0, done.stdout[-3000:]
     figures = [json.loads(text) for text in re.findall(r"FIGURES (\{.*?\})", done.stdout)]
-    assert len(figures) == 10
+    assert len(figures) == methods
     for figure in figures:
         assert figure["wire"] == pytest.approx(figure["counted"], rel=0.10), figure

@@ -82,9 +82,8 @@ def keras_model(dtype: str = "float32") -> tf.keras.Model:
     return tf.keras.Sequential(
         [
             tf.keras.Input((40,)),
-            dense(60, activation="tanh", dtype=dtype, name="first"),
-            dense(70, activation="tanh", dtype=dtype, name="second"),
-            dense(30, dtype=dtype, name="third"),
+            dense(70, activation="tanh", dtype=dtype, name="first"),
+            dense(30, dtype=dtype, name="second"),
         ]
     )
 

@@ -38,7 +38,7 @@ import horovod_quant.tensorflow as hvq
 
 SUBSET: list[Any] = []
 
-KERNELS = {"first/kernel:0", "second/kernel:0", "third/kernel:0"}
+KERNELS = {"first/kernel:0", "second/kernel:0"}
 
 
 def start() -> int:
@@ -293,17 +293,17 @@ def tape_dtypes(make: Make) -> None:
 
 def overrides_and_excluded(make: Make) -> None:
     binary = isinstance(make(), hvq.BinSGDM)
-    changed = {"second/*": {} if binary else {"bucket_size": 64}}
-    arguments = {"exclude": ["third/kernel:0"], "overrides": changed, "seed": 7, "min_elements": 65}
+    changed = {"first/*": {} if binary else {"bucket_size": 64}}
+    arguments = {"exclude": ["second/kernel:0"], "overrides": changed, "seed": 7, "min_elements": 65}
     model = keras_model()
     compressor, optimizer = make_for_tape(make, model, **arguments)
     step = tf.function(tape_step(compressor, model, optimizer))
     for x, y in batches(2):
         step(x, y)
-    assert check_records(compressor, 2) == {"first/kernel:0", "second/kernel:0", "second/bias:0"}
+    assert check_records(compressor, 2) == {"first/kernel:0", "first/bias:0"}
     parameters = compressor.stats().parameters
-    assert parameters["third/kernel:0"].ratio == 1.0
-    assert parameters["second/kernel:0"].ratio > 3 or hvd.size() > 2
+    assert parameters["second/kernel:0"].ratio == 1.0
+    assert parameters["first/kernel:0"].ratio > 3 or hvd.size() > 2
 
 
 def names_of_ones_own(make: Make) -> None:
@@ -312,7 +312,7 @@ def names_of_ones_own(make: Make) -> None:
     compressor, optimizer = make_for_tape(make, model, named_parameters=named, exclude="mine.0")
     step = tf.function(tape_step(compressor, model, optimizer))
     step(*next(batches(1)))
-    assert check_records(compressor, 1) == {"mine.2", "mine.4"}
+    assert check_records(compressor, 1) == {"mine.2"}
 
 
 def local_and_unused_variables(make: Make) -> None:
@@ -334,12 +334,9 @@ def local_and_unused_variables(make: Make) -> None:
     for x, y in batches(2):
         gradients = step(x, y)
     assert float(gradients[1]) == 0.0
-    assert check_records(
-        compressor, 2, step=(lambda k: 0) if isinstance(compressor, hvq.BinSGDM) else int
-    ) == {
-        "first/kernel:0",
-        "third/kernel:0",
-    }
+    # Nobody updates here: an optimizer stays in its iteration 0.
+    number = (lambda k: 0) if isinstance(compressor, hvq.BinSGDM) else int
+    assert check_records(compressor, 2, step=number) == {"first/kernel:0"}
 
 
 def sparse_gradients(make: Make) -> None:

@@ -1,15 +1,65 @@
-"""Measures what crosses the loopback interface while a large gradient is exchanged. Run by test_wire.py."""
+"""Measures what crosses the loopback interface while a large gradient is exchanged. Run by test_wire.py.
+
+horovodrun -np 2 python wire_worker.py torch|tensorflow
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
-
-import horovod.torch as hvd
-import torch
-from torch_harness import METHODS, VARIANTS, base_optimizer
+import sys
+from collections.abc import Iterator
+from typing import Any, Callable
 
 STEPS = 8
+
+Setting = tuple[str, Callable[[], None], Any]
+"""A method, a training step with it, and its compressor."""
+
+
+def with_torch() -> Iterator[Setting]:
+    import horovod.torch as hvd
+    import torch
+    from torch_harness import METHODS, VARIANTS, base_optimizer
+
+    torch.set_num_threads(1)
+    for method, make in {**METHODS, **VARIANTS}.items():
+        torch.manual_seed(0)
+        model, compressor = torch.nn.Linear(1000, 1000), make()
+        optimizer = hvd.DistributedOptimizer(
+            base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+        )
+        torch.manual_seed(hvd.rank())
+
+        def step(model: Any = model, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            model(torch.randn(4, 1000)).pow(2).mean().backward()
+            optimizer.step()
+
+        yield method, step, compressor
+
+
+def with_tensorflow() -> Iterator[Setting]:
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+    from tf_harness import METHODS, VARIANTS, optimizer_for
+
+    import horovod_quant.tensorflow as hvq
+
+    for method, make in {**METHODS, **VARIANTS, "in-tensorflow": METHODS["global-qsgd"]}.items():
+        weights, bias = tf.Variable(tf.ones([1000, 1000])), tf.Variable(tf.ones([1000]))
+        optimizer = optimizer_for(make())
+        optimizer.build([weights, bias])
+        arguments: dict[str, Any] = {"optimizer": optimizer} if isinstance(make(), hvq.BinSGDM) else {}
+        compressor = make(**arguments, kernels="tensorflow" if method == "in-tensorflow" else "auto")
+
+        def step(variables: Any = (weights, bias), compressor: Any = compressor) -> Any:
+            x = tf.random.normal([4, 1000])
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ variables[0] + variables[1]) ** 2)
+            tape = hvd.DistributedGradientTape(tape, compression=compressor)
+            return [tf.reduce_sum(gradient) for gradient in tape.gradient(loss, variables)]
+
+        yield method, tf.function(step), compressor
 
 
 def loopback_bytes() -> int:
@@ -19,37 +69,30 @@ def loopback_bytes() -> int:
     return int(line.split(":")[1].split()[8])
 
 
-def measure(make: Any) -> dict[str, float]:
-    """Bytes that all workers send in STEPS steps: by their own account, and by the interface's."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(1000, 1000)
-    compressor = make()
-    optimizer = hvd.DistributedOptimizer(
-        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
-    )
-    torch.manual_seed(hvd.rank())
-    counted, wire = 0.0, 0
-    for step in range(STEPS + 1):
-        if step == 1:  # the first step also negotiates
-            hvd.barrier()
-            counted, wire = compressor.stats().total.bytes_sent, loopback_bytes()
-        optimizer.zero_grad()
-        model(torch.randn(4, 1000)).pow(2).mean().backward()
-        optimizer.step()
-    hvd.barrier()
-    wire = loopback_bytes() - wire
-    counted = compressor.stats().total.bytes_sent - counted
-    total = hvd.allreduce(torch.tensor([counted], dtype=torch.float64), op=hvd.Sum, name="counted")
-    return {"counted": total.item(), "wire": wire}
-
-
 def main() -> None:
+    if sys.argv[1] == "torch":
+        import horovod.torch as hvd
+        from torch_harness import gather_objects
+
+        settings = with_torch()
+    else:
+        import horovod.tensorflow as hvd
+        from tf_harness import gather_objects
+
+        settings = with_tensorflow()
     hvd.init()
-    torch.set_num_threads(1)
-    for method, make in {**METHODS, **VARIANTS}.items():
-        figures = measure(make)
+    for method, step, compressor in settings:
+        step()  # the first step also negotiates
+        gather_objects(None, hvd.global_process_set)
+        counted, wire = compressor.stats().total.bytes_sent, loopback_bytes()
+        for _ in range(STEPS):
+            step()
+        gather_objects(None, hvd.global_process_set)
+        wire = loopback_bytes() - wire
+        counted = compressor.stats().total.bytes_sent - counted
+        everyone = sum(gather_objects(counted, hvd.global_process_set))
         if hvd.rank() == 0:
-            print("\nFIGURES", json.dumps({"method": method, **figures}), flush=True)
+            print("\nFIGURES", json.dumps({"method": method, "counted": everyone, "wire": wire}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,623 @@
+"""The TensorFlow kernels return the reference's bits: eager, in a function, in a TF1 graph, and compiled by XLA."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from helpers import LENGTHS, SCHEMES, gaussian, lockstep, used_states  # noqa: E402
+
+from horovod_quant.kernels import keys, reference  # noqa: E402
+from horovod_quant.kernels.keys import Key  # noqa: E402
+from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles  # noqa: E402
+from horovod_quant.schemes.base import Allgather, Allreduce, BinaryState, Gradient, Workers  # noqa: E402
+from horovod_quant.tensorflow import kernels  # noqa: E402
+
+KEY = Key(0x12345678, 0x9ABCDEF0)
+BFLOAT16 = np.uint16
+FACTORS = (1.0, 1 / 3, -2.0, 1e-30, 1e38, 0.25)
+TINY = np.array([0, -0.0, 1e-45, -1e-40, 2.0**-126, -(2.0**-126), 2.0**-127, 2.0**-96], np.float32)
+SPECIAL = np.concatenate([TINY, np.array([1e-30, 2.0**-24, -1, 65519, 65520, -1e38, 3.4e38], np.float32)])
+NOT_FINITE = np.array([np.inf, -np.inf, np.nan], np.float32)
+
+Scenario = Callable[..., Sequence[Any]]
+
+
+# ---- one computation, by the reference and by TensorFlow in each of its ways
+
+
+def eagerly(function: Callable) -> Callable:
+    return function
+
+
+WAYS = {
+    "eager": eagerly,
+    "function": tf.function(autograph=False),
+    "xla": tf.function(autograph=False, jit_compile=True),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Callable:
+    return WAYS[request.param]
+
+
+def to_tensor(array: Any) -> Any:
+    if isinstance(array, list):
+        return [to_tensor(one) for one in array]
+    if array.dtype == BFLOAT16:
+        array = array.view(tf.bfloat16.as_numpy_dtype)
+    return tf.constant(array)
+
+
+def to_numpy(tensor: Any) -> np.ndarray:
+    array = tensor.numpy()
+    return array.view(BFLOAT16) if tensor.dtype == tf.bfloat16 else array
+
+
+def array_of(count: int, dtype: Any) -> np.ndarray:
+    return np.full(count, 77, dtype)
+
+
+def spec_of(count: int, dtype: Any) -> Any:
+    return tf.TensorSpec([count], tf.bfloat16 if dtype == BFLOAT16 else dtype)
+
+
+def assert_same(way: Callable, scenario: Scenario, *inputs: Any) -> None:
+    """``scenario(backend, out, *inputs)`` returns the same bits from both backends."""
+    with np.errstate(all="ignore"):
+        expected = scenario(reference, array_of, *inputs)
+    tensors = [to_tensor(one) for one in inputs]  # arguments, so that no compiler folds them
+    actual = way(lambda *arguments: scenario(kernels, spec_of, *arguments))(*tensors)
+    assert len(expected) == len(actual)
+    for number, (one, other) in enumerate(zip(expected, actual)):
+        assert_same_bits(one, to_numpy(other), f"result {number} of {scenario.__name__}")
+
+
+def assert_same_bits(expected: np.ndarray, actual: np.ndarray, what: str) -> None:
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
+    differ = bits_of(expected) != bits_of(actual)
+    if expected.dtype.kind == "f":
+        differ &= ~(np.isnan(expected) & np.isnan(actual))
+    at = np.flatnonzero(differ)
+    assert not len(at), (
+        f"{what}: {len(at)} of {len(actual)}, at {at[:5]}: {actual[at[:5]]}, not {expected[at[:5]]}"
+    )
+
+
+def bits_of(array: np.ndarray) -> np.ndarray:
+    return array.view(f"u{array.itemsize}")
+
+
+# ---- inputs
+
+
+class Input(NamedTuple):
+    """A gradient, norms that are mostly its own, and the size of the buckets."""
+
+    x: np.ndarray
+    norms: np.ndarray
+    bucket_size: int
+
+
+def make_input(count: int, bucket_size: int, dtype: Any, seed: int) -> Input:
+    """Buckets of very different scales; zeros, subnormal and huge numbers; some not finite; some norms of others."""
+    rng = np.random.default_rng(seed)
+    bucket_count = buckets(count, bucket_size)
+    scales = np.repeat(2.0 ** rng.integers(-150, 120, bucket_count), bucket_size)[:count]
+    scales[rng.random(count) < 0.3] = 1
+    x = (rng.standard_normal(count) * scales).astype(np.float32)
+    odd = rng.random(count) < 0.2
+    x[odd] = rng.choice(SPECIAL, int(odd.sum()))
+    if count > 100:
+        x[rng.integers(count)] = rng.choice(NOT_FINITE)
+    values = x.astype(np.float64) * (1 + 2.0**-30) if dtype == np.float64 else as_type(x, dtype)
+    norms = reference.bucket_maxima(values, bucket_size)
+    strange = rng.random(bucket_count) < 0.3
+    norms[strange] = np.abs(rng.choice(np.concatenate([SPECIAL, NOT_FINITE]), int(strange.sum())))
+    return Input(values, norms, bucket_size)
+
+
+def as_type(x: np.ndarray, dtype: Any) -> np.ndarray:
+    return reference.store_float32(x, np.empty(len(x), dtype))
+
+
+def any_words(count: int, seed: int) -> np.ndarray:
+    """What no encoder wrote: decoders agree on any words."""
+    return np.random.default_rng(seed).integers(-(2**31), 2**31, count).astype(np.int32)
+
+
+CASES = [
+    # elements, bucket size, dtype, bits
+    (0, 32, np.float32, 2),
+    (1, 96, np.float16, 3),
+    (31, 32, BFLOAT16, 4),
+    (33, 1024, np.float64, 5),
+    (1000, 96, np.float32, 6),
+    (1024, 32, BFLOAT16, 7),
+    (5000, 96, np.float32, 8),
+    (5000, 32, np.float64, 2),
+    (5000, 1024, np.float16, 4),
+    (4999, 2048, np.float32, 16),
+]
+cases = pytest.mark.parametrize(
+    ("count", "bucket_size", "dtype", "bits"),
+    CASES,
+    ids=lambda value: (
+        str(value) if isinstance(value, int) else "bfloat16" if value == BFLOAT16 else value.__name__
+    ),
+)
+
+
+# ---- norms, levels
+
+
+@cases
+def test_norms(way: Callable, count: int, bucket_size: int, dtype: Any, bits: int) -> None:
+    given = make_input(count, bucket_size, dtype, count)
+
+    def norms(backend, out, x, own):
+        sums = backend.bucket_square_sums(x, bucket_size)
+        return [
+            backend.bucket_maxima(x, bucket_size),
+            sums,
+            backend.norms_of_square_sums(sums),
+            backend.inverse_norms(own, 1.0),
+            backend.inverse_norms(own, 127 << 24),
+            *(backend.decoding_scales(own, (1 << bits) - 1, factor) for factor in FACTORS),
+        ]
+
+    assert_same(way, norms, given.x, given.norms)
+
+
+@cases
+def test_uniform_levels(way: Callable, count: int, bucket_size: int, dtype: Any, bits: int) -> None:
+    given = make_input(count, bucket_size, dtype, count + 1)
+    sums = any_words(sum_words(count, bits), 1)
+    codes = [any_words(code_words(count, bits), seed) for seed in range(3)]
+    everybody = [np.roll(given.norms, worker) for worker in range(3)]
+    levels = reference.uniform_levels(bits)
+    start = 96 * 1024 * 2**26  # beyond 2^32
+
+    def uniform(backend, out, x, norms, sums, codes, everybody):
+        results = [
+            backend.round_uniform(x, norms, bucket_size, levels, KEY),
+            backend.round_uniform(x, norms, bucket_size, 1, KEY, start),
+            backend.encode_uniform_sum(x, norms, bucket_size, levels, bits, KEY, start),
+            backend.encode_uniform_codes(x, norms, bucket_size, bits, KEY, start),
+        ]
+        for factor in FACTORS[bits % 2 :: 2]:
+            results += [
+                backend.decode_uniform_sum(sums, norms, bucket_size, levels, bits, factor, out(count, dtype)),
+                backend.decode_uniform_codes(codes, everybody, bucket_size, bits, factor, out(count, dtype)),
+            ]
+        return results
+
+    assert_same(way, uniform, given.x, given.norms, sums, codes, everybody)
+
+
+@cases
+def test_exponential_levels(way: Callable, count: int, bucket_size: int, dtype: Any, bits: int) -> None:
+    bits = min(bits, 8)
+    given = make_input(count, bucket_size, dtype, count + 2)
+    codes = [any_words(code_words(count, bits), seed) for seed in range(3)]
+    everybody = [np.roll(given.norms, worker) for worker in range(3)]
+
+    def exponential(backend, out, x, norms, codes, everybody):
+        digits = backend.round_exponential(x, norms, bucket_size, bits, KEY, 96 * 1024)
+        results = [
+            digits,
+            backend.exponential_values(digits, bits),
+            backend.encode_exponential(x, norms, bucket_size, bits, KEY, 96 * 1024),
+        ]
+        for factor, workers in zip(FACTORS[bits % 2 :: 2], (1, 2, 3)):
+            own_codes, own_norms = codes[:workers], everybody[:workers]
+            results.append(
+                backend.decode_exponential(own_codes, own_norms, bucket_size, bits, factor, out(count, dtype))
+            )
+        return results
+
+    assert_same(way, exponential, given.x, given.norms, codes, everybody)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64, BFLOAT16])
+def test_each_type_to_decode_to(way: Callable, dtype: Any) -> None:
+    """Norms and factors whose products are subnormal in each type, or overflow it."""
+    rng = np.random.default_rng(5)
+    count, bucket_size = 4096, 32
+    words = [any_words(code_words(count, 8), seed) for seed in range(2)]
+    scales = [
+        (rng.uniform(1, 2, count // 32) * 2.0 ** rng.integers(-152, 20, count // 32)).astype(np.float32)
+        for _ in words
+    ]
+
+    def decode(backend, out, words, scales):
+        return [
+            backend.decode_uniform_codes(words, scales, bucket_size, 8, 1.0, out(count, dtype)),
+            backend.decode_uniform_codes(words, scales, bucket_size, 8, 2.0**-20, out(count, dtype)),
+            backend.decode_exponential(words, scales, bucket_size, 8, 2.0**120, out(count, dtype)),
+        ]
+
+    assert_same(way, decode, words, scales)
+
+
+def test_exact_ties_of_a_subnormal_quotient(way: Callable) -> None:
+    """Half-way between two subnormal numbers: a multiplication by a rounded 1/98 would miss some."""
+    norms = (98 * np.arange(1, 4001, 2) * 2.0**-150).astype(np.float32)
+    assert_same(way, lambda backend, out, norms: [backend.decoding_scales(norms, 98, 1.0)], norms)
+
+
+def test_every_short_float(way: Callable) -> None:
+    """All float16 and bfloat16 numbers are read as the reference reads them."""
+    every = np.arange(65536, dtype=np.uint32).astype(np.uint16)
+
+    def read(backend, out, half, brain):
+        return [backend.bucket_maxima(half, 32), backend.bucket_maxima(brain, 32)] + [
+            backend.bucket_square_sums(x, 32) for x in (half, brain)
+        ]
+
+    assert_same(way, read, every.view(np.float16), every)
+
+
+@pytest.mark.parametrize("bucket_size", [8 * 1024, 32 * 1024])
+def test_squares_are_added_row_by_row(way: Callable, bucket_size: int) -> None:
+    """A chain of additions and a loop. From the first row on each tiny square is lost; together they would count."""
+    x = make_input(70_000, bucket_size, np.float32, 3).x
+    x[~np.isfinite(x)] = 1
+    first = x[:bucket_size].reshape(-1, ROW)
+    first[:] = 0
+    first[0, 0], first[1, 0], first[2:, 0] = 1, 2.0**-12 * (1 - 2.0**-24), 2.0**-27
+    in_order, backwards = (
+        reference.bucket_square_sums(rows.reshape(-1), bucket_size) for rows in (first, first[::-1])
+    )
+    assert in_order != backwards
+    assert_same(way, lambda backend, out, x: [backend.bucket_square_sums(x, bucket_size)], x)
+
+
+# ---- one bit
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "beta"),
+    [(0, np.float32, 0.9), (33, np.float16, 0.0), (5000, np.float32, 0.9), (5000, BFLOAT16, 0.999)],
+)
+def test_binarized(way: Callable, count: int, dtype: Any, beta: float) -> None:
+    x = make_input(count, 32, dtype, count).x
+    scale, momentum = state_of(count)
+
+    def one_bit(backend, out, x, momentum, scale):
+        if backend is kernels:
+            return backend.binarized(x, momentum, scale, beta, KEY, TILE)
+        momentum, scale = momentum.copy(), scale.copy()
+        return [*backend.binarize(x, momentum, scale, beta, KEY, TILE), momentum, scale]
+
+    assert_same(way, one_bit, x, momentum, scale)
+
+
+def test_a_draw_that_rounds_to_the_momentum(way: Callable) -> None:
+    """``uniform * scale`` is rounded before it is compared: a draw of exactly the momentum is no 1."""
+    count = 5 * TILE
+    scale = np.random.default_rng(1).uniform(1, 2, count).astype(np.float32)
+    uniform = (keys.hash32(0, count, KEY).view(np.int32) >> 8) * 2.0**-23
+    momentum = (uniform * scale).astype(np.float32)
+
+    def one_bit(backend, out, x, momentum, scale):
+        binarize = backend.binarize if backend is reference else backend.binarized
+        return [binarize(x, momentum, scale, 1.0, KEY)[0]]
+
+    assert_same(way, one_bit, np.zeros(count, np.float32), momentum, scale)
+
+
+def state_of(count: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(count)
+    scale = np.abs(rng.standard_normal(count) * 2.0 ** rng.integers(-150, 100, count)).astype(np.float32)
+    odd = rng.random(count) < 0.2
+    scale[odd] = np.abs(rng.choice(SPECIAL, int(odd.sum())))
+    return scale, (scale * rng.choice(np.array([-1, -0.3, 0, 1], np.float32), count)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", [*WAYS, "graph"])
+def test_binarize_updates_variables_of_any_shape(kind: str) -> None:
+    x = make_input(3000, 32, np.float32, 7).x
+    scale, momentum = state_of(3000)
+    expected_momentum, expected_scale = momentum.copy(), scale.copy()
+    steps = []
+    with np.errstate(all="ignore"):
+        for step in range(2):
+            key = Key(step, 5)
+            steps.append(reference.binarize(x, expected_momentum, expected_scale, 0.9, key))
+
+    graph = tf.Graph() if kind == "graph" else None
+    with graph.as_default() if graph else contextlib.nullcontext():
+        variables = [tf.Variable(array.reshape(30, 100)) for array in (momentum, scale)]
+        way = WAYS.get(kind, eagerly)
+        binarize = way(lambda g, k0: kernels.binarize(g, *variables, 0.9, Key(k0, 5)))
+        if graph:
+            gradient = tf.compat.v1.placeholder(tf.float32, [3000])
+            k0 = tf.compat.v1.placeholder(tf.uint32, [])
+            words, broken = binarize(gradient, k0)
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                actual = [
+                    (session.run(words, {gradient: x, k0: 0}), steps[0][1]),  # the words alone
+                    session.run((words, broken), {gradient: x, k0: 1}),
+                ]
+                left = session.run(variables)
+        else:
+            results = [binarize(tf.constant(x), tf.constant(step, tf.uint32)) for step in range(2)]
+            actual = [(words.numpy(), broken.numpy()) for words, broken in results]
+            left = [variable.numpy() for variable in variables]
+    for (words, broken), (own_words, own_broken) in zip(steps, actual):
+        assert_same_bits(words, own_words, "words")
+        assert_same_bits(broken, own_broken, "broken")
+    assert_same_bits(expected_momentum, left[0].reshape(-1), "momentum")
+    assert_same_bits(expected_scale, left[1].reshape(-1), "scale")
+
+
+@pytest.mark.parametrize(
+    ("tile_count", "workers", "dtype"), [(0, 1, np.float32), (2, 3, BFLOAT16), (1, 300, np.float16)]
+)
+def test_vote_and_signs(way: Callable, tile_count: int, workers: int, dtype: Any) -> None:
+    words = [any_words(tile_count * ROW, seed) for seed in range(workers)]
+    count = max(0, tile_count * TILE - 100)
+
+    def signs(backend, out, words):
+        result = backend.vote(words, KEY, 5 * TILE)
+        magnitudes = (1.0, -0.3, 0.0, 1e38, 1e-41, 3e-45, 65519.999)
+        return [result, *(backend.decode_signs(result, value, out(count, dtype)) for value in magnitudes)]
+
+    assert_same(way, signs, words)
+
+
+# ---- keys
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**70 + 3])
+def test_keys_of_tensors(way: Callable, seed: int) -> None:
+    plain, chain = keys.KeyChain(seed, "layer/weight"), kernels.KeyChain(seed, "layer/weight")
+    assert (chain.seed, chain.name) == (seed, "layer/weight")
+    of_both = way(lambda step, worker: chain.key("worker", step, worker))
+    of_step = way(lambda step: chain.key("server", step))
+    of_worker = way(lambda worker: chain.key("worker", 7, worker))
+    rng = np.random.default_rng(3)
+    steps = [0, 1, 2**31 - 1, 2**31, 2**32 + 1, 2**40, 2**63 - 1, *rng.integers(0, 2**62, 20).tolist()]
+    for step in steps:
+        worker = step % 1000
+        tensor, worker_tensor = tf.constant(step, tf.int64), tf.constant(worker, tf.int64)
+        assert values_of(of_both(tensor, worker_tensor)) == plain.key("worker", step, worker)
+        assert values_of(of_step(tensor)) == plain.key("server", step)
+        assert values_of(of_worker(worker_tensor)) == plain.key("worker", 7, worker)
+
+
+def values_of(key: Key) -> Key:
+    assert key.k0.dtype == key.k1.dtype == tf.uint32
+    return Key(int(key.k0), int(key.k1))
+
+
+def test_keys_of_integers_and_variables() -> None:
+    plain, chain = keys.KeyChain(3, "w"), kernels.KeyChain(3, "w")
+    assert chain.key("worker", 5, 2) == plain.key("worker", 5, 2)
+    assert chain.key("worker", np.int64(5), np.int32(2)) == plain.key("worker", 5, 2)
+    assert values_of(chain.key("worker", tf.Variable(5, dtype=tf.int64))) == plain.key("worker", 5)
+    assert values_of(chain.key("worker", 5, tf.constant(2))) == plain.key("worker", 5, 2)
+
+
+def test_hash(way: Callable) -> None:
+    def hashes(backend, out, k0, k1):
+        hash32 = keys.hash32 if backend is reference else backend.hash32
+        key = Key(int(k0), int(k1)) if backend is reference else Key(k0, k1)
+        found = []
+        for start, count in ((0, 0), (0, 1), (37, 100), (2**32 - 50, 100), (2**40, 5)):
+            found += [hash32(start, count, key), hash32(start, count, KEY)]
+        return found
+
+    assert_same(way, hashes, np.uint32(0xFFFFFFFF), np.uint32(0xFEDCBA98))
+
+
+# ---- packing
+
+
+@pytest.mark.parametrize("counts", [(0, 1, 33), (1024, 5000)])
+def test_packing(way: Callable, counts: Sequence[int]) -> None:
+    rng = np.random.default_rng(len(counts))
+    widths = range(1, 17) if max(counts) > 33 else (1, 2, 5, 16)
+    pairs = [(width, count) for width in widths for count in counts]
+    digits = [rng.integers(-(2**31), 2**31, count).astype(np.int32) for _, count in pairs]
+    sums = [any_words(sum_words(count, width), width) for width, count in pairs]
+    codes = [rng.integers(0, 1 << width, count).astype(np.uint32) for width, count in pairs]
+    words = [any_words(code_words(count, width) + 40, width) for width, count in pairs]
+
+    def packing(backend, out, digits, sums, codes, words):
+        found = []
+        for i, (width, count) in enumerate(pairs):
+            found += [
+                backend.pack_sum(digits[i], width),
+                backend.unpack_sum(sums[i], width, count),
+                backend.pack_codes(codes[i], width),
+                backend.pack_codes(codes[i], width, None, True),
+                backend.unpack_codes(words[i], width, count),
+            ]
+            if width > 1:
+                own = backend.digits_of_codes(codes[i], width)
+                found += [own, backend.codes_of_digits(own, width)]
+        return found
+
+    assert_same(way, packing, digits, sums, codes, words)
+
+
+def test_words_that_cannot_hold_the_elements() -> None:
+    with pytest.raises(ValueError, match="32 words cannot hold 2000 digits of 8 bits"):
+        kernels.unpack_sum(tf.zeros([32], tf.int32), 8, 2000)
+    with pytest.raises(ValueError, match="32 words cannot hold 2000 codes of 8 bits"):
+        kernels.unpack_codes(tf.zeros([32], tf.int32), 8, 2000)
+
+
+def test_buffers_and_integers_are_refused() -> None:
+    with pytest.raises(ValueError, match="no buffer"):
+        kernels.bucket_maxima(tf.ones(5), 32, tf.ones(1))
+    with pytest.raises(TypeError, match="int32"):
+        kernels.bucket_maxima(tf.ones(5, tf.int32), 32)
+    with pytest.raises(TypeError, match="int64"):
+        kernels.decode_signs(tf.zeros([32], tf.int32), 1.0, tf.TensorSpec([5], tf.int64))
+
+
+# ---- numbers known only when a graph runs
+
+
+def test_factors_magnitudes_and_keys_as_tensors(way: Callable) -> None:
+    count, bucket_size = 1000, 96
+    given = make_input(count, bucket_size, np.float32, 1)
+    words = any_words(code_words(count, 4), 1)
+
+    def decode(backend, out, x, norms, words, factor, k0, k1):
+        if backend is reference:
+            factor, k0, k1 = float(factor), int(k0), int(k1)
+        return [
+            backend.encode_uniform_sum(x, norms, bucket_size, 7, 4, Key(k0, k1), bucket_size),
+            backend.decode_uniform_codes([words], [norms], bucket_size, 4, factor, out(count, np.float32)),
+            backend.decode_signs(words, factor, out(count, np.float32)),
+        ]
+
+    # The last, subnormal in float32, is a tensor of float32 as well.
+    for factor in (
+        np.float64(1 / 3),
+        np.float64(1e-30),
+        np.float64(1e300),
+        np.float64(1e-41),
+        np.float32(1e-41),
+    ):
+        assert_same(way, decode, given.x, given.norms, words, factor, np.uint32(KEY.k0), np.uint32(KEY.k1))
+
+
+# ---- many elements: what is rare
+
+
+def test_a_million_elements(way: Callable) -> None:
+    count, bucket_size = 1_000_000, 1024
+    rng = np.random.default_rng(11)
+    x, momentum = rng.standard_normal((2, count)).astype(np.float32)
+    scale = np.abs(rng.standard_normal(count)).astype(np.float32)
+    norms = [rng.uniform(0.1, 10, buckets(count, bucket_size)).astype(np.float32) for _ in range(3)]
+    words = [any_words(code_words(count, 4), seed) for seed in range(3)]
+
+    def many(backend, out, x, momentum, scale, norms, words):
+        own = [momentum, scale]
+        if backend is kernels:
+            bits, _, *own = backend.binarized(x, momentum, scale, 0.9, KEY)
+        else:
+            own = [momentum.copy(), scale.copy()]
+            bits, _ = backend.binarize(x, *own, 0.9, KEY)
+        return [
+            bits,
+            *own,
+            backend.decode_uniform_codes(words, norms, bucket_size, 4, 1 / 3, out(count, np.float32)),
+            backend.encode_uniform_sum(x, norms[0], bucket_size, 31, 8, KEY),
+            backend.encode_exponential(x, norms[0], bucket_size, 4, KEY),
+            backend.bucket_square_sums(x, bucket_size),
+        ]
+
+    assert_same(way, many, x, momentum, scale, norms, words)
+
+
+# ---- what the schemes do with arrays
+
+
+def test_assemble(way: Callable) -> None:
+    inputs = [
+        np.array([1e-41, -0.0, 3, np.nan], np.float32),
+        any_words(70, 0),
+        np.ones(3),
+        np.zeros(0, np.int32),
+    ]
+    mixes = ([0, 1], [0, 0], [1], [2, 2], [], [3, 3, 1], [3])
+
+    def assembled(backend, out, inputs):
+        def part(number):
+            return inputs[number].shape[0], inputs[number].dtype, lambda out: inputs[number]
+
+        results = [backend.assemble([part(number) for number in mix]) for mix in mixes]
+        results += [backend.view(results[0][:4], np.float32), backend.concatenate([inputs[1], inputs[1]])]
+        results.append(backend.assemble([part(1), (2, np.int32, lambda out: np.ones(2, np.int32))]))
+        return results
+
+    assert_same(way, assembled, inputs)
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1000])
+def test_flags(way: Callable, count: int) -> None:
+    flags = np.random.default_rng(count).random(count) < 0.5
+    packed = np.packbits(np.pad(flags, (0, -count % 32)), bitorder="little").view("<i4")
+    words = way(kernels.pack_flags)(tf.constant(flags))
+    assert_same_bits(packed.astype(np.int32), words.numpy(), "words")
+    assert way(lambda words: kernels.unpack_flags(words, count))(words).numpy().tolist() == flags.tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64, BFLOAT16])
+def test_nan_tiles(way: Callable, dtype: Any) -> None:
+    values = as_type(np.resize(SPECIAL, 3000), dtype)
+    broken = np.array([False, True, False])
+    expected = values.copy()
+    reference.store_float32(np.full(1, np.nan, np.float32), expected[TILE : 2 * TILE])
+    actual = way(kernels.with_nan_tiles)(to_tensor(values), tf.constant(broken))
+    assert_same_bits(expected, to_numpy(actual), "values")
+    assert tiles(len(values)) == len(broken)
+
+
+def perform(requests: Sequence[Any]) -> list[Any]:
+    first, arrays = requests[0], [request.array for request in requests]
+    if isinstance(first, Allreduce):
+        combined = arrays[0]
+        for array in arrays[1:]:
+            combined = tf.maximum(combined, array) if first.op == "max" else combined + array
+        return [combined] * len(requests)
+    if isinstance(first, Allgather):
+        return [arrays] * len(requests)
+    pieces = [tf.split(request.array, request.splits) for request in requests]
+    return [list(received) for received in zip(*pieces)]
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMES if "elias" not in name and "omega" not in name])
+def test_schemes(way: Callable, name: str) -> None:
+    """Whole exchanges of three workers, with a scheme's own numpy arrays among the tensors."""
+    scheme = SCHEMES[name]
+    groups = [[gaussian(10 * rank + count, count) for count in LENGTHS] for rank in range(3)]
+    groups[1][-1][1024] = np.inf
+    states = [used_states(own) for own in groups]
+    variables = [
+        [BinaryState(tf.Variable(state.momentum), tf.Variable(state.scale), state.beta) for state in own]
+        for own in states
+    ]
+
+    def exchange(groups, step):
+        exchanges = []
+        for rank, own in enumerate(groups):
+            members = [
+                Gradient(values, kernels.KeyChain(0, str(i)), step, variables[rank][i])
+                for i, values in enumerate(own)
+            ]
+            exchanges.append(scheme.exchange(members, Workers(rank, 3), kernels))
+        answers: list[Any] = [None] * 3
+        while True:
+            try:
+                requests = [one.send(answer) for one, answer in zip(exchanges, answers)]
+            except StopIteration as stop:
+                decoded = stop.value
+                targets = [kernels.target(count) for count in LENGTHS]
+                return [decoded.write(i, 0.5, out) for i, out in enumerate(targets)]
+            answers = perform(requests)
+
+    with np.errstate(all="ignore"):
+        expected = lockstep(scheme, groups, states)[0]
+    actual = way(exchange)(to_tensor(groups), tf.constant(0, tf.int64))
+    for i, count in enumerate(LENGTHS):
+        out = array_of(count, np.float32)
+        expected.write(i, 0.5, out)
+        assert_same_bits(out, actual[i].numpy(), f"gradient {i} of {name}")
+        for own, other in zip(states, variables):
+            assert_same_bits(own[i].momentum, other[i].momentum.numpy(), "momentum")
