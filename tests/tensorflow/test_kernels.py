@@ -202,6 +202,18 @@ def test_uniform_levels(way: Callable, count: int, bucket_size: int, dtype: Any,
     assert_same(way, uniform, given.x, given.norms, sums, codes, everybody)
 
 
+@pytest.mark.parametrize("scale", [1.0, 2.0**-126])
+def test_many_levels(way: Callable, scale: float) -> None:
+    """Few random bits: the last bits of the products, and subnormal elements of the smallest norms, count."""
+    x = (np.random.default_rng(2).uniform(-1, 1, 100_000) * scale).astype(np.float32)
+    norms = np.full(buckets(len(x), 1024), max(1, 2.0**-96 / scale) * scale, np.float32)
+
+    def rounded(backend, out, x, norms):
+        return [backend.round_uniform(x, norms, 1024, (1 << 20) - 1, KEY)]
+
+    assert_same(way, rounded, x, norms)
+
+
 @cases
 def test_exponential_levels(way: Callable, count: int, bucket_size: int, dtype: Any, bits: int) -> None:
     bits = min(bits, 8)
