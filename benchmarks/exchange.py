@@ -1,71 +1,54 @@
-"""Times one exchange of a model's gradients through ``hvd.DistributedOptimizer``, for each compression.
+"""Times one exchange of a model's gradients through Horovod's optimizer or tape, for each compression.
 
     horovodrun -np 2 python benchmarks/exchange.py --model resnet50
     horovodrun -np 4 python benchmarks/exchange.py --methods fp16 global-qsgd-4 --json exchange.json
     horovodrun -np 2 python benchmarks/exchange.py --methods global-qsgd-4 --group-bytes 1 4 16 64
+    horovodrun -np 2 python benchmarks/exchange.py --framework tensorflow
 
-An exchange lasts from the start of the backward pass to the end of ``optimizer.synchronize()``. The backward pass
-visits the parameters in reverse order, as a model's would, but computes nothing: the gradients are there already,
-filled with the same random values before every exchange, outside the measurement. The first row of the table, without
-any exchange, is what the pass itself costs.
+An exchange lasts from the start of the backward pass until the reduced gradients are there; `exchange_torch` and
+`exchange_tensorflow` say how that is done. The pass computes nothing: the gradients are there already, the same random
+values in every exchange. The first row of the table, without any exchange, is what the pass itself costs.
 
 A round measures every method once, so that all of them see the same state of the machine, each time starting with
 another one. The table shows medians over the rounds: the wall time (of the slowest worker), the CPU time of all threads
-of a worker, Horovod's included (mean over the workers), and the ratio to fp16 within the same round. A second,
-instrumented pass then splits the time of each of this package's methods.
+of a worker, Horovod's included (mean over the workers), and the ratio to fp16 within the same round. For PyTorch a
+second, instrumented pass then splits the time of each of this package's methods.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import importlib
 import json
 import os
 import platform
 import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from math import prod
-from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple
-from unittest.mock import patch
 
-import horovod.torch as hvd
-import horovod.torch.optimizer as horovod_optimizer
 import numpy as np
-import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from shapes import MODELS, Shapes, elements
+from shapes import MODELS, elements
 from tqdm import tqdm
 
-import horovod_quant.torch as hvq
 from horovod_quant import kernels
-from horovod_quant.torch import exchange
 from horovod_quant.traffic import ring_allreduce_bytes
 
 NOTHING, NONE, FP16, BINSGDM = "no exchange", "none", "fp16", "binsgdm"
-SCHEMES = {
-    "qsgdinf": functools.partial(hvq.QSGD, norm="max"),
-    "nuqsgd": hvq.NUQSGD,
-    "global-qsgd": hvq.GlobalQSGD,
+SCHEMES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qsgdinf": ("QSGD", {"norm": "max"}),
+    "nuqsgd": ("NUQSGD", {}),
+    "global-qsgd": ("GlobalQSGD", {}),
 }
 METHODS = [NONE, FP16, *(f"{scheme}-{bits}" for scheme in SCHEMES for bits in (8, 4, 2)), BINSGDM]
 
 MIB = 2**20
 WARM_UP = 3  # in the first exchange the workers agree on groups, in the second one Horovod learns their names
 HOROVOD_CACHE = 1024
-
-PHASES = {
-    "norms": ["bucket_maxima", "bucket_square_sums", "norms_of_square_sums"],
-    "quantize": ["encode_uniform_sum", "encode_uniform_codes", "encode_exponential", "binarize", "vote"],
-    "decode": ["decode_uniform_sum", "decode_uniform_codes", "decode_exponential", "decode_signs"],
-}
-LAUNCH, WAIT, HOROVOD_WAIT, REST = "launch", "wait", "wait (Horovod)", "rest"
-LAUNCHES = ["allreduce_async_", "allgather_async", "alltoall_async"]
-COLUMNS = ["norms", "quantize", LAUNCH, WAIT, HOROVOD_WAIT, "decode", REST]
+EXCHANGES = 3  # of a tensor, at most: two of a method's, and Horovod's
+THREADS = "/proc/self/task"
 
 
 class Measurement(NamedTuple):
@@ -73,7 +56,7 @@ class Measurement(NamedTuple):
 
     wall: float
     cpu: float  # of all threads
-    horovod_cpu: float  # of all but the one that calls Horovod
+    horovod_cpu: float  # of Horovod's own
     system_cpu: float
     page_faults: float
 
@@ -85,229 +68,125 @@ class Variant(NamedTuple):
     group_mib: float | None = None
 
     @property
+    def exchanges(self) -> bool:
+        return self.method != NOTHING
+
+    @property
     def ours(self) -> bool:
         return self.method not in (NOTHING, NONE, FP16)
+
+    @property
+    def is_binsgdm(self) -> bool:
+        return self.method == BINSGDM
 
     def label(self, several_sizes: bool) -> str:
         return f"{self.method}, {self.group_mib:g} MiB" if several_sizes and self.ours else self.method
 
-    def compression(self, overlap: bool) -> Any:
-        if self.method in (NONE, FP16):
+    def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
+        """Horovod's, or this package's with further arguments."""
+        if not self.ours:
             return getattr(hvd.Compression, self.method)
         assert self.group_mib is not None
-        common: dict[str, Any] = {"group_bytes": int(self.group_mib * MIB), "overlap": overlap}
-        if self.method == BINSGDM:
-            return hvq.BinSGDM(**common)
+        options["group_bytes"] = int(self.group_mib * MIB)
+        if self.is_binsgdm:
+            return hvq.BinSGDM(**options)
         scheme, _, bits = self.method.rpartition("-")
-        return SCHEMES[scheme](int(bits), **common)
+        kind, arguments = SCHEMES[scheme]
+        return getattr(hvq, kind)(int(bits), **arguments, **options)
 
-    def refusal(self, size: int) -> str | None:
+    def refusal(self, hvd: Any, hvq: Any) -> str | None:
         """Why the method cannot serve so many workers."""
         if not self.ours:
             return None
         try:
-            self.compression(False).policy.check_workers(size)
+            self.compression(hvd, hvq).policy.check_workers(hvd.size())
         except ValueError as error:
             return str(error)
         return None
 
 
-# ---- one exchange ------------------------------------------------------------------------------------------------
+class Bench:
+    """Initializes Horovod, and measures exchanges.
 
+    Args:
+        framework: the module `exchange_torch` or `exchange_tensorflow`.
+    """
 
-class Visit(torch.autograd.Function):
-    """Passes a number through. On the way back it touches a parameter, whose gradient stays as it is."""
+    def __init__(self, framework: Any) -> None:
+        self._framework = framework
+        threads = set(os.listdir(THREADS))
+        framework.hvd.init()
+        # Linux's clocks of the CPU time of the threads that Horovod has started.
+        self._horovod_clocks = [~int(thread) << 3 | 6 for thread in set(os.listdir(THREADS)) - threads]
 
-    @staticmethod
-    def forward(ctx: Any, number: torch.Tensor, parameter: torch.Tensor, until: Callable[[], float]) -> Any:
-        ctx.until = until
-        return number.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        left = ctx.until() - time.perf_counter()
-        if left > 0:
-            time.sleep(left)
-        return gradient, None, None
-
-
-class Gradients:
-    """The gradients' values and the memory that they are exchanged in, which all methods share."""
-
-    def __init__(self, shapes: Shapes) -> None:
-        generator = torch.Generator().manual_seed(hvd.rank())
-        self.shapes = shapes
-        self.values = 0.01 * torch.randn(elements(shapes), generator=generator)
-        self._sizes = list(map(prod, shapes.values()))
-        # Apart, as they would be in a training run.
-        self._memory = [torch.empty(shape) for shape in shapes.values()]
-
-    def give(self, parameters: list[torch.nn.Parameter]) -> None:
-        for parameter, memory, values in zip(parameters, self._memory, self.values.split(self._sizes)):
-            memory.view(-1).copy_(values)
-            parameter.grad = memory.detach()  # another tensor on the same memory: Horovod may replace it
-
-
-class Trial:
-    """A model and its optimizer, ready to exchange gradients with one method."""
-
-    def __init__(self, variant: Variant, gradients: Gradients, overlap: bool, backward: float) -> None:
-        self.variant = variant
-        self._gradients = gradients
-        self._backward = backward
-        self._begin = 0.0
-        self.parameters = [torch.nn.Parameter(torch.empty(shape)) for shape in gradients.shapes.values()]
-        self._optimizer = self.compression = None
-        if variant.method != NOTHING:
-            self.compression = variant.compression(overlap)
-            plain = (hvq.optim.BinSGDM if variant.method == BINSGDM else torch.optim.SGD)(
-                self.parameters, lr=0.1
-            )
-            # Other names for each variant: the same name with another shape would be a miss in Horovod's cache.
-            names = [f"{variant.label(True)}: {name}" for name in gradients.shapes]
-            self._optimizer = hvd.DistributedOptimizer(
-                plain, named_parameters=list(zip(names, self.parameters)), compression=self.compression
-            )
-
-    def exchange(self) -> Measurement:
-        self._gradients.give(self.parameters)
-        loss = self._forward()
-        hvd.barrier()
+    def measured(self, trial: Any) -> Measurement:
+        """One exchange."""
+        trial.prepare()
+        self._framework.barrier()
         before = resource.getrusage(resource.RUSAGE_SELF)
-        cpu, thread, self._begin = time.process_time(), time.thread_time(), time.perf_counter()
-        loss.backward()
-        if self._optimizer is not None:
-            self._optimizer.synchronize()
-        wall = time.perf_counter() - self._begin
-        thread, cpu = time.thread_time() - thread, time.process_time() - cpu
+        horovod, cpu, begin = self._horovod_seconds(), time.process_time(), time.perf_counter()
+        trial.run()
+        wall = time.perf_counter() - begin
+        cpu, horovod = time.process_time() - cpu, self._horovod_seconds() - horovod
         after = resource.getrusage(resource.RUSAGE_SELF)
-        for parameter in self.parameters:
-            parameter.grad = None
+        trial.clear()
         faults = after.ru_minflt - before.ru_minflt
-        return Measurement(wall, cpu, cpu - thread, after.ru_stime - before.ru_stime, float(faults))
+        return Measurement(wall, cpu, horovod, after.ru_stime - before.ru_stime, float(faults))
 
-    def _forward(self) -> torch.Tensor:
-        """Layer i's part of the backward pass ends when its share of the pass's time is over."""
-        loss, left, total = torch.zeros((), requires_grad=True), 0, elements(self._gradients.shapes)
-        for parameter in self.parameters:
-            loss = Visit.apply(loss, parameter, functools.partial(self._deadline, 1 - left / total))
-            left += parameter.numel()
-        return loss
+    def _horovod_seconds(self) -> float:
+        return sum(map(time.clock_gettime, self._horovod_clocks))
 
-    def _deadline(self, share: float) -> float:
-        return self._begin + share * self._backward if self._backward else 0.0
-
-    def bytes_sent(self) -> float:
-        """By one worker, so far; for Horovod's own methods, in one exchange."""
-        if self.variant.ours:
-            return self.compression.stats().total.bytes_sent
-        width = {NOTHING: 0, NONE: 4, FP16: 2}[self.variant.method]
-        return ring_allreduce_bytes(width * elements(self._gradients.shapes), hvd.size())
-
-    def bytes_of_one_exchange(self) -> float:
-        before = self.bytes_sent()
-        self.exchange()
-        return self.bytes_sent() - (before if self.variant.ours else 0)
-
-
-def measure(trials: list[Trial], rounds: int) -> np.ndarray:
-    """Measurements of all workers, ``[worker, trial, round, field of Measurement]``."""
-    found = np.zeros((len(trials), rounds, len(Measurement._fields)))
-    progress = progress_bar("totals", (rounds + WARM_UP) * len(trials))
-    for number in range(-WARM_UP, rounds):
-        for offset in range(len(trials)):
-            index = (number + offset) % len(trials)
-            measurement = trials[index].exchange()
-            if number >= 0:
-                found[index, number] = measurement
-            progress.update()
-    progress.close()
-    return from_all_workers(found, "totals")
-
-
-def progress_bar(what: str, total: int) -> Any:
-    return tqdm(desc=what, total=total, disable=hvd.rank() > 0, mininterval=2, ascii=True)
-
-
-def from_all_workers(array: np.ndarray, name: str) -> np.ndarray:
-    return hvd.allgather(torch.from_numpy(array)[None], name=f"measurements of {name}").numpy()
-
-
-# ---- where the time goes -----------------------------------------------------------------------------------------
-
-
-class Stopwatch:
-    """Adds up wall and CPU seconds of the calling thread, by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, np.ndarray] = {}
-
-    def restart(self) -> None:
-        self.seconds = {phase: np.zeros(2) for phase in COLUMNS}
-
-    def timed(self, phase: str, function: Callable) -> Callable:
-        @functools.wraps(function)
-        def wrapper(*arguments: Any, **named: Any) -> Any:
-            begin = np.array([time.perf_counter(), time.thread_time()])
-            try:
-                return function(*arguments, **named)
-            finally:
-                self.seconds[phase] += [time.perf_counter(), time.thread_time()] - begin
-
-        return wrapper
-
-
-@contextmanager
-def instrumented(stopwatch: Stopwatch) -> Iterator[None]:
-    """Compressors that start to work in here have their kernels and Horovod's operations timed."""
-    backend = SimpleNamespace(**vars(kernels.get()))
-    for phase, names in PHASES.items():
-        for name in names:
-            setattr(backend, name, stopwatch.timed(phase, getattr(backend, name)))
-    patches = [
-        patch.object(kernels, "get", lambda name="auto": backend),
-        patch.object(exchange, "_collect", stopwatch.timed(WAIT, exchange._collect)),
-        patch.object(
-            horovod_optimizer, "synchronize", stopwatch.timed(HOROVOD_WAIT, horovod_optimizer.synchronize)
-        ),
-    ]
-    for owner in (hvd, horovod_optimizer):
-        for name in set(LAUNCHES) & set(vars(owner)):
-            patches.append(patch.object(owner, name, stopwatch.timed(LAUNCH, getattr(owner, name))))
-    for each in patches:
-        each.start()
-    try:
-        yield
-    finally:
-        for each in patches:
-            each.stop()
-
-
-def split(variants: list[Variant], rounds: int, make: Callable[[Variant], Trial]) -> np.ndarray:
-    """Medians of milliseconds, ``[variant, phase, wall or CPU]``, means over the workers."""
-    stopwatch = Stopwatch()
-    found = np.zeros((len(variants), rounds, len(COLUMNS), 2))
-    with instrumented(stopwatch):
-        trials = [make(variant) for variant in variants]
-        progress = progress_bar("split", (rounds + WARM_UP) * len(trials))
+    def totals(self, trials: list[Any], rounds: int) -> np.ndarray:
+        """Measurements of all workers, ``[worker, trial, round, field of Measurement]``."""
+        found = np.zeros((len(trials), rounds, len(Measurement._fields)))
+        progress = self.progress("totals", (rounds + WARM_UP) * len(trials))
         for number in range(-WARM_UP, rounds):
-            for index, trial in enumerate(trials):
-                stopwatch.restart()
-                whole = trial.exchange()
-                accounted = sum(stopwatch.seconds.values())
-                thread = whole.cpu - whole.horovod_cpu
-                stopwatch.seconds[REST] = np.array([whole.wall - accounted[0], thread - accounted[1]])
+            for offset in range(len(trials)):
+                index = (number + offset) % len(trials)
+                measurement = self.measured(trials[index])
                 if number >= 0:
-                    found[index, number] = [stopwatch.seconds[phase] for phase in COLUMNS]
+                    found[index, number] = measurement
                 progress.update()
         progress.close()
-    return 1e3 * np.median(from_all_workers(found, "phases").mean(axis=0), axis=1)
+        return self._framework.allgather(found[None], "totals")
+
+    def bytes_sent(self, trial: Any, elements: int) -> float:
+        """By one worker in one exchange."""
+        variant = trial.variant
+        if not variant.ours:
+            width = {NOTHING: 0, NONE: 4, FP16: 2}[variant.method]
+            return ring_allreduce_bytes(width * elements, self._framework.hvd.size())
+        before = trial.compression.stats().total.bytes_sent
+        self.measured(trial)
+        return trial.compression.stats().total.bytes_sent - before
+
+    def split(self, variants: list[Variant], rounds: int, make: Callable[[Variant], Any]) -> np.ndarray:
+        """Medians of milliseconds, ``[variant, phase, wall or CPU]``, means over the workers."""
+        columns = self._framework.COLUMNS
+        found = np.zeros((len(variants), rounds, len(columns), 2))
+        with self._framework.instrumented() as stopwatch:
+            trials = [make(variant) for variant in variants]
+            progress = self.progress("split", (rounds + WARM_UP) * len(trials))
+            for number in range(-WARM_UP, rounds):
+                for index, trial in enumerate(trials):
+                    stopwatch.restart()
+                    whole = self.measured(trial)
+                    if number >= 0:
+                        found[index, number] = stopwatch.split(whole.wall, whole.cpu - whole.horovod_cpu)
+                    progress.update()
+            progress.close()
+        found = self._framework.allgather(found[None], "phases")
+        return 1e3 * np.median(found.mean(axis=0), axis=1)
+
+    def progress(self, what: str, total: int) -> Any:
+        disable = self._framework.hvd.rank() > 0
+        return tqdm(desc=what, total=total, disable=disable, mininterval=2, ascii=True)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
 
 
-def results(trials: list[Trial], totals: np.ndarray, several_sizes: bool) -> list[dict[str, Any]]:
+def results(trials: list[Any], totals: np.ndarray, several_sizes: bool) -> list[dict[str, Any]]:
     by_field = dict(zip(Measurement._fields, np.moveaxis(totals, -1, 0)))  # each [worker, trial, round]
     wall, cpu = by_field["wall"].max(axis=0), by_field["cpu"].mean(axis=0)
     methods = [trial.variant.method for trial in trials]
@@ -331,7 +210,6 @@ def results(trials: list[Trial], totals: np.ndarray, several_sizes: bool) -> lis
             "horovod_cpu_milliseconds": milliseconds("horovod_cpu", index),
             "system_cpu_milliseconds": milliseconds("system_cpu", index),
             "page_faults": float(np.median(by_field["page_faults"].mean(axis=0)[index])),
-            "bytes_sent": trial.bytes_of_one_exchange(),
         }
         for index, trial in enumerate(trials)
     ]
@@ -365,41 +243,56 @@ def totals_table(title: str, found: list[dict[str, Any]]) -> Table:
     return table
 
 
-def phases_table(found: list[dict[str, Any]]) -> Table:
+def phases_table(found: list[dict[str, Any]], columns: list[str]) -> Table:
     table = Table(
         title="Milliseconds of the calling thread: wall / CPU",
         box=box.MARKDOWN,
         caption="wait: for this package's collectives",
     )
     table.add_column("method")
-    for phase in COLUMNS:
+    for phase in columns:
         table.add_column(phase, justify="right")
     for result in found:
         if "phases" in result:
-            pairs = [result["phases"][phase] for phase in COLUMNS]
+            pairs = [result["phases"][phase] for phase in columns]
             table.add_row(result["method"], *(f"{wall:.1f} / {cpu:.1f}" for wall, cpu in pairs))
     return table
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time a whole exchange of a model's gradients.")
+    parser.add_argument("--framework", default="torch", choices=["torch", "tensorflow"])
     parser.add_argument("--model", default="resnet50", choices=MODELS, help="whose gradients")
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, metavar="METHOD",
                         help=f"what to measure: {', '.join(METHODS)}")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each method")
-    parser.add_argument("--split-rounds", type=int, default=5, help="instrumented ones; 0: none")
     parser.add_argument("--group-bytes", nargs="+", type=float, default=[16], metavar="MIB",
                         help="size of this package's groups in MiB; several are compared")  # fmt: skip
-    parser.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
-                        help="let exchanges start during the backward pass")  # fmt: skip
-    parser.add_argument("--backward", type=float, default=0.0, metavar="SECONDS",
-                        help="let the backward pass sleep for so long, as if an accelerator worked")  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write the results here too")
-    return parser.parse_args()
+    torch = parser.add_argument_group("for PyTorch alone")
+    torch.add_argument("--split-rounds", type=int, default=5, help="instrumented measurements; 0: none")
+    torch.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
+                       help="let exchanges start during the backward pass")  # fmt: skip
+    torch.add_argument("--backward", type=float, default=0.0, metavar="SECONDS",
+                       help="let the backward pass sleep for so long, as if an accelerator worked")  # fmt: skip
+    tensorflow = parser.add_argument_group("for TensorFlow alone")
+    tensorflow.add_argument("--groups", type=int, metavar="NUMBER",
+                            help="let Horovod reduce the gradients in so many groups")  # fmt: skip
+    arguments = parser.parse_args()
+    if arguments.framework == "torch" and arguments.groups:
+        parser.error("--groups is for TensorFlow")
+    if arguments.framework == "tensorflow":
+        arguments.split_rounds = 0
+        if arguments.backward or not arguments.overlap:
+            parser.error("--backward and --no-overlap are for PyTorch")
+    return arguments
 
 
 def main() -> None:
     arguments = parse_arguments()
+    # The other one must not be imported: Horovod's two libraries disturb each other in one process.
+    framework = importlib.import_module(f"exchange_{arguments.framework}")
+    hvd, hvq = framework.hvd, framework.hvq
     shapes = MODELS[arguments.model]
     variants = [Variant(NOTHING)]
     for method in arguments.methods:
@@ -408,50 +301,57 @@ def main() -> None:
 
     # Many differently named exchanges in one process would push each other out of Horovod's cache.
     os.environ.setdefault(
-        "HOROVOD_CACHE_CAPACITY", str(max(HOROVOD_CACHE, len(variants) * (len(shapes) + 100)))
+        "HOROVOD_CACHE_CAPACITY", str(max(HOROVOD_CACHE, len(variants) * (EXCHANGES * len(shapes) + 100)))
     )
-    torch.set_num_threads(1)
-    hvd.init()
+    framework.configure()
+    bench = Bench(framework)
     if hvd.size() < 2:
         raise SystemExit("one worker exchanges nothing: horovodrun -np 2 python benchmarks/exchange.py")
     # horovodrun may cut its workers' output between any two bytes: no colours, and ASCII alone.
     console = Console(width=120, color_system=None, quiet=hvd.rank() > 0)
-    for variant in variants:
-        if variant.refusal(hvd.size()):
-            console.print(f"{variant.method} is left out: {variant.refusal(hvd.size())}")
-    variants = [variant for variant in variants if not variant.refusal(hvd.size())]
+    refusals = {variant: variant.refusal(hvd, hvq) for variant in variants}
+    for variant, refusal in refusals.items():
+        if refusal:
+            console.print(f"{variant.method} is left out: {refusal}")
+    variants = [variant for variant in variants if not refusals[variant]]
 
     controller = "MPI" if os.environ.get("OMPI_COMM_WORLD_SIZE") else "Gloo"
     setting = {
+        "framework": arguments.framework,
         "model": arguments.model,
         "elements": elements(shapes),
         "workers": hvd.size(),
         "controller": controller,
         "overlap": arguments.overlap,
         "backward_seconds": arguments.backward,
+        "groups": arguments.groups,
         "kernels": kernels.describe(),
         "processor": platform.processor() or platform.machine(),
     }
     console.print(f"{setting['kernels']}; {setting['processor']}")
-    gradients = Gradients(shapes)
-    several_sizes = len(arguments.group_bytes) > 1
+    generator = np.random.default_rng(hvd.rank())
+    values = 0.01 * generator.standard_normal(elements(shapes), dtype=np.float32)
+    gradients = framework.Gradients(shapes, values)
 
-    def make(variant: Variant) -> Trial:
-        return Trial(variant, gradients, arguments.overlap, arguments.backward)
+    def make(variant: Variant) -> Any:
+        return framework.Trial(variant, gradients, arguments)
 
     trials = [make(variant) for variant in variants]
-    totals = measure(trials, arguments.rounds)
-    found = results(trials, totals, several_sizes)
+    totals = bench.totals(trials, arguments.rounds)
+    found = results(trials, totals, len(arguments.group_bytes) > 1)
+    for result, trial in zip(found, trials):
+        result["bytes_sent"] = bench.bytes_sent(trial, elements(shapes))
     ours = [variant for variant in variants if variant.ours]
     if ours and arguments.split_rounds:
-        phases = split(ours, arguments.split_rounds, make)
+        phases = bench.split(ours, arguments.split_rounds, make)
         for variant, milliseconds in zip(ours, phases):
             result = found[variants.index(variant)]
-            result["phases"] = {phase: pair.tolist() for phase, pair in zip(COLUMNS, milliseconds)}
+            result["phases"] = {phase: pair.tolist() for phase, pair in zip(framework.COLUMNS, milliseconds)}
 
-    console.print(totals_table(f"{arguments.model}, {hvd.size()} workers, {controller}", found))
+    title = f"{arguments.model} in {framework.NAME}, {hvd.size()} workers, {controller}"
+    console.print(totals_table(title, found))
     if ours and arguments.split_rounds:
-        console.print(phases_table(found))
+        console.print(phases_table(found, framework.COLUMNS))
     if arguments.json and hvd.rank() == 0:
         with open(arguments.json, "w") as file:
             json.dump({**setting, "results": found}, file, indent=1)

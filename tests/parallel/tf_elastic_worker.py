@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -65,9 +66,17 @@ class Training:
         gradients = tape.gradient(loss, self.model.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables))
 
-    @property
-    def variables(self) -> list[tf.Variable]:
-        return [*self.model.variables, *self.optimizer.variables]
+
+def state_of(trainings: list[Training]) -> Any:
+    """All models as one. (In eager code TensorFlowState broadcasts when it is made, where a new worker is alone.)"""
+    models = [variable for training in trainings for variable in training.model.variables]
+    optimizers = [variable for training in trainings for variable in training.optimizer.variables]
+    return hvd.elastic.TensorFlowKerasState(
+        SimpleNamespace(built=True, variables=models),
+        SimpleNamespace(variables=lambda: optimizers),
+        step=0,
+        steps_with_three=0,
+    )
 
 
 def main() -> None:
@@ -75,7 +84,6 @@ def main() -> None:
     hvd.init()
     log = open(folder / f"{os.getpid()}.jsonl", "w")
     trainings = [Training(method) for method in METHODS]
-    variables = [variable for training in trainings for variable in training.variables]
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -95,7 +103,7 @@ def main() -> None:
                 hosts.write_text("localhost:3\n")
             state.commit()
 
-    train(hvd.elastic.TensorFlowState(variables, step=0, steps_with_three=0))
+    train(state_of(trainings))
     log.write(json.dumps({"finished": True}) + "\n")
     log.close()
 
