@@ -29,7 +29,7 @@ from horovod_quant.schemes.base import (
     Workers,
     split_gathered,
 )
-from horovod_quant.tensorflow.collectives import Scope, perform
+from horovod_quant.tensorflow.collectives import Scope, perform, worker_count
 from horovod_quant.tensorflow.member import Member
 from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
 
@@ -83,6 +83,7 @@ class CallbackExchange:
         states = [member.state for member in self._members if member.state is not None]
         for state in states:
             inputs += [state.momentum.read_value(), state.scale.read_value(), state.step]
+        inputs.append(worker_count(self._scope.process_set))  # so that no input makes the call a constant
         new_states = [tf.float32] * (2 * len(states))
         token, array, splits, *updated = self._call(
             self._start, inputs, [tf.int64, tf.as_dtype(collectives[0].dtype), tf.int32, *new_states]

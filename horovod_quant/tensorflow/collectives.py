@@ -69,11 +69,20 @@ def worker_count(process_set: Any) -> tf.Tensor:
     return hvd.size_op(process_set_id=process_set.process_set_id)
 
 
-def carrier(signs: Sequence[float], dtype: tf.DType, scope: Scope) -> tf.Tensor:
-    """``[1, signs...]``, derived from the number of workers.
+def unfoldable(tensor: tf.Tensor, process_set: Any) -> tf.Tensor:
+    """``tensor``, flat, and without a copy, as what no optimizer of graphs takes for a constant.
 
-    Horovod's operations count as stateless: with a constant for an input they would be folded, that is run once.
+    Horovod's operations count as stateless: with a constant for an input they would be folded, that is run once,
+    and perhaps on one worker alone.
     """
+    everything = -tf.minimum(worker_count(process_set), 1)
+    flat = tf.reshape(tensor, [everything])
+    flat.set_shape([tensor.shape.num_elements()])
+    return flat
+
+
+def carrier(signs: Sequence[float], dtype: tf.DType, scope: Scope) -> tf.Tensor:
+    """``[1, signs...]``, derived from the number of workers, so that it is no constant: see `unfoldable`."""
     one = tf.cast(tf.minimum(worker_count(scope.process_set), 1), dtype)
     return tf.multiply(tf.constant([1.0, *signs], dtype), one, name=scope.tensor_name)
 

@@ -25,7 +25,7 @@ from horovod_quant.schemes.base import Scheme
 from horovod_quant.stats import Stats, Traffic, total_of
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.callbacks import CallbackExchange
-from horovod_quant.tensorflow.collectives import carrier, is_elastic, scope_of, worker_count
+from horovod_quant.tensorflow.collectives import carrier, is_elastic, scope_of, unfoldable, worker_count
 from horovod_quant.tensorflow.horovod_call import (
     KERAS_3_REMEDY,
     HorovodCall,
@@ -33,6 +33,7 @@ from horovod_quant.tensorflow.horovod_call import (
     is_keras_3,
     optimizer_being_made,
     require_horovod,
+    unique_names,
 )
 from horovod_quant.tensorflow.member import HeldState, Member
 from horovod_quant.tensorflow.state import Ledger, home
@@ -238,7 +239,7 @@ class Compressor(BaseCompressor):
         if self._checked.get(call.process_set) != size:
             self.policy.check_workers(size)
             self._checked[call.process_set] = size
-        names = tuple(variable.name for variable in call.variables)
+        names = unique_names(call.variables)
         if names and not self._names and names not in self._known_names:
             self.policy.check_names(names)
             self._known_names.add(names)
@@ -252,7 +253,7 @@ class Compressor(BaseCompressor):
                 sent.dtype.size * tensor.shape.num_elements(), call.process_set.size()
             )
             with tf.control_dependencies([ledger.enter()]):
-                sent = tf.identity(sent)
+                sent = tf.reshape(unfoldable(sent, call.process_set), sent.shape)
         else:
             sent = self._counted(sent, name, call)
         named = tf.identity(sent, name=scope_of(call, tensor).tensor_name)

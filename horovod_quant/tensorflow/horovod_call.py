@@ -74,7 +74,9 @@ def identify(tensor: Any) -> HorovodCall:
             position = _position(tensor, local["grads"])
         elif position is not None and function in _CALLERS_WITH_VARIABLES:
             reduced = tuple(local[_CALLERS_WITH_VARIABLES[function]])
-            call = call._replace(variable=reduced[position], name=reduced[position].name, variables=reduced)
+            call = call._replace(
+                variable=reduced[position], name=unique_names(reduced)[position], variables=reduced
+            )
             position = None
         elif call.variable is not None and function == "_allreduce":
             call = call._replace(variables=tuple(local["vars"]))
@@ -84,6 +86,15 @@ def identify(tensor: Any) -> HorovodCall:
             "that it knows"
         )
     return call if position is None else call._replace(is_export=True)
+
+
+def unique_names(variables: Sequence[Any]) -> tuple[str, ...]:
+    """The variables' names; the second one of a name is called ``name#1``, the third ``name#2``."""
+    names: list[str] = []
+    for variable in variables:
+        same = sum(name.partition("#")[0] == variable.name for name in names)
+        names.append(f"{variable.name}#{same}" if same else variable.name)
+    return tuple(names)
 
 
 def _horovod_frames() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Workers
 from horovod_quant.tensorflow import kernels
-from horovod_quant.tensorflow.collectives import Scope, perform
+from horovod_quant.tensorflow.collectives import Scope, perform, unfoldable
 from horovod_quant.tensorflow.member import Member
 from horovod_quant.tensorflow.state import Ledger
 from horovod_quant.traffic import sent_bytes
@@ -34,14 +34,18 @@ class TracedExchange:
         process_set = self._scope.process_set
         scheme, rank, size = self._members[0].scheme, process_set.rank(), process_set.size()
         collectives = scheme.collectives
-        gradients = [_gradient(member, ledger) for member, ledger in zip(self._members, self._ledgers)]
+        gradients = [
+            _gradient(member, unfoldable(member.tensor, process_set), ledger)
+            for member, ledger in zip(self._members, self._ledgers)
+        ]
         exchange = scheme.exchange(gradients, Workers(rank, size), kernels)
         request = next(exchange)
         for stage, collective in enumerate(collectives):
             for ledger, sent in zip(self._ledgers, sent_bytes(request, size)):
                 ledger.bytes_sent += sent
             splits = tf.constant(request.splits, tf.int32) if isinstance(request, Alltoall) else None
-            output = perform(collective, request.array, splits, self._scope, stage)
+            array = unfoldable(request.array, process_set)  # a worker that serves nothing sends a constant
+            output = perform(collective, array, splits, self._scope, stage)
             try:
                 request = exchange.send(_answer(request, output, rank, size))
             except StopIteration as stop:
@@ -56,9 +60,8 @@ class TracedExchange:
         return result
 
 
-def _gradient(member: Member, ledger: Ledger) -> Gradient:
+def _gradient(member: Member, values: Any, ledger: Ledger) -> Gradient:
     number: Any = ledger.enter()
-    values: Any = tf.reshape(member.tensor, [-1])
     chain: Any = kernels.KeyChain(member.chain.seed, member.chain.name)
     if member.state is None:
         return Gradient(values, chain, number)

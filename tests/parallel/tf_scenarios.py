@@ -494,6 +494,27 @@ def nan_on_one_rank(make: Make) -> None:
     assert all(np.isnan(weights).any() for weights in model.get_weights() if weights.ndim > 1)
 
 
+def constant_gradients(make: Make) -> None:
+    """What is a constant for TensorFlow is not for the workers: their constants differ, and so do the steps' bits."""
+    shapes = [(50, 40), (50,), (40, 50)]
+    variables = [tf.Variable(tf.zeros(shape)) for shape in shapes]  # all of one name
+    optimizer = optimizer_for(make())
+    optimizer.build(variables)
+    compressor = make(**({"optimizer": optimizer} if isinstance(optimizer, hvq.optim.BinSGDM) else {}))
+    coefficients = [tf.constant(rank_data(*shape)) for shape in shapes]
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(c * v) for c, v in zip(coefficients, variables)])
+        tape = hvd.DistributedGradientTape(tape, compression=compressor)
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+
+    for _ in range(3):
+        step()
+    assert check_records(compressor, 3) == {"Variable:0", "Variable:0#2"}
+
+
 def differentiation_is_refused(make: Make) -> None:
     kind = type(make()).__mro__[1]  # one that does not record, which ends differentiation as well
     if kind is hvq.BinSGDM:
@@ -676,6 +697,7 @@ EACH_METHOD = [
     dynamic_shapes,
     subnormal_numbers,
     nan_on_one_rank,
+    constant_gradients,
     differentiation_is_refused,
     survives_pickling,
     two_models,
@@ -692,6 +714,7 @@ EACH_IN_TENSORFLOW = [
     dynamic_shapes,
     subnormal_numbers,
     nan_on_one_rank,
+    constant_gradients,
     graph_and_session,
 ]
 SOME_IN_TENSORFLOW = [
