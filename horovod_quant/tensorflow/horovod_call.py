@@ -7,6 +7,7 @@ set. The frames of its own functions know. Tested with Horovod 0.28.1.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
@@ -91,8 +92,10 @@ def identify(tensor: Any) -> HorovodCall:
 def unique_names(variables: Sequence[Any]) -> tuple[str, ...]:
     """The variables' names; the second one of a name is called ``name#1``, the third ``name#2``."""
     names: list[str] = []
+    seen: Counter[str] = Counter()
     for variable in variables:
-        same = sum(name.partition("#")[0] == variable.name for name in names)
+        same = seen[variable.name]
+        seen[variable.name] += 1
         names.append(f"{variable.name}#{same}" if same else variable.name)
     return tuple(names)
 

@@ -39,12 +39,12 @@ class TracedExchange:
             for member, ledger in zip(self._members, self._ledgers)
         ]
         exchange = scheme.exchange(gradients, Workers(rank, size), kernels)
-        request = next(exchange)
+        request, output = next(exchange), None
         for stage, collective in enumerate(collectives):
             for ledger, sent in zip(self._ledgers, sent_bytes(request, size)):
                 ledger.bytes_sent += sent
             splits = tf.constant(request.splits, tf.int32) if isinstance(request, Alltoall) else None
-            array = unfoldable(request.array, process_set)  # a worker that serves nothing sends a constant
+            array = _array_to_send(request.array, output, process_set)
             output = perform(collective, array, splits, self._scope, stage)
             try:
                 request = exchange.send(_answer(request, output, rank, size))
@@ -69,12 +69,27 @@ def _gradient(member: Member, values: Any, ledger: Ledger) -> Gradient:
     return Gradient(values, chain, held.step, BinaryState(held.momentum, held.scale, held.beta))
 
 
+def _array_to_send(array: tf.Tensor, output: tf.Tensor | None, process_set: Any) -> tf.Tensor:
+    """The array as no constant.
+
+    A worker that serves no chunk receives nothing and sends nothing: where TensorFlow knew, it would remove the one
+    collective and fold the other, and the other workers would wait for ever.
+    """
+    if array.shape[0] or output is None:
+        return unfoldable(array, process_set)
+    nothing = tf.fill([tf.size(output)], tf.zeros([], array.dtype))
+    nothing.set_shape([0])
+    return nothing
+
+
 def _answer(request: Any, output: tf.Tensor, rank: int, size: int) -> Any:
     if isinstance(request, Allgather):
         lengths = [request.array.shape[0]] * size if request.lengths is None else list(request.lengths)
         return tf.split(tf.ensure_shape(output, [sum(lengths)]), lengths)
     if isinstance(request, Alltoall):
         own = request.splits[rank]
+        if not own:
+            return [tf.zeros([0], request.array.dtype)] * size
         return tf.split(tf.ensure_shape(output, [size * own]), [own] * size)
     return tf.ensure_shape(output, request.array.shape)
 
