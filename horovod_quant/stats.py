@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 
@@ -47,20 +48,25 @@ def total_of(parameters: dict[str, Traffic]) -> Stats:
 
 
 class TrafficCounter:
-    """Adds up what is sent."""
+    """Adds up what is sent, from any thread."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._sent: dict[str, float] = {}
         self._expected: dict[str, float] = {}
 
     def expect(self, name: str, float32_bytes: float) -> None:
-        self._expected[name] = self._expected.get(name, 0.0) + float32_bytes
+        with self._lock:
+            self._expected[name] = self._expected.get(name, 0.0) + float32_bytes
 
     def count(self, name: str, sent: float) -> None:
-        self._sent[name] = self._sent.get(name, 0.0) + sent
+        with self._lock:
+            self._sent[name] = self._sent.get(name, 0.0) + sent
 
     def stats(self) -> Stats:
-        parameters = {
-            name: Traffic(self._sent.get(name, 0.0), expected) for name, expected in self._expected.items()
-        }
+        with self._lock:
+            parameters = {
+                name: Traffic(self._sent.get(name, 0.0), expected)
+                for name, expected in self._expected.items()
+            }
         return total_of(parameters)

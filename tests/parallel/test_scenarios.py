@@ -16,6 +16,10 @@ pytestmark = pytest.mark.parallel
 HERE = Path(__file__).parent
 MODULES = ["torch_scenarios", "tf_scenarios"]
 RUNS = [("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 3)]
+WITH_EXTRA = {  # variants of methods and kernels
+    "torch_scenarios": RUNS,
+    "tf_scenarios": [("gloo", 3), ("mpi", 2)],
+}
 LIMIT = 2400
 
 Outcome = tuple[list[dict[str, str]], str]
@@ -31,6 +35,7 @@ def outcome_of(launch: tuple[str, str, int], outcomes: dict, folder: Path) -> Ou
     if launch not in outcomes:
         module, controller, workers = launch
         command = [sys.executable, HERE / "worker.py", folder, module]
+        command += ["--extra"] if (controller, workers) in WITH_EXTRA[module] else []
         done = horovodrun(controller, workers, command, timeout=LIMIT)
         logs = []
         for rank in range(workers):
@@ -46,7 +51,7 @@ def cases() -> list[Any]:
         pytest.param((module, controller, workers), name, id=f"{module}-{controller}-{workers}-{name}")
         for module in MODULES
         for controller, workers in RUNS
-        for name, _ in importlib.import_module(module).scenarios()
+        for name, _ in importlib.import_module(module).scenarios((controller, workers) in WITH_EXTRA[module])
     ]
 
 

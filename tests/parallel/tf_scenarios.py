@@ -727,19 +727,21 @@ SOME_IN_TENSORFLOW = [
 ]
 
 
-def scenarios() -> Iterator[tuple[str, Callable[[], None]]]:
+def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Every method with everything that a script may do; ``extra``: variants of the methods and of the kernels, too."""
     in_tensorflow = {
-        name: make for name, make in IN_TENSORFLOW.items() if name.startswith(("global-qsgd-in", "binsgdm"))
+        name: IN_TENSORFLOW[name] for name in ("global-qsgd-in-tensorflow", "binsgdm-in-tensorflow")
     }
+    tables: list[tuple[dict[str, Make], list[Callable[[Make], None]]]] = [(METHODS, EACH_METHOD)]
+    if extra:
+        tables += [
+            (VARIANTS, EACH_VARIANT),
+            (IN_TENSORFLOW, EACH_IN_TENSORFLOW),
+            (in_tensorflow, SOME_IN_TENSORFLOW),
+        ]
     # Last, because workers outside the process set take no part in its operations.
-    subset = [keras_process_set, tape_process_set]
-    for table, functions in (
-        (METHODS, EACH_METHOD),
-        (VARIANTS, EACH_VARIANT),
-        (IN_TENSORFLOW, EACH_IN_TENSORFLOW),
-        (in_tensorflow, SOME_IN_TENSORFLOW),
-        (METHODS, subset),
-    ):
+    tables.append((METHODS, [keras_process_set, tape_process_set]))
+    for table, functions in tables:
         for method, make in table.items():
             for function in functions:
                 yield f"{function.__name__}-{method}", functools.partial(function, make)

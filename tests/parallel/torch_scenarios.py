@@ -576,10 +576,12 @@ EACH_METHOD = [
 EACH_VARIANT = [average, op_sum, hook_order_differs, overlap_with_any_order, nan_on_one_rank]
 
 
-def scenarios() -> Iterator[tuple[str, Callable[[], None]]]:
+def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Every method with everything that a script may do; ``extra``: variants of the methods, too."""
     # Last, because workers outside the process set start fewer operations, and a later unnamed one would hang, with
     # Horovod alone as well.
-    for table, functions in ((METHODS, EACH_METHOD), (VARIANTS, EACH_VARIANT), (METHODS, [process_set])):
+    variants = VARIANTS if extra else {}
+    for table, functions in ((METHODS, EACH_METHOD), (variants, EACH_VARIANT), (METHODS, [process_set])):
         for method, make in table.items():
             for function in functions:
                 yield f"{function.__name__}-{method}", functools.partial(function, make)

@@ -1,6 +1,6 @@
 """Runs scenarios one after another on every worker and writes down how each ended.
 
-    horovodrun -np 2 python worker.py RESULTS MODULE
+    horovodrun -np 2 python worker.py RESULTS MODULE [--extra]
 
 One launch runs many scenarios, because starting the workers takes longer than most of them.
 """
@@ -21,7 +21,7 @@ def main() -> None:
     module = importlib.import_module(module_name)
     rank = module.start()
     with open(results / f"{rank}.jsonl", "w") as log:
-        for name, scenario in module.scenarios():
+        for name, scenario in module.scenarios(extra="--extra" in sys.argv):
             failure, begin = "", time.monotonic()
             try:
                 scenario()
