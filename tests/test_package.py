@@ -23,6 +23,7 @@ def python(code: str) -> subprocess.CompletedProcess:
         "horovod_quant.simulator",
         "horovod_quant.policy",
         "horovod_quant.stats",
+        "horovod_quant.frontend",
         "horovod_quant.analysis.bounds",
     ],
 )
@@ -38,12 +39,6 @@ def blocked(missing: str, module: str) -> str:
     result = python(f"import sys; sys.modules[{missing!r}] = None; import {module}")
     assert result.returncode == 1
     return result.stderr.strip().splitlines()[-1]
-
-
-def test_the_torch_frontend_without_torch_says_what_to_install() -> None:
-    assert blocked("torch", "horovod_quant.torch") == (
-        "ImportError: horovod_quant.torch needs PyTorch, which is not installed: pip install 'horovod-quant[torch]'"
-    )
 
 
 def test_mpi_without_mpi4py_says_what_to_install() -> None:

@@ -43,6 +43,8 @@ from horovod_quant.traffic import ring_allreduce_bytes
 # A carrier in float32, as nearly all are.
 _CARRIER_BYTES = 4 * 17
 
+_KERNELS = ("auto", "native", "numpy", "tensorflow")
+
 _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
@@ -142,15 +144,18 @@ class Compressor(BaseCompressor):
             )
 
     def _check_kernels(self) -> None:
+        if self._kernels not in _KERNELS:
+            usable = ", ".join(map(repr, _KERNELS[:-1]))
+            raise ValueError(f"kernels={self._kernels!r}: use {usable} or {_KERNELS[-1]!r}")
         if self._wanted_kernels() != "tensorflow":
             super()._check_kernels()
-        elif self._kernels == "tensorflow":
-            for scheme in self.policy.schemes:
-                if getattr(scheme, "coding", "fixed") != "fixed":
-                    raise ValueError(
-                        f"coding={scheme.coding!r}: kernels='tensorflow' have no Elias coding; use "  # type: ignore[attr-defined]
-                        f"coding='fixed' or kernels='native'"
-                    )
+        for scheme in self.policy.schemes:
+            coding = getattr(scheme, "coding", "fixed")
+            if self._kernels == "tensorflow" and coding != "fixed":
+                raise ValueError(
+                    f"coding={coding!r}: kernels='tensorflow' have no Elias coding; use coding='fixed' or "
+                    f"kernels='native'"
+                )
 
     def _wanted_kernels(self) -> str:
         name = self._kernels

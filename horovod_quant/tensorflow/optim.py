@@ -120,7 +120,7 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
         **kwargs: Any,
     ) -> None:
         self._require_keras_2()
-        require_step_sizes(weight_decay=weight_decay or 0.0)
+        _require_rates(learning_rate, weight_decay or 0.0)
         super().__init__(name=name, weight_decay=weight_decay, **kwargs)
         self._begin(beta, seed)
         self._learning_rate = self._build_learning_rate(learning_rate)
@@ -184,7 +184,7 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
         **kwargs: Any,
     ) -> None:
         self._require_keras_2()
-        require_step_sizes(weight_decay=weight_decay)
+        _require_rates(learning_rate, weight_decay)
         super().__init__(name, **kwargs)
         self._begin(beta, seed)
         self.weight_decay = float(weight_decay)
@@ -228,6 +228,13 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
     def get_config(self) -> dict[str, Any]:
         rates = {name: self._serialize_hyperparameter(name) for name in ("learning_rate", "decay")}
         return {**super().get_config(), **rates, "weight_decay": self.weight_decay, **self._own_config()}
+
+
+def _require_rates(learning_rate: Any, weight_decay: float) -> None:
+    """Raises ValueError unless what is a number is finite and not negative; a schedule is none."""
+    require_step_sizes(weight_decay=weight_decay)
+    if isinstance(learning_rate, (int, float)):
+        require_step_sizes(learning_rate=learning_rate)
 
 
 def binsgdm_of(optimizer: Any) -> Any:

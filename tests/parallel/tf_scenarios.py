@@ -718,6 +718,7 @@ EACH_IN_TENSORFLOW = [
     graph_and_session,
 ]
 SOME_IN_TENSORFLOW = [
+    keras_loads_models,
     keras_legacy_run_eagerly,
     keras_backward_passes,
     keras_mixed_precision,
