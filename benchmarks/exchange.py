@@ -30,10 +30,10 @@ import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from shapes import MODELS, elements
 from tqdm import tqdm
 
 from horovod_quant import kernels
+from horovod_quant.analysis.models import MODELS, elements
 from horovod_quant.traffic import ring_allreduce_bytes
 
 NOTHING, NONE, FP16, BINSGDM = "no exchange", "none", "fp16", "binsgdm"

@@ -16,9 +16,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from shapes import Shapes
 
 import horovod_quant.tensorflow as hvq
+from horovod_quant.analysis.models import Shapes
 
 NAME = "TensorFlow"
 

@@ -19,10 +19,10 @@ import horovod.torch as hvd
 import horovod.torch.optimizer as horovod_optimizer
 import numpy as np
 import torch
-from shapes import Shapes, elements
 
 import horovod_quant.torch as hvq
 from horovod_quant import kernels
+from horovod_quant.analysis.models import Shapes, elements
 from horovod_quant.torch import exchange
 
 PHASES = {

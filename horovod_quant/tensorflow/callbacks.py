@@ -137,7 +137,7 @@ class CallbackExchange:
             number = self._enter(member.name, array.size, workers.size)
             step = number if step is None else step
             gradients.append(Gradient(flat_array(array), member.chain, step, state))
-        exchange = member.scheme.exchange(gradients, workers, self._kernels)
+        exchange = self._members[0].scheme.exchange(gradients, workers, self._kernels)
         run = _Run(exchange, [array.shape for array in arrays[:count]])
         sent = self._advance(run, None)
         token = next(self._tokens)
