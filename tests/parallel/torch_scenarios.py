@@ -40,6 +40,10 @@ def start() -> int:
     return hvd.rank()
 
 
+def clean() -> None:
+    """Called after each scenario."""
+
+
 def finish() -> None:
     """A rank that leaves early would end Horovod for all."""
     hvd.barrier()

@@ -27,6 +27,7 @@ def main() -> None:
                 scenario()
             except Exception:
                 failure = traceback.format_exc()
+            module.clean()
             log.write(
                 json.dumps({"scenario": name, "failure": failure, "seconds": time.monotonic() - begin}) + "\n"
             )
