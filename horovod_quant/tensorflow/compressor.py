@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -361,10 +362,12 @@ class Compressor(BaseCompressor):
         return ledger
 
     def _track(self, ledger: Ledger) -> None:
-        """Makes the optimizers own a variable that their functions use: else they could not be saved."""
+        """Makes the optimizers own a variable that their functions use: else they could not be saved.
+
+        The names are new ones each time: one that is in a file would be restored from it, and the counts are not.
+        """
         for optimizer in self._optimizers:
-            known = getattr(optimizer, "_horovod_quant_exchanges", ())
-            optimizer._horovod_quant_exchanges = [*known, ledger.variable]
+            setattr(optimizer, f"_horovod_quant_exchanges_{uuid.uuid4().hex}", ledger.variable)
 
     def _state(self, call: HorovodCall, name: str) -> HeldState | None:
         return None

@@ -12,6 +12,10 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 hvq = pytest.importorskip("horovod_quant.tensorflow")
 
+needs_keras_2 = pytest.mark.skipif(
+    int(getattr(tf.keras, "__version__", "2").partition(".")[0]) >= 3, reason="TensorFlow has Keras 3 here"
+)
+
 KINDS = [hvq.QSGD, hvq.NUQSGD, hvq.GlobalQSGD, hvq.BinSGDM]
 
 BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
@@ -20,6 +24,8 @@ BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hvq.QSGD(coding="elias", kernels="tensorflow"), "coding='elias': kernels='tensorflow'"),
     (lambda: hvq.QSGD(overrides={"x": {"coding": "elias"}}, kernels="tensorflow"), "coding='elias'"),
     (lambda: hvq.BinSGDM(optimizer=tf.keras.optimizers.SGD()), "used with the optimizer SGD"),
+]
+BAD_ARGUMENTS_OF_OPTIMIZERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hvq.BinSGDM(0.5, optimizer=hvq.optim.BinSGDM()), "beta=0.5: the optimizer has beta=[0.95]"),
     (lambda: hvq.optim.BinSGDM(beta=-0.1), "beta=-0.1"),
     (lambda: hvq.optim.LegacyBinSGDM(beta=1.0), "beta=1.0"),
@@ -33,6 +39,16 @@ BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
 def test_bad_arguments_are_named(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
+
+
+@needs_keras_2
+@pytest.mark.parametrize(
+    ("make", "message"),
+    BAD_ARGUMENTS_OF_OPTIMIZERS,
+    ids=[message for _, message in BAD_ARGUMENTS_OF_OPTIMIZERS],
+)
+def test_bad_arguments_of_optimizers_are_named(make: Callable[[], Any], message: str) -> None:
+    test_bad_arguments_are_named(make, message)
 
 
 def test_a_misspelt_pattern_is_found_at_construction_when_the_names_are_given() -> None:
@@ -64,6 +80,7 @@ def test_an_unknown_caller_is_an_error() -> None:
         hvq.QSGD().compress(tf.ones(2000))
 
 
+@needs_keras_2
 @pytest.mark.parametrize("kind", [hvq.optim.BinSGDM, hvq.optim.LegacyBinSGDM])
 def test_binsgdm_minimizes_on_one_worker(kind: Any) -> None:
     weights = tf.Variable(np.linspace(-1, 1, 2000, dtype=np.float32))
@@ -73,6 +90,7 @@ def test_binsgdm_minimizes_on_one_worker(kind: Any) -> None:
     assert np.abs(weights.numpy() - 0.25).mean() < 0.06
 
 
+@needs_keras_2
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
 def test_binsgdm_takes_variables_of_other_types(dtype: Any) -> None:
     weights = tf.Variable(tf.zeros(2000, dtype))
@@ -82,6 +100,7 @@ def test_binsgdm_takes_variables_of_other_types(dtype: Any) -> None:
     assert optimizer._momenta[0].dtype is tf.float32
 
 
+@needs_keras_2
 @pytest.mark.parametrize("kind", [hvq.optim.BinSGDM, hvq.optim.LegacyBinSGDM])
 def test_binsgdm_decays_weights_and_moves_by_the_rate(kind: Any) -> None:
     weights = tf.Variable(tf.fill([500], 2.0))
@@ -89,6 +108,7 @@ def test_binsgdm_decays_weights_and_moves_by_the_rate(kind: Any) -> None:
     np.testing.assert_allclose(weights.numpy(), 2.0 * (1 - 0.1 * 0.5) - 0.1, rtol=1e-6)
 
 
+@needs_keras_2
 @pytest.mark.parametrize("kind", [hvq.optim.BinSGDM, hvq.optim.LegacyBinSGDM])
 def test_binsgdm_reports_a_broken_gradient_and_keeps_its_state(kind: Any) -> None:
     weights = tf.Variable(tf.zeros(500))
@@ -100,6 +120,7 @@ def test_binsgdm_reports_a_broken_gradient_and_keeps_its_state(kind: Any) -> Non
     assert not scale.numpy().any()
 
 
+@needs_keras_2
 @pytest.mark.parametrize("kind", [hvq.optim.BinSGDM, hvq.optim.LegacyBinSGDM])
 def test_binsgdm_is_made_from_its_configuration(kind: Any) -> None:
     schedule = tf.keras.optimizers.schedules.CosineDecay(0.1, 100)
@@ -109,6 +130,7 @@ def test_binsgdm_is_made_from_its_configuration(kind: Any) -> None:
     assert other.get_config() == optimizer.get_config()
 
 
+@needs_keras_2
 @pytest.mark.parametrize("kind", [hvq.optim.BinSGDM, hvq.optim.LegacyBinSGDM])
 def test_binsgdm_takes_sparse_gradients(kind: Any) -> None:
     """As dense ones: an element without a gradient moves, too."""
