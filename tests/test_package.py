@@ -25,6 +25,8 @@ def python(code: str) -> subprocess.CompletedProcess:
         "horovod_quant.stats",
         "horovod_quant.frontend",
         "horovod_quant.analysis.bounds",
+        "horovod_quant.analysis.cost_model",
+        "horovod_quant.cli.main",
     ],
 )
 def test_the_core_imports_no_framework(module: str) -> None:

@@ -1,0 +1,85 @@
+"""Which gradients of a model share collectives, and how many names Horovod's response cache must hold.
+
+The frontends decide; these functions tell, without a framework, what they decide for given shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from horovod_quant.analysis.models import Shapes
+from horovod_quant.policy import Policy
+from horovod_quant.schemes.base import Scheme
+
+GROUP_BYTES = 32 * 2**20
+"""The compressors' default ``group_bytes``."""
+
+MIN_ELEMENTS = 1024
+"""The compressors' default ``min_elements``."""
+
+# What `horovod_quant.torch.schedule` allows for: with room for the optimizer's own operations, at most three
+# collectives a group fit Horovod's default cache.
+_CACHE_PLACES = 1000
+_COLLECTIVES_PER_GROUP = 3
+_FEWEST_GROUPS = 4
+
+
+def compressed_names(scheme: Scheme, shapes: Shapes, min_elements: int = MIN_ELEMENTS) -> list[str]:
+    """The gradients that are not too small to be compressed, in the shapes' order."""
+    policy = Policy(scheme, min_elements)
+    return [name for name, shape in shapes.items() if policy.scheme_for(name, prod(shape)) is not None]
+
+
+def torch_groups(
+    scheme: Scheme,
+    shapes: Shapes,
+    group_bytes: int = GROUP_BYTES,
+    min_elements: int = MIN_ELEMENTS,
+    order: Sequence[str] | None = None,
+) -> list[list[str]]:
+    """Names of the gradients of each group, for PyTorch, in the order in which the groups complete.
+
+    Args:
+        scheme: of all gradients.
+        shapes: of all parameters, in the order of registration; float32.
+        group_bytes: see `horovod_quant.frontend.BaseCompressor`.
+        min_elements: smaller gradients are in no group.
+        order: in which the gradients arrive; by default the reverse of the shapes'.
+    """
+    compressed = set(compressed_names(scheme, shapes, min_elements))
+    names = [name for name in (reversed(shapes) if order is None else order) if name in compressed]
+    sizes = {name: 4 * prod(shapes[name]) for name in names}
+    most_groups = max(_FEWEST_GROUPS, (_CACHE_PLACES - len(shapes)) // _COLLECTIVES_PER_GROUP)
+    capacity = max(group_bytes, sum(sizes.values()) // most_groups)
+    groups: list[list[str]] = []
+    room = -1
+    for name in names:
+        if not groups or sizes[name] > room:
+            groups.append([])
+            room = capacity
+        groups[-1].append(name)
+        room -= sizes[name]
+    return groups
+
+
+def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:
+    """How many names an exchange through PyTorch takes in Horovod's response cache; ``None`` is no compression.
+
+    Each gradient's own operation, each group's collectives, and the allreduce by which the workers agree on an order.
+    """
+    if scheme is None:
+        return len(shapes)
+    # The first exchange takes the gradients by name, the others as they arrive.
+    by_name, arriving = (
+        torch_groups(scheme, shapes, group_bytes, order=order) for order in (sorted(shapes), None)
+    )
+    groups = max(len(by_name), len(arriving))
+    return len(shapes) + groups * len(scheme.collectives) + bool(groups)
+
+
+def tensorflow_cache_names(scheme: Scheme | None, shapes: Shapes) -> int:
+    """As `torch_cache_names`, through TensorFlow without ``groups=``, where each gradient has its own collectives."""
+    if scheme is None:
+        return len(shapes)
+    return len(shapes) + len(compressed_names(scheme, shapes)) * len(scheme.collectives)

@@ -1,0 +1,129 @@
+"""Names and shapes of the gradients of known models, computed from their architectures.
+
+The order is that in which a model registers its parameters; a backward pass takes them in about the reverse order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+Shapes = dict[str, tuple[int, ...]]
+"""Shape of each gradient, by the parameter's name, in the order of registration."""
+
+
+def elements(shapes: Shapes) -> int:
+    """How many elements all gradients have together."""
+    return sum(map(prod, shapes.values()))
+
+
+def resnet(stages: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int = 1000) -> Shapes:
+    """ResNet of bottleneck blocks (He et al. 2016), named as in torchvision.
+
+    Args:
+        stages: blocks of each stage; (3, 4, 6, 3) is ResNet-50.
+        width: channels of the first stage's inner convolutions.
+        classes: outputs.
+    """
+    shapes: Shapes = {}
+
+    def convolution(name: str, norm: str, inputs: int, outputs: int, kernel: int) -> None:
+        shapes[f"{name}.weight"] = (outputs, inputs, kernel, kernel)
+        shapes[f"{norm}.weight"] = shapes[f"{norm}.bias"] = (outputs,)
+
+    convolution("conv1", "bn1", 3, width, 7)
+    channels = width
+    for stage, blocks in enumerate(stages):
+        inner = width << stage
+        for block in range(blocks):
+            name = f"layer{stage + 1}.{block}"
+            convolution(f"{name}.conv1", f"{name}.bn1", channels, inner, 1)
+            convolution(f"{name}.conv2", f"{name}.bn2", inner, inner, 3)
+            convolution(f"{name}.conv3", f"{name}.bn3", inner, 4 * inner, 1)
+            if block == 0:
+                convolution(f"{name}.downsample.0", f"{name}.downsample.1", channels, 4 * inner, 1)
+            channels = 4 * inner
+    _linear(shapes, "fc", channels, classes)
+    return shapes
+
+
+def vgg(stages: Sequence[int] = (2, 2, 3, 3, 3), width: int = 64, classes: int = 1000) -> Shapes:
+    """VGG (Simonyan and Zisserman 2015) for images of 224 x 224, named as in torchvision.
+
+    Args:
+        stages: convolutions of each stage; (2, 2, 3, 3, 3) is VGG-16, configuration D.
+        width: channels of the first stage; they double with each of the next three.
+        classes: outputs.
+    """
+    shapes: Shapes = {}
+    position, channels = 0, 3
+    for stage, convolutions in enumerate(stages):
+        outputs = width << min(stage, 3)
+        for _ in range(convolutions):
+            shapes[f"features.{position}.weight"] = (outputs, channels, 3, 3)
+            shapes[f"features.{position}.bias"] = (outputs,)
+            position += 2  # a ReLU follows
+            channels = outputs
+        position += 1  # pooling
+    _linear(shapes, "classifier.0", channels * 7 * 7, 4096)
+    _linear(shapes, "classifier.3", 4096, 4096)
+    _linear(shapes, "classifier.6", 4096, classes)
+    return shapes
+
+
+def bert(layers: int = 12, hidden: int = 768, vocabulary: int = 30522, positions: int = 512) -> Shapes:
+    """BERT's encoder with its pooler (Devlin et al. 2019); the defaults are BERT-Base, uncased."""
+    shapes: Shapes = {}
+    for table, rows in {"word": vocabulary, "position": positions, "token_type": 2}.items():
+        shapes[f"embeddings.{table}_embeddings.weight"] = (rows, hidden)
+    _norm(shapes, "embeddings.LayerNorm", hidden)
+    for layer in range(layers):
+        name = f"encoder.layer.{layer}"
+        for projection in ("query", "key", "value"):
+            _linear(shapes, f"{name}.attention.self.{projection}", hidden, hidden)
+        _linear(shapes, f"{name}.attention.output.dense", hidden, hidden)
+        _norm(shapes, f"{name}.attention.output.LayerNorm", hidden)
+        _linear(shapes, f"{name}.intermediate.dense", hidden, 4 * hidden)
+        _linear(shapes, f"{name}.output.dense", 4 * hidden, hidden)
+        _norm(shapes, f"{name}.output.LayerNorm", hidden)
+    _linear(shapes, "pooler.dense", hidden, hidden)
+    return shapes
+
+
+def gpt2(layers: int = 12, hidden: int = 768, vocabulary: int = 50257, positions: int = 1024) -> Shapes:
+    """GPT-2 (Radford et al. 2019), whose output shares the embedding's weights; the defaults are the small one.
+
+    Its linear layers keep their weights as (inputs, outputs).
+    """
+    shapes: Shapes = {"wte.weight": (vocabulary, hidden), "wpe.weight": (positions, hidden)}
+    for layer in range(layers):
+        name = f"h.{layer}"
+        _norm(shapes, f"{name}.ln_1", hidden)
+        _transposed_linear(shapes, f"{name}.attn.c_attn", hidden, 3 * hidden)
+        _transposed_linear(shapes, f"{name}.attn.c_proj", hidden, hidden)
+        _norm(shapes, f"{name}.ln_2", hidden)
+        _transposed_linear(shapes, f"{name}.mlp.c_fc", hidden, 4 * hidden)
+        _transposed_linear(shapes, f"{name}.mlp.c_proj", 4 * hidden, hidden)
+    _norm(shapes, "ln_f", hidden)
+    return shapes
+
+
+def _linear(shapes: Shapes, name: str, inputs: int, outputs: int) -> None:
+    shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (outputs, inputs), (outputs,)
+
+
+def _transposed_linear(shapes: Shapes, name: str, inputs: int, outputs: int) -> None:
+    shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (inputs, outputs), (outputs,)
+
+
+def _norm(shapes: Shapes, name: str, features: int) -> None:
+    shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (features,)
+
+
+MODELS = {
+    "resnet50": resnet(),
+    "vgg16": vgg(),
+    "bert-base": bert(),
+    "gpt2-small": gpt2(),
+    "tiny": bert(layers=1, hidden=64, vocabulary=300, positions=32),
+}

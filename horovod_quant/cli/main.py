@@ -1,0 +1,35 @@
+"""``horovod-quant COMMAND``: one module for each command, with ``add_arguments(parser)`` and ``run(arguments)``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from horovod_quant import __version__
+from horovod_quant.cli import doctor
+
+COMMANDS = {"doctor": doctor}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="horovod-quant", description="Gradient quantization for Horovod.")
+    parser.add_argument("--version", action="version", version=f"horovod-quant {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        summary, _, rest = (module.__doc__ or "").partition("\n")
+        command = commands.add_parser(
+            name,
+            help=summary.rstrip("."),
+            description=summary,
+            epilog=rest.strip("\n"),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    arguments = parser.parse_args(argv)
+    return arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

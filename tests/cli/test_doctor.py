@@ -1,0 +1,439 @@
+"""``horovod-quant doctor``, plain and under horovodrun, and in environments that really are broken."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "parallel"))
+
+from launching import environment, horovodrun  # noqa: E402
+
+import horovod_quant  # noqa: E402
+from horovod_quant.analysis.groups import torch_cache_names  # noqa: E402
+from horovod_quant.analysis.models import MODELS  # noqa: E402
+from horovod_quant.cli import doctor, main, probe, report  # noqa: E402
+from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding  # noqa: E402
+from horovod_quant.schemes import GlobalQSGD  # noqa: E402
+
+COMMAND = Path(sys.executable).with_name("horovod-quant")
+TIMEOUT = 300
+
+needs_horovod = pytest.mark.skipif(probe.horovod_folder() is None, reason="Horovod is not installed")
+
+
+def run_doctor(
+    *options: Any, python: Path | None = None, path: Path | None = None, **variables: str
+) -> tuple[int, str]:
+    """Exit status and output of the command, with ``path`` before all other modules."""
+    command = [str(COMMAND)] if python is None else [str(python), "-m", "horovod_quant"]
+    env = environment(variables)
+    if path is not None:
+        env["PYTHONPATH"] = str(path)
+    done = subprocess.run(
+        [*command, "doctor", *map(str, options)],
+        capture_output=True, text=True, timeout=TIMEOUT, env=env, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def marked(output: str, mark: str) -> list[str]:
+    """The findings with a mark, without horovodrun's prefixes."""
+    lines = [re.sub(r"^\[[\d,]+\]<stdout>: ?", " ", line).strip() for line in output.splitlines()]
+    return [line[len(mark) :].strip() for line in lines if line.startswith(f"{mark} ")]
+
+
+def only(findings: list[str], containing: str) -> str:
+    found = [finding for finding in findings if containing in finding]
+    assert len(found) == 1, (containing, findings)
+    return found[0]
+
+
+# ---- a sound installation -------------------------------------------------------------------------------------------
+
+
+@needs_horovod
+def test_plain_run_finds_all_well() -> None:
+    status, output = run_doctor("--model", "bert-base")
+    assert status == 0, output
+    well = marked(output, OK)
+    assert only(well, f"horovod-quant {horovod_quant.__version__}, Python {sys.version_info.major}.")
+    for name, shown in probe.FRAMEWORKS.items():
+        assert only(well, f"Horovod and horovod_quant.{name} work with it").startswith(shown)
+    assert only(well, "built with ").startswith(f"Horovod {probe.version_of('horovod')}")
+    assert only(well, "HOROVOD_CACHE_CAPACITY=1024").endswith("which fit")
+    assert only(well, "HOROVOD_FUSION_THRESHOLD=134217728 (128 MiB): bert-base's 111 small gradients")
+    assert only(well, "HOROVOD_CYCLE_TIME=1 ms")
+    assert only(well, "Keras 2")
+    assert "This run" not in output
+    assert "To test the collectives: horovodrun -np 2 horovod-quant doctor" in output
+    assert len(output.splitlines()) <= 24  # one screen
+
+
+@pytest.mark.parallel
+@needs_horovod
+def test_under_gloo_both_frameworks_are_tested() -> None:
+    done = horovodrun("gloo", 2, [COMMAND, "doctor", "--model", "resnet50"])
+    assert done.returncode == 0, done.stdout
+    assert marked(done.stdout, PROBLEM) == []
+    well = marked(done.stdout, OK)
+    assert only(well, "the controller is Gloo; 2 of 2 workers on this host")
+    assert only(well, "the same versions and kernels on 1 host")
+    for framework in ("PyTorch", "TensorFlow"):
+        assert only(well, f"allreduce of int32 and int64, Sum and Max, through {framework}: exact")
+    assert done.stdout.count("Installed") == 1  # rank 0 alone prints
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parallel
+@needs_horovod
+def test_under_mpi_one_framework_is_tested_and_workers_are_compared(tmp_path) -> None:
+    """The first framework; worker 1 is made to use other kernels."""
+    script = tmp_path / "worker.sh"
+    script.write_text(
+        '[ "$OMPI_COMM_WORLD_RANK" = 0 ] || export HOROVOD_QUANT_KERNELS=numpy\n'
+        + f"exec '{COMMAND}' doctor\n"
+    )
+    done = horovodrun("mpi", 2, ["sh", script])
+    assert done.returncode == 0, done.stdout
+    assert marked(done.stdout, PROBLEM) == []
+    well, warnings = marked(done.stdout, OK), marked(done.stdout, WARNING)
+    assert only(well, "the controller is MPI; 2 of 2 workers on this host")
+    assert only(well, "through PyTorch: exact")
+    assert "not tested" in only(warnings, "through TensorFlow")
+    assert "run again with --framework tensorflow" in only(warnings, "through TensorFlow")
+    assert only(warnings, "kernels of worker 1 on ").partition(": ")[2].startswith("numpy, not native")
+    assert "\x1b" not in done.stdout  # Open MPI's workers have a terminal
+
+
+@pytest.mark.parallel
+@needs_horovod
+def test_under_mpi_with_tensorflow() -> None:
+    done = horovodrun("mpi", 2, [COMMAND, "doctor", "--framework", "tensorflow"])
+    assert done.returncode == 0, done.stdout
+    assert only(marked(done.stdout, OK), "through TensorFlow: exact")
+    assert "PyTorch" not in done.stdout
+
+
+@pytest.mark.parallel
+@needs_horovod
+@pytest.mark.parametrize("missing", [0, 1])
+def test_the_names_that_doctor_counts_are_those_in_horovods_cache(missing: int) -> None:
+    """With one place less than the model's names take, Horovod says that it had to evict one."""
+    names = torch_cache_names(GlobalQSGD(8), MODELS["tiny"])
+    program = [sys.executable, Path(__file__).with_name("names_worker.py"), "torch", "global-qsgd"]
+    settings = {"HOROVOD_CACHE_CAPACITY": str(names - missing), "HOROVOD_LOG_LEVEL": "warning"}
+    done = horovodrun("gloo", 2, program, env=settings)
+    assert done.stdout.count("EXCHANGED") == 2, done.stdout[-3000:]
+    assert ("evicted" in done.stdout) == bool(missing), done.stdout[-3000:]
+
+
+# ---- broken ones ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> tuple[Path, Path]:
+    """A Python without any package, and a folder in which this package and numpy are."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
+    packages = folder / "packages"
+    packages.mkdir()
+    for source in (Path(horovod_quant.__file__).parent, *Path(np.__file__).parents[1].glob("numpy*")):
+        (packages / source.name).symlink_to(source)
+    return folder / "venv" / "bin" / "python", packages
+
+
+def test_an_environment_with_nothing_but_numpy(bare) -> None:
+    python, packages = bare
+    status, output = run_doctor(python=python, path=packages)
+    assert status == 1
+    problems = marked(output, PROBLEM)
+    assert only(problems, "Horovod is not installed").endswith(
+        "HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_TENSORFLOW=1 pip install --no-cache-dir --no-build-isolation "
+        "horovod, or scripts/setup"
+    )
+    assert only(problems, "PyTorch is not installed; pip install 'horovod-quant[torch]'")
+    assert only(problems, "TensorFlow is not installed")
+    assert "3 problems, no warnings" in output
+    assert only(marked(output, OK), " kernels")
+
+
+def test_kernels_and_settings_that_slow_down_are_warnings_with_remedies(bare) -> None:
+    python, packages = bare
+    _, output = run_doctor(
+        "--model", "resnet50", python=python, path=packages,
+        HOROVOD_QUANT_LIBRARY="/nowhere/native.so", HOROVOD_CACHE_CAPACITY="100", HOROVOD_AUTOTUNE="1",
+        HOROVOD_FUSION_THRESHOLD="0", HOROVOD_CYCLE_TIME="20",
+    )  # fmt: skip
+    warnings = marked(output, WARNING)
+    library = only(
+        warnings, "numpy kernels, much slower than the native ones: cannot load /nowhere/native.so"
+    )
+    assert "unset HOROVOD_QUANT_LIBRARY" in library
+    cache = only(warnings, "HOROVOD_CACHE_CAPACITY=100")
+    assert "174 in PyTorch, 389 in TensorFlow, which push each other out" in cache
+    assert cache.endswith("set HOROVOD_CACHE_CAPACITY=1024 (horovodrun --cache-capacity 1024)")
+    assert "76 carriers" in only(warnings, "HOROVOD_FUSION_THRESHOLD=0 bytes")
+    assert "up to 60 ms a step; unset it, or set 1" in only(warnings, "HOROVOD_CYCLE_TIME=20 ms")
+    assert only(warnings, "HOROVOD_AUTOTUNE")
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"HOROVOD_QUANT_KERNELS": "native", "HOROVOD_QUANT_LIBRARY": "/nowhere"}, "cannot load /nowhere"),
+        ({"HOROVOD_QUANT_KERNELS": "fast"}, "kernels='fast': no such backend"),
+        ({"HOROVOD_QUANT_ISA": "avx1024"}, "instruction set 'avx1024'"),
+    ],
+)
+def test_kernels_that_cannot_run_are_problems(bare, variables: dict[str, str], message: str) -> None:
+    python, packages = bare
+    _, output = run_doctor(python=python, path=packages, **variables)
+    problem = only(marked(output, PROBLEM), "no kernels: ")
+    assert message in problem
+    assert problem.endswith(f"unset or correct {' and '.join(variables)}")
+
+
+def test_kernels_asked_for_are_named(bare) -> None:
+    python, packages = bare
+    _, output = run_doctor(python=python, path=packages, HOROVOD_QUANT_KERNELS="numpy")
+    assert only(marked(output, WARNING), "numpy kernels, asked for by HOROVOD_QUANT_KERNELS; unset")
+    _, output = run_doctor(python=python, path=packages, HOROVOD_QUANT_KERNELS="tensorflow")
+    assert only(marked(output, OK), "kernels of TensorFlow operations, asked for by HOROVOD_QUANT_KERNELS")
+
+
+def shadow_horovod(folder: Path, library: bytes | None) -> Path:
+    """A folder with the installed Horovod, but for PyTorch's library: another one, or none."""
+    installed = Path(str(probe.horovod_folder()))
+    shadow = folder / "horovod"
+    (shadow / "torch").mkdir(parents=True)
+    for source in installed.iterdir():
+        if source.name not in ("torch", "__pycache__"):
+            (shadow / source.name).symlink_to(source)
+    for source in (installed / "torch").iterdir():
+        if not source.name.startswith("mpi_lib"):
+            (shadow / "torch" / source.name).symlink_to(source)
+        elif library is not None:
+            (shadow / "torch" / source.name).write_bytes(library)
+    return folder
+
+
+@needs_horovod
+def test_horovod_without_its_library_for_pytorch(tmp_path) -> None:
+    """``import horovod.torch`` succeeds then, and ``horovodrun --check-build`` lists PyTorch."""
+    shadow = shadow_horovod(tmp_path, None)
+    done = subprocess.run(
+        [sys.executable, "-c", "import horovod.torch; print('imported')"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(shadow)},
+    )  # fmt: skip
+    assert "imported" in done.stdout
+    status, output = run_doctor("--framework", "torch", path=shadow)
+    assert status == 1
+    problem = only(marked(output, PROBLEM), "PyTorch ")
+    assert "Horovod was built without it (whatever horovodrun --check-build says)" in problem
+    assert "HOROVOD_WITH_PYTORCH=1 pip install --force-reinstall" in problem
+
+
+@needs_horovod
+def test_a_library_that_cannot_be_loaded(tmp_path) -> None:
+    status, output = run_doctor("--framework", "torch", path=shadow_horovod(tmp_path, b"no library"))
+    assert status == 1
+    problem = only(marked(output, PROBLEM), "Horovod's library for it cannot be loaded")
+    assert "AttributeError" in problem or "OSError" in problem or "ImportError" in problem
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')", "PyTorch is not installed"),
+        ("raise ImportError('libc10.so: cannot open shared object file')",
+         "PyTorch cannot be imported: ImportError: libc10.so: cannot open shared object file"),
+        ("import os; os.kill(os.getpid(), 11)", "PyTorch cannot be imported: killed by signal 11"),
+        ("raise SystemExit(3)", "PyTorch cannot be imported: exit status 3"),
+        ("import time; time.sleep(60)", "PyTorch cannot be imported: no answer within 2 seconds"),
+    ],
+    ids=["hidden", "broken", "crashing", "leaving", "hanging"],
+)  # fmt: skip
+def test_a_framework_that_cannot_be_imported(bare, tmp_path, source: str, message: str) -> None:
+    python, packages = bare
+    (tmp_path / "torch.py").write_text(source + "\n")
+    for package in packages.iterdir():
+        (tmp_path / package.name).symlink_to(package)
+    options = ["--timeout", 2 if "sleep" in source else TIMEOUT]
+    status, output = run_doctor("--framework", "torch", *options, python=python, path=tmp_path)
+    assert status == 1
+    assert only(marked(output, PROBLEM), message)
+
+
+@needs_horovod
+def test_a_framework_is_not_missed_where_another_one_works(tmp_path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise ModuleNotFoundError('hidden', name='tensorflow')\n")
+    status, output = run_doctor(path=tmp_path)
+    assert status == 0, output
+    assert only(marked(output, OK), "TensorFlow is not installed")
+
+
+# ---- judgements on what this machine does not have -------------------------------------------------------------------
+
+SOUND = {
+    "framework": "tensorflow",
+    "stage": "done",
+    "version": "2.16.2",
+    "gpus": 0,
+    "keras": "2.16.0",
+    "library": "mpi_lib.so",
+    "built": {"mpi": True, "gloo": True, "nccl": False, "ccl": False, "ddl": False},
+}  # fmt: skip
+
+
+def judged(**changes: Any) -> list[Finding]:
+    return doctor.framework_findings("tensorflow", {**SOUND, **changes}, True, True)
+
+
+def test_keras_3_does_not_average() -> None:
+    (problem,) = [finding for finding in judged(keras="3.15.1") if finding.mark == PROBLEM]
+    assert "Keras 3.15.1" in problem.line
+    assert "TF_USE_LEGACY_KERAS=1" in problem.line
+    (warning,) = [finding for finding in judged(standalone_keras="3.15.1") if finding.mark == WARNING]
+    assert "horovod.keras takes Keras 3.15.1" in warning.line
+
+
+@needs_horovod
+@pytest.mark.skipif((probe.version_of("keras") or "0")[0] != "3", reason="Keras 2 is installed")
+def test_keras_3_is_seen() -> None:
+    status, output = run_doctor("--framework", "tensorflow")
+    assert status == 1
+    assert only(marked(output, PROBLEM), "does not average gradients under Keras 3")
+
+
+def test_gpus_without_nccl() -> None:
+    (warning,) = [finding for finding in judged(gpus=2) if finding.mark == WARNING]
+    assert "HOROVOD_GPU_OPERATIONS=NCCL" in warning.remedy
+    assert judged(gpus=2, built={**SOUND["built"], "nccl": True})[0].mark == OK
+
+
+def test_horovod_built_with_another_version() -> None:
+    warning = judged(built_for="2.15.1")[0]
+    assert warning.mark == WARNING
+    assert "was built with TensorFlow 2.15.1" in warning.text
+
+
+def with_workers(*workers: dict[str, Any]) -> dict[str, Any]:
+    started = {"size": len(workers), "local_size": 1, "mpi": False, "gloo": True}
+    return {**SOUND, "stage": "done", "run": {**started, "workers": list(workers)}}
+
+
+def test_an_allreduce_that_is_not_exact_is_a_problem() -> None:
+    facts = with_workers({"wrong": []}, {"wrong": ["int64 Max"]})
+    finding = doctor.exactness_finding("tensorflow", facts, doctor.Place(0, 2, True))
+    assert finding.mark == PROBLEM
+    assert "not exact on 1 of 2 workers (worker 1: int64 Max)" in finding.text
+
+
+def test_a_run_that_fails_is_a_problem() -> None:
+    facts = {**SOUND, "stage": "run", "error": "no answer within 300 seconds"}
+    finding = doctor.exactness_finding("tensorflow", facts, doctor.Place(0, 2, True))
+    assert finding.mark == PROBLEM
+    assert "no answer within 300 seconds" in finding.text
+
+
+def test_workers_with_other_versions_are_a_problem() -> None:
+    alike = {"host": "a", "Horovod": "0.28.1", "kernels": "native", "wrong": []}
+    facts = {"tensorflow": with_workers(alike, {**alike, "host": "b", "Horovod": "0.27.0"})}
+    (finding,) = doctor.worker_findings(facts)
+    assert finding.mark == PROBLEM
+    assert "Horovod of worker 1 on b (1 such): 0.27.0, not 0.28.1 as on worker 0" in finding.text
+
+
+def test_workers_that_do_not_see_each_other_are_a_problem() -> None:
+    started = {"size": 1, "local_size": 1, "mpi": True, "gloo": False}
+    assert doctor.controller_finding(started, doctor.Place(0, 2, False)).mark == PROBLEM
+
+
+def test_the_tested_integers_wrap_around() -> None:
+    for bits in (32, 64):
+        everybody = np.stack([probe.integers(bits, rank) for rank in range(3)])
+        exact = np.add.reduce(everybody.astype(object), axis=0)
+        assert (np.abs(exact.astype(float)) > 2.0 ** (bits - 1)).mean() > 0.1
+        wrapped = np.add.reduce(everybody, axis=0, dtype=everybody.dtype)
+        assert [int(value) for value in wrapped] == [
+            (int(value) + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1) for value in exact
+        ]
+
+
+@pytest.mark.parametrize(
+    ("given", "number", "shown"),
+    [
+        (None, 1024, "X=1024"),
+        ("2048", 2048, "X=2048"),
+        (" 3.5 ms", 3.5, "X=3.5 ms"),
+        ("lots", 0, "X='lots', which Horovod reads as 0"),
+        ("", 0, "X='', which Horovod reads as 0"),
+    ],
+)
+def test_settings_are_read_as_horovod_does(given: str | None, number: float, shown: str) -> None:
+    assert doctor.number({} if given is None else {"X": given}, "X", 1024) == (number, shown)
+
+
+@pytest.mark.parametrize(
+    "setting", ["HOROVOD_CACHE_CAPACITY", "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"]
+)
+def test_a_setting_that_is_no_number_is_a_warning(setting: str) -> None:
+    findings = doctor.settings({setting: "lots"}, "tiny", ["torch"])
+    (warning,) = [finding for finding in findings if finding.mark == WARNING]
+    assert f"{setting}='lots', which Horovod reads as 0" in warning.text
+
+
+@pytest.mark.parametrize("model", [None, *MODELS])
+def test_defaults_suit_every_model(model: str | None) -> None:
+    findings = doctor.settings({}, model, list(probe.FRAMEWORKS))
+    assert [finding.mark for finding in findings] == [OK] * 3
+
+
+# ---- the command and its output --------------------------------------------------------------------------------------
+
+
+def test_the_summary_counts() -> None:
+    findings = [Finding(PROBLEM, "a"), Finding(WARNING, "b", "c"), Finding(WARNING, "d"), Finding(OK, "e")]
+    assert report.summary([report.Section("all", findings)]) == "1 problem, 2 warnings"
+    assert findings[1].line == "b; c"
+
+
+@pytest.mark.skipif(shutil.which("script") is None, reason="script is not installed")
+def test_on_a_terminal_there_are_colours(bare) -> None:
+    pytest.importorskip("rich")
+    code = (
+        "from horovod_quant.cli.report import *;"
+        "show([Section('Title', [Finding('problem', 'x' * 30 + ' ' + 'y' * 80, 'repair it')])])"
+    )
+    done = subprocess.run(
+        ["script", "-qec", f'{sys.executable} -c "{code}"', "/dev/null"],
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    assert "\x1b[1;31m" in done.stdout, done.stdout
+    assert "repair it" in done.stdout
+
+
+def test_help_and_version(capsys) -> None:
+    for option, expected in {
+        "--help": "doctor",
+        "--version": f"horovod-quant {horovod_quant.__version__}",
+    }.items():
+        with pytest.raises(SystemExit) as left:
+            main.main([option])
+        assert left.value.code == 0
+        assert expected in capsys.readouterr().out
+    with pytest.raises(SystemExit) as left:
+        main.main(["operate"])
+    assert left.value.code == 2
