@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 import horovod.torch as hvd
 import torch
+from oracle import Oracle
 
 import horovod_quant.torch as hvq
 
@@ -72,7 +73,7 @@ class TorchOracle:
     """`Oracle` for tensors of one process set."""
 
     def __init__(self, compressor: hvq.Compressor, process_set: Any = None, beta: float = 0.95) -> None:
-        self._oracle = TorchOracle(compressor, beta)
+        self._oracle = Oracle(compressor, beta)
         self._process_set = process_set or hvd.global_process_set
 
     def expected(self, raw: dict[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor | None]:
