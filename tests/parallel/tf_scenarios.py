@@ -42,6 +42,11 @@ SUBSET: list[Any] = []
 KERNELS = {"first/kernel:0", "second/kernel:0"}
 
 
+def exchanged_kernels(process_set: Any) -> set[str]:
+    """Horovod in TensorFlow leaves a process set of one alone: it does not even ask for compression."""
+    return set() if process_set is not None and process_set.size() == 1 else KERNELS
+
+
 def start() -> int:
     """Two process sets fit every size tried here: one of the last rank alone, one of the first and the last."""
     size = int(os.environ.get("HOROVOD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "0")))
@@ -100,9 +105,7 @@ def fit(
         quantized = check_records(
             compressor, exchanges or steps, factor=factor, process_set=process_set, step=step
         )
-        assert quantized == {
-            variable.name for variable in model.trainable_variables if len(variable.shape) > 1
-        }
+        assert quantized == exchanged_kernels(process_set)
     if member:
         assert_same_on_all_ranks(model.get_weights(), "weights", process_set)
     return model
@@ -259,7 +262,8 @@ def train_with_tape(
     step = step if eager else tf.function(step)
     for x, y in batches(2, dtype=np.float64 if dtype == "float64" else np.float32):
         step(x, y)
-    assert check_records(compressor, 2, factor=factor, process_set=process_set) == KERNELS
+    quantized = check_records(compressor, 2, factor=factor, process_set=process_set)
+    assert quantized == exchanged_kernels(process_set)
     assert_same_on_all_ranks(model.get_weights(), "weights", process_set)
     return compressor
 
