@@ -18,7 +18,7 @@ MODULES = ["torch_scenarios", "tf_scenarios"]
 RUNS = [("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 3)]
 WITH_EXTRA = {  # variants of methods and kernels
     "torch_scenarios": RUNS,
-    "tf_scenarios": [("gloo", 3), ("mpi", 2)],
+    "tf_scenarios": [("gloo", 3)],
 }
 LIMIT = 2400
 

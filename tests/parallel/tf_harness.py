@@ -70,7 +70,7 @@ VARIANTS: dict[str, Make] = {
 IN_TENSORFLOW: dict[str, Make] = {
     f"{method}-in-tensorflow": lambda make=make, **common: make(kernels="tensorflow", **common)
     for method, make in {**METHODS, **VARIANTS}.items()
-    if method not in ("qsgd-elias", "nuqsgd-omega")
+    if method in METHODS or method == "global-qsgd-exponential"
 }
 
 
