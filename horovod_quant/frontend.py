@@ -157,7 +157,9 @@ def require_step_sizes(**values: float) -> None:
 # ---- constructors: mixed with a frontend's Compressor ------------------------------------------------------------
 
 
-class QSGDArguments:
+class _GatheredArguments:
+    _scheme: type[schemes.QSGD] | type[schemes.NUQSGD]
+
     def __init__(
         self,
         bits: int = 4,
@@ -167,23 +169,39 @@ class QSGDArguments:
         coding: str = "fixed",
         **common: Any,
     ) -> None:
-        super().__init__(schemes.QSGD(bits, norm, bucket_size, coding), **common)  # type: ignore[call-arg]
+        super().__init__(self._scheme(bits, norm, bucket_size, coding), **common)  # type: ignore[call-arg]
 
 
-class NUQSGDArguments:
-    def __init__(
-        self,
-        bits: int = 4,
-        norm: str = "l2",
-        *,
-        bucket_size: int = 1024,
-        coding: str = "fixed",
-        **common: Any,
-    ) -> None:
-        super().__init__(schemes.NUQSGD(bits, norm, bucket_size, coding), **common)  # type: ignore[call-arg]
+class QSGDArguments(_GatheredArguments):
+    """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``): each worker's own norm, uniform levels, an allgather.
+
+    Args:
+        bits, norm, bucket_size, coding: see `horovod_quant.schemes.QSGD`.
+        **common: see `Compressor`.
+    """
+
+    _scheme = schemes.QSGD
+
+
+class NUQSGDArguments(_GatheredArguments):
+    """NUQSGD: each worker's own norm, exponential levels, an allgather.
+
+    Args:
+        bits, norm, bucket_size, coding: see `horovod_quant.schemes.NUQSGD`.
+        **common: see `Compressor`.
+    """
+
+    _scheme = schemes.NUQSGD
 
 
 class GlobalQSGDArguments:
+    """Global-QSGD: one scale for all workers, integers that an allreduce sums.
+
+    Args:
+        bits, norm, levels, bucket_size: see `horovod_quant.schemes.GlobalQSGD`.
+        **common: see `Compressor`.
+    """
+
     def __init__(
         self,
         bits: int = 8,

@@ -227,30 +227,15 @@ class Compressor(BaseCompressor):
 
 
 class QSGD(QSGDArguments, Compressor):
-    """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``): each worker's own norm, uniform levels, an allgather.
-
-    Args:
-        bits, norm, bucket_size, coding: see `horovod_quant.schemes.QSGD`.
-        **common: see `Compressor`.
-    """
+    __doc__ = QSGDArguments.__doc__
 
 
 class NUQSGD(NUQSGDArguments, Compressor):
-    """NUQSGD: each worker's own norm, exponential levels, an allgather.
-
-    Args:
-        bits, norm, bucket_size, coding: see `horovod_quant.schemes.NUQSGD`.
-        **common: see `Compressor`.
-    """
+    __doc__ = NUQSGDArguments.__doc__
 
 
 class GlobalQSGD(GlobalQSGDArguments, Compressor):
-    """Global-QSGD: one scale for all workers, integers that an allreduce sums.
-
-    Args:
-        bits, norm, levels, bucket_size: see `horovod_quant.schemes.GlobalQSGD`.
-        **common: see `Compressor`.
-    """
+    __doc__ = GlobalQSGDArguments.__doc__
 
 
 class BinSGDM(BinSGDMArguments, Compressor):
