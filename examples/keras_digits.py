@@ -19,6 +19,7 @@ import digits
 import horovod.tensorflow as hvd_tf  # has allgather_object, which Horovod's Keras module lacks
 import horovod.tensorflow.keras as hvd
 import tensorflow as tf
+import training
 from tf2_digits import make_batches, make_model
 
 import horovod_quant.tensorflow as hvq
@@ -36,7 +37,7 @@ def make_optimizer(args: argparse.Namespace, seed: int) -> tf.keras.optimizers.l
 
 
 class RecordSteps(tf.keras.callbacks.Callback):
-    def __init__(self, record: digits.Record) -> None:
+    def __init__(self, record: training.Record) -> None:
         super().__init__()
         self._record = record
 
@@ -54,7 +55,7 @@ def train(args: argparse.Namespace, seed: int, data: digits.Data) -> dict[str, A
     tf.keras.utils.set_random_seed(seed)
     model = make_model()
     batches = make_batches(args, seed, data)
-    compression = digits.make_compression(args, seed, hvd, hvq)
+    compression = training.make_compression(args, seed, hvd, hvq)
     model.compile(
         optimizer=hvd.DistributedOptimizer(make_optimizer(args, seed), compression=compression),
         loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -65,7 +66,7 @@ def train(args: argparse.Namespace, seed: int, data: digits.Data) -> dict[str, A
         return (1 + math.cos(math.pi * epoch / args.epochs)) / 2
 
     steps = args.epochs * len(batches)
-    with digits.Record(args, seed, steps, compression, model.count_params(), hvd_tf) as record:
+    with training.Record(args, seed, steps, compression, model.count_params(), hvd_tf) as record:
         callbacks = [
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
             hvd.callbacks.MetricAverageCallback(),
@@ -78,7 +79,7 @@ def train(args: argparse.Namespace, seed: int, data: digits.Data) -> dict[str, A
         model.fit(batches, epochs=args.epochs, callbacks=callbacks, verbose=0)
 
     _, accuracy = model.evaluate(data.test_images[..., None], data.test_labels, verbose=0)
-    return record.figures(accuracy, model.get_weights())
+    return record.figures({"accuracy": accuracy}, model.get_weights())
 
 
 def main() -> None:
@@ -87,7 +88,7 @@ def main() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(1)
     args = digits.parse_arguments("keras_digits.py", hvd_tf, hvq)
     data = digits.load_data()
-    digits.train_all(args, lambda seed: train(args, seed, data), hvd)
+    training.train_all(args, lambda seed: train(args, seed, data), digits.describe, hvd)
 
 
 if __name__ == "__main__":

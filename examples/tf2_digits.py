@@ -17,6 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only; read when Ten
 import digits
 import horovod.tensorflow as hvd
 import tensorflow as tf
+import training
 
 import horovod_quant.tensorflow as hvq
 
@@ -68,7 +69,7 @@ def train(args: argparse.Namespace, seed: int, data: digits.Data) -> dict[str, A
     if args.compression == "binsgdm":  # momentum is the optimizer's, which the tape does not know
         compression = hvq.BinSGDM(optimizer=optimizer, seed=seed)
     else:
-        compression = digits.make_compression(args, seed, hvd, hvq)
+        compression = training.make_compression(args, seed, hvd, hvq)
     cross_entropy = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     @tf.function
@@ -82,14 +83,14 @@ def train(args: argparse.Namespace, seed: int, data: digits.Data) -> dict[str, A
 
     hvd.broadcast_variables(model.variables, root_rank=0)
     hvd.broadcast_variables(optimizer.variables, root_rank=0)
-    with digits.Record(args, seed, steps, compression, model.count_params(), hvd) as record:
+    with training.Record(args, seed, steps, compression, model.count_params(), hvd) as record:
         for _ in range(args.epochs):
             for images, labels in batches:
                 record.step(float(train_step(images, labels)))
 
     predicted = tf.argmax(model(data.test_images[..., None]), axis=1)
     accuracy = tf.reduce_mean(tf.cast(predicted == data.test_labels, tf.float32))
-    return record.figures(float(accuracy), model.get_weights())
+    return record.figures({"accuracy": float(accuracy)}, model.get_weights())
 
 
 def main() -> None:
@@ -98,7 +99,7 @@ def main() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(1)
     args = digits.parse_arguments("tf2_digits.py", hvd, hvq)
     data = digits.load_data()
-    digits.train_all(args, lambda seed: train(args, seed, data), hvd)
+    training.train_all(args, lambda seed: train(args, seed, data), digits.describe, hvd)
 
 
 if __name__ == "__main__":

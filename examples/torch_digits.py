@@ -14,6 +14,7 @@ from typing import Any
 import digits
 import horovod.torch as hvd
 import torch
+import training
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -53,7 +54,7 @@ def train(args: argparse.Namespace, seed: int, data: digits.Data) -> dict[str, A
     )
     loader = DataLoader(train_set, args.batch_size // hvd.size(), sampler=sampler, drop_last=True)
 
-    compression = digits.make_compression(args, seed, hvd, hvq)
+    compression = training.make_compression(args, seed, hvd, hvq)
     optimizer = hvd.DistributedOptimizer(
         make_optimizer(args, model, seed), named_parameters=model.named_parameters(), compression=compression
     )
@@ -63,7 +64,7 @@ def train(args: argparse.Namespace, seed: int, data: digits.Data) -> dict[str, A
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    with digits.Record(args, seed, steps, compression, parameters, hvd) as record:
+    with training.Record(args, seed, steps, compression, parameters, hvd) as record:
         for epoch in range(args.epochs):
             sampler.set_epoch(epoch)
             for images, labels in loader:
@@ -76,7 +77,9 @@ def train(args: argparse.Namespace, seed: int, data: digits.Data) -> dict[str, A
 
     with torch.no_grad():
         accuracy = (model(test_x.unsqueeze(1)).argmax(1) == test_y).float().mean().item()
-    return record.figures(accuracy, [parameter.detach().numpy() for parameter in model.parameters()])
+    return record.figures(
+        {"accuracy": accuracy}, [parameter.detach().numpy() for parameter in model.parameters()]
+    )
 
 
 def main() -> None:
@@ -84,7 +87,7 @@ def main() -> None:
     torch.set_num_threads(1)  # several workers share a machine
     args = digits.parse_arguments("torch_digits.py", hvd, hvq)
     data = digits.load_data()
-    digits.train_all(args, lambda seed: train(args, seed, data), hvd)
+    training.train_all(args, lambda seed: train(args, seed, data), digits.describe, hvd)
 
 
 if __name__ == "__main__":

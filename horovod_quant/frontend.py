@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant import schemes
+from horovod_quant import nodes, schemes
 from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Scheme, require_int
 from horovod_quant.stats import Stats, TrafficCounter
@@ -30,6 +31,9 @@ class BaseCompressor:
         kernels: ``"auto"`` or the name of a backend.
         named_parameters: names for the gradients; by default Horovod's own.
         process_set: where the gradients are reduced; by default what the optimizer says.
+        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
+            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass.
 
@@ -49,12 +53,20 @@ class BaseCompressor:
         kernels: str = "auto",
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
+        hierarchical: bool | int = False,
         group_bytes: int = 32 * 2**20,
         overlap: bool = True,
     ) -> None:
         require_int("seed", seed, 0, 2**63 - 1)
         require_int("group_bytes", group_bytes, 1, 2**62)
+        if not isinstance(hierarchical, bool):
+            require_int("hierarchical", hierarchical, 1, 2**31)
+        if hierarchical and process_set is not None:
+            raise ValueError(_NO_PROCESS_SET)
+        if hierarchical:
+            scheme = schemes.Hierarchical(scheme)
         self.policy = Policy(scheme, min_elements, exclude, overrides)
+        self.hierarchical = hierarchical
         self.seed = seed
         self.group_bytes = group_bytes
         self.overlap = overlap
@@ -96,6 +108,28 @@ class BaseCompressor:
                 f"process_set={self._process_set}: Horovod reduces over {used}; give both the same"
             )
 
+        if self.hierarchical and used.process_set_id != 0:
+            raise ValueError(_NO_PROCESS_SET)
+
+    def _local_size(self, basics: Any) -> int:
+        """How many workers a node has, as far as this worker knows; 1 without a hierarchy.
+
+        Raises:
+            ValueError: not every node has as many.
+            RuntimeError: under elastic training.
+        """
+        if not self.hierarchical:
+            return 1
+        if int(os.environ.get("HOROVOD_ELASTIC", "0")):
+            raise RuntimeError(
+                "hierarchical: nodes are not formed anew under elastic training; leave it out there"
+            )
+        if self.hierarchical is not True:
+            return self.hierarchical
+        if not basics.is_homogeneous():
+            raise ValueError(nodes.UNEVEN)
+        return basics.local_size()
+
     def _check_operation(self, op: Any, usable: Sequence[Any], adasum: Any) -> None:
         if op is not None and op not in usable:
             shown = "Adasum" if op == adasum else repr(op)
@@ -128,6 +162,12 @@ class BaseCompressor:
             f"{name}: the workers did not exchange the same gradient here; check that all of them have the same "
             f"model, and {type(self).__name__} the same arguments"
         )
+
+
+_NO_PROCESS_SET = (
+    "hierarchical: it is for all workers; leave process_set= out of the optimizer and of the compressor, or use "
+    "hierarchical=False"
+)
 
 
 def carrier_signs(text: str) -> tuple[float, ...]:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from horovod_quant.schemes.base import Scheme, require_int
+from horovod_quant.schemes import Hierarchical
+from horovod_quant.schemes.base import Scheme, Workers, require_int
 
 
 class Policy:
@@ -72,13 +73,15 @@ class Policy:
                 shown = ", ".join(map(repr, known[:8])) + (", ..." if len(known) > 8 else "")
                 raise ValueError(f"{argument}: {pattern!r} matches no parameter; the parameters are {shown}")
 
-    def check_workers(self, size: int) -> None:
-        """Raises ValueError when a scheme's arguments cannot serve ``size`` workers."""
+    def check_workers(self, size: int, local_size: int = 1) -> None:
+        """Raises ValueError when a scheme's arguments cannot serve ``size`` workers on nodes of ``local_size``."""
         for scheme in self.schemes:
-            scheme.check_workers(size)
+            scheme.for_workers(Workers(0, size, local_size=local_size)).check_workers(size)
 
 
 def _replaced(scheme: Scheme, pattern: str, arguments: Mapping[str, Any]) -> Scheme:
+    if isinstance(scheme, Hierarchical):
+        return Hierarchical(_replaced(scheme.inner, pattern, arguments))
     known = [field.name for field in dataclasses.fields(scheme)]  # type: ignore[arg-type]
     if not isinstance(arguments, Mapping):
         raise ValueError(f"overrides[{pattern!r}]={arguments!r}: use a mapping such as {{'bits': 8}}")

@@ -10,6 +10,8 @@ import numpy as np
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import (
+    ALL,
+    LOCAL,
     Allgather,
     Allreduce,
     Alltoall,
@@ -32,7 +34,8 @@ class Result(NamedTuple):
 
     Attributes:
         decoded: for each worker, the list of its decoded gradients (float32, flat).
-        bytes_sent: bytes that one worker sends on average, by collective.
+        bytes_sent: bytes that one worker sends on average, by collective: ``"allreduce"``; ``"local alltoall"`` and
+            ``"cross allreduce"`` where only the workers of a node, or one of each node, take part.
         error: ``sum_i ||decoded_i - exact_i||^2 / ||exact_i||^2`` over the gradients of the group, where exact is
             ``factor`` times the float64 sum over the workers; 0 where both are zero, inf where exact alone is.
     """
@@ -54,6 +57,7 @@ def run(
     kernels: str = "auto",
     custom_reduction: bool = False,
     merges: Sequence[Merge] | None = None,
+    local_size: int = 1,
 ) -> Result:
     """Exchanges gradients among simulated workers.
 
@@ -65,13 +69,15 @@ def run(
         names: of the group's tensors; ``"0"``, ``"1"``, ... by default.
         step: number of the exchange.
         factor: what the sum over workers is multiplied by; 1 / n by default, which is the average.
-        states: BinSGDM's state for each worker and tensor, updated in place.
+        states: BinSGDM's state for each worker and tensor, updated in place; of the elements that ``scheme.owned``
+            says.
         kernels: backend of the kernels.
         custom_reduction: whether the simulated transport offers reductions of one's own (as MPI does).
         merges: bracketing of a custom reduction; from left to right by default.
+        local_size: number of workers of a node, for hierarchical exchanges; those of a node are consecutive.
 
     Raises:
-        ValueError: no worker, or workers whose gradients differ in shape.
+        ValueError: no worker, or workers whose gradients differ in shape, or that are no whole number of nodes.
     """
     groups = [list(own) if isinstance(own, (list, tuple)) else [own] for own in gradients]
     if not groups or any([np.shape(a) for a in own] != [np.shape(a) for a in groups[0]] for own in groups):
@@ -84,12 +90,14 @@ def run(
         groups = [[np.ascontiguousarray(a, np.float32).reshape(-1) for a in own] for own in groups]
 
     exchanges = []
+    workers = [Workers(rank, size, custom_reduction, local_size) for rank in range(size)]
+    scheme = scheme.for_workers(workers[0])
     for rank, own in enumerate(groups):
         members = [
             Gradient(own[i], KeyChain(seed, names[i]), step, states[rank][i] if states else None)
             for i in range(count)
         ]
-        exchanges.append(scheme.exchange(members, Workers(rank, size, custom_reduction), backend))
+        exchanges.append(scheme.exchange(members, workers[rank], backend))
 
     bytes_sent: dict[str, float] = {}
     answers: list[Any] = [None] * size
@@ -103,16 +111,28 @@ def run(
                 finished.append(stop.value)
         if finished:
             break
-        collective = type(requests[0]).__name__.lower()
-        sent = sum(sum(sent_bytes(request, size)) for request in requests) / size
+        group = requests[0].group
+        collective = ("" if group == ALL else f"{group} ") + type(requests[0]).__name__.lower()
+        sent = sum(sum(sent_bytes(request, workers[0].size_of(group))) for request in requests) / size
         bytes_sent[collective] = bytes_sent.get(collective, 0.0) + sent
-        answers = _perform(requests, merges)
+        for ranks in _members(group, size, local_size):
+            for rank, answer in zip(ranks, _perform([requests[rank] for rank in ranks], merges)):
+                answers[rank] = answer
 
     decoded = [[np.empty(len(a), np.float32) for a in own] for own in groups]
     for rank, result in enumerate(finished):
         for i in range(count):
             result.write(i, factor, decoded[rank][i])
     return Result(decoded, bytes_sent, _error(groups, decoded[0], factor))
+
+
+def _members(group: str, size: int, local_size: int) -> list[range]:
+    """The ranks of each group of that kind."""
+    if group == ALL:
+        return [range(size)]
+    if group == LOCAL:
+        return [range(first, first + local_size) for first in range(0, size, local_size)]
+    return [range(first, size, local_size) for first in range(local_size)]
 
 
 def _perform(requests: list[Any], merges: Sequence[Merge] | None) -> list[Any]:

@@ -24,6 +24,10 @@ _CACHE_PLACES = 1000
 _COLLECTIVES_PER_GROUP = 3
 _FEWEST_GROUPS = 4
 
+# Where `horovod_quant.torch.exchange` lets MPI add integers by two alltoalls.
+_SPLIT_WORKERS = 3
+_SPLIT_BYTES = 4 * 2**20
+
 
 def compressed_names(scheme: Scheme, shapes: Shapes, min_elements: int = MIN_ELEMENTS) -> list[str]:
     """The gradients that are not too small to be compressed, in the shapes' order."""
@@ -61,6 +65,11 @@ def torch_groups(
         groups[-1].append(name)
         room -= sizes[name]
     return groups
+
+
+def splits_sums(workers: int, gradient_bytes: int) -> bool:
+    """Whether PyTorch's exchange under MPI adds a group's integers by two alltoalls instead of an allreduce."""
+    return workers >= _SPLIT_WORKERS and gradient_bytes >= _SPLIT_BYTES
 
 
 def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:

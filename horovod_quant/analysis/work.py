@@ -7,6 +7,7 @@ exchange among hundreds of workers are there in milliseconds. No formula of a sc
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.layout import ROW, buckets, ceil_div, tiles
 from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Request, Scheme, Workers
+from horovod_quant.schemes.hierarchical import Hierarchical
 
 NORMS, ENCODE, DECODE = "norms", "encode", "decode"
 
@@ -29,12 +31,17 @@ KERNELS = {
     "encode_exponential": ENCODE,
     "binarize": ENCODE,
     "vote": ENCODE,
+    "to_float32": ENCODE,
+    "mean": ENCODE,
     "decode_uniform_sum": DECODE,
     "decode_uniform_codes": DECODE,
     "decode_exponential": DECODE,
     "decode_signs": DECODE,
+    "scale": DECODE,
 }
 """The kernels whose work grows with the number of elements, by what they are for."""
+
+_ZEROS = bytes(8)
 
 _SIGNATURES = {name: inspect.signature(getattr(reference, name)) for name in KERNELS}
 
@@ -67,17 +74,30 @@ class Work(NamedTuple):
 def describe_call(kernel: str, arguments: tuple, named: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
     """A kernel's call by its arguments, and the arguments by name."""
     given = _SIGNATURES[kernel].bind(*arguments, **named).arguments
-    words = given.get("words")
-    arrays = len(words) if isinstance(words, (list, tuple)) else 1
+    read = given.get("words", given.get("arrays"))
+    arrays = len(read) if isinstance(read, (list, tuple)) else 1
     if kernel == "vote":
         elements = ROW * len(given["words"][0])
+    elif kernel == "mean":
+        elements = len(given["arrays"][0])
     else:
         source = given.get("x", given.get("gradient"))
         elements = len(given["out"] if source is None else source)
     return Call(kernel, given.get("bits", given.get("width", 0)), elements, arrays), given
 
 
-def work_of(scheme: Scheme, lengths: Sequence[int], size: int) -> Work:
+def resolved(scheme: Scheme, workers: Workers) -> Scheme:
+    """What these workers run.
+
+    Raises:
+        ValueError: the scheme's arguments cannot serve them.
+    """
+    scheme = scheme.for_workers(workers)
+    scheme.check_workers(workers.size)
+    return scheme
+
+
+def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int = 1) -> Work:
     """What a worker does to exchange a group of gradients.
 
     Args:
@@ -85,19 +105,21 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int) -> Work:
             whose bytes are never exceeded by more than 8 a gradient and worker.
         lengths: elements of each gradient of the group.
         size: number of workers.
+        local_size: of a host, for a hierarchical exchange.
 
     Raises:
         ValueError: the scheme's arguments cannot serve so many workers.
     """
-    if getattr(scheme, "coding", "fixed") != "fixed":
-        scheme = dataclasses.replace(scheme, coding="fixed")  # type: ignore[type-var]
+    workers = Workers(0, size, local_size=local_size)
+    scheme = resolved(_fixed(scheme), workers)
     recorder = _Recorder()
     empty = [_ghost(length) for length in lengths]
-    gradients = [
-        Gradient(array, KeyChain(0, str(i)), 0, BinaryState(array, array, 0.9))
-        for i, array in enumerate(empty)
-    ]
-    exchange = scheme.exchange(gradients, Workers(0, size), recorder.kernels)
+    gradients = []
+    for i, array in enumerate(empty):
+        start, stop = scheme.owned(str(i), len(array), workers)
+        own = array[start:stop]
+        gradients.append(Gradient(array, KeyChain(0, str(i)), 0, BinaryState(own, own, 0.9)))
+    exchange = scheme.exchange(gradients, workers, recorder.kernels)
     stages = []
     answer: Any = None
     while True:
@@ -107,10 +129,22 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int) -> Work:
             decoded = stop.value
             break
         stages.append((recorder.taken(), request))
-        answer = _answer(request, size)
+        answer = _answer(request, workers.size_of(request.group))
     for i, array in enumerate(empty):
         decoded.write(i, 1.0, array)
     return Work(stages, recorder.taken())
+
+
+cached_work_of = functools.lru_cache(maxsize=4096)(work_of)
+"""`work_of`, for lengths in a tuple."""
+
+
+def _fixed(scheme: Scheme) -> Scheme:
+    if isinstance(scheme, Hierarchical):
+        return Hierarchical(_fixed(scheme.inner))
+    if getattr(scheme, "coding", "fixed") != "fixed":
+        return dataclasses.replace(scheme, coding="fixed")  # type: ignore[type-var]
+    return scheme
 
 
 def _answer(request: Request, size: int) -> Any:
@@ -124,7 +158,7 @@ def _answer(request: Request, size: int) -> Any:
 
 def _ghost(length: int, dtype: Any = np.float32) -> np.ndarray:
     """An array of any length that takes no memory; writing to it is an error."""
-    return np.broadcast_to(np.zeros((), dtype), (length,))
+    return np.ndarray((length,), dtype, _ZEROS, 0, (0,))
 
 
 class _Recorder:
@@ -159,6 +193,8 @@ class _Recorder:
             self._calls.append(call)
             if name == "binarize":
                 return _ghost(ROW * tiles(call.elements), np.int32), _ghost(tiles(call.elements), np.bool_)
+            if name == "mean":
+                return _ghost(call.elements)
             if given.get("out") is None:  # only norms are computed without a place for them
                 return _ghost(buckets(call.elements, given["bucket_size"]))
             return given["out"]

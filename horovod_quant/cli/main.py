@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 
 from horovod_quant import __version__
-from horovod_quant.cli import doctor
+from horovod_quant.cli import advise, bench, doctor
 
-COMMANDS = {"doctor": doctor}
+COMMANDS = {"doctor": doctor, "bench": bench, "advise": advise}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -36,7 +36,10 @@ from horovod_quant.kernels.reference import (
     add_exponential,
     decoding_scales,
     exponential_values,
+    mean,
     norms_of_square_sums,
+    scale,
+    to_float32,
 )
 
 __all__ = [
@@ -64,11 +67,14 @@ __all__ = [
     "encode_uniform_codes",
     "encode_uniform_sum",
     "exponential_values",
+    "mean",
     "norms_of_square_sums",
     "pack_codes",
     "pack_sum",
     "round_exponential",
     "round_uniform",
+    "scale",
+    "to_float32",
     "unpack_codes",
     "unpack_sum",
     "vote",

@@ -388,6 +388,44 @@ def decode_signs(words: np.ndarray, magnitude: float, out: np.ndarray) -> np.nda
     return store_float32(np.where(bits == 1, np.float32(magnitude), np.float32(-magnitude)), out)
 
 
+# ---- among the workers of a node ---------------------------------------------------------------------------------
+
+
+def to_float32(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Writes `as_float32` of ``x`` to ``out``."""
+    out[...] = as_float32(x)
+    return out
+
+
+def mean(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean of float32 arrays: their sum, in their order, times the rounded inverse of their number."""
+    total = np.empty_like(arrays[0])
+    inverse = np.float32(1.0 / len(arrays))
+    at_a_time = TILES_AT_A_TIME * TILE
+    with np.errstate(over="ignore", invalid="ignore"):
+        for low in range(0, len(total), at_a_time):
+            own = slice(low, low + at_a_time)
+            total[own] = arrays[0][own]
+            for array in arrays[1:]:
+                total[own] += array[own]
+            total[own] *= inverse
+    return total
+
+
+def scale(pieces: Sequence[np.ndarray], factor: float, out: np.ndarray) -> np.ndarray:
+    """Writes float32 ``pieces``, one after another and times ``factor``, to a floating-point array."""
+    low = 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for piece in pieces:
+            own = out[low : low + len(piece)]
+            if own.dtype == np.float32:
+                np.multiply(piece, np.float32(factor), out=own)
+            else:
+                store_float32(piece * np.float32(factor), own)
+            low += len(piece)
+    return out
+
+
 # ---- packing -----------------------------------------------------------------------------------------------------
 
 

@@ -14,17 +14,49 @@ import numpy as np
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.layout import ROW
 
+ALL, LOCAL, CROSS = "all", "local", "cross"
+"""Groups of workers: everybody; those of a node; those with the same place on their nodes, one of each."""
+
 
 class Workers(NamedTuple):
-    """Who takes part: this worker's rank, the number of workers, and what their transport can do."""
+    """Who takes part: this worker's rank, the number of workers, and what their transport can do.
+
+    The ``local_size`` workers of a node have consecutive ranks. It is 1 unless an exchange is hierarchical.
+    """
 
     rank: int
     size: int
     custom_reduction: bool = False
+    local_size: int = 1
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's place on its node: its rank in the group LOCAL."""
+        return self.rank % self.local_size
+
+    @property
+    def node(self) -> int:
+        """Number of this worker's node: its rank in the group CROSS."""
+        return self.rank // self.local_size
+
+    @property
+    def nodes(self) -> int:
+        return self.size // self.local_size
+
+    def rank_in(self, group: str) -> int:
+        """This worker's rank in its group of that kind."""
+        return {ALL: self.rank, LOCAL: self.local_rank, CROSS: self.node}[group]
+
+    def size_of(self, group: str) -> int:
+        """Number of workers in this worker's group of that kind."""
+        return {ALL: self.size, LOCAL: self.local_size, CROSS: self.nodes}[group]
 
 
 class BinaryState(NamedTuple):
-    """BinSGDM's state of one gradient on one worker: two float32 arrays of its length, updated in place."""
+    """BinSGDM's state of one gradient on one worker, of the elements that `Scheme.owned` says.
+
+    Two float32 arrays, updated in place.
+    """
 
     momentum: np.ndarray
     scale: np.ndarray
@@ -32,12 +64,16 @@ class BinaryState(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """One tensor of a group: its elements (flat, only read), where its keys come from, and its state."""
+    """One tensor of a group: its elements (flat, only read), where its keys come from, and its state.
+
+    Or some of its elements, those from index ``start`` on, which selects their random bits.
+    """
 
     values: np.ndarray
     keys: KeyChain
     step: int = 0
     state: BinaryState | None = None
+    start: int = 0
 
     @property
     def elements(self) -> int:
@@ -45,6 +81,7 @@ class Gradient(NamedTuple):
 
 
 # Requests. ``parts`` are the bytes of ``array`` that belong to each gradient of the group: what `stats` reports.
+# ``group`` says which workers take part, n of them.
 
 
 class Allreduce(NamedTuple):
@@ -53,6 +90,7 @@ class Allreduce(NamedTuple):
     array: np.ndarray
     op: str
     parts: Sequence[float]
+    group: str = ALL
 
 
 class Allgather(NamedTuple):
@@ -66,17 +104,20 @@ class Allgather(NamedTuple):
     parts: Sequence[float]
     lengths: Sequence[int] | None = None
     ragged: bool = False
+    group: str = ALL
 
 
 class Alltoall(NamedTuple):
     """``array`` cut into pieces of ``splits`` elements, piece j for worker j.
 
-    Answered with a list of the n pieces meant for this worker, in rank order; all have its split's length.
+    Answered with a list of the n pieces meant for this worker, in rank order. All have its own split's length, except
+    for `split_sums`, which is for PyTorch alone.
     """
 
     array: np.ndarray
     splits: Sequence[int]
     parts: Sequence[float]
+    group: str = ALL
 
 
 class CustomAllreduce(NamedTuple):
@@ -88,17 +129,19 @@ class CustomAllreduce(NamedTuple):
     array: np.ndarray
     combine: Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
     parts: Sequence[float]
+    group: str = ALL
 
 
 Request = Union[Allreduce, Allgather, Alltoall, CustomAllreduce]
 
 
 class Collective(NamedTuple):
-    """What is known of a request before it is made: its type, the type of its array, an allreduce's operation."""
+    """What is known of a request before it is made: its type, its array's, an allreduce's operation, who takes part."""
 
     request: type
     dtype: str
     op: str = ""
+    group: str = ALL
 
 
 class Decoded(NamedTuple):
@@ -122,6 +165,18 @@ class Scheme:
     def collectives(self) -> tuple[Collective, ...]:
         """The collectives of an exchange on a transport without reductions of one's own, in order."""
         raise TypeError(f"{type(self).__name__} defines no exchange")
+
+    def for_workers(self, workers: Workers) -> Scheme:
+        """The scheme that these workers run, where that depends on their number; the same on all of them.
+
+        Raises:
+            ValueError: there is none.
+        """
+        return self
+
+    def owned(self, name: str, elements: int, workers: Workers) -> tuple[int, int]:
+        """The elements of a tensor whose state this worker keeps: from the first number to before the second."""
+        return 0, elements
 
     def check_workers(self, size: int) -> None:
         """Raises ValueError when the scheme's arguments cannot serve ``size`` workers."""
@@ -200,6 +255,13 @@ def require_int(name: str, value: Any, low: int, high: int) -> None:
 def require_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ValueError(f"{name}={value!r}: use one of {', '.join(map(repr, choices))}")
+
+
+def require_whole_nodes(size: int, local_size: int) -> None:
+    if size % local_size:
+        raise ValueError(
+            f"hierarchical: {size} workers cannot be on nodes of {local_size} each; start as many on every node"
+        )
 
 
 def require_bucket_size(value: Any) -> None:

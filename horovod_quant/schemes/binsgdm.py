@@ -54,7 +54,7 @@ class BinSGDM(Scheme):
                 raise ValueError("BinSGDM exchanges gradients of its own optimizer only: no momentum given")
             momentum, scale, beta = gradient.state
             key = gradient.keys.key("worker", gradient.step, workers.rank)
-            words, broken = kernels.binarize(gradient.values, momentum, scale, beta, key, 0, out)
+            words, broken = kernels.binarize(gradient.values, momentum, scale, beta, key, gradient.start, out)
             flags.append(broken)
             return words
 
@@ -78,7 +78,7 @@ class BinSGDM(Scheme):
             own = slice(segment.tile * ROW, (segment.tile + segment.tile_count) * ROW)
             # Every worker would draw the same bits here, so the result does not depend on who serves what.
             key = gradient.keys.key("server", gradient.step)
-            return kernels.vote([words[own] for words in votes], key, segment.start, out)
+            return kernels.vote([words[own] for words in votes], key, gradient.start + segment.start, out)
 
         served_parts = [
             (ROW * segment.tile_count, np.int32, partial(vote, segment))

@@ -1,14 +1,16 @@
 """Which worker serves which tiles of a group, for exchanges in which each worker owns a chunk.
 
-The tiles (1,024 elements) of a group's gradients stand one after another; worker j serves the j-th run of them.
+The tiles (1,024 elements) of a group's gradients stand one after another; worker j serves the j-th run of them. In a
+hierarchical exchange, moreover, each worker of a node owns a run of each gradient's elements.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from horovod_quant.kernels.layout import TILE, tiles
+from horovod_quant.kernels.layout import TILE, ceil_div, tiles
 from horovod_quant.schemes.base import split_points
 
 
@@ -64,3 +66,15 @@ class Chunks:
     def parts(self, bytes_per_tile: int) -> list[int]:
         """Bytes of each gradient's tiles."""
         return [bytes_per_tile * tiles(count) for count in self.elements]
+
+
+def owned_range(name: str, elements: int, owners: int, owner: int, unit: int) -> tuple[int, int]:
+    """Which elements of a tensor a worker of a node owns: from the first number to before the second.
+
+    Runs of ``unit`` elements are shared out as evenly as their number allows. It depends on the tensor alone, because
+    state belongs to it, and the name decides where to begin, so that no worker gets all the small tensors.
+    """
+    units = ceil_div(elements, unit)
+    place = (owner + zlib.crc32(name.encode())) % owners
+    low, high = units * place // owners, units * (place + 1) // owners
+    return min(low * unit, elements), min(high * unit, elements)

@@ -141,7 +141,14 @@ class GlobalQSGD(Scheme):
         def encode(i: int, out: Any) -> np.ndarray:
             key = gradients[i].keys.key("worker", gradients[i].step, workers.rank)
             return kernels.encode_uniform_sum(
-                gradients[i].values, norms[i], self.bucket_size, levels, self.bits, key, 0, out
+                gradients[i].values,
+                norms[i],
+                self.bucket_size,
+                levels,
+                self.bits,
+                key,
+                gradients[i].start,
+                out,
             )
 
         parts = [(word_at[i + 1] - word_at[i], np.int32, partial(encode, i)) for i in range(len(gradients))]
@@ -166,7 +173,7 @@ class GlobalQSGD(Scheme):
         def encode(i: int, out: Any) -> np.ndarray:
             key = gradients[i].keys.key("worker", gradients[i].step, workers.rank)
             return kernels.encode_exponential(
-                gradients[i].values, norms[i], self.bucket_size, self.bits, key, 0, out
+                gradients[i].values, norms[i], self.bucket_size, self.bits, key, gradients[i].start, out
             )
 
         sent = kernels.assemble(
@@ -221,7 +228,8 @@ class GlobalQSGD(Scheme):
             # Every worker would draw the same bits here, so the result does not depend on who serves what.
             key = gradient.keys.key("server", gradient.step)
             size = np.full(piece.tile_count, workers.size, np.float32)
-            return kernels.encode_exponential(total, size, TILE, self.bits, key, piece.start, out)
+            start = gradient.start + piece.start
+            return kernels.encode_exponential(total, size, TILE, self.bits, key, start, out)
 
         parts = [
             part

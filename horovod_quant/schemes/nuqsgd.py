@@ -31,8 +31,8 @@ class NUQSGD(GatheredScheme):
         require_int("bits", self.bits, 2, 8)
         super().__post_init__()
 
-    def encode(self, kernels, values, norms, key, out=None):
-        return kernels.encode_exponential(values, norms, self.bucket_size, self.bits, key, 0, out)
+    def encode(self, kernels, values, norms, key, start=0, out=None):
+        return kernels.encode_exponential(values, norms, self.bucket_size, self.bits, key, start, out)
 
     def decode(self, kernels, words, norms, factor, out):
         return kernels.decode_exponential(words, norms, self.bucket_size, self.bits, factor, out)

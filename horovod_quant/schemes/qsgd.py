@@ -82,7 +82,7 @@ class GatheredScheme(Scheme):
 
         def fill_words(i: int, out: Any) -> np.ndarray:
             key = gradients[i].keys.key("worker", gradients[i].step, workers.rank)
-            return self.encode(kernels, gradients[i].values, norms[i], key, out)
+            return self.encode(kernels, gradients[i].values, norms[i], key, gradients[i].start, out)
 
         parts: list[Part] = [
             (norm_at[i + 1] - norm_at[i], np.float32, partial(fill_norms, gradient))
@@ -132,7 +132,7 @@ class GatheredScheme(Scheme):
             own = norms[norm_at[i] : norm_at[i + 1]]
             own[...] = self.norms(kernels, gradient.values, own)
             key = gradient.keys.key("worker", gradient.step, workers.rank)
-            words = self.encode(kernels, gradient.values, own, key)
+            words = self.encode(kernels, gradient.values, own, key, gradient.start)
             stream = kernels.elias_encode_codes(words, self.bits, gradient.elements, code, words.nbytes)
             streams.append(words.view(np.uint8) if stream is None else stream)
             del words, stream  # before the next tensor's are made
@@ -152,7 +152,7 @@ class GatheredScheme(Scheme):
         word_counts = [code_words(gradient.elements, self.bits) for gradient in gradients]
         return norm_counts, split_points(norm_counts), split_points(word_counts)
 
-    def encode(self, kernels, values, norms, key, out=None) -> np.ndarray:
+    def encode(self, kernels, values, norms, key, start=0, out=None) -> np.ndarray:
         raise TypeError(f"{type(self).__name__} defines no levels")
 
     def decode(self, kernels, words, norms, factor, out) -> np.ndarray:
@@ -177,8 +177,8 @@ class QSGD(GatheredScheme):
         require_int("bits", self.bits, 2, 16)
         super().__post_init__()
 
-    def encode(self, kernels, values, norms, key, out=None):
-        return kernels.encode_uniform_codes(values, norms, self.bucket_size, self.bits, key, 0, out)
+    def encode(self, kernels, values, norms, key, start=0, out=None):
+        return kernels.encode_uniform_codes(values, norms, self.bucket_size, self.bits, key, start, out)
 
     def decode(self, kernels, words, norms, factor, out):
         return kernels.decode_uniform_codes(words, norms, self.bucket_size, self.bits, factor, out)

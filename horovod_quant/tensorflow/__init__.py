@@ -12,7 +12,8 @@ except ImportError as error:
         "horovod_quant.tensorflow needs TensorFlow, which is not installed: pip install 'horovod-quant[tensorflow]'"
     ) from error
 
+from horovod_quant.nodes import hierarchical_process_sets
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.compressor import NUQSGD, QSGD, BinSGDM, Compressor, GlobalQSGD
 
-__all__ = ["BinSGDM", "Compressor", "GlobalQSGD", "NUQSGD", "QSGD", "optim"]
+__all__ = ["BinSGDM", "Compressor", "GlobalQSGD", "NUQSGD", "QSGD", "hierarchical_process_sets", "optim"]

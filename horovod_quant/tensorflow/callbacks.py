@@ -23,10 +23,10 @@ from horovod_quant.schemes.base import (
     Allgather,
     Alltoall,
     BinaryState,
+    Collective,
     Decoded,
     Exchange,
     Gradient,
-    Workers,
     split_gathered,
 )
 from horovod_quant.tensorflow.collectives import Scope, perform, worker_count
@@ -39,9 +39,12 @@ _RUNS_KEPT = 4
 class _Run:
     """One exchange on its way."""
 
-    def __init__(self, exchange: Exchange, shapes: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, exchange: Exchange, shapes: Sequence[tuple[int, ...]], states: Sequence[np.ndarray]
+    ) -> None:
         self.exchange = exchange
         self.shapes = shapes
+        self.states = states
         self.request: Any = None
         self.decoded: Decoded | None = None
         self.undecoded = len(shapes)
@@ -72,33 +75,38 @@ class CallbackExchange:
         self._scope = scope
         self._enter = enter
         self._count = count
+        self._scheme = self._members[0].scheme
         self._tokens = itertools.count()
         # A run that fails, because a worker died, say, leaves its entry to the next ones to throw away.
         self._runs: OrderedDict[int, _Run] = OrderedDict()
 
     def build(self) -> Callable[[int, tf.Tensor], tf.Tensor]:
         """Makes the operations; returns a function from a member's place and its carrier's output to the result."""
-        collectives = self._members[0].scheme.collectives
+        workers = self._scope.workers()
+        self._scheme = self._members[0].scheme.for_workers(workers)
+        collectives = self._scheme.collectives
         inputs = [member.tensor for member in self._members]
-        states = [member.state for member in self._members if member.state is not None]
+        held = [member.owned_state(self._scheme, workers) for member in self._members]
+        states = [state for state in held if state is not None]
         for state in states:
             inputs += [state.momentum.read_value(), state.scale.read_value(), state.step]
         inputs.append(worker_count(self._scope.process_set))  # so that no input makes the call a constant
         new_states = [tf.float32] * (2 * len(states))
-        token, array, splits, *updated = self._call(
-            self._start, inputs, [tf.int64, tf.as_dtype(collectives[0].dtype), tf.int32, *new_states]
-        )
-        updates = [
-            variable.assign(tf.reshape(value, variable.shape))
-            for state, *values in zip(states, updated[::2], updated[1::2])
-            for variable, value in zip((state.momentum, state.scale), values)
-        ]
-        with tf.control_dependencies(updates):
-            answer = perform(collectives[0], array, splits, self._scope, 0)
+        token, array, splits = self._call(self._start, inputs, [tf.int64, *_sent_types(collectives[0])])
+        answer = perform(collectives[0], array, splits, self._scope, 0)
         for stage, collective in enumerate(collectives[1:], 1):
-            types = [tf.as_dtype(collective.dtype), tf.int32]
-            array, splits = self._call(self._resume, [token, answer], types)
-            answer = perform(collective, array, splits, self._scope, stage)
+            is_last = stage == len(collectives) - 1
+            types = [*_sent_types(collective), *(new_states if is_last else ())]
+            resume = self._resume_last if is_last else self._resume
+            array, splits, *updated = self._call(resume, [token, answer], types)
+            # By then every scheme has changed its state.
+            updates = [
+                variable.assign(tf.reshape(value, variable.shape))
+                for state, *values in zip(states, updated[::2], updated[1::2])
+                for variable, value in zip((state.momentum, state.scale), values)
+            ]
+            with tf.control_dependencies(updates):
+                answer = perform(collective, array, splits, self._scope, stage)
 
         def result(place: int, carrier: tf.Tensor) -> tf.Tensor:
             member = self._members[place]
@@ -125,8 +133,7 @@ class CallbackExchange:
     def _start(self, *arrays: np.ndarray) -> list[np.ndarray]:
         count = len(self._members)
         remaining = iter(arrays[count:])
-        process_set = self._scope.process_set
-        workers = Workers(process_set.rank(), process_set.size())
+        workers = self._scope.workers()
         gradients, new_states = [], []
         for member, array in zip(self._members, arrays):
             state, step = None, None
@@ -137,22 +144,27 @@ class CallbackExchange:
             number = self._enter(member.name, array.size, workers.size)
             step = number if step is None else step
             gradients.append(Gradient(flat_array(array), member.chain, step, state))
-        exchange = self._members[0].scheme.exchange(gradients, workers, self._kernels)
-        run = _Run(exchange, [array.shape for array in arrays[:count]])
+        exchange = self._scheme.exchange(gradients, workers, self._kernels)
+        run = _Run(exchange, [array.shape for array in arrays[:count]], new_states)
         sent = self._advance(run, None)
         token = next(self._tokens)
         self._runs[token] = run
         while len(self._runs) > _RUNS_KEPT:
             self._runs.popitem(last=False)
-        return [np.array(token), *sent, *new_states]
+        return [np.array(token), *sent]
 
     def _resume(self, token: np.int64, answer: np.ndarray) -> list[np.ndarray]:
         run = self._runs[int(token)]
         return self._advance(run, _answer(run.request, answer))
 
+    def _resume_last(self, token: np.int64, answer: np.ndarray) -> list[np.ndarray]:
+        """The last collective's array and splits, and the changed states."""
+        return [*self._resume(token, answer), *self._runs[int(token)].states]
+
     def _advance(self, run: _Run, answer: Any) -> list[np.ndarray]:
         run.request = run.exchange.send(answer)
-        for member, sent in zip(self._members, sent_bytes(run.request, self._scope.process_set.size())):
+        size = self._scope.workers().size_of(run.request.group)
+        for member, sent in zip(self._members, sent_bytes(run.request, size)):
             self._count(member.name, sent)
         splits = run.request.splits if isinstance(run.request, Alltoall) else ()
         return [run.request.array, np.array(splits, np.int32)]
@@ -171,6 +183,11 @@ class CallbackExchange:
         out = aligned_empty(int(np.prod(shape)), dtype)
         run.decoded.write(place, factor, flat_array(out))
         return out.reshape(shape)
+
+
+def _sent_types(collective: Collective) -> list[tf.DType]:
+    """Of the array and of an alltoall's splits."""
+    return [tf.as_dtype(collective.dtype), tf.int32]
 
 
 def flat_array(array: np.ndarray) -> np.ndarray:

@@ -13,16 +13,22 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, Collective
+from horovod_quant.nodes import Nodes, flat
+from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, Collective, Workers
 from horovod_quant.tensorflow.horovod_call import HorovodCall
 
 
 class Scope(NamedTuple):
-    """Where collectives run, and how they are called."""
+    """Where collectives run, and how they are called; ``nodes`` where they are hierarchical."""
 
     label: str | None
     process_set: Any
     ignore_name_scope: bool
+    nodes: Nodes | None = None
+
+    def workers(self) -> Workers:
+        """Who takes part, as it is now."""
+        return (self.nodes or flat(self.process_set)).workers
 
     @property
     def tensor_name(self) -> str | None:
@@ -48,9 +54,10 @@ def perform(
     """Sum, maximum, or the concatenation of what comes from the workers in rank order."""
     import horovod.tensorflow as hvd
 
+    group = scope.process_set if scope.nodes is None else scope.nodes.process_sets[collective.group]
     named = {
         "name": scope.name(stage),
-        "process_set": scope.process_set,
+        "process_set": group,
         "ignore_name_scope": scope.ignore_name_scope,
     }
     if collective.request is Allreduce:

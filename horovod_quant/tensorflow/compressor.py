@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from horovod_quant import kernels as kernel_backends
+from horovod_quant import nodes
 from horovod_quant.frontend import (
     BaseCompressor,
     BinSGDMArguments,
@@ -22,7 +23,7 @@ from horovod_quant.frontend import (
     unnamed,
 )
 from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes.base import LOCAL, Scheme
 from horovod_quant.stats import Stats, Traffic, total_of
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.callbacks import CallbackExchange
@@ -243,7 +244,9 @@ class Compressor(BaseCompressor):
         self._check_dtype(name, tensor.dtype, _FLOATS)
         size = call.process_set.size()
         if self._checked.get(call.process_set) != size:
-            self.policy.check_workers(size)
+            from horovod.tensorflow.mpi_ops import _basics
+
+            self.policy.check_workers(size, self._local_size(_basics))
             self._checked[call.process_set] = size
         names = unique_names(call.variables)
         if names and not self._names and names not in self._known_names:
@@ -327,6 +330,10 @@ class Compressor(BaseCompressor):
 
     def _exchange(self, members: list[Member], call: HorovodCall) -> TracedExchange | CallbackExchange:
         scope = scope_of(call, members[0].tensor)
+        if self.hierarchical:
+            found = self._nodes()
+            scope = scope._replace(nodes=found)
+            self._keep_parts(members, found)
         if not all(self._is_traced(member.tensor, member.scheme) for member in members):
             on_cpu = self._wanted_kernels() != "tensorflow"
             kernels = kernel_backends.get(self._kernels) if on_cpu else kernel_backends.fastest()
@@ -335,6 +342,23 @@ class Compressor(BaseCompressor):
         for ledger in ledgers:
             ledger.bytes_sent = ring_allreduce_bytes(_CARRIER_BYTES, call.process_set.size())
         return TracedExchange(members, scope, ledgers)
+
+    def _nodes(self) -> nodes.Nodes:
+        import horovod.tensorflow as hvd
+        from horovod.tensorflow.mpi_ops import _basics
+
+        def gather(own: list[int]) -> list[list[int]]:
+            with tf.init_scope():
+                if not tf.executing_eagerly():
+                    raise RuntimeError(
+                        "hierarchical=True: in TensorFlow 1's graphs the workers cannot find their hosts; give the "
+                        "number of workers on each host, as in hierarchical=2"
+                    )
+                return (
+                    hvd.allgather(tf.constant([own], tf.int32), name="horovod_quant.nodes").numpy().tolist()
+                )
+
+        return nodes.find(hvd, _basics, self.hierarchical, hvd.size(), gather)
 
     def _is_traced(self, tensor: tf.Tensor, scheme: Scheme | None) -> bool:
         """Whether the gradient's exchange can be laid down in TensorFlow operations, and shall be."""
@@ -371,6 +395,9 @@ class Compressor(BaseCompressor):
 
     def _state(self, call: HorovodCall, name: str) -> HeldState | None:
         return None
+
+    def _keep_parts(self, members: Sequence[Member], found: nodes.Nodes) -> None:
+        """Tells an optimizer of which state this worker keeps a part alone."""
 
 
 def _elements(call: HorovodCall, tensor: tf.Tensor) -> int | None:
@@ -466,3 +493,14 @@ class BinSGDM(BinSGDMArguments, Compressor):
                 "BinSGDM(optimizer=...)"
             )
         return optimizer.held_state(call.variable, call.variables)
+
+    def _keep_parts(self, members: Sequence[Member], found: nodes.Nodes) -> None:
+        optimizer = None if self._optimizer is None else self._optimizer()
+        for member in members:
+            assert optimizer is not None
+            assert member.state is not None
+            momentum, scale = member.state.momentum, member.state.scale
+            scheme, elements = member.scheme.for_workers(found.workers), momentum.shape.num_elements()
+            start, stop = scheme.owned(member.name, elements, found.workers)
+            if (start, stop) != (0, elements):
+                optimizer.keep_part(momentum, scale, start, stop, found.process_sets[LOCAL])

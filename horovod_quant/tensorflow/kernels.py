@@ -471,6 +471,26 @@ def decode_signs(words: tf.Tensor, magnitude: Number, out: tf.TensorSpec) -> tf.
     return tf.where(bits > 0, _stored(wide, out.dtype), _stored(-wide, out.dtype))
 
 
+# ---- among the workers of a node -------------------------------------------------------------------------------------
+
+
+def to_float32(x: tf.Tensor, out: None = None) -> tf.Tensor:
+    _no_buffer(out)
+    return tf.bitcast(_bits(x), tf.float32)
+
+
+def mean(arrays: Sequence[tf.Tensor]) -> tf.Tensor:
+    # Between two additions stands a rounding, so that Grappler does not join them.
+    total = functools.reduce(
+        lambda total, array: _rounded(total + _wide(array)), arrays[1:], _wide(arrays[0])
+    )
+    return _stored(total * np.float64(np.float32(1.0 / len(arrays))), tf.float32)
+
+
+def scale(pieces: Sequence[tf.Tensor], factor: Number, out: tf.TensorSpec) -> tf.Tensor:
+    return _stored(_wide(concatenate(pieces)) * _wide_scalar(factor), out.dtype)
+
+
 # ---- packing -----------------------------------------------------------------------------------------------------
 
 

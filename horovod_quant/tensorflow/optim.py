@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from horovod_quant.frontend import require_beta, require_step_sizes
@@ -17,6 +18,16 @@ _HAS_KERAS_2 = int(getattr(tf.keras, "__version__", "2").partition(".")[0]) < 3
 # Under Keras 3 the classes below exist, so that modules can be imported, and their constructors raise.
 _Optimizer: Any = tf.keras.optimizers.Optimizer if _HAS_KERAS_2 else object
 _LegacyOptimizer: Any = tf.keras.optimizers.legacy.Optimizer if _HAS_KERAS_2 else object
+
+
+class _Part(NamedTuple):
+    """The elements of momentum and scale that this worker updates, and the workers that update all."""
+
+    momentum: Any
+    scale: Any
+    start: int
+    stop: int
+    process_set: Any
 
 
 class _BinaryUpdate:
@@ -38,6 +49,8 @@ class _BinaryUpdate:
         self.beta = float(beta)
         self.seed = int(seed)
         self._exchanged: Any = set()
+        self._parts: dict[Any, _Part] = {}
+        self._gathered_at = -1
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
         """A variable's momentum, scale, and place among the optimizer's variables."""
@@ -63,6 +76,44 @@ class _BinaryUpdate:
         self._exchanged.add(place)
         return HeldState(momentum, scale, self.beta, tf.cast(self.iterations.read_value(), tf.int64))
 
+    def keep_part(self, momentum: Any, scale: Any, start: int, stop: int, process_set: Any) -> None:
+        """Notes that of two variables this worker updates the elements ``start .. stop - 1`` from now on.
+
+        Args:
+            momentum, scale: the variables.
+            start, stop: which elements.
+            process_set: Horovod's workers that update all elements together.
+        """
+        self._parts[momentum.ref()] = _Part(momentum, scale, start, stop, process_set)
+
+    def gather_state(self) -> None:
+        """Gives every worker the whole state of its node, after hierarchical exchanges; to be called by all workers.
+
+        Then it can be saved, by any of them, and loaded with any number of workers, or broadcast. Without hierarchical
+        exchanges there is nothing to do.
+        """
+        import horovod.tensorflow as hvd
+
+        for number, part in enumerate(self._parts.values()):
+            for name, variable in (("momentum", part.momentum), ("scale", part.scale)):
+                held = np.zeros(variable.shape.num_elements(), np.float32)
+                held[part.start : part.stop] = variable.numpy().reshape(-1)[part.start : part.stop]
+                whole = hvd.allreduce(
+                    tf.constant(held),
+                    op=hvd.Sum,
+                    name=f"horovod_quant_{name}_{number}",
+                    process_set=part.process_set,
+                )
+                variable.assign(tf.reshape(whole, variable.shape))
+        self._gathered_at = int(self.iterations.numpy())
+
+    def _require_whole_state(self) -> None:
+        if self._parts and tf.executing_eagerly() and self._gathered_at != int(self.iterations.numpy()):
+            raise RuntimeError(
+                "BinSGDM: momentum and scale are spread over the workers of each node, because the exchange is "
+                "hierarchical; call the optimizer's gather_state() on all workers before it is saved"
+            )
+
     def _step_of_elements(self, gradient: Any, variable: Any) -> tf.Tensor:
         """+-1 for each element, in the variable's dtype.
 
@@ -82,6 +133,7 @@ class _BinaryUpdate:
         return tf.reshape(tf.where(tf.reduce_any(broken), nan, bits), variable.shape)
 
     def _own_config(self) -> dict[str, Any]:
+        self._require_whole_state()
         return {"beta": self.beta, "seed": self.seed}
 
 
@@ -95,7 +147,8 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
     With ``compression=horovod_quant.tensorflow.BinSGDM()`` steps 1 and 2 happen on each worker with its own gradient,
     and the workers' bits are averaged and binarized again on the way. Gradients that arrive averaged instead (one
     worker, small gradients, another compression) go through steps 1 and 2 here, with random bits that are the same
-    on every worker. Momentum and scale are slot variables, saved with the model.
+    on every worker. Momentum and scale are slot variables, saved with the model. With ``BinSGDM(hierarchical=True)`` a
+    worker updates those of its share of the elements alone: call `gather_state` before saving or broadcasting them.
 
     Args:
         learning_rate: size of the step of each element; a number or a schedule.

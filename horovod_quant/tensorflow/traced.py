@@ -32,22 +32,25 @@ class TracedExchange:
     def build(self) -> Callable[[int, tf.Tensor], tf.Tensor]:
         """Makes the operations; returns a function from a member's place and its carrier's output to the result."""
         process_set = self._scope.process_set
-        scheme, rank, size = self._members[0].scheme, process_set.rank(), process_set.size()
+        workers = self._scope.workers()
+        scheme = self._members[0].scheme.for_workers(workers)
         collectives = scheme.collectives
         gradients = [
-            _gradient(member, unfoldable(member.tensor, process_set), ledger)
+            _gradient(
+                member, unfoldable(member.tensor, process_set), ledger, member.owned_state(scheme, workers)
+            )
             for member, ledger in zip(self._members, self._ledgers)
         ]
-        exchange = scheme.exchange(gradients, Workers(rank, size), kernels)
+        exchange = scheme.exchange(gradients, workers, kernels)
         request, output = next(exchange), None
         for stage, collective in enumerate(collectives):
-            for ledger, sent in zip(self._ledgers, sent_bytes(request, size)):
+            for ledger, sent in zip(self._ledgers, sent_bytes(request, workers.size_of(request.group))):
                 ledger.bytes_sent += sent
             splits = tf.constant(request.splits, tf.int32) if isinstance(request, Alltoall) else None
             array = _array_to_send(request.array, output, process_set)
             output = perform(collective, array, splits, self._scope, stage)
             try:
-                request = exchange.send(_answer(request, output, rank, size))
+                request = exchange.send(_answer(request, output, workers))
             except StopIteration as stop:
                 decoded = stop.value
 
@@ -60,34 +63,37 @@ class TracedExchange:
         return result
 
 
-def _gradient(member: Member, values: Any, ledger: Ledger) -> Gradient:
+def _gradient(member: Member, values: Any, ledger: Ledger, held: Any) -> Gradient:
     number: Any = ledger.enter()
     chain: Any = kernels.KeyChain(member.chain.seed, member.chain.name)
-    if member.state is None:
+    if held is None:
         return Gradient(values, chain, number)
-    held: Any = member.state
     return Gradient(values, chain, held.step, BinaryState(held.momentum, held.scale, held.beta))
 
 
 def _array_to_send(array: tf.Tensor, output: tf.Tensor | None, process_set: Any) -> tf.Tensor:
-    """The array as no constant.
+    """The array as no constant, and not before the output of the collective before, even if it does not depend on it.
 
     A worker that serves no chunk receives nothing and sends nothing: where TensorFlow knew, it would remove the one
     collective and fold the other, and the other workers would wait for ever.
     """
-    if array.shape[0] or output is None:
+    if output is None:
         return unfoldable(array, process_set)
-    nothing = tf.fill([tf.size(output)], tf.zeros([], array.dtype))
-    nothing.set_shape([0])
-    return nothing
+    if not array.shape[0]:
+        nothing = tf.fill([tf.minimum(tf.size(output), 0)], tf.zeros([], array.dtype))
+        nothing.set_shape([0])
+        return nothing
+    with tf.control_dependencies([output]):
+        return unfoldable(array, process_set)
 
 
-def _answer(request: Any, output: tf.Tensor, rank: int, size: int) -> Any:
+def _answer(request: Any, output: tf.Tensor, workers: Workers) -> Any:
+    size = workers.size_of(request.group)
     if isinstance(request, Allgather):
         lengths = [request.array.shape[0]] * size if request.lengths is None else list(request.lengths)
         return tf.split(tf.ensure_shape(output, [sum(lengths)]), lengths)
     if isinstance(request, Alltoall):
-        own = request.splits[rank]
+        own = request.splits[workers.rank_in(request.group)]
         if not own:
             return [tf.zeros([0], request.array.dtype)] * size
         return tf.split(tf.ensure_shape(output, [size * own]), [own] * size)

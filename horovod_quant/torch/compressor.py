@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 
 from horovod_quant import kernels as kernel_backends
+from horovod_quant import nodes
 from horovod_quant.frontend import (
     BaseCompressor,
     BinSGDMArguments,
@@ -21,7 +22,7 @@ from horovod_quant.frontend import (
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import BinaryState, Gradient, Scheme
 from horovod_quant.torch import optim
-from horovod_quant.torch.exchange import Submission, flat_array
+from horovod_quant.torch.exchange import OpenState, Submission, flat_array
 from horovod_quant.torch.horovod_call import HorovodCall, ParameterFinder, identify, require_horovod
 from horovod_quant.torch.schedule import Schedule
 from horovod_quant.traffic import ring_allreduce_bytes
@@ -151,7 +152,9 @@ class Compressor(BaseCompressor):
         self._check_optimizer(call)
         size = call.process_set.size()
         if self._checked.get(call.optimizer or call.process_set) != size:
-            self.policy.check_workers(size)
+            from horovod.torch import mpi_ops
+
+            self.policy.check_workers(size, self._local_size(mpi_ops._basics))
             if call.optimizer is not None and self._finder is None:
                 self.policy.check_names(call.optimizer._parameter_names.values())
             self._checked[call.optimizer or call.process_set] = size
@@ -198,6 +201,7 @@ class Compressor(BaseCompressor):
             operations = len(call.optimizer._parameter_names) if call.optimizer is not None else 0
             schedules[key] = Schedule(
                 call.process_set,
+                functools.partial(self._nodes, call.process_set),
                 kernel_backends.get(self._kernels),
                 self.group_bytes,
                 self.overlap and call.optimizer is not None,
@@ -205,6 +209,17 @@ class Compressor(BaseCompressor):
                 self._traffic.count,
             )
         return schedules[key]
+
+    def _nodes(self, process_set: Any) -> nodes.Nodes:
+        if not self.hierarchical:
+            return nodes.flat(process_set)
+        import horovod.torch as hvd
+        from horovod.torch import mpi_ops
+
+        def gather(own: list[int]) -> list[list[int]]:
+            return hvd.allgather(torch.tensor([own]), name="horovod_quant.nodes").tolist()
+
+        return nodes.find(hvd, mpi_ops._basics, self.hierarchical, mpi_ops._handle_map, gather)
 
     def _submission(
         self, call: HorovodCall, name: str, scheme: Scheme, tensor: torch.Tensor | None = None
@@ -216,14 +231,14 @@ class Compressor(BaseCompressor):
         values = flat_array(tensor.detach().to("cpu").contiguous())
         if name not in self._chains:
             self._chains[name] = KeyChain(self.seed, name)
-        state, step, copies = self._state(call, name)
-        return Submission(Gradient(values, self._chains[name], step, state), scheme, copies)
+        step, open_state = self._state(call, name)
+        return Submission(Gradient(values, self._chains[name], step), scheme, open_state)
 
-    def _state(self, call: HorovodCall, name: str) -> tuple[BinaryState | None, int, tuple]:
-        """The gradient's state, the number of its exchange, and state to copy back afterwards."""
+    def _state(self, call: HorovodCall, name: str) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
+        """The number of the gradient's exchange, and what gives its state, if it has one."""
         step = self._steps.get(name, 0)
         self._steps[name] = step + 1
-        return None, step, ()
+        return step, None
 
 
 class QSGD(QSGDArguments, Compressor):
@@ -259,10 +274,13 @@ class BinSGDM(BinSGDMArguments, Compressor):
             )
         self._check_beta(group["beta"] for group in call.optimizer.param_groups)
 
-    def _state(self, call: HorovodCall, name: str) -> tuple[BinaryState | None, int, tuple]:
-        held = call.optimizer.binary_state(call.parameter)
+    def _state(self, call: HorovodCall, name: str) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
+        step = call.optimizer.count_update(call.parameter)
+        return step, functools.partial(self._open_state, call)
+
+    def _open_state(self, call: HorovodCall, start: int, stop: int, process_set: Any) -> OpenState:
+        held = call.optimizer.held_state(call.parameter, start, stop, process_set)
         momentum, scale = held.momentum.cpu(), held.scale.cpu()
         on_cpu = momentum is held.momentum
         copies = () if on_cpu else ((held.momentum, momentum), (held.scale, scale))
-        state = BinaryState(flat_array(momentum), flat_array(scale), held.beta)
-        return state, held.step, copies
+        return BinaryState(flat_array(momentum), flat_array(scale), held.beta), copies

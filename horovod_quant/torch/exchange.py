@@ -9,19 +9,28 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
+from horovod_quant.nodes import Nodes
 from horovod_quant.schemes.base import (
+    LOCAL,
     Allgather,
     Allreduce,
     Alltoall,
+    BinaryState,
     Decoded,
     Gradient,
     Scheme,
-    Workers,
     split_gathered,
 )
+from horovod_quant.schemes.split_sums import group_of_sums, split_sums
 from horovod_quant.traffic import sent_bytes
 
 _POLL_SECONDS = 2e-4
+
+# With two workers, and for less, Open MPI's allreduce is as fast as two alltoalls.
+_SPLIT_WORKERS = 3
+_SPLIT_BYTES = 4 * 2**20
+
+OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
 
 _TENSOR_BITS = {torch.bfloat16: torch.int16}
 
@@ -38,8 +47,12 @@ class Submission:
     """One gradient that waits for its exchange.
 
     Args:
-        gradient: what the scheme gets.
+        gradient: what the scheme gets, but for its state.
         scheme: the scheme that exchanges it.
+        open_state: gives the state of the elements from the first number to before the second, when it is also told
+            the process set that keeps the state of all.
+
+    Attributes:
         state_copies: pairs (the state where it is kept, the copy that the exchange updates).
     """
 
@@ -47,11 +60,12 @@ class Submission:
         self,
         gradient: Gradient,
         scheme: Scheme,
-        state_copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
+        open_state: Callable[[int, int, Any], OpenState] | None = None,
     ) -> None:
         self.gradient = gradient
         self.scheme = scheme
-        self.state_copies = state_copies
+        self.state_copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+        self._open_state = open_state
         self.group: Group | None = None
         self.index = 0
 
@@ -63,6 +77,14 @@ class Submission:
     def bytes(self) -> int:
         return self.gradient.values.nbytes
 
+    def opened(self, scheme: Scheme, nodes: Nodes) -> Gradient:
+        """The gradient with its state, of what this worker keeps."""
+        if self._open_state is None:
+            return self.gradient
+        start, stop = scheme.owned(self.name, self.gradient.elements, nodes.workers)
+        state, self.state_copies = self._open_state(start, stop, nodes.process_sets.get(LOCAL))
+        return self.gradient._replace(state=state)
+
 
 class Group:
     """Gradients that share their collectives, and where their exchange stands.
@@ -71,7 +93,7 @@ class Group:
         members: the gradients, in the same order on every worker.
         name: of the group's collectives, the same on every worker.
         kernels: backend of the kernels.
-        process_set: Horovod's workers that take part.
+        nodes: Horovod's workers that take part.
         count: called with a gradient's name and the bytes that this worker sends for it.
     """
 
@@ -80,23 +102,36 @@ class Group:
         members: Sequence[Submission],
         name: str,
         kernels: Any,
-        process_set: Any,
+        nodes: Nodes,
         count: Callable[[str, float], None],
     ) -> None:
         self.members = list(members)
         self._name = name
-        self._process_set = process_set
+        self._nodes = nodes
         self._count = count
         self._decoded: Decoded | None = None
         self._stage = 0
         self._request: Any = None
         self._handle: Any = None
-        scheme = self.members[0].scheme
-        workers = Workers(process_set.rank(), process_set.size())
+        workers = nodes.workers
+        scheme = self.members[0].scheme.for_workers(workers)
         self._stages = len(scheme.collectives)
-        self._exchange = scheme.exchange([member.gradient for member in self.members], workers, kernels)
+        gradients = [member.opened(scheme, nodes) for member in self.members]
+        self._exchange = scheme.exchange(gradients, workers, kernels)
+        group = group_of_sums(scheme)
+        if group is not None:
+            adding = workers.size_of(group)
+            own_bytes = sum(member.bytes for member in self.members) * adding // workers.size
+            if _splits_sums(adding, own_bytes):
+                self._stages += 1
+                self._exchange = split_sums(self._exchange, adding)
         for index, member in enumerate(self.members):
             member.group, member.index = self, index
+
+    @property
+    def launched(self) -> int:
+        """How many collectives have been launched."""
+        return self._stage
 
     @property
     def in_last_stage(self) -> bool:
@@ -130,10 +165,19 @@ class Group:
             self._decoded = stop.value
             self._request = self._handle = None
             return
-        for member, sent in zip(self.members, sent_bytes(self._request, self._process_set.size())):
+        group = self._request.group
+        for member, sent in zip(self.members, sent_bytes(self._request, self._nodes.workers.size_of(group))):
             self._count(member.name, sent)
-        self._handle = _launch(self._request, f"{self._name}.{self._stage}", self._process_set)
+        name = f"{self._name}.{self._stage}"
+        self._handle = _launch(self._request, name, self._nodes.process_sets[group])
         self._stage += 1
+
+
+def _splits_sums(size: int, gradient_bytes: int) -> bool:
+    """Whether two alltoalls are faster than an allreduce; the same on all workers."""
+    import horovod.torch as hvd
+
+    return size >= _SPLIT_WORKERS and gradient_bytes >= _SPLIT_BYTES and hvd.mpi_enabled()
 
 
 def _launch(request: Any, name: str, process_set: Any) -> Any:

@@ -12,12 +12,25 @@ from horovod_quant.kernels.keys import KeyChain
 
 
 class HeldState(NamedTuple):
-    """A parameter's state for an exchange: float32 tensors to update in place, and the number of the update."""
+    """A parameter's state for an exchange: float32 tensors to update in place, and their decay."""
 
     momentum: torch.Tensor
     scale: torch.Tensor
     beta: float
-    step: int
+
+
+class _Part(NamedTuple):
+    """The elements of a parameter whose state this worker keeps, and where the others are kept."""
+
+    start: int
+    stop: int
+    process_set: Any = None
+
+
+_SPREAD = (
+    "BinSGDM: momentum and scale are spread over the workers of each node, because the exchange is hierarchical; call "
+    "the optimizer's gather_state() on all workers before"
+)
 
 
 class BinSGDM(torch.optim.Optimizer):
@@ -31,6 +44,9 @@ class BinSGDM(torch.optim.Optimizer):
     the workers' bits are averaged and binarized again on the way. Gradients that arrive averaged instead (one
     worker, small gradients, another compression) go through steps 1 and 2 here, with random bits that are the same
     on every worker.
+
+    With ``compression=BinSGDM(hierarchical=True)`` a worker keeps the momentum and scale of its share of the elements
+    alone. `gather_state` brings them together, before they are saved or broadcast.
 
     Args:
         params: parameters or parameter groups.
@@ -58,6 +74,11 @@ class BinSGDM(torch.optim.Optimizer):
             if parameter.requires_grad:
                 self._create_state(parameter)
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self._parts:
+            raise RuntimeError(_SPREAD)
+        return super().__getstate__()
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._index_parameters()
@@ -65,6 +86,7 @@ class BinSGDM(torch.optim.Optimizer):
     def _index_parameters(self) -> None:
         """What follows from the parameter groups, and is no part of the state."""
         self._exchanged: set[torch.Tensor] = set()
+        self._parts: dict[torch.Tensor, _Part] = getattr(self, "_parts", {})
         self._group_index: dict[torch.Tensor, int] = {}
         self._chains: dict[torch.Tensor, KeyChain] = {}
         for index, group in enumerate(self.param_groups):
@@ -80,22 +102,76 @@ class BinSGDM(torch.optim.Optimizer):
                 state[name] = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
         return state
 
-    def binary_state(self, parameter: torch.Tensor) -> HeldState:
-        """The state that an exchange of the parameter's gradient updates; counts one update.
+    def count_update(self, parameter: torch.Tensor) -> int:
+        """Counts one update of the parameter; returns its number, from 0.
 
         Raises:
             ValueError: the parameter is not one of this optimizer's.
         """
         if parameter not in self._group_index:
             raise ValueError("the parameter is not one of this optimizer's")
-        group = self.param_groups[self._group_index[parameter]]
         state = self._create_state(parameter)
         step = int(state["step"])
         state["step"] = step + 1
-        return HeldState(state["momentum"], state["scale"], group["beta"], step)
+        return step
+
+    def held_state(
+        self, parameter: torch.Tensor, start: int, stop: int, process_set: Any = None
+    ) -> HeldState:
+        """The state that an exchange updates, of the elements ``start .. stop - 1``; no other is kept from now on.
+
+        Args:
+            parameter: whose gradient is exchanged.
+            start, stop: which elements.
+            process_set: the workers that keep all elements together.
+
+        Raises:
+            RuntimeError: this worker has the state of other elements.
+        """
+        state, whole = self.state[parameter], (0, parameter.numel())
+        known = self._parts[parameter][:2] if parameter in self._parts else whole
+        if known != (start, stop):
+            if known != whole:
+                raise RuntimeError(_SPREAD)
+            for name in ("momentum", "scale"):
+                state[name] = state[name].reshape(-1)[start:stop].clone()
+            self._parts[parameter] = _Part(start, stop, process_set)
+        beta = self.param_groups[self._group_index[parameter]]["beta"]
+        return HeldState(state["momentum"], state["scale"], beta)
+
+    def gather_state(self) -> None:
+        """Gives every worker the whole state of its node, after hierarchical exchanges; to be called by all workers.
+
+        Then it can be saved, by any of them, and loaded with any number of workers, or broadcast. The next exchange
+        spreads it again. Without hierarchical exchanges there is nothing to do.
+        """
+        import horovod.torch as hvd
+
+        for number, parameter in enumerate(self._chains):
+            part = self._parts.pop(parameter, None)
+            if part is None:
+                continue
+            for name in ("momentum", "scale"):
+                whole = torch.zeros(parameter.numel(), dtype=torch.float32)
+                whole[part.start : part.stop] = self.state[parameter][name].cpu()
+                hvd.allreduce_(
+                    whole, op=hvd.Sum, name=f"horovod_quant.{name}.{number}", process_set=part.process_set
+                )
+                self.state[parameter][name] = whole.reshape(parameter.shape).to(parameter.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's.
+
+        Raises:
+            RuntimeError: the state is spread over workers; see `gather_state`.
+        """
+        if self._parts:
+            raise RuntimeError(_SPREAD)
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but momentum and scale stay float32 for parameters of any type."""
+        self._parts.clear()
         super().load_state_dict(state_dict)
         saved_ids = [index for group in state_dict["param_groups"] for index in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -132,10 +208,13 @@ class BinSGDM(torch.optim.Optimizer):
         from horovod_quant.torch.exchange import flat_array
 
         kernels = kernel_backends.get()
-        held = self.binary_state(parameter)
+        step = self.count_update(parameter)
+        if parameter in self._parts:
+            raise RuntimeError(_SPREAD)
+        held = self.held_state(parameter, 0, parameter.numel())
         momentum, scale = held.momentum.cpu(), held.scale.cpu()
         values = flat_array(gradient.cpu().contiguous())
-        key = self._chains[parameter].key("alone", held.step)
+        key = self._chains[parameter].key("alone", step)
         words, broken = kernels.binarize(values, flat_array(momentum), flat_array(scale), held.beta, key)
         bits = torch.empty(parameter.shape, dtype=torch.float32)
         kernels.decode_signs(words, 1.0, flat_array(bits))

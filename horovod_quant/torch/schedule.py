@@ -8,26 +8,31 @@ for something that another one has not started. Workers may finish their gradien
    compression of every gradient on every worker. The workers agree on an order: a gradient's place is the latest
    that it had on any of them. Groups are cut in this order.
 2. From then on a group's first collective is launched when its last gradient arrives. As long as the groups of this
-   worker complete in the agreed order, completing one also waits for the stage in flight of the groups before it
-   and launches their next stage. A worker whose groups complete in another order waits for nothing in a hook.
+   worker complete in the agreed order, completing one also waits for the stage in flight of each group before it,
+   the last one first, and launches its next stage. A worker whose groups complete in another order waits for nothing
+   in a hook.
 3. At the end of the backward pass every worker launches whatever is left of the agreed groups: the first stages
-   without waiting, then the further stages in the agreed order. A gradient that this backward pass did not produce
-   is exchanged as Horovod will do it in ``synchronize``: as it is, or as zeros.
+   without waiting, then the further stages in the order of rule 2, as if the groups had completed in it. A gradient
+   that this backward pass did not produce is exchanged as Horovod will do it in ``synchronize``: as it is, or as zeros.
 4. The first ``decompress`` of the step launches what belongs to no agreed group and waits for the last stages.
 
-By induction over stages and groups nobody waits for a collective that some worker launches only after the user's
-code has run.
+So every worker waits for the stages in the same order: by the sum of the group's number and the stage's, then the
+later group first. The collectives of one stage may be several, each of some workers (a node's, say). Nobody waits for
+ever: take the first stage in this order for which somebody does. A worker that has not launched it waits for an earlier
+stage, which ends; or, if it is a first stage, is still in its backward pass, where it waits for earlier stages alone.
 """
 
 from __future__ import annotations
 
 import functools
+import heapq
 import os
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import torch
 
+from horovod_quant.nodes import Nodes
 from horovod_quant.schemes.base import Decoded, Scheme
 from horovod_quant.torch.exchange import Group, Submission
 
@@ -53,6 +58,7 @@ class Schedule:
 
     Args:
         process_set: Horovod's workers that take part.
+        nodes: tells the workers and their groups; called when nobody waits for anything else.
         kernels: backend of the kernels.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether to launch exchanges during the backward pass.
@@ -63,6 +69,7 @@ class Schedule:
     def __init__(
         self,
         process_set: Any,
+        nodes: Callable[[], Nodes],
         kernels: Any,
         group_bytes: int,
         overlap: bool,
@@ -70,10 +77,11 @@ class Schedule:
         count: Callable[[str, float], None],
     ) -> None:
         self._process_set = process_set
+        self._nodes = nodes
         self._kernels = kernels
         self._group_bytes = group_bytes
         self._overlap = overlap
-        self._most_groups = max(_FEWEST_GROUPS, (_CACHE_PLACES - operations) // _COLLECTIVES_PER_GROUP)
+        self._operations = operations
         self._count = count
         self._plan: Plan | None = None
         self._session: Any = None
@@ -158,7 +166,7 @@ class Schedule:
         earlier = list(self._running.values())
         self._start_planned(index)
         if self._in_order and self.alone:
-            for group in earlier:
+            for group in reversed(earlier):
                 if not group.in_last_stage:
                     group.advance()
 
@@ -175,11 +183,14 @@ class Schedule:
 
     def advance_all(self) -> None:
         """Brings every group that has started to its last stage, in the agreed order."""
-        running = [group for _, group in sorted(self._running.items())]
-        while running:
-            running = [group for group in running if not group.in_last_stage]
-            for group in running:
+        stages = [(index + group.launched, -index) for index, group in self._running.items()]
+        heapq.heapify(stages)
+        while stages:
+            place, minus_index = heapq.heappop(stages)
+            group = self._running[-minus_index]
+            if not group.in_last_stage:
                 group.advance()
+                heapq.heappush(stages, (place + 1, minus_index))
 
     def wait_for_all(self) -> None:
         """Waits for the last stage of every group that has started."""
@@ -212,14 +223,17 @@ class Schedule:
 
     def _start(self, index: int, members: Sequence[Submission], label: str) -> None:
         name = f"horovod_quant.{label}.{index}"
-        group = Group(members, name, self._kernels, self._process_set, self._count)
+        group = Group(members, name, self._kernels, self._nodes(), self._count)
         self._running[index] = group
         group.start()
 
     def _cut(self, placed: Sequence[tuple[Submission, int]]) -> list[list[str]]:
         """Groups of one scheme each, in the order in which their last members come."""
         total = sum(submission.bytes for submission, _ in placed)
-        room_of_group = max(self._group_bytes, total // self._most_groups)
+        deepest = max((len(submission.scheme.collectives) for submission, _ in placed), default=0)
+        collectives = max(deepest, _COLLECTIVES_PER_GROUP)
+        most_groups = max(_FEWEST_GROUPS, (_CACHE_PLACES - self._operations) // collectives)
+        room_of_group = max(self._group_bytes, total // most_groups)
         open_groups: dict[Scheme, list[str]] = {}
         room: dict[Scheme, int] = {}
         groups: list[list[str]] = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 import numpy as np
 
 from horovod_quant import simulator
-from horovod_quant.schemes.base import BinaryState
+from horovod_quant.schemes.base import BinaryState, Workers
 
 
 class Oracle:
@@ -22,6 +23,8 @@ class Oracle:
 
     def __init__(self, compressor: Any, beta: float = 0.95, step: Callable[[int], int] = int) -> None:
         self.compressor = compressor
+        hierarchical = compressor.hierarchical
+        self._local_size = _host_size() if hierarchical is True else int(hierarchical) or 1
         self._beta = beta
         self._step = step
         self._exchanges: dict[str, int] = {}
@@ -45,7 +48,8 @@ class Oracle:
         exchange = self._exchanges.get(name, 0)
         self._exchanges[name] = exchange + 1
         if name not in self._states:
-            zeros = [np.zeros((2, elements), np.float32) for _ in arrays]
+            owned = [scheme.owned(name, elements, worker) for worker in self._workers(len(arrays))]
+            zeros = [np.zeros((2, stop - start), np.float32) for start, stop in owned]
             self._states[name] = [[BinaryState(m, s, self._beta)] for m, s in zeros]
         result = simulator.run(
             scheme,
@@ -56,5 +60,15 @@ class Oracle:
             factor=factor,
             states=self._states[name],
             kernels="numpy",
+            local_size=self._local_size,
         )
         return result.decoded[0][0]
+
+    def _workers(self, size: int) -> list[Workers]:
+        return [Workers(rank, size, local_size=self._local_size) for rank in range(size)]
+
+
+def _host_size() -> int:
+    """The number of workers on each host, as the launchers tell."""
+    names = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    return next(int(os.environ[name]) for name in names if name in os.environ)

@@ -1,0 +1,98 @@
+"""Where the time of an exchange through PyTorch goes, for this package's methods: for `exchange`."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Callable
+from unittest.mock import patch
+
+import horovod.torch as hvd
+import horovod.torch.optimizer as horovod_optimizer
+import numpy as np
+
+from horovod_quant import kernels
+from horovod_quant.bench.rounds import WARM_UP, Bench, Measurement
+from horovod_quant.torch import exchange
+
+PHASES = {
+    "norms": ["bucket_maxima", "bucket_square_sums", "norms_of_square_sums"],
+    "quantize": ["encode_uniform_sum", "encode_uniform_codes", "encode_exponential", "binarize", "vote"],
+    "decode": ["decode_uniform_sum", "decode_uniform_codes", "decode_exponential", "decode_signs"],
+}
+LAUNCH, WAIT, HOROVOD_WAIT, REST = "launch", "wait", "wait (Horovod)", "rest"
+LAUNCHES = ["allreduce_async_", "allgather_async", "alltoall_async"]
+COLUMNS = ["norms", "quantize", LAUNCH, WAIT, HOROVOD_WAIT, "decode", REST]
+
+
+class Stopwatch:
+    """Adds up wall and CPU seconds of the calling thread, by phase."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, np.ndarray] = {}
+
+    def restart(self) -> None:
+        self._seconds = {phase: np.zeros(2) for phase in COLUMNS}
+
+    def timed(self, phase: str, function: Callable) -> Callable:
+        @functools.wraps(function)
+        def wrapper(*arguments: Any, **named: Any) -> Any:
+            begin = np.array([time.perf_counter(), time.thread_time()])
+            try:
+                return function(*arguments, **named)
+            finally:
+                self._seconds[phase] += [time.perf_counter(), time.thread_time()] - begin
+
+        return wrapper
+
+    def split(self, wall: float, cpu: float) -> list[np.ndarray]:
+        """Seconds of the phases, whose sum is the whole."""
+        self._seconds[REST] = np.array([wall, cpu]) - sum(self._seconds.values())
+        return [self._seconds[phase] for phase in COLUMNS]
+
+
+@contextmanager
+def instrumented() -> Iterator[Stopwatch]:
+    """Compressors that start to work in here have their kernels and Horovod's operations timed."""
+    stopwatch = Stopwatch()
+    backend = SimpleNamespace(**vars(kernels.get()))
+    for phase, names in PHASES.items():
+        for name in names:
+            setattr(backend, name, stopwatch.timed(phase, getattr(backend, name)))
+    patches = [
+        patch.object(kernels, "get", lambda name="auto": backend),
+        patch.object(exchange, "_collect", stopwatch.timed(WAIT, exchange._collect)),
+        patch.object(
+            horovod_optimizer, "synchronize", stopwatch.timed(HOROVOD_WAIT, horovod_optimizer.synchronize)
+        ),
+    ]
+    for owner in (hvd, horovod_optimizer):
+        for name in set(LAUNCHES) & set(vars(owner)):
+            patches.append(patch.object(owner, name, stopwatch.timed(LAUNCH, getattr(owner, name))))
+    for each in patches:
+        each.start()
+    try:
+        yield stopwatch
+    finally:
+        for each in patches:
+            each.stop()
+
+
+def split(bench: Bench, make_trials: list[Callable[[], Any]], rounds: int) -> np.ndarray:
+    """Medians of milliseconds, ``[trial, phase, wall or CPU]``, means over the workers."""
+    found = np.zeros((len(make_trials), rounds, len(COLUMNS), 2))
+    with instrumented() as stopwatch:
+        trials = [make() for make in make_trials]
+        with bench.progress("phases", (rounds + WARM_UP) * len(trials)) as progress:
+            for number in range(-WARM_UP, rounds):
+                for index, trial in enumerate(trials):
+                    stopwatch.restart()
+                    whole = Measurement(*bench.measured(trial)[bench.rank])
+                    if number >= 0:
+                        found[index, number] = stopwatch.split(whole.wall, whole.cpu - whole.horovod_cpu)
+                    progress.update()
+    everybody = bench.gather(found.ravel().tolist()).reshape(bench.size, *found.shape)
+    return 1e3 * np.median(everybody.mean(axis=0), axis=1)

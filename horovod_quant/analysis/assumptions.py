@@ -1,0 +1,69 @@
+"""What a prediction rests on, in sentences for whoever reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from horovod_quant import kernels
+from horovod_quant.analysis.advice import Row
+from horovod_quant.analysis.cost_model import Setting
+from horovod_quant.analysis.network import float32_allreduce, messages
+from horovod_quant.analysis.steps import Step
+from horovod_quant.analysis.units import show_seconds
+from horovod_quant.schemes import GlobalQSGD, Hierarchical
+
+MANY = 64
+"""Workers from which on what the lab cannot show is said in full."""
+
+
+def assumptions(setting: Setting, step: Step, *, calibrated: bool, rows: Sequence[Row]) -> list[str]:
+    """One sentence each; more of them from `MANY` workers on."""
+    network = setting.network
+    cores = f"{network.cores_per_worker:g} core{'' if network.cores_per_worker == 1 else 's'}"
+    found = [
+        f"Every worker's kernels are as fast as this machine's: {kernels.describe()}.",
+        f"Each worker has {cores} (--cores-per-worker); "
+        + (
+            "its backward pass leaves them free." if step.accelerator else "its backward pass uses them, too."
+        ),
+        "What Horovod takes besides the wire is "
+        + (
+            "fitted to the benches given."
+            if calibrated
+            else "as measured in the lab (--calibrate for yours)."
+        ),
+        "All links are equal, nothing else uses them, no switch is congested, and no worker is late.",
+    ]
+    if not step.backward:
+        found.append("No part of the backward pass overlaps with the exchange (--backward).")
+    if network.workers_per_host > 1:
+        found.append(
+            f"Workers of a host exchange {1e-9 * network.local_bandwidth:g} GB/s with each other (--local-bandwidth)."
+        )
+    if network.workers >= MANY:
+        found += _of_many(setting, rows)
+    return found
+
+
+def _of_many(setting: Setting, rows: Sequence[Row]) -> list[str]:
+    network = setting.network
+    steps = messages(float32_allreduce(1), network.workers)
+    found = [
+        f"An allreduce is one ring through all {network.workers:,} workers: {steps:,} messages, one after another, "
+        f"whose latencies alone take {show_seconds(steps * network.latency)}. Trees, as of NCCL, would take less.",
+        f"Workers agree on a collective within {show_seconds(network.software.overhead)}, however many they are: "
+        f"Horovod's coordinator was measured with 4 at most, and takes longer with thousands.",
+        "An allgather's bytes, and the time to decode them, grow with the workers; those of an allreduce and an "
+        "alltoall do not.",
+    ]
+    summing = [row.choice.method for row in rows if isinstance(row.choice.method, GlobalQSGD)]
+    inside = [row.choice.method.inner for row in rows if isinstance(row.choice.method, Hierarchical)]
+    for kind, number, schemes in (("workers", network.workers, summing), ("hosts", network.hosts, inside)):
+        left = [
+            f"{scheme.bits} bits {scheme.levels_for(number) or 'none'}"
+            for scheme in dict.fromkeys(schemes)
+            if isinstance(scheme, GlobalQSGD) and scheme.levels == "uniform"
+        ]
+        if left:
+            found.append(f"GlobalQSGD's sums of {number:,} {kind} leave so many levels: {', '.join(left)}.")
+    return found

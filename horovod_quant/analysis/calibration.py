@@ -1,0 +1,205 @@
+"""Makes the performance model fit a machine: `Software` from the JSON files of ``horovod-quant bench``.
+
+A weighted least-squares fit of the logarithms of exchange times. Each parameter is drawn to its default with some
+strength, so that one file is enough, and what a file says nothing about stays as it is.
+
+Units: seconds, bytes, bytes per second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from horovod_quant import methods
+from horovod_quant.analysis.cost_model import Setting, exchange_cost
+from horovod_quant.analysis.kernel_speeds import KernelSpeeds
+from horovod_quant.analysis.models import Shapes
+from horovod_quant.analysis.network import CONTROLLERS, Network, Software
+
+UNCERTAINTY = {
+    "overhead": 1.0,
+    "gradient": 1.0,
+    "copy": 0.7,
+    "stream": 0.7,
+    "half_sum": 0.5,
+    "kernels": 0.4,
+    "contention": 0.2,
+    "allreduce": 0.2,
+    "allgather": 0.2,
+    "alltoall": 0.2,
+}
+"""How far, as a logarithm, a machine's own values may well be from `Software`'s defaults."""
+
+NOISE = 0.15
+"""How far, as a logarithm, a measured exchange may well be from the model's."""
+
+_ROUNDS = 30
+_CONVERGED = 1e-3
+
+
+class Bench(NamedTuple):
+    """What ``horovod-quant bench`` has measured.
+
+    Attributes:
+        measured: seconds of an exchange, the median of the rounds, by the method's name.
+        cores: that the workers of one host may use.
+        others: as the file names them.
+    """
+
+    shapes: Shapes
+    workers: int
+    hosts: int
+    workers_per_host: int
+    controller: str
+    cores: int
+    group_bytes: int
+    measured: dict[str, float]
+
+    def cores_per_worker(self, one_machine: bool) -> float:
+        """Of the processor; ``one_machine`` where all hosts are on one, as in a lab."""
+        return self.cores / (self.workers if one_machine else self.workers_per_host)
+
+
+class Observation(NamedTuple):
+    """A bench, and what it ran on: the network's ``software`` does not count."""
+
+    bench: Bench
+    network: Network
+
+
+def read_bench(path: str | Path) -> Bench:
+    """Reads a JSON file of ``horovod-quant bench``.
+
+    Raises:
+        ValueError: it is none, of another version, or holds nothing to calibrate by.
+        OSError: it cannot be read.
+    """
+    try:
+        found = json.loads(Path(path).read_text())
+        if found["version"] != 1:
+            raise ValueError(f"{path}: version {found['version']}; this program reads version 1")
+        bench = Bench(
+            {name: tuple(sizes) for name, sizes in found["shapes"].items()},
+            found["workers"],
+            found["hosts"],
+            found["workers_per_host"],
+            found["controller"],
+            found["cores"],
+            found["group_bytes"],
+            {
+                result["method"]: statistics.median(result["wall_seconds"])
+                for result in found["results"]
+                if result["wall_seconds"]
+            },
+        )
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{path}: not a file that horovod-quant bench --json writes ({type(error).__name__}: {error})"
+        ) from None
+    if found["framework"] != "torch":
+        raise ValueError(f"{path}: of {found['framework']}; the model is of PyTorch's exchanges")
+    if bench.controller not in CONTROLLERS:
+        raise ValueError(f"{path}: controller {bench.controller!r} is not one of {', '.join(CONTROLLERS)}")
+    if bench.hosts * bench.workers_per_host != bench.workers:
+        raise ValueError(
+            f"{path}: {bench.hosts} hosts of {bench.workers_per_host} are not {bench.workers} workers"
+        )
+    if bench.workers < 2:
+        raise ValueError(f"{path}: one worker exchanges nothing; run horovod-quant bench with two or more")
+    if not bench.measured:
+        raise ValueError(f"{path}: it holds no measurement")
+    for name, seconds in bench.measured.items():
+        methods.parse(name)
+        if not seconds > 0:
+            raise ValueError(f"{path}: {name} takes {seconds!r} seconds")
+    return bench
+
+
+def observe(bench: Bench, bandwidth: float, latency: float, *, one_machine: bool = False) -> Observation:
+    """A bench with what it does not say of its network.
+
+    Args:
+        bench: the measurement.
+        bandwidth: of each host's link; inf for links faster than the hosts.
+        latency: seconds of a message between hosts.
+        one_machine: whether all hosts share the cores of one machine, as in a lab.
+    """
+    network = Network(
+        bench.hosts,
+        bench.workers_per_host,
+        bandwidth,
+        latency,
+        cores_per_worker=bench.cores_per_worker(one_machine),
+        controller=bench.controller,
+    )
+    return Observation(bench, network)
+
+
+def predict(observation: Observation, speeds: KernelSpeeds, software: Software) -> dict[str, float]:
+    """Seconds of an exchange by the model, for each method of the bench.
+
+    Args:
+        observation: what was measured where.
+        speeds: of the kernels of all its methods.
+        software: that of its network.
+    """
+    bench = observation.bench
+    network = dataclasses.replace(observation.network, software=software)
+    setting = Setting(bench.shapes, network, speeds, bench.group_bytes)
+    return {
+        name: exchange_cost(methods.parse(name).scheme() or name, setting).exposed for name in bench.measured
+    }
+
+
+def calibrate(
+    observations: Sequence[Observation], speeds: KernelSpeeds, start: Software | None = None
+) -> Software:
+    """The software that explains measured exchanges best.
+
+    Gauss-Newton on logarithms, with steps halved while they make it worse.
+
+    Args:
+        observations: what was measured where.
+        speeds: of the kernels of all their methods.
+        start: what the parameters are drawn to; by default the default.
+    """
+    start = Software() if start is None else start
+    prior = np.log([getattr(start, name) for name in UNCERTAINTY])
+    strength = 1 / np.array(list(UNCERTAINTY.values()))
+
+    def residuals(point: np.ndarray) -> np.ndarray:
+        software = _software(point)
+        found = []
+        for observation in observations:
+            predicted = predict(observation, speeds, software)
+            found += [np.log(predicted[name] / seconds) / NOISE
+                      for name, seconds in observation.bench.measured.items()]  # fmt: skip
+        return np.concatenate([found, strength * (point - prior)])
+
+    point = prior
+    now = residuals(point)
+    for _ in range(_ROUNDS):
+        shift = 1e-4
+        columns = [(residuals(point + shift * unit) - now) / shift for unit in np.eye(len(point))]
+        step = -np.linalg.lstsq(np.stack(columns, axis=1), now, rcond=None)[0]
+        step *= min(1.0, 1.0 / max(np.abs(step).max(), 1e-12))
+        while np.abs(step).max() > _CONVERGED:
+            then = residuals(point + step)
+            if then @ then < now @ now:
+                break
+            step /= 2
+        else:
+            break
+        point, now = point + step, then
+    return _software(point)
+
+
+def _software(point: np.ndarray) -> Software:
+    return Software(**dict(zip(UNCERTAINTY, np.exp(point).tolist())))

@@ -1,0 +1,237 @@
+"""How fast this machine's kernels are, measured in a second or two.
+
+Units: seconds, of the CPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from horovod_quant import kernels as kernel_backends
+from horovod_quant.analysis.work import (
+    DECODE,
+    ENCODE,
+    KERNELS,
+    NORMS,
+    Call,
+    cached_work_of,
+    describe_call,
+    resolved,
+)
+from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.schemes.base import (
+    Allgather,
+    Alltoall,
+    BinaryState,
+    Gradient,
+    Scheme,
+    Workers,
+)
+from horovod_quant.schemes.hierarchical import Hierarchical
+
+
+class Speed(NamedTuple):
+    """Seconds for each element: with one worker's array, and for each further worker's."""
+
+    first: float
+    more: float = 0.0
+
+    def seconds(self, elements: float, arrays: int) -> float:
+        return elements * (self.first + (arrays - 1) * self.more)
+
+
+class Phases(NamedTuple):
+    """Seconds of kernels, by what they are for."""
+
+    norms: float
+    encode: float
+    decode: float
+
+
+@dataclass(frozen=True)
+class KernelSpeeds:
+    """How fast this package's kernels, and casts, are on one core of some machine.
+
+    Attributes:
+        kernels: by the kernel's name and its bits (0 where it has none).
+        half: a cast to float16, and back.
+    """
+
+    kernels: Mapping[tuple[str, int], Speed]
+    half: tuple[float, float] = (5e-10, 5e-10)
+
+    def seconds(self, calls: Iterable[Call]) -> float:
+        """Seconds of kernel calls, one after another.
+
+        Raises:
+            KeyError: a kernel has not been measured with these bits.
+        """
+        return sum(self._speed(call).seconds(call.elements, call.arrays) for call in calls)
+
+    def phases(self, scheme: Scheme, workers: int) -> Phases:
+        """Seconds per element that a worker spends in each phase of an exchange.
+
+        Args:
+            scheme: of the exchange.
+            workers: number of workers, whose codes are decoded or whose chunk is served.
+        """
+        elements = 2**20
+        calls = cached_work_of(scheme, (elements,), workers).calls
+        return Phases(*(seconds / elements for seconds in self.by_phase(calls)))
+
+    def by_phase(self, calls: Sequence[Call]) -> Phases:
+        """Seconds of kernel calls, by what they are for."""
+        return Phases(
+            *(self.seconds(call for call in calls if KERNELS[call.kernel] == phase)
+              for phase in (NORMS, ENCODE, DECODE))
+        )  # fmt: skip
+
+    def as_json(self) -> dict[str, Any]:
+        """In JSON's types."""
+        return {
+            "kernels": [[kernel, bits, *speed] for (kernel, bits), speed in self.kernels.items()],
+            "half": list(self.half),
+        }
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> KernelSpeeds:
+        """What `as_json` made."""
+        measured = {(kernel, bits): Speed(first, more) for kernel, bits, first, more in found["kernels"]}
+        return KernelSpeeds(measured, tuple(found["half"]))
+
+    def _speed(self, call: Call) -> Speed:
+        if (call.kernel, call.bits) not in self.kernels:
+            raise KeyError(
+                f"{call.kernel} with {call.bits} bits has not been measured: give measure_kernels() its scheme"
+            )
+        return self.kernels[call.kernel, call.bits]
+
+
+def measure_kernels(
+    schemes: Iterable[Scheme],
+    *,
+    elements: int = 2**20,
+    seconds: float = 1.0,
+    kernels: str = "auto",
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> KernelSpeeds:
+    """Measures the kernels that some schemes need, on one core of this machine.
+
+    Each scheme's exchange is run with real arrays, with one worker and with four (or hosts) whose arrays are all this
+    one's. The CPU time of every kernel is taken, so that other processes do not count; medians over the repetitions.
+
+    Args:
+        schemes: whose kernels to measure.
+        elements: of the gradient; a multiple of 4,096. 2^20 is 4 MB: larger than what most caches hold for long.
+        seconds: to spend in all, roughly; every kernel is measured at least once.
+        kernels: the backend.
+        progress: told what is measured next, how many schemes are done, and how many there are.
+
+    Raises:
+        ValueError: ``elements`` is no multiple of 4,096.
+    """
+    if elements < 4096 or elements % 4096:
+        raise ValueError(f"elements={elements!r}: use a multiple of 4096")
+    schemes = list(dict.fromkeys(schemes))
+    stopwatch = _Stopwatch(kernel_backends.get(kernels))
+    values = np.random.default_rng(0).standard_normal(elements, np.float32)
+    for done, scheme in enumerate(schemes):
+        progress(str(scheme), done, len(schemes))
+        share = seconds / len(schemes)
+        stopwatch.active = False
+        # The first call loads the library and touches the memory.
+        _run_alone(scheme, values, 1, stopwatch.kernels)
+        stopwatch.active = True
+        begin, rounds = time.perf_counter(), 0
+        while not rounds or (rounds < 9 and time.perf_counter() - begin < share):
+            for workers in (1, 4):
+                _run_alone(scheme, values, workers, stopwatch.kernels)
+            rounds += 1
+    to_half = _cpu_seconds(lambda: values.astype(np.float16)) / elements
+    half = values.astype(np.float16)
+    from_half = _cpu_seconds(lambda: half.astype(np.float32)) / elements
+    return KernelSpeeds(stopwatch.speeds(), (to_half, from_half))
+
+
+def _run_alone(scheme: Scheme, values: np.ndarray, size: int, kernels: Any) -> None:
+    """One worker's part of an exchange in which all workers have the same gradient; nothing if they are too many.
+
+    A hierarchical exchange has as many nodes as workers on each.
+    """
+    local_size = size if isinstance(scheme, Hierarchical) else 1
+    workers = Workers(0, size * local_size, local_size=local_size)
+    try:
+        scheme = resolved(scheme, workers)
+    except ValueError:
+        return
+    keys = KeyChain(0, "measured")
+    start, stop = scheme.owned(keys.name, len(values), workers)
+    state = BinaryState(np.zeros_like(values[start:stop]), np.zeros_like(values[start:stop]), 0.9)
+    exchange = scheme.exchange([Gradient(values, keys, 0, state)], workers, kernels)
+    answer: Any = None
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as stopped:
+            stopped.value.write(0, 1.0, np.zeros_like(values))
+            return
+        others = workers.size_of(request.group)
+        if isinstance(request, Allgather) and request.lengths is not None:
+            answer = [np.resize(request.array, length) for length in request.lengths]
+        elif isinstance(request, Allgather):
+            answer = [request.array] * others
+        elif isinstance(request, Alltoall):
+            answer = [request.array[: request.splits[0]]] * others
+        else:
+            answer = request.array
+
+
+def _cpu_seconds(function: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(5):
+        begin = time.thread_time()
+        function()
+        times.append(time.thread_time() - begin)
+    return statistics.median(times)
+
+
+class _Stopwatch:
+    """A backend whose kernels are timed."""
+
+    def __init__(self, backend: Any) -> None:
+        self.active = True
+        self._seconds: dict[tuple[str, int, int], list[float]] = {}
+        timed = {name: self._timed(name, getattr(backend, name)) for name in KERNELS}
+        self.kernels = SimpleNamespace(**{**vars(backend), **timed})
+
+    def _timed(self, name: str, kernel: Callable) -> Callable:
+        def run(*arguments: Any, **named: Any) -> Any:
+            begin = time.thread_time()
+            result = kernel(*arguments, **named)
+            seconds = time.thread_time() - begin
+            if self.active:
+                call, _ = describe_call(name, arguments, named)
+                key = (call.kernel, call.bits, call.arrays)
+                self._seconds.setdefault(key, []).append(seconds / call.elements)
+            return result
+
+        return run
+
+    def speeds(self) -> dict[tuple[str, int], Speed]:
+        found: dict[tuple[str, int], dict[int, float]] = {}
+        for (kernel, bits, arrays), seconds in self._seconds.items():
+            found.setdefault((kernel, bits), {})[arrays] = statistics.median(seconds)
+        speeds = {}
+        for key, by_arrays in found.items():
+            fewest, most = min(by_arrays), max(by_arrays)
+            more = (by_arrays[most] - by_arrays[fewest]) / (most - fewest) if most > fewest else 0.0
+            more = max(more, 0.0)
+            speeds[key] = Speed(max(by_arrays[fewest] - (fewest - 1) * more, 0.0), more)
+        return speeds

@@ -1,0 +1,271 @@
+"""How long a collective takes: the alpha-beta model, and what Horovod's software adds.
+
+A message of b bytes takes ``latency + b / bandwidth``. Besides, processors copy, sum, and run TCP; where workers have
+to share cores, they wait for one another. A *lab* on one machine is all contention, a cluster hardly any: `Network`
+has the cores of each worker as a number.
+
+Units: seconds, bytes, bytes per second. 1 Gbit/s is 125e6 bytes per second.
+
+Sources: Thakur, Rabenseifner and Gropp (2005), "Optimization of collective communication operations in MPICH", for
+the ring algorithms; the software's numbers are this project's own measurements (docs/advise.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from horovod_quant.schemes.base import (
+    CROSS,
+    LOCAL,
+    Allgather,
+    Allreduce,
+    Alltoall,
+    CustomAllreduce,
+    Request,
+)
+from horovod_quant.traffic import sent_bytes
+
+GLOO, MPI = "gloo", "mpi"
+CONTROLLERS = (GLOO, MPI)
+
+PAYLOAD_SHARE = 1448 / 1514
+"""Of the bytes of a full Ethernet frame (MTU 1,500) those that TCP, with timestamps, carries."""
+
+HALF_SUM_SECONDS = 1.5e-8
+"""CPU seconds for each float16 element that Horovod adds in an allreduce: it does so in software, on one core.
+
+With 2 workers, ResNet-50 and Gloo fp16 takes a quarter of a second longer than none (README), for 12.8 million
+additions on each worker by a thread that shares its core with one that spins.
+"""
+
+
+@dataclass(frozen=True)
+class Software:
+    """What Horovod, its transport and the frontend take besides the wire.
+
+    The defaults are what `calibration.calibrate` made of the lab's unshaped links, rounded; another machine's own
+    values come from its own ``horovod-quant bench``.
+
+    Args:
+        overhead: seconds that Horovod adds to a collective: it looks for new ones every HOROVOD_CYCLE_TIME (1 ms), and
+            the workers agree that all have it.
+        gradient: CPU seconds of the frontend for each gradient.
+        copy: CPU seconds for each byte of a collective's array: into Horovod's buffer, and out of it.
+        stream: CPU seconds for each byte sent: TCP on both sides, and adding.
+        half_sum: CPU seconds for each float16 element that Horovod adds.
+        kernels: how many times as long kernels take in a training step as alone and again and again.
+        contention: n threads on one core take ``n ** contention`` times as long as one of them: 1 is fair sharing,
+            more says that workers, which wait for the slowest of them, also wait for the scheduler.
+        allreduce, allgather, alltoall: how many times as long as by its bytes such a collective takes on the wire,
+            after `turns`.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    overhead: float = 2e-3
+    gradient: float = 2e-4
+    copy: float = 1.5e-10
+    stream: float = 4e-10
+    half_sum: float = HALF_SUM_SECONDS
+    kernels: float = 1.4
+    contention: float = 1.4
+    allreduce: float = 1.0
+    allgather: float = 1.0
+    alltoall: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not 0 <= getattr(self, field.name) < math.inf:
+                raise ValueError(f"{field.name}={getattr(self, field.name)!r}: use a number, 0 or more")
+
+
+NO_SOFTWARE = Software(0, 0, 0, 0, 0, 1, 1)
+"""The wire alone, and kernels as measured."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Workers, what joins them, and the cores they run on.
+
+    Args:
+        hosts: number of hosts.
+        workers_per_host: on each; ranks are numbered host by host, as horovodrun does.
+        bandwidth: bytes per second of a host's link, in each direction at the same time, headers included; inf for a
+            link that never makes anybody wait.
+        latency: seconds that a message between two hosts takes besides its bytes.
+        local_bandwidth: bytes per second between two workers of one host. An assumption: Gloo over the loopback
+            interface moves 0.6e9 (README: 102 MB in 0.18 s, 2 workers on 2 cores), shared memory more.
+        local_latency: seconds of a message between two workers of one host.
+        cores_per_worker: of the processor; less than 1 where workers share cores, as all hosts of a lab do.
+        controller: ``"gloo"`` or ``"mpi"``.
+        software: what it takes besides.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    hosts: int
+    workers_per_host: int = 1
+    bandwidth: float = 1.25e9
+    latency: float = 50e-6
+    local_bandwidth: float = 1e9
+    local_latency: float = 10e-6
+    cores_per_worker: float = 2.0
+    controller: str = GLOO
+    software: Software = Software()
+
+    def __post_init__(self) -> None:
+        for name in ("hosts", "workers_per_host"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}: use 1 or more")
+        for name in ("bandwidth", "local_bandwidth"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}: use bytes per second, more than 0")
+        for name in ("latency", "local_latency"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)!r}: use seconds, 0 or more")
+        if not 0 < self.cores_per_worker < math.inf:
+            raise ValueError(f"cores_per_worker={self.cores_per_worker!r}: use a number, more than 0")
+        if self.controller not in CONTROLLERS:
+            raise ValueError(f"controller={self.controller!r}: use {' or '.join(map(repr, CONTROLLERS))}")
+
+    @property
+    def workers(self) -> int:
+        return self.hosts * self.workers_per_host
+
+    def within(self, group: str) -> Network:
+        """The network of a request's group: all, those of a host, or one worker of each host.
+
+        All groups of a kind exchange at the same time: those between hosts share each host's link.
+        """
+        if group == LOCAL:
+            return replace(self, hosts=1)
+        if group == CROSS:
+            return replace(self, workers_per_host=1, bandwidth=self.bandwidth / self.workers_per_host)
+        return self
+
+    def stretch(self, threads: int = 1) -> float:
+        """How many times as long CPU work takes as on a core of its own.
+
+        Args:
+            threads: of each worker that want to run at the time.
+        """
+        return max(1.0, threads / self.cores_per_worker) ** self.software.contention
+
+    @property
+    def overlap(self) -> float:
+        """Share of the time in which a worker's thread computes that its collectives go on: all of it with two cores
+        for each worker, one of them for Horovod's thread; nothing where two workers share one.
+
+        The lab says so: with 4 workers on 2 cores an exchange takes the wire's time and all CPU work, with 2 less.
+        """
+        none, full = 0.5, 2.0
+        return min(1.0, max(0.0, (self.cores_per_worker - none) / (full - none)))
+
+
+def messages(request: Request, workers: int) -> int:
+    """Messages that follow one another in a collective: ``2 (n-1)`` in a ring allreduce, ``n-1`` in the others."""
+    if not isinstance(request, (Allreduce, CustomAllreduce, Allgather, Alltoall)):
+        raise TypeError(f"not a request: {request!r}")
+    return (2 if isinstance(request, (Allreduce, CustomAllreduce)) else 1) * (workers - 1)
+
+
+TURNS_BYTES = 2 * 2**20
+"""Gathers of two workers take turns always from this size on, smaller ones about every other time (the lab)."""
+
+
+def turns(request: Request, network: Network) -> float:
+    """How many times as long as by its bytes a collective takes on the wire, because directions take turns.
+
+    Gloo's receiver tells the sender that it is ready over the connection on which it sends data itself, after it has
+    begun to do so (gloo/allgatherv.cc, gloo/alltoallv.cc: send, then recv; transport/tcp/pair.cc: one queue). Where two
+    workers exchange large messages, the later one's readiness waits behind its own data: the two directions follow one
+    another. This is so in every gather of two workers, and in an alltoall for each pair of them, the less the more
+    other pairs there are to fill the link. A ring of three and more receives from one neighbour and sends to the
+    other, and an allreduce has several small messages under way.
+
+    Open MPI's default allreduce among more than two workers takes twice as long on Ethernet as its bytes need, and its
+    gathers take longer, too, by less (shared/LAB.md).
+    """
+    software, workers = network.software, network.workers
+    if isinstance(request, (Allreduce, CustomAllreduce)):
+        return software.allreduce * (2.0 if network.controller == MPI and workers > 2 else 1.0)
+    own = software.alltoall if isinstance(request, Alltoall) else software.allgather
+    if network.controller == MPI:
+        return own * 1.5
+    if isinstance(request, Alltoall):
+        return own * (1 + 2 / workers)
+    if workers > 2:
+        return own
+    return own * (2.0 if sum(request.parts) > TURNS_BYTES else 1.5)
+
+
+def link_bytes(request: Request, network: Network) -> float:
+    """Bytes that a host sends to other hosts in a collective.
+
+    In a ring every worker sends to the next one, so a host's link carries the bytes of one worker, however many there
+    are on the host. In an alltoall, and among groups of one worker of each host, all workers of a host use its link.
+    """
+    inside, local = network.within(request.group), network.workers_per_host
+    if inside.hosts == 1:
+        return 0.0
+    sent = float(sum(sent_bytes(request, inside.workers)))
+    if request.group == CROSS:
+        return local * sent
+    if isinstance(request, Alltoall):
+        return local * sent * (network.workers - local) / (network.workers - 1)
+    return sent
+
+
+def wire_seconds(request: Request, network: Network) -> float:
+    """Seconds of a collective's bytes on the wires, without latencies; the slowest hop counts."""
+    inside = network.within(request.group)
+    seconds = link_bytes(request, network) / (PAYLOAD_SHARE * network.bandwidth)
+    if inside.workers_per_host > 1:
+        sent = float(sum(sent_bytes(request, inside.workers)))
+        if isinstance(request, Alltoall):
+            sent *= (inside.workers_per_host - 1) / (inside.workers - 1)
+        seconds = max(seconds, sent / inside.local_bandwidth)
+    return turns(request, inside) * seconds
+
+
+def collective_seconds(request: Request, network: Network, *, threads: int = 1, halves: float = 0.0) -> float:
+    """Seconds of one collective, Horovod's overhead included; the overhead alone for one worker.
+
+    Args:
+        request: what a scheme asks for; its ``parts`` are the bytes that this worker contributes.
+        network: who takes part.
+        threads: of each worker that want to run meanwhile: 2 where Horovod waits by spinning.
+        halves: float16 elements in the array, which Horovod adds in software.
+    """
+    wire = wire_seconds(request, network)
+    network = network.within(request.group)
+    workers, software = network.workers, network.software
+    if workers == 1:
+        return software.overhead
+    stretch = network.stretch(threads)
+    processor = stretch * (
+        software.stream * sum(sent_bytes(request, workers))
+        + software.half_sum * halves * (workers - 1) / workers
+    )
+    # Where cores are short, a sender's and a receiver's both have to be free: they are for the wire's share of time.
+    idle = wire / (wire + processor) if wire else 0.0
+    hidden = network.overlap + (1 - network.overlap) * idle**2
+    latency = network.latency if network.hosts > 1 else network.local_latency
+    return (
+        software.overhead
+        + messages(request, workers) * latency
+        + stretch * software.copy * sum(request.parts)
+        + wire
+        + processor
+        - hidden * min(wire, processor)
+    )
+
+
+def float32_allreduce(elements: float, element_bytes: int = 4) -> Allreduce:
+    """The request for Horovod's own allreduce of so many elements."""
+    return Allreduce(np.empty(0, np.float32), "sum", [float(element_bytes * elements)])

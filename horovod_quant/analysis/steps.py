@@ -1,0 +1,85 @@
+"""Training steps with their exchanges: how long they take, and below which bandwidth a method pays."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from horovod_quant.analysis.cost_model import NONE, Method, Setting, exchange_cost
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step on one worker without any exchange.
+
+    Args:
+        seconds: of the whole step.
+        backward: seconds of it in which gradients become ready, so that an exchange can overlap.
+        accelerator: whether the backward pass leaves this host's cores free.
+
+    Raises:
+        ValueError: the backward pass is longer than the step, or negative.
+    """
+
+    seconds: float
+    backward: float = 0.0
+    accelerator: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.backward <= self.seconds < math.inf:
+            raise ValueError(
+                f"backward={self.backward!r}: use seconds from 0 to those of the step, {self.seconds!r}"
+            )
+
+
+def step_seconds(method: Method, setting: Setting, step: Step) -> float:
+    """Seconds of a training step with its exchange.
+
+    Args:
+        method, setting: see `exchange_cost`.
+        step: without the exchange.
+    """
+    cost = exchange_cost(method, setting, backward=step.backward, accelerator=step.accelerator)
+    return step.seconds + cost.exposed
+
+
+def speed_up(method: Method, setting: Setting, step: Step, *, than: Method = NONE) -> float:
+    """How many times as many steps a second as with another method."""
+    return step_seconds(than, setting, step) / step_seconds(method, setting, step)
+
+
+def with_bandwidth(setting: Setting, bandwidth: float) -> Setting:
+    """The same with links of another bandwidth, in bytes per second."""
+    return setting._replace(network=dataclasses.replace(setting.network, bandwidth=bandwidth))
+
+
+def break_even_bandwidth(method: Method, setting: Setting, step: Step, *, than: Method = NONE) -> float:
+    """The bandwidth between hosts, in bytes per second, below which a method pays against another one.
+
+    Args:
+        method, setting, step: see `step_seconds`; the network's ``bandwidth`` does not count.
+        than: what the method is compared with.
+
+    Returns:
+        0 if it never pays; inf if it pays with 1e15 bytes per second, as it does at every speed if the other method's
+        kernels are the slower ones. On a single host bandwidth does not matter: one of the two.
+    """
+
+    def gain(bandwidth: float) -> float:
+        changed = with_bandwidth(setting, bandwidth)
+        return step_seconds(than, changed, step) - step_seconds(method, changed, step)
+
+    lowest, highest, precision = 1e3, 1e15, 1.001
+    if gain(lowest) <= 0:
+        return 0.0
+    # The first bandwidth at which it no longer pays: gains need not fall evenly where much is hidden.
+    low, high = lowest, lowest
+    while gain(high) > 0:
+        low, high = high, 2 * high
+        if high > highest:
+            return math.inf
+    while high > precision * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if gain(middle) > 0 else (low, middle)
+    return low

@@ -1,0 +1,65 @@
+"""Rates and times as people write them: ``100mbit``, ``2.5gbit``; ``50us``, ``1ms``. The rates are `scripts/lab`'s."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second of a rate such as ``2.5gbit``; inf for ``none``, no limit.
+
+    Raises:
+        ValueError: ``text`` is no rate.
+    """
+    if text == "none":
+        return math.inf
+    rate = _number(text, _BITS)
+    if not rate:
+        raise ValueError(f"{text!r} is no rate; use one such as 100mbit, 1gbit, 2.5gbit, or none")
+    return rate / 8
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of a time such as ``50us``, ``1ms`` or ``0.35``, which is in seconds.
+
+    Raises:
+        ValueError: ``text`` is no time.
+    """
+    seconds = _number(text, {**_SECONDS, "": 1.0})
+    if seconds is None:
+        raise ValueError(f"{text!r} is no time; use one such as 50us, 1ms, 0.35s")
+    return seconds
+
+
+def _number(text: str, units: dict[str, float]) -> float | None:
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)([a-z]*)", text)
+    if found is None or found[2] not in units:
+        return None
+    number = float(found[1]) * units[found[2]]
+    return number if number < math.inf else None
+
+
+def show_rate(bandwidth: float) -> str:
+    """Of bytes per second: ``2.5 Gbit/s``."""
+    if bandwidth == math.inf:
+        return "no limit"
+    bits = 8 * bandwidth
+    unit, name = next(((unit, name) for unit, name in ((1e9, "G"), (1e6, "M")) if bits >= unit), (1e3, "k"))
+    return f"{_three_digits(bits / unit)} {name}bit/s"
+
+
+def show_seconds(seconds: float) -> str:
+    """``350 ms``, ``1.24 s``."""
+    unit, name = next(
+        ((unit, name) for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if seconds >= unit),
+        (1e-9, "ns"),
+    )
+    return f"{_three_digits(seconds / unit)} {name}" if seconds >= 1e-9 else "0 s"
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,0 +1,318 @@
+"""A run of the benchmark, on each worker, from the plan to the report."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Callable, NamedTuple
+
+from horovod_quant import kernels
+from horovod_quant.analysis.models import Shapes, elements
+from horovod_quant.bench import report
+from horovod_quant.bench.gradients import ExactAverage, gradient
+from horovod_quant.bench.rounds import EXCHANGES, Bench, Found, Stopped
+from horovod_quant.bench.stopping import Interruption, leave
+from horovod_quant.bench.variants import Options, Variant
+from horovod_quant.cli.doctor import find_place
+
+SAVE_EVERY = 5.0
+"""Seconds, at least."""
+
+
+class Problem(Exception):
+    """An argument that cannot be used; the message names it."""
+
+    @staticmethod
+    @contextmanager
+    def of(argument: str) -> Iterator[None]:
+        """What is found wrong in here is a problem of that argument."""
+        try:
+            yield
+        except (ImportError, OSError, ValueError) as error:
+            raise Problem(f"{argument}: {error}" if argument else str(error)) from None
+
+
+class Plan(NamedTuple):
+    """What to measure, and where to write it.
+
+    Attributes:
+        framework: ``"torch"`` or ``"tensorflow"``.
+        model: its name, None for shapes of one's own.
+        shapes: of the gradients.
+        variants: what to compare.
+        options: how the gradients are exchanged.
+        rounds: measurements of each variant.
+        seed: of the gradients.
+        json, plot: files to write, if any.
+        problem: what is wrong on this worker, where others may not find it.
+    """
+
+    framework: str
+    model: str | None
+    shapes: Shapes
+    variants: Sequence[Variant]
+    options: Options
+    rounds: int
+    seed: int
+    json: str | None = None
+    plot: str | None = None
+    problem: str = ""
+
+
+class Run:
+    """One worker's run.
+
+    Args:
+        plan: the same on all workers, but for ``problem``.
+    """
+
+    program = "horovod-quant bench"
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.variants = list(plan.variants)
+        self.found = Found([], [], [])
+        self.setting: dict[str, Any] = {}
+        self.framework: Any = None
+        self.bench: Any = None
+        self.gradients: Any = None
+        self._saved = -SAVE_EVERY
+        place = find_place(os.environ)
+        self._first = place.rank == 0
+        self._interruption = Interruption("gloo" if place.gloo else "mpi", self._last_words)
+
+    # ---- what benchmarks may add to ------------------------------------------------------------------------------
+
+    def make_trial(self, variant: Variant) -> Any:
+        """A variant, ready to exchange the gradients."""
+        return self.framework.Trial(variant, self.gradients, self.plan.options)
+
+    def more(self) -> None:
+        """Measures what is wanted besides, after the rounds."""
+
+    def results(self) -> list[dict[str, Any]]:
+        """What was found, for JSON."""
+        return report.results([variant.label for variant in self.variants], self.found)
+
+    def tables(self, results: list[dict[str, Any]]) -> list[Any]:
+        """What to print of it."""
+        return [report.table(self.setting, results), report.caption(self.setting, results)]
+
+    # ---- the run -------------------------------------------------------------------------------------------------
+
+    def main(self) -> int:
+        """Measures and reports; returns the exit status."""
+        try:
+            return self._whole()
+        except Stopped:
+            self.framework.hvd.shutdown()  # now that all are at the same point, or those who stay would complain
+            self._interruption.settle()
+            status = self._report(interrupted=True)
+            if self._interruption.doomed:
+                leave(status)
+            return status
+        except Exception as error:
+            if not self._interruption.requested and not is_loss(error):
+                raise
+            self._interruption.settle()
+            if self._first and not self._interruption.requested:
+                self._complain(f"a worker is gone: {' '.join(str(error).split())}")
+            self._report(interrupted=True)
+            leave(0 if self._interruption.requested else 1)
+            raise AssertionError("unreachable") from error
+
+    def _whole(self) -> int:
+        plan = self.plan
+        try:
+            self.framework = importlib.import_module(f"horovod_quant.bench.{plan.framework}_trial")
+        except ImportError as error:
+            self._complain(f"--framework {plan.framework}: {error}")
+            return 1
+        names = len(self.variants) * (EXCHANGES * len(plan.shapes) + 100)
+        self.bench = Bench(self.framework, names, self._interruption)
+        self._first = self.bench.rank == 0
+        problem = self._agreed_problem()
+        if problem:
+            self.framework.hvd.shutdown()
+            return failure(self.program, problem, self._first)
+        self._leave_out()
+        self.setting = self._setting()
+        self._say(f"{self.setting['kernels']}; {self.setting['processor']}")
+        rank, size = self.bench.rank, self.bench.size
+        self.gradients = self.framework.Gradients(
+            plan.shapes,
+            [gradient(shape, plan.seed, rank, index) for index, shape in enumerate(plan.shapes.values())],
+        )
+        trials = [self.make_trial(variant) for variant in self.variants]
+        self.bench.run(
+            trials, plan.rounds, ExactAverage(plan.shapes, plan.seed, rank, size), self.found, self._save
+        )
+        del trials
+        self.more()
+        self._interruption.settle()
+        status = self._report(interrupted=False)
+        self.framework.hvd.shutdown()
+        return status
+
+    def _agreed_problem(self) -> str:
+        """What any worker finds wrong, the same text on all; nothing if all is well."""
+        if self.bench.size < 2:
+            return f"one worker exchanges nothing; start several: horovodrun -np 2 {self.program} ..."
+        own = self.plan.problem
+        if self._first and not own:
+            try:
+                check_output(self.plan.json, self.plan.plot)
+            except Problem as problem:
+                own = str(problem)
+        digest = hashlib.sha256(repr(list(self.plan.shapes.items())).encode()).hexdigest()
+        texts = [text.partition(" ") for text in self.bench.gather_texts(f"{digest} {own}")]
+        for rank, (_, _, found) in enumerate(texts):
+            if found:
+                return found if rank == 0 else f"worker {rank}: {found}"
+        other = next((rank for rank, (seen, _, _) in enumerate(texts) if seen != digest), None)
+        return "" if other is None else "--shapes: the workers have read different shapes"
+
+    def _leave_out(self) -> None:
+        """Drops what cannot serve so many workers."""
+        for variant in list(self.variants):
+            refusal = variant.refusal(self.bench.size)
+            if refusal:
+                self._say(f"{variant.label} is left out: {refusal}")
+                self.variants.remove(variant)
+
+    def _setting(self) -> dict[str, Any]:
+        plan, bench = self.plan, self.bench
+        return {
+            "framework": plan.framework,
+            "model": plan.model,
+            "shapes": plan.shapes,
+            "elements": elements(plan.shapes),
+            "workers": bench.size,
+            "hosts": bench.hosts,
+            "workers_per_host": bench.workers_per_host,
+            "controller": "mpi" if self.framework.hvd.mpi_enabled() else "gloo",
+            "kernels": kernels.describe(),
+            "processor": processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "interface": bench.counter.names,
+            "group_bytes": plan.variants[0].group_bytes,
+            "seed": plan.seed,
+            **plan.options._asdict(),
+        }
+
+    def _save(self) -> None:
+        """Writes what there is, in case that this process is killed."""
+        now = time.monotonic()
+        if self._first and self.plan.json is not None and now > self._saved + SAVE_EVERY:
+            with suppress(OSError):  # the report will say so
+                self.setting["interrupted"] = True
+                report.write_json(self.plan.json, self.setting, self.results())
+            self._saved = now
+
+    def _report(self, interrupted: bool) -> int:
+        if not self._first or not self.setting:
+            if self._first:
+                self._complain("interrupted before the first round was finished")
+            return 0
+        self.setting["interrupted"] = interrupted
+        results, plan, status = self.results(), self.plan, 0
+        for argument, path, write in (
+            ("--json", plan.json, report.write_json),
+            ("", "", self._print),
+            ("--plot", plan.plot if results else None, report.plot),
+        ):
+            try:
+                if path is not None:
+                    write(path, self.setting, results)
+            except OSError as error:
+                self._complain(f"{argument}: {error}")
+                status = 1
+        return status
+
+    def _print(self, _: str, setting: dict[str, Any], results: list[dict[str, Any]]) -> None:
+        console = report.console()
+        if not results:
+            console.print("interrupted before the first round was finished")
+            return
+        if setting["interrupted"]:
+            console.print(f"interrupted after {len(self.found.rounds)} of {self.plan.rounds} rounds")
+        for table in self.tables(results):
+            console.print(table)
+        sys.stdout.flush()
+
+    def _last_words(self) -> None:
+        self._report(interrupted=True)
+
+    def _say(self, text: str) -> None:
+        if self._first:
+            print(text, flush=True)
+
+    def _complain(self, text: str) -> None:
+        print(f"{self.program}: {text}", file=sys.stderr, flush=True)
+
+
+def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
+    """Makes the plan and runs it; returns the exit status."""
+    try:
+        plan = make_plan()
+    except Problem as problem:
+        return failure(kind.program, str(problem), find_place(os.environ).rank == 0)
+    return kind(plan).main()
+
+
+def failure(program: str, problem: str, first: bool) -> int:
+    """Says, on the first worker, what all of them have found; returns the exit status.
+
+    The others' is 0: at the first other one horovodrun ends the rest, perhaps before the first worker has spoken.
+    """
+    if first:
+        print(f"{program}: error: {problem}", file=sys.stderr, flush=True)
+    return 2 if first else 0
+
+
+def check_output(json: str | None, plot: str | None) -> None:
+    """Raises `Problem` unless the results can be shown and the files be written."""
+    # All that the report takes: there may be no time for imports when it is made.
+    modules = ["rich.box", "rich.console", "rich.table", "tqdm"]
+    if plot is not None:
+        modules += ["matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.font_manager"]
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            name = module.partition(".")[0]
+            raise Problem(f"{name} is not installed: pip install 'horovod-quant[bench]'") from None
+    for argument, path in (("--json", json), ("--plot", plot)):
+        if path is not None:
+            with Problem.of(argument):
+                is_new = not os.path.exists(path)
+                if not is_new and not os.path.isfile(path):
+                    raise ValueError(f"{path} is not a file")
+                with open(path, "a"):
+                    pass
+                if is_new:
+                    os.unlink(path)
+    if plot is not None:
+        extension, usable = os.path.splitext(plot)[1][1:].lower(), report.plot_formats()
+        if extension not in usable:
+            raise Problem(f"--plot: {plot!r} must end in one of .{', .'.join(usable)}")
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether Horovod has lost a worker."""
+    return type(error).__name__ == "HorovodInternalError" or "Horovod has been shut down" in str(error)
+
+
+def processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,158 @@
+"""What was found: as JSON, as a table, as a plot."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod_quant.bench.rounds import Found
+from horovod_quant.methods import NONE
+
+VERSION = 1
+
+
+def results(labels: Sequence[str], found: Found) -> list[dict[str, Any]]:
+    """One entry for each trial, in JSON's types; empty if no round was finished.
+
+    Times are lists with an entry for each round: ``wall_seconds`` of the slowest worker, the others means over the
+    workers. ``speed_up`` is how many times faster than ``none`` in the same round, the rounds' median; None without
+    ``none``.
+    """
+    if not found.rounds:
+        return []
+    wall = found.field("wall").max(axis=2)  # [round, trial]
+    means = {
+        f"{name}_seconds": found.field(name).mean(axis=2) for name in ("cpu", "horovod_cpu", "system_cpu")
+    }
+    return [
+        {
+            "method": label,
+            "wall_seconds": wall[:, index].tolist(),
+            "speed_up": float(np.median(wall[:, labels.index(NONE)] / wall[:, index]))
+            if NONE in labels
+            else None,
+            **{name: seconds[:, index].tolist() for name, seconds in means.items()},
+            "page_faults": float(np.median(found.field("page_faults").mean(axis=2)[:, index])),
+            "bytes_sent": found.bytes_sent[index],
+            "interface_bytes_sent": _interface_bytes(found.field("interface")[:, index]),
+            "relative_error": found.errors[index],
+        }
+        for index, label in enumerate(labels)
+    ]
+
+
+def _interface_bytes(counted: np.ndarray) -> float | None:
+    """Of one host, mean over the hosts, from ``[round, worker]``; None where a host could not read it."""
+    leaders = counted[:, ~np.isnan(counted).all(axis=0)]
+    return float(np.median(leaders.mean(axis=1))) if leaders.size else None
+
+
+def write_json(path: str, setting: dict[str, Any], found: list[dict[str, Any]]) -> None:
+    rounds = len(found[0]["wall_seconds"]) if found else 0
+    text = json.dumps({"version": VERSION, **setting, "rounds": rounds, "results": found}, indent=1)
+    text = re.sub(r"\[[^][{}\"]*\]", lambda numbers: f"[{' '.join(numbers[0][1:-1].split())}]", text)
+    # Whole or not at all: the process may be killed.
+    with open(f"{path}.part", "w") as file:
+        file.write(text + "\n")
+    os.replace(f"{path}.part", path)
+
+
+def title(setting: dict[str, Any]) -> str:
+    """``resnet50 in PyTorch, 4 workers on 2 hosts, Gloo``"""
+    framework = {"torch": "PyTorch", "tensorflow": "TensorFlow"}[setting["framework"]]
+    controller = {"gloo": "Gloo", "mpi": "MPI"}[setting["controller"]]
+    model = setting["model"] or f"{setting['elements']:,} elements"
+    hosts = f"{setting['hosts']} host{'s' if setting['hosts'] > 1 else ''}"
+    return f"{model} in {framework}, {setting['workers']} workers on {hosts}, {controller}"
+
+
+def console() -> Any:
+    """Where tables go: horovodrun may cut its workers' output between any two bytes, so no colours, and ASCII alone."""
+    from rich.console import Console
+
+    return Console(width=120, color_system=None, highlight=False, emoji=False, markup=False)
+
+
+def table(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
+    """The main table, for `console`."""
+    from rich import box
+    from rich.table import Table
+
+    interface = "+".join(setting["interface"]) or "network"
+    rows = Table(title=title(setting), box=box.MARKDOWN)
+    rows.add_column("method", no_wrap=True)
+    for column in ("wall ms", "range", "speed-up", "CPU ms", "MB sent", f"MB on {interface}", "error"):
+        rows.add_column(column, justify="right", no_wrap=True)
+    for result in found:
+        wall, cpu = 1e3 * np.array(result["wall_seconds"]), 1e3 * np.array(result["cpu_seconds"])
+        rows.add_row(
+            result["method"],
+            f"{np.median(wall):,.1f}",
+            f"{wall.min():,.1f}-{wall.max():,.1f}",
+            shown(result["speed_up"], 2),
+            f"{np.median(cpu):,.1f}",
+            shown(1e-6 * result["bytes_sent"], 2),
+            shown(_megabytes(result["interface_bytes_sent"]), 2),
+            "" if result["relative_error"] is None else f"{result['relative_error']:.2g}",
+        )
+    return rows
+
+
+def caption(setting: dict[str, Any], found: list[dict[str, Any]]) -> str:
+    """What the table's columns mean."""
+    lines = [
+        f"{len(found[0]['wall_seconds'])} rounds; medians over them. Wall: of the slowest worker. Speed-up: over none, "
+        "in the same round. CPU: of all threads of a worker. MB sent: by a worker, counted.",
+    ]
+    if setting["interface"]:
+        where = "the loopback interface" if setting["hosts"] == 1 else "the interface to the other hosts"
+        lines.append(
+            f"MB on {'+'.join(setting['interface'])}: sent by a host of {setting['workers_per_host']} over {where}, "
+            "all that the kernel counted."
+        )
+    else:
+        lines.append("No network interface could be read on every host.")
+    lines.append("Error: of the average, relative to the exact one; binsgdm's result is no average.")
+    return " ".join(lines)
+
+
+def _megabytes(size: float | None) -> float | None:
+    return None if size is None else 1e-6 * size
+
+
+def shown(number: float | None, digits: int = 1) -> str:
+    return "" if number is None else f"{number:,.{digits}f}"
+
+
+def plot_formats() -> list[str]:
+    """File name extensions, without dots; matplotlib must be installed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    return list(FigureCanvasAgg.get_supported_filetypes())
+
+
+def plot(path: str, setting: dict[str, Any], found: list[dict[str, Any]]) -> None:
+    """Bars of the wall times with their ranges, and of the bytes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.2 + 0.35 * len(found)), layout="constrained")
+    FigureCanvasAgg(figure)
+    time, size = figure.subplots(1, 2, sharey=True)
+    places = np.arange(len(found))
+    wall = [1e3 * np.array(result["wall_seconds"]) for result in found]
+    medians = np.array([np.median(each) for each in wall])
+    lowest, highest = (np.array([end(each) for each in wall]) for end in (np.min, np.max))
+    time.barh(places, medians, xerr=[medians - lowest, highest - medians], capsize=3, color="tab:blue")
+    size.barh(places, [1e-6 * result["bytes_sent"] for result in found], color="tab:orange")
+    time.set_xlabel("ms an exchange: median and range")
+    size.set_xlabel("MB sent by a worker")
+    time.set_yticks(places, [result["method"] for result in found])
+    time.invert_yaxis()
+    figure.suptitle(f"{title(setting)}, {len(found[0]['wall_seconds'])} rounds")
+    figure.savefig(path, dpi=150)

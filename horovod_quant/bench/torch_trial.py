@@ -1,0 +1,145 @@
+"""PyTorch's side: ``hvd.DistributedOptimizer``, from the backward pass to ``optimizer.synchronize()``.
+
+The backward pass visits the parameters in reverse order, as a model's would. The gradients are filled with the same
+values before every exchange, outside the measurement.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+import horovod_quant.torch as hvq
+from horovod_quant.analysis.models import Shapes, elements
+from horovod_quant.bench.rounds import WARM_UP
+from horovod_quant.bench.variants import Options, Variant
+
+NAME = "PyTorch"
+
+
+def configure() -> None:
+    torch.set_num_threads(1)
+
+
+def barrier() -> None:
+    hvd.barrier()
+
+
+def allgather(array: np.ndarray, name: str) -> np.ndarray:
+    return hvd.allgather(torch.from_numpy(array), name=name).numpy()
+
+
+class _Visit(torch.autograd.Function):
+    """Passes a number through. On the way back it touches a parameter, whose gradient stays as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, number: torch.Tensor, parameter: torch.Tensor, until: Callable[[], float]) -> Any:
+        ctx.until = until
+        return number.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        left = ctx.until() - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+        return gradient, None, None
+
+
+class Gradients:
+    """The gradients' values and the memory that they are exchanged in, which all methods share."""
+
+    def __init__(self, shapes: Shapes, values: Sequence[np.ndarray]) -> None:
+        self.shapes = shapes
+        self._values = list(map(torch.from_numpy, values))
+        # Apart, as they would be in a training run.
+        self._memory = [torch.empty(shape) for shape in shapes.values()]
+
+    def give(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        for parameter, memory, values in zip(parameters, self._memory, self._values):
+            memory.copy_(values)
+            parameter.grad = memory.detach()  # another tensor on the same memory: Horovod may replace it
+
+
+class Model(torch.nn.Module):
+    """Parameters, and a backward pass that visits each when its share of the pass's time is over.
+
+    Args:
+        shapes: of the parameters.
+        backward: seconds that the backward pass sleeps.
+    """
+
+    def __init__(self, shapes: Shapes, backward: float) -> None:
+        super().__init__()
+        self.visited = torch.nn.ParameterList(torch.empty(shape) for shape in shapes.values())
+        self.begin = 0.0
+        self._backward = backward
+        self._total = elements(shapes)
+
+    def forward(self, loss: torch.Tensor) -> torch.Tensor:
+        left = 0
+        for parameter in self.visited:
+            loss = _Visit.apply(loss, parameter, functools.partial(self._deadline, 1 - left / self._total))
+            left += parameter.numel()
+        return loss
+
+    def _deadline(self, share: float) -> float:
+        return self.begin + share * self._backward if self._backward else 0.0
+
+
+class Trial:
+    """A model and its optimizer, ready to exchange gradients with one method."""
+
+    warm_up = WARM_UP
+
+    def __init__(self, variant: Variant, gradients: Gradients, options: Options) -> None:
+        self.variant = variant
+        self.has_average = variant.averages
+        self._gradients = gradients
+        self._model = Model(gradients.shapes, options.backward)
+        self._parameters = list(self._model.parameters())
+        self._loss: Any = None
+        self._exchanges = 0
+        self._optimizer: Any = None
+        self._compression: Any = None
+        if variant.method is not None:
+            ours = {"overlap": options.overlap} if variant.ours else {}
+            self._compression = variant.compression(hvd, hvq, **ours)
+            plain = (hvq.optim.BinSGDM if variant.is_binsgdm else torch.optim.SGD)(self._parameters, lr=0.1)
+            # Other names for each variant: the same name with another shape would be a miss in Horovod's cache.
+            names = [f"{variant.label}: {name}" for name in gradients.shapes]
+            self._optimizer = hvd.DistributedOptimizer(
+                plain, named_parameters=list(zip(names, self._parameters)), compression=self._compression
+            )
+
+    def prepare(self, keep: bool = False) -> None:
+        """Fills the gradients, and runs the forward pass."""
+        self._gradients.give(self._parameters)
+        self._loss = self._model(torch.zeros((), requires_grad=True))
+
+    def run(self) -> None:
+        """What is measured."""
+        self._model.begin = time.perf_counter()
+        self._loss.backward()
+        if self._optimizer is not None:
+            self._optimizer.synchronize()
+
+    def averages(self) -> list[np.ndarray]:
+        """The gradients after an exchange."""
+        return [parameter.grad.numpy() for parameter in self._parameters]
+
+    def clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._exchanges += 1
+
+    def bytes_sent(self) -> float:
+        """By this worker, in all exchanges, counted."""
+        if self.variant.ours:
+            return self._compression.stats().total.bytes_sent
+        return self._exchanges * self.variant.plain_bytes(elements(self._gradients.shapes), hvd.size())

@@ -1,0 +1,101 @@
+"""The plots of ``horovod-quant advise``: step time against bandwidth, and against workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod_quant.analysis.advice import Choice, Curve, over_bandwidths, over_hosts
+from horovod_quant.analysis.cost_model import Setting
+from horovod_quant.analysis.steps import Step
+from horovod_quant.analysis.units import show_rate
+
+POINTS = 33
+SPAN = 100.0
+"""Bandwidths are drawn from so many times less to so many times more than the given one."""
+
+_USUAL_BANDWIDTH = 1.25e9
+
+
+def check(path: str) -> None:
+    """Before anything is computed.
+
+    Raises:
+        ValueError: matplotlib is missing, or writes no such files.
+    """
+    known = _canvas().get_supported_filetypes()
+    ending = os.path.splitext(path)[1].lstrip(".").lower()
+    if ending not in known:
+        raise ValueError(
+            f"{path!r}: its name should end in one of {', '.join(f'.{name}' for name in sorted(known))}"
+        )
+
+
+def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step: Step) -> None:
+    """Writes a file with both plots.
+
+    Args:
+        path: of the file; its ending says what kind.
+        model: for the title.
+        chosen: a line for each of these methods, where they are possible.
+        setting: around which the bandwidth and the number of hosts are varied.
+        step: without the exchange.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    network = setting.network
+    middle = network.bandwidth if network.bandwidth < float("inf") else _USUAL_BANDWIDTH
+    bandwidths = np.geomspace(middle / SPAN, middle * SPAN, POINTS).tolist()
+    hosts = host_numbers(network.hosts)
+
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _lines(left, [8e-9 * bandwidth for bandwidth in bandwidths],
+           over_bandwidths(chosen, setting, step, bandwidths))  # fmt: skip
+    left.axvline(8e-9 * middle, color="lightgray", zorder=0)
+    left.set_xscale("log")
+    left.set_xlabel("Gbit/s of each host's link")
+    left.set_title(f"{model}, {network.workers:,} workers on {network.hosts:,} hosts", fontsize="medium")
+    _lines(right, [number * network.workers_per_host for number in hosts],
+           over_hosts(chosen, setting, step, hosts))  # fmt: skip
+    right.axvline(network.workers, color="lightgray", zorder=0)
+    right.set_xscale("log", base=2)
+    right.xaxis.set_major_formatter(lambda number, _: f"{number:,.0f}")
+    right.set_xlabel("workers")
+    right.set_title(f"{model}, {show_rate(network.bandwidth)}, {network.workers_per_host} workers a host",
+                    fontsize="medium")  # fmt: skip
+    for axes in (left, right):
+        axes.axhline(step.seconds, color="black", linestyle=":", linewidth=1, label="no exchange")
+        axes.set_yscale("log")
+        axes.set_ylabel("seconds a step")
+    figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def host_numbers(hosts: int) -> list[int]:
+    """Powers of two from 1 to four times as many hosts or 64, and their own number."""
+    powers = [1]
+    while powers[-1] < max(4 * hosts, 64):
+        powers.append(2 * powers[-1])
+    return sorted({*powers, hosts})
+
+
+def _lines(axes: Any, places: Sequence[float], curves: Sequence[Curve]) -> None:
+    for index, curve in enumerate(curves):
+        steps = [np.nan if seconds is None else seconds for seconds in curve.steps]
+        style = "--" if index >= 10 else "-"
+        axes.plot(places, steps, style, color=f"C{index % 10}", label=curve.name)
+
+
+def _canvas() -> Any:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError:
+        raise ValueError("matplotlib is missing: pip install 'horovod-quant[bench]'") from None
+    return FigureCanvasAgg

@@ -1,0 +1,143 @@
+"""What ``horovod-quant advise`` found, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from horovod_quant import kernels, methods
+from horovod_quant.analysis.advice import Recommendation, Row
+from horovod_quant.analysis.cost_model import Setting
+from horovod_quant.analysis.models import elements
+from horovod_quant.analysis.steps import Step
+from horovod_quant.analysis.units import show_rate, show_seconds
+
+VERSION = 1
+
+COLUMNS = ("method", "exchange", "hidden", "step", "speed-up", "pays below", "MB sent", "levels", "error")
+
+
+class Found(NamedTuple):
+    """Everything: ``model`` is its name, None for shapes of one's own."""
+
+    model: str | None
+    setting: Setting
+    step: Step
+    rows: list[Row]
+    advised: Recommendation
+    assumed: list[str]
+
+
+def text(found: Found) -> str:
+    """What is printed."""
+    possible = [row for row in found.rows if row.refusal is None]
+    lines = [title(found), "", *_aligned([COLUMNS, *map(cells, possible)]), ""]
+    refused = [f"  {row.name}: {row.refusal}" for row in found.rows if row.refusal is not None]
+    if refused:
+        lines += ["Impossible here:", *refused, ""]
+    lines += [found.advised.text, "", "Assumed:", *(f"- {line}" for line in found.assumed)]
+    return "\n".join(lines)
+
+
+def title(found: Found) -> str:
+    network, step, shapes = found.setting.network, found.step, found.setting.shapes
+    elsewhere = " on an accelerator" if step.accelerator else ""
+    return "; ".join(
+        [
+            f"{found.model or 'own shapes'}: {1e-6 * elements(shapes):,.1f} million parameters in "
+            f"{_counted(len(shapes), 'gradient')}",
+            f"{_counted(network.workers, 'worker')} on {_counted(network.hosts, 'host')}",
+            f"{show_rate(network.bandwidth)}, {show_seconds(network.latency)}, {network.controller}",
+            f"a step of {show_seconds(step.seconds)}, backward {show_seconds(step.backward)}{elsewhere}",
+        ]
+    )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    cost, step, speed_up, exchange = row.cost, row.step, row.speed_up, row.exchange
+    assert cost is not None
+    assert step is not None
+    assert speed_up is not None
+    assert exchange is not None
+    return (
+        row.name,
+        show_seconds(exchange),
+        show_seconds(row.hidden or 0.0),
+        show_seconds(step),
+        f"{speed_up:.2f}",
+        "" if row.name == methods.NONE else _limit(row.break_even),
+        f"{1e-6 * cost.bytes_sent:,.1f}",
+        "" if row.levels is None else f"{row.levels:,}",
+        "" if row.error is None else f"{row.error:.2g}",
+    )
+
+
+def _limit(bandwidth: float | None) -> str:
+    if not bandwidth:
+        return "never"
+    return "always" if bandwidth == float("inf") else show_rate(bandwidth)
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*table)]
+    return [
+        "  ".join(
+            cell.rjust(width) if index else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in table
+    ]
+
+
+def as_json(found: Found) -> dict[str, Any]:
+    """What is written; a bandwidth of null is no limit: the method always pays."""
+    network, step = found.setting.network, found.step
+    return {
+        "version": VERSION,
+        "model": found.model,
+        "elements": elements(found.setting.shapes),
+        "workers": network.workers,
+        "hosts": network.hosts,
+        "workers_per_host": network.workers_per_host,
+        "bandwidth_bytes_per_second": _finite(network.bandwidth),
+        "latency_seconds": network.latency,
+        "cores_per_worker": network.cores_per_worker,
+        "controller": network.controller,
+        "software": vars(network.software),
+        "kernels": kernels.describe(),
+        "step_seconds": step.seconds,
+        "backward_seconds": step.backward,
+        "accelerator": step.accelerator,
+        "results": [_row_as_json(row) for row in found.rows],
+        "recommended": found.advised.method,
+        "why": found.advised.text,
+        "assumptions": found.assumed,
+    }
+
+
+def _row_as_json(row: Row) -> dict[str, Any]:
+    if row.cost is None:
+        return {"method": row.name, "impossible": row.refusal}
+    cost = row.cost
+    return {
+        "method": row.name,
+        "exchange_seconds": row.exchange,
+        "hidden_seconds": row.hidden,
+        "kernel_seconds": cost.kernels,
+        "network_seconds": cost.network,
+        "step_seconds": row.step,
+        "speed_up": row.speed_up,
+        "pays_below_bytes_per_second": _finite(row.break_even),
+        "bytes_sent": cost.bytes_sent,
+        "host_bytes_sent": cost.host_bytes,
+        "levels": row.levels,
+        "relative_error": row.error,
+    }
+
+
+def _finite(number: float | None) -> float | None:
+    return None if number == float("inf") else number

@@ -1,0 +1,105 @@
+"""Time, bytes and error of whole exchanges of a model's gradients, with each method, beside none and fp16.
+
+    horovodrun -np 4 horovod-quant bench --model resnet50
+    horovodrun -np 4 horovod-quant bench --methods global-qsgd-8 qsgdinf-4 --rounds 7 --json bench.json --plot bench.png
+    horovodrun -np 2 horovod-quant bench --framework tensorflow --shapes 1000x1000 1000 3x3x64x64
+
+Methods: none, fp16, qsgd-BITS, qsgdinf-BITS, nuqsgd-BITS, global-qsgd-BITS, global-qsgd-l2-BITS, global-qsgd-exp-BITS,
+binsgdm. An exchange lasts from the start of the backward pass, which computes nothing here, until the synchronized
+gradients are there. Ctrl-C stops it: the rounds finished so far are reported and written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+
+from horovod_quant.analysis.groups import GROUP_BYTES
+from horovod_quant.analysis.models import MODELS
+from horovod_quant.bench.command import Plan, Problem, run_plan
+from horovod_quant.bench.shapes import parse_shapes
+from horovod_quant.bench.variants import Options, Variant
+from horovod_quant.cli import probe
+from horovod_quant.cli.probe import FRAMEWORKS
+from horovod_quant.methods import FP16, METHODS, NONE, parse
+from horovod_quant.schemes.base import require_int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--framework", choices=FRAMEWORKS, help="default: the first one that Horovod has a library for"
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--model", choices=MODELS, help="whose gradients; default: resnet50")
+    what.add_argument(
+        "--shapes",
+        nargs="+",
+        metavar="SHAPE",
+        help="own ones: 1000x1000 64 ..., or a JSON file of names and sizes",
+    )
+    parser.add_argument(
+        "--methods", nargs="+", metavar="METHOD", default=METHODS, help=f"default: {' '.join(METHODS)}"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="measurements of each method; default: %(default)s"
+    )
+    parser.add_argument(
+        "--group-bytes",
+        type=int,
+        default=GROUP_BYTES,
+        metavar="BYTES",
+        help="as the compressors'; default: %(default)s",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the gradients and of the random rounding")
+    parser.add_argument("--json", metavar="FILE", help="write all measurements here")
+    parser.add_argument("--plot", metavar="FILE", help="draw the times and bytes here, .png or the like")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The command; returns 2 if an argument is wrong."""
+    return run_plan(lambda: plan(arguments))
+
+
+def plan(arguments: argparse.Namespace) -> Plan:
+    """What to do; raises `Problem`."""
+    chosen = []
+    for name in [NONE, FP16, *arguments.methods]:
+        with Problem.of("--methods"):
+            method = parse(name)
+        if method not in chosen:
+            chosen.append(method)
+    with Problem.of(""):
+        require_int("--rounds", arguments.rounds, 1, 10**6)
+        require_int("--group-bytes", arguments.group_bytes, 1, 2**62)
+        require_int("--seed", arguments.seed, 0, 2**63 - 1)
+    model, shapes, problem = arguments.model, {}, ""
+    if arguments.shapes:
+        try:
+            shapes = parse_shapes(arguments.shapes)
+        except (OSError, ValueError) as error:
+            problem = f"--shapes: {error}"  # a file may be wrong on one host alone
+    else:
+        model = model or "resnet50"
+        shapes = MODELS[model]
+    return Plan(
+        framework=arguments.framework or default_framework(),
+        model=model,
+        shapes=shapes,
+        variants=[Variant(method.name, method, arguments.group_bytes, arguments.seed) for method in chosen],
+        options=Options(),
+        rounds=arguments.rounds,
+        seed=arguments.seed,
+        json=arguments.json,
+        plot=arguments.plot,
+        problem=problem,
+    )
+
+
+def default_framework() -> str:
+    """The first framework that is installed and that Horovod has a library for; raises `Problem`."""
+    for name in FRAMEWORKS:
+        if importlib.util.find_spec(name) and probe.horovod_library(name):
+            return name
+    raise Problem(
+        "Horovod has no library for PyTorch or TensorFlow here; horovod-quant doctor says what to do"
+    )

@@ -1,0 +1,152 @@
+"""Which workers share a node, and the process sets of Horovod through which a hierarchical exchange goes.
+
+A node is a host, or a number of consecutive ranks that the user gives. Each node is a process set (the group LOCAL),
+and so are the workers with the same place on their nodes (CROSS).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple
+
+from horovod_quant.schemes.base import ALL, CROSS, LOCAL, Workers, require_whole_nodes
+
+_SIZES = {"HOROVOD_SIZE": "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE"}
+
+UNEVEN = (
+    "hierarchical=True: some hosts have more workers than others; start as many on every host, or give the number of "
+    "consecutive ranks that make a node, as in hierarchical=2"
+)
+
+
+class Nodes(NamedTuple):
+    """Who takes part in an exchange, and the process set of each group of `horovod_quant.schemes.base`."""
+
+    workers: Workers
+    process_sets: Mapping[str, Any]
+
+
+def flat(process_set: Any) -> Nodes:
+    """No hierarchy: the workers of a process set as they are now."""
+    return Nodes(Workers(process_set.rank(), process_set.size()), {ALL: process_set})
+
+
+def groups(nodes: list[list[int]]) -> list[list[int]]:
+    """The ranks of every process set that the nodes need, in the order in which they are made."""
+    if len(nodes) == 1 or len(nodes[0]) == 1:
+        return []
+    return [*nodes, *(list(cross) for cross in zip(*nodes))]
+
+
+def consecutive(size: int, ranks_per_node: int) -> list[list[int]]:
+    """The ranks of each node.
+
+    Raises:
+        ValueError: they are no whole number of nodes.
+    """
+    require_whole_nodes(size, ranks_per_node)
+    return [list(range(first, first + ranks_per_node)) for first in range(0, size, ranks_per_node)]
+
+
+def hierarchical_process_sets(ranks_per_node: int | None = None) -> list[Any]:
+    """Process sets for ``hvd.init(process_sets=...)`` that ``hierarchical=True`` needs.
+
+    Not needed where Horovod may add process sets later: with ``hvd.init(process_sets="dynamic")``, or
+    ``HOROVOD_DYNAMIC_PROCESS_SETS=1`` in the environment.
+
+    Args:
+        ranks_per_node: the number given as ``hierarchical=``; by default the ranks of each host, which must have
+            consecutive numbers, as horovodrun gives them.
+
+    Raises:
+        RuntimeError: the environment does not tell how many workers there are.
+        ValueError: they are no whole number of nodes.
+    """
+    from horovod.common.process_sets import ProcessSet
+
+    found = [(total, local) for total, local in _SIZES.items() if total in os.environ and local in os.environ]
+    if not found:
+        raise RuntimeError(
+            "hierarchical_process_sets(): neither horovodrun nor mpirun has told this process how many workers there "
+            'are; use hvd.init(process_sets="dynamic") instead'
+        )
+    size, local_size = (int(os.environ[name]) for name in found[0])
+    return [ProcessSet(ranks) for ranks in groups(consecutive(size, ranks_per_node or local_size))]
+
+
+def find(
+    hvd: Any,
+    basics: Any,
+    hierarchical: bool | int,
+    session: Any,
+    gather: Callable[[list[int]], list[list[int]]],
+) -> Nodes:
+    """The nodes of Horovod's workers. Called by all of them: where process sets are missing it adds them.
+
+    Args:
+        hvd: ``horovod.torch`` or ``horovod.tensorflow``.
+        basics: its ``mpi_ops._basics``.
+        hierarchical: True for hosts, or the number of consecutive ranks of a node.
+        session: another value whenever Horovod has been initialized again; what was found before counts no longer.
+        gather: from some integers of this worker to those of every worker.
+
+    Raises:
+        ValueError: the workers are no whole number of nodes.
+        RuntimeError: process sets are missing and cannot be added.
+    """
+    key = (hvd.__name__, hierarchical is True, int(hierarchical))
+    known, found = _found.get(key, (None, None))
+    if found is None or known != session:
+        found = _find(hvd, basics, hierarchical, gather)
+        _found[key] = session, found
+    return found
+
+
+_found: dict[tuple, tuple[Any, Any]] = {}
+
+
+def _find(hvd: Any, basics: Any, hierarchical: bool | int, gather: Callable) -> Nodes:
+    size, rank = hvd.size(), hvd.rank()
+    nodes = _hosts(basics, gather) if hierarchical is True else consecutive(size, int(hierarchical))
+    number = next(i for i, ranks in enumerate(nodes) if rank in ranks)
+    place, local_size = nodes[number].index(rank), len(nodes[number])
+    workers = Workers(local_size * number + place, size, local_size=local_size)
+    everybody = hvd.global_process_set
+    wanted = groups(nodes)
+    if not wanted:  # one node, or nodes of one worker: there is nobody else
+        return Nodes(workers, {ALL: everybody, LOCAL: everybody})
+    process_sets = _process_sets(hvd, basics, wanted)
+    local, cross = process_sets[number], process_sets[len(nodes) + place]
+    return Nodes(workers, {ALL: everybody, LOCAL: local, CROSS: cross})
+
+
+def _hosts(basics: Any, gather: Callable[[list[int]], list[list[int]]]) -> list[list[int]]:
+    """The ranks of each host, which need not be consecutive."""
+    everyone = gather([basics.cross_rank(), basics.local_size()])
+    hosts: dict[int, list[int]] = {}
+    if len({local_size for _, local_size in everyone}) == 1:
+        for rank, (host, _) in enumerate(everyone):
+            hosts.setdefault(host, []).append(rank)
+    if len({len(ranks) for ranks in hosts.values()}) != 1:
+        raise ValueError(UNEVEN)
+    return [hosts[host] for host in sorted(hosts)]
+
+
+def _process_sets(hvd: Any, basics: Any, wanted: list[list[int]]) -> list[Any]:
+    existing = {tuple(ranks): number for number, ranks in basics._get_process_set_ids_and_ranks().items()}
+    process_sets = []
+    for ranks in wanted:
+        if tuple(ranks) in existing:
+            process_sets.append(hvd.ProcessSet(ranks))
+            process_sets[-1].process_set_id = existing[tuple(ranks)]
+            continue
+        try:
+            process_sets.append(hvd.add_process_set(ranks))
+        except ValueError as error:
+            raise RuntimeError(
+                f"hierarchical: Horovod has no process set of the ranks {ranks}, and adds none ({error}); start with "
+                f'hvd.init(process_sets="dynamic"), or hvd.init(process_sets=hvq.hierarchical_process_sets()), or set '
+                f"HOROVOD_DYNAMIC_PROCESS_SETS=1"
+            ) from None
+    return process_sets

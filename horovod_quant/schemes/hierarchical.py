@@ -1,0 +1,175 @@
+"""The hierarchical exchange: full precision inside a node, another scheme between the nodes.
+
+Peng et al., BinSGDM (ICLR 2023 submission; Birder, NeurIPS 2023), for their 1-bit allreduce; here for every scheme. A
+node is a host, or any number of workers with a fast connection among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import lcm
+from typing import Any
+
+import numpy as np
+
+from horovod_quant.kernels.layout import TILE
+from horovod_quant.schemes.base import (
+    CROSS,
+    LOCAL,
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Collective,
+    Decoded,
+    Exchange,
+    Gradient,
+    Scheme,
+    Workers,
+    require_whole_nodes,
+    split_points,
+)
+from horovod_quant.schemes.binsgdm import BinSGDM
+from horovod_quant.schemes.chunks import owned_range
+
+
+@dataclass(frozen=True)
+class Hierarchical(Scheme):
+    """``inner`` among the nodes, each of which takes part as one worker that has the mean of its workers' gradients.
+
+    1. an alltoall inside the node brings all elements that a worker owns to it, in float32;
+    2. it takes their mean, in the order of the node's workers;
+    3. the workers that own the same elements, one of each node, run ``inner`` on them;
+    4. they decode the average, and an allgather inside the node brings it to everybody, in float32.
+
+    With one worker a node the exchange is ``inner``'s, bit for bit. On a single node nothing is quantized; BinSGDM,
+    whose bits are the update, binarizes the mean. Buckets and random bits are those of the whole tensors, so the result
+    does not depend on who owns what.
+
+    Args:
+        inner: the scheme between the nodes.
+    """
+
+    inner: Scheme
+
+    @property
+    def coding(self) -> str:
+        return getattr(self.inner, "coding", "fixed")
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Those of nodes with several workers, see `for_workers`."""
+        inside = Collective(Alltoall, "float32", group=LOCAL), Collective(Allgather, "float32", group=LOCAL)
+        between = [collective._replace(group=CROSS) for collective in self.inner.collectives]
+        return (inside[0], *between, inside[1])
+
+    def for_workers(self, workers: Workers) -> Scheme:
+        require_whole_nodes(workers.size, workers.local_size)
+        if workers.local_size == 1:
+            return self.inner.for_workers(workers)
+        self.inner.check_workers(workers.nodes)
+        if workers.nodes > 1:
+            return Hierarchical(self.inner.for_workers(_between(workers)))
+        return Hierarchical(_Single(self.inner) if isinstance(self.inner, BinSGDM) else _Exact())
+
+    def owned(self, name: str, elements: int, workers: Workers) -> tuple[int, int]:
+        """Whole buckets and whole tiles, about 1 / local_size of the elements."""
+        bucket_size = getattr(self.inner, "bucket_size", TILE)
+        return owned_range(name, elements, workers.local_size, workers.local_rank, lcm(bucket_size, TILE))
+
+    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        node = [workers._replace(rank=local_rank) for local_rank in range(workers.local_size)]
+        ranges = [
+            [self.owned(gradient.keys.name, gradient.elements, owner) for gradient in gradients]
+            for owner in node
+        ]
+        offsets = [split_points([stop - start for start, stop in owned]) for owned in ranges]
+        splits = [at[-1] for at in offsets]
+        sizes = [4.0 * gradient.elements for gradient in gradients]
+
+        values = [
+            (stop - start, np.float32, partial(kernels.to_float32, gradient.values[start:stop]))
+            for owned in ranges
+            for gradient, (start, stop) in zip(gradients, owned)
+        ]
+        pieces = yield Alltoall(kernels.assemble([*values, _NOTHING]), splits, sizes, LOCAL)
+
+        mean, own = kernels.mean(pieces), offsets[workers.local_rank]
+        parts = [
+            gradient._replace(values=mean[own[i] : own[i + 1]], start=ranges[workers.local_rank][i][0])
+            for i, gradient in enumerate(gradients)
+        ]
+        average = yield from _between_nodes(self.inner.exchange(parts, _between(workers), kernels))
+
+        def decode(i: int, out: Any) -> Any:
+            out = kernels.target(own[i + 1] - own[i]) if out is None else out
+            return average.write(i, 1.0 / workers.nodes, out)
+
+        decoded = [(own[i + 1] - own[i], np.float32, partial(decode, i)) for i in range(len(gradients))]
+        shares = [size / workers.local_size for size in sizes]
+        gathered = yield Allgather(kernels.assemble([*decoded, _NOTHING]), shares, splits, group=LOCAL)
+
+        def write(i: int, factor: float, out: Any) -> Any:
+            owners = sorted(range(workers.local_size), key=lambda owner: ranges[owner][i])
+            found = [gathered[owner][offsets[owner][i] : offsets[owner][i + 1]] for owner in owners]
+            return kernels.scale(found, factor * workers.size, out)
+
+        return Decoded(workers.size, write)
+
+
+@dataclass(frozen=True)
+class _Exact(Scheme):
+    """One worker's exchange with nobody: the gradients as they are."""
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        return ()
+
+    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        def write(i: int, factor: float, out: Any) -> Any:
+            return kernels.scale([gradients[i].values], factor, out)
+
+        yield from ()
+        return Decoded(1, write)
+
+
+@dataclass(frozen=True)
+class _Single(Scheme):
+    """One worker's exchange with itself."""
+
+    inner: Scheme
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        return ()
+
+    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        exchange, answer = self.inner.exchange(gradients, workers, kernels), None
+        yield from ()
+        while True:
+            try:
+                request: Any = exchange.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            answer = request.array if isinstance(request, Allreduce) else [request.array]
+
+
+def _between(workers: Workers) -> Workers:
+    """Those that own the same elements, one of each node. Reductions of one's own are not asked for."""
+    return Workers(workers.node, workers.nodes)
+
+
+def _between_nodes(exchange: Exchange) -> Exchange:
+    """An exchange whose requests go to the group CROSS."""
+    answer: Any = None
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        answer = yield request._replace(group=CROSS)
+
+
+_NOTHING = (0, np.float32, lambda out: np.zeros(0, np.float32))
+"""Makes an array of no parts one of float32."""

@@ -1,0 +1,350 @@
+"""Compares the performance model with exchanges in the lab, and writes docs/advise.md's tables.
+
+1. ``horovod-quant bench`` runs in `scripts/lab`, with 2 and 4 hosts, on links of each rate: one JSON file a cell, in a
+   folder, so that an interrupted check goes on where it was.
+2. The model is calibrated by the cells on unshaped links alone (and, for MPI, whose algorithms are not ours to know, by
+   those of 2 hosts at the highest rate), and predicts all others.
+3. Tables in docs/advise.md, between markers, and everything as JSON.
+
+The exit status is 1 if fewer than 9 of 10 predictions are within 20% of what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from horovod_quant import kernels, methods
+from horovod_quant.analysis import advice
+from horovod_quant.analysis.calibration import Observation, calibrate, observe, predict, read_bench
+from horovod_quant.analysis.cost_model import Setting
+from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels
+from horovod_quant.analysis.models import MODELS
+from horovod_quant.analysis.network import CONTROLLERS, MPI, Network, Software
+from horovod_quant.analysis.steps import Step
+from horovod_quant.analysis.units import parse_rate, show_seconds
+
+ROOT = Path(__file__).resolve().parent.parent
+LAB = [str(ROOT / "scripts" / "lab")]
+LAB_NAME = {"LAB": "checkmodel", "VENV": sys.prefix}
+PAGE = ROOT / "docs" / "advise.md"
+
+MODEL = "resnet50"
+METHODS = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "global-qsgd-exp-2", "qsgdinf-8", "qsgdinf-4", "qsgdinf-2",
+           "nuqsgd-8", "nuqsgd-4", "nuqsgd-2", "binsgdm"]  # fmt: skip
+HOSTS = (2, 4)
+UNSHAPED = "none"
+ROUNDS = {UNSHAPED: 9, "1gbit": 7, "100mbit": 3}
+
+LATENCY = 1e-4
+"""Seconds; docs/lab.md: a round trip takes 0.2 ms."""
+
+WITHIN, SHARE = 0.20, 0.9
+
+CELL_SECONDS = 900
+
+# Many ranks on few cores: without it MPI's busy waiting takes the time of those that compute.
+ENVIRONMENT = ["OMPI_MCA_mpi_yield_when_idle=1", "TF_CPP_MIN_LOG_LEVEL=3"]
+
+
+class Cell(NamedTuple):
+    controller: str
+    hosts: int
+    rate: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.controller}-{self.hosts}-{self.rate}"
+
+    @property
+    def calibrates(self) -> bool:
+        return self.rate == UNSHAPED or (self.controller == MPI and self.hosts == 2 and self.rate == "1gbit")
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------------
+
+
+def measure(cells: list[Cell], folder: Path, again: bool) -> None:
+    """Runs the benches of those cells that have none yet."""
+    missing = [cell for cell in cells if again or not (folder / f"{cell.name}.json").exists()]
+    if not missing:
+        return
+    with lab(max(cell.hosts for cell in missing)):
+        for cell in missing:
+            begin = time.monotonic()
+            say(f"{cell.name}: measuring")
+            bench(cell, folder)
+            say(f"{cell.name}: measured in {time.monotonic() - begin:.0f} s")
+
+
+@contextmanager
+def lab(hosts: int) -> Iterator[None]:
+    command("up", str(hosts), UNSHAPED)
+    try:
+        yield
+    finally:
+        command("down")
+
+
+def command(*arguments: str) -> None:
+    done = subprocess.run(
+        [*LAB, *arguments], env={**os.environ, **LAB_NAME}, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"scripts/lab {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+
+
+def bench(cell: Cell, folder: Path) -> None:
+    """One run of ``horovod-quant bench``. Its warm-up passes on unshaped links, which saves minutes on slow ones."""
+    command("rate", UNSHAPED)
+    final, partial = folder / f"{cell.name}.json", folder / f"{cell.name}.partial.json"
+    partial.unlink(missing_ok=True)
+    names = ",".join(f"host{number}:1" for number in range(1, cell.hosts + 1))
+    run = [
+        *LAB, "exec", "host1", "env", *ENVIRONMENT,
+        "horovodrun", f"--{cell.controller}", "-np", str(cell.hosts), "-H", names,
+        "horovod-quant", "bench", "--framework", "torch", "--model", MODEL, "--methods", *METHODS,
+        "--rounds", str(ROUNDS[cell.rate]), "--json", str(partial),
+    ]  # fmt: skip
+    log = folder / f"{cell.name}.log"
+    with open(log, "w") as output:
+        process = subprocess.Popen(
+            run, env={**os.environ, **LAB_NAME}, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            shaped = follow(process, log, cell.rate)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if process.returncode or not shaped or not partial.exists():
+        raise SystemExit(f"{cell.name} failed ({process.returncode}); see {log}")
+    if json.loads(partial.read_text())["interrupted"]:
+        raise SystemExit(f"{cell.name} was interrupted; see {log}")
+    check_rate(cell, partial, log)
+    partial.rename(final)
+
+
+def check_rate(cell: Cell, path: Path, log: Path) -> None:
+    """Nothing can have been faster than the wire; if it was, the rate was not in force."""
+    for result in json.loads(path.read_text())["results"]:
+        limit = result["bytes_sent"] / parse_rate(cell.rate)
+        if statistics.median(result["wall_seconds"]) < limit:
+            raise SystemExit(f"{cell.name}: {result['method']} was faster than its links; see {log}")
+
+
+def follow(process: subprocess.Popen, log: Path, rate: str) -> bool:
+    """Waits for the end, and sets the rate when the warm-up is over; whether it came to that.
+
+    The first exchanges of the first round may have been under way by then: the median over the rounds forgets them.
+    """
+    shaped, deadline = rate == UNSHAPED, time.monotonic() + CELL_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        if not shaped and re.search(r"warming up: 100%[^\n]*\n", log.read_text(errors="replace")):
+            command("rate", rate)
+            shaped = True
+        time.sleep(0.02 if not shaped else 0.5)
+    return shaped
+
+
+# ---- predicting -----------------------------------------------------------------------------------------------------
+
+
+class Comparison(NamedTuple):
+    """Seconds of an exchange, measured and by the model."""
+
+    cell: Cell
+    method: str
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def within(self) -> bool:
+        return abs(self.error) <= WITHIN
+
+
+def compare(cells: list[Cell], folder: Path, speeds: KernelSpeeds) -> tuple[Software, list[Comparison]]:
+    """Calibrates by some cells, predicts all."""
+    observed: dict[Cell, Observation] = {}
+    for cell in cells:
+        measured = read_bench(folder / f"{cell.name}.json")
+        observed[cell] = observe(measured, parse_rate(cell.rate), LATENCY, one_machine=True)
+    software = calibrate([observed[cell] for cell in cells if cell.calibrates], speeds)
+    found = []
+    for cell, observation in observed.items():
+        predicted = predict(observation, speeds, software)
+        found += [
+            Comparison(cell, name, seconds, predicted[name])
+            for name, seconds in observation.bench.measured.items()
+        ]
+    return software, found
+
+
+def kernel_speeds(folder: Path, again: bool) -> KernelSpeeds:
+    """Measured once, and kept with the cells."""
+    path = folder / "kernels.json"
+    if again or not path.exists():
+        schemes = [methods.parse(name).scheme() for name in METHODS]
+        speeds = measure_kernels([scheme for scheme in schemes if scheme is not None], seconds=5.0)
+        path.write_text(json.dumps(speeds.as_json(), indent=1) + "\n")
+    return KernelSpeeds.from_json(json.loads(path.read_text()))
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def table(cells: list[Cell], found: list[Comparison]) -> str:
+    """Rows of methods, columns of cells: what was measured, what predicted, and by how much that differs."""
+    by_place = {(comparison.cell, comparison.method): comparison for comparison in found}
+    lines = [
+        "| | " + " | ".join(f"{cell.hosts} hosts, {cell.rate}" for cell in cells) + " |",
+        "| --- |" + " --- |" * len(cells),
+    ]
+    for name in METHODS:
+        entries = []
+        for cell in cells:
+            comparison = by_place.get((cell, name))
+            if comparison is None:
+                entries.append("impossible")
+                continue
+            mark = "" if comparison.within else " (!)"
+            entries.append(
+                f"{show_seconds(comparison.measured)}, {show_seconds(comparison.predicted)} "
+                f"({100 * comparison.error:+.0f}%){mark}"
+            )
+        lines.append(f"| {name} | " + " | ".join(entries) + " |")
+    return "\n".join(lines)
+
+
+def section(
+    controller: str, cells: list[Cell], software: Software, found: list[Comparison], summary: str
+) -> str:
+    predicted = [cell for cell in cells if not cell.calibrates]
+    fitted = [cell for cell in cells if cell.calibrates]
+    parameters = ", ".join(f"{name} {value:.3g}" for name, value in vars(software).items())
+    return "\n\n".join(
+        [
+            f"{controller.capitalize() if controller != MPI else 'MPI'}: measured, predicted (difference). {summary}",
+            table(predicted, found),
+            "The cells that calibrated it, and what the model makes of them:",
+            table(fitted, found),
+            f"Fitted: {parameters}. {machine()}.",
+        ]
+    )
+
+
+def machine() -> str:
+    return f"{len(os.sched_getaffinity(0))} cores for all hosts, {kernels.describe()}"
+
+
+def hierarchical_table(speeds_of: Any) -> str:
+    """8 hosts of 8 workers: what crosses a host's link, and exchanges by the model."""
+    chosen = advice.choices(["global-qsgd-8", "qsgdinf-4", "nuqsgd-4", "binsgdm"], hierarchical=True)
+    speeds = speeds_of(chosen)
+    rates, local = ("10gbit", "25gbit", "100gbit"), ("8gbit", "80gbit")
+    columns = [(rate, inside) for inside in local for rate in rates]
+    lines = [
+        "| 8 hosts of 8 workers, " + MODEL + " | MB from a host | "
+        + " | ".join(f"{rate}, inside {inside}" for rate, inside in columns) + " |",
+        "| --- | --- |" + " --- |" * len(columns),
+    ]  # fmt: skip
+    for choice in chosen:
+        entries, sent = [], ""
+        for rate, inside in columns:
+            network = Network(8, 8, parse_rate(rate), local_bandwidth=parse_rate(inside))
+            row = advice.compare([choice], Setting(MODELS[MODEL], network, speeds), Step(0.0))[0]
+            if row.cost is None or row.exchange is None:
+                entries.append("impossible")
+                continue
+            sent = f"{1e-6 * row.cost.host_bytes:,.1f}"
+            entries.append(show_seconds(row.exchange))
+        lines.append(f"| {choice.name} | {sent} | " + " | ".join(entries) + " |")
+    return "\n".join(lines)
+
+
+def insert(page: Path, marker: str, text: str) -> None:
+    """Replaces what stands between two markers."""
+    begin, end = f"<!-- {marker}: scripts/check-model -->", f"<!-- /{marker} -->"
+    old = page.read_text()
+    if old.count(begin) != 1 or old.count(end) != 1:
+        raise SystemExit(f"{page} lacks the markers {begin} and {end}")
+    before, rest = old.split(begin)
+    after = rest.split(end)[1]
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    print(f"check-model: {text}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare the performance model with the lab.")
+    parser.add_argument("--controller", choices=CONTROLLERS, default="gloo")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "check-model", help="of the measurements"
+    )
+    parser.add_argument("--again", action="store_true", help="measure all cells again")
+    parser.add_argument("--tables-only", action="store_true", help="of the cells that there are")
+    parser.add_argument("--page", type=Path, default=PAGE, help="in which to write the tables")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = [Cell(arguments.controller, hosts, rate) for rate in ROUNDS for hosts in HOSTS]
+    if not arguments.tables_only:
+        measure(cells, folder, arguments.again)
+    speeds = kernel_speeds(folder, arguments.again)
+    software, found = compare(cells, folder, speeds)
+    predictions = [comparison for comparison in found if not comparison.cell.calibrates]
+    good = sum(comparison.within for comparison in predictions)
+    summary = (
+        f"{good} of {len(predictions)} predictions ({100 * good / len(predictions):.0f}%) are within {WITHIN:.0%} of "
+        f"what was measured."
+    )
+    insert(
+        arguments.page, arguments.controller, section(arguments.controller, cells, software, found, summary)
+    )
+    insert(arguments.page, "hierarchical", hierarchical_table(lambda chosen: measure_kernels(
+        [choice.method for choice in chosen if not isinstance(choice.method, str)])))  # fmt: skip
+    written = {
+        "controller": arguments.controller,
+        "kernels": kernels.describe(),
+        "software": vars(software),
+        "within": good,
+        "predictions": len(predictions),
+        "cells": [
+            {**item.cell._asdict(), "calibrates": item.cell.calibrates, "method": item.method,
+             "measured_seconds": item.measured, "predicted_seconds": item.predicted, "error": item.error}
+            for item in found
+        ],
+    }  # fmt: skip
+    path = folder / f"{arguments.controller}-predictions.json"
+    path.write_text(json.dumps(written, indent=1) + "\n")
+    say(f"{summary} {arguments.page} and {path} are written")
+    for comparison in predictions:
+        if not comparison.within:
+            say(f"  {comparison.cell.name}, {comparison.method}: measured {show_seconds(comparison.measured)}, "
+                f"predicted {show_seconds(comparison.predicted)}")  # fmt: skip
+    return int(good < SHARE * len(predictions))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,59 @@
+"""Tests the papers' claims and writes the page of results. Started by scripts/reproduce.
+
+A claim that has its result already is not tested again, so a run that was interrupted can be repeated. The page is made
+from the results alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from reproduction import common, page
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> int:
+    args = parse_arguments()
+    for claim in args.claims or common.CLAIMS:
+        path = args.output / f"{claim}.json"
+        result = common.load(path)
+        if result is not None and result["size"] == args.size and not args.again:
+            print(f"reproduce: {claim}: {path} exists (--again tests it again)")
+            continue
+        print(f"reproduce: {claim}", flush=True)
+        result = common.run_study(claim, args.size)
+        common.save(result, path)
+        print(f"reproduce:     done in {result['seconds']:.0f} s")
+        for verdict in common.module_of(claim).verdicts(result["figures"]):
+            print(f"reproduce:     {page.outcome(verdict.holds)}: {verdict.statement} ({verdict.evidence})")
+    print(f"reproduce: {page.write(args.output)}")
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="reproduce", description=(__doc__ or "").split(". ")[0])
+    names = ", ".join(common.CLAIMS)
+    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"some of {names} (all)")
+    parser.add_argument("--again", action="store_true", help="also where there is a result already")
+    parser.add_argument(
+        "--size", choices=("full", "tiny"), default="full", help="tiny: only to see that it runs (full)"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "docs" / "results",
+        metavar="FOLDER",
+        help="results and plots go there, the page to FOLDER.md (docs/results)",
+    )
+    args = parser.parse_args()
+    unknown = [claim for claim in args.claims if claim not in common.CLAIMS]
+    if unknown:
+        parser.error(f"{unknown[0]}: there is no such claim; choose from {names}")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""BinSGDM (NeurIPS 2023, as Birder): its curve beside Adam's, the length of a step, and the bytes between hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reproduction import common, steps, transformer
+from reproduction.common import Plot, Verdict
+
+TITLE = "BinSGDM: one bit an element, as good as Adam"
+CLAIM = (
+    "An optimizer that exchanges one bit an element trains as well as Adam with float32 gradients, at up to 2.5 "
+    "(ResNet-50) and 6.3 times (BERT-Base) its speed between hosts joined by 10 Gbit/s. The hierarchical exchange "
+    "sends `2 (H-1)/H d/8` bytes from each of H hosts, however many workers it has (Peng et al., ICLR 2023 submission; "
+    "NeurIPS 2023)."
+)
+METHOD = (
+    "*Loss* and *speed*: the trainings and steps of the transformer below, of which those with Adam and with "
+    "BinSGDM are shown. The paper's GPUs compute faster and its network is faster; here it is a few cores and slow "
+    "links. *Bytes*: what the interfaces of the hosts of `scripts/lab` count while the wider transformer is trained, "
+    "2 workers on each host, over Gloo, which shares no memory."
+)
+
+METHODS = ("none", "binsgdm")
+LONGER = "binsgdm, longer"
+FACTOR = 4  # times as many steps
+HIERARCHICAL = "binsgdm-hierarchical"  # see steps_worker.py
+
+LINES = (
+    transformer.line("none")._replace(title="Adam, float32"),
+    transformer.line("binsgdm"),
+    transformer.line("binsgdm")._replace(key=LONGER, title=f"BinSGDM, {FACTOR} times the steps", style="--"),
+)
+
+# Of measured and predicted bytes. Headers of TCP, Horovod's own messages and the carriers are on the wire as well.
+TOLERANCE = 0.05
+
+
+class Settings(NamedTuple):
+    """What is trained; options of a training with more steps; the clusters between whose hosts bytes are counted."""
+
+    trainings: transformer.Settings
+    longer: tuple[str, ...]
+    clusters: tuple[steps.Settings, ...]
+
+
+def _cluster(hosts: int, model: dict[str, int], **others: int) -> steps.Settings:
+    # All gradients are exchanged in one bit, as in the formula; and Horovod's workers, which talk to each other in
+    # every cycle, also when idle, do it rarely.
+    methods = (*METHODS, HIERARCHICAL)
+    return steps.Settings(hosts, 2, "1gbit", methods, model, min_elements=1, cycle_time=40, **others)
+
+
+SIZES = {
+    "full": Settings(
+        transformer.SIZES["full"],
+        (f"--steps={FACTOR * transformer.STEPS}", "--lr=0.002"),
+        tuple(_cluster(hosts, transformer.WIDE, rounds=3, warm_up=2, steps=2) for hosts in (2, 4)),
+    ),
+    "tiny": Settings(
+        transformer.SIZES["tiny"],
+        ("--steps=16",),
+        (_cluster(2, transformer.NARROW, rounds=1, warm_up=1, steps=2),),
+    ),
+}
+
+
+def study(settings: Settings) -> dict[str, Any]:
+    trainings = {method: transformer.trained(settings.trainings, method) for method in METHODS}
+    found = {
+        "trainings": {
+            **trainings,
+            LONGER: transformer.trained(settings.trainings, "binsgdm", settings.longer),
+        },
+        **transformer.speeds(settings.trainings.speeds),
+    }
+    clusters = () if found["no_lab"] else settings.clusters
+    return {**found, "clusters": [{"hosts": each.hosts, **steps.measure(each)} for each in clusters]}
+
+
+# ---- what the figures say ----------------------------------------------------------------------------------------
+
+
+def verdicts(figures: dict[str, Any]) -> list[Verdict]:
+    found = [
+        Verdict(
+            f"BinSGDM ends within 1% of Adam's validation loss {when}",
+            transformer.loss_ratio(figures, key) <= transformer.LIMIT,
+            transformer.difference(figures, key),
+        )
+        for key, when in (("binsgdm", "after as many steps"), (LONGER, f"after {FACTOR} times as many steps"))
+    ]
+    for rate, measured in figures["speeds"].items():
+        ratio, limit = steps.speed_up(measured, "binsgdm"), steps.speed_up(measured, transformer.ALONE)
+        found.append(
+            Verdict(
+                f"At {transformer.rate_title(rate)} BinSGDM takes more steps a second than Adam with float32",
+                ratio > 1,
+                f"{ratio:.2f} times as many; without any exchange there would be {limit:.2f} times as many",
+            )
+        )
+    if figures["clusters"]:
+        ratios = [steps.link_bytes(each, HIERARCHICAL) / predicted(each) for each in figures["clusters"]]
+        shown = ", ".join(
+            f"{ratio:.3f} of it with {cluster(e)}" for ratio, e in zip(ratios, figures["clusters"])
+        )
+        found.append(
+            Verdict(
+                f"The hierarchical exchange sends between hosts what the formula says, within {TOLERANCE:.0%}",
+                all(abs(ratio - 1) <= TOLERANCE for ratio in ratios),
+                shown,
+            )
+        )
+    return found
+
+
+def predicted(figures: dict[str, Any]) -> float:
+    """Bytes that leave a host in a step with the hierarchical exchange, by the formula."""
+    hosts = figures["hosts"]
+    return 2 * (hosts - 1) / hosts * figures["elements"] / 8
+
+
+def cluster(figures: dict[str, Any]) -> str:
+    return f"{figures['hosts']} hosts of {figures['workers'] // figures['hosts']} workers"
+
+
+def tables(figures: dict[str, Any]) -> str:
+    header = ("", "steps", "validation loss", "to Adam", "bits sent an element and step")
+    rows = []
+    for each in LINES:
+        training = figures["trainings"][each.key]
+        rows.append(
+            (
+                each.title,
+                f"{len(training['losses'][0]):,}",
+                common.spread(training["validation_losses"], 4),
+                transformer.difference(figures, each.key) if each.key != "none" else "",
+                f"{32 * training['bytes_per_step'] / training['float32_bytes_per_step']:.2f}",
+            )
+        )
+    parts = [common.table(header, rows), transformer.speed_table(figures, METHODS)]
+    if figures["clusters"]:
+        header = (
+            "KB that leave a host in a step",
+            "float32",
+            "BinSGDM",
+            "hierarchical",
+            "formula",
+            "by the formula",
+        )
+        parts.append(common.table(header, map(_cluster_row, figures["clusters"])))
+    return "\n\n".join(parts)
+
+
+def _cluster_row(figures: dict[str, Any]) -> tuple[str, ...]:
+    formula = predicted(figures)
+    measured = [steps.link_bytes(figures, method) for method in (*METHODS, HIERARCHICAL)]
+    shown = [f"{value / 1e3:,.0f}" for value in (*measured, formula)]
+    return (cluster(figures), *shown, f"{measured[-1] / formula:.3f}")
+
+
+# ---- plots -------------------------------------------------------------------------------------------------------
+
+
+def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
+    plots = [
+        Plot(
+            "binsgdm-loss.png",
+            "As in the section on the transformer: the loss along the training, and at its end.",
+        )
+    ]
+    transformer.draw_losses(figures["trainings"], LINES, folder / plots[0].file)
+    if figures["speeds"]:
+        plots.append(
+            Plot("binsgdm-speed.png", "Steps a second, relative to Adam with float32 in the same round.")
+        )
+        transformer.draw_speeds(figures["speeds"], ("fp16", "binsgdm"), folder / plots[1].file)
+    return plots

@@ -1,0 +1,291 @@
+"""What the studies share: verdicts, results on disk, numbers with their spread, tables, plots.
+
+The module of a claim has:
+
+- ``TITLE``, ``CLAIM`` (the paper's, in one sentence) and ``METHOD`` (how it is tested), all of them Markdown;
+- ``SIZES``: settings by name: ``"full"``, and ``"tiny"``, which takes seconds and tests the machinery alone;
+- ``study(settings)``: the measurement. Returns figures that JSON can hold, without NaN or infinity;
+- ``verdicts(figures)``: what they say about the claim, computed from nothing else;
+- ``tables(figures)``: the figures as Markdown;
+- ``draw(figures, folder)``: the plots, written to PNG files in the folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display
+
+import matplotlib.pyplot as plt
+import numpy as np
+from tqdm import tqdm
+
+from horovod_quant import kernels, methods
+
+# In the order of the page. A claim's name is that of its module, with hyphens.
+CLAIMS = ("nuqsgd", "global-qsgd", "qsgd", "binsgdm", "transformer")
+
+# One colour a method, whatever its bits: legible on white, and to most of the colour-blind (Okabe and Ito).
+COLORS = {
+    "none": "black",
+    "fp16": "#999999",
+    "qsgd": "#0072B2",
+    "qsgdinf": "#56B4E9",
+    "nuqsgd": "#CC79A7",
+    "global-qsgd": "#009E73",
+    "global-qsgd-l2": "#E69F00",
+    "global-qsgd-exp": "#7F5FA8",
+    "binsgdm": "#D55E00",
+}
+
+TITLES = {
+    "none": "float32",
+    "fp16": "float16",
+    "qsgd": "QSGD",
+    "qsgdinf": "QSGDinf",
+    "nuqsgd": "NUQSGD",
+    "global-qsgd": "Global-QSGD",
+    "global-qsgd-l2": "Global-QSGD, l2 norm",
+    "global-qsgd-exp": "Global-QSGD, exponential",
+    "binsgdm": "BinSGDM",
+}
+
+
+class Verdict(NamedTuple):
+    """What the figures say about one part of a claim.
+
+    Attributes:
+        statement: that part, as a sentence that can be true or false.
+        holds: whether the figures agree.
+        evidence: the figures that decided.
+    """
+
+    statement: str
+    holds: bool
+    evidence: str
+
+
+class Plot(NamedTuple):
+    """A PNG file in the folder of the results, and what it shows."""
+
+    file: str
+    caption: str
+
+
+def module_of(claim: str) -> Any:
+    return importlib.import_module("reproduction." + claim.replace("-", "_"))
+
+
+# ---- results on disk ---------------------------------------------------------------------------------------------
+
+
+def run_study(claim: str, size: str) -> dict[str, Any]:
+    """Runs a claim's study; returns its figures with what one has to know to repeat them."""
+    module = module_of(claim)
+    begin = time.monotonic()
+    figures = module.study(module.SIZES[size])
+    return {
+        "claim": claim,
+        "size": size,
+        "seconds": round(time.monotonic() - begin, 1),
+        "machine": {
+            "processor": processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "kernels": kernels.describe(),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        },
+        "figures": figures,
+    }
+
+
+def processor() -> str:
+    """The processor's name, or the architecture where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def save(result: dict[str, Any], path: Path) -> None:
+    """Writes a result whole or not at all: a file that exists is one that can be skipped."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    partial.replace(path)
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """A result that was saved, or None where there is none."""
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+# ---- numbers -----------------------------------------------------------------------------------------------------
+
+
+def scheme(name: str, **changes: Any) -> Any:
+    """The scheme of a method by its name in `horovod_quant.methods`, with other arguments for some."""
+    found: Any = methods.parse(name).scheme()
+    return replace(found, **changes)
+
+
+def kind(method: str) -> str:
+    """A method's name without its bits: ``"nuqsgd"`` of ``"nuqsgd-4"``."""
+    head, _, tail = method.rpartition("-")
+    return head if tail.isdigit() else method
+
+
+def title(method: str) -> str:
+    """A method's name for readers: ``"NUQSGD, 4 bits"``."""
+    bits = method.rpartition("-")[2]
+    return TITLES[kind(method)] + (f", {bits} bits" if bits.isdigit() else "")
+
+
+def mean(values: Iterable[float]) -> float:
+    return statistics.fmean(values)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Standard deviation of a sample; 0 for a single value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """Mean and standard deviation, for a table."""
+    average = mean(values)
+    if math.isinf(average):
+        return "broke down"
+    if average == 0 or len(values) < 2:
+        return f"{average:.{digits}g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(average))))
+    return f"{average:.{decimals}f} ± {deviation(values):.{decimals}f}"
+
+
+def ratio(values: Sequence[float]) -> str:
+    """Mean ratio and its standard error, for a verdict."""
+    if math.isinf(max(values)):
+        return "broke down"
+    return f"{mean(values):.2f} ± {standard_error(values):.2f}"
+
+
+def as_expected(measured: Sequence[float], expected: Sequence[float]) -> tuple[bool, str]:
+    """Whether measured values are the expected ones on average, within 1% and three standard errors; how far off."""
+    ratios = [a / b for a, b in zip(measured, expected) if b]
+    off = mean(ratios) - 1
+    return abs(off) <= 0.01 + 3 * standard_error(ratios), f"{off:+.2%} on average"
+
+
+class Slope(NamedTuple):
+    """Exponent of a power law, and its standard error."""
+
+    value: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ± {self.error:.2f}"
+
+
+def fit_slope(x: Sequence[float], y: Sequence[float]) -> Slope:
+    """Least squares of log y against log x.
+
+    Args:
+        x, y: positive, at least 3 points.
+
+    Returns:
+        The exponent, and its standard error from the residuals (it does not know of errors that neighbours share).
+    """
+    log_x, log_y = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
+    centred = log_x - log_x.mean()
+    slope = float(centred @ log_y / (centred @ centred))
+    residuals = log_y - log_y.mean() - slope * centred
+    variance = float(residuals @ residuals) / (len(log_x) - 2)
+    return Slope(slope, math.sqrt(variance / float(centred @ centred)))
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean; 0 for a single value."""
+    return deviation(values) / math.sqrt(len(values))
+
+
+def mean_losses(runs: Sequence[Sequence[float | None]]) -> list[float]:
+    """For each run the mean loss of all steps; infinite where the training broke down."""
+    return [math.inf if None in run else mean(run) for run in runs]  # type: ignore[arg-type]
+
+
+def final_losses(runs: Sequence[Sequence[float | None]]) -> list[float]:
+    """For each run the mean loss of the last quarter of its steps; infinite where the training broke down."""
+    return mean_losses([run[-max(1, len(run) // 4) :] for run in runs])
+
+
+def loss_ratios(runs: Any, others: Any, of: Callable = mean_losses) -> list[float]:
+    """For each seed the loss of one method by another's; infinite where the first broke down."""
+    return [a / b if math.isfinite(a) else math.inf for a, b in zip(of(runs), of(others))]
+
+
+def progress(items: Sequence[Any], description: str) -> Iterator[Any]:
+    """Iterates with a bar, where somebody looks."""
+    return iter(tqdm(items, desc=description, leave=False, disable=None))
+
+
+# ---- Markdown and plots ------------------------------------------------------------------------------------------
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table; columns after the first are aligned to the right."""
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+TRAINING_HEADER = ("mean loss", "final loss", "test accuracy, %")
+
+
+def training_columns(
+    runs: Sequence[Sequence[float | None]], accuracies: Sequence[float]
+) -> tuple[str, str, str]:
+    """The columns of `TRAINING_HEADER`, from the losses and accuracies of one method's runs."""
+    return spread(mean_losses(runs)), spread(final_losses(runs)), spread([100 * a for a in accuracies])
+
+
+def save_plot(figure: Any, path: Path) -> None:
+    """Writes a PNG file with the date and version left out, so that the same figures give the same file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+def plot_loss(axes: Any, runs: Sequence[Sequence[float | None]], method: str, **style: Any) -> None:
+    """Draws the mean of the runs, and of the last 10 steps; only as far as every run got."""
+    steps = [mean(step) for step in zip(*runs) if None not in step]
+    smooth = [mean(steps[max(0, i - 9) : i + 1]) for i in range(len(steps))]
+    axes.plot(smooth, **{"color": COLORS[kind(method)], "label": title(method), "linewidth": 1.4, **style})
+
+
+def finish(figure: Any, panels: Sequence[Any], path: Path) -> None:
+    """Adds grids, and one legend for all panels below them; writes the file."""
+    labels: dict[str, Any] = {}
+    for axes in panels:
+        axes.grid(alpha=0.25)
+        handles, names = axes.get_legend_handles_labels()
+        labels.update(zip(names, handles))
+    figure.legend(
+        labels.values(),
+        labels.keys(),
+        loc="outside lower center",
+        ncols=min(3, len(labels)),
+        fontsize="small",
+    )
+    save_plot(figure, path)

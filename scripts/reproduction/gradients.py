@@ -1,0 +1,156 @@
+"""A small training with simulated workers: real gradients, and loss curves, in one process.
+
+The model learns scikit-learn's handwritten digits, as examples/torch_digits.py does, but has a larger layer (131,072
+elements), so that most gradients have many buckets of 8,192.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from horovod_quant import simulator
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+
+import digits
+
+BATCH = 128  # images in a step, of all workers together
+LEARNING_RATE = 0.1  # of 0.05, 0.1, 0.2 and 0.3 the one with which float32 has the lowest mean loss
+STEPS = 120  # of a whole training: 12 epochs, as in the example
+MIN_ELEMENTS = 1024  # smaller gradients are averaged as they are, as by the compressors
+
+
+class Training(NamedTuple):
+    """Loss of each step, None from where it was no longer finite; and the share of test images told right."""
+
+    losses: list[float | None]
+    accuracy: float
+
+
+def make_model(seed: int) -> nn.Sequential:
+    """142,000 parameters; 99.8% of them are quantized."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(1024, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+def batches(seed: int, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Images and labels of each step: every image once, in another order, before any comes again."""
+    data = digits.load_data()
+    images, labels = torch.from_numpy(data.train_images).unsqueeze(1), torch.from_numpy(data.train_labels)
+    random = np.random.default_rng(seed)
+    order: list[int] = []
+    for _ in range(steps):
+        if len(order) < BATCH:
+            order = random.permutation(len(labels)).tolist()
+        chosen, order = order[:BATCH], order[BATCH:]
+        yield images[chosen], labels[chosen]
+
+
+def backward(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, list[np.ndarray]]:
+    """Loss, and the gradient of each parameter (flat, float32, not shared)."""
+    model.zero_grad()
+    loss = nn.functional.cross_entropy(model(images), labels)
+    loss.backward()
+    return loss.item(), [p.grad.numpy().reshape(-1).copy() for p in model.parameters()]
+
+
+def train(
+    scheme: Any,
+    *,
+    seed: int,
+    workers: int,
+    steps: int,
+    watch: Any = None,
+) -> Training:
+    """Trains with simulated workers.
+
+    Args:
+        scheme: one of `horovod_quant.schemes`, or None for float32.
+        seed: of the weights, of the order of images and of the rounding.
+        workers: how many share a batch.
+        steps: of SGD with momentum, the learning rate falling to zero along a cosine.
+        watch: called as ``watch(step, gradients)`` before each step, with those gradients of one worker that are
+            large enough to be quantized.
+    """
+    torch.set_num_threads(1)
+    model = make_model(seed)
+    parameters = list(model.parameters())
+    names = [name for name, _ in model.named_parameters()]
+    large = [i for i, p in enumerate(parameters) if p.numel() >= MIN_ELEMENTS]
+    optimizer = torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+    losses: list[float | None] = []
+    for step, (images, labels) in enumerate(batches(seed, steps)):
+        shares = [backward(model, images[i::workers], labels[i::workers]) for i in range(workers)]
+        loss = float(np.mean([own for own, _ in shares]))
+        if not np.isfinite(loss):
+            losses += [None] * (steps - step)
+            break
+        losses.append(loss)
+        gradients = [own for _, own in shares]
+        if watch is not None:
+            watch(step, [gradients[0][i] for i in large])
+        averages = [np.mean([own[i] for own in gradients], axis=0) for i in range(len(parameters))]
+        if scheme is not None:
+            done = simulator.run(
+                scheme,
+                [[own[i] for i in large] for own in gradients],
+                names=[names[i] for i in large],
+                seed=seed,
+                step=step,
+            )
+            for i, decoded in zip(large, done.decoded[0]):
+                averages[i] = decoded
+        for parameter, average in zip(parameters, averages):
+            parameter.grad = torch.from_numpy(average).reshape(parameter.shape)
+        optimizer.step()
+        schedule.step()
+    return Training(losses, accuracy(model))
+
+
+def accuracy(model: nn.Module) -> float:
+    """Share of the test images whose digit the model tells."""
+    data = digits.load_data()
+    with torch.no_grad():
+        told = model(torch.from_numpy(data.test_images).unsqueeze(1)).argmax(1)
+    return float((told == torch.from_numpy(data.test_labels)).float().mean())
+
+
+def worker_gradients(*, seed: int, workers: int, steps: int, images_each: int, elements: int) -> np.ndarray:
+    """Gradients of many workers for the same weights, float32[workers, elements].
+
+    Trains in float32 for ``steps`` steps; then each worker takes ``images_each`` images at random. The gradients are
+    those of the second convolution, from its first element on.
+    """
+    torch.set_num_threads(1)
+    model = make_model(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    for images, labels in batches(seed, steps):
+        backward(model, images, labels)
+        optimizer.step()
+    data = digits.load_data()
+    random = np.random.default_rng(seed)
+    result = np.empty((workers, elements), np.float32)
+    for worker in range(workers):
+        chosen = random.choice(len(data.train_labels), images_each, replace=False)
+        images = torch.from_numpy(data.train_images[chosen]).unsqueeze(1)
+        _, gradients = backward(model, images, torch.from_numpy(data.train_labels[chosen]))
+        result[worker] = gradients[2][:elements]
+    return result

@@ -1,0 +1,210 @@
+"""Real runs under horovodrun, here and between the hosts of a lab. One that has ended is kept, and not repeated.
+
+What is kept lies in the folder KEPT; `forget` empties it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from horovod_quant import methods
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+KEPT = ROOT / "reproduction"
+LAB = {"LAB": "reproduce", "VENV": sys.prefix}
+TIME_LIMIT = 900  # seconds a launch: generous, since a loaded machine is no failure
+
+
+class RunFailed(Exception):
+    """A launch did not end well; the message has what it printed last."""
+
+
+# ---- what is kept ------------------------------------------------------------------------------------------------
+
+
+def key(settings: Any, programs: Sequence[Path]) -> str:
+    """The same for the same settings of the same programs."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for program in programs:
+        digest.update(program.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def kept(name: str) -> Any:
+    """What `keep` has written under that name, or None."""
+    path = KEPT / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def keep(name: str, result: Any) -> None:
+    KEPT.mkdir(exist_ok=True)
+    partial = KEPT / f"{name}.partial"
+    partial.write_text(json.dumps(result))
+    partial.replace(KEPT / f"{name}.json")
+
+
+def forget() -> None:
+    shutil.rmtree(KEPT, ignore_errors=True)
+
+
+# ---- trainings ---------------------------------------------------------------------------------------------------
+
+
+def trainings(
+    script: str,
+    imported: Sequence[str],
+    method: str,
+    options: Sequence[str],
+    seeds: Sequence[int],
+    workers: int,
+) -> list[dict[str, Any]]:
+    """Trains with a script of examples/, once with each seed; returns its figures of them.
+
+    Args:
+        script, imported: file names: of the script, and of what else there is in examples/ that it runs.
+        method: a name of `horovod_quant.methods`.
+        options: further options of the script.
+    """
+    programs = [EXAMPLES / name for name in (script, *imported)]
+    names = {seed: f"{method}-seed-{seed}-{key([workers, *options], programs)}" for seed in seeds}
+    missing = [seed for seed in seeds if kept(names[seed]) is None]
+    if missing:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "figures.json"
+            command = [sys.executable, str(programs[0]), *method_options(method), *options, "--quiet"]
+            command += ["--seed", *map(str, missing), "--json", str(file)]
+            try:
+                horovodrun(command, workers)
+            finally:  # those that have ended before a failure, or before somebody has stopped this
+                for run in json.loads(file.read_text())["runs"] if file.exists() else ():
+                    keep(names[run["seed"]], run)
+    return [kept(names[seed]) for seed in seeds]
+
+
+def method_options(name: str) -> list[str]:
+    """The options by which the examples know a method."""
+    method = methods.parse(name)
+    if method.class_name is None:
+        return ["--compression", name]
+    compressors = import_example("training").COMPRESSORS
+    (compression,) = (name for name, class_name in compressors.items() if class_name == method.class_name)
+    return ["--compression", compression, *(f"--{k}={v}" for k, v in method.arguments.items())]
+
+
+def import_example(module: str) -> Any:
+    """A module of examples/, which is no package."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    return importlib.import_module(module)
+
+
+def horovodrun(command: Sequence[str], workers: int) -> None:
+    """Runs a program on this machine, over Gloo.
+
+    Raises:
+        RunFailed: it ended with an error.
+    """
+    launch([str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", str(workers), *command])
+
+
+# ---- the lab -----------------------------------------------------------------------------------------------------
+
+
+def why_no_lab() -> str | None:
+    """Why there can be no lab here, or None."""
+    check = subprocess.run(
+        [ROOT / "scripts" / "lab", "check"], env={**os.environ, **LAB}, capture_output=True, text=True
+    )
+    return (check.stdout + check.stderr).strip() if check.returncode else None
+
+
+class Lab:
+    """A running lab."""
+
+    def __init__(self, hosts: int) -> None:
+        self._hosts = hosts
+
+    def rate(self, rate: str) -> None:
+        launch([str(ROOT / "scripts" / "lab"), "rate", rate], LAB)
+
+    def horovodrun(self, command: Sequence[str], per_host: int, variables: dict[str, str]) -> None:
+        """Runs a program on every host, over Gloo.
+
+        Args:
+            per_host: workers on each host.
+            variables: of the program's environment.
+
+        Raises:
+            RunFailed: it ended with an error.
+        """
+        hosts = ",".join(f"host{number}:{per_host}" for number in range(1, self._hosts + 1))
+        environment = [
+            f"{name}={value}" for name, value in {"TF_CPP_MIN_LOG_LEVEL": "3", **variables}.items()
+        ]
+        started = [str(ROOT / "scripts" / "lab"), "exec", "host1", "env", *environment]
+        started += ["horovodrun", "--gloo", "-np", str(self._hosts * per_host), "-H", hosts, *command]
+        launch(started, LAB)
+
+
+@contextmanager
+def lab(hosts: int, rate: str) -> Iterator[Lab]:
+    """A lab, for as long as the context lasts."""
+    script = str(ROOT / "scripts" / "lab")
+    try:
+        launch([script, "up", str(hosts), rate], LAB)
+        yield Lab(hosts)
+    finally:
+        launch([script, "down"], LAB)
+
+
+# ---- processes ---------------------------------------------------------------------------------------------------
+
+
+def launch(command: Sequence[str], variables: dict[str, str] | None = None) -> None:
+    """Runs a command; ends all that it has started when time is up, or when this is interrupted.
+
+    Raises:
+        RunFailed: it ended with an error, or not in time.
+    """
+    environment = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **(variables or {})}
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(
+            command, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            status: int | None = process.wait(TIME_LIMIT)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if status != 0:
+            output.seek(0)
+            tail = "".join(f"    {line}" for line in last_lines(output.readlines()))
+            what = (
+                f"did not end within {TIME_LIMIT} s" if status is None else f"ended with exit status {status}"
+            )
+            raise RunFailed(f"{' '.join(command)}\n{what}. It printed last:\n{tail}")
+
+
+def last_lines(lines: Sequence[str]) -> list[str]:
+    """The workers' last lines, and few of horovodrun's, whose traceback says only that a worker failed."""
+    workers = [line for line in lines if re.match(r"\[[\d,]+\]<std(out|err)>", line)]
+    launcher = [line for line in lines if line not in workers]
+    return workers[-20:] + launcher[-3 if workers else -20 :]

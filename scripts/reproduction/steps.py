@@ -1,0 +1,87 @@
+"""Whole training steps between the hosts of a lab: how long they take, and what crosses the links."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reproduction import running
+
+WORKER = Path(__file__).with_name("steps_worker.py")
+MODEL = running.EXAMPLES / "torch_char_transformer.py"
+
+# Horovod remembers so many tensors, of all methods together.
+VARIABLES = {"HOROVOD_CACHE_CAPACITY": "8192"}
+
+
+class Settings(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        hosts, per_host: hosts of the lab, and workers on each.
+        rate: of the links, as scripts/lab takes it.
+        methods: names of `horovod_quant.methods`, or those of `steps_worker`.
+        model: arguments of the example's transformer.
+        sequences: that a worker computes a step with.
+        rounds, warm_up: measured and unmeasured ones; every method has a turn in each.
+        steps: of a turn.
+        min_elements: smaller gradients are not compressed.
+        cycle_time: milliseconds from one of Horovod's rounds of negotiation to the next; its default where None.
+    """
+
+    hosts: int
+    per_host: int
+    rate: str
+    methods: tuple[str, ...]
+    model: dict[str, int]
+    sequences: int = 1
+    rounds: int = 5
+    warm_up: int = 3
+    steps: int = 1
+    min_elements: int = 1024
+    cycle_time: int | None = None
+
+
+def measure(settings: Settings) -> dict[str, Any]:
+    """Trains with all methods in turns, in one run.
+
+    Returns:
+        ``elements`` of the model, ``workers``, and ``results`` by method: ``seconds`` a step of the slowest worker, one
+        for each round; ``link_bytes`` a step that left a host by its link (mean of the hosts), likewise; ``sent_bytes``
+        a step that a worker sent, as counted by the package, or by the formula of a ring.
+
+    Raises:
+        running.RunFailed: a worker or the lab failed.
+    """
+    name = f"steps-{settings.hosts}x{settings.per_host}-{settings.rate}-"
+    name += running.key(settings, [WORKER, MODEL])
+    if running.kept(name) is None:
+        variables = dict(VARIABLES)
+        if settings.cycle_time is not None:
+            variables["HOROVOD_CYCLE_TIME"] = str(settings.cycle_time)
+        with running.lab(settings.hosts, settings.rate) as lab, tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "figures.json"
+            command = [sys.executable, str(WORKER), json.dumps(settings._asdict()), str(file)]
+            lab.horovodrun(command, settings.per_host, variables)
+            running.keep(name, json.loads(file.read_text()))
+    return running.kept(name)
+
+
+def seconds(figures: dict[str, Any], method: str) -> float:
+    """Of a step, median of the rounds."""
+    return statistics.median(figures["results"][method]["seconds"])
+
+
+def speed_up(figures: dict[str, Any], method: str, over: str = "none") -> float:
+    """How many times shorter a method's steps are than another's: median of the ratios within each round."""
+    own, other = (figures["results"][name]["seconds"] for name in (method, over))
+    return statistics.median(b / a for a, b in zip(own, other))
+
+
+def link_bytes(figures: dict[str, Any], method: str) -> float:
+    """A step, of a host, median of the rounds."""
+    return statistics.median(figures["results"][method]["link_bytes"])

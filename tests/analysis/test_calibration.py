@@ -1,0 +1,101 @@
+"""Calibration: files are read or refused, and what made the measurements is found again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+from modelling import SPEEDS
+
+from horovod_quant.analysis.calibration import Bench, calibrate, observe, predict, read_bench
+from horovod_quant.analysis.models import MODELS
+from horovod_quant.analysis.network import Software
+
+METHODS = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "qsgdinf-8", "qsgdinf-4", "nuqsgd-4", "binsgdm"]
+
+
+def bench(workers: int, measured: dict[str, float] | None = None) -> Bench:
+    shapes = MODELS["resnet50"]
+    return Bench(shapes, workers, workers, 1, "gloo", 2, 2**25, measured or dict.fromkeys(METHODS, 1.0))
+
+
+def observations(software: Software):
+    """What the model says of a lab with this software, as if measured."""
+    for workers in (2, 4):
+        for bandwidth in (math.inf, 125e6):
+            asked = observe(bench(workers), bandwidth, 1e-4, one_machine=True)
+            measured = predict(asked, SPEEDS, software)
+            yield asked._replace(bench=bench(workers, measured))
+
+
+def test_software_is_found_again() -> None:
+    true = dataclasses.replace(Software(), overhead=4e-3, gradient=5e-4, stream=8e-10, half_sum=3e-8)
+    made = list(observations(true))
+    found = calibrate(made, SPEEDS)
+    for observation in made:
+        for name, seconds in predict(observation, SPEEDS, found).items():
+            assert seconds == pytest.approx(observation.bench.measured[name], rel=0.1)
+    assert found.half_sum == pytest.approx(true.half_sum, rel=0.4)
+
+
+def test_what_a_bench_says_nothing_about_stays() -> None:
+    alone = observe(bench(2, {"none": 0.5}), math.inf, 1e-4)
+    found = calibrate([alone], SPEEDS)
+    for name in ("gradient", "half_sum", "kernels", "allgather", "alltoall"):
+        assert getattr(found, name) == pytest.approx(getattr(Software(), name))
+    assert predict(alone, SPEEDS, found)["none"] > 2 * predict(alone, SPEEDS, Software())["none"]
+
+
+def test_cores_of_a_lab_are_shared_by_all_hosts() -> None:
+    assert bench(4).cores_per_worker(one_machine=True) == 0.5
+    assert bench(4).cores_per_worker(one_machine=False) == 2
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+WRITTEN = {
+    "version": 1, "framework": "torch", "model": None, "shapes": {"a": [1000, 3], "b": [7]}, "workers": 4, "hosts": 2,
+    "workers_per_host": 2, "controller": "mpi", "cores": 8, "group_bytes": 1000, "interrupted": False,
+    "results": [{"method": "none", "wall_seconds": [0.3, 0.1, 0.2]}, {"method": "qsgd-4", "wall_seconds": [0.5]}],
+}  # fmt: skip
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(WRITTEN))
+    found = read_bench(path)
+    shapes = {"a": (1000, 3), "b": (7,)}
+    assert found == Bench(shapes, 4, 2, 2, "mpi", 8, 1000, {"none": 0.2, "qsgd-4": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"framework": "tensorflow"}, "of tensorflow"),
+        ({"controller": "nccl"}, "'nccl' is not one of gloo, mpi"),
+        ({"hosts": 3}, "3 hosts of 2 are not 4 workers"),
+        ({"workers": 1, "hosts": 1, "workers_per_host": 1}, "one worker exchanges nothing"),
+        ({"results": []}, "holds no measurement"),
+        ({"results": [{"method": "qsgd"}]}, "not a file that horovod-quant bench"),
+        ({"results": [{"method": "zip-4", "wall_seconds": [1.0]}]}, "no method 'zip-4'"),
+        ({"results": [{"method": "none", "wall_seconds": [0.0]}]}, "none takes 0.0 seconds"),
+        ({"shapes": None}, "not a file that horovod-quant bench"),
+    ],
+)
+def test_files_that_help_nothing_are_refused(tmp_path: Path, change: dict, message: str) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({**WRITTEN, **change}))
+    with pytest.raises(ValueError, match=message):
+        read_bench(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff\xfe", b'{"version": 1}'])
+def test_files_of_another_kind_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bench.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="not a file that horovod-quant bench"):
+        read_bench(path)

@@ -1,0 +1,47 @@
+"""Groups and names of an exchange are those of the frontends."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+
+from horovod_quant.analysis import groups
+from horovod_quant.analysis.models import MODELS, elements
+from horovod_quant.frontend import BaseCompressor
+from horovod_quant.schemes import GlobalQSGD
+
+
+def test_defaults_are_the_compressors_own() -> None:
+    parameters = inspect.signature(BaseCompressor).parameters
+    assert groups.GROUP_BYTES == parameters["group_bytes"].default
+    assert groups.MIN_ELEMENTS == parameters["min_elements"].default
+
+
+@pytest.mark.parametrize("group_bytes", [1, 2**20, groups.GROUP_BYTES])
+@pytest.mark.parametrize("model", MODELS)
+def test_groups_are_those_of_the_torch_frontend(model: str, group_bytes: int) -> None:
+    schedule = pytest.importorskip("horovod_quant.torch.schedule")
+    shapes = MODELS[model]
+    own = schedule.Schedule(None, None, None, group_bytes, True, len(shapes), None)
+    scheme = GlobalQSGD(8)
+
+    class Waiting:
+        def __init__(self, name: str) -> None:
+            self.name, self.scheme, self.bytes = name, scheme, 4 * math.prod(shapes[name])
+
+    compressed = set(groups.compressed_names(scheme, shapes))
+    placed = [(Waiting(name), 0) for name in reversed(shapes) if name in compressed]
+    assert groups.torch_groups(scheme, shapes, group_bytes) == own._cut(placed)
+
+
+def test_names_by_hand() -> None:
+    shapes = MODELS["resnet50"]
+    large = [name for name, shape in shapes.items() if math.prod(shape) >= 1024]
+    assert groups.torch_cache_names(None, shapes) == groups.tensorflow_cache_names(None, shapes) == 161
+    # Groups of 32 MiB: four of 102 MB; two allreduces each; and the one that agrees on an order.
+    assert groups.torch_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * 4 + 1
+    assert groups.tensorflow_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * len(large)
+    assert groups.torch_cache_names(GlobalQSGD(8), {"bias": (10,)}) == 1
+    assert elements(shapes) > 0

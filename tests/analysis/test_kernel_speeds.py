@@ -1,0 +1,61 @@
+"""Kernel speeds: arithmetic by hand, and that everything that a scheme needs is measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from modelling import METHODS, SPEEDS
+
+from horovod_quant.analysis.cost_model import Setting, exchange_cost
+from horovod_quant.analysis.kernel_speeds import KernelSpeeds, Speed, measure_kernels
+from horovod_quant.analysis.models import MODELS
+from horovod_quant.analysis.network import Network
+from horovod_quant.schemes import QSGD, BinSGDM, GlobalQSGD, Hierarchical
+
+
+def test_phases_by_hand() -> None:
+    assert SPEEDS.phases(GlobalQSGD(8), 4) == pytest.approx((1e-9, 1e-9, 1e-9))
+    assert SPEEDS.phases(QSGD(4), 4) == pytest.approx((1e-9, 1e-9, 2.5e-9))  # decodes four workers' codes
+    assert SPEEDS.phases(BinSGDM(), 4) == pytest.approx((0, 1e-9 + 2.5e-9 / 4, 1e-9))  # votes for a quarter
+
+
+def test_a_kernel_that_was_not_measured_is_named() -> None:
+    with pytest.raises(KeyError, match="encode_uniform_sum with 8 bits has not been measured"):
+        KernelSpeeds({("bucket_maxima", 0): Speed(1e-9)}).phases(GlobalQSGD(8), 2)
+
+
+@pytest.mark.parametrize("backend", ["auto", "numpy"])
+def test_measured_kernels_serve_every_scheme(backend: str) -> None:
+    speeds = measure_kernels(METHODS.values(), elements=2**16, seconds=0.1, kernels=backend)
+    for scheme in METHODS.values():
+        for workers in (1, 2, 7):
+            norms, encode, decode = speeds.phases(scheme, workers)
+            assert norms >= 0
+            assert 0 < encode < 1e-6
+            assert 0 < decode < 1e-6 * workers
+    assert min(speeds.half) > 0
+
+
+def test_measuring_takes_whole_tiles_for_four_workers() -> None:
+    with pytest.raises(ValueError, match="elements=1000: use a multiple of 4096"):
+        measure_kernels([BinSGDM()], elements=1000)
+
+
+def test_hierarchical_exchanges_are_measured_too() -> None:
+    schemes = [Hierarchical(GlobalQSGD(8)), Hierarchical(BinSGDM())]
+    speeds = measure_kernels(schemes, elements=2**15, seconds=0.1)
+    for scheme in schemes:
+        assert exchange_cost(scheme, Setting(MODELS["tiny"], Network(4, 8), speeds)).kernels > 0
+
+
+def test_progress_is_told() -> None:
+    told = []
+    measure_kernels(
+        [BinSGDM(), GlobalQSGD(8)], elements=4096, seconds=0.0, progress=lambda *news: told.append(news)
+    )
+    assert [(done, total) for _, done, total in told] == [(0, 2), (1, 2)]
+
+
+def test_speeds_survive_json() -> None:
+    assert KernelSpeeds.from_json(json.loads(json.dumps(SPEEDS.as_json()))) == SPEEDS

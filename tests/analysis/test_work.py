@@ -1,0 +1,68 @@
+"""What a worker does: bytes and kernel calls are those of the schemes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import SCHEMES, used_states
+
+from horovod_quant import simulator
+from horovod_quant.analysis.work import Call, work_of
+from horovod_quant.schemes import QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.traffic import sent_bytes
+
+FIXED = [name for name, scheme in SCHEMES.items() if getattr(scheme, "coding", "fixed") == "fixed"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", FIXED)
+def test_bytes_are_those_of_the_simulator(name: str, size: int) -> None:
+    lengths = [3000, 1, 0, 1024, 5000]
+    gradients = [[np.ones(length, np.float32) for length in lengths] for _ in range(size)]
+    states = [used_states(own) for own in gradients]
+    simulated = simulator.run(SCHEMES[name], gradients, states=states)
+    found: dict[str, float] = {}
+    for _, asked in work_of(SCHEMES[name], lengths, size).stages:
+        kind = type(asked).__name__.lower()
+        found[kind] = found.get(kind, 0.0) + sum(sent_bytes(asked, size))
+    assert found == pytest.approx(simulated.bytes_sent)
+
+
+@pytest.mark.parametrize("coding", ["elias", "elias-omega"])
+def test_elias_coding_sends_no_more_than_the_model_says(coding: str) -> None:
+    scheme = QSGD(4, coding=coding)
+    gradients = [np.random.default_rng(rank).standard_normal(50_000) for rank in range(3)]
+    modelled = sum(sum(sent_bytes(asked, 3)) for _, asked in work_of(scheme, [50_000], 3).stages)
+    assert simulator.run(scheme, gradients).bytes_sent["allgather"] <= modelled + 2 * 8
+
+
+def test_kernel_calls_are_those_of_the_scheme() -> None:
+    stages, decode = work_of(GlobalQSGD(8), [3000, 2000], 4)
+    assert [calls for calls, _ in stages] == [
+        [Call("bucket_maxima", 0, 5000)],
+        [Call("encode_uniform_sum", 8, 5000)],
+    ]
+    assert decode == [Call("decode_uniform_sum", 8, 5000)]
+    stages, decode = work_of(BinSGDM(), [4 * 1024], 4)
+    assert [calls for calls, _ in stages] == [[Call("binarize", 0, 4096)], [Call("vote", 0, 1024, 4)]]
+    assert decode == [Call("decode_signs", 0, 4096)]
+
+
+def test_a_hierarchical_exchange_by_hand() -> None:
+    """2 hosts of 4: float32 inside, an eighth ... of the integers between; each request in its group."""
+    stages, decode = work_of(Hierarchical(GlobalQSGD(8)), [4 * 4096], 8, 4)
+    assert [(type(asked).__name__, asked.group) for _, asked in stages] == [
+        ("Alltoall", "local"),
+        ("Allreduce", "cross"),
+        ("Allreduce", "cross"),
+        ("Allgather", "local"),
+    ]
+    assert [sum(asked.parts) for _, asked in stages] == [4 * 4 * 4096, 4 * 4, 4096, 4 * 4096]
+    assert Call("mean", 0, 4096, 4) in stages[1][0]
+    assert decode == [Call("scale", 0, 4 * 4096)]
+
+
+def test_hierarchical_on_hosts_of_one_worker_is_flat() -> None:
+    nested, flat = (work_of(scheme, [5000], 4) for scheme in (Hierarchical(QSGD(4)), QSGD(4)))
+    assert nested.calls == flat.calls
+    assert [asked.parts for _, asked in nested.stages] == [asked.parts for _, asked in flat.stages]

@@ -1,0 +1,153 @@
+"""``horovod-quant advise``: what it prints and writes, and its errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from horovod_quant.analysis.models import MODELS
+from horovod_quant.cli import advise, advise_plot
+from horovod_quant.cli.main import main
+
+HERE = ["advise", "--model", "tiny", "--workers", "4", "--bandwidth", "100mbit", "--step", "10ms"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advise, "MEASURING_SECONDS", 0.01)
+
+
+def run(*arguments: str, expected: int = 0) -> None:
+    assert main(arguments) == expected
+
+
+def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture) -> None:
+    run(*HERE, "--backward", "4ms")
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "tiny: 0.1 million parameters in 23 gradients; 4 workers on 4 hosts; 100 Mbit/s, 50 us, gloo"
+    )
+    table = out.split("\n\n")[1].splitlines()
+    assert table[0].split() == "method exchange hidden step speed-up pays below MB sent levels error".split()
+    assert [line.split()[0] for line in table[1:]] == ["none", *advise.METHODS]
+    assert out.split("\n\n")[2].startswith(("Take ", "Stay with none"))
+    assert "Assumed:\n- Every worker's kernels are as fast as this machine's" in out
+
+
+def test_the_table_is_ascii_and_has_no_progress(capsys: pytest.CaptureFixture) -> None:
+    run(*HERE, "--workers", "300", "--hierarchical", "--hosts", "75")
+    captured = capsys.readouterr()
+    assert captured.out.isascii()
+    assert captured.err == ""
+    assert (
+        "Impossible here:\n  global-qsgd-8: bits=8: the sum of 300 workers' integers does not fit"
+        in captured.out
+    )
+    assert "global-qsgd-8 hierarchical  " in captured.out
+
+
+def test_json(capsys: pytest.CaptureFixture) -> None:
+    run(*HERE, "--json", "-", "--methods", "fp16", "global-qsgd-2", "qsgdinf-4")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["version"], found["model"], found["workers"], found["hosts"]) == (1, "tiny", 4, 4)
+    none, fp16, impossible, qsgd = found["results"]
+    assert [none["method"], fp16["method"], qsgd["method"]] == ["none", "fp16", "qsgdinf-4"]
+    assert set(impossible) == {"method", "impossible"}
+    assert qsgd["step_seconds"] == pytest.approx(0.01 + qsgd["exchange_seconds"])
+    assert none["speed_up"] == 1
+    assert qsgd["bytes_sent"] < fp16["bytes_sent"] < none["bytes_sent"]
+    assert found["recommended"] in found["why"]
+
+
+def test_a_profile_says_what_a_step_is(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "step.json"
+    path.write_text('{"step_seconds": 0.2, "backward_seconds": 0.1, "accelerator": true}')
+    given = [argument for argument in HERE if argument not in ("--step", "10ms")]
+    run(*given, "--profile", str(path))
+    assert "a step of 200 ms, backward 100 ms on an accelerator" in capsys.readouterr().out
+    path.write_text('{"seconds": 0.2}')
+    run(*given, "--profile", str(path), expected=2)
+    assert "should hold an object of step_seconds, backward_seconds" in capsys.readouterr().err
+
+
+def test_a_calibration_is_used(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A cluster on which everything is ten times as slow as in the lab."""
+    written = {
+        "version": 1, "framework": "torch", "model": "tiny", "shapes": MODELS["tiny"], "workers": 4, "hosts": 4,
+        "workers_per_host": 1, "controller": "mpi", "cores": 2, "group_bytes": 2**25, "interrupted": False,
+        "results": [{"method": name, "wall_seconds": [seconds]} for name, seconds in
+                    {"none": 0.1, "fp16": 0.2, "qsgdinf-4": 0.3}.items()],
+    }  # fmt: skip
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(written))
+    steps = []
+    for more in ([], ["--calibrate", f"{path}@none", "--lab"]):
+        run(*HERE, "--json", "-", *more)
+        found = json.loads(capsys.readouterr().out)
+        steps.append([result["step_seconds"] for result in found["results"]])
+    assert found["controller"] == "mpi"
+    assert all(after > before for before, after in zip(*steps))
+    run(*HERE, "--calibrate", str(path), "--controller", "gloo", expected=2)
+    assert "Gloo and MPI differ" in capsys.readouterr().err
+
+
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "advice.png"
+    run(*HERE, "--plot", str(path), "--methods", "global-qsgd-8")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_numbers_of_hosts_to_draw() -> None:
+    assert advise_plot.host_numbers(3) == [1, 2, 3, 4, 8, 16, 32, 64]
+    assert advise_plot.host_numbers(100)[-1] == 512
+
+
+def test_without_matplotlib_a_plot_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.backends.backend_agg", None)
+    run(*HERE, "--plot", "advice.png", expected=2)
+    assert "pip install 'horovod-quant[bench]'" in capsys.readouterr().err
+
+
+def test_thousands_of_workers() -> None:
+    run("advise", "--model", "resnet50", "--workers", "4096", "--workers-per-host", "8", "--bandwidth", "100gbit",
+        "--step", "0.2", "--hierarchical")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bandwidth", "fast"], "--bandwidth: 'fast' is no rate"),
+        (["--local-bandwidth", "0gbit"], "--local-bandwidth: '0gbit' is no rate"),
+        (["--latency", "5 parsec"], "--latency: '5 parsec' is no time"),
+        (["--step", "soon"], "--step: 'soon' is no time"),
+        (["--backward", "1s"], "--backward: backward=1.0"),
+        (["--workers", "0"], "--workers: 0 is too few"),
+        (["--workers", "5", "--hosts", "2"], "5 workers are not 2 hosts of 2"),
+        (["--workers", "4", "--hosts", "2", "--workers-per-host", "3"], "4 workers are not 2 hosts of 3"),
+        (["--cores-per-worker", "0"], "--cores-per-worker: cores_per_worker=0.0"),
+        (["--methods", "zip-4"], "--methods: there is no method 'zip-4'"),
+        (["--calibrate", "nowhere.json"], "--calibrate: [Errno 2]"),
+        (["--lab"], "--lab: it says something about --calibrate"),
+        (["--group-bytes", "0"], "--group-bytes: "),
+        (["--plot", "advice.doc"], "--plot: 'advice.doc'"),
+        (["--json", "/nowhere/advice.json"], "--json: [Errno 2]"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture
+) -> None:
+    run(*HERE, *arguments, expected=2)
+    err = capsys.readouterr().err
+    assert err.startswith("horovod-quant advise: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_who_takes_part_has_to_be_said(capsys: pytest.CaptureFixture) -> None:
+    run("advise", "--model", "tiny", "--bandwidth", "1gbit", "--step", "1", expected=2)
+    assert "how many workers?" in capsys.readouterr().err

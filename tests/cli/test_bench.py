@@ -1,0 +1,401 @@
+"""``horovod-quant bench`` with real workers; its times are nobody's business here."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "parallel"))
+
+from launching import BIN, environment, horovodrun  # noqa: E402
+
+from horovod_quant.analysis.groups import GROUP_BYTES  # noqa: E402
+from horovod_quant.analysis.models import MODELS, elements  # noqa: E402
+from horovod_quant.bench import report  # noqa: E402
+from horovod_quant.bench.gradients import ExactAverage, gradient  # noqa: E402
+from horovod_quant.bench.network import Counter  # noqa: E402
+from horovod_quant.bench.rounds import Found, Measurement  # noqa: E402
+from horovod_quant.bench.shapes import parse_shapes  # noqa: E402
+from horovod_quant.cli import probe  # noqa: E402
+
+COMMAND = Path(sys.executable).with_name("horovod-quant")
+METHODS = ["global-qsgd-8", "global-qsgd-2", "qsgdinf-4", "binsgdm"]
+TIMEOUT = 300
+
+needs_horovod = pytest.mark.skipif(probe.horovod_folder() is None, reason="Horovod is not installed")
+
+
+def alone(*options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(COMMAND), "bench", *map(str, options)],
+        capture_output=True, text=True, timeout=TIMEOUT, env=environment(), stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+# ---- what it finds --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parallel
+@needs_horovod
+@pytest.mark.parametrize(
+    ("framework", "controller"), [("torch", "gloo"), ("torch", "mpi"), ("tensorflow", "gloo")]
+)
+def test_measures_every_method(framework: str, controller: str, tmp_path: Path) -> None:
+    chosen = [] if framework == "torch" else ["--framework", framework]
+    done = horovodrun(
+        controller, 2,
+        [COMMAND, "bench", "--model", "tiny", "--rounds", 3, "--methods", *METHODS, *chosen,
+         "--json", tmp_path / "bench.json", "--plot", tmp_path / "bench.png"],
+        own_network=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    found = json.loads((tmp_path / "bench.json").read_text())
+    expected = {
+        "version": 1, "framework": framework, "model": "tiny", "workers": 2, "hosts": 1, "workers_per_host": 2,
+        "controller": controller, "elements": elements(MODELS["tiny"]), "group_bytes": GROUP_BYTES, "rounds": 3,
+        "interrupted": False, "shapes": {name: list(shape) for name, shape in MODELS["tiny"].items()},
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+    assert found["cores"] >= 1
+    assert all(isinstance(found[name], str) and found[name] for name in ("kernels", "processor"))
+    results = {result["method"]: result for result in found["results"]}
+    assert list(results) == ["none", "fp16", "global-qsgd-8", "qsgdinf-4", "binsgdm"]
+    assert "global-qsgd-2 is left out: bits=2" in done.stdout
+    for result in results.values():
+        for name in ("wall_seconds", "cpu_seconds"):
+            assert len(result[name]) == 3
+            assert all(0 < seconds < 100 for seconds in result[name])
+        assert result["speed_up"] > 0
+    sent = {method: result["bytes_sent"] for method, result in results.items()}
+    assert sent["none"] == 4 * elements(MODELS["tiny"]) == 2 * sent["fp16"]
+    assert sent["binsgdm"] < sent["qsgdinf-4"] < sent["global-qsgd-8"] < sent["fp16"]
+    if controller == "gloo":  # MPI shares memory
+        assert results["none"]["interface_bytes_sent"] > 0.99 * 2 * sent["none"]
+    errors = {method: result["relative_error"] for method, result in results.items()}
+    assert errors["none"] < 1e-6 < errors["fp16"] < 1e-3 < errors["global-qsgd-8"] < errors["qsgdinf-4"] < 1
+    assert errors["binsgdm"] is None
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert done.stdout.count("| qsgdinf-4 ") == 1
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parallel
+@needs_horovod
+def test_shapes_of_ones_own_and_the_same_gradients_again(tmp_path: Path) -> None:
+    def run(name: str, *shapes: Any) -> dict[str, Any]:
+        done = horovodrun(
+            "gloo", 2,
+            [COMMAND, "bench", "--shapes", *shapes, "--rounds", 1, "--methods", "nuqsgd-4", "--seed", 7,
+             "--group-bytes", 5000, "--json", tmp_path / name],
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-3000:]
+        return json.loads((tmp_path / name).read_text())
+
+    first = run("first.json", "30x50", "7", "3x3x8x16")
+    assert (first["model"], first["elements"], first["group_bytes"]) == (None, 2659, 5000)
+    again = run("again.json", tmp_path / "first.json")
+    assert again["shapes"] == first["shapes"]
+    for one, other in zip(first["results"], again["results"]):
+        assert one["relative_error"] == other["relative_error"]
+
+
+def test_results_are_of_the_slowest_worker_and_ratios_within_a_round() -> None:
+    """Two methods, three rounds, two workers."""
+    wall = np.array([[[1, 2], [1, 1]], [[9, 3], [3, 2]], [[4, 4], [1, 8]]], float)
+    rounds = np.zeros((3, 2, 2, len(Measurement._fields)))
+    rounds[..., Measurement._fields.index("wall")] = wall
+    rounds[..., Measurement._fields.index("cpu")] = wall
+    rounds[..., 1, Measurement._fields.index("interface")] = np.nan  # not its host's first worker
+    rounds[..., 0, Measurement._fields.index("interface")] = [[10, 20], [11, 20], [15, 20]]
+    none, other = report.results(["none", "qsgd-4"], Found(list(rounds), [8.0, 4.0], [0.0, 0.5]))
+    assert (none["wall_seconds"], other["wall_seconds"]) == ([2, 9, 4], [1, 3, 8])
+    assert (none["cpu_seconds"], other["cpu_seconds"]) == ([1.5, 6, 4], [1, 2.5, 4.5])
+    assert (none["speed_up"], other["speed_up"]) == (1, 2)  # 2, 3 and 1/2
+    assert (none["interface_bytes_sent"], other["interface_bytes_sent"]) == (11, 20)
+    assert (other["bytes_sent"], other["relative_error"]) == (4, 0.5)
+    rounds[..., Measurement._fields.index("interface")] = np.nan
+    unread = report.results(["none", "qsgd-4"], Found(list(rounds), [8.0, 4.0], [0.0, None]))[1]
+    assert unread["interface_bytes_sent"] is None
+    assert unread["relative_error"] is None
+
+
+def test_error_is_against_the_float64_average() -> None:
+    shapes = {"a": (10, 3), "b": (), "c": (7,)}
+    averages = [
+        np.mean([gradient(shape, 5, rank, index).astype(float) for rank in range(3)], axis=0)
+        for index, shape in enumerate(shapes.values())
+    ]
+    off = [average * 1.25 for average in averages]
+    exact = np.array([ExactAverage(shapes, 5, rank, 3).squares(averages) for rank in range(3)])
+    assert (exact[:, 0] == 0).all()
+    error, size = np.array([ExactAverage(shapes, 5, rank, 3).squares(off) for rank in range(3)]).sum(axis=0)
+    assert math.sqrt(error / size) == pytest.approx(0.25)
+
+
+def interfaces(folder: Path, sent: dict[str, int]) -> Path:
+    for name, count in sent.items():
+        (folder / name / "statistics").mkdir(parents=True)
+        (folder / name / "statistics" / "tx_bytes").write_text(f"{count}\n")
+    return folder
+
+
+def test_counter_reads_loopback_on_one_host_and_the_others_between_hosts(tmp_path: Path) -> None:
+    folder = interfaces(tmp_path, {"lo": 1, "eth0": 20, "eth1": 300, "br0": 4000})
+    (folder / "eth1" / "master").mkdir()  # part of the bridge
+    assert Counter(1, {}, folder).bytes_sent() == 1
+    assert Counter(2, {}, folder).bytes_sent() == 4020
+    chosen = Counter(2, {"HOROVOD_GLOO_IFACE": "eth1"}, folder)
+    assert (chosen.names, chosen.bytes_sent()) == (["eth1"], 300)
+    nothing = Counter(1, {}, tmp_path / "nowhere")
+    assert (nothing.names, nothing.bytes_sent()) == ([], None)
+
+
+# ---- Ctrl-C ---------------------------------------------------------------------------------------------------------
+
+
+class Endless:
+    """A benchmark that would run for ever.
+
+    Attributes:
+        launcher: the process of horovodrun.
+        workers: process ids, by rank.
+    """
+
+    def __init__(self, controller: str, folder: Path) -> None:
+        script, self.json = folder / "worker.sh", folder / "bench.json"
+        rank = "$HOROVOD_RANK" if controller == "gloo" else "$OMPI_COMM_WORLD_RANK"
+        script.write_text(
+            f"echo $$ > '{folder}'/pid.{rank}\n"
+            f"exec '{COMMAND}' bench --model tiny --methods qsgd-4 --rounds 1000000 --json '{self.json}'\n"
+        )
+        # Time enough for mpirun's workers, whatever else the machine does.
+        env = environment({"OMPI_MCA_odls_base_sigkill_timeout": "60"})
+        self.output = folder / "output"
+        with open(self.output, "w") as output:
+            self.launcher = subprocess.Popen(
+                [str(BIN / "horovodrun"), f"--{controller}", "-np", "2", "sh", str(script)],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True,
+            )  # fmt: skip
+        self._wait(self.json.exists)  # a round is done
+        self.workers = [int((folder / f"pid.{rank}").read_text()) for rank in range(2)]
+
+    def _wait(self, condition: Any) -> None:
+        limit = time.monotonic() + TIMEOUT
+        while not condition():
+            assert time.monotonic() < limit, self.output.read_text()[-3000:]
+            time.sleep(0.1)
+
+    def finish(self) -> tuple[int, str, dict[str, Any]]:
+        """Exit status, output and results, once all its processes have ended."""
+        status = self.launcher.wait(timeout=TIMEOUT)
+        self._wait(lambda: not any(Path(f"/proc/{worker}").exists() for worker in self.workers))
+        return status, self.output.read_text(), json.loads(self.json.read_text())
+
+    def kill(self) -> None:
+        for worker in getattr(self, "workers", []):
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.launcher.pid, signal.SIGKILL)
+
+
+@contextmanager
+def endless(controller: str, folder: Path) -> Iterator[Endless]:
+    run = Endless(controller, folder)
+    try:
+        yield run
+    finally:
+        run.kill()
+
+
+def assert_stopped_cleanly(output: str, found: dict[str, Any]) -> None:
+    assert found["interrupted"] is True
+    assert [result["method"] for result in found["results"]] == ["none", "fp16", "qsgd-4"]
+    assert all(len(result["wall_seconds"]) == found["rounds"] >= 1 for result in found["results"])
+    assert f"interrupted after {found['rounds']} of 1000000 rounds" in output
+    assert output.count("| qsgd-4 ") == 1
+    assert "Traceback" not in output
+    assert "KeyboardInterrupt" not in output
+
+
+@pytest.mark.parallel
+@needs_horovod
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_interrupted_launcher(controller: str, tmp_path: Path) -> None:
+    """As a terminal does: all processes of its foreground group get the signal, which workers are not in."""
+    with endless(controller, tmp_path) as run:
+        os.killpg(run.launcher.pid, signal.SIGINT)
+        status, output, found = run.finish()
+    assert_stopped_cleanly(output, found)
+    if controller == "gloo":
+        assert status == 0
+
+
+@pytest.mark.parallel
+@needs_horovod
+@pytest.mark.parametrize(("controller", "rank"), [("gloo", 0), ("gloo", 1), ("mpi", 1)])
+def test_one_interrupted_worker_stops_all(controller: str, rank: int, tmp_path: Path) -> None:
+    with endless(controller, tmp_path) as run:
+        os.kill(run.workers[rank], signal.SIGINT)
+        status, output, found = run.finish()
+    assert_stopped_cleanly(output, found)
+    assert status == 0
+
+
+@pytest.mark.parallel
+@needs_horovod
+def test_what_there_is_survives_a_worker_that_dies(tmp_path: Path) -> None:
+    with endless("gloo", tmp_path) as run:
+        os.kill(run.workers[1], signal.SIGKILL)
+        status, _, found = run.finish()
+    assert status != 0
+    assert found["interrupted"] is True
+    assert found["rounds"] >= 1
+
+
+def test_a_signal_to_the_child_reaches_the_worker() -> None:
+    """horovodrun signals the children of the process that it has started, and freezes it once they have ended."""
+    program = (
+        "import os, signal, time\n"
+        "from horovod_quant.bench import stopping\n"
+        "stop = stopping.Interruption('gloo', lambda: None)\n"
+        "time.sleep(1)\n"
+        "while not stop.requested:\n"
+        "    print(stop._child.pid, flush=True)\n"
+        "    time.sleep(0.1)\n"
+        "assert stop.doomed and stop._child.poll() is None\n"
+        "stop.settle()\n"
+        "print('agreed')\n"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    child = int(worker.stdout.readline())
+    os.kill(child, signal.SIGTERM)
+    output, _ = worker.communicate(timeout=TIMEOUT)
+    assert output.splitlines()[-1] == "agreed"
+    assert worker.returncode == 0
+    limit = time.monotonic() + TIMEOUT
+    while Path(f"/proc/{child}").exists():
+        assert time.monotonic() < limit, "the child outlives the worker"
+        time.sleep(0.05)
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--methods", "qsgd-4", "nonsense"], "--methods: there is no method 'nonsense'; use none, fp16"),
+        (["--methods", "qsgd"], "--methods: 'qsgd' lacks the number of bits"),
+        (["--methods", "qsgd-99"], "--methods: 'qsgd-99': bits=99: use an integer from 2 to 16"),
+        (["--rounds", "0"], "--rounds=0: use an integer from 1"),
+        (["--group-bytes", "0"], "--group-bytes=0"),
+        (["--seed", "-1"], "--seed=-1"),
+        (["--model", "nonsense"], "argument --model: invalid choice: 'nonsense'"),
+        (["--model", "tiny", "--shapes", "3"], "not allowed with argument"),
+        (["--framework", "jax"], "argument --framework: invalid choice"),
+    ],
+)
+def test_mistakes_are_explained_before_a_framework_is_imported(options: list[str], message: str) -> None:
+    done = alone(*options)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@needs_horovod
+def test_one_worker_is_told_to_start_more() -> None:
+    done = alone("--model", "tiny")
+    assert done.returncode == 2
+    assert "one worker exchanges nothing; start several: horovodrun -np 2 horovod-quant bench" in done.stderr
+
+
+@pytest.mark.parallel
+@needs_horovod
+@pytest.mark.parametrize(
+    ("controller", "options", "message"),
+    [
+        ("gloo", ["--methods", "nonsense"], "--methods: there is no method 'nonsense'"),
+        ("mpi", ["--methods", "nonsense"], "--methods: there is no method 'nonsense'"),
+        ("gloo", ["--json", "/nowhere/bench.json"], "--json: [Errno 2] No such file or directory"),
+        ("mpi", ["--json", "/"], "--json: / is not a file"),
+        ("gloo", ["--plot", "{folder}/bench.xyz"], "must end in one of"),
+        ("gloo", ["--shapes", "3x", "4"], "--shapes: '3x' is no shape"),
+        ("mpi", ["--shapes", "{folder}/missing.json"], "--shapes: [Errno 2] No such file or directory"),
+    ],
+)
+def test_mistakes_end_all_workers(
+    controller: str, options: Sequence[str], message: str, tmp_path: Path
+) -> None:
+    options = [option.format(folder=tmp_path) for option in options]
+    done = horovodrun(controller, 2, [COMMAND, "bench", *options], timeout=TIMEOUT)
+    assert done.returncode not in (0, -9), done.stdout[-3000:]
+    assert done.stdout.count(message) == 1, done.stdout[-3000:]
+    assert "horovod_quant/" not in done.stdout  # no traceback of ours; horovodrun itself prints one
+    assert "warming up" not in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "shapes"),
+    [
+        (["1000x10", "64"], {"gradient0": (1000, 10), "gradient1": (64,)}),
+        (['{"fc.weight": [10, 64], "scale": []}'], {"fc.weight": (10, 64), "scale": ()}),
+        (['{"version": 1, "shapes": {"a": [1]}}'], {"a": (1,)}),
+    ],
+)
+def test_shapes(given: list[str], shapes: dict[str, Any], tmp_path: Path) -> None:
+    assert parse_shapes(written(given, tmp_path)) == shapes
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["3", "4xx4"], "'4xx4' is no shape"),
+        (["3", "-4"], "'-4' is no shape"),
+        (["0x3"], "1 or more"),
+        (["{"], "is no JSON file"),
+        (["{}"], "write an object of lists of sizes"),
+        (["[[1]]"] , "write an object of lists of sizes"),
+        (['{"a": [1.5]}'], "a: use sizes that are integers"),
+        (['{"a": 3}'], "a: use sizes that are integers"),
+    ],
+)  # fmt: skip
+def test_bad_shapes(given: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="shape|sizes|JSON") as caught:
+        parse_shapes(written(given, tmp_path))
+    assert message in str(caught.value)
+
+
+def written(given: list[str], folder: Path) -> list[str]:
+    """JSON texts as the name of a file that holds them."""
+    if given[0][0] not in "[{":
+        return given
+    path = folder / "shapes.json"
+    path.write_text(given[0])
+    return [str(path)]
+
+
+def test_packages_that_are_missing_are_named() -> None:
+    code = (
+        "import sys; sys.modules['tqdm'] = None\n"
+        "from horovod_quant.bench import command\n"
+        "try: command.check_output(None, None)\n"
+        "except command.Problem as problem: print(problem)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.stdout == "tqdm is not installed: pip install 'horovod-quant[bench]'\n", done.stderr

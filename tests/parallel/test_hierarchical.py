@@ -1,0 +1,82 @@
+"""Hierarchical exchanges in real processes, with nodes that are hosts for Horovod, and with nodes by number."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from launching import horovodrun
+
+pytestmark = pytest.mark.parallel
+
+HERE = Path(__file__).parent
+LIMIT = 2400
+
+
+class Launch(NamedTuple):
+    module: str
+    controller: str
+    workers: int
+    hierarchical: str
+    hosts: str = ""
+    dynamic: bool = False  # process sets are added later, not in hvd.init
+    extra: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.module.partition('_')[0]}-{self.controller}-{self.workers}-by-{self.hierarchical}"
+
+
+TWO_HOSTS = "localhost:2,127.0.0.1:2"
+LAUNCHES = [
+    Launch("torch_hierarchical_scenarios", "gloo", 4, "True", TWO_HOSTS, extra=True),
+    Launch("torch_hierarchical_scenarios", "mpi", 4, "2", dynamic=True),
+    Launch("torch_hierarchical_scenarios", "gloo", 2, "True"),
+]
+
+
+def scenarios(launch: Launch) -> list[str]:
+    os.environ.setdefault("HIERARCHICAL", launch.hierarchical)
+    return [name for name, _ in importlib.import_module(launch.module).scenarios(launch.extra)]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[Launch, tuple[list[dict[str, str]], str]]:
+    """Of the launches so far: for each worker, how each scenario ended; and the launch's output."""
+    return {}
+
+
+def outcome_of(launch: Launch, outcomes: dict, folder: Path) -> tuple[list[dict[str, str]], str]:
+    if launch not in outcomes:
+        command = ["-H", launch.hosts] if launch.hosts else []
+        command += [sys.executable, HERE / "worker.py", folder, launch.module]
+        command += ["--extra"] if launch.extra else []
+        environment = {"HIERARCHICAL": launch.hierarchical}
+        environment.update({"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if launch.dynamic else {})
+        done = horovodrun(launch.controller, launch.workers, command, timeout=LIMIT, env=environment)
+        logs = []
+        for rank in range(launch.workers):
+            log = folder / f"{rank}.jsonl"
+            lines = log.read_text().splitlines() if log.exists() else []
+            logs.append({entry["scenario"]: entry["failure"] for entry in map(json.loads, lines)})
+        outcomes[launch] = logs, done.stdout[-3000:]
+    return outcomes[launch]
+
+
+CASES = [
+    pytest.param(launch, name, id=f"{launch}-{name}") for launch in LAUNCHES for name in scenarios(launch)
+]
+
+
+@pytest.mark.timeout(LIMIT + 60)
+@pytest.mark.parametrize(("launch", "scenario"), CASES)
+def test_on_every_worker(launch: Launch, scenario: str, outcomes: dict, tmp_path: Path) -> None:
+    logs, output = outcome_of(launch, outcomes, tmp_path)
+    for rank, log in enumerate(logs):
+        ended = f"rank {rank} did not get this far, its last was {list(log)[-1:]}"
+        assert scenario in log, f"{ended}; the launch printed\n{output}"
+        assert not log[scenario], f"rank {rank}:\n{log[scenario]}"

@@ -1,0 +1,140 @@
+"""What tf_scenarios.py tries, with hierarchical exchanges. Run by worker.py; see test_hierarchical.py."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as keras_hvd
+import numpy as np
+import tensorflow as tf
+import tf_scenarios as scenarios_of
+from oracle import Oracle
+from tf_harness import (
+    IN_TENSORFLOW,
+    METHODS,
+    VARIANTS,
+    Make,
+    assert_bits_equal,
+    assert_same_on_all_ranks,
+    batches,
+    gather_objects,
+    keras_model,
+    message_of,
+    rank_data,
+)
+from tf_scenarios import clean, finish  # noqa: F401 (part of a module of scenarios)
+
+import horovod_quant.tensorflow as hvq
+
+HIERARCHICAL: Any = {"True": True}.get(os.environ["HIERARCHICAL"]) or int(os.environ["HIERARCHICAL"])
+"""What the compressors are told."""
+
+EACH_METHOD = [
+    scenarios_of.keras_fit,
+    scenarios_of.tape_eager,
+    scenarios_of.tape_groups,
+    scenarios_of.tape_dtypes,
+    scenarios_of.direct_calls,
+    scenarios_of.nan_on_one_rank,
+    scenarios_of.constant_gradients,
+]
+
+
+def start() -> int:
+    static = os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS") != "1"
+    ranks_per_node = None if HIERARCHICAL is True else HIERARCHICAL
+    hvd.init(process_sets=hvq.hierarchical_process_sets(ranks_per_node) if static else [])
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    gc.freeze()
+    return hvd.rank()
+
+
+def a_tensor_smaller_than_the_node(make: Make) -> None:
+    """Not every worker owns a part of it."""
+    compressor = make(min_elements=0)
+    oracle = Oracle(compressor)
+    reduce = functools.partial(hvd.allreduce, name="small", compression=compressor)
+    for function in (reduce, tf.function(reduce)):
+        for _ in range(2):
+            given = rank_data(70)
+            expected = oracle.expected(gather_objects({"small": given}), "small", 1 / hvd.size())
+            assert_bits_equal(function(tf.constant(given)).numpy(), expected, "small")
+
+
+def dynamic_shapes(make: Make) -> None:
+    """One trace serves gradients of any length, among them one that few workers own a part of."""
+    compressor = make()
+    oracle = Oracle(compressor)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    def reduce(x: Any) -> Any:
+        return hvd.allreduce(x, name="any", compression=compressor)
+
+    for length in (5000, 33, 2500):
+        given = rank_data(length)
+        expected = oracle.expected(gather_objects({"any": given}), "any", 1 / hvd.size())
+        if expected is not None:
+            assert_bits_equal(reduce(tf.constant(given)).numpy(), expected, f"{length} elements")
+
+
+def the_state_of_binsgdm_is_gathered_saved_and_loaded(make: Make) -> None:
+    local_size = hvd.local_size() if HIERARCHICAL is True else HIERARCHICAL
+    model, compressor = keras_model(), make()
+    optimizer = keras_hvd.DistributedOptimizer(hvq.optim.BinSGDM(1e-3), compression=compressor)
+    model.compile(optimizer=optimizer, loss="mse")
+    model.train_on_batch(*next(batches(1)))
+    oracle = Oracle(compressor)
+    everyone = gather_objects({name: raw for name, raw, _ in compressor.records})
+    first = hvd.rank() // local_size * local_size
+    assert "gather_state()" in message_of(model.optimizer.get_config, RuntimeError)
+    model.optimizer.gather_state()
+    for variable in model.trainable_variables:
+        if len(variable.shape) < 2:
+            continue
+        oracle.expected(everyone, variable.name, 1.0)
+        node = [kept[0] for kept in oracle._states[variable.name][first : first + local_size]]
+        for place, kept in zip(model.optimizer._state_of(variable), zip(*(state[:2] for state in node))):
+            # The parts in whatever order the workers own them.
+            assert np.array_equal(np.sort(np.concatenate(kept)), np.sort(place.numpy().reshape(-1)))
+    weights = [variable.numpy() for variable in model.optimizer.variables()]
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model.h5")
+        model.save(path)
+        loaded = keras_hvd.load_model(path, custom_optimizers=[hvq.optim.BinSGDM], compression=make())
+    for kept, restored in zip(weights, loaded.optimizer.variables()):
+        assert np.array_equal(kept, restored.numpy())
+    for x, y in batches(2):
+        assert model.train_on_batch(x, y) == loaded.train_on_batch(x, y)
+    assert_same_on_all_ranks(loaded.get_weights(), "weights")
+    for kept, restored in zip(model.get_weights(), loaded.get_weights()):
+        assert_bits_equal(restored, kept, "weights after loading")
+
+
+OWN = [a_tensor_smaller_than_the_node, dynamic_shapes, the_state_of_binsgdm_is_gathered_saved_and_loaded]
+
+
+def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
+    tables: list[tuple[dict[str, Make], list[Callable]]] = [(METHODS, [*OWN, *EACH_METHOD])]
+    in_tensorflow = [
+        *OWN,
+        scenarios_of.tape_groups,
+        scenarios_of.tape_dtypes,
+        scenarios_of.constant_gradients,
+    ]
+    tables.append((IN_TENSORFLOW, in_tensorflow))
+    if extra:
+        tables.append((VARIANTS, [*OWN, scenarios_of.tape_groups]))
+    for table, functions in tables:
+        for method, make in table.items():
+            hierarchical = functools.partial(make, hierarchical=HIERARCHICAL)
+            for function in functions:
+                if function not in OWN or (function is OWN[-1]) == isinstance(make(), hvq.BinSGDM):
+                    yield f"{function.__name__}-{method}", functools.partial(function, hierarchical)

@@ -1,0 +1,186 @@
+"""What torch_scenarios.py tries, with hierarchical exchanges. Run by worker.py; see test_hierarchical.py."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any, Callable
+
+import horovod.torch as hvd
+import torch
+import torch_scenarios as scenarios_of
+from torch_harness import (
+    METHODS,
+    VARIANTS,
+    assert_bits_equal,
+    assert_same_on_all_ranks,
+    gather_objects,
+    message_of,
+    net,
+    net_loss,
+    train_and_compare,
+)
+from torch_scenarios import clean, finish  # noqa: F401 (part of a module of scenarios)
+
+import horovod_quant.torch as hvq
+
+HIERARCHICAL: Any = {"True": True}.get(os.environ["HIERARCHICAL"]) or int(os.environ["HIERARCHICAL"])
+"""What the compressors are told."""
+
+EACH_METHOD = [
+    scenarios_of.average,
+    scenarios_of.a_large_gradient,
+    scenarios_of.op_sum,
+    scenarios_of.backward_passes,
+    scenarios_of.groups_of_half_precision,
+    scenarios_of.unused_parameters,
+    scenarios_of.hook_order_differs,
+    scenarios_of.dtypes,
+    scenarios_of.overrides_and_excluded,
+    scenarios_of.overlap_with_a_slow_rank,
+    scenarios_of.overlap_with_any_order,
+    scenarios_of.overlap_with_parts_left_out,
+    scenarios_of.overlap_is_real,
+    scenarios_of.several_backward_passes_in_a_step,
+    scenarios_of.nan_on_one_rank,
+    scenarios_of.direct_calls,
+]
+EACH_VARIANT = [scenarios_of.average, scenarios_of.overlap_with_any_order, scenarios_of.nan_on_one_rank]
+
+
+def start() -> int:
+    static = os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS") != "1"
+    hvd.init(
+        process_sets=hvq.hierarchical_process_sets(None if HIERARCHICAL is True else HIERARCHICAL)
+        if static
+        else []
+    )
+    torch.set_num_threads(1)
+    return hvd.rank()
+
+
+def a_tensor_smaller_than_the_node() -> None:
+    """Not every worker owns a part of it."""
+    for method, make in METHODS.items():
+        if method != "binsgdm":
+            torch.manual_seed(3)
+            model = torch.nn.Linear(10, 30, bias=False)
+            compressor = make(hierarchical=HIERARCHICAL, min_elements=0)
+            train_and_compare(compressor, model=model, loss=_small_loss, steps=2)
+
+
+def _small_loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+    return model(scenarios_of.rank_data(step, 3, 10)).pow(2).mean()
+
+
+def nodes_of_one_worker() -> None:
+    for make in METHODS.values():
+        train_and_compare(make(hierarchical=1), steps=2)
+
+
+def nodes_that_do_not_fit() -> None:
+    compressor = hvq.GlobalQSGD(hierarchical=hvd.size() - 1)
+    said = message_of(lambda: hvd.allreduce(torch.ones(2000), compression=compressor, name="odd"), ValueError)
+    assert f"{hvd.size()} workers cannot be on nodes of {hvd.size() - 1} each" in said
+
+
+def a_process_set() -> None:
+    said = message_of(lambda: hvq.QSGD(hierarchical=True, process_set=hvd.global_process_set), ValueError)
+    assert "leave process_set= out" in said
+    process_set = hvd.ProcessSet([0])
+    process_set.process_set_id = 1
+    compressor = hvq.QSGD(hierarchical=HIERARCHICAL)
+    call = functools.partial(hvd.allreduce, torch.ones(2000), name="set", compression=compressor)
+    assert "leave process_set= out" in message_of(lambda: call(process_set=process_set), ValueError)
+
+
+def too_few_bits_for_the_nodes() -> None:
+    """It is the nodes that must fit, not the workers."""
+    local_size = hvd.local_size() if HIERARCHICAL is True else HIERARCHICAL
+    nodes = hvd.size() // local_size
+    bits = 3 if hvd.size() > 3 >= nodes else 2
+    train_and_compare(hvq.GlobalQSGD(bits=bits if nodes > 1 else 2, hierarchical=HIERARCHICAL), model=net())
+
+
+def _trained(optimizer: Any, model: torch.nn.Module, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        net_loss(model, step).backward()
+        optimizer.step()
+
+
+def _with_binsgdm(model: torch.nn.Module, hierarchical: Any) -> Any:
+    optimizer = hvq.optim.BinSGDM(model.parameters(), lr=1e-3, weight_decay=0.1)
+    compressor = hvq.BinSGDM(hierarchical=hierarchical)
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compressor)
+
+
+def the_state_of_binsgdm_is_shared_out() -> None:
+    local_size = hvd.local_size() if HIERARCHICAL is True else HIERARCHICAL
+    model = net()
+    optimizer = _with_binsgdm(model, HIERARCHICAL)
+    _trained(optimizer, model, range(2))
+    large = [p for p in model.parameters() if p.numel() >= 1024]
+    kept = gather_objects([optimizer.state[p]["momentum"].numel() for p in large], hvd.global_process_set)
+    nodes = [kept[first : first + local_size] for first in range(0, hvd.size(), local_size)]
+    for node in nodes:
+        assert [sum(counts) for counts in zip(*node)] == [p.numel() for p in large], (
+            "each element is kept once"
+        )
+    assert "gather_state()" in message_of(optimizer.state_dict, RuntimeError)
+    assert "gather_state()" in message_of(lambda: copy.deepcopy(optimizer), RuntimeError)
+
+
+def the_state_of_binsgdm_is_gathered_saved_and_loaded() -> None:
+    model = net()
+    optimizer = _with_binsgdm(model, HIERARCHICAL)
+    _trained(optimizer, model, range(2))
+    optimizer.gather_state()
+    saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+    _trained(optimizer, model, range(2, 4))
+
+    other = net(seed=2)
+    resumed = _with_binsgdm(other, HIERARCHICAL)
+    resumed.load_state_dict(saved)
+    other.load_state_dict(weights)
+    _trained(resumed, other, range(2, 4))
+    for p, q in zip(model.parameters(), other.parameters()):
+        assert_bits_equal(q, p.detach(), "a parameter after loading")
+    optimizer.gather_state()
+    resumed.gather_state()
+    for p, q in zip(model.parameters(), other.parameters()):
+        for name in ("momentum", "scale"):
+            assert_bits_equal(resumed.state[q][name], optimizer.state[p][name], name)
+
+    hvd.broadcast_optimizer_state(resumed, root_rank=0)
+    momenta = [resumed.state[p]["momentum"] for p in other.parameters()]
+    assert_same_on_all_ranks(momenta, "broadcast momenta")
+    for hierarchical in (1, False):  # other nodes, as with another number of workers
+        model = net()
+        optimizer = _with_binsgdm(model, hierarchical)
+        optimizer.load_state_dict(resumed.state_dict())
+        _trained(optimizer, model, range(2))
+        assert_same_on_all_ranks(list(model.parameters()), "parameters")
+
+
+SINGLE = [
+    a_tensor_smaller_than_the_node,
+    nodes_of_one_worker,
+    nodes_that_do_not_fit,
+    a_process_set,
+    too_few_bits_for_the_nodes,
+    the_state_of_binsgdm_is_shared_out,
+    the_state_of_binsgdm_is_gathered_saved_and_loaded,
+]
+
+
+def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
+    for function in SINGLE:
+        yield function.__name__, function
+    for table, functions in ((METHODS, EACH_METHOD), (VARIANTS if extra else {}, EACH_VARIANT)):
+        for method, make in table.items():
+            hierarchical = functools.partial(make, hierarchical=HIERARCHICAL)
+            for function in functions:
+                yield f"{function.__name__}-{method}", functools.partial(function, hierarchical)
