@@ -159,7 +159,7 @@ def plan(arguments: argparse.Namespace) -> Plan:
             method = parse(name)
         several = len(sizes) > 1 and method.scheme() is not None
         for size in sizes if several else sizes[:1]:
-            label = f"{method.name}, {size / MIB:g} MiB" if several else method.name
+            label = f"{method.name}, {round(size / MIB, 2):g} MiB" if several else method.name
             variants.append(Variant(label, method, size, arguments.seed))
     return Plan(
         framework=arguments.framework,

@@ -6,10 +6,7 @@ saves it a copy of all gradients; `horovod_quant.bench.torch_trial.Model` hands 
 
 from __future__ import annotations
 
-import fcntl
 import os
-import socket
-import struct
 import time
 from typing import Any
 
@@ -20,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from horovod_quant.analysis.models import elements
+from horovod_quant.bench.network import address_of
 from horovod_quant.bench.rounds import Bench
 from horovod_quant.bench.torch_trial import Gradients, Model
 from horovod_quant.bench.variants import Options, Variant
@@ -27,34 +25,25 @@ from horovod_quant.traffic import ring_allreduce_bytes
 
 START_POWERSGD = 2  # the least that it takes: DDP arranges its buckets anew after the first exchange
 
-_SIOCGIFADDR = 0x8915
-
 
 def connect(bench: Bench) -> None:
     """Makes a process group of Horovod's workers, on the interface that Horovod uses."""
     if dist.is_initialized():
         return
     interface = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("HOROVOD_GLOO_IFACE")
-    if interface is None and len(bench.counter.names) == 1:
-        interface = bench.counter.names[0]
-    if interface is None:
-        raise SystemExit("the baselines need to know which network interface to use: set GLOO_SOCKET_IFNAME")
+    interface = interface or next(iter(bench.counter.names), None)
+    own = None if interface is None else address_of(interface)
+    if interface is None or own is None:
+        raise SystemExit("the baselines cannot tell which network interface to use: set GLOO_SOCKET_IFNAME")
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     store, port = None, 0
     if bench.rank == 0:
-        store = dist.TCPStore(address_of(interface), 0, bench.size, is_master=True, wait_for_workers=False)
+        store = dist.TCPStore(own, 0, bench.size, is_master=True, wait_for_workers=False)
         port = store.port
-    address, port_text = bench.gather_texts(f"{address_of(interface)} {port}")[0].split()
+    address, port_text = bench.gather_texts(f"{own} {port}")[0].split()
     if store is None:
         store = dist.TCPStore(address, int(port_text), bench.size, is_master=False)
     dist.init_process_group("gloo", store=store, rank=bench.rank, world_size=bench.size)
-
-
-def address_of(interface: str) -> str:
-    """Its IPv4 address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("256s", interface.encode()[:15])
-        return socket.inet_ntoa(fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)[20:24])
 
 
 class _BucketState(powerSGD_hook.PowerSGDState):

@@ -21,7 +21,7 @@ from torch import nn
 import horovod_quant.torch as hvq
 
 # Chosen for float32 gradients and Adam, and the same for every compression. BinSGDM's is the step of every element.
-LEARNING_RATES = {"adam": 0.006, "binsgdm": 0.003}
+LEARNING_RATES = {"adam": 0.006, "binsgdm": 0.005}
 
 WARM_UP = 0.1  # the share of the steps in which the learning rate rises
 VALIDATION_SEQUENCES = 256

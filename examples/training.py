@@ -20,13 +20,13 @@ from tqdm import tqdm
 
 from horovod_quant.traffic import ring_allreduce_bytes
 
-# Which of --bits, --norm and --levels a method takes. Not given, the method's own defaults count.
+# Which of --bits, --norm, --levels and --bucket-size a method takes. Not given, the method's own defaults count.
 METHOD_OPTIONS = {
     "none": (),
     "fp16": (),
-    "qsgd": ("bits", "norm"),
-    "nuqsgd": ("bits", "norm"),
-    "global-qsgd": ("bits", "norm", "levels"),
+    "qsgd": ("bits", "norm", "bucket_size"),
+    "nuqsgd": ("bits", "norm", "bucket_size"),
+    "global-qsgd": ("bits", "norm", "levels", "bucket_size"),
     "binsgdm": (),
 }
 
@@ -74,6 +74,7 @@ def make_parser(
     add("--bits", type=int, help="bits an element on the wire (default: the method's)")
     add("--norm", choices=("max", "l2"), help="what a bucket is scaled by (default: the method's)")
     add("--levels", choices=("uniform", "exponential"), help="global-qsgd: spacing of the levels")
+    add("--bucket-size", type=int, help="elements that share a scale (default: the method's)")
     add(
         "--optimizer",
         choices=learning_rates,
@@ -95,10 +96,11 @@ def parse_arguments(
         args.optimizer = "binsgdm" if args.compression == "binsgdm" else default
     if args.lr is None:
         args.lr = learning_rates[args.optimizer]
-    for name in ("bits", "norm", "levels"):
+    for name in ("bits", "norm", "levels", "bucket_size"):
         if getattr(args, name) is not None and name not in METHOD_OPTIONS[args.compression]:
             takers = ", ".join(method for method, options in METHOD_OPTIONS.items() if name in options)
-            parser.error(f"--{name} is for {takers}; --compression {args.compression} does not take it")
+            option = name.replace("_", "-")
+            parser.error(f"--{option} is for {takers}; --compression {args.compression} does not take it")
     if args.compression == "binsgdm" and args.optimizer != "binsgdm":
         parser.error(
             f"--optimizer {args.optimizer}: --compression binsgdm needs the optimizer of the same name"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -82,7 +83,9 @@ class Bench:
         places = self.gather([framework.hvd.local_rank(), framework.hvd.local_size()])
         self.hosts = int(np.count_nonzero(places[:, 0] == 0))
         self.workers_per_host = int(places[:, 1].max())
-        self.counter = Counter(self.hosts)
+        own = socket.gethostname()
+        peers = [host for host in self.gather_texts(own) if host != own]
+        self.counter = Counter((peers or [own]) if self.hosts > 1 else [])
 
     def gather(self, row: Sequence[float]) -> np.ndarray:
         """Everybody's, ``[worker, ...]``."""

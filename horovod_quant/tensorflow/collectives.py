@@ -76,13 +76,13 @@ def worker_count(process_set: Any) -> tf.Tensor:
     return hvd.size_op(process_set_id=process_set.process_set_id)
 
 
-def unfoldable(tensor: tf.Tensor, process_set: Any) -> tf.Tensor:
+def unfoldable(tensor: tf.Tensor, process_set: Any, zero: Any = 0) -> tf.Tensor:
     """``tensor``, flat, and without a copy, as what no optimizer of graphs takes for a constant.
 
     Horovod's operations count as stateless: with a constant for an input they would be folded, that is run once,
-    and perhaps on one worker alone.
+    and perhaps on one worker alone. ``zero`` is one that depends on what must come before.
     """
-    everything = -tf.minimum(worker_count(process_set), 1)
+    everything = zero - tf.minimum(worker_count(process_set), 1)
     flat = tf.reshape(tensor, [everything])
     flat.set_shape([tensor.shape.num_elements()])
     return flat

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Workers
 from horovod_quant.tensorflow import kernels
-from horovod_quant.tensorflow.collectives import Scope, perform, unfoldable
+from horovod_quant.tensorflow.collectives import Scope, perform, unfoldable, worker_count
 from horovod_quant.tensorflow.member import Member
 from horovod_quant.tensorflow.state import Ledger
 from horovod_quant.traffic import sent_bytes
@@ -77,14 +78,20 @@ def _array_to_send(array: tf.Tensor, output: tf.Tensor | None, process_set: Any)
     A worker that serves no chunk receives nothing and sends nothing: where TensorFlow knew, it would remove the one
     collective and fold the other, and the other workers would wait for ever.
     """
-    if output is None:
-        return unfoldable(array, process_set)
-    if not array.shape[0]:
-        nothing = tf.fill([tf.minimum(tf.size(output), 0)], tf.zeros([], array.dtype))
-        nothing.set_shape([0])
-        return nothing
-    with tf.control_dependencies([output]):
-        return unfoldable(array, process_set)
+    zero = 0 if output is None else _zero_after(output)
+    if array.shape[0]:
+        return unfoldable(array, process_set, zero)
+    nothing = tf.fill([tf.minimum(worker_count(process_set), zero)], tf.zeros([], array.dtype))
+    nothing.set_shape([0])
+    return nothing
+
+
+def _zero_after(output: tf.Tensor) -> tf.Tensor:
+    """Zero, int32, by a number in ``output``, should there be one.
+
+    TensorFlow removes what is there for a control dependency alone, or for the size of a tensor whose size it knows.
+    """
+    return tf.cast(tf.reduce_any(tf.cast(output[:1], tf.float64) > np.inf), tf.int32)
 
 
 def _answer(request: Any, output: tf.Tensor, workers: Workers) -> Any:

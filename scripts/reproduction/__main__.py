@@ -1,7 +1,7 @@
 """Tests the papers' claims and writes the page of results. Started by scripts/reproduce.
 
-A claim that has its result already is not tested again, so a run that was interrupted can be repeated. The page is made
-from the results alone.
+A claim that has its result already is not tested again, so a run that was interrupted can be repeated; real trainings
+are kept one by one. The page is made from the results alone.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from reproduction import common, page
+from reproduction import common, page, running
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
     args = parse_arguments()
+    if args.again:
+        running.forget()
     for claim in args.claims or common.CLAIMS:
         path = args.output / f"{claim}.json"
         result = common.load(path)

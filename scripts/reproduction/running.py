@@ -1,6 +1,6 @@
 """Real runs under horovodrun, here and between the hosts of a lab. One that has ended is kept, and not repeated.
 
-What is kept lies in the folder KEPT; `forget` empties it.
+So a study that is interrupted goes on where it was, and two studies can share a run. `forget` removes what is kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from horovod_quant import methods
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-KEPT = ROOT / "reproduction"
+KEPT = ROOT / "reproduction-runs"
 LAB = {"LAB": "reproduce", "VENV": sys.prefix}
 TIME_LIMIT = 900  # seconds a launch: generous, since a loaded machine is no failure
 

@@ -1,0 +1,120 @@
+"""What scripts/reproduce launches: real trainings, kept one by one, and training steps between hosts of a lab."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parallel.launching import ROOT
+
+sys.path.append(str(ROOT / "scripts"))
+
+from reproduction import binsgdm, common, running, steps, transformer
+
+pytestmark = pytest.mark.parallel
+
+TINY = transformer.SIZES["tiny"]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "KEPT", tmp_path / "runs")
+    monkeypatch.setitem(running.LAB, "LAB", "test_reproduce")
+
+
+def test_a_training_that_has_ended_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Any] = []
+    launch = running.launch
+    monkeypatch.setattr(
+        running, "launch", lambda command, *others: (launched.append(command), launch(command, *others))
+    )
+    first = transformer.trained(TINY._replace(seeds=(0,)), "global-qsgd-8")
+    both = transformer.trained(TINY, "global-qsgd-8")
+    assert transformer.trained(TINY, "global-qsgd-8") == both
+    assert [command[command.index("--seed") + 1 : command.index("--json")] for command in launched] == [
+        ["0"],
+        ["1"],
+    ]
+    assert both["losses"][0] == first["losses"][0] != both["losses"][1]
+    assert both["float32_bytes_per_step"] > 3 * both["bytes_per_step"]
+
+
+def test_a_failed_run_is_quoted() -> None:
+    with pytest.raises(running.RunFailed, match="--steps 0: use at least 1"):
+        transformer.trained(TINY, "none", ["--steps=0"])
+    assert not running.KEPT.exists()
+
+
+@pytest.mark.parametrize("name", [*transformer.METHODS, "fp16"])
+def test_the_examples_know_every_method(name: str) -> None:
+    training = running.import_example("training")
+    compression, *others = running.method_options(name)[1:]
+    options = {option.lstrip("-").split("=")[0] for option in others}
+    assert options <= set(training.METHOD_OPTIONS[compression])
+
+
+def test_steps_between_hosts() -> None:
+    reason = running.why_no_lab()
+    if reason:
+        pytest.skip(f"LEFT OUT, because no lab of several hosts can be made here: {reason}")
+    (settings,) = binsgdm.SIZES["tiny"].clusters
+    figures = steps.measure(settings)
+    assert figures["workers"] == 4
+    for method in settings.methods:
+        assert steps.seconds(figures, method) > 0
+        assert len(figures["results"][method]["seconds"]) == settings.rounds
+    # Every second worker has its neighbour in the ring on another host.
+    assert steps.link_bytes(figures, "none") > 2 * 3 / 4 * 4 * figures["elements"]
+    assert steps.link_bytes(figures, "binsgdm") < 0.5 * steps.link_bytes(figures, "none")
+    assert steps.link_bytes(figures, binsgdm.HIERARCHICAL) >= binsgdm.predicted({"hosts": 2, **figures})
+
+
+def figures(validation_loss: float, ratio: float) -> dict[str, Any]:
+    """Made up: those of all methods but float32."""
+    training = {"losses": [[3.0, 2.0]], "bytes_per_step": 1.0, "float32_bytes_per_step": 8.0}
+    trainings = {
+        method: {**training, "validation_losses": [2.0 if method == "none" else validation_loss]}
+        for method in (*transformer.METHODS, binsgdm.LONGER)
+    }
+    names = {"none": 1.0, transformer.ALONE: 0.1}
+    speed = {
+        "elements": 8000, "workers": 4, "results": {
+            method: {"seconds": [names.get(method, 1 / ratio)], "link_bytes": [1000.0 * ratio], "sent_bytes": 1.0}
+            for method in (*transformer.METHODS, transformer.ALONE, "fp16", binsgdm.HIERARCHICAL)
+        },
+    }  # fmt: skip
+    return {
+        "trainings": trainings,
+        "entropies": {"nothing": 3.0, "one character": 2.5},
+        "speeds": {"100mbit": speed},
+        "no_lab": None,
+        "clusters": [{"hosts": 2, **speed}],
+    }
+
+
+@pytest.mark.parametrize("module", [transformer, binsgdm])
+def test_verdicts_come_out_either_way(module: Any, tmp_path: Path) -> None:
+    good, bad = figures(2.01, 1.04), figures(2.03, 0.9)
+    assert all(verdict.holds for verdict in module.verdicts(good))
+    assert not any(verdict.holds for verdict in module.verdicts(bad))
+    assert "1.04" in module.tables(good)
+    for plot in module.draw(good, tmp_path):
+        assert (tmp_path / plot.file).stat().st_size < 150_000
+
+
+@pytest.mark.parametrize("module", [transformer, binsgdm])
+def test_says_so_where_there_is_no_lab(module: Any, tmp_path: Path) -> None:
+    without = {**figures(2.01, 1.04), "speeds": {}, "clusters": [], "no_lab": "root is needed"}
+    assert "was not measured, because no lab of several hosts can be made: root is needed" in module.tables(
+        without
+    )
+    assert not any("Gbit/s" in verdict.statement for verdict in module.verdicts(without))
+    assert len(module.draw(without, tmp_path)) == 1
+
+
+def test_rates_are_written_out() -> None:
+    assert transformer.rate_title("100mbit") == "100 Mbit/s"
+    assert transformer.rate_title("2.5gbit") == "2.5 Gbit/s"
+    assert common.title("binsgdm") == "BinSGDM"
