@@ -82,10 +82,9 @@ def unfoldable(tensor: tf.Tensor, process_set: Any, zero: Any = 0) -> tf.Tensor:
     Horovod's operations count as stateless: with a constant for an input they would be folded, that is run once,
     and perhaps on one worker alone. ``zero`` is one that depends on what must come before.
     """
-    everything = zero - tf.minimum(worker_count(process_set), 1)
-    flat = tf.reshape(tensor, [everything])
-    flat.set_shape([tensor.shape.num_elements()])
-    return flat
+    beginning = zero + tf.minimum(worker_count(process_set), 1) - 1
+    # A reshape to a shape that is computed would be removed where it changes nothing.
+    return tf.slice(tf.reshape(tensor, [-1]), [beginning], [tensor.shape.num_elements()])
 
 
 def carrier(signs: Sequence[float], dtype: tf.DType, scope: Scope) -> tf.Tensor:

@@ -23,14 +23,20 @@ METHOD = (
 )
 
 METHODS = ("none", "binsgdm")
-LONGER = "binsgdm, longer"
-FACTOR = 2  # times as many steps
 HIERARCHICAL = "binsgdm-hierarchical"  # see steps_worker.py
 
-LINES = (
-    transformer.line("none")._replace(title="Adam, float32"),
-    transformer.line("binsgdm"),
-    transformer.line("binsgdm")._replace(key=LONGER, title=f"BinSGDM, {FACTOR} times the steps", style="--"),
+FACTOR = 2  # times as many steps, with a learning rate for them
+LONGER = transformer.Training(
+    "binsgdm, longer",
+    "binsgdm",
+    f"BinSGDM, {FACTOR} times the steps",
+    (f"--steps={FACTOR * transformer.STEPS}", "--lr=0.003"),
+    "--",
+)
+TRAININGS = (
+    transformer.plain("none")._replace(title="Adam, float32"),
+    transformer.plain("binsgdm"),
+    LONGER,
 )
 
 # Of measured and predicted bytes. Headers of TCP, Horovod's own messages and the carriers are on the wire as well.
@@ -38,7 +44,7 @@ TOLERANCE = 0.05
 
 
 class Settings(NamedTuple):
-    """What is trained; options of a training with more steps; the clusters between whose hosts bytes are counted."""
+    """What is trained; with which options it is trained longer; the clusters between whose hosts bytes are counted."""
 
     trainings: transformer.Settings
     longer: tuple[str, ...]
@@ -58,7 +64,7 @@ LARGE = {"layers": 3, "width": 768, "heads": 12, "context": 16}
 SIZES = {
     "full": Settings(
         transformer.SIZES["full"],
-        (f"--steps={FACTOR * transformer.STEPS}", "--lr=0.003"),
+        LONGER.options,
         tuple(_cluster(hosts, LARGE, rounds=3, warm_up=1) for hosts in (2, 4)),
     ),
     "tiny": Settings(
@@ -70,12 +76,12 @@ SIZES = {
 
 
 def study(settings: Settings) -> dict[str, Any]:
-    trainings = {method: transformer.trained(settings.trainings, method) for method in METHODS}
+    def trained(each: transformer.Training) -> dict[str, Any]:
+        options = settings.longer if each is LONGER else each.options
+        return transformer.trained(settings.trainings, each.method, options)
+
     found = {
-        "trainings": {
-            **trainings,
-            LONGER: transformer.trained(settings.trainings, "binsgdm", settings.longer),
-        },
+        "trainings": {each.key: trained(each) for each in TRAININGS},
         **transformer.speeds(settings.trainings.speeds),
     }
     clusters = () if found["no_lab"] else settings.clusters
@@ -92,7 +98,10 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             transformer.loss_ratio(figures, key) <= transformer.LIMIT,
             transformer.difference(figures, key),
         )
-        for key, when in (("binsgdm", "after as many steps"), (LONGER, f"after {FACTOR} times as many steps"))
+        for key, when in (
+            ("binsgdm", "after as many steps"),
+            (LONGER.key, f"after {FACTOR} times as many steps"),
+        )
     ]
     for rate, measured in figures["speeds"].items():
         ratio, limit = steps.speed_up(measured, "binsgdm"), steps.speed_up(measured, transformer.ALONE)
@@ -131,7 +140,7 @@ def cluster(figures: dict[str, Any]) -> str:
 def tables(figures: dict[str, Any]) -> str:
     header = ("", "steps", "validation loss", "to Adam", "bits sent an element and step")
     rows = []
-    for each in LINES:
+    for each in TRAININGS:
         training = figures["trainings"][each.key]
         rows.append(
             (
@@ -173,7 +182,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
             "As in the section on the transformer: the loss along the training, and at its end.",
         )
     ]
-    transformer.draw_losses(figures["trainings"], LINES, folder / plots[0].file)
+    transformer.draw_losses(figures["trainings"], TRAININGS, folder / plots[0].file)
     if figures["speeds"]:
         plots.append(
             Plot("binsgdm-speed.png", "Steps a second, relative to Adam with float32 in the same round.")

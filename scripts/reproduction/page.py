@@ -55,7 +55,7 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
         "**Verdict.**\n\n" + "\n".join(verdicts),
         module.tables(figures),
         *plots,
-        f"`scripts/reproduce {claim}`: {result['seconds']:.0f} s on {machine['cores']} cores of "
+        f"`scripts/reproduce {claim}`: {result['seconds']:.0f} s ({result['cpu_seconds']:.0f} s of CPU time) on {machine['cores']} cores of "
         f"{machine['processor']}, kernels: {machine['kernels']}.",
     ]
     if result["size"] != "full":

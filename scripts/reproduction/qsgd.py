@@ -163,7 +163,11 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             "Elias gamma codes stay below the paper's own figures as well, taken without their o(1)",
             not paper,
             f"{len(cells) - len(paper)} of {len(cells)} payloads"
-            + "".join(f": not for {KINDS[kind]}" for kind in sorted({c["kind"] for c in paper})),
+            + (
+                f": not for {' and '.join(KINDS[kind] for kind in sorted({c['kind'] for c in paper}))}"
+                if paper
+                else ""
+            ),
         ),
         Verdict(
             "Of gradients, Elias coding sends fewer bits than codes of fixed width, at every s",

@@ -32,6 +32,36 @@ METHOD = (
 METHODS = ("none", "qsgd-4", "qsgdinf-4", "nuqsgd-4", "global-qsgd-8", "global-qsgd-exp-8", "binsgdm")
 ALONE = "alone"  # without any exchange: see steps_worker.py
 
+
+class Training(NamedTuple):
+    """Trainings with one method.
+
+    Attributes:
+        key: among the figures.
+        title: that the reader sees.
+        options: of the example, besides the method's.
+        style: of the line in the plot.
+    """
+
+    key: str
+    method: str
+    title: str
+    options: tuple[str, ...] = ()
+    style: str = "-"
+
+    @property
+    def color(self) -> str:
+        return common.COLORS[common.kind(self.method)]
+
+
+def plain(method: str) -> Training:
+    return Training(method, method, common.title(method))
+
+
+# QSGD's bound, and what it does, depends on the size of a bucket.
+SMALL = Training("qsgd-4/32", "qsgd-4", "QSGD, 4 bits, buckets of 32", ("--bucket-size=32",), "--")
+TRAININGS = (*map(plain, METHODS[:2]), SMALL, *map(plain, METHODS[2:]))
+
 LIMIT = 1.01
 STEPS = 1000
 
@@ -72,7 +102,7 @@ SIZES = {
 
 def study(settings: Settings) -> dict[str, Any]:
     return {
-        "trainings": {method: trained(settings, method) for method in METHODS},
+        "trainings": {each.key: trained(settings, each.method, each.options) for each in TRAININGS},
         "entropies": entropies(),
         **speeds(settings.speeds),
     }
@@ -124,11 +154,11 @@ def entropies() -> dict[str, float]:
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     found = [
         Verdict(
-            f"{common.title(method)} ends within 1% of float32's loss",
-            loss_ratio(figures, method) <= LIMIT,
-            difference(figures, method),
+            f"{each.title} ends within 1% of float32's loss",
+            loss_ratio(figures, each.key) <= LIMIT,
+            difference(figures, each.key),
         )
-        for method in METHODS[1:]
+        for each in TRAININGS[1:]
     ]
     for rate, measured in figures["speeds"].items():
         ratios = {method: steps.speed_up(measured, method) for method in METHODS[1:]}
@@ -143,17 +173,17 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     return found
 
 
-def loss_ratio(figures: dict[str, Any], method: str, baseline: str = "none") -> float:
-    """Of the mean validation losses."""
-    own, other = (common.mean(figures["trainings"][m]["validation_losses"]) for m in (method, baseline))
+def loss_ratio(figures: dict[str, Any], key: str) -> float:
+    """Of the mean validation loss to float32's."""
+    own, other = (common.mean(figures["trainings"][k]["validation_losses"]) for k in (key, "none"))
     return own / other
 
 
-def difference(figures: dict[str, Any], method: str) -> str:
-    """Of the mean validation loss to float32's, and the standard error of what the seeds say, each for itself."""
-    own, other = (figures["trainings"][m]["validation_losses"] for m in (method, "none"))
+def difference(figures: dict[str, Any], key: str) -> str:
+    """`loss_ratio` as a difference, and the standard error of what the seeds say, each for itself."""
+    own, other = (figures["trainings"][k]["validation_losses"] for k in (key, "none"))
     error = common.standard_error([100 * a / b for a, b in zip(own, other)])
-    return f"{100 * (loss_ratio(figures, method) - 1):+.2f}% ± {error:.2f}"
+    return f"{100 * (loss_ratio(figures, key) - 1):+.2f}% ± {error:.2f}"
 
 
 def rate_title(rate: str) -> str:
@@ -165,13 +195,13 @@ def rate_title(rate: str) -> str:
 def tables(figures: dict[str, Any]) -> str:
     header = ["", "validation loss", "to float32", "MB sent a step", "float32's by these"]
     rows: list[list[str]] = []
-    for method in METHODS:
-        training = figures["trainings"][method]
+    for each in TRAININGS:
+        training = figures["trainings"][each.key]
         rows.append(
             [
-                common.title(method),
+                each.title,
                 common.spread(training["validation_losses"], 4),
-                difference(figures, method) if method != "none" else "",
+                difference(figures, each.key) if each.key != "none" else "",
                 f"{training['bytes_per_step'] / 1e6:.3f}",
                 f"{training['float32_bytes_per_step'] / training['bytes_per_step']:.1f}",
             ]
@@ -220,7 +250,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
             "Left: training loss, mean of the seeds and of 10 steps. Right: its end, as a ratio.",
         )
     ]
-    draw_losses(figures["trainings"], [line(method) for method in METHODS], folder / plots[0].file)
+    draw_losses(figures["trainings"], TRAININGS, folder / plots[0].file)
     if figures["speeds"]:
         plots.append(
             Plot("transformer-speed.png", "Steps a second, relative to float32's in the same round.")
@@ -229,27 +259,18 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     return plots
 
 
-class Line(NamedTuple):
-    """How trainings are drawn: their key among the figures, and what the reader sees."""
+def draw_losses(figures: dict[str, Any], chosen: Sequence[Training], path: Path) -> None:
+    """Losses along the trainings, and at their ends relative to the first ones'.
 
-    key: str
-    title: str
-    color: str
-    style: str = "-"
-
-
-def line(method: str) -> Line:
-    return Line(method, common.title(method), common.COLORS[common.kind(method)])
-
-
-def draw_losses(trainings: dict[str, Any], lines: Sequence[Line], path: Path) -> None:
-    """Losses along the trainings, and at their ends relative to the first line's."""
+    Args:
+        figures: `trained`, by key.
+    """
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
-    baseline = trainings[lines[0].key]["validation_losses"]
-    for place, each in enumerate(lines):
-        training = trainings[each.key]
-        left.plot(*curve(training["losses"]), each.style, color=each.color, linewidth=1.4)
-        own = training["validation_losses"]
+    baseline = figures[chosen[0].key]["validation_losses"]
+    for place, each in enumerate(chosen):
+        found = figures[each.key]
+        left.plot(*curve(found["losses"]), each.style, color=each.color, linewidth=1.4)
+        own = found["validation_losses"]
         ratios = [100 * (a / b - 1) for a, b in zip(own, baseline)]
         mean = 100 * (common.mean(own) / common.mean(baseline) - 1)
         right.plot(ratios, [place] * len(ratios), "o", color=each.color, alpha=0.5)
@@ -257,9 +278,9 @@ def draw_losses(trainings: dict[str, Any], lines: Sequence[Line], path: Path) ->
     left.set(xlabel="step", ylabel="training loss, nats a character")
     right.axvline(0, color="black", linewidth=1)
     right.axvline(100 * (LIMIT - 1), color="black", linewidth=1, linestyle="--")
-    right.set(xlabel=f"validation loss, % above {lines[0].title}'s", ylim=(len(lines) - 0.5, -0.5))
-    right.set_yticks(range(len(lines)), [each.title for each in lines])
-    for label, each in zip(right.get_yticklabels(), lines):
+    right.set(xlabel=f"validation loss, % above {chosen[0].title}'s", ylim=(len(chosen) - 0.5, -0.5))
+    right.set_yticks(range(len(chosen)), [each.title for each in chosen])
+    for label, each in zip(right.get_yticklabels(), chosen):
         label.set_color(each.color)
     for axes in (left, right):
         axes.grid(alpha=0.25)

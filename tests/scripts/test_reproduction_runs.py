@@ -75,8 +75,8 @@ def figures(validation_loss: float, ratio: float) -> dict[str, Any]:
     """Made up: those of all methods but float32."""
     training = {"losses": [[3.0, 2.0]], "bytes_per_step": 1.0, "float32_bytes_per_step": 8.0}
     trainings = {
-        method: {**training, "validation_losses": [2.0 if method == "none" else validation_loss]}
-        for method in (*transformer.METHODS, binsgdm.LONGER)
+        each.key: {**training, "validation_losses": [2.0 if each.key == "none" else validation_loss]}
+        for each in (*transformer.TRAININGS, binsgdm.LONGER)
     }
     names = {"none": 1.0, transformer.ALONE: 0.1}
     speed = {
