@@ -17,9 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> int:
     args = parse_arguments()
-    if args.again:
+    claims = args.claims or common.CLAIMS
+    running.keep_in(args.output / "runs")
+    if args.again and not running.CLAIMS.isdisjoint(claims):
         running.forget()
-    for claim in args.claims or common.CLAIMS:
+    for claim in claims:
         path = args.output / f"{claim}.json"
         result = common.load(path)
         if result is not None and result["size"] == args.size and not args.again:

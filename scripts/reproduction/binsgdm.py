@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from reproduction import common, steps, transformer
 from reproduction.common import Plot, Verdict
 
-TITLE = "BinSGDM: one bit an element, as good as Adam"
+TITLE = "BinSGDM: one bit an element, beside Adam"
 CLAIM = (
     "An optimizer that exchanges one bit an element trains as well as Adam with float32 gradients, at up to 2.5 "
     "(ResNet-50) and 6.3 times (BERT-Base) its speed between hosts joined by 10 Gbit/s. The hierarchical exchange "
@@ -34,7 +34,7 @@ LONGER = transformer.Training(
     "--",
 )
 TRAININGS = (
-    transformer.plain("none")._replace(title="Adam, float32"),
+    transformer.plain("none")._replace(title="Adam"),
     transformer.plain("binsgdm"),
     LONGER,
 )

@@ -269,7 +269,7 @@ def training_columns(
 def save_plot(figure: Any, path: Path) -> None:
     """Writes a PNG file with the date and version left out, so that the same figures give the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    figure.savefig(path, dpi=100, metadata={"Software": None})
     plt.close(figure)
 
 

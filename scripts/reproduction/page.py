@@ -55,8 +55,8 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
         "**Verdict.**\n\n" + "\n".join(verdicts),
         module.tables(figures),
         *plots,
-        f"`scripts/reproduce {claim}`: {result['seconds']:.0f} s ({result['cpu_seconds']:.0f} s of CPU time) on {machine['cores']} cores of "
-        f"{machine['processor']}, kernels: {machine['kernels']}.",
+        f"`scripts/reproduce {claim}`: {result['seconds']:.0f} s ({result['cpu_seconds']:.0f} s of CPU time) on "
+        f"{machine['cores']} cores of {machine['processor']}, kernels: {machine['kernels']}.",
     ]
     if result["size"] != "full":
         parts.insert(1, f"**This is a run of size {result['size']}: its figures say nothing.**")

@@ -24,7 +24,8 @@ from horovod_quant import methods
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-KEPT = ROOT / "reproduction-runs"
+KEPT = ROOT / "docs" / "results" / "runs"
+CLAIMS = {"binsgdm", "transformer"}  # whose runs are kept
 LAB = {"LAB": "reproduce", "VENV": sys.prefix}
 TIME_LIMIT = 900  # seconds a launch: generous, since a loaded machine is no failure
 
@@ -51,10 +52,16 @@ def kept(name: str) -> Any:
 
 
 def keep(name: str, result: Any) -> None:
-    KEPT.mkdir(exist_ok=True)
+    KEPT.mkdir(parents=True, exist_ok=True)
     partial = KEPT / f"{name}.partial"
     partial.write_text(json.dumps(result))
     partial.replace(KEPT / f"{name}.json")
+
+
+def keep_in(folder: Path) -> None:
+    """Keeps runs there from now on."""
+    global KEPT
+    KEPT = folder
 
 
 def forget() -> None:

@@ -42,6 +42,7 @@ def test_same_bits_and_bytes(scheme: Scheme, elements: int, size: int) -> None:
 
 
 def test_only_sums_of_integers_are_split() -> None:
-    assert group_of_sums(GlobalQSGD(8)) and group_of_sums(GlobalQSGD(8, norm="l2"))
+    assert group_of_sums(GlobalQSGD(8))
+    assert group_of_sums(GlobalQSGD(8, norm="l2"))
     assert not group_of_sums(dataclasses.replace(GlobalQSGD(8), levels="exponential"))
     assert not group_of_sums(QSGD(4))
