@@ -24,11 +24,11 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from horovod_quant.analysis.groups import GROUP_BYTES
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.bench.command import Plan, Problem, Run, run_plan
 from horovod_quant.bench.report import shown
 from horovod_quant.bench.variants import Options, Variant
+from horovod_quant.frontend import GROUP_BYTES
 from horovod_quant.methods import FAMILIES, FP16, METHODS, parse
 
 NOTHING = "no exchange"

@@ -13,6 +13,12 @@ from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Scheme, require_int
 from horovod_quant.stats import Stats, TrafficCounter
 
+MIN_ELEMENTS = 1024
+"""The compressors' default ``min_elements``."""
+
+GROUP_BYTES = 32 * 2**20
+"""The compressors' default ``group_bytes``."""
+
 
 class BaseCompressor:
     """The arguments that every compressor takes, and what it counts.
@@ -46,7 +52,7 @@ class BaseCompressor:
         self,
         scheme: Scheme,
         *,
-        min_elements: int = 1024,
+        min_elements: int = MIN_ELEMENTS,
         exclude: str | Sequence[str] = (),
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         seed: int = 0,
@@ -54,7 +60,7 @@ class BaseCompressor:
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
-        group_bytes: int = 32 * 2**20,
+        group_bytes: int = GROUP_BYTES,
         overlap: bool = True,
     ) -> None:
         require_int("seed", seed, 0, 2**63 - 1)

@@ -12,7 +12,11 @@ import numpy as np
 
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import (
+    ALL,
+    CROSS,
+    LOCAL,
     Allgather,
     Allreduce,
     Alltoall,
@@ -50,6 +54,7 @@ def run(
     kernels: str = "auto",
     custom_reduction: bool = True,
     comm: Any = None,
+    local_size: int | None = None,
 ) -> Result:
     """Exchanges a group of gradients; called by every rank of ``comm``.
 
@@ -62,6 +67,10 @@ def run(
         custom_reduction: reduce exponential levels by an MPI operation that re-rounds pairwise; else once, at the
             owner of a chunk.
         comm: communicator; MPI.COMM_WORLD by default.
+        local_size: number of consecutive ranks of a node, for hierarchical exchanges; by default nodes are hosts.
+
+    Raises:
+        ValueError: not every node has as many workers.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     size = comm.Get_size()
@@ -76,7 +85,9 @@ def run(
         )
         for i, values in enumerate(gradients)
     ]
-    workers = Workers(comm.Get_rank(), size, custom_reduction)
+    workers, communicators = _groups(comm, scheme, local_size)
+    workers = workers._replace(custom_reduction=custom_reduction)
+    scheme = scheme.for_workers(workers)
     exchange = scheme.exchange(members, workers, kernel_backends.get(kernels))
     merges: list[Merge] = []
     answer = None
@@ -86,11 +97,33 @@ def run(
         except StopIteration as stop:
             result = stop.value
             break
-        answer = _perform(comm, request, merges)
+        answer = _perform(communicators[request.group], request, merges)
+    for group in (LOCAL, CROSS):  # together, and in the same order on every rank
+        if group in communicators:
+            communicators[group].Free()
     decoded = [np.empty(len(member.values), np.float32) for member in members]
     for i, out in enumerate(decoded):
         result.write(i, factor, out)
     return Result(decoded, merges)
+
+
+def _groups(comm: Any, scheme: Scheme, local_size: int | None) -> tuple[Workers, dict[str, Any]]:
+    """Who takes part, and the communicator of each group."""
+    size, rank = comm.Get_size(), comm.Get_rank()
+    if not isinstance(scheme, Hierarchical):
+        return Workers(rank, size), {ALL: comm}
+    if local_size is None:
+        local = comm.Split_type(MPI.COMM_TYPE_SHARED, key=rank)
+    else:
+        local = comm.Split(rank // local_size, rank)
+    first_ranks = comm.allgather(local.bcast(rank))
+    if len({first_ranks.count(first) for first in first_ranks}) > 1:
+        raise ValueError(
+            "hierarchical: some nodes have more workers than others; start as many on every node"
+        )
+    node, place = sorted(set(first_ranks)).index(local.bcast(rank)), local.Get_rank()
+    workers = Workers(node * local.Get_size() + place, size, local_size=local.Get_size())
+    return workers, {ALL: comm, LOCAL: local, CROSS: comm.Split(place, rank)}
 
 
 def _perform(comm: Any, request: Any, merges: list[Merge]) -> Any:

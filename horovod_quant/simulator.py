@@ -115,9 +115,7 @@ def run(
         collective = ("" if group == ALL else f"{group} ") + type(requests[0]).__name__.lower()
         sent = sum(sum(sent_bytes(request, workers[0].size_of(group))) for request in requests) / size
         bytes_sent[collective] = bytes_sent.get(collective, 0.0) + sent
-        for ranks in _members(group, size, local_size):
-            for rank, answer in zip(ranks, _perform([requests[rank] for rank in ranks], merges)):
-                answers[rank] = answer
+        answers = _answers(requests, local_size, merges)
 
     decoded = [[np.empty(len(a), np.float32) for a in own] for own in groups]
     for rank, result in enumerate(finished):
@@ -133,6 +131,14 @@ def _members(group: str, size: int, local_size: int) -> list[range]:
     if group == LOCAL:
         return [range(first, first + local_size) for first in range(0, size, local_size)]
     return [range(first, size, local_size) for first in range(local_size)]
+
+
+def _answers(requests: list[Any], local_size: int, merges: Sequence[Merge] | None) -> list[Any]:
+    answers: list[Any] = [None] * len(requests)
+    for ranks in _members(requests[0].group, len(requests), local_size):
+        for rank, answer in zip(ranks, _perform([requests[rank] for rank in ranks], merges)):
+            answers[rank] = answer
+    return answers
 
 
 def _perform(requests: list[Any], merges: Sequence[Merge] | None) -> list[Any]:

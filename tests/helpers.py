@@ -83,10 +83,28 @@ def used_states(gradients: Sequence[np.ndarray], beta: float = 0.9) -> list[Bina
     return states
 
 
+def owned_states(
+    scheme: Scheme, gradients: Sequence[np.ndarray], workers: Workers, names: Sequence[str] | None = None
+) -> list[BinaryState]:
+    """What a worker keeps of `used_states`."""
+    found = []
+    for i, state in enumerate(used_states(gradients)):
+        start, stop = scheme.owned(names[i] if names else str(i), len(state.momentum), workers)
+        found.append(state._replace(momentum=state.momentum[start:stop], scale=state.scale[start:stop]))
+    return found
+
+
 def simulate(scheme: Scheme, groups: Sequence[Any], **arguments: Any) -> simulator.Result:
     """The simulator with the numpy kernels, and used states for BinSGDM."""
-    if isinstance(scheme, BinSGDM) and "states" not in arguments:
-        arguments["states"] = [used_states(own if isinstance(own, list) else [own]) for own in groups]
+    if BinSGDM() in (scheme, getattr(scheme, "inner", None)) and "states" not in arguments:
+        members = [own if isinstance(own, list) else [own] for own in groups]
+        local_size = arguments.get("local_size", 1)
+        arguments["states"] = [
+            owned_states(
+                scheme, own, Workers(rank, len(groups), local_size=local_size), arguments.get("names")
+            )
+            for rank, own in enumerate(members)
+        ]
     return simulator.run(scheme, groups, kernels="numpy", **arguments)
 
 
@@ -95,6 +113,7 @@ def lockstep(
     groups: Sequence[Sequence[np.ndarray]],
     states: Sequence[Sequence[BinaryState]] | None = None,
     custom_reduction: bool = False,
+    local_size: int = 1,
 ) -> list[Decoded]:
     """What each worker's exchange of arrays of any dtype leaves, not yet decoded."""
     size = len(groups)
@@ -102,7 +121,8 @@ def lockstep(
     for rank, own in enumerate(groups):
         state = states[rank] if states else used_states(own)
         members = [Gradient(a, KeyChain(0, str(i)), 0, state[i]) for i, a in enumerate(own)]
-        exchanges.append(scheme.exchange(members, Workers(rank, size, custom_reduction), reference))
+        workers = Workers(rank, size, custom_reduction, local_size)
+        exchanges.append(scheme.exchange(members, workers, reference))
     answers: list[Any] = [None] * size
     while True:
         requests, finished = [], []
@@ -114,7 +134,7 @@ def lockstep(
         if finished:
             assert not requests
             return finished
-        answers = simulator._perform(requests, None)
+        answers = simulator._answers(requests, local_size, None)
 
 
 def gaussian(seed: int, *shape: int) -> np.ndarray:

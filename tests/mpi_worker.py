@@ -7,10 +7,10 @@ import sys
 from typing import Any, NamedTuple
 
 import numpy as np
-from helpers import SCHEMES, gaussian, used_states
+from helpers import SCHEMES, gaussian, owned_states
 
-from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes.base import Scheme, Workers
 
 
 class Case(NamedTuple):
@@ -19,7 +19,14 @@ class Case(NamedTuple):
     scheme: Scheme
     lengths: tuple[int, ...] = (0, 1, 31, 33, 1024, 1025, 5000)
     custom_reduction: bool = False
+    nodes: int = 0
     arguments: dict[str, Any] = {"seed": 5, "step": 3}
+
+    def local_size(self, size: int) -> int:
+        """Workers of a node: all where they cannot be on as many nodes."""
+        if not self.nodes:
+            return 1
+        return size if size % self.nodes else size // self.nodes
 
 
 def cases() -> dict[str, Case]:
@@ -30,6 +37,8 @@ def cases() -> dict[str, Case]:
     found["global, named, summed"] = Case(
         GlobalQSGD(8), (700, 800), arguments={"names": ["b", "a"], "factor": 1.0, "seed": -1}
     )
+    for name, scheme in SCHEMES.items():
+        found[f"hierarchical {name}"] = Case(Hierarchical(scheme), nodes=2)
     for name in ("exponential-max", "exponential-l2"):
         found[f"{name}, reduced"] = Case(SCHEMES[name], custom_reduction=True)
     # Open MPI reduces messages of some size by other algorithms than small ones, with another bracketing.
@@ -50,8 +59,11 @@ def gradients(case: Case, rank: int) -> list[np.ndarray]:
     return own
 
 
-def states(case: Case, rank: int) -> Any:
-    return used_states(gradients(case, rank)) if isinstance(case.scheme, BinSGDM) else None
+def states(case: Case, rank: int, size: int) -> Any:
+    if BinSGDM() not in (case.scheme, getattr(case.scheme, "inner", None)):
+        return None
+    workers = Workers(rank, size, local_size=case.local_size(size))
+    return owned_states(case.scheme, gradients(case, rank), workers)
 
 
 def main(path: str) -> None:
@@ -62,13 +74,14 @@ def main(path: str) -> None:
     rank = MPI.COMM_WORLD.Get_rank()
     results = {}
     for name, case in cases().items():
-        own_states = states(case, rank)
+        own_states = states(case, rank, MPI.COMM_WORLD.Get_size())
         result = mpi.run(
             case.scheme,
             gradients(case, rank),
             states=own_states,
             custom_reduction=case.custom_reduction,
             kernels="numpy",
+            local_size=case.local_size(MPI.COMM_WORLD.Get_size()) if case.nodes else None,
             **case.arguments,
         )
         results[name] = (result.decoded, result.merges, own_states)

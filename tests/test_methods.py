@@ -5,7 +5,7 @@ import re
 import pytest
 
 from horovod_quant import methods, schemes
-from horovod_quant.analysis.groups import GROUP_BYTES
+from horovod_quant.frontend import GROUP_BYTES
 from horovod_quant.methods import FAMILIES, METHODS, parse
 
 SCHEMES = {

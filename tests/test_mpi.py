@@ -36,7 +36,7 @@ def launch(size: int, path: Path) -> list:
     return pickle.loads(path.read_bytes())
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 5])
+@pytest.fixture(scope="module", params=[1, 2, 3, 4, 5])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list:
     return launch(request.param, tmp_path_factory.mktemp("mpi") / "results")
 
@@ -45,7 +45,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_real_processes_decode_the_simulators_bits(ranks: list, name: str) -> None:
     case: Case = cases()[name]
     size = len(ranks)
-    expected_states = [states(case, rank) for rank in range(size)]
+    expected_states = [states(case, rank, size) for rank in range(size)]
     _, merges, _ = ranks[0][name]
     expected = simulate(
         case.scheme,
@@ -53,6 +53,7 @@ def test_real_processes_decode_the_simulators_bits(ranks: list, name: str) -> No
         custom_reduction=case.custom_reduction,
         merges=merges or None,
         states=expected_states if expected_states[0] else None,
+        local_size=case.local_size(size),
         **case.arguments,
     )
     for rank in range(size):

@@ -21,7 +21,6 @@ from horovod_quant.analysis.groups import (
     GROUP_BYTES,
     MIN_ELEMENTS,
     compressed_names,
-    splits_sums,
     torch_groups,
 )
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
@@ -31,7 +30,7 @@ from horovod_quant.analysis.work import Call, Work, cached_work_of, resolved
 from horovod_quant.frontend import carrier_signs
 from horovod_quant.schemes.base import Allreduce, Alltoall, Request, Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
-from horovod_quant.schemes.split_sums import INTEGERS
+from horovod_quant.schemes.split_sums import INTEGERS, is_faster
 from horovod_quant.traffic import sent_bytes
 
 NONE, FP16 = "none", "fp16"
@@ -273,7 +272,7 @@ def group_work(scheme: Scheme, lengths: Sequence[int], network: Network) -> Work
     for calls, request in work.stages:
         adding = workers.size_of(request.group)
         own_bytes = 4 * sum(lengths) * adding // workers.size
-        if _is_sum(request) and splits_sums(adding, own_bytes):
+        if _is_sum(request) and is_faster(adding, own_bytes):
             half = Alltoall(request.array, (), request.parts, request.group)
             stages += [(calls, half), ([], half)]
         else:

@@ -9,24 +9,15 @@ from collections.abc import Sequence
 from math import prod
 
 from horovod_quant.analysis.models import Shapes
+from horovod_quant.frontend import GROUP_BYTES, MIN_ELEMENTS
 from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Scheme
-
-GROUP_BYTES = 32 * 2**20
-"""The compressors' default ``group_bytes``."""
-
-MIN_ELEMENTS = 1024
-"""The compressors' default ``min_elements``."""
 
 # What `horovod_quant.torch.schedule` allows for: with room for the optimizer's own operations, at most three
 # collectives a group fit Horovod's default cache.
 _CACHE_PLACES = 1000
 _COLLECTIVES_PER_GROUP = 3
 _FEWEST_GROUPS = 4
-
-# Where `horovod_quant.torch.exchange` lets MPI add integers by two alltoalls.
-_SPLIT_WORKERS = 3
-_SPLIT_BYTES = 4 * 2**20
 
 
 def compressed_names(scheme: Scheme, shapes: Shapes, min_elements: int = MIN_ELEMENTS) -> list[str]:
@@ -65,11 +56,6 @@ def torch_groups(
         groups[-1].append(name)
         room -= sizes[name]
     return groups
-
-
-def splits_sums(workers: int, gradient_bytes: int) -> bool:
-    """Whether PyTorch's exchange under MPI adds a group's integers by two alltoalls instead of an allreduce."""
-    return workers >= _SPLIT_WORKERS and gradient_bytes >= _SPLIT_BYTES
 
 
 def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:

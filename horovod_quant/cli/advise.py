@@ -25,7 +25,6 @@ from horovod_quant.analysis.advice import Choice
 from horovod_quant.analysis.assumptions import assumptions
 from horovod_quant.analysis.calibration import Observation, calibrate, observe, read_bench
 from horovod_quant.analysis.cost_model import Setting
-from horovod_quant.analysis.groups import GROUP_BYTES
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels
 from horovod_quant.analysis.models import MODELS, Shapes
 from horovod_quant.analysis.network import CONTROLLERS, GLOO, Network, Software
@@ -34,6 +33,7 @@ from horovod_quant.analysis.units import parse_rate, parse_seconds
 from horovod_quant.bench.shapes import parse_shapes
 from horovod_quant.cli import advise_plot
 from horovod_quant.cli.advise_report import Found, as_json, text
+from horovod_quant.frontend import GROUP_BYTES
 from horovod_quant.schemes.base import Scheme, require_int
 
 METHODS = ["fp16", "global-qsgd-8", "global-qsgd-4", "qsgdinf-8", "qsgdinf-4", "nuqsgd-4", "binsgdm"]

@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 
-from horovod_quant.analysis.groups import GROUP_BYTES
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.bench.command import Plan, Problem, run_plan
 from horovod_quant.bench.shapes import parse_shapes
 from horovod_quant.bench.variants import Options, Variant
 from horovod_quant.cli import probe
 from horovod_quant.cli.probe import FRAMEWORKS
+from horovod_quant.frontend import GROUP_BYTES
 from horovod_quant.methods import FP16, METHODS, NONE, parse
 from horovod_quant.schemes.base import require_int
 

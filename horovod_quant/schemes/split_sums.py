@@ -14,6 +14,20 @@ from horovod_quant.schemes.base import Allreduce, Alltoall, Exchange, Scheme
 
 INTEGERS = "int32"
 
+# With two workers, and for less, Open MPI's allreduce is as fast as two alltoalls.
+_WORKERS = 3
+_GRADIENT_BYTES = 4 * 2**20
+
+
+def is_faster(size: int, gradient_bytes: int) -> bool:
+    """Whether under MPI two alltoalls are faster than an allreduce; the same on all workers.
+
+    Args:
+        size: number of workers that add.
+        gradient_bytes: of the float32 gradients whose integers are added.
+    """
+    return size >= _WORKERS and gradient_bytes >= _GRADIENT_BYTES
+
 
 def group_of_sums(scheme: Scheme) -> str | None:
     """The group that an exchange asks for a sum of integers; it asks for one sum at most."""

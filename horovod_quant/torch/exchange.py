@@ -21,14 +21,10 @@ from horovod_quant.schemes.base import (
     Scheme,
     split_gathered,
 )
-from horovod_quant.schemes.split_sums import group_of_sums, split_sums
+from horovod_quant.schemes.split_sums import group_of_sums, is_faster, split_sums
 from horovod_quant.traffic import sent_bytes
 
 _POLL_SECONDS = 2e-4
-
-# With two workers, and for less, Open MPI's allreduce is as fast as two alltoalls.
-_SPLIT_WORKERS = 3
-_SPLIT_BYTES = 4 * 2**20
 
 OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
 
@@ -113,6 +109,8 @@ class Group:
         self._stage = 0
         self._request: Any = None
         self._handle: Any = None
+        import horovod.torch as hvd
+
         workers = nodes.workers
         scheme = self.members[0].scheme.for_workers(workers)
         self._stages = len(scheme.collectives)
@@ -122,7 +120,7 @@ class Group:
         if group is not None:
             adding = workers.size_of(group)
             own_bytes = sum(member.bytes for member in self.members) * adding // workers.size
-            if _splits_sums(adding, own_bytes):
+            if is_faster(adding, own_bytes) and hvd.mpi_enabled():
                 self._stages += 1
                 self._exchange = split_sums(self._exchange, adding)
         for index, member in enumerate(self.members):
@@ -171,13 +169,6 @@ class Group:
         name = f"{self._name}.{self._stage}"
         self._handle = _launch(self._request, name, self._nodes.process_sets[group])
         self._stage += 1
-
-
-def _splits_sums(size: int, gradient_bytes: int) -> bool:
-    """Whether two alltoalls are faster than an allreduce; the same on all workers."""
-    import horovod.torch as hvd
-
-    return size >= _SPLIT_WORKERS and gradient_bytes >= _SPLIT_BYTES and hvd.mpi_enabled()
 
 
 def _launch(request: Any, name: str, process_set: Any) -> Any:

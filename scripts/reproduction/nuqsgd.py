@@ -215,7 +215,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
         ),
         Plot(
             "nuqsgd-loss-0.2.png",
-            f"The same, learning rate {LARGER}; a curve ends where a training broke down.",
+            f"The same, learning rate {LARGER}; a curve that leaves the panel or ends: the training broke down.",
         ),
     ]
 
@@ -248,6 +248,7 @@ def _draw_losses(figures: dict[str, Any], rate: str, path: Path) -> None:
             key = method if method == "none" else _key(method, *cell)
             common.plot_loss(axes, _losses(figures, rate, key), method)
         axes.set(yscale="log", ylabel="training loss, nats")
+        axes.set_ylim(top=10)  # a training that breaks down leaves the panel
     common.finish(figure, panels, path)
 
 

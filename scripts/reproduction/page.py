@@ -48,6 +48,7 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
     machine = result["machine"]
     verdicts = [f"- **{outcome(v.holds)}**: {v.statement} ({v.evidence})" for v in module.verdicts(figures)]
     plots = [f"![{p.caption}]({folder.name}/{p.file})\n\n*{p.caption}*" for p in module.draw(figures, folder)]
+    cpu = f" ({result['cpu_seconds']:.0f} s of CPU time)" if "cpu_seconds" in result else ""
     parts = [
         f"## {module.TITLE}",
         f"**Claim.** {module.CLAIM}",
@@ -55,8 +56,8 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
         "**Verdict.**\n\n" + "\n".join(verdicts),
         module.tables(figures),
         *plots,
-        f"`scripts/reproduce {claim}`: {result['seconds']:.0f} s ({result['cpu_seconds']:.0f} s of CPU time) on "
-        f"{machine['cores']} cores of {machine['processor']}, kernels: {machine['kernels']}.",
+        f"`scripts/reproduce {claim}`: {result['seconds']:.0f} s{cpu} on {machine['cores']} cores of "
+        f"{machine['processor']}, kernels: {machine['kernels']}.",
     ]
     if result["size"] != "full":
         parts.insert(1, f"**This is a run of size {result['size']}: its figures say nothing.**")

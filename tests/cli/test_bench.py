@@ -22,7 +22,6 @@ sys.path.append(str(ROOT / "tests" / "parallel"))
 
 from launching import BIN, environment, horovodrun  # noqa: E402
 
-from horovod_quant.analysis.groups import GROUP_BYTES  # noqa: E402
 from horovod_quant.analysis.models import MODELS, elements  # noqa: E402
 from horovod_quant.bench import report  # noqa: E402
 from horovod_quant.bench.gradients import ExactAverage, gradient  # noqa: E402
@@ -30,6 +29,7 @@ from horovod_quant.bench.network import Counter  # noqa: E402
 from horovod_quant.bench.rounds import Found, Measurement  # noqa: E402
 from horovod_quant.bench.shapes import parse_shapes  # noqa: E402
 from horovod_quant.cli import probe  # noqa: E402
+from horovod_quant.frontend import GROUP_BYTES  # noqa: E402
 
 COMMAND = Path(sys.executable).with_name("horovod-quant")
 METHODS = ["global-qsgd-8", "global-qsgd-2", "qsgdinf-4", "binsgdm"]

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from launching import horovodrun
@@ -36,6 +36,7 @@ LAUNCHES = [
     Launch("torch_hierarchical_scenarios", "gloo", 4, "True", TWO_HOSTS, extra=True),
     Launch("torch_hierarchical_scenarios", "mpi", 4, "2", dynamic=True),
     Launch("torch_hierarchical_scenarios", "gloo", 2, "True"),
+    Launch("tf_hierarchical_scenarios", "gloo", 4, "True", TWO_HOSTS, extra=True),
 ]
 
 
@@ -80,3 +81,27 @@ def test_on_every_worker(launch: Launch, scenario: str, outcomes: dict, tmp_path
         ended = f"rank {rank} did not get this far, its last was {list(log)[-1:]}"
         assert scenario in log, f"{ended}; the launch printed\n{output}"
         assert not log[scenario], f"rank {rank}:\n{log[scenario]}"
+
+
+IMPOSSIBLE = [
+    (
+        ["-np", 3, "-H", "localhost:2,127.0.0.1:1"],
+        "True",
+        "ValueError: hierarchical=True: some hosts have more workers",
+    ),
+    (["-np", 3], "2", "ValueError: hierarchical: 3 workers cannot be on nodes of 2 each"),
+    (["-np", 4], "2", "RuntimeError: hierarchical: Horovod has no process set of the ranks [0, 1]"),
+]
+
+
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize(("options", "hierarchical", "message"), IMPOSSIBLE)
+def test_every_worker_says_what_is_wrong(
+    framework: str, options: list[Any], hierarchical: str, message: str, tmp_path: Path
+) -> None:
+    _, workers, *hosts = options
+    command = [*hosts, sys.executable, HERE / "nodes_worker.py", tmp_path, framework, hierarchical]
+    done = horovodrun("gloo", workers, command, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:]
+    for rank in range(workers):
+        assert (tmp_path / str(rank)).read_text().startswith(message)

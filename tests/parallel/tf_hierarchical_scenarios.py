@@ -38,12 +38,10 @@ HIERARCHICAL: Any = {"True": True}.get(os.environ["HIERARCHICAL"]) or int(os.env
 
 EACH_METHOD = [
     scenarios_of.keras_fit,
-    scenarios_of.tape_eager,
     scenarios_of.tape_groups,
     scenarios_of.tape_dtypes,
     scenarios_of.direct_calls,
     scenarios_of.nan_on_one_rank,
-    scenarios_of.constant_gradients,
 ]
 
 
@@ -131,7 +129,7 @@ def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
     ]
     tables.append((IN_TENSORFLOW, in_tensorflow))
     if extra:
-        tables.append((VARIANTS, [*OWN, scenarios_of.tape_groups]))
+        tables.append((VARIANTS, OWN))
     for table, functions in tables:
         for method, make in table.items():
             hierarchical = functools.partial(make, hierarchical=HIERARCHICAL)

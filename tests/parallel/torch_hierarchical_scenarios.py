@@ -81,9 +81,9 @@ def nodes_of_one_worker() -> None:
 
 
 def nodes_that_do_not_fit() -> None:
-    compressor = hvq.GlobalQSGD(hierarchical=hvd.size() - 1)
+    compressor = hvq.GlobalQSGD(hierarchical=hvd.size() + 1)
     said = message_of(lambda: hvd.allreduce(torch.ones(2000), compression=compressor, name="odd"), ValueError)
-    assert f"{hvd.size()} workers cannot be on nodes of {hvd.size() - 1} each" in said
+    assert f"{hvd.size()} workers cannot be on nodes of {hvd.size() + 1} each" in said
 
 
 def a_process_set() -> None:
@@ -133,15 +133,22 @@ def the_state_of_binsgdm_is_shared_out() -> None:
     assert "gather_state()" in message_of(lambda: copy.deepcopy(optimizer), RuntimeError)
 
 
+def _net_without_small_tensors() -> torch.nn.Module:
+    """Horovod's own sums of small gradients need not have the same bits in another run."""
+    torch.manual_seed(4)
+    layers = [torch.nn.Linear(40, 60, bias=False), torch.nn.Tanh(), torch.nn.Linear(60, 30, bias=False)]
+    return torch.nn.Sequential(*layers)
+
+
 def the_state_of_binsgdm_is_gathered_saved_and_loaded() -> None:
-    model = net()
+    model = _net_without_small_tensors()
     optimizer = _with_binsgdm(model, HIERARCHICAL)
     _trained(optimizer, model, range(2))
     optimizer.gather_state()
     saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
     _trained(optimizer, model, range(2, 4))
 
-    other = net(seed=2)
+    other = _net_without_small_tensors()
     resumed = _with_binsgdm(other, HIERARCHICAL)
     resumed.load_state_dict(saved)
     other.load_state_dict(weights)

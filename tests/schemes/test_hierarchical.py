@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import (
+    LENGTHS,
+    SCHEMES,
+    assert_unbiased,
+    gaussian,
+    lockstep,
+    owned_states,
+    same_bits,
+    simulate,
+    used_states,
+)
+
+from horovod_quant import simulator
+from horovod_quant.kernels import reference
+from horovod_quant.policy import Policy
+from horovod_quant.schemes import QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes.base import CROSS, LOCAL, BinaryState, Scheme, Workers
+from horovod_quant.schemes.chunks import owned_range
+
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+LAYOUTS = [(4, 2), (6, 3), (6, 2), (8, 4)]  # workers, workers of a node
+every_layout = pytest.mark.parametrize(("size", "local_size"), LAYOUTS)
+MANY_LENGTHS = (*LENGTHS, 5000, 20_000)
+
+
+def groups_of(size: int, lengths: tuple[int, ...] = MANY_LENGTHS) -> list[list[np.ndarray]]:
+    return [[gaussian(100 * worker + i, d) for i, d in enumerate(lengths)] for worker in range(size)]
+
+
+def node_means(groups: list, local_size: int) -> list:
+    """The mean of each node's workers: added in their order, times the rounded inverse of their number."""
+    inverse = np.float32(1 / local_size)
+    nodes = [groups[first : first + local_size] for first in range(0, len(groups), local_size)]
+    return [[reduce(np.add, same) * inverse for same in zip(*node)] for node in nodes]
+
+
+# ---- what it is equal to
+
+
+@every_scheme
+@every_layout
+def test_it_is_the_flat_exchange_of_the_nodes_means(scheme: Scheme, size: int, local_size: int) -> None:
+    groups = groups_of(size)
+    result = simulate(Hierarchical(scheme), groups, local_size=local_size, seed=3, step=7)
+    expected = simulate(scheme, node_means(groups, local_size), seed=3, step=7)
+    for own in result.decoded:
+        assert all(map(same_bits, own, expected.decoded[0]))
+
+
+@every_scheme
+@pytest.mark.parametrize("size", [1, 3])
+def test_with_one_worker_a_node_it_is_the_flat_exchange(scheme: Scheme, size: int) -> None:
+    groups = groups_of(size)
+    for factor in (None, 0.3, 1.0):
+        result, expected = (simulate(s, groups, factor=factor) for s in (Hierarchical(scheme), scheme))
+        assert all(map(same_bits, result.decoded[0], expected.decoded[0]))
+        assert result.bytes_sent == expected.bytes_sent
+
+
+@every_scheme
+def test_a_single_node_quantizes_nothing(scheme: Scheme) -> None:
+    groups = groups_of(3)
+    result = simulate(Hierarchical(scheme), groups, local_size=3)
+    assert set(result.bytes_sent) == {"local alltoall", "local allgather"}
+    if isinstance(scheme, BinSGDM):
+        expected = simulate(scheme, node_means(groups, 3)).decoded[0]
+    else:
+        expected = node_means(groups, 3)[0]
+    for own in result.decoded:
+        assert all(map(same_bits, own, expected))
+
+
+@every_scheme
+def test_both_backends_return_the_same_bits(scheme: Scheme) -> None:
+    groups = groups_of(4)
+    arguments: dict[str, Any] = {"local_size": 2, "seed": 1}
+    if isinstance(scheme, BinSGDM):
+        workers = [Workers(rank, 4, local_size=2) for rank in range(4)]
+        arguments["states"] = [owned_states(Hierarchical(scheme), groups[w.rank], w) for w in workers]
+    expected = simulate(Hierarchical(scheme), groups, **{**arguments, **_copied(arguments)})
+    native = simulator.run(Hierarchical(scheme), groups, kernels="native", **arguments)
+    assert all(map(same_bits, native.decoded[0], expected.decoded[0]))
+
+
+def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
+    if "states" not in arguments:
+        return {}
+    copy = [[BinaryState(m.copy(), s.copy(), beta) for m, s, beta in own] for own in arguments["states"]]
+    return {"states": copy}
+
+
+# ---- who owns what
+
+
+@every_scheme
+def test_a_group_of_tensors_is_exchanged_as_each_alone(scheme: Scheme) -> None:
+    lengths = (5000, 33, 0, 1025, 1, 2048, 3000)
+    groups, names = groups_of(4, lengths), [f"layer{i}.weight" for i in range(len(lengths))]
+    together = simulate(Hierarchical(scheme), groups, local_size=2, names=names).decoded[0]
+    for i, name in enumerate(names):
+        alone = simulate(Hierarchical(scheme), [[own[i]] for own in groups], local_size=2, names=[name])
+        assert same_bits(alone.decoded[0][0], together[i])
+
+
+@pytest.mark.parametrize("elements", [0, 1, 1024, 5000, 10_000_000])
+@pytest.mark.parametrize("owners", [1, 2, 3, 8])
+def test_every_element_has_one_owner(elements: int, owners: int) -> None:
+    for unit in (1024, 3072):
+        ranges = [owned_range("w", elements, owners, owner, unit) for owner in range(owners)]
+        assert sum(stop - start for start, stop in ranges) == elements
+        inside = sorted(pair for pair in ranges if pair[0] < pair[1])
+        assert all(start % unit == 0 for start, _ in inside)
+        assert [start for start, _ in inside[1:]] == [stop for _, stop in inside[:-1]]
+        counts = [stop - start for start, stop in ranges]
+        assert max(counts) - min(counts) <= 2 * unit
+
+
+def test_small_tensors_have_different_owners() -> None:
+    owners = [
+        next(owner for owner in range(4) if np.diff(owned_range(f"layer{i}", 100, 4, owner, 1024))[0])
+        for i in range(100)
+    ]
+    assert set(owners) == {0, 1, 2, 3}
+
+
+def test_the_state_of_binsgdm_is_that_of_the_nodes_means_shared_out() -> None:
+    scheme, groups = Hierarchical(BinSGDM()), groups_of(4, (5000, 3000))
+    workers = [Workers(rank, 4, local_size=2) for rank in range(4)]
+    own = [owned_states(scheme, groups[worker.rank], worker) for worker in workers]
+    flat = [used_states(mean) for mean in node_means(groups, 2)]
+    for step in range(3):
+        simulate(scheme, groups, local_size=2, states=own, step=step)
+        simulate(BinSGDM(), node_means(groups, 2), states=flat, step=step)
+    for worker in workers:
+        for i, state in enumerate(own[worker.rank]):
+            start, stop = scheme.owned(str(i), (5000, 3000)[i], worker)
+            assert 0 < stop - start < (5000, 3000)[i]
+            assert same_bits(state.momentum, flat[worker.node][i].momentum[start:stop])
+            assert same_bits(state.scale, flat[worker.node][i].scale[start:stop])
+
+
+# ---- error, bytes
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [QSGD(4), QSGD(3, "max", 96), GlobalQSGD(4), GlobalQSGD(8, "l2"), GlobalQSGD(4, levels="exponential")],
+    ids=str,
+)
+def test_it_is_unbiased(scheme: Any) -> None:
+    workers = [gaussian(worker, scheme.bucket_size) for worker in range(4)]
+    result = simulate(Hierarchical(scheme), [np.tile(g, 2000) for g in workers], local_size=2)
+    norm = np.linalg.norm if scheme.norm == "l2" else lambda x: np.abs(x).max()
+    largest = float(norm(np.concatenate(workers)))
+    samples = result.decoded[0][0].reshape(2000, -1)
+    assert_unbiased(samples, np.mean(np.array(workers, np.float64), axis=0), 2 * largest, largest * 2.0**-21)
+
+
+def test_fewer_summands_have_more_levels() -> None:
+    assert GlobalQSGD(8).levels_for(64) == 1
+    assert GlobalQSGD(8).levels_for(8) == 15
+    gradients = [gaussian(worker, 4096) for worker in range(64)]
+    flat = simulate(GlobalQSGD(8), gradients).error
+    assert simulate(Hierarchical(GlobalQSGD(8)), gradients, local_size=8).error < flat / 10
+    with pytest.raises(ValueError, match="64 workers need bits >= 8"):
+        simulate(GlobalQSGD(4), gradients)
+    simulate(Hierarchical(GlobalQSGD(4)), gradients, local_size=16)
+    with pytest.raises(ValueError, match="16 workers need bits >= 6"):
+        simulate(Hierarchical(GlobalQSGD(4)), gradients, local_size=4)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bits"), [(BinSGDM(), 1 + 1 / 1024), (GlobalQSGD(8), 8 + 32 / 1024)], ids=["binsgdm", "global"]
+)
+@every_layout
+def test_bytes_are_those_of_the_cost_table(scheme: Scheme, bits: float, size: int, local_size: int) -> None:
+    elements, nodes = 2**10 * 32 * 96, size // local_size
+    result = simulate(Hierarchical(scheme), [np.zeros(elements, np.float32)] * size, local_size=local_size)
+    sent = result.bytes_sent
+    between = sum(count for name, count in sent.items() if name.startswith("cross"))
+    assert between * local_size == pytest.approx(2 * (nodes - 1) / nodes * bits * elements / 8, rel=1e-3)
+    inside = (local_size - 1) / local_size * 4 * elements
+    assert sent["local alltoall"] == inside
+    assert sent["local allgather"] == pytest.approx(inside, rel=1e-6)
+
+
+# ---- special values
+
+
+@every_scheme
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_non_finite_element_gives_nan_in_its_bucket_and_nowhere_else(scheme: Scheme, value: float) -> None:
+    groups = [[gaussian(worker, 5000)] for worker in range(4)]
+    clean = simulate(Hierarchical(scheme), groups, local_size=2).decoded[0][0]
+    bucket = getattr(scheme, "bucket_size", 1024)
+    for worker, element in ((0, 0), (3, 4999), (1, 1500)):
+        damaged = [[own[0].copy()] for own in groups]
+        damaged[worker][0][element] = value
+        expected = clean.copy()
+        expected[element // bucket * bucket : (element // bucket + 1) * bucket] = np.nan
+        for own in simulate(Hierarchical(scheme), damaged, local_size=2).decoded:
+            assert same_bits(own[0], expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.uint16])
+def test_other_types_are_converted_first_and_last(dtype: type) -> None:
+    scheme = Hierarchical(QSGD(4, bucket_size=96))
+    inputs = [[reference.store_float32(gaussian(w, 2500), np.empty(2500, dtype))] for w in range(4)]
+    converted = [[reference.as_float32(g[0])] for g in inputs]
+    narrow, wide = (lockstep(scheme, groups, local_size=2)[1] for groups in (inputs, converted))
+    out, expected = np.empty(2500, dtype), np.empty(2500, np.float32)
+    narrow.write(0, 0.3, out)
+    wide.write(0, 0.3, expected)
+    assert same_bits(out, reference.store_float32(expected, np.empty(2500, dtype)))
+
+
+# ---- arguments
+
+
+def test_nodes_of_different_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 workers cannot be on nodes of 2 each"):
+        simulate(Hierarchical(QSGD(4)), [np.zeros(4, np.float32)] * 5, local_size=2)
+
+
+def test_overrides_are_for_the_scheme_between_the_nodes() -> None:
+    policy = Policy(Hierarchical(QSGD(4)), overrides={"head.*": {"bits": 8}})
+    assert policy.scheme_for("head.weight", 5000) == Hierarchical(QSGD(8))
+    assert policy.scheme_for("body.weight", 5000) == Hierarchical(QSGD(4))
+    with pytest.raises(ValueError, match="QSGD has no argument 'beta'"):
+        Policy(Hierarchical(QSGD(4)), overrides={"head.*": {"beta": 0.9}})
+
+
+def test_it_is_the_nodes_that_a_width_must_fit() -> None:
+    policy = Policy(Hierarchical(GlobalQSGD(4)))
+    policy.check_workers(16, local_size=4)
+    with pytest.raises(ValueError, match="16 workers need bits >= 6"):
+        policy.check_workers(64, local_size=4)
+    with pytest.raises(ValueError, match="5 workers cannot be on nodes of 2"):
+        policy.check_workers(5, local_size=2)
+
+
+def test_collectives_are_declared_in_order() -> None:
+    for scheme in SCHEMES.values():
+        first, *between, last = Hierarchical(scheme).collectives
+        assert (first.group, last.group) == (LOCAL, LOCAL)
+        assert [c._replace(group="all") for c in between] == list(scheme.collectives)
+        assert {c.group for c in between} == {CROSS}
