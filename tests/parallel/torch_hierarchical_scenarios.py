@@ -165,7 +165,7 @@ def the_state_of_binsgdm_is_gathered_saved_and_loaded() -> None:
     momenta = [resumed.state[p]["momentum"] for p in other.parameters()]
     assert_same_on_all_ranks(momenta, "broadcast momenta")
     for hierarchical in (1, False):  # other nodes, as with another number of workers
-        model = net()
+        model = _net_without_small_tensors()
         optimizer = _with_binsgdm(model, hierarchical)
         optimizer.load_state_dict(resumed.state_dict())
         _trained(optimizer, model, range(2))
