@@ -1,4 +1,4 @@
-"""Writes down what a hierarchical exchange says that cannot be. Run by test_hierarchical.py.
+"""Writes down what a hierarchical exchange says that cannot be. Run by test_hierarchical_exchange.py.
 
 horovodrun -np 3 -H localhost:2,127.0.0.1:1 python nodes_worker.py FOLDER FRAMEWORK HIERARCHICAL
 """

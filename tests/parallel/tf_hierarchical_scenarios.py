@@ -1,4 +1,4 @@
-"""What tf_scenarios.py tries, with hierarchical exchanges. Run by worker.py; see test_hierarchical.py."""
+"""What tf_scenarios.py tries, with hierarchical exchanges. Run by worker.py; see test_hierarchical_exchange.py."""
 
 from __future__ import annotations
 
