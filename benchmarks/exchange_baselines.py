@@ -46,39 +46,14 @@ def connect(bench: Bench) -> None:
     dist.init_process_group("gloo", store=store, rank=bench.rank, world_size=bench.size)
 
 
-class _BucketState(powerSGD_hook.PowerSGDState):
-    """PowerSGD's state of one bucket."""
-
-    __slots__ = ()
-
-    def maybe_increase_iter(self, bucket: dist.GradBucket) -> None:
-        self.iter += 1
-
-
-class PowerSGD:
-    """PyTorch's hook, with a process group for each bucket.
+def powersgd(rank: int) -> powerSGD_hook.PowerSGDState:
+    """The state of PyTorch's hook, for a model in one bucket.
 
     The hook's later collectives start in callbacks, and those of several buckets in an order that differs between the
-    workers. Within one group Gloo mixes them up, and the process aborts.
+    workers: within one group Gloo mixes them up, and the process aborts. A group for each bucket brings so many
+    threads that 4 workers on 2 cores stall for seconds.
     """
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._states: dict[int, _BucketState] = {}
-
-    def hook(self, _, bucket):  # DDP understands no annotation that is a string
-        """For ``register_comm_hook``."""
-        index = bucket.index()
-        if index not in self._states:  # in the order of the buckets, the same on all workers
-            self._states[index] = _BucketState(
-                dist.new_group(), matrix_approximation_rank=self._rank, start_powerSGD_iter=START_POWERSGD
-            )
-        return powerSGD_hook.powerSGD_hook(self._states[index], bucket)
-
-    @property
-    def elements_sent(self) -> int:
-        """Since it started to compress."""
-        return sum(state.total_numel_after_compression for state in self._states.values())
+    return powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=START_POWERSGD)
 
 
 class Trial:
@@ -89,16 +64,19 @@ class Trial:
     def __init__(self, variant: Variant, gradients: Gradients, options: Options) -> None:
         self.variant = variant
         hook = HOOKS[variant.label]
-        self._powersgd = PowerSGD(hook) if isinstance(hook, int) else None
+        self._powersgd = powersgd(hook) if isinstance(hook, int) else None
         # PowerSGD sends what it has left out before, so that one exchange's result alone has no error.
         self.has_average = self._powersgd is None
         self._gradients = gradients
         self._model = Model(gradients.shapes, options.backward)
         self._parameters = list(self._model.parameters())
-        self._ddp = DistributedDataParallel(self._model, gradient_as_bucket_view=True)
+        one_bucket = {} if self._powersgd is None else {"bucket_cap_mb": 4 * elements(gradients.shapes) / 2**20 + 1}
+        self._ddp = DistributedDataParallel(self._model, gradient_as_bucket_view=True, **one_bucket)
         self._width = 2 if hook is default_hooks.fp16_compress_hook else 4
-        if hook is not None:
-            self._ddp.register_comm_hook(None, hook if self._powersgd is None else self._powersgd.hook)
+        if self._powersgd is not None:
+            self._ddp.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
+        elif hook is not None:
+            self._ddp.register_comm_hook(None, hook)
         self._loss: Any = None
         self._elements_sent = 0.0
 
@@ -123,7 +101,8 @@ class Trial:
 
     def bytes_sent(self) -> float:
         """By this worker, in all exchanges; PowerSGD's without those before it started."""
-        sent = self._elements_sent if self._powersgd is None else self._powersgd.elements_sent
+        powersgd = self._powersgd
+        sent = self._elements_sent if powersgd is None else powersgd.total_numel_after_compression
         return ring_allreduce_bytes(self._width * sent, dist.get_world_size())
 
 

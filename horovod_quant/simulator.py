@@ -155,7 +155,7 @@ def _perform(requests: list[Any], merges: Sequence[Merge] | None) -> list[Any]:
         pieces = []
         for request in requests:
             at = split_points(request.splits)
-            pieces.append([request.array[at[j] : at[j + 1]] for j in range(len(requests))])
+            pieces.append([request.array[at[j] : at[j + 1]].copy() for j in range(len(requests))])
         return [
             [pieces[sender][receiver] for sender in range(len(requests))] for receiver in range(len(requests))
         ]

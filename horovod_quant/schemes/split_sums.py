@@ -60,10 +60,22 @@ def split_sums(exchange: Exchange, size: int) -> Exchange:
 
 
 def _sum(request: Allreduce, size: int) -> Any:
-    shortest, longer = divmod(len(request.array), size)
+    array = request.array  # spent after the first alltoall, as an allreduce in place would spend it
+    shortest, longer = divmod(len(array), size)
     splits = [shortest + (worker < longer) for worker in range(size)]
-    own, *others = yield Alltoall(request.array, splits, request.parts, request.group)
+    own, *others = yield Alltoall(array, splits, request.parts, request.group)
     for other in others:
         np.add(own, other, out=own)
-    copies = Alltoall(np.tile(own, size), [len(own)] * size, request.parts, request.group)
-    return np.concatenate((yield copies))
+    # Memory that is there already: pages of new memory cost more than the sum.
+    copies = array if len(own) == shortest else np.empty(size * len(own), array.dtype)
+    copies = copies[: size * len(own)]
+    copies.reshape(size, -1)[:] = own
+    return _joined((yield Alltoall(copies, [len(own)] * size, request.parts, request.group)))
+
+
+def _joined(pieces: list[np.ndarray]) -> np.ndarray:
+    """The array that consecutive pieces are cut from; or a copy, where they come one by one."""
+    whole = pieces[0].base
+    if isinstance(whole, np.ndarray) and whole.shape == (sum(map(len, pieces)),):
+        return whole
+    return np.concatenate(pieces)
