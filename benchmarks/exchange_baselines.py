@@ -53,7 +53,9 @@ def powersgd(rank: int) -> powerSGD_hook.PowerSGDState:
     workers: within one group Gloo mixes them up, and the process aborts. A group for each bucket brings so many
     threads that 4 workers on 2 cores stall for seconds.
     """
-    return powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=START_POWERSGD)
+    return powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=rank, start_powerSGD_iter=START_POWERSGD
+    )
 
 
 class Trial:
@@ -70,7 +72,9 @@ class Trial:
         self._gradients = gradients
         self._model = Model(gradients.shapes, options.backward)
         self._parameters = list(self._model.parameters())
-        one_bucket = {} if self._powersgd is None else {"bucket_cap_mb": 4 * elements(gradients.shapes) / 2**20 + 1}
+        one_bucket = (
+            {} if self._powersgd is None else {"bucket_cap_mb": 4 * elements(gradients.shapes) / 2**20 + 1}
+        )
         self._ddp = DistributedDataParallel(self._model, gradient_as_bucket_view=True, **one_bucket)
         self._width = 2 if hook is default_hooks.fp16_compress_hook else 4
         if self._powersgd is not None:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
 # The same examples every time, and no limit on the time of one: a loaded machine is no bug.
 settings.register_profile("reproducible", derandomize=True, deadline=None)
 settings.load_profile("reproducible")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="TensorFlow's scenarios with every controller and number of workers: about 20 minutes more",
+    )

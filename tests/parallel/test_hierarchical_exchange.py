@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from launching import horovodrun
+from worker import selected
 
 pytestmark = pytest.mark.parallel
 
@@ -25,7 +26,7 @@ class Launch(NamedTuple):
     hierarchical: str
     hosts: str = ""
     dynamic: bool = False  # process sets are added later, not in hvd.init
-    extra: bool = False
+    breadth: str = "full"
 
     def __str__(self) -> str:
         return f"{self.module.partition('_')[0]}-{self.controller}-{self.workers}-by-{self.hierarchical}"
@@ -33,16 +34,11 @@ class Launch(NamedTuple):
 
 TWO_HOSTS = "localhost:2,127.0.0.1:2"
 LAUNCHES = [
-    Launch("torch_hierarchical_scenarios", "gloo", 4, "True", TWO_HOSTS, extra=True),
+    Launch("torch_hierarchical_scenarios", "gloo", 4, "True", TWO_HOSTS, breadth="extra"),
     Launch("torch_hierarchical_scenarios", "mpi", 4, "2", dynamic=True),
     Launch("torch_hierarchical_scenarios", "gloo", 2, "True"),
-    Launch("tf_hierarchical_scenarios", "gloo", 4, "True", TWO_HOSTS, extra=True),
+    Launch("tf_hierarchical_scenarios", "gloo", 4, "True", TWO_HOSTS, breadth="core"),
 ]
-
-
-def scenarios(launch: Launch) -> list[str]:
-    os.environ.setdefault("HIERARCHICAL", launch.hierarchical)
-    return [name for name, _ in importlib.import_module(launch.module).scenarios(launch.extra)]
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +50,7 @@ def outcomes() -> dict[Launch, tuple[list[dict[str, str]], str]]:
 def outcome_of(launch: Launch, outcomes: dict, folder: Path) -> tuple[list[dict[str, str]], str]:
     if launch not in outcomes:
         command = ["-H", launch.hosts] if launch.hosts else []
-        command += [sys.executable, HERE / "worker.py", folder, launch.module]
-        command += ["--extra"] if launch.extra else []
+        command += [sys.executable, HERE / "worker.py", folder, launch.module, launch.breadth]
         environment = {"HIERARCHICAL": launch.hierarchical}
         environment.update({"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if launch.dynamic else {})
         done = horovodrun(launch.controller, launch.workers, command, timeout=LIMIT, env=environment)
@@ -68,13 +63,21 @@ def outcome_of(launch: Launch, outcomes: dict, folder: Path) -> tuple[list[dict[
     return outcomes[launch]
 
 
-CASES = [
-    pytest.param(launch, name, id=f"{launch}-{name}") for launch in LAUNCHES for name in scenarios(launch)
-]
+def pytest_generate_tests(metafunc: Any) -> None:
+    if "launch" not in metafunc.fixturenames:
+        return
+    os.environ.setdefault("HIERARCHICAL", "True")  # the modules ask for it, for their workers
+    thorough = metafunc.config.getoption("--thorough")
+    cases = [
+        pytest.param(launch, name, id=f"{launch}-{name}")
+        for usual in LAUNCHES
+        for launch in [usual._replace(breadth="extra") if usual.breadth == "core" and thorough else usual]
+        for name, _ in selected(importlib.import_module(launch.module), launch.breadth)
+    ]
+    metafunc.parametrize(("launch", "scenario"), cases)
 
 
 @pytest.mark.timeout(LIMIT + 60)
-@pytest.mark.parametrize(("launch", "scenario"), CASES)
 def test_on_every_worker(launch: Launch, scenario: str, outcomes: dict, tmp_path: Path) -> None:
     logs, output = outcome_of(launch, outcomes, tmp_path)
     for rank, log in enumerate(logs):

@@ -1,4 +1,8 @@
-"""Every scenario of torch_scenarios.py and tf_scenarios.py, in real processes: Gloo and MPI, 2 and 3 workers."""
+"""The scenarios of torch_scenarios.py and tf_scenarios.py, in real processes: Gloo and MPI, 2 and 3 workers.
+
+TensorFlow traces for seconds what PyTorch just runs. There every scenario runs with each controller and each number of
+workers, but not with each pair of them, unless pytest gets ``--thorough``.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,20 @@ from typing import Any
 
 import pytest
 from launching import horovodrun
+from worker import selected
 
 pytestmark = pytest.mark.parallel
 
 HERE = Path(__file__).parent
-MODULES = ["torch_scenarios", "tf_scenarios"]
-RUNS = [("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 3)]
-WITH_EXTRA = {  # variants of methods and kernels
-    "torch_scenarios": RUNS,
-    "tf_scenarios": [("gloo", 3)],
+LAUNCHES = {  # module, controller, workers: which scenarios
+    ("torch_scenarios", "gloo", 2): "extra",
+    ("torch_scenarios", "gloo", 3): "extra",
+    ("torch_scenarios", "mpi", 2): "extra",
+    ("torch_scenarios", "mpi", 3): "extra",
+    ("tf_scenarios", "gloo", 2): "core",
+    ("tf_scenarios", "gloo", 3): "extra",
+    ("tf_scenarios", "mpi", 2): "full",
+    ("tf_scenarios", "mpi", 3): "core",
 }
 LIMIT = 2400
 
@@ -31,11 +40,10 @@ def outcomes(tmp_path_factory: Any) -> dict[tuple, Outcome]:
     return {}
 
 
-def outcome_of(launch: tuple[str, str, int], outcomes: dict, folder: Path) -> Outcome:
+def outcome_of(launch: tuple[str, str, int, str], outcomes: dict, folder: Path) -> Outcome:
     if launch not in outcomes:
-        module, controller, workers = launch
-        command = [sys.executable, HERE / "worker.py", folder, module]
-        command += ["--extra"] if (controller, workers) in WITH_EXTRA[module] else []
+        module, controller, workers, breadth = launch
+        command = [sys.executable, HERE / "worker.py", folder, module, breadth]
         done = horovodrun(controller, workers, command, timeout=LIMIT)
         logs = []
         for rank in range(workers):
@@ -46,17 +54,20 @@ def outcome_of(launch: tuple[str, str, int], outcomes: dict, folder: Path) -> Ou
     return outcomes[launch]
 
 
-def cases() -> list[Any]:
-    return [
-        pytest.param((module, controller, workers), name, id=f"{module}-{controller}-{workers}-{name}")
-        for module in MODULES
-        for controller, workers in RUNS
-        for name, _ in importlib.import_module(module).scenarios((controller, workers) in WITH_EXTRA[module])
+def pytest_generate_tests(metafunc: Any) -> None:
+    thorough = metafunc.config.getoption("--thorough")
+    cases = [
+        pytest.param(
+            (module, controller, workers, breadth), name, id=f"{module}-{controller}-{workers}-{name}"
+        )
+        for (module, controller, workers), usual in LAUNCHES.items()
+        for breadth in ["full" if usual == "core" and thorough else usual]
+        for name, _ in selected(importlib.import_module(module), breadth)
     ]
+    metafunc.parametrize(("launch", "scenario"), cases)
 
 
 @pytest.mark.timeout(LIMIT + 60)
-@pytest.mark.parametrize(("launch", "scenario"), cases())
 def test_on_every_worker(launch: Any, scenario: str, outcomes: dict, tmp_path: Path) -> None:
     logs, output = outcome_of(launch, outcomes, tmp_path)
     for rank, log in enumerate(logs):

@@ -119,6 +119,9 @@ def the_state_of_binsgdm_is_gathered_saved_and_loaded(make: Make) -> None:
 OWN = [a_tensor_smaller_than_the_node, dynamic_shapes, the_state_of_binsgdm_is_gathered_saved_and_loaded]
 
 
+CORE = ["keras_fit", "tape_groups", *(function.__name__ for function in OWN)]
+
+
 def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
     tables: list[tuple[dict[str, Make], list[Callable]]] = [(METHODS, [*OWN, *EACH_METHOD])]
     in_tensorflow = [

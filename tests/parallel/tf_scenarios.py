@@ -720,6 +720,7 @@ EACH_METHOD = [
     workers_disagree,
     binsgdm_moves_by_the_rate,
 ]
+CORE = ["keras_fit", "tape_groups", "direct_calls", "nan_on_one_rank"]
 EACH_VARIANT = [tape_in_a_function, tape_groups, dynamic_shapes, nan_on_one_rank]
 EACH_IN_TENSORFLOW = [
     keras_fit,

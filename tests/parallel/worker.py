@@ -1,6 +1,6 @@
 """Runs scenarios one after another on every worker and writes down how each ended.
 
-    horovodrun -np 2 python worker.py RESULTS MODULE [--extra]
+    horovodrun -np 2 python worker.py RESULTS MODULE full|extra|core
 
 One launch runs many scenarios, because starting the workers takes longer than most of them.
 """
@@ -12,16 +12,25 @@ import json
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Callable
+
+
+def selected(module: Any, breadth: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A module's scenarios: ``"full"``, with ``"extra"`` those of variants, too, or its ``CORE`` alone."""
+    for name, scenario in module.scenarios(extra=breadth == "extra"):
+        if breadth != "core" or name.partition("-")[0] in module.CORE:
+            yield name, scenario
 
 
 def main() -> None:
-    results, module_name = Path(sys.argv[1]), sys.argv[2]
+    results, module_name, breadth = Path(sys.argv[1]), *sys.argv[2:]
     sys.path.insert(0, str(Path(__file__).parent))
     module = importlib.import_module(module_name)
     rank = module.start()
     with open(results / f"{rank}.jsonl", "w") as log:
-        for name, scenario in module.scenarios(extra="--extra" in sys.argv):
+        for name, scenario in selected(module, breadth):
             failure, begin = "", time.monotonic()
             try:
                 scenario()
