@@ -200,6 +200,17 @@ def require_step_sizes(**values: float) -> None:
             raise ValueError(f"{name}={value!r}: use a finite number that is not negative")
 
 
+def require_clip_norm(clip_norm: float | None) -> None:
+    """Raises ValueError unless it is None, or finite and positive."""
+    if clip_norm is not None and not 0 < clip_norm < float("inf"):
+        raise ValueError(f"clip_norm={clip_norm!r}: use a positive, finite number, or None for no limit")
+
+
+def clipped(kernels: Any, values: Any, clip_norm: float | None) -> Any:
+    """A worker's gradient, flat, as BinSGDM takes it."""
+    return values if clip_norm is None else kernels.clip(values, clip_norm)
+
+
 # ---- constructors: mixed with a frontend's Compressor ------------------------------------------------------------
 
 
@@ -213,16 +224,18 @@ class _GatheredArguments:
         *,
         bucket_size: int = 1024,
         coding: str = "fixed",
+        exchange: str = "allgather",
         **common: Any,
     ) -> None:
-        super().__init__(self._scheme(bits, norm, bucket_size, coding), **common)  # type: ignore[call-arg]
+        super().__init__(self._scheme(bits, norm, bucket_size, coding, exchange), **common)  # type: ignore[call-arg]
 
 
 class QSGDArguments(_GatheredArguments):
-    """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``): each worker's own norm, uniform levels, an allgather.
+    """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``): each worker's own norm, uniform levels.
 
     Args:
         bits, norm, bucket_size, coding: see `horovod_quant.schemes.QSGD`.
+        exchange: ``through`` there: ``"allgather"``, ``"alltoall"`` or ``"auto"``.
         **common: see `Compressor`.
     """
 
@@ -230,10 +243,11 @@ class QSGDArguments(_GatheredArguments):
 
 
 class NUQSGDArguments(_GatheredArguments):
-    """NUQSGD: each worker's own norm, exponential levels, an allgather.
+    """NUQSGD: each worker's own norm, exponential levels.
 
     Args:
         bits, norm, bucket_size, coding: see `horovod_quant.schemes.NUQSGD`.
+        exchange: ``through`` there: ``"allgather"``, ``"alltoall"`` or ``"auto"``.
         **common: see `Compressor`.
     """
 

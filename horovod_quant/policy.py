@@ -82,7 +82,10 @@ class Policy:
 def _replaced(scheme: Scheme, pattern: str, arguments: Mapping[str, Any]) -> Scheme:
     if isinstance(scheme, Hierarchical):
         return Hierarchical(_replaced(scheme.inner, pattern, arguments))
-    known = [field.name for field in dataclasses.fields(scheme)]  # type: ignore[arg-type]
+    known = {
+        field.metadata.get("argument", field.name): field.name
+        for field in dataclasses.fields(scheme)  # type: ignore[arg-type]
+    }
     if not isinstance(arguments, Mapping):
         raise ValueError(f"overrides[{pattern!r}]={arguments!r}: use a mapping such as {{'bits': 8}}")
     for argument in arguments:
@@ -92,6 +95,7 @@ def _replaced(scheme: Scheme, pattern: str, arguments: Mapping[str, Any]) -> Sch
                 f"overrides[{pattern!r}]: {type(scheme).__name__} has no argument {argument!r}; use {usable}"
             )
     try:
-        return dataclasses.replace(scheme, **arguments)  # type: ignore[type-var]
+        values = {known[argument]: value for argument, value in arguments.items()}
+        return dataclasses.replace(scheme, **values)  # type: ignore[type-var]
     except ValueError as error:
         raise ValueError(f"overrides[{pattern!r}]: {error}") from None

@@ -29,6 +29,8 @@ SCHEMES = {
     "qsgd": QSGD(4, bucket_size=96),
     "qsgd-inf": QSGD(3, norm="max", bucket_size=96),
     "qsgd-elias": QSGD(4, bucket_size=96, coding="elias"),
+    "qsgd-alltoall": QSGD(4, bucket_size=96, through="alltoall"),
+    "nuqsgd-inf-alltoall": NUQSGD(4, norm="max", through="alltoall"),
     "nuqsgd": NUQSGD(4, bucket_size=96),
     "nuqsgd-inf-omega": NUQSGD(4, norm="max", bucket_size=96, coding="elias-omega"),
     "global-max": GlobalQSGD(12, bucket_size=96),

@@ -49,7 +49,7 @@ def test_excluding_outweighs_overriding() -> None:
         (lambda: Policy(QSGD(), exclude=["a", 3]), r"exclude=\['a', 3\]: use names or patterns, not 3"),
         (
             lambda: Policy(NUQSGD(), overrides={"head.*": {"bit": 8}}),
-            r"overrides\['head.\*'\]: NUQSGD has no argument 'bit'; use bits, norm, bucket_size, coding",
+            r"overrides\['head.\*'\]: NUQSGD has no argument 'bit'; use bits, norm, bucket_size, coding, exchange",
         ),
         (
             lambda: Policy(BinSGDM(), overrides={"w": {"bits": 8}}),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from horovod_quant.kernels import entropy, reference
+from horovod_quant.kernels import clipping, entropy, reference
 from horovod_quant.kernels.arrays import (
     TILES_AT_A_TIME,
     assemble,
@@ -55,6 +56,7 @@ __all__ = [
     "binarize",
     "bucket_maxima",
     "bucket_square_sums",
+    "clip",
     "codes_of_digits",
     "decode_exponential",
     "decode_signs",
@@ -341,6 +343,10 @@ def _bucket_norms(kernel, x, bucket_size, out, dtype):
     result = _Out(out, buckets(len(x), bucket_size), dtype)
     _call(kernel, _pointer(x), kind, len(x), bucket_size, _pointer(result.array))
     return result.done()
+
+
+def clip(x: np.ndarray, most: float) -> np.ndarray:
+    return clipping.clip(sys.modules[__name__], x, most)
 
 
 # ---- uniform levels ----------------------------------------------------------------------------------------------

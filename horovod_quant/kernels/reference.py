@@ -12,11 +12,12 @@ fixed order.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
 
-from horovod_quant.kernels import entropy
+from horovod_quant.kernels import clipping, entropy
 from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     TILES_AT_A_TIME,
     assemble,
@@ -410,6 +411,11 @@ def mean(arrays: Sequence[np.ndarray]) -> np.ndarray:
                 total[own] += array[own]
             total[own] *= inverse
     return total
+
+
+def clip(x: np.ndarray, most: float) -> np.ndarray:
+    """See `horovod_quant.kernels.clipping`."""
+    return clipping.clip(sys.modules[__name__], x, most)
 
 
 def scale(pieces: Sequence[np.ndarray], factor: float, out: np.ndarray) -> np.ndarray:

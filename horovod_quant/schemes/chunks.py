@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from horovod_quant.kernels.layout import TILE, ceil_div, tiles
+from horovod_quant.kernels.layout import TILE, ceil_div
 from horovod_quant.schemes.base import split_points
 
 
@@ -23,13 +23,24 @@ class Segment(NamedTuple):
     tile: int  # first tile, within the chunk
     tile_count: int
 
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
+
 
 class Chunks:
-    """Cuts the tiles of gradients with the given lengths into one chunk a worker, as evenly as tiles allow."""
+    """Cuts the tiles of gradients with the given lengths into one chunk a worker, as evenly as tiles allow.
 
-    def __init__(self, elements: Sequence[int], workers: int) -> None:
+    Args:
+        elements: the gradients' lengths.
+        workers: their number.
+        tile: elements that stay together.
+    """
+
+    def __init__(self, elements: Sequence[int], workers: int, tile: int = TILE) -> None:
         self.elements = list(elements)
-        self._tile_at = split_points([tiles(count) for count in elements])
+        self._tile = tile
+        self._tile_at = split_points([ceil_div(count, tile) for count in elements])
         total = self._tile_at[-1]
         self.bounds = [total * worker // workers for worker in range(workers + 1)]
 
@@ -41,8 +52,8 @@ class Chunks:
         return [
             Segment(
                 segment.gradient,
-                segment.start + offset * TILE,
-                min(segment.stop, segment.start + (offset + most_tiles) * TILE),
+                segment.start + offset * self._tile,
+                min(segment.stop, segment.start + (offset + most_tiles) * self._tile),
                 segment.tile + offset,
                 min(most_tiles, segment.tile_count - offset),
             )
@@ -58,14 +69,14 @@ class Chunks:
             first = max(low, self._tile_at[gradient])
             last = min(high, self._tile_at[gradient + 1])
             if first < last:
-                start = (first - self._tile_at[gradient]) * TILE
-                stop = min(count, (last - self._tile_at[gradient]) * TILE)
+                start = (first - self._tile_at[gradient]) * self._tile
+                stop = min(count, (last - self._tile_at[gradient]) * self._tile)
                 found.append(Segment(gradient, start, stop, first - low, last - first))
         return found
 
     def parts(self, bytes_per_tile: int) -> list[int]:
         """Bytes of each gradient's tiles."""
-        return [bytes_per_tile * tiles(count) for count in self.elements]
+        return [bytes_per_tile * ceil_div(count, self._tile) for count in self.elements]
 
 
 def owned_range(name: str, elements: int, owners: int, owner: int, unit: int) -> tuple[int, int]:

@@ -7,17 +7,19 @@ norms and codes; every worker decodes and adds all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import lcm
 from typing import Any
 
 import numpy as np
 
 from horovod_quant.kernels.arrays import Part
 from horovod_quant.kernels.entropy import CorruptPayloadError
-from horovod_quant.kernels.layout import buckets, code_words
+from horovod_quant.kernels.layout import TILE, buckets, code_words
 from horovod_quant.schemes.base import (
     Allgather,
+    Alltoall,
     Collective,
     Decoded,
     Exchange,
@@ -31,9 +33,17 @@ from horovod_quant.schemes.base import (
     split_points,
     use_plain_ints,
 )
+from horovod_quant.schemes.chunks import Chunks, Segment
 
 NORMS = ("l2", "max")
 CODINGS = ("fixed", "elias", "elias-omega")
+ALLGATHER, ALLTOALL, AUTO = "allgather", "alltoall", "auto"
+
+MOST_GATHERED = 4
+"""Workers with whom an allgather moves at most twice the bytes of an alltoall and an allgather of chunks.
+
+By the alpha-beta model: ``(n - 1) P`` against ``2 (n - 1) / n P`` for payloads of P bytes.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,22 +54,47 @@ class GatheredScheme(Scheme):
     2. stochastic rounding to the levels, packed;
     3. one allgather of a payload that holds norms and codes;
     4. decoding of every worker's codes with its own norms, added in rank order.
+
+    With ``through="alltoall"``, for many workers, instead of 3 and 4:
+
+    3. an alltoall brings everybody's norms and codes of a chunk to the worker that serves it;
+    4. the server decodes and averages them, and rounds the average in the same way;
+    5. an allgather brings the servers' norms and codes to everybody.
+
+    It is unbiased, too; the second rounding adds an error that does not shrink with the number of workers.
     """
 
     bits: int = 4
     norm: str = "l2"
     bucket_size: int = 1024
     coding: str = "fixed"
+    through: str = field(default=ALLGATHER, metadata={"argument": "exchange"})  # the compressors' argument
 
     def __post_init__(self) -> None:
         require_choice("norm", self.norm, NORMS)
         require_choice("coding", self.coding, CODINGS)
+        require_choice("exchange", self.through, (ALLGATHER, ALLTOALL, AUTO))
         require_bucket_size(self.bucket_size)
         use_plain_ints(self, "bits", "bucket_size")
+        if self.through == ALLTOALL and self.coding != "fixed":
+            raise ValueError(
+                f"coding={self.coding!r}: an alltoall takes pieces of known lengths; use coding='fixed' or an allgather"
+            )
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        return (Collective(Allgather, "int32" if self.coding == "fixed" else "uint8"),)
+        """Of ``through="auto"`` those for many workers."""
+        gathered = Collective(Allgather, "int32" if self.coding == "fixed" else "uint8")
+        if self.through == ALLGATHER or self.coding != "fixed":
+            return (gathered,)
+        return (Collective(Alltoall, "int32"), gathered)
+
+    def for_workers(self, workers: Workers) -> Scheme:
+        """With ``through="auto"``: an alltoall where an allgather would move more than twice the bytes."""
+        if self.through != AUTO:
+            return self
+        few = workers.size <= MOST_GATHERED or self.coding != "fixed"
+        return replace(self, through=ALLGATHER if few else ALLTOALL)
 
     def norms(self, kernels: Any, values: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         """Norms of the buckets of one gradient, float32; inf where a bucket is not finite."""
@@ -68,6 +103,10 @@ class GatheredScheme(Scheme):
         return kernels.norms_of_square_sums(kernels.bucket_square_sums(values, self.bucket_size))
 
     def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        if self.through == AUTO:
+            return self.for_workers(workers).exchange(gradients, workers, kernels)
+        if self.through == ALLTOALL:
+            return self._exchange_chunks(gradients, workers, kernels)
         if self.coding == "fixed":
             return self._exchange_fixed(gradients, workers, kernels)
         return self._exchange_elias(gradients, workers, kernels)
@@ -106,6 +145,89 @@ class GatheredScheme(Scheme):
             return self.decode(kernels, all_words, all_norms, factor, out)
 
         return Decoded(len(payloads), write)
+
+    def _exchange_chunks(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        elements = [gradient.elements for gradient in gradients]
+        chunks = Chunks(elements, workers.size, lcm(self.bucket_size, TILE))
+        served = [chunks.segments(server) for server in range(workers.size)]
+        offsets = [split_points([self._length(segment.elements) for segment in own]) for own in served]
+        splits = [at[-1] for at in offsets]
+        sizes = [4 * self._length(count) for count in elements]
+
+        parts = self._own_parts(gradients, served, workers, kernels)
+        received = yield Alltoall(kernels.assemble([*parts, _NOTHING]), splits, sizes)
+
+        parts = []
+        for segment, at in zip(served[workers.rank], offsets[workers.rank]):
+            pieces = [self._open(piece[at:], segment.elements, kernels) for piece in received]
+            parts += self._served_parts(gradients[segment.gradient], segment, pieces, kernels)
+        shares = [size / workers.size for size in sizes]
+        gathered = yield Allgather(kernels.assemble([*parts, _NOTHING]), shares, splits)
+
+        found: list[list] = [[] for _ in gradients]
+        for own, starts, piece in zip(served, offsets, gathered):
+            for segment, at in zip(own, starts):
+                found[segment.gradient].append(self._open(piece[at:], segment.elements, kernels))
+
+        def write(i: int, factor: float, out: Any) -> Any:
+            norms = kernels.concatenate([np.zeros(0, np.float32), *(own for own, _ in found[i])])
+            words = kernels.concatenate([np.zeros(0, np.int32), *(own for _, own in found[i])])
+            return self.decode(kernels, [words], [norms], factor * workers.size, out)
+
+        return Decoded(workers.size, write)
+
+    def _own_parts(
+        self,
+        gradients: Sequence[Gradient],
+        served: Sequence[Sequence[Segment]],
+        workers: Workers,
+        kernels: Any,
+    ) -> list[Part]:
+        """This worker's norms and codes, by server."""
+        norms, words = [], []
+        for gradient in gradients:
+            key = gradient.keys.key("worker", gradient.step, workers.rank)
+            norms.append(self.norms(kernels, gradient.values, None))
+            words.append(self.encode(kernels, gradient.values, norms[-1], key, gradient.start))
+        return [
+            part
+            for own in served
+            for segment in own
+            for part in self._parts(
+                segment.elements,
+                norms[segment.gradient][segment.start // self.bucket_size :],
+                words[segment.gradient][code_words(segment.start, self.bits) :],
+            )
+        ]
+
+    def _served_parts(
+        self, gradient: Gradient, segment: Segment, pieces: Sequence[tuple], kernels: Any
+    ) -> list[Part]:
+        """Norms and codes of the average of everybody's norms and codes of a segment."""
+        norms, words = zip(*pieces)
+        average = self.decode(kernels, words, norms, 1.0 / len(pieces), kernels.target(segment.elements))
+        # Every worker would draw the same bits here, so the result does not depend on who serves what.
+        key = gradient.keys.key("server", gradient.step)
+        new_norms = self.norms(kernels, average, None)
+        new_words = self.encode(kernels, average, new_norms, key, gradient.start + segment.start)
+        return self._parts(segment.elements, new_norms, new_words)
+
+    def _length(self, elements: int) -> int:
+        """Words of the norms and codes of some elements."""
+        return buckets(elements, self.bucket_size) + code_words(elements, self.bits)
+
+    def _parts(self, elements: int, norms: np.ndarray, words: np.ndarray) -> list[Part]:
+        """The norms and codes of some elements, from arrays that begin with them."""
+        norm_count, word_count = buckets(elements, self.bucket_size), code_words(elements, self.bits)
+        return [
+            (norm_count, np.float32, lambda out: norms[:norm_count]),
+            (word_count, np.int32, lambda out: words[:word_count]),
+        ]
+
+    def _open(self, piece: np.ndarray, elements: int, kernels: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Undoes `_parts`."""
+        norm_count = buckets(elements, self.bucket_size)
+        return kernels.view(piece[:norm_count], np.float32), piece[norm_count : self._length(elements)]
 
     def _exchange_elias(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         code = "omega" if self.coding == "elias-omega" else "gamma"
@@ -168,6 +290,7 @@ class QSGD(GatheredScheme):
         norm: ``"l2"`` or ``"max"``, of each bucket of each worker.
         bucket_size: elements that share a norm, a multiple of 32.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
+        through: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
 
     Raises:
         ValueError: an argument is out of range.
@@ -195,3 +318,7 @@ def _open_body(body: np.ndarray, norm_counts: Sequence[int]) -> tuple[np.ndarray
         raise CorruptPayloadError(f"corrupt payload: streams of {lengths} bytes in {len(body)} bytes")
     at = [8 * tensors + norm_bytes + offset for offset in split_points(lengths)]
     return norms, [body[at[i] : at[i + 1]] for i in range(tensors)]
+
+
+_NOTHING: Part = (0, np.int32, lambda out: np.zeros(0, np.int32))
+"""Makes an array of no parts one of int32."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from horovod_quant.frontend import clipped
 from horovod_quant.kernels.arrays import aligned_empty
 from horovod_quant.kernels.floating_point import ieee_arithmetic
 from horovod_quant.schemes.base import (
@@ -27,9 +28,10 @@ from horovod_quant.schemes.base import (
     Decoded,
     Exchange,
     Gradient,
+    Workers,
     split_gathered,
 )
-from horovod_quant.tensorflow.collectives import Scope, perform, worker_count
+from horovod_quant.tensorflow.collectives import Scope, is_elastic, perform, worker_count
 from horovod_quant.tensorflow.member import Member
 from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
 
@@ -83,7 +85,8 @@ class CallbackExchange:
     def build(self) -> Callable[[int, tf.Tensor], tf.Tensor]:
         """Makes the operations; returns a function from a member's place and its carrier's output to the result."""
         workers = self._scope.workers()
-        self._scheme = self._members[0].scheme.for_workers(workers)
+        # Under elastic training the workers' graphs must agree, whatever their number was when each made its own.
+        self._scheme = self._members[0].scheme.for_workers(Workers(0, 1) if is_elastic() else workers)
         collectives = self._scheme.collectives
         inputs = [member.tensor for member in self._members]
         held = [member.owned_state(self._scheme, workers) for member in self._members]
@@ -143,7 +146,10 @@ class CallbackExchange:
                 state, step = BinaryState(new[0], new[1], member.state.beta), int(next(remaining))
             number = self._enter(member.name, array.size, workers.size)
             step = number if step is None else step
-            gradients.append(Gradient(flat_array(array), member.chain, step, state))
+            values = flat_array(array)
+            if member.state is not None:
+                values = clipped(self._kernels, values, member.state.clip_norm)
+            gradients.append(Gradient(values, member.chain, step, state))
         exchange = self._scheme.exchange(gradients, workers, self._kernels)
         run = _Run(exchange, [array.shape for array in arrays[:count]], new_states)
         sent = self._advance(run, None)

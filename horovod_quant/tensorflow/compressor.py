@@ -502,5 +502,7 @@ class BinSGDM(BinSGDMArguments, Compressor):
             momentum, scale = member.state.momentum, member.state.scale
             scheme, elements = member.scheme.for_workers(found.workers), momentum.shape.num_elements()
             start, stop = scheme.owned(member.name, elements, found.workers)
-            if (start, stop) != (0, elements):
+            if (
+                found.workers.local_size > 1
+            ):  # where it is the whole, too: gathering is for all workers, or for none
                 optimizer.keep_part(momentum, scale, start, stop, found.process_sets[LOCAL])

@@ -487,6 +487,19 @@ def mean(arrays: Sequence[tf.Tensor]) -> tf.Tensor:
     return _stored(total * np.float64(np.float32(1.0 / len(arrays))), tf.float32)
 
 
+def clip(x: tf.Tensor, most: float) -> tf.Tensor:
+    """As `horovod_quant.kernels.clipping.clip`; always float32."""
+    sums = bucket_square_sums(x, TILE)
+    while (count := sums.shape[0]) > 1:
+        half = (count + 1) // 2
+        sums = sums[:half] + tf.pad(sums[half:], [[0, 2 * half - count]])
+    norm = _wide(norms_of_square_sums(sums))
+    longest = np.float64(np.float32(most))
+    too_long = (norm > longest) & (norm < np.inf)
+    factors = tf.where(too_long, _rounded(longest / tf.where(too_long, norm, np.float64(1))), np.float64(1))
+    return _stored(_wide(x) * (factors[0] if count else np.float64(1)), tf.float32)
+
+
 def scale(pieces: Sequence[tf.Tensor], factor: Number, out: tf.TensorSpec) -> tf.Tensor:
     return _stored(_wide(concatenate(pieces)) * _wide_scalar(factor), out.dtype)
 

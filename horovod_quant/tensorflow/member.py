@@ -12,12 +12,15 @@ from horovod_quant.schemes.base import Scheme, Workers
 
 
 class HeldState(NamedTuple):
-    """A variable's state for BinSGDM: float32 variables or parts of them, the decay, and the number of the update."""
+    """A variable's state for BinSGDM: float32 variables or parts of them, the decay, the number of the update, and the
+    norm to which the gradient is clipped.
+    """
 
     momentum: Any
     scale: Any
     beta: float
     step: tf.Tensor
+    clip_norm: float | None = None
 
 
 class StatePart:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from horovod_quant.frontend import require_beta, require_step_sizes
+from horovod_quant.frontend import clipped, require_beta, require_clip_norm, require_step_sizes
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.member import HeldState
 
@@ -35,6 +35,7 @@ class _BinaryUpdate:
 
     beta: float
     seed: int
+    clip_norm: float | None
     iterations: tf.Variable
 
     def _require_keras_2(self) -> None:
@@ -44,8 +45,10 @@ class _BinaryUpdate:
                 f"and set TF_USE_LEGACY_KERAS=1"
             )
 
-    def _begin(self, beta: float, seed: int) -> None:
+    def _begin(self, beta: float, seed: int, clip_norm: float | None) -> None:
         require_beta(beta)
+        require_clip_norm(clip_norm)
+        self.clip_norm = clip_norm
         self.beta = float(beta)
         self.seed = int(seed)
         self._exchanged: Any = set()
@@ -74,7 +77,8 @@ class _BinaryUpdate:
             self._create_state(variables)
         momentum, scale, place = self._state_of(variable)
         self._exchanged.add(place)
-        return HeldState(momentum, scale, self.beta, tf.cast(self.iterations.read_value(), tf.int64))
+        step = tf.cast(self.iterations.read_value(), tf.int64)
+        return HeldState(momentum, scale, self.beta, step, self.clip_norm)
 
     def keep_part(self, momentum: Any, scale: Any, start: int, stop: int, process_set: Any) -> None:
         """Notes that of two variables this worker updates the elements ``start .. stop - 1`` from now on.
@@ -126,7 +130,8 @@ class _BinaryUpdate:
             return tf.cast(tf.where(tf.math.is_nan(gradient), gradient, tf.sign(gradient)), variable.dtype)
         chain = kernels.KeyChain(self.seed, f"parameter {place}")
         key = chain.key("alone", tf.cast(self.iterations, tf.int64))
-        words, broken = kernels.binarize(tf.reshape(gradient, [-1]), momentum, scale, self.beta, key)
+        values = clipped(kernels, tf.reshape(gradient, [-1]), self.clip_norm)
+        words, broken = kernels.binarize(values, momentum, scale, self.beta, key)
         elements = variable.shape.num_elements()
         bits = kernels.decode_signs(words, 1.0, tf.TensorSpec([elements], variable.dtype))
         nan = tf.constant(float("nan"), variable.dtype)
@@ -134,13 +139,14 @@ class _BinaryUpdate:
 
     def _own_config(self) -> dict[str, Any]:
         self._require_whole_state()
-        return {"beta": self.beta, "seed": self.seed}
+        return {"beta": self.beta, "seed": self.seed, "clip_norm": self.clip_norm}
 
 
 class BinSGDM(_BinaryUpdate, _Optimizer):
     """Moves every element of every variable by ``+-learning_rate``, up or down at random with its momentum's odds.
 
-    1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``;
+    1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``, where ``g`` is the
+       gradient, clipped to ``clip_norm``;
     2. a bit is +1 with probability ``(1 + momentum / scale) / 2``, else -1;
     3. ``v = v - learning_rate (bit + weight_decay v)``.
 
@@ -156,6 +162,8 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
         weight_decay: decoupled weight decay; None for none.
         seed: of the random bits.
         name: of the optimizer.
+        clip_norm: the L2 norm to which each worker scales down its own gradient of a variable, if it is longer; None
+            for no limit. Keras clips (``clipnorm``) after the exchange, where it has no effect on bits.
         **kwargs: see ``tf.keras.optimizers.Optimizer``.
 
     Raises:
@@ -170,12 +178,13 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
         weight_decay: float | None = None,
         seed: int = 0,
         name: str = "BinSGDM",
+        clip_norm: float | None = None,
         **kwargs: Any,
     ) -> None:
         self._require_keras_2()
         _require_rates(learning_rate, weight_decay or 0.0)
         super().__init__(name=name, weight_decay=weight_decay, **kwargs)
-        self._begin(beta, seed)
+        self._begin(beta, seed, clip_norm)
         self._learning_rate = self._build_learning_rate(learning_rate)
 
     def build(self, var_list: Any) -> None:
@@ -216,7 +225,7 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
     """`BinSGDM` as an optimizer of ``tf.keras.optimizers.legacy``, which Horovod's warm-up callback needs.
 
     Args:
-        learning_rate, beta, seed, name: as there.
+        learning_rate, beta, seed, name, clip_norm: as there.
         weight_decay: decoupled weight decay.
         **kwargs: see ``tf.keras.optimizers.legacy.Optimizer``.
 
@@ -234,12 +243,13 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
         weight_decay: float = 0.0,
         seed: int = 0,
         name: str = "LegacyBinSGDM",
+        clip_norm: float | None = None,
         **kwargs: Any,
     ) -> None:
         self._require_keras_2()
         _require_rates(learning_rate, weight_decay)
         super().__init__(name, **kwargs)
-        self._begin(beta, seed)
+        self._begin(beta, seed, clip_norm)
         self.weight_decay = float(weight_decay)
         self._places: dict[Any, int] = {}
         self._set_hyper("learning_rate", kwargs.get("lr", learning_rate))

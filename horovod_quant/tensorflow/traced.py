@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from horovod_quant.frontend import clipped
 from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Workers
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.collectives import Scope, perform, unfoldable, worker_count
@@ -69,6 +70,7 @@ def _gradient(member: Member, values: Any, ledger: Ledger, held: Any) -> Gradien
     chain: Any = kernels.KeyChain(member.chain.seed, member.chain.name)
     if held is None:
         return Gradient(values, chain, number)
+    values = clipped(kernels, values, held.clip_norm)
     return Gradient(values, chain, held.step, BinaryState(held.momentum, held.scale, held.beta))
 
 

@@ -17,6 +17,7 @@ from horovod_quant.frontend import (
     GlobalQSGDArguments,
     NUQSGDArguments,
     QSGDArguments,
+    clipped,
     unnamed,
 )
 from horovod_quant.kernels.keys import KeyChain
@@ -232,7 +233,11 @@ class Compressor(BaseCompressor):
         if name not in self._chains:
             self._chains[name] = KeyChain(self.seed, name)
         step, open_state = self._state(call, name)
-        return Submission(Gradient(values, self._chains[name], step), scheme, open_state)
+        return Submission(Gradient(self._taken(call, values), self._chains[name], step), scheme, open_state)
+
+    def _taken(self, call: HorovodCall, values: Any) -> Any:
+        """What the scheme gets for a gradient."""
+        return values
 
     def _state(self, call: HorovodCall, name: str) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
         """The number of the gradient's exchange, and what gives its state, if it has one."""
@@ -277,6 +282,11 @@ class BinSGDM(BinSGDMArguments, Compressor):
     def _state(self, call: HorovodCall, name: str) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
         step = call.optimizer.count_update(call.parameter)
         return step, functools.partial(self._open_state, call)
+
+    def _taken(self, call: HorovodCall, values: Any) -> Any:
+        return clipped(
+            kernel_backends.get(self._kernels), values, call.optimizer.clip_norm_of(call.parameter)
+        )
 
     def _open_state(self, call: HorovodCall, start: int, stop: int, process_set: Any) -> OpenState:
         held = call.optimizer.held_state(call.parameter, start, stop, process_set)

@@ -78,7 +78,8 @@ class Submission:
         if self._open_state is None:
             return self.gradient
         start, stop = scheme.owned(self.name, self.gradient.elements, nodes.workers)
-        state, self.state_copies = self._open_state(start, stop, nodes.process_sets.get(LOCAL))
+        others = nodes.process_sets[LOCAL] if nodes.workers.local_size > 1 else None
+        state, self.state_copies = self._open_state(start, stop, others)
         return self.gradient._replace(state=state)
 
 

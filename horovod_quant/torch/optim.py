@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant.frontend import require_beta, require_step_sizes
+from horovod_quant.frontend import clipped, require_beta, require_clip_norm, require_step_sizes
 from horovod_quant.kernels.keys import KeyChain
 
 
@@ -36,7 +36,8 @@ _SPREAD = (
 class BinSGDM(torch.optim.Optimizer):
     """Moves every element of every parameter by ``+-lr``, up or down at random with its momentum's odds.
 
-    1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``;
+    1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``, where ``g`` is the
+       gradient, clipped to ``clip_norm``;
     2. a bit is +1 with probability ``(1 + momentum / scale) / 2``, else -1;
     3. ``p = p - lr (bit + weight_decay p)``.
 
@@ -54,21 +55,45 @@ class BinSGDM(torch.optim.Optimizer):
         beta: decay of momentum and scale.
         weight_decay: decoupled weight decay.
         seed: of the random bits.
+        clip_norm: the L2 norm to which each worker scales down its own gradient of a parameter, if it is longer; None
+            for no limit. Clipping after the exchange has no effect on bits.
 
     Raises:
         ValueError: an argument is out of range.
     """
 
     def __init__(
-        self, params: Any, lr: float = 1e-3, beta: float = 0.95, weight_decay: float = 0.0, seed: int = 0
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        beta: float = 0.95,
+        weight_decay: float = 0.0,
+        seed: int = 0,
+        clip_norm: float | None = None,
     ) -> None:
         require_beta(beta)
         require_step_sizes(lr=lr, weight_decay=weight_decay)
-        super().__init__(params, {"lr": lr, "beta": beta, "weight_decay": weight_decay, "seed": seed})
+        require_clip_norm(clip_norm)
+        defaults = {
+            "lr": lr,
+            "beta": beta,
+            "weight_decay": weight_decay,
+            "seed": seed,
+            "clip_norm": clip_norm,
+        }
+        super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group; its state exists from the start, so that Horovod can broadcast it before the first step."""
+        """Adds a group; its state exists from the start, so that Horovod can broadcast it before the first step.
+
+        Raises:
+            ValueError: an argument of the group is out of range.
+        """
         super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        require_beta(group["beta"])
+        require_step_sizes(lr=group["lr"], weight_decay=group["weight_decay"])
+        require_clip_norm(group["clip_norm"])
         self._index_parameters()
         for parameter in self.param_groups[-1]["params"]:
             if parameter.requires_grad:
@@ -123,21 +148,25 @@ class BinSGDM(torch.optim.Optimizer):
         Args:
             parameter: whose gradient is exchanged.
             start, stop: which elements.
-            process_set: the workers that keep all elements together.
+            process_set: the workers that keep all elements together; None: this worker alone.
 
         Raises:
             RuntimeError: this worker has the state of other elements.
         """
-        state, whole = self.state[parameter], (0, parameter.numel())
-        known = self._parts[parameter][:2] if parameter in self._parts else whole
-        if known != (start, stop):
-            if known != whole:
-                raise RuntimeError(_SPREAD)
+        state, part = self.state[parameter], _Part(start, stop, process_set)
+        # Also where this worker keeps all: gathering is for all workers, or for none.
+        if parameter not in self._parts and process_set is not None:
             for name in ("momentum", "scale"):
                 state[name] = state[name].reshape(-1)[start:stop].clone()
-            self._parts[parameter] = _Part(start, stop, process_set)
+            self._parts[parameter] = part
+        if self._parts.get(parameter, _Part(0, parameter.numel())) != part:
+            raise RuntimeError(_SPREAD)
         beta = self.param_groups[self._group_index[parameter]]["beta"]
         return HeldState(state["momentum"], state["scale"], beta)
+
+    def clip_norm_of(self, parameter: torch.Tensor) -> float | None:
+        """The ``clip_norm`` of the parameter's group."""
+        return self.param_groups[self._group_index[parameter]].get("clip_norm")
 
     def gather_state(self) -> None:
         """Gives every worker the whole state of its node, after hierarchical exchanges; to be called by all workers.
@@ -213,7 +242,7 @@ class BinSGDM(torch.optim.Optimizer):
             raise RuntimeError(_SPREAD)
         held = self.held_state(parameter, 0, parameter.numel())
         momentum, scale = held.momentum.cpu(), held.scale.cpu()
-        values = flat_array(gradient.cpu().contiguous())
+        values = clipped(kernels, flat_array(gradient.cpu().contiguous()), self.clip_norm_of(parameter))
         key = self._chains[parameter].key("alone", step)
         words, broken = kernels.binarize(values, flat_array(momentum), flat_array(scale), held.beta, key)
         bits = torch.empty(parameter.shape, dtype=torch.float32)

@@ -9,6 +9,8 @@ from typing import Any, Callable
 import numpy as np
 
 from horovod_quant import simulator
+from horovod_quant.frontend import clipped
+from horovod_quant.kernels import reference
 from horovod_quant.schemes.base import BinaryState, Workers
 
 
@@ -18,15 +20,23 @@ class Oracle:
     Args:
         compressor: whose policy and seed count.
         beta: of BinSGDM's optimizer.
+        clip_norm: of BinSGDM's optimizer.
         step: the number that keys are drawn with, of a gradient's exchange 0, 1, ...
     """
 
-    def __init__(self, compressor: Any, beta: float = 0.95, step: Callable[[int], int] = int) -> None:
+    def __init__(
+        self,
+        compressor: Any,
+        beta: float = 0.95,
+        step: Callable[[int], int] = int,
+        clip_norm: float | None = None,
+    ) -> None:
         self.compressor = compressor
         hierarchical = compressor.hierarchical
         self._local_size = _host_size() if hierarchical is True else int(hierarchical) or 1
         self._beta = beta
         self._step = step
+        self._clip_norm = clip_norm
         self._exchanges: dict[str, int] = {}
         self._states: dict[str, list[list[BinaryState]]] = {}
 
@@ -40,7 +50,7 @@ class Oracle:
             name: which one.
             factor: what the sum is multiplied by.
         """
-        arrays = [own[name].reshape(-1) for own in everyone]
+        arrays = [clipped(reference, own[name].reshape(-1), self._clip_norm) for own in everyone]
         elements = arrays[0].size
         scheme = self.compressor.policy.scheme_for(name, elements)
         if scheme is None:

@@ -61,6 +61,7 @@ METHODS: dict[str, Make] = {
 VARIANTS: dict[str, Make] = {
     "qsgdinf": lambda **common: QSGD(bits=3, norm="max", bucket_size=96, **common),
     "qsgd-elias": lambda **common: QSGD(bits=4, coding="elias", **common),
+    "nuqsgd-alltoall": lambda **common: NUQSGD(bits=4, exchange="alltoall", **common),
     "nuqsgd-omega": lambda **common: NUQSGD(bits=8, coding="elias-omega", **common),
     "global-qsgd-l2": lambda **common: GlobalQSGD(bits=8, norm="l2", **common),
     "global-qsgd-16": lambda **common: GlobalQSGD(bits=16, **common),
@@ -70,7 +71,7 @@ VARIANTS: dict[str, Make] = {
 IN_TENSORFLOW: dict[str, Make] = {
     f"{method}-in-tensorflow": lambda make=make, **common: make(kernels="tensorflow", **common)
     for method, make in {**METHODS, **VARIANTS}.items()
-    if method in METHODS or method == "global-qsgd-exponential"
+    if method in METHODS or method in ("global-qsgd-exponential", "nuqsgd-alltoall")
 }
 
 
@@ -92,9 +93,9 @@ def rank_data(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray
     return np.random.default_rng([hvd.rank(), seed]).standard_normal(shape).astype(dtype)
 
 
-def optimizer_for(compressor: Any, legacy: bool = False) -> Any:
+def optimizer_for(compressor: Any, legacy: bool = False, **options: Any) -> Any:
     if isinstance(compressor, hvq.BinSGDM):
-        return (hvq.optim.LegacyBinSGDM if legacy else hvq.optim.BinSGDM)(1e-3)
+        return (hvq.optim.LegacyBinSGDM if legacy else hvq.optim.BinSGDM)(1e-3, **options)
     return (tf.keras.optimizers.legacy if legacy else tf.keras.optimizers).SGD(0.1)
 
 

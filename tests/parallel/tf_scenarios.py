@@ -650,17 +650,17 @@ def binsgdm_moves_by_the_rate(make: Make) -> None:
     """Every element by +-lr, quantized or not; the optimizer's state is that of the simulator; one worker alone too."""
     if not isinstance(make(), hvq.BinSGDM):
         return
-    for legacy in (False, True):
+    for legacy, clip_norm in ((False, None), (True, None), (False, 0.01), (True, 0.01)):
         model, compressor = keras_model(), make()
         before = model.get_weights()
+        optimizer = optimizer_for(compressor, legacy, clip_norm=clip_norm)
+        assert optimizer.get_config()["clip_norm"] == clip_norm
         model.compile(
-            optimizer=keras_hvd.DistributedOptimizer(
-                optimizer_for(compressor, legacy), compression=compressor
-            ),
+            optimizer=keras_hvd.DistributedOptimizer(optimizer, compression=compressor),
             loss="mse",
         )
         model.train_on_batch(*next(batches(1)))
-        oracle = Oracle(compressor)
+        oracle = Oracle(compressor, clip_norm=clip_norm)
         everyone = gather_objects({name: raw for name, raw, _ in compressor.records})
         check_records(compressor, 1, oracle=oracle)
         for old, new in zip(before, model.get_weights()):
@@ -673,6 +673,9 @@ def binsgdm_moves_by_the_rate(make: Make) -> None:
             assert np.array_equal(momentum.numpy().reshape(-1), kept.momentum)
             assert np.array_equal(scale.numpy().reshape(-1), kept.scale)
             gradient = everyone[hvd.rank()][variable.name].reshape(-1)
+            length = np.linalg.norm(gradient)
+            assert length > 0.01
+            gradient = gradient if clip_norm is None else gradient * (clip_norm / length)
             np.testing.assert_allclose(kept.momentum, 0.05 * gradient, rtol=1e-4, atol=1e-9)
         hvd.broadcast_variables(model.optimizer.variables(), root_rank=0)
         assert_same_on_all_ranks(model.optimizer.variables(), "broadcast state")

@@ -26,6 +26,7 @@ METHODS: dict[str, Callable[..., hvq.Compressor]] = {
 VARIANTS: dict[str, Callable[..., hvq.Compressor]] = {
     "qsgdinf": lambda **common: hvq.QSGD(bits=3, norm="max", bucket_size=96, **common),
     "qsgd-elias": lambda **common: hvq.QSGD(bits=4, coding="elias", **common),
+    "qsgd-alltoall": lambda **common: hvq.QSGD(bits=4, exchange="alltoall", **common),
     "nuqsgd-omega": lambda **common: hvq.NUQSGD(bits=8, coding="elias-omega", **common),
     "global-qsgd-l2": lambda **common: hvq.GlobalQSGD(bits=8, norm="l2", **common),
     "global-qsgd-16": lambda **common: hvq.GlobalQSGD(bits=16, **common),
@@ -72,8 +73,14 @@ def assert_same_on_all_ranks(tensors: Sequence[torch.Tensor], what: str, process
 class TorchOracle:
     """`Oracle` for tensors of one process set."""
 
-    def __init__(self, compressor: hvq.Compressor, process_set: Any = None, beta: float = 0.95) -> None:
-        self._oracle = Oracle(compressor, beta)
+    def __init__(
+        self,
+        compressor: hvq.Compressor,
+        process_set: Any = None,
+        beta: float = 0.95,
+        clip_norm: float | None = None,
+    ) -> None:
+        self._oracle = Oracle(compressor, beta, clip_norm=clip_norm)
         self._process_set = process_set or hvd.global_process_set
 
     def expected(self, raw: dict[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor | None]:

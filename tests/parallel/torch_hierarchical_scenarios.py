@@ -46,6 +46,7 @@ EACH_METHOD = [
     scenarios_of.several_backward_passes_in_a_step,
     scenarios_of.nan_on_one_rank,
     scenarios_of.direct_calls,
+    scenarios_of.binsgdm_groups_schedules_and_clipping,
 ]
 EACH_VARIANT = [scenarios_of.average, scenarios_of.overlap_with_any_order, scenarios_of.nan_on_one_rank]
 
@@ -133,6 +134,27 @@ def the_state_of_binsgdm_is_shared_out() -> None:
     assert "gather_state()" in message_of(lambda: copy.deepcopy(optimizer), RuntimeError)
 
 
+def the_state_of_a_small_tensor_is_gathered() -> None:
+    """One worker of a node keeps all of it, the others nothing."""
+    torch.manual_seed(5)
+    model = torch.nn.Linear(5, 4, bias=False)
+    optimizer = hvd.DistributedOptimizer(
+        hvq.optim.BinSGDM(model.parameters(), lr=1e-3),
+        model.named_parameters(),
+        compression=hvq.BinSGDM(hierarchical=HIERARCHICAL, min_elements=0),
+    )
+    for step in range(2):
+        optimizer.zero_grad()
+        model(scenarios_of.rank_data(step, 3, 5)).pow(2).mean().backward()
+        optimizer.step()
+    assert "gather_state()" in message_of(optimizer.state_dict, RuntimeError)
+    optimizer.gather_state()
+    momenta = [optimizer.state[model.weight]["momentum"]]
+    assert momenta[0].shape == model.weight.shape
+    assert momenta[0].abs().min() > 0
+    assert_same_on_all_ranks([model.weight], "parameters")
+
+
 def _net_without_small_tensors() -> torch.nn.Module:
     """Horovod's own sums of small gradients need not have the same bits in another run."""
     torch.manual_seed(4)
@@ -180,6 +202,7 @@ SINGLE = [
     too_few_bits_for_the_nodes,
     the_state_of_binsgdm_is_shared_out,
     the_state_of_binsgdm_is_gathered_saved_and_loaded,
+    the_state_of_a_small_tensor_is_gathered,
 ]
 
 

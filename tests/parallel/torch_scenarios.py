@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import pickle
@@ -402,6 +403,54 @@ def binsgdm_state(make: Any) -> None:
     assert_same_on_all_ranks(momenta, "broadcast momenta")
 
 
+def binsgdm_groups_schedules_and_clipping(make: Any) -> None:
+    """Parameter groups with arguments of their own, a scheduler, decoupled weight decay, clipping before binarizing."""
+    if not isinstance(make(), hvq.BinSGDM):
+        return
+    model = net()
+    slow = {"lr": 1e-2, "beta": 0.9, "weight_decay": 0.5, "clip_norm": 1e-3}
+    groups = [
+        {"params": list(model[0].parameters()), **slow},
+        {"params": [*model[2].parameters(), *model[4].parameters()], "weight_decay": 0.1},
+    ]
+    optimizer = hvd.DistributedOptimizer(
+        hvq.optim.BinSGDM(groups, lr=1e-3, clip_norm=100.0), model.named_parameters(), compression=make()
+    )
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    names = {p: name for name, p in model.named_parameters()}
+    oracles = [
+        TorchOracle(make(), beta=group["beta"], clip_norm=group["clip_norm"])
+        for group in optimizer.param_groups
+    ]
+    clipped = 0
+    for step in range(4):
+        optimizer.zero_grad()
+        twin = copy.deepcopy(model)
+        net_loss(twin, step).backward()
+        raw: Any = {name: p.grad for name, p in twin.named_parameters()}
+        net_loss(model, step).backward()
+        optimizer.synchronize()
+        before = {p: p.detach().clone() for p in model.parameters()}
+        for group, oracle in zip(optimizer.param_groups, oracles):
+            own = {names[p]: raw[names[p]] for p in group["params"]}
+            clipped += sum(float(gradient.norm()) > group["clip_norm"] for gradient in own.values())
+            expected = oracle.expected(own, 1.0 / hvd.size())
+            for p in group["params"]:
+                bits = expected[names[p]]
+                if bits is not None:
+                    assert_bits_equal(p.grad, bits, f"step {step}, {names[p]}")
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                moved = (p - before[p] * (1 - group["lr"] * group["weight_decay"])).abs()
+                assert torch.allclose(moved, torch.full_like(p, group["lr"]), rtol=1e-3)
+        scheduler.step()
+        assert_same_on_all_ranks(list(model.parameters()), "parameters")
+    assert clipped, "nothing was clipped"
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-2 / 4, 1e-3 / 4]
+
+
 class Many(torch.nn.Module):
     """Eight layers whose gradients come in whatever order a worker adds them up; some may be left out."""
 
@@ -590,6 +639,7 @@ EACH_METHOD = [
     bad_arguments,
     workers_disagree,
     binsgdm_state,
+    binsgdm_groups_schedules_and_clipping,
 ]
 EACH_VARIANT = [average, op_sum, hook_order_differs, overlap_with_any_order, nan_on_one_rank]
 

@@ -30,6 +30,7 @@ BAD_ARGUMENTS_OF_OPTIMIZERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hvq.optim.BinSGDM(beta=-0.1), "beta=-0.1"),
     (lambda: hvq.optim.LegacyBinSGDM(beta=1.0), "beta=1.0"),
     (lambda: hvq.optim.BinSGDM(weight_decay=-1.0), "weight_decay=-1.0"),
+    (lambda: hvq.optim.BinSGDM(clip_norm=-1.0), "clip_norm=-1.0: use a positive"),
     (lambda: hvq.optim.BinSGDM(float("nan")), "learning_rate=nan"),
     (lambda: hvq.optim.LegacyBinSGDM(-1.0), "learning_rate=-1.0"),
 ]

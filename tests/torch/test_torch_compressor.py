@@ -17,6 +17,11 @@ BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hvq.optim.BinSGDM([torch.zeros(3)], beta=-0.1), "beta=-0.1"),
     (lambda: hvq.optim.BinSGDM([torch.zeros(3)], lr=float("nan")), "lr=nan"),
     (lambda: hvq.optim.BinSGDM([torch.zeros(3)], weight_decay=-1.0), "weight_decay=-1.0"),
+    (
+        lambda: hvq.optim.BinSGDM([torch.zeros(3)], clip_norm=0.0),
+        "clip_norm=0.0: use a positive, finite number",
+    ),
+    (lambda: hvq.optim.BinSGDM([{"params": [torch.zeros(3)], "beta": 1.0}]), "beta=1.0: use a number from 0"),
 ]
 
 

@@ -1,0 +1,29 @@
+"""Clipping of a gradient by its L2 norm, for the numpy and native backends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from horovod_quant.kernels.layout import TILE
+
+
+def clip(kernels: Any, x: np.ndarray, most: float) -> np.ndarray:
+    """``x``, or where its L2 norm exceeds ``most``, ``x`` scaled down to that norm, float32.
+
+    The tiles' square sums are added in a tree, so that every backend finds the same bits. What is not finite stays.
+    """
+    sums = kernels.bucket_square_sums(x, TILE)
+    if not len(sums):
+        return x
+    while len(sums) > 1:
+        half = (len(sums) + 1) // 2
+        upper = np.zeros(half)
+        upper[: len(sums) - half] = sums[half:]
+        sums = sums[:half] + upper
+    norm = kernels.norms_of_square_sums(sums)[0]
+    if not np.float32(most) < norm < np.inf:
+        return x
+    values = kernels.to_float32(x, np.empty(len(x), np.float32))
+    return kernels.scale([values], float(np.float32(most) / norm), values)
