@@ -176,6 +176,19 @@ def test_norms(way: Callable, count: int, bucket_size: int, dtype: Any, bits: in
     assert_same(way, norms, given.x, given.norms)
 
 
+@pytest.mark.parametrize("count", [0, 1, 1024, 3100])
+@pytest.mark.parametrize("broken", [False, True])
+def test_clipping(way: Callable, count: int, broken: bool) -> None:
+    x = gaussian(count, count)
+    if broken:
+        x[: count // 2 : 7] = np.nan
+
+    def clipped(backend: Any, out: Any, x: Any) -> list[Any]:
+        return [backend.clip(x, most) for most in (1e-30, 0.01, 1.0, 1e6)]
+
+    assert_same(way, clipped, x)
+
+
 @cases
 def test_uniform_levels(way: Callable, count: int, bucket_size: int, dtype: Any, bits: int) -> None:
     given = make_input(count, bucket_size, dtype, count + 1)
