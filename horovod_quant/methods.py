@@ -10,7 +10,7 @@ import re
 from typing import Any, NamedTuple
 
 from horovod_quant import schemes
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes.base import Scheme, fields_by_argument
 
 NONE, FP16, BINSGDM = "none", "fp16", "binsgdm"
 
@@ -18,6 +18,9 @@ _QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
     "qsgd": ("QSGD", {"norm": "l2"}),
     "qsgdinf": ("QSGD", {"norm": "max"}),
     "nuqsgd": ("NUQSGD", {"norm": "l2"}),
+    "qsgd-alltoall": ("QSGD", {"norm": "l2", "exchange": "alltoall"}),
+    "qsgdinf-alltoall": ("QSGD", {"norm": "max", "exchange": "alltoall"}),
+    "nuqsgd-alltoall": ("NUQSGD", {"norm": "l2", "exchange": "alltoall"}),
     "global-qsgd": ("GlobalQSGD", {"norm": "max"}),
     "global-qsgd-l2": ("GlobalQSGD", {"norm": "l2"}),
     "global-qsgd-exp": ("GlobalQSGD", {"norm": "max", "levels": "exponential"}),
@@ -39,7 +42,11 @@ class Method(NamedTuple):
 
     def scheme(self) -> Scheme | None:
         """None for Horovod's own."""
-        return None if self.class_name is None else getattr(schemes, self.class_name)(**self.arguments)
+        if self.class_name is None:
+            return None
+        scheme = getattr(schemes, self.class_name)
+        fields = fields_by_argument(scheme)
+        return scheme(**{fields[argument]: value for argument, value in self.arguments.items()})
 
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
         """What goes into ``compression=``.

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from horovod_quant.schemes import Hierarchical
-from horovod_quant.schemes.base import Scheme, Workers, require_int
+from horovod_quant.schemes.base import Scheme, Workers, fields_by_argument, require_int
 
 
 class Policy:
@@ -82,10 +82,7 @@ class Policy:
 def _replaced(scheme: Scheme, pattern: str, arguments: Mapping[str, Any]) -> Scheme:
     if isinstance(scheme, Hierarchical):
         return Hierarchical(_replaced(scheme.inner, pattern, arguments))
-    known = {
-        field.metadata.get("argument", field.name): field.name
-        for field in dataclasses.fields(scheme)  # type: ignore[arg-type]
-    }
+    known = fields_by_argument(scheme)
     if not isinstance(arguments, Mapping):
         raise ValueError(f"overrides[{pattern!r}]={arguments!r}: use a mapping such as {{'bits': 8}}")
     for argument in arguments:

@@ -16,7 +16,7 @@ from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.global_qsgd import GlobalQSGD
 from horovod_quant.schemes.hierarchical import Hierarchical
 from horovod_quant.schemes.nuqsgd import NUQSGD
-from horovod_quant.schemes.qsgd import QSGD
+from horovod_quant.schemes.qsgd import ALLTOALL, QSGD
 
 _VALUES = 2**16
 
@@ -58,7 +58,7 @@ def relative_error(scheme: Scheme, workers: int, hosts: int) -> float | None:
     variance = rounding_variance(np.minimum(values / norm, 1.0), grid)
     error = norm * np.sqrt(variance.sum() / (values**2).sum())
     # The owner of a chunk rounds the sum once more.
-    again = isinstance(scheme, GlobalQSGD) and exponential
+    again = exponential if isinstance(scheme, GlobalQSGD) else scheme.through == ALLTOALL
     return float(error * np.sqrt(2) if again else error)
 
 

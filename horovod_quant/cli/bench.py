@@ -4,8 +4,10 @@
     horovodrun -np 4 horovod-quant bench --methods global-qsgd-8 qsgdinf-4 --rounds 7 --json bench.json --plot bench.png
     horovodrun -np 2 horovod-quant bench --framework tensorflow --shapes 1000x1000 1000 3x3x64x64
 
-Methods: none, fp16, qsgd-BITS, qsgdinf-BITS, nuqsgd-BITS, global-qsgd-BITS, global-qsgd-l2-BITS, global-qsgd-exp-BITS,
-binsgdm. An exchange lasts from the start of the backward pass, which computes nothing here, until the synchronized
+Methods: none, fp16, qsgd-BITS, qsgdinf-BITS, nuqsgd-BITS (also qsgd-alltoall-BITS and so on), global-qsgd-BITS,
+global-qsgd-l2-BITS, global-qsgd-exp-BITS, binsgdm.
+
+An exchange lasts from the start of the backward pass, which computes nothing here, until the synchronized
 gradients are there. Ctrl-C stops it: the rounds finished so far are reported and written.
 """
 

@@ -6,6 +6,7 @@ simulator, mpi4py, Horovod) performs the collective and sends the result back in
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Generator, Sequence
 from typing import Any, Callable, NamedTuple, Union
 
@@ -190,6 +191,11 @@ class Scheme:
             kernels: a backend of `horovod_quant.kernels`.
         """
         raise TypeError(f"{type(self).__name__} defines no exchange")
+
+
+def fields_by_argument(scheme: Any) -> dict[str, str]:
+    """A scheme's (or its class's) fields, by the names of the compressors' arguments."""
+    return {field.metadata.get("argument", field.name): field.name for field in dataclasses.fields(scheme)}
 
 
 def split_points(lengths: Sequence[int]) -> list[int]:

@@ -14,7 +14,7 @@ from horovod_quant.schemes import BinSGDM, GlobalQSGD, Hierarchical
 @pytest.mark.parametrize(
     "name",
     ["qsgdinf-8", "qsgdinf-4", "qsgdinf-2", "qsgd-4", "nuqsgd-8", "nuqsgd-4", "nuqsgd-2", "global-qsgd-8",
-     "global-qsgd-5", "global-qsgd-l2-8", "global-qsgd-exp-4"],
+     "global-qsgd-5", "global-qsgd-l2-8", "global-qsgd-exp-4", "qsgdinf-alltoall-4", "nuqsgd-alltoall-8"],
 )  # fmt: skip
 def test_errors_are_those_of_the_simulator(name: str, workers: int) -> None:
     scheme = methods.parse(name).scheme()

@@ -1,8 +1,8 @@
 """Exchanges gradients between hosts, and counts what crosses their links. Run by test_lab.py, in scripts/lab.
 
-horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 python lab_worker.py FOLDER METHOD...
+horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 python lab_worker.py FOLDER flat|hierarchical WIDTH METHOD...
 
-Appends a line of JSON to FOLDER/figures for each method of torch_harness.METHODS.
+Appends a line of JSON to FOLDER/figures for each method of torch_harness.METHODS, for a layer of WIDTH x WIDTH.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import torch
 from oracle import Oracle
 from torch_harness import METHODS, base_optimizer, gather_objects
 
-WIDTH = 1024
+import horovod_quant.torch as hvq
+
 STEPS = 4  # in which bytes are counted; another one comes before, in which Horovod also negotiates
 
 
@@ -31,10 +32,11 @@ def everyones(value: Any) -> list[Any]:
 class Run:
     """Trains a layer with one method, and remembers this rank's gradients and the reduced ones."""
 
-    def __init__(self, method: str) -> None:
-        self.compressor = METHODS[method]()
+    def __init__(self, method: str, hierarchical: bool, width: int) -> None:
+        self.compressor = METHODS[method](hierarchical=hierarchical)
         torch.manual_seed(0)
-        self.layer = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        self._width = width
+        self.layer = torch.nn.Linear(width, width, bias=False)
         self.own: list[np.ndarray] = []
         self.reduced: list[np.ndarray] = []
         self.layer.weight.register_hook(lambda gradient: self.own.append(gradient.numpy().copy()))
@@ -47,7 +49,7 @@ class Run:
     def step(self) -> None:
         data = torch.Generator().manual_seed(1000 * len(self.own) + hvd.rank())
         self._optimizer.zero_grad()
-        self.layer(torch.randn(4, WIDTH, generator=data)).pow(2).mean().backward()
+        self.layer(torch.randn(4, self._width, generator=data)).pow(2).mean().backward()
         self._optimizer.synchronize()
         assert self.layer.weight.grad is not None
         self.reduced.append(self.layer.weight.grad.numpy().copy())
@@ -100,17 +102,18 @@ def count(run: Run) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder, methods = Path(sys.argv[1]), sys.argv[2:]
-    hvd.init()
+    folder, kind, width, *methods = sys.argv[1:]
+    hierarchical = kind == "hierarchical"
+    hvd.init(process_sets=hvq.hierarchical_process_sets() if hierarchical else [])
     torch.set_num_threads(1)
     where = everyones((hvd.local_rank(), socket.gethostname()))
     for method in methods:
-        run = Run(method)
+        run = Run(method, hierarchical, int(width))
         run.step()
         figures = {"method": method, "hosts": [host for _, host in where], **count(run)}
-        figures.update(wrong=run.wrong_elements(folder), equal=run.ends_equal())
+        figures.update(wrong=run.wrong_elements(Path(folder)), equal=run.ends_equal())
         if hvd.rank() == 0:
-            with open(folder / "figures", "a") as file:
+            with open(Path(folder, "figures"), "a") as file:
                 file.write(json.dumps(figures) + "\n")
 
 

@@ -71,35 +71,63 @@ def four_hosts(possible: None) -> Iterator[None]:
     done("down")
 
 
-@pytest.mark.parametrize(("controller", "hosts"), RUNS)
-def test_horovod_between_hosts(controller: str, hosts: str, four_hosts: None, tmp_path: Path) -> None:
+def counted(
+    folder: Path, controller: str, hosts: str, cycle_time: int, *program: Any
+) -> list[dict[str, Any]]:
+    """What lab_worker.py found for each method; gradients were right."""
     slots = [(name, int(count)) for name, count in (host.split(":") for host in hosts.split(","))]
     workers = sum(count for _, count in slots)
     # Horovod's workers talk to each other in every cycle, also when idle: let them do it rarely.
-    horovodrun = [
-        "env",
-        "HOROVOD_CYCLE_TIME=40",
-        "horovodrun",
-        "-np",
-        workers,
-        "-H",
-        hosts,
+    horovodrun = ["env", f"HOROVOD_CYCLE_TIME={cycle_time}", "horovodrun", "-np", workers, "-H", hosts]
+    worker = Path(__file__).with_name("lab_worker.py")
+    output = done(
+        "exec",
+        "host1",
+        *horovodrun,
         f"--{controller}",
-    ]
-    program = ["python", Path(__file__).with_name("lab_worker.py"), tmp_path, *METHODS]
-    output = done("exec", "host1", *horovodrun, *program, timeout=500)
-    figures = [json.loads(line) for line in (tmp_path / "figures").read_text().splitlines()]
+        "python",
+        worker,
+        folder,
+        *program,
+        *METHODS,
+        timeout=500,
+    )
+    figures = [json.loads(line) for line in (folder / "figures").read_text().splitlines()]
     print(*figures, sep="\n")
     assert [figure["method"] for figure in figures] == METHODS, output[-3000:]
     for figure in figures:
         assert figure["hosts"] == [name for name, count in slots for _ in range(count)]
         assert not any(figure["wrong"]), f"gradients differ from the simulator's: {figure}"
         assert figure["equal"], f"parameters or gradients differ between ranks: {figure}"
+    return figures
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hierarchical_bytes_between_hosts(hosts: int, four_hosts: None, tmp_path: Path) -> None:
+    """They are those of the hosts alone, by the formulas of shared/ALGORITHMS.md, whatever the workers of a host."""
+    width, steps = 2048, 4
+    elements = width * width
+    names = ",".join(f"host{number}:2" for number in range(1, hosts + 1))
+    there_and_back = 2 * (hosts - 1) / hosts
+    formulas = {
+        "qsgd": (hosts - 1) * (4 / 8 + 4 / 1024),
+        "global-qsgd": there_and_back * (4 / 4 + 4 / 1024),
+        "binsgdm": there_and_back / 8,
+    }
+    for figure in counted(tmp_path, "gloo", names, 100, "hierarchical", width):
+        expected = formulas[figure["method"]] * elements * hosts * steps
+        assert figure["link"] == pytest.approx(expected, rel=0.10), figure
+
+
+@pytest.mark.parametrize(("controller", "hosts"), RUNS)
+def test_horovod_between_hosts(controller: str, hosts: str, four_hosts: None, tmp_path: Path) -> None:
+    slots = hosts.split(",")
+    for figure in counted(tmp_path, controller, hosts, 40, "flat", 1024):
         # Whatever was to be sent has crossed an interface, so nothing has gone through shared memory.
         wire = figure["link"] + figure["loopback"]
         assert wire == pytest.approx(figure["stats"], rel=0.10), figure
         assert wire >= 0.99 * figure["stats"], figure
-        if workers == len(slots):
+        if len(figure["hosts"]) == len(slots):
             assert figure["link"] >= 0.99 * figure["stats"], figure
         else:  # every second worker has its neighbour in the ring on another host
             assert figure["link"] >= 0.49 * figure["stats"], figure

@@ -1,0 +1,50 @@
+"""Writes what ``horovod-quant advise`` predicts for 8 hosts of 8 GPUs into a page, between markers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- table: scripts/hierarchical-table -->", "<!-- /table -->"
+RATES = ["10gbit", "25gbit", "100gbit"]
+METHODS = ["none", "fp16", "global-qsgd-8", "qsgdinf-4", "qsgdinf-alltoall-4", "binsgdm"]
+SETTING = ["--model", "bert-base", "--step", "0.35", "--backward", "0.23", "--accelerator", "--workers", "64",
+           "--hosts", "8", "--local-bandwidth", "100gbit", "--hierarchical"]  # fmt: skip
+COMMAND = Path(sys.executable).with_name("horovod-quant")
+
+
+def predicted(rate: str) -> dict[str, dict[str, Any]]:
+    """The results of each method with links of that rate."""
+    done = subprocess.run(
+        [str(COMMAND), "advise", *SETTING, "--bandwidth", rate, "--methods", *METHODS, "--json", "-"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return {result["method"]: result for result in json.loads(done.stdout)["results"]}
+
+
+def table() -> str:
+    found = {rate: predicted(rate) for rate in RATES}
+    heads = [f"{rate.removesuffix('gbit')} Gbit/s: exchange, ms | step, ms" for rate in RATES]
+    lines = ["| method | levels | error | MB leaving a host | " + " | ".join(heads) + " |"]
+    lines.append("| --- | ---: | ---: | ---: |" + " ---: | ---: |" * len(RATES))
+    for method, result in found[RATES[0]].items():
+        error = result["relative_error"]
+        cells = [method, str(result["levels"] or ""), "" if error is None else f"{error:.2g}"]
+        cells.append(f"{result['host_bytes_sent'] / 1e6:,.0f}")
+        for rate in RATES:
+            seconds = found[rate][method]
+            cells += [f"{1e3 * seconds['exchange_seconds']:,.0f}", f"{1e3 * seconds['step_seconds']:,.0f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(page: Path) -> None:
+    before, rest = page.read_text().split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
