@@ -44,7 +44,8 @@ class BaseCompressor:
         overlap: whether exchanges run during the backward pass.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range, or, with ``hierarchical`` after ``hvd.init()``, the hosts differ in
+            their numbers of workers.
         ImportError: Horovod is missing, or was built without the framework.
     """
 
@@ -82,6 +83,16 @@ class BaseCompressor:
         self._check_kernels()
         self._name_parameters(named_parameters)
         self._bind()
+        if hierarchical and self._basics().is_initialized():  # otherwise at the first exchange
+            self._check_workers(self._basics().size())
+
+    def _basics(self) -> Any:
+        """Horovod's functions that need no framework."""
+        raise NotImplementedError
+
+    def _check_workers(self, size: int) -> None:
+        """Raises ValueError when the arguments cannot serve so many workers, or nodes like these."""
+        self.policy.check_workers(size, self._local_size())
 
     def _check_kernels(self) -> None:
         kernel_backends.get(self._kernels)
@@ -117,7 +128,7 @@ class BaseCompressor:
         if self.hierarchical and used.process_set_id != 0:
             raise ValueError(_NO_PROCESS_SET)
 
-    def _local_size(self, basics: Any) -> int:
+    def _local_size(self) -> int:
         """How many workers a node has, as far as this worker knows; 1 without a hierarchy.
 
         Raises:
@@ -132,9 +143,9 @@ class BaseCompressor:
             )
         if self.hierarchical is not True:
             return self.hierarchical
-        if not basics.is_homogeneous():
+        if not self._basics().is_homogeneous():
             raise ValueError(nodes.UNEVEN)
-        return basics.local_size()
+        return self._basics().local_size()
 
     def _check_operation(self, op: Any, usable: Sequence[Any], adasum: Any) -> None:
         if op is not None and op not in usable:

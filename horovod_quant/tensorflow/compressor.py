@@ -244,9 +244,7 @@ class Compressor(BaseCompressor):
         self._check_dtype(name, tensor.dtype, _FLOATS)
         size = call.process_set.size()
         if self._checked.get(call.process_set) != size:
-            from horovod.tensorflow.mpi_ops import _basics
-
-            self.policy.check_workers(size, self._local_size(_basics))
+            self._check_workers(size)
             self._checked[call.process_set] = size
         names = unique_names(call.variables)
         if names and not self._names and names not in self._known_names:
@@ -343,9 +341,13 @@ class Compressor(BaseCompressor):
             ledger.bytes_sent = ring_allreduce_bytes(_CARRIER_BYTES, call.process_set.size())
         return TracedExchange(members, scope, ledgers)
 
+    def _basics(self) -> Any:
+        from horovod.tensorflow.mpi_ops import _basics
+
+        return _basics
+
     def _nodes(self) -> nodes.Nodes:
         import horovod.tensorflow as hvd
-        from horovod.tensorflow.mpi_ops import _basics
 
         def gather(own: list[int]) -> list[list[int]]:
             with tf.init_scope():
@@ -358,7 +360,7 @@ class Compressor(BaseCompressor):
                     hvd.allgather(tf.constant([own], tf.int32), name="horovod_quant.nodes").numpy().tolist()
                 )
 
-        return nodes.find(hvd, _basics, self.hierarchical, hvd.size(), gather)
+        return nodes.find(hvd, self._basics(), self.hierarchical, hvd.size(), gather)
 
     def _is_traced(self, tensor: tf.Tensor, scheme: Scheme | None) -> bool:
         """Whether the gradient's exchange can be laid down in TensorFlow operations, and shall be."""

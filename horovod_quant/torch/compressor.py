@@ -135,6 +135,11 @@ class Compressor(BaseCompressor):
         self._check_process_set(call.process_set)
         return call
 
+    def _basics(self) -> Any:
+        from horovod.torch import mpi_ops
+
+        return mpi_ops._basics
+
     def _own_process_set(self) -> Any:
         from horovod.torch.mpi_ops import global_process_set
 
@@ -153,9 +158,7 @@ class Compressor(BaseCompressor):
         self._check_optimizer(call)
         size = call.process_set.size()
         if self._checked.get(call.optimizer or call.process_set) != size:
-            from horovod.torch import mpi_ops
-
-            self.policy.check_workers(size, self._local_size(mpi_ops._basics))
+            self._check_workers(size)
             if call.optimizer is not None and self._finder is None:
                 self.policy.check_names(call.optimizer._parameter_names.values())
             self._checked[call.optimizer or call.process_set] = size
@@ -220,7 +223,7 @@ class Compressor(BaseCompressor):
         def gather(own: list[int]) -> list[list[int]]:
             return hvd.allgather(torch.tensor([own]), name="horovod_quant.nodes").tolist()
 
-        return nodes.find(hvd, mpi_ops._basics, self.hierarchical, mpi_ops._handle_map, gather)
+        return nodes.find(hvd, self._basics(), self.hierarchical, mpi_ops._handle_map, gather)
 
     def _submission(
         self, call: HorovodCall, name: str, scheme: Scheme, tensor: torch.Tensor | None = None

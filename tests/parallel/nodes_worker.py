@@ -27,11 +27,13 @@ def main() -> None:
 
         ones = tf.ones(2000)
     hvd.init()
-    said = ""
+    said, when = "", "construction"
     try:
-        hvd.allreduce(ones, name="ones", compression=hvq.QSGD(hierarchical=hierarchical))
+        compression = hvq.QSGD(hierarchical=hierarchical)
+        when = "exchange"
+        hvd.allreduce(ones, name="ones", compression=compression)
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+        said = f"{when}: {type(error).__name__}: {error}"
     (folder / str(hvd.rank())).write_text(said)
     hvd.allreduce(ones, name="end")
 

@@ -90,10 +90,10 @@ IMPOSSIBLE = [
     (
         ["-np", 3, "-H", "localhost:2,127.0.0.1:1"],
         "True",
-        "ValueError: hierarchical=True: some hosts have more workers",
+        "construction: ValueError: hierarchical=True: some hosts have more workers",
     ),
-    (["-np", 3], "2", "ValueError: hierarchical: 3 workers cannot be on nodes of 2 each"),
-    (["-np", 4], "2", "RuntimeError: hierarchical: Horovod has no process set of the ranks [0, 1]"),
+    (["-np", 3], "2", "construction: ValueError: hierarchical: 3 workers cannot be on nodes of 2 each"),
+    (["-np", 4], "2", "exchange: RuntimeError: hierarchical: Horovod has no process set of the ranks [0, 1]"),
 ]
 
 
