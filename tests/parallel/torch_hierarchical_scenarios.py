@@ -48,6 +48,10 @@ EACH_METHOD = [
     scenarios_of.direct_calls,
     scenarios_of.binsgdm_groups_schedules_and_clipping,
 ]
+CORE = [
+    "direct_calls",
+    "the_state_of_binsgdm_is_gathered_saved_and_loaded",
+]  # with one worker Horovod asks for no compression of gradients
 EACH_VARIANT = [scenarios_of.average, scenarios_of.overlap_with_any_order, scenarios_of.nan_on_one_rank]
 
 
