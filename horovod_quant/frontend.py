@@ -119,6 +119,33 @@ class BaseCompressor:
         """Bytes that this worker has sent, for each parameter and in total, and what float32 would have sent."""
         return self._traffic.stats()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What random bits depend on, besides the seed: how often each gradient has been exchanged, by its name.
+
+        The same on all workers. Saved with a checkpoint, and loaded into a new compressor of the same arguments, it
+        lets training go on with the bits that it would have had without an interruption.
+        """
+        return {"exchanges": self._exchange_counts()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` returned.
+
+        Raises:
+            ValueError: it is something else.
+            RuntimeError: TensorFlow's graphs have the numbers built in already: load before the first exchange.
+        """
+        counts = state.get("exchanges") if isinstance(state, Mapping) else None
+        sound = isinstance(counts, Mapping) and set(state) == {"exchanges"}
+        if not sound or not all(_is_count(name, count) for name, count in counts.items()):  # type: ignore[union-attr]
+            raise ValueError(f"state={state!r}: use what a compressor's state_dict() returned")
+        self._resume_at({name: int(count) for name, count in counts.items()})  # type: ignore[union-attr]
+
+    def _exchange_counts(self) -> dict[str, int]:
+        raise NotImplementedError
+
+    def _resume_at(self, counts: dict[str, int]) -> None:
+        raise NotImplementedError
+
     def _check_process_set(self, used: Any) -> None:
         if self._process_set is not None and used is not self._process_set:
             raise ValueError(
@@ -179,6 +206,10 @@ class BaseCompressor:
             f"{name}: the workers did not exchange the same gradient here; check that all of them have the same "
             f"model, and {type(self).__name__} the same arguments"
         )
+
+
+def _is_count(name: Any, count: Any) -> bool:
+    return isinstance(name, str) and isinstance(count, int) and not isinstance(count, bool) and count >= 0
 
 
 _NO_PROCESS_SET = (

@@ -113,6 +113,7 @@ class Compressor(BaseCompressor):
         "_names",
         "_chains",
         "_steps",
+        "_first",
         "_ledgers",
         "_optimizers",
         "_open",
@@ -175,11 +176,25 @@ class Compressor(BaseCompressor):
     def _bind(self) -> None:
         self._chains: dict[str, KeyChain] = {}
         self._steps: dict[str, int] = {}
+        self._first: dict[str, int] = {}
         self._ledgers: dict[tuple[str, int, Any], Ledger] = {}
         self._optimizers: Any = weakref.WeakSet()
         self._open: _Group | None = None
         self._known_names: set[tuple[str, ...]] = set()
         self._checked: Any = weakref.WeakKeyDictionary()  # process set: its size when last checked
+
+    def _exchange_counts(self) -> dict[str, int]:
+        counts = dict(self._steps)
+        for (name, *_), ledger in self._ledgers.items():
+            counts[name] = max(counts.get(name, 0), ledger.first + ledger.exchanges())
+        return counts
+
+    def _resume_at(self, counts: dict[str, int]) -> None:
+        if self._ledgers or self._steps:
+            raise RuntimeError(
+                "load_state_dict: this compressor has exchanged gradients already; load it before"
+            )
+        self._steps, self._first = counts, dict(counts)
 
     def stats(self) -> Stats:
         """Bytes that this worker has sent, for each parameter and in total, and what float32 would have sent.
@@ -381,7 +396,7 @@ class Compressor(BaseCompressor):
     def _ledger(self, name: str, tensor: tf.Tensor, call: HorovodCall) -> Ledger:
         key = (name, tensor.shape.num_elements(), home())
         if key not in self._ledgers:
-            self._ledgers[key] = Ledger()
+            self._ledgers[key] = Ledger(self._first.get(name, 0))
             self._track(self._ledgers[key])
         ledger = self._ledgers[key]
         ledger.float32_bytes = ring_allreduce_bytes(4 * key[1], call.process_set.size())

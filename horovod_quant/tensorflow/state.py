@@ -20,13 +20,17 @@ class Ledger:
     The variable is made outside of whatever is being traced. It belongs to no collection, and counts from zero where
     nothing has initialized it, so that programs with TensorFlow 1's sessions need not know of it.
 
+    Args:
+        first: number of the first exchange.
+
     Attributes:
         bytes_sent: by one worker in one exchange.
         float32_bytes: what float32 would have sent.
         variable: the count.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
         self.bytes_sent = self.float32_bytes = 0.0
         self.variable: tf.Variable
         self._read: tf.Tensor | None = None  # made early: TensorFlow 1's graphs may be finalized
@@ -53,10 +57,10 @@ class Ledger:
         return tf.cond(self.variable.is_initialized(), self.variable.read_value, lambda: zero)
 
     def enter(self) -> tf.Tensor:
-        """Counts an exchange; returns its number from 0, int64."""
+        """Counts an exchange; returns its number, int64."""
         before = self._value()
         with tf.control_dependencies([self.variable.assign(before + 1)]):
-            return tf.identity(before)
+            return before + self.first
 
     def exchanges(self) -> int:
         """How many exchanges there have been.

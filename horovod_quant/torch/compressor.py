@@ -81,6 +81,12 @@ class Compressor(BaseCompressor):
             weakref.WeakKeyDictionary()
         )  # optimizer or process set: its size when last checked
 
+    def _exchange_counts(self) -> dict[str, int]:
+        return dict(self._steps)
+
+    def _resume_at(self, counts: dict[str, int]) -> None:
+        self._steps = counts
+
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:

@@ -477,6 +477,26 @@ def dynamic_shapes(make: Make) -> None:
     assert len(traces) == 1
 
 
+def resuming_gives_the_same_bits(make: Make) -> None:
+    """A compressor with another's state goes on with the bits that the other would have drawn."""
+    if isinstance(make(), hvq.BinSGDM):  # whose optimizer counts
+        return
+    compressor = make()
+    oracle = Oracle(compressor)
+    for exchange in range(4):
+        if exchange == 2:
+            state, used = compressor.state_dict(), compressor
+            assert state == {"exchanges": {"resumed": 2}}
+            compressor = make()
+            compressor.load_state_dict(state)
+            assert compressor.state_dict() == state
+            assert "already" in message_of(lambda: used.load_state_dict(state), RuntimeError)  # noqa: B023
+        reduce = tf.function(functools.partial(hvd.allreduce, name="resumed", compression=compressor))
+        given = rank_data(5000, seed=exchange)
+        expected = oracle.expected(gather_objects({"resumed": given}), "resumed", 1 / hvd.size())
+        assert_bits_equal(reduce(tf.constant(given)).numpy(), expected, f"exchange {exchange}")
+
+
 def subnormal_numbers(make: Make) -> None:
     """TensorFlow's threads flush them to zero; the results are defined without that."""
     compressor = make()
@@ -722,6 +742,7 @@ EACH_METHOD = [
     bad_arguments,
     workers_disagree,
     binsgdm_moves_by_the_rate,
+    resuming_gives_the_same_bits,
 ]
 CORE = ["keras_fit", "tape_groups", "direct_calls", "nan_on_one_rank"]
 EACH_VARIANT = [tape_in_a_function, tape_groups, dynamic_shapes, nan_on_one_rank]
@@ -735,6 +756,7 @@ EACH_IN_TENSORFLOW = [
     nan_on_one_rank,
     constant_gradients,
     graph_and_session,
+    resuming_gives_the_same_bits,
 ]
 SOME_IN_TENSORFLOW = [
     keras_loads_models,

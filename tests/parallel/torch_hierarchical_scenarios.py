@@ -20,6 +20,7 @@ from torch_harness import (
     message_of,
     net,
     net_loss,
+    net_without_small_tensors,
     train_and_compare,
 )
 from torch_scenarios import clean, finish  # noqa: F401 (part of a module of scenarios)
@@ -47,6 +48,7 @@ EACH_METHOD = [
     scenarios_of.nan_on_one_rank,
     scenarios_of.direct_calls,
     scenarios_of.binsgdm_groups_schedules_and_clipping,
+    scenarios_of.resuming_gives_the_same_bits,
 ]
 CORE = [
     "direct_calls",
@@ -158,22 +160,15 @@ def the_state_of_a_small_tensor_is_gathered() -> None:
     assert_same_on_all_ranks([model.weight], "parameters")
 
 
-def _net_without_small_tensors() -> torch.nn.Module:
-    """Horovod's own sums of small gradients need not have the same bits in another run."""
-    torch.manual_seed(4)
-    layers = [torch.nn.Linear(40, 60, bias=False), torch.nn.Tanh(), torch.nn.Linear(60, 30, bias=False)]
-    return torch.nn.Sequential(*layers)
-
-
 def the_state_of_binsgdm_is_gathered_saved_and_loaded() -> None:
-    model = _net_without_small_tensors()
+    model = net_without_small_tensors()
     optimizer = _with_binsgdm(model, HIERARCHICAL)
     _trained(optimizer, model, range(2))
     optimizer.gather_state()
     saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
     _trained(optimizer, model, range(2, 4))
 
-    other = _net_without_small_tensors()
+    other = net_without_small_tensors()
     resumed = _with_binsgdm(other, HIERARCHICAL)
     resumed.load_state_dict(saved)
     other.load_state_dict(weights)
@@ -190,7 +185,7 @@ def the_state_of_binsgdm_is_gathered_saved_and_loaded() -> None:
     momenta = [resumed.state[p]["momentum"] for p in other.parameters()]
     assert_same_on_all_ranks(momenta, "broadcast momenta")
     for hierarchical in (1, False):  # other nodes, as with another number of workers
-        model = _net_without_small_tensors()
+        model = net_without_small_tensors()
         optimizer = _with_binsgdm(model, hierarchical)
         optimizer.load_state_dict(resumed.state_dict())
         _trained(optimizer, model, range(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import os
 import pickle
 import time
@@ -23,6 +24,7 @@ from torch_harness import (
     message_of,
     net,
     net_loss,
+    net_without_small_tensors,
     rank_data,
     train_and_compare,
 )
@@ -403,6 +405,42 @@ def binsgdm_state(make: Any) -> None:
     assert_same_on_all_ranks(momenta, "broadcast momenta")
 
 
+def resuming_gives_the_same_bits(make: Any) -> None:
+    """Stopped after two steps, saved and loaded: the parameters are those of a run without an interruption."""
+
+    def start() -> tuple[torch.nn.Module, Any, Any]:
+        model, compressor = net_without_small_tensors(), make(seed=5)
+        optimizer = base_optimizer(compressor, model.parameters())
+        return (
+            model,
+            compressor,
+            hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compressor),
+        )
+
+    def train(model: torch.nn.Module, optimizer: Any, steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            net_loss(model, step).backward()
+            optimizer.step()
+
+    model, compressor, optimizer = start()
+    train(model, optimizer, range(2))
+    if isinstance(compressor, hvq.BinSGDM):
+        optimizer.gather_state()
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in (model, compressor, optimizer)], file)
+    train(model, optimizer, range(2, 4))
+
+    resumed = start()
+    file.seek(0)
+    for part, state in zip(resumed, torch.load(file, weights_only=False)):
+        part.load_state_dict(state)
+    train(resumed[0], resumed[2], range(2, 4))
+    for p, q in zip(model.parameters(), resumed[0].parameters()):
+        assert_bits_equal(q.detach(), p.detach(), "a parameter after resuming")
+    assert compressor.state_dict() == resumed[1].state_dict()
+
+
 def binsgdm_groups_schedules_and_clipping(make: Any) -> None:
     """Parameter groups with arguments of their own, a scheduler, decoupled weight decay, clipping before binarizing."""
     if not isinstance(make(), hvq.BinSGDM):
@@ -640,6 +678,7 @@ EACH_METHOD = [
     workers_disagree,
     binsgdm_state,
     binsgdm_groups_schedules_and_clipping,
+    resuming_gives_the_same_bits,
 ]
 EACH_VARIANT = [average, op_sum, hook_order_differs, overlap_with_any_order, nan_on_one_rank]
 

@@ -49,6 +49,23 @@ def test_pickling_keeps_the_arguments_and_drops_the_rest(make: Callable[..., hvq
     assert len(pickle.dumps(compressor)) < 1000
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"exchanges": {"weight": -1}},
+        {"exchanges": {"weight": 1.5}},
+        {"exchanges": {}, "more": 1},
+        [("exchanges", {})],
+    ],
+)
+def test_another_state_is_refused(state: Any) -> None:
+    compressor = hvq.QSGD()
+    with pytest.raises(ValueError, match="use what a compressor's state_dict"):
+        compressor.load_state_dict(state)
+    assert compressor.state_dict() == {"exchanges": {}}
+
+
 def test_an_unknown_caller_is_told_what_to_give() -> None:
     with pytest.raises(RuntimeError, match="named_parameters=model.named_parameters()"):
         hvq.QSGD().compress(torch.ones(2000))
