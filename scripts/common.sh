@@ -14,6 +14,9 @@ export PATH=$VENV/bin:$PATH
 # Several ranks share this machine's cores: more threads in each only stand in each other's way.
 export OMP_NUM_THREADS=1
 
+# A worker that waits longer than this for another ends the job. The default of 30 s is little where cores are short.
+export HOROVOD_GLOO_TIMEOUT_SECONDS=${HOROVOD_GLOO_TIMEOUT_SECONDS:-300}
+
 # Open MPI refuses to run as root unless told twice.
 if [ "$(id -u)" = 0 ]; then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

@@ -10,12 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+ELASTIC = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "30"}
+"""Survivors may wait so long before they notice that a worker is gone."""
+
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
+
+GLOO_TIMEOUT = "300"
+"""Seconds. Of 30, its default, a machine with more workers than cores has been seen to take all."""
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
+    env["HOROVOD_GLOO_TIMEOUT_SECONDS"] = GLOO_TIMEOUT
     env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
     if os.geteuid() == 0:
         env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")

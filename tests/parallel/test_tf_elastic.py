@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import BIN, ROOT, environment
+from launching import BIN, ELASTIC, ROOT, environment
 
 pytestmark = pytest.mark.parallel
 
@@ -30,7 +30,7 @@ def test_a_third_worker_joins(tmp_path: Path) -> None:
         sys.executable, str(Path(__file__).with_name("tf_elastic_worker.py")), str(logs), str(hosts),
     ]  # fmt: skip
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), cwd=ROOT,
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(ELASTIC), cwd=ROOT,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     entries = [[json.loads(line) for line in log.read_text().splitlines()] for log in logs.iterdir()]
