@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,9 @@ ELASTIC = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "30"}
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
+
+SCENARIOS_LIMIT = 2400
+"""Seconds of a launch of many scenarios."""
 
 GLOO_TIMEOUT = "300"
 """Seconds. Of 30, its default, a machine with more workers than cores has been seen to take all."""
@@ -59,6 +63,63 @@ def horovodrun(
         output += f"\n[killed after {timeout} seconds]"
         return subprocess.CompletedProcess(launch, -9, output)
     return subprocess.CompletedProcess(launch, process.returncode, output)
+
+
+Outcome = tuple[list[dict[str, str]], str]
+"""Of a launch of worker.py: for each worker, how each scenario ended; and the end of the launch's output."""
+
+
+def scenarios(
+    controller: str,
+    workers: int,
+    options: Sequence[Any],
+    folder: Path,
+    env: dict[str, str] | None,
+    *program: Any,
+) -> Outcome:
+    """Runs ``horovodrun OPTIONS worker.py FOLDER PROGRAM``."""
+    command = [*options, sys.executable, Path(__file__).with_name("worker.py"), folder, *program]
+    done = horovodrun(controller, workers, command, timeout=SCENARIOS_LIMIT, env=env)
+    logs = []
+    for rank in range(workers):
+        log = folder / f"{rank}.jsonl"
+        lines = log.read_text().splitlines() if log.exists() else []
+        logs.append({entry["scenario"]: entry["failure"] for entry in map(json.loads, lines)})
+    return logs, done.stdout[-3000:]
+
+
+def assert_passed(scenario: str, outcome: Outcome) -> None:
+    """Every worker got as far as the scenario, and it passed there."""
+    logs, output = outcome
+    for rank, log in enumerate(logs):
+        ended = f"rank {rank} did not get this far, its last was {list(log)[-1:]}"
+        assert scenario in log, f"{ended}; the launch printed\n{output}"
+        assert not log[scenario], f"rank {rank}:\n{log[scenario]}"
+
+
+def elastic(worker: str, folder: Path, limit: int) -> tuple[list[list[dict[str, Any]]], str]:
+    """Runs ``worker LOG_FOLDER HOSTS_FILE`` under elastic horovodrun (Gloo), with 2 workers at first and 3 at most.
+
+    Returns:
+        What each worker has logged, a list of entries; and what the launch printed.
+    """
+    hosts, discover, logs = folder / "hosts", folder / "discover.sh", folder / "logs"
+    hosts.write_text("localhost:2\n")
+    discover.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    discover.chmod(0o755)
+    logs.mkdir()
+    command = [
+        "timeout", "-k", "10", str(limit),
+        str(BIN / "horovodrun"), "--gloo", "-np", "2", "--min-np", "2", "--max-np", "3", "--network-interface", "lo",
+        "--host-discovery-script", str(discover),
+        sys.executable, str(Path(__file__).with_name(worker)), str(logs), str(hosts),
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(ELASTIC), cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    entries = [[json.loads(line) for line in log.read_text().splitlines()] for log in logs.iterdir()]
+    return entries, done.stdout
 
 
 def network_namespace() -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from horovod_quant import simulator
 from horovod_quant.frontend import clipped
 from horovod_quant.kernels import reference
-from horovod_quant.schemes.base import BinaryState, Workers
+from horovod_quant.schemes.base import BinaryState, Scheme, Workers
 
 
 class Oracle:
@@ -76,6 +76,25 @@ class Oracle:
 
     def _workers(self, size: int) -> list[Workers]:
         return [Workers(rank, size, local_size=self._local_size) for rank in range(size)]
+
+
+def assert_average(
+    scheme: Scheme | None, gradients: Sequence[np.ndarray], reduced: np.ndarray, what: str, is_binsgdm: bool
+) -> None:
+    """``reduced`` is the average of the workers' gradients, as well as the method knows it; BinSGDM's are signs.
+
+    For where an `Oracle` cannot follow, because workers come and go.
+
+    Args:
+        scheme: None if Horovod reduced the gradient itself.
+    """
+    if is_binsgdm and scheme is not None:
+        assert set(np.unique(reduced)) == {-1.0, 1.0}
+        return
+    exact = np.mean(gradients, axis=0, dtype=np.float64)
+    error = np.sum((reduced.reshape(-1) - exact) ** 2) / np.sum(exact**2)
+    usual = 1e-8 if scheme is None else simulator.run(scheme, gradients).error
+    assert error < 4 * usual, f"{what}: relative error {error}, usual is {usual}"
 
 
 def _host_size() -> int:

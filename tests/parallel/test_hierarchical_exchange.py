@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from launching import horovodrun
+from launching import SCENARIOS_LIMIT, Outcome, assert_passed, horovodrun, scenarios
 from worker import selected
 
 pytestmark = pytest.mark.parallel
 
 HERE = Path(__file__).parent
-LIMIT = 2400
 
 
 class Launch(NamedTuple):
@@ -43,24 +41,19 @@ LAUNCHES = [
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[Launch, tuple[list[dict[str, str]], str]]:
-    """Of the launches so far: for each worker, how each scenario ended; and the launch's output."""
+def outcomes() -> dict[Launch, Outcome]:
+    """Of the launches so far."""
     return {}
 
 
-def outcome_of(launch: Launch, outcomes: dict, folder: Path) -> tuple[list[dict[str, str]], str]:
+def outcome_of(launch: Launch, outcomes: dict, folder: Path) -> Outcome:
     if launch not in outcomes:
-        command = ["-H", launch.hosts] if launch.hosts else []
-        command += [sys.executable, HERE / "worker.py", folder, launch.module, launch.breadth]
+        options = ["-H", launch.hosts] if launch.hosts else []
         environment = {"HIERARCHICAL": launch.hierarchical}
         environment.update({"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if launch.dynamic else {})
-        done = horovodrun(launch.controller, launch.workers, command, timeout=LIMIT, env=environment)
-        logs = []
-        for rank in range(launch.workers):
-            log = folder / f"{rank}.jsonl"
-            lines = log.read_text().splitlines() if log.exists() else []
-            logs.append({entry["scenario"]: entry["failure"] for entry in map(json.loads, lines)})
-        outcomes[launch] = logs, done.stdout[-3000:]
+        outcomes[launch] = scenarios(
+            launch.controller, launch.workers, options, folder, environment, launch.module, launch.breadth
+        )
     return outcomes[launch]
 
 
@@ -78,13 +71,9 @@ def pytest_generate_tests(metafunc: Any) -> None:
     metafunc.parametrize(("launch", "scenario"), cases)
 
 
-@pytest.mark.timeout(LIMIT + 60)
+@pytest.mark.timeout(SCENARIOS_LIMIT + 60)
 def test_on_every_worker(launch: Launch, scenario: str, outcomes: dict, tmp_path: Path) -> None:
-    logs, output = outcome_of(launch, outcomes, tmp_path)
-    for rank, log in enumerate(logs):
-        ended = f"rank {rank} did not get this far, its last was {list(log)[-1:]}"
-        assert scenario in log, f"{ended}; the launch printed\n{output}"
-        assert not log[scenario], f"rank {rank}:\n{log[scenario]}"
+    assert_passed(scenario, outcome_of(launch, outcomes, tmp_path))
 
 
 IMPOSSIBLE = [

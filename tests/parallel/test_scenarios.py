@@ -7,18 +7,15 @@ workers, but not with each pair of them, unless pytest gets ``--thorough``.
 from __future__ import annotations
 
 import importlib
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import horovodrun
+from launching import SCENARIOS_LIMIT, Outcome, assert_passed, scenarios
 from worker import selected
 
 pytestmark = pytest.mark.parallel
 
-HERE = Path(__file__).parent
 LAUNCHES = {  # module, controller, workers: which scenarios
     ("torch_scenarios", "gloo", 2): "extra",
     ("torch_scenarios", "gloo", 3): "extra",
@@ -29,28 +26,18 @@ LAUNCHES = {  # module, controller, workers: which scenarios
     ("tf_scenarios", "mpi", 2): "full",
     ("tf_scenarios", "mpi", 3): "core",
 }
-LIMIT = 2400
-
-Outcome = tuple[list[dict[str, str]], str]
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: Any) -> dict[tuple, Outcome]:
-    """Of the launches so far: for each worker, how each scenario ended; and the launch's output."""
+def outcomes() -> dict[tuple, Outcome]:
+    """Of the launches so far."""
     return {}
 
 
 def outcome_of(launch: tuple[str, str, int, str], outcomes: dict, folder: Path) -> Outcome:
     if launch not in outcomes:
         module, controller, workers, breadth = launch
-        command = [sys.executable, HERE / "worker.py", folder, module, breadth]
-        done = horovodrun(controller, workers, command, timeout=LIMIT)
-        logs = []
-        for rank in range(workers):
-            log = folder / f"{rank}.jsonl"
-            lines = log.read_text().splitlines() if log.exists() else []
-            logs.append({entry["scenario"]: entry["failure"] for entry in map(json.loads, lines)})
-        outcomes[launch] = logs, done.stdout[-3000:]
+        outcomes[launch] = scenarios(controller, workers, [], folder, None, module, breadth)
     return outcomes[launch]
 
 
@@ -67,10 +54,6 @@ def pytest_generate_tests(metafunc: Any) -> None:
     metafunc.parametrize(("launch", "scenario"), cases)
 
 
-@pytest.mark.timeout(LIMIT + 60)
+@pytest.mark.timeout(SCENARIOS_LIMIT + 60)
 def test_on_every_worker(launch: Any, scenario: str, outcomes: dict, tmp_path: Path) -> None:
-    logs, output = outcome_of(launch, outcomes, tmp_path)
-    for rank, log in enumerate(logs):
-        ended = f"rank {rank} did not get this far, its last was {list(log)[-1:]}"
-        assert scenario in log, f"{ended}; the launch printed\n{output}"
-        assert not log[scenario], f"rank {rank}:\n{log[scenario]}"
+    assert_passed(scenario, outcome_of(launch, outcomes, tmp_path))

@@ -6,13 +6,10 @@ that time, that parameters are equal, and that BinSGDM's state has survived.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from launching import BIN, ELASTIC, ROOT, environment
+from launching import elastic
 
 pytestmark = pytest.mark.parallel
 
@@ -21,25 +18,9 @@ LIMIT = 500
 
 @pytest.mark.timeout(LIMIT + 60)
 def test_workers_come_are_killed_and_go(tmp_path: Path) -> None:
-    hosts, discover = tmp_path / "hosts", tmp_path / "discover.sh"
-    hosts.write_text("localhost:2\n")
-    discover.write_text(f"#!/bin/sh\ncat {hosts}\n")
-    discover.chmod(0o755)
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    command = [
-        "timeout", "-k", "10", str(LIMIT),
-        str(BIN / "horovodrun"), "--gloo", "-np", "2", "--min-np", "2", "--max-np", "3", "--network-interface", "lo",
-        "--host-discovery-script", str(discover),
-        sys.executable, str(Path(__file__).with_name("torch_elastic_worker.py")), str(logs), str(hosts),
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(ELASTIC), cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    entries = [[json.loads(line) for line in log.read_text().splitlines()] for log in logs.iterdir()]
+    entries, printed = elastic("torch_elastic_worker.py", tmp_path, LIMIT)
     finished = [own[:-1] for own in entries if own and own[-1].get("finished")]
-    assert len(finished) == 2, done.stdout[-6000:]
+    assert len(finished) == 2, printed[-6000:]
     killed = [own for own in entries if own and not own[-1].get("finished")]
     assert len(killed) >= 2, "nobody was killed"
     for own in finished:
