@@ -71,9 +71,6 @@ class BinSGDM(torch.optim.Optimizer):
         seed: int = 0,
         clip_norm: float | None = None,
     ) -> None:
-        require_beta(beta)
-        require_step_sizes(lr=lr, weight_decay=weight_decay)
-        require_clip_norm(clip_norm)
         defaults = {
             "lr": lr,
             "beta": beta,
@@ -89,11 +86,11 @@ class BinSGDM(torch.optim.Optimizer):
         Raises:
             ValueError: an argument of the group is out of range.
         """
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
+        group = {**self.defaults, **param_group}
         require_beta(group["beta"])
         require_step_sizes(lr=group["lr"], weight_decay=group["weight_decay"])
         require_clip_norm(group["clip_norm"])
+        super().add_param_group(param_group)
         self._index_parameters()
         for parameter in self.param_groups[-1]["params"]:
             if parameter.requires_grad:

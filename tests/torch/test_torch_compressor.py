@@ -49,6 +49,13 @@ def test_pickling_keeps_the_arguments_and_drops_the_rest(make: Callable[..., hvq
     assert len(pickle.dumps(compressor)) < 1000
 
 
+def test_a_refused_group_is_not_added() -> None:
+    optimizer = hvq.optim.BinSGDM([torch.zeros(3)])
+    with pytest.raises(ValueError, match="lr=-1"):
+        optimizer.add_param_group({"params": [torch.zeros(4)], "lr": -1})
+    assert len(optimizer.param_groups) == 1
+
+
 @pytest.mark.parametrize(
     "state",
     [
