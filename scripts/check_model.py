@@ -2,8 +2,9 @@
 
 1. ``horovod-quant bench`` runs in `scripts/lab`, with 2 and 4 hosts, on links of each rate: one JSON file a cell, in a
    folder, so that an interrupted check goes on where it was.
-2. The model is calibrated by the cells on unshaped links alone (and, for MPI, whose algorithms are not ours to know, by
-   those of 2 hosts at the highest rate), and predicts all others.
+2. The model is calibrated by the cells on unshaped links alone, and predicts all others. Open MPI takes other
+   algorithms for other numbers of workers, which are not ours to know: there each number of hosts is calibrated by
+   itself, with its cell at 1gbit, too.
 3. Tables in docs/advise.md, between markers, and everything as JSON.
 
 The exit status is 1 if fewer than 9 of 10 predictions are within 20% of what was measured.
@@ -69,7 +70,12 @@ class Cell(NamedTuple):
 
     @property
     def calibrates(self) -> bool:
-        return self.rate == UNSHAPED or (self.controller == MPI and self.hosts == 2 and self.rate == "1gbit")
+        return self.rate == UNSHAPED or (self.controller == MPI and self.rate == "1gbit")
+
+    @property
+    def fit(self) -> str:
+        """Cells with the same one are calibrated together."""
+        return f"{self.hosts} hosts" if self.controller == MPI else ""
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
@@ -179,21 +185,26 @@ class Comparison(NamedTuple):
         return abs(self.error) <= WITHIN
 
 
-def compare(cells: list[Cell], folder: Path, speeds: KernelSpeeds) -> tuple[Software, list[Comparison]]:
-    """Calibrates by some cells, predicts all."""
+def compare(
+    cells: list[Cell], folder: Path, speeds: KernelSpeeds
+) -> tuple[dict[str, Software], list[Comparison]]:
+    """Calibrates each fit by some cells, predicts all."""
     observed: dict[Cell, Observation] = {}
     for cell in cells:
         measured = read_bench(folder / f"{cell.name}.json")
         observed[cell] = observe(measured, parse_rate(cell.rate), LATENCY, one_machine=True)
-    software = calibrate([observed[cell] for cell in cells if cell.calibrates], speeds)
+    fitted = {
+        fit: calibrate([observed[cell] for cell in cells if cell.calibrates and cell.fit == fit], speeds)
+        for fit in dict.fromkeys(cell.fit for cell in cells)
+    }
     found = []
     for cell, observation in observed.items():
-        predicted = predict(observation, speeds, software)
+        predicted = predict(observation, speeds, fitted[cell.fit])
         found += [
             Comparison(cell, name, seconds, predicted[name])
             for name, seconds in observation.bench.measured.items()
         ]
-    return software, found
+    return fitted, found
 
 
 def kernel_speeds(folder: Path, again: bool) -> KernelSpeeds:
@@ -233,18 +244,23 @@ def table(cells: list[Cell], found: list[Comparison]) -> str:
 
 
 def section(
-    controller: str, cells: list[Cell], software: Software, found: list[Comparison], summary: str
+    controller: str, cells: list[Cell], fitted: dict[str, Software], found: list[Comparison], summary: str
 ) -> str:
     predicted = [cell for cell in cells if not cell.calibrates]
-    fitted = [cell for cell in cells if cell.calibrates]
-    parameters = ", ".join(f"{name} {value:.3g}" for name, value in vars(software).items())
+    calibrating = [cell for cell in cells if cell.calibrates]
+    parameters = [
+        f"Fitted{fit and f' with {fit}'}: "
+        + ", ".join(f"{name} {value:.3g}" for name, value in vars(software).items())
+        + "."
+        for fit, software in fitted.items()
+    ]
     return "\n\n".join(
         [
             f"{controller.capitalize() if controller != MPI else 'MPI'}: measured, predicted (difference). {summary}",
             table(predicted, found),
             "The cells that calibrated it, and what the model makes of them:",
-            table(fitted, found),
-            f"Fitted: {parameters}. {machine()}.",
+            table(calibrating, found),
+            " ".join([*parameters, f"{machine()}."]),
         ]
     )
 
@@ -312,22 +328,20 @@ def main() -> int:
     if not arguments.tables_only:
         measure(cells, folder, arguments.again)
     speeds = kernel_speeds(folder, arguments.again)
-    software, found = compare(cells, folder, speeds)
+    fitted, found = compare(cells, folder, speeds)
     predictions = [comparison for comparison in found if not comparison.cell.calibrates]
     good = sum(comparison.within for comparison in predictions)
     summary = (
         f"{good} of {len(predictions)} predictions ({100 * good / len(predictions):.0f}%) are within {WITHIN:.0%} of "
         f"what was measured."
     )
-    insert(
-        arguments.page, arguments.controller, section(arguments.controller, cells, software, found, summary)
-    )
+    insert(arguments.page, arguments.controller, section(arguments.controller, cells, fitted, found, summary))
     insert(arguments.page, "hierarchical", hierarchical_table(lambda chosen: measure_kernels(
         [choice.method for choice in chosen if not isinstance(choice.method, str)])))  # fmt: skip
     written = {
         "controller": arguments.controller,
         "kernels": kernels.describe(),
-        "software": vars(software),
+        "software": {fit: vars(software) for fit, software in fitted.items()},
         "within": good,
         "predictions": len(predictions),
         "cells": [
