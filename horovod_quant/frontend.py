@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from horovod_quant import kernels as kernel_backends
 from horovod_quant import nodes, schemes
+from horovod_quant.agreement import signs_of
 from horovod_quant.policy import Policy
-from horovod_quant.schemes.base import Scheme, require_int
+from horovod_quant.schemes.base import Scheme, fields_by_argument, require_int
 from horovod_quant.stats import Stats, TrafficCounter
 
 MIN_ELEMENTS = 1024
@@ -140,6 +140,23 @@ class BaseCompressor:
             raise ValueError(f"state={state!r}: use what a compressor's state_dict() returned")
         self._resume_at({name: int(count) for name, count in counts.items()})  # type: ignore[union-attr]
 
+    def _arguments(self) -> dict[str, str]:
+        """What must be the same on all workers: see `horovod_quant.agreement`."""
+        policy, scheme = self.policy, self.policy.scheme
+        inner = scheme.inner if isinstance(scheme, schemes.Hierarchical) else scheme
+        values = {
+            "compression": type(self).__name__,
+            **{argument: getattr(inner, field) for argument, field in fields_by_argument(inner).items()},
+            "min_elements": policy.min_elements,
+            "exclude": policy.exclude,
+            "overrides": policy.overrides,
+            "seed": self.seed,
+            "hierarchical": self.hierarchical,
+            "group_bytes": self.group_bytes,
+            "overlap": self.overlap,
+        }
+        return {argument: str(value) for argument, value in values.items()}
+
     def _exchange_counts(self) -> dict[str, int]:
         raise NotImplementedError
 
@@ -188,7 +205,7 @@ class BaseCompressor:
 
     def _signs(self, name: str, shape: Any, dtype: Any, scheme: Scheme) -> tuple[float, ...]:
         """The signs that a gradient's carrier carries."""
-        return carrier_signs(f"{name} {shape} {dtype} {scheme} {self.seed}")
+        return tuple(map(float, signs_of(f"{name} {shape} {dtype} {scheme} {self.seed}")))
 
     def _factor(self, name: str, signs: Sequence[float], output: Sequence[float]) -> float:
         """What Horovod has multiplied the sum over the workers by, from the carrier that came back.
@@ -216,12 +233,6 @@ _NO_PROCESS_SET = (
     "hierarchical: it is for all workers; leave process_set= out of the optimizer and of the compressor, or use "
     "hierarchical=False"
 )
-
-
-def carrier_signs(text: str) -> tuple[float, ...]:
-    """16 signs, +1 or -1, that depend on ``text``."""
-    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=2).digest(), "little")
-    return tuple(1.0 if digest >> bit & 1 else -1.0 for bit in range(16))
 
 
 def unnamed(shape: Sequence[Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 import pytest
 
-from horovod_quant.frontend import carrier_signs
+from horovod_quant.agreement import COMPARED, different, signature, signs_of
 
 FRONTENDS = ["horovod_quant.torch", "horovod_quant.tensorflow"]
 
@@ -56,7 +56,15 @@ def test_a_missing_package_gives_one_sentence_with_the_remedy(frontend: str, mis
 
 
 def test_carriers_of_different_names_have_different_signs() -> None:
-    signs = {carrier_signs(f"layer{i}.weight") for i in range(1000)}
+    signs = {signs_of(f"layer{i}.weight") for i in range(1000)}
     # 1,000 draws from 65,536: 992 different ones expected, fewer than 980 in 1 of 10^5
     assert len(signs) > 980
-    assert all(abs(sign) == 1 for sign in carrier_signs("x"))
+    assert all(abs(sign) == 1 for sign in signs_of("x"))
+
+
+def test_an_argument_that_differs_is_found() -> None:
+    same = {name: "1" for name in COMPARED}
+    others = [same, same, {**same, "bits": "2"}, {**same, "seed": "7"}]
+    total = [sum(signs) for signs in zip(*map(signature, others))]
+    assert different(total, 4) == ["bits", "seed"]
+    assert different([3 * sign for sign in signature(same)], 3) == []

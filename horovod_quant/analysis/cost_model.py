@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, Union
 
+from horovod_quant.agreement import SIGNS
 from horovod_quant.analysis.groups import (
     GROUP_BYTES,
     MIN_ELEMENTS,
@@ -27,7 +28,6 @@ from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.analysis.network import MPI, Network, collective_seconds, float32_allreduce, link_bytes
 from horovod_quant.analysis.work import Call, Work, cached_work_of, resolved
-from horovod_quant.frontend import carrier_signs
 from horovod_quant.schemes.base import Allreduce, Alltoall, Request, Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
 from horovod_quant.schemes.split_sums import INTEGERS, is_faster
@@ -41,7 +41,7 @@ Method = Union[Scheme, str]
 FUSION_BYTES = 128 * 2**20
 """Horovod's HOROVOD_FUSION_THRESHOLD by default: bytes that it sends at once at most (Horovod 0.28.1)."""
 
-CARRIER_BYTES = 4 * (1 + len(carrier_signs("")))
+CARRIER_BYTES = 4 * (1 + SIGNS)
 """Of the small float32 tensor that Horovod itself reduces in place of a compressed gradient."""
 
 SPINNING = 2

@@ -96,7 +96,7 @@ class CallbackExchange:
         inputs.append(worker_count(self._scope.process_set))  # so that no input makes the call a constant
         new_states = [tf.float32] * (2 * len(states))
         token, array, splits = self._call(self._start, inputs, [tf.int64, *_sent_types(collectives[0])])
-        answer = perform(collectives[0], array, splits, self._scope, 0)
+        answer = perform(collectives, 0, array, splits, self._scope)
         for stage, collective in enumerate(collectives[1:], 1):
             is_last = stage == len(collectives) - 1
             types = [*_sent_types(collective), *(new_states if is_last else ())]
@@ -109,7 +109,7 @@ class CallbackExchange:
                 for variable, value in zip((state.momentum, state.scale), values)
             ]
             with tf.control_dependencies(updates):
-                answer = perform(collective, array, splits, self._scope, stage)
+                answer = perform(collectives, stage, array, splits, self._scope)
 
         def result(place: int, carrier: tf.Tensor) -> tf.Tensor:
             member = self._members[place]

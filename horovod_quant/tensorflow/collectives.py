@@ -13,18 +13,22 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from horovod_quant.agreement import COMPARED, SIGNS
 from horovod_quant.nodes import Nodes, flat
-from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, Collective, Workers
+from horovod_quant.schemes.base import ALL, Allgather, Allreduce, Alltoall, Collective, Workers
 from horovod_quant.tensorflow.horovod_call import HorovodCall
 
 
 class Scope(NamedTuple):
-    """Where collectives run, and how they are called; ``nodes`` where they are hierarchical."""
+    """Where collectives run, and how they are called; ``nodes`` where they are hierarchical; ``signature`` of the
+    compressor's arguments.
+    """
 
     label: str | None
     process_set: Any
     ignore_name_scope: bool
     nodes: Nodes | None = None
+    signature: tuple[int, ...] = ()
 
     def workers(self) -> Workers:
         """Who takes part, as it is now."""
@@ -49,11 +53,24 @@ def scope_of(call: HorovodCall, tensor: tf.Tensor) -> Scope:
 
 
 def perform(
-    collective: Collective, array: tf.Tensor, splits: tf.Tensor | None, scope: Scope, stage: int
+    collectives: Sequence[Collective], stage: int, array: tf.Tensor, splits: tf.Tensor | None, scope: Scope
 ) -> tf.Tensor:
-    """Sum, maximum, or the concatenation of what comes from the workers in rank order."""
+    """Sum, maximum, or the concatenation of what comes from the workers in rank order.
+
+    Args:
+        collectives: of the exchange.
+        stage: number of the collective to perform.
+        array: that this worker gives.
+        splits: of an alltoall.
+        scope: where it runs.
+    """
     import horovod.tensorflow as hvd
 
+    collective = collectives[stage]
+    if _needs_everybody(collective) and not any(map(_needs_everybody, collectives[:stage])):
+        # A reshape that changes nothing copies nothing; unlike a control dependency it crosses the border of a branch.
+        shape = array.shape
+        array = tf.ensure_shape(tf.reshape(array, tf.shape(array) + _roll_call(scope)), shape)
     group = scope.process_set if scope.nodes is None else scope.nodes.process_sets[collective.group]
     named = {
         "name": scope.name(stage),
@@ -67,6 +84,60 @@ def perform(
     if collective.request is Alltoall:
         return hvd.alltoall(array, splits, **named)[0]
     raise TypeError(f"not a collective that Horovod can perform: {collective!r}")
+
+
+def _needs_everybody(collective: Collective) -> bool:
+    """Whether it fails inside Horovod, or never ends, when a worker has called ``hvd.join()``."""
+    return collective.request is not Allreduce or collective.group != ALL
+
+
+def _roll_call(scope: Scope) -> tf.Tensor:
+    """Zero, int32, unless a worker is not there or has other arguments: then an error, on all workers that are there.
+
+    There is one in a graph for all exchanges of a compressor. Horovod puts each allreduce in a branch, which is a graph
+    of its own; the roll is called in the one around it.
+    """
+    if tf.executing_eagerly():
+        return _check_roll(scope)
+    graph = tf.compat.v1.get_default_graph()
+    if type(graph).__name__ == "CondBranchFuncGraph":
+        graph = graph.outer_graph
+    place = scope.process_set.process_set_id, scope.signature, graph._get_control_flow_context()
+    known = getattr(graph, "_horovod_quant_roll_calls", None)
+    if known is None:
+        known = graph._horovod_quant_roll_calls = {}
+    if place not in known:
+        with graph.as_default():
+            known[place] = _check_roll(scope)
+    return known[place]
+
+
+def _check_roll(scope: Scope) -> tf.Tensor:
+    import horovod.tensorflow as hvd
+
+    name = None if scope.label is None else f"HorovodAllreduce_quant_present_{scope.label}"
+    count = worker_count(scope.process_set)
+    total = hvd.allreduce(
+        tf.minimum(count, 1) * tf.constant([1, *scope.signature]), op=hvd.Sum, name=name,
+        process_set=scope.process_set, ignore_name_scope=scope.ignore_name_scope,
+    )  # fmt: skip
+    agreed = tf.reduce_all(tf.reshape(tf.abs(total[1:]) == total[0], [len(COMPARED), SIGNS]), axis=1)
+    checks = [
+        tf.debugging.Assert(tf.equal(total[0], count), [_JOINED]),
+        tf.debugging.Assert(
+            tf.reduce_all(agreed), [_UNEQUAL, tf.boolean_mask(tf.constant(COMPARED), ~agreed)]
+        ),
+    ]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return total[0] - count
+
+
+_JOINED = (
+    "a worker has called hvd.join(), and in TensorFlow only GlobalQSGD with uniform levels, not hierarchical, can go "
+    "on without it; use that, or as many batches on every worker"
+)
+
+_UNEQUAL = "construct the compressor with the same arguments on all workers; these are different:"
 
 
 def worker_count(process_set: Any) -> tf.Tensor:

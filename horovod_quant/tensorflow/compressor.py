@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from horovod_quant import kernels as kernel_backends
 from horovod_quant import nodes
+from horovod_quant.agreement import SIGNS, signature
 from horovod_quant.frontend import (
     BaseCompressor,
     BinSGDMArguments,
@@ -43,7 +44,7 @@ from horovod_quant.tensorflow.traced import TracedExchange
 from horovod_quant.traffic import ring_allreduce_bytes
 
 # A carrier in float32, as nearly all are.
-_CARRIER_BYTES = 4 * 17
+_CARRIER_BYTES = 4 * (1 + SIGNS)
 
 _KERNELS = ("auto", "native", "numpy", "tensorflow")
 
@@ -342,7 +343,7 @@ class Compressor(BaseCompressor):
         return result_of
 
     def _exchange(self, members: list[Member], call: HorovodCall) -> TracedExchange | CallbackExchange:
-        scope = scope_of(call, members[0].tensor)
+        scope = scope_of(call, members[0].tensor)._replace(signature=tuple(signature(self._arguments())))
         if self.hierarchical:
             found = self._nodes()
             scope = scope._replace(nodes=found)

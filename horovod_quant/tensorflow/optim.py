@@ -111,8 +111,20 @@ class _BinaryUpdate:
                 variable.assign(tf.reshape(whole, variable.shape))
         self._gathered_at = int(self.iterations.numpy())
 
+    def _is_spread(self) -> bool:
+        """Whether no worker has the whole state now, as far as can be told outside of graphs."""
+        return (
+            bool(self._parts) and tf.executing_eagerly() and self._gathered_at != int(self.iterations.numpy())
+        )
+
+    def _without_parts(self, variables: Sequence[Any]) -> list[Any]:
+        """Those that are the same on every worker: a broadcast must not overwrite what another worker has updated."""
+        parts = [part for part in self._parts.values() if self._is_spread()]
+        hidden = {variable.ref() for part in parts for variable in (part.momentum, part.scale)}
+        return [variable for variable in variables if variable.ref() not in hidden]
+
     def _require_whole_state(self) -> None:
-        if self._parts and tf.executing_eagerly() and self._gathered_at != int(self.iterations.numpy()):
+        if self._is_spread():
             raise RuntimeError(
                 "BinSGDM: momentum and scale are spread over the workers of each node, because the exchange is "
                 "hierarchical; call the optimizer's gather_state() on all workers before it is saved"
@@ -200,6 +212,12 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
                 )
         self._built = True
 
+    @property
+    def variables(self) -> Any:
+        """All variables but those whose elements are spread over workers: see `gather_state`."""
+        variables = super().variables
+        return type(variables)(self._without_parts(variables))
+
     def _create_state(self, variables: Sequence[Any]) -> None:
         if not hasattr(self, "_momenta"):
             self.build(variables)
@@ -267,6 +285,10 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
                 )
             for name in ("momentum", "scale"):
                 self.add_slot(variable, name)
+
+    def variables(self) -> list[Any]:
+        """All variables but those whose elements are spread over workers: see `gather_state`."""
+        return self._without_parts(super().variables())
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
         if variable.ref() not in self._places:

@@ -45,12 +45,12 @@ class TracedExchange:
         ]
         exchange = scheme.exchange(gradients, workers, kernels)
         request, output = next(exchange), None
-        for stage, collective in enumerate(collectives):
+        for stage in range(len(collectives)):
             for ledger, sent in zip(self._ledgers, sent_bytes(request, workers.size_of(request.group))):
                 ledger.bytes_sent += sent
             splits = tf.constant(request.splits, tf.int32) if isinstance(request, Alltoall) else None
             array = _array_to_send(request.array, output, process_set)
-            output = perform(collective, array, splits, self._scope, stage)
+            output = perform(collectives, stage, array, splits, self._scope)
             try:
                 request = exchange.send(_answer(request, output, workers))
             except StopIteration as stop:

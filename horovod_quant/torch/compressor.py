@@ -208,15 +208,17 @@ class Compressor(BaseCompressor):
         else:
             schedules, key = vars(call.optimizer).setdefault("_horovod_quant_schedules", {}), self
         if key not in schedules:
-            operations = len(call.optimizer._parameter_names) if call.optimizer is not None else 0
+            names = [key] if call.optimizer is None else call.optimizer._parameter_names.values()
             schedules[key] = Schedule(
                 call.process_set,
                 functools.partial(self._nodes, call.process_set),
                 kernel_backends.get(self._kernels),
                 self.group_bytes,
                 self.overlap and call.optimizer is not None,
-                operations,
+                0 if call.optimizer is None else len(names),
                 self._traffic.count,
+                min(names),
+                self._arguments(),
             )
         return schedules[key]
 

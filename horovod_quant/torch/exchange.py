@@ -11,6 +11,7 @@ import torch
 
 from horovod_quant.nodes import Nodes
 from horovod_quant.schemes.base import (
+    ALL,
     LOCAL,
     Allgather,
     Allreduce,
@@ -19,8 +20,10 @@ from horovod_quant.schemes.base import (
     Decoded,
     Gradient,
     Scheme,
+    Workers,
     split_gathered,
 )
+from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, over_allreduce
 from horovod_quant.schemes.split_sums import group_of_sums, is_faster, split_sums
 from horovod_quant.traffic import sent_bytes
 
@@ -92,6 +95,11 @@ class Group:
         kernels: backend of the kernels.
         nodes: Horovod's workers that take part.
         count: called with a gradient's name and the bytes that this worker sends for it.
+        present: tells the ranks of those workers that have not called ``hvd.join()``; asked only where
+            `needs_everybody` says so.
+
+    Raises:
+        RuntimeError: a worker of a hierarchical exchange has called ``hvd.join()``.
     """
 
     def __init__(
@@ -101,8 +109,10 @@ class Group:
         kernels: Any,
         nodes: Nodes,
         count: Callable[[str, float], None],
+        present: Callable[[], Sequence[int]],
     ) -> None:
-        self.members = list(members)
+        # Not the members, which refer to this group: in a cycle, their gradients would wait for the garbage collector.
+        self._names = [member.name for member in members]
         self._name = name
         self._nodes = nodes
         self._count = count
@@ -110,21 +120,21 @@ class Group:
         self._stage = 0
         self._request: Any = None
         self._handle: Any = None
-        import horovod.torch as hvd
 
         workers = nodes.workers
-        scheme = self.members[0].scheme.for_workers(workers)
+        if needs_everybody(members, nodes):
+            workers = _those(present(), nodes)
+        scheme = members[0].scheme.for_workers(workers)
         self._stages = len(scheme.collectives)
-        gradients = [member.opened(scheme, nodes) for member in self.members]
+        gradients = [member.opened(scheme, nodes) for member in members]
         self._exchange = scheme.exchange(gradients, workers, kernels)
-        group = group_of_sums(scheme)
-        if group is not None:
-            adding = workers.size_of(group)
-            own_bytes = sum(member.bytes for member in self.members) * adding // workers.size
-            if is_faster(adding, own_bytes) and hvd.mpi_enabled():
-                self._stages += 1
-                self._exchange = split_sums(self._exchange, adding)
-        for index, member in enumerate(self.members):
+        if workers.size < nodes.workers.size:
+            self._stages = collectives_over_allreduce(scheme)
+            self._exchange = over_allreduce(self._exchange, workers)
+        elif _splits_sums(members, scheme, workers):
+            self._stages += 1
+            self._exchange = split_sums(self._exchange, workers.size_of(group_of_sums(scheme)))
+        for index, member in enumerate(members):
             member.group, member.index = self, index
 
     @property
@@ -148,7 +158,7 @@ class Group:
     def wait(self) -> None:
         """Waits for the stage in flight, if there is one."""
         if self._handle is not None:
-            _wait(self._handle)
+            wait(self._handle)
 
     def decoded(self) -> Decoded:
         """The result; waits for the last stage."""
@@ -165,11 +175,46 @@ class Group:
             self._request = self._handle = None
             return
         group = self._request.group
-        for member, sent in zip(self.members, sent_bytes(self._request, self._nodes.workers.size_of(group))):
-            self._count(member.name, sent)
+        for member, sent in zip(self._names, sent_bytes(self._request, self._nodes.workers.size_of(group))):
+            self._count(member, sent)
         name = f"{self._name}.{self._stage}"
         self._handle = _launch(self._request, name, self._nodes.process_sets[group])
         self._stage += 1
+
+
+def needs_everybody(members: Sequence[Submission], nodes: Nodes) -> bool:
+    """Whether an exchange fails if some worker has called ``hvd.join()``: Horovod then lets it add zeros to sums."""
+    workers = nodes.workers
+    if workers.size == 1:
+        return False
+    scheme = members[0].scheme.for_workers(workers)
+    only_sums = all(c.request is Allreduce and c.group == ALL for c in scheme.collectives)
+    return not only_sums or _splits_sums(members, scheme, workers)
+
+
+def _splits_sums(members: Sequence[Submission], scheme: Scheme, workers: Workers) -> bool:
+    import horovod.torch as hvd
+
+    group = group_of_sums(scheme)
+    if group is None:
+        return False
+    adding = workers.size_of(group)
+    own_bytes = sum(member.bytes for member in members) * adding // workers.size
+    return is_faster(adding, own_bytes) and hvd.mpi_enabled()
+
+
+def _those(ranks: Sequence[int], nodes: Nodes) -> Workers:
+    """The workers that are there, numbered anew."""
+    workers = nodes.workers
+    if len(ranks) == workers.size:
+        return workers
+    if workers.local_size > 1:
+        gone = sorted(set(range(workers.size)) - set(ranks))
+        raise RuntimeError(
+            f"hierarchical: the workers of ranks {gone} have called hvd.join(), and their nodes' groups cannot do "
+            f"without them; use hierarchical=False, or as many batches on every worker"
+        )
+    return Workers(ranks.index(workers.rank), len(ranks), workers.custom_reduction)
 
 
 def _launch(request: Any, name: str, process_set: Any) -> Any:
@@ -187,7 +232,7 @@ def _launch(request: Any, name: str, process_set: Any) -> Any:
     raise TypeError(f"not a request that Horovod can perform: {request!r}")
 
 
-def _wait(handle: Any) -> None:
+def wait(handle: Any) -> None:
     """Horovod's own wait spins, and takes a core from what it waits for."""
     import horovod.torch as hvd
 
@@ -198,7 +243,7 @@ def _wait(handle: Any) -> None:
 def _collect(request: Any, handle: Any) -> Any:
     import horovod.torch as hvd
 
-    _wait(handle)
+    wait(handle)
     output = hvd.synchronize(handle)
     if isinstance(request, Allreduce):
         return output.numpy()

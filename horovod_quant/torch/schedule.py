@@ -15,6 +15,10 @@ for something that another one has not started. Workers may finish their gradien
    without waiting, then the further stages in the order of rule 2, as if the groups had completed in it. A gradient
    that this backward pass did not produce is exchanged as Horovod will do it in ``synchronize``: as it is, or as zeros.
 4. The first ``decompress`` of the step launches what belongs to no agreed group and waits for the last stages.
+5. A group that fails without a worker that has called ``hvd.join()`` is launched when a roll call has told who is
+   there. Every worker launches the roll call at its first gradient, before it waits for anything. Where several
+   optimizers share a backward pass such groups wait for the end of it, since another worker's first gradient may be
+   another optimizer's.
 
 So every worker waits for the stages in the same order: by the sum of the group's number and the stage's, then the
 later group first. The collectives of one stage may be several, each of some workers (a node's, say). Nobody waits for
@@ -27,14 +31,15 @@ from __future__ import annotations
 import functools
 import heapq
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 import torch
 
 from horovod_quant.nodes import Nodes
 from horovod_quant.schemes.base import Decoded, Scheme
-from horovod_quant.torch.exchange import Group, Submission
+from horovod_quant.torch.exchange import Group, Submission, needs_everybody
+from horovod_quant.torch.roll_call import RollCall
 
 _NEVER = 2**30
 """Place of a gradient that arrives outside of the backward pass."""
@@ -42,14 +47,19 @@ _NEVER = 2**30
 # Horovod's response cache has 1,024 places, and each of the optimizer's own operations takes one.
 _CACHE_PLACES = 1000
 _COLLECTIVES_PER_GROUP = 3
+
+_PASSES_AT_A_TIME = 64
 _FEWEST_GROUPS = 4
 
 
 class Plan(NamedTuple):
-    """The agreed groups: names in order, the groups in the order in which they complete; and all names."""
+    """The agreed groups: names in order, the groups in the order in which they complete; which of them need a roll
+    call; and all names.
+    """
 
     groups: list[list[str]]
     group_of: dict[str, int]
+    after_roll_call: frozenset
     names: frozenset
 
 
@@ -64,6 +74,8 @@ class Schedule:
         overlap: whether to launch exchanges during the backward pass.
         operations: number of operations that the optimizer itself takes in a step.
         count: called with a gradient's name and the bytes that this worker sends for it.
+        label: of the roll calls, the same on every worker whatever arguments its compressor has.
+        arguments: that must be the same on all workers: see `horovod_quant.agreement`.
     """
 
     def __init__(
@@ -75,6 +87,8 @@ class Schedule:
         overlap: bool,
         operations: int,
         count: Callable[[str, float], None],
+        label: str,
+        arguments: Mapping[str, str],
     ) -> None:
         self._process_set = process_set
         self._nodes = nodes
@@ -83,6 +97,9 @@ class Schedule:
         self._overlap = overlap
         self._operations = operations
         self._count = count
+        self._label = label
+        self._arguments = arguments
+        self._agreed = False  # whether all workers have the same arguments
         self._plan: Plan | None = None
         self._session: Any = None
         self._repeats: dict[str, Callable[[], Submission]] = {}
@@ -97,6 +114,7 @@ class Schedule:
         self._missing = [set(names) for names in self._plan.groups] if self._plan else []
         self._running: dict[int, Group] = {}
         self._in_order = True
+        self._roll_call: RollCall | None = None
 
     def submit(
         self, name: str, make: Callable[[], Submission], repeat: Callable[[], Submission]
@@ -120,6 +138,8 @@ class Schedule:
                     f"another backward pass does; construct the compressor with overlap=False"
                 )
             return self._forced.pop(name)
+        if backward_pass is not None:
+            self.call_roll()
         submission = make()
         self._repeats[name] = repeat
         self._places[name] = _NEVER if backward_pass is None else len(self._submitted)
@@ -138,6 +158,9 @@ class Schedule:
         return submission.group.decoded()
 
     def _launch_rest(self) -> None:
+        if not self._agreed:
+            self._present()
+            self._agreed = True
         unclaimed = set(self._forced)  # Horovod asks for these no longer: a parameter has been frozen, say
         asked = {name: submission for name, submission in self._submitted.items() if name not in unclaimed}
         self._start_complete_groups()
@@ -154,6 +177,7 @@ class Schedule:
         if mpi_ops._handle_map is not self._session:
             self._session = mpi_ops._handle_map
             self._plan = None
+            self._agreed = False
             self._begin_step()
 
     # ---- during and at the end of a backward pass ------------------------------------------------------------
@@ -161,6 +185,9 @@ class Schedule:
     def _arrived(self, name: str, index: int) -> None:
         self._missing[index].discard(name)
         if self._missing[index] or index in self._running:
+            return
+        assert self._plan is not None
+        if not self.alone and index in self._plan.after_roll_call:
             return
         self._in_order = self._in_order and index == len(self._running)
         earlier = list(self._running.values())
@@ -170,8 +197,22 @@ class Schedule:
                 if not group.in_last_stage:
                     group.advance()
 
+    def call_roll(self) -> None:
+        """Launches the step's roll call, where an agreed group needs one."""
+        if self._plan is not None and self._plan.after_roll_call:
+            self._call_roll()
+
+    def _call_roll(self) -> RollCall:
+        if self._roll_call is None:
+            self._roll_call = RollCall(self._process_set, self._label, self._arguments)
+        return self._roll_call
+
+    def _present(self) -> Sequence[int]:
+        """The ranks of the workers that have not called ``hvd.join()``."""
+        return self._call_roll().ranks()
+
     def start_all(self) -> None:
-        """Launches the first stage of every agreed group, without waiting."""
+        """Launches the first stage of every agreed group; waits for nothing but the roll call."""
         if self._plan is None:
             return
         for index, names in enumerate(self._plan.groups):
@@ -223,7 +264,7 @@ class Schedule:
 
     def _start(self, index: int, members: Sequence[Submission], label: str) -> None:
         name = f"horovod_quant.{label}.{index}"
-        group = Group(members, name, self._kernels, self._nodes(), self._count)
+        group = Group(members, name, self._kernels, self._nodes(), self._count, self._present)
         self._running[index] = group
         group.start()
 
@@ -262,35 +303,47 @@ class Schedule:
         placed = [(submitted[name], place) for name, place in zip(names, agreed) if place < _NEVER]
         groups = self._cut(sorted(placed, key=lambda item: item[1]))
         group_of = {name: index for index, members in enumerate(groups) for name in members}
-        return Plan(groups, group_of, frozenset(names))
+        nodes = self._nodes()
+        after_roll_call = [
+            index
+            for index, members in enumerate(groups)
+            if needs_everybody([submitted[name] for name in members], nodes)
+        ]
+        return Plan(groups, group_of, frozenset(after_roll_call), frozenset(names))
 
 
 class _Backward:
-    """The backward pass that is going on in this process, and the schedules that take part in it."""
+    """The backward passes that are going on in this process, by number, and the schedules that take part in each.
+
+    Each thread may have one, and one may run inside another.
+    """
 
     def __init__(self) -> None:
-        self._schedules: list[Schedule] = []
-        self._current = -1
+        self._schedules: dict[int, list[Schedule]] = {}
 
     def join(self, schedule: Schedule) -> int | None:
         """Registers for the end of the backward pass; returns its number, None if there is none."""
         current = torch._C._current_graph_task_id()
         if current == -1:
             return None
-        if current != self._current:
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-            self._current = current
-            self._schedules = []
-        if schedule not in self._schedules:
-            self._schedules.append(schedule)
-            if len(self._schedules) > 1:
-                for sharing in self._schedules:
+        if current not in self._schedules:
+            while len(self._schedules) >= _PASSES_AT_A_TIME:
+                del self._schedules[min(self._schedules)]  # it failed, so that its end was never called
+            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._end, current))
+            self._schedules[current] = []
+        schedules = self._schedules[current]
+        if schedule not in schedules:
+            schedules.append(schedule)
+            if len(schedules) > 1:
+                for sharing in schedules:
                     sharing.alone = False
         return current
 
-    def _end(self) -> None:
-        schedules, self._schedules, self._current = self._schedules, [], -1
+    def _end(self, number: int) -> None:
+        schedules = self._schedules.pop(number, [])
         schedules.sort(key=lambda schedule: schedule.order)
+        for schedule in schedules:
+            schedule.call_roll()
         for schedule in schedules:
             schedule.start_all()
         for schedule in schedules:

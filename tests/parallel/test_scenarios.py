@@ -1,7 +1,7 @@
 """The scenarios of torch_scenarios.py and tf_scenarios.py, in real processes: Gloo and MPI, 2 and 3 workers.
 
-TensorFlow traces for seconds what PyTorch just runs. There every scenario runs with each controller and each number of
-workers, but not with each pair of them, unless pytest gets ``--thorough``.
+The methods' variants run with each controller and each number of workers, but not with each pair of them, unless pytest
+gets ``--thorough``. In TensorFlow, which traces for seconds what PyTorch just runs, this is so for every scenario.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from worker import selected
 pytestmark = pytest.mark.parallel
 
 LAUNCHES = {  # module, controller, workers: which scenarios
-    ("torch_scenarios", "gloo", 2): "extra",
+    ("torch_scenarios", "gloo", 2): "full",
     ("torch_scenarios", "gloo", 3): "extra",
     ("torch_scenarios", "mpi", 2): "extra",
-    ("torch_scenarios", "mpi", 3): "extra",
+    ("torch_scenarios", "mpi", 3): "full",
     ("tf_scenarios", "gloo", 2): "core",
     ("tf_scenarios", "gloo", 3): "extra",
     ("tf_scenarios", "mpi", 2): "full",
@@ -48,7 +48,7 @@ def pytest_generate_tests(metafunc: Any) -> None:
             (module, controller, workers, breadth), name, id=f"{module}-{controller}-{workers}-{name}"
         )
         for (module, controller, workers), usual in LAUNCHES.items()
-        for breadth in ["full" if usual == "core" and thorough else usual]
+        for breadth in ["extra" if thorough else usual]
         for name, _ in selected(importlib.import_module(module), breadth)
     ]
     metafunc.parametrize(("launch", "scenario"), cases)

@@ -83,6 +83,23 @@ def dynamic_shapes(make: Make) -> None:
             assert_bits_equal(reduce(tf.constant(given)).numpy(), expected, f"{length} elements")
 
 
+def the_state_of_binsgdm_survives_the_broadcast(make: Make) -> None:
+    """Horovod's callback broadcasts after the first step, when each worker has its own share already."""
+    callbacks = [keras_hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    runs = []
+    for given in ([], callbacks):
+        model, compressor = keras_model(), make()
+        optimizer = keras_hvd.DistributedOptimizer(hvq.optim.BinSGDM(1e-3), compression=compressor)
+        model.compile(optimizer=optimizer, loss="mse")
+        x, y = next(batches(1))
+        model.fit(x, y, batch_size=len(x) // 2, shuffle=False, epochs=1, verbose=0, callbacks=given)
+        model.optimizer.gather_state()
+        kernels = [variable for variable in model.trainable_variables if len(variable.shape) > 1]
+        runs.append([held.numpy() for each in kernels for held in model.optimizer._state_of(each)[:2]])
+    for alone, broadcast in zip(*runs):
+        assert_bits_equal(broadcast, alone, "momentum or scale")
+
+
 def the_state_of_binsgdm_is_gathered_saved_and_loaded(make: Make) -> None:
     local_size = hvd.local_size() if HIERARCHICAL is True else HIERARCHICAL
     model, compressor = keras_model(), make()
@@ -116,7 +133,11 @@ def the_state_of_binsgdm_is_gathered_saved_and_loaded(make: Make) -> None:
         assert_bits_equal(restored, kept, "weights after loading")
 
 
-OWN = [a_tensor_smaller_than_the_node, dynamic_shapes, the_state_of_binsgdm_is_gathered_saved_and_loaded]
+OF_BINSGDM = [
+    the_state_of_binsgdm_is_gathered_saved_and_loaded,
+    the_state_of_binsgdm_survives_the_broadcast,
+]
+OWN = [a_tensor_smaller_than_the_node, dynamic_shapes, *OF_BINSGDM]
 
 
 CORE = ["keras_fit", "tape_groups", *(function.__name__ for function in OWN)]
@@ -137,5 +158,5 @@ def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
         for method, make in table.items():
             hierarchical = functools.partial(make, hierarchical=HIERARCHICAL)
             for function in functions:
-                if function not in OWN or (function is OWN[-1]) == isinstance(make(), hvq.BinSGDM):
+                if function not in OWN or (function in OF_BINSGDM) == isinstance(make(), hvq.BinSGDM):
                     yield f"{function.__name__}-{method}", functools.partial(function, hierarchical)

@@ -36,10 +36,29 @@ from tf_harness import (
 )
 
 import horovod_quant.tensorflow as hvq
+from horovod_quant.kernels.layout import TILE
 
 SUBSET: list[Any] = []
 
 KERNELS = {"first/kernel:0", "second/kernel:0"}
+
+Poison = list[tuple[int, str, int, float]]
+"""Which rank (-1: the last) has in the gradient of which variable, at which element, something that is not finite."""
+
+POISONED: list[Poison] = [
+    [
+        (0, "first/kernel:0", 1030, np.nan),
+        (0, "first/kernel:0", 10, np.inf),
+        (0, "second/bias:0", 7, -np.inf),
+    ],
+    [(-1, "second/kernel:0", 1030, np.nan), (-1, "second/kernel:0", 2090, -np.inf)],
+    [
+        (0, "first/kernel:0", 2799, -np.inf),
+        (-1, "second/kernel:0", 5, np.inf),
+        (-1, "first/bias:0", 0, np.nan),
+    ],
+]
+"""Of a step each."""
 
 
 def exchanged_kernels(process_set: Any) -> set[str]:
@@ -168,27 +187,52 @@ def keras_process_set(make: Make) -> None:
         fit(make(), process_set=SUBSET[0], steps=2)
 
 
+class Poisons:
+    """Terms of a model's loss whose gradients are not finite in some elements, and zero in all others.
+
+    They are variables, so that what a step is poisoned with needs no trace of its own.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._variables = model.trainable_variables
+        self._terms = [tf.Variable(tf.zeros(variable.shape)) for variable in self._variables]
+
+    def put(self, poison: Poison) -> None:
+        """Takes effect in the next step, on the ranks that ``poison`` names."""
+        for variable, term in zip(self._variables, self._terms):
+            values = np.zeros(variable.shape, np.float32)
+            for rank, name, at, value in poison:
+                if name == variable.name and rank % hvd.size() == hvd.rank():
+                    values.flat[at] = value
+            term.assign(values)
+
+    def loss(self) -> tf.Tensor:
+        return tf.add_n([tf.reduce_sum(v * term) for v, term in zip(self._variables, self._terms)])
+
+
 def keras_mixed_precision(make: Make) -> None:
-    """An overflow on one rank reaches all: nobody moves, every loss scale is halved, the next step is clean."""
+    """Whatever is not finite, wherever it comes from: nobody moves, every scale is halved, the next step is clean."""
+    overflows = [[place] for step in POISONED for place in step]
     for legacy in (False, True):
         policy = tf.keras.mixed_precision.Policy("mixed_float16")
         model, compressor = keras_model(policy), make()
+        poisons = Poisons(model)
+        model.add_loss(poisons.loss)
         optimizer = keras_hvd.DistributedOptimizer(optimizer_for(compressor, legacy), compression=compressor)
         optimizer = tf.keras.mixed_precision.LossScaleOptimizer(
-            optimizer, initial_scale=4.0, dynamic_growth_steps=1000
+            optimizer, initial_scale=256.0, dynamic_growth_steps=1000
         )
         model.compile(optimizer=optimizer, loss="mse")
-        for step, overflow in enumerate([False, True, False]):
+        for step, poison in enumerate([[], *overflows, []]):
             x, y = rank_data(8, 40, seed=step), rank_data(8, 30, seed=step + 9)
-            if overflow and hvd.rank() == hvd.size() - 1:
-                x[0, 0] = np.inf
+            poisons.put(poison)
             before = model.get_weights()
             model.train_on_batch(x, y)
             moved = any(not np.array_equal(a, b) for a, b in zip(before, model.get_weights()))
-            assert moved is not overflow, f"step {step}"
+            assert moved is not bool(poison), f"{poison}"
             assert all(np.isfinite(weights).all() for weights in model.get_weights())
             assert_same_on_all_ranks(model.get_weights(), "weights")
-        assert float(optimizer.loss_scale) == 2.0
+        assert float(optimizer.loss_scale) == 256.0 / 2 ** len(overflows)
 
 
 def keras_loads_models(make: Make) -> None:
@@ -518,15 +562,33 @@ def subnormal_numbers(make: Make) -> None:
 
 
 def nan_on_one_rank(make: Make) -> None:
+    """What is not finite on one worker reaches all, in its bucket and nowhere else; the next step is clean."""
     model = keras_model()
+    poisons, variables = Poisons(model), model.trainable_variables
     compressor, optimizer = make_for_tape(make, model)
-    step = tf.function(tape_step(compressor, model, optimizer))
-    for i, (x, y) in enumerate(batches(2)):
-        if i == 1 and hvd.rank() == hvd.size() - 1:
-            x[0, 0] = np.nan
+
+    @tf.function
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2) + poisons.loss()
+        tape = hvd.DistributedGradientTape(tape, compression=compressor)
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+
+    start, steps = model.get_weights(), [*POISONED, []]
+    for (x, y), poison in zip(batches(len(steps)), steps):
+        model.set_weights(start)
+        poisons.put(poison)
         step(x, y)
-    assert check_records(compressor, 2) == KERNELS
-    assert all(np.isnan(weights).any() for weights in model.get_weights() if weights.ndim > 1)
+        assert_same_on_all_ranks(model.get_weights(), "weights")
+    assert all(np.isfinite(weights).all() for weights in model.get_weights())
+    for variable in variables:
+        scheme = compressor.policy.scheme_for(variable.name, variable.shape.num_elements())
+        unit = 1 if scheme is None else getattr(getattr(scheme, "inner", scheme), "bucket_size", TILE)
+        reduced = [reduced for name, _, reduced in compressor.records if name == variable.name]
+        for result, poison in zip(reduced, steps):
+            broken = np.flatnonzero(~np.isfinite(result)) // unit
+            assert set(broken) == {at // unit for _, name, at, _ in poison if name == variable.name}, poison
+    assert check_records(compressor, len(steps)) == KERNELS
 
 
 def constant_gradients(make: Make) -> None:
@@ -652,7 +714,9 @@ def bad_arguments(make: Make) -> None:
 
 
 def workers_disagree(make: Make) -> None:
-    """Another seed on one rank: noticed on every rank, by name; the next model trains."""
+    """Another seed on one rank: noticed on every rank, by the argument's name where workers gather, else by that of the
+    gradient; the next model trains.
+    """
     compressor = make(seed=hvd.rank())
     model = keras_model()
     model.compile(
@@ -660,7 +724,7 @@ def workers_disagree(make: Make) -> None:
         loss="mse",
     )
     message = message_of(lambda: model.train_on_batch(*next(batches(1))))
-    assert "kernel:0" in message
+    assert ("kernel:0" if isinstance(compressor, GlobalQSGD) else "seed") in message
     assert "same arguments" in message
     gather_objects(None)
     fit(make(), steps=1)
@@ -707,6 +771,32 @@ def binsgdm_moves_by_the_rate(make: Make) -> None:
         np.testing.assert_allclose(np.abs(new - old), 1e-3, rtol=1e-2)
 
 
+def a_worker_that_joins(make: Make) -> None:
+    """GlobalQSGD goes on without it, with the average over all, as Horovod's own; the others say that they cannot."""
+    for eager in (False, True):
+        model = keras_model()
+        compressor, optimizer = make_for_tape(make, model)
+        step = tape_step(compressor, model, optimizer)
+        step = step if eager else tf.function(step)
+        *first, last = batches(3)
+        for x, y in first:
+            step(x, y)
+        oracle = Oracle(compressor)
+        check_records(compressor, 2, oracle=oracle)
+        can_go_on = isinstance(compressor, GlobalQSGD)
+        if hvd.rank() > 0 and can_go_on:
+            step(*last)
+        elif hvd.rank() > 0:
+            assert "hvd.join()" in message_of(functools.partial(step, *last))
+        hvd.join()
+        everyone = gather_objects({name: raw for name, raw, _ in compressor.records if can_go_on})
+        for name, raw, reduced in compressor.records if can_go_on else ():
+            gradients = [{name: own.get(name, np.zeros_like(raw))} for own in everyone]
+            expected = oracle.expected(gradients, name, 1.0 / hvd.size())
+            if expected is not None:
+                assert_bits_equal(reduced, expected.reshape(raw.shape), name)
+
+
 EACH_METHOD = [
     keras_fit,
     keras_legacy_optimizer,
@@ -743,6 +833,7 @@ EACH_METHOD = [
     workers_disagree,
     binsgdm_moves_by_the_rate,
     resuming_gives_the_same_bits,
+    a_worker_that_joins,
 ]
 CORE = ["keras_fit", "tape_groups", "direct_calls", "nan_on_one_rank"]
 EACH_VARIANT = [tape_in_a_function, tape_groups, dynamic_shapes, nan_on_one_rank]
@@ -766,6 +857,7 @@ SOME_IN_TENSORFLOW = [
     overrides_and_excluded,
     workers_disagree,
     binsgdm_moves_by_the_rate,
+    a_worker_that_joins,
 ]
 
 

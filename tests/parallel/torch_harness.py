@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import horovod.torch as hvd
 import torch
-from oracle import Oracle
+from oracle import Oracle, assert_average
 
 import horovod_quant.torch as hvq
 
@@ -47,14 +47,17 @@ def net_without_small_tensors() -> torch.nn.Module:
     return torch.nn.Sequential(*layers)
 
 
-def rank_data(step: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + hvd.rank())
+def rank_data(
+    step: int, *shape: int, dtype: torch.dtype = torch.float32, rank: int | None = None
+) -> torch.Tensor:
+    """A rank's own data, by default this one's."""
+    generator = torch.Generator().manual_seed(1000 * step + (hvd.rank() if rank is None else rank))
     return torch.randn(*shape, generator=generator).to(dtype)
 
 
-def net_loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+def net_loss(model: torch.nn.Module, step: int, rank: int | None = None) -> torch.Tensor:
     dtype = next(model.parameters()).dtype
-    return (model(rank_data(step, 8, 40, dtype=dtype)) - 0.5).pow(2).mean()
+    return (model(rank_data(step, 8, 40, dtype=dtype, rank=rank)) - 0.5).pow(2).mean()
 
 
 def base_optimizer(compressor: Any, parameters: Any, **options: Any) -> torch.optim.Optimizer:
@@ -183,6 +186,32 @@ def train_and_compare(
         if member:
             assert_same_on_all_ranks(list(model.parameters()), "parameters", process_set)
     return model
+
+
+def train_one_step_and_check(
+    compressor: hvq.Compressor, model: torch.nn.Module, optimizer: Any, step: int, prefix: str = ""
+) -> None:
+    """The gradients are the average of what all workers have, as well as the method knows it. For where an `Oracle`
+    cannot tell the number of an exchange, or threads must not mix up their gathers: each worker computes everything.
+
+    Args:
+        prefix: of the parameters' names.
+    """
+    names = list(dict(model.named_parameters()))
+    gradients = [
+        torch.autograd.grad(net_loss(model, step, rank), list(model.parameters()))
+        for rank in range(hvd.size())
+    ]
+    optimizer.zero_grad()
+    net_loss(model, step).backward()
+    optimizer.synchronize()
+    for index, (name, parameter) in enumerate(zip(names, model.parameters())):
+        everyone = [own[index].numpy().reshape(-1) for own in gradients]
+        scheme = compressor.policy.scheme_for(prefix + name, parameter.numel())
+        binary = isinstance(compressor, hvq.BinSGDM)
+        assert_average(scheme, everyone, parameter.grad.numpy(), f"step {step}, {name}", binary)
+    with optimizer.skip_synchronize():
+        optimizer.step()
 
 
 def message_of(action: Callable[[], Any], kind: type = Exception) -> str:

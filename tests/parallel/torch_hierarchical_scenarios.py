@@ -16,6 +16,7 @@ from torch_harness import (
     VARIANTS,
     assert_bits_equal,
     assert_same_on_all_ranks,
+    base_optimizer,
     gather_objects,
     message_of,
     net,
@@ -100,6 +101,28 @@ def a_process_set() -> None:
     compressor = hvq.QSGD(hierarchical=HIERARCHICAL)
     call = functools.partial(hvd.allreduce, torch.ones(2000), name="set", compression=compressor)
     assert "leave process_set= out" in message_of(lambda: call(process_set=process_set), ValueError)
+
+
+def a_worker_that_joins(make: Any) -> None:
+    """Its node's groups cannot do without it: an error on all others, before anything hangs."""
+    local_size = hvd.local_size() if HIERARCHICAL is True else HIERARCHICAL
+    if local_size == 1 or hvd.size() == 1:
+        return
+    compressor, model = make(), net()
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+    )
+
+    def train(step: int) -> None:
+        optimizer.zero_grad()
+        net_loss(model, step).backward()
+        optimizer.step()
+
+    for step in range(2):
+        train(step)
+    if hvd.rank() != hvd.size() - 1:
+        assert "hvd.join()" in message_of(lambda: train(2), RuntimeError)
+    hvd.join()
 
 
 def too_few_bits_for_the_nodes() -> None:
@@ -210,5 +233,5 @@ def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
     for table, functions in ((METHODS, EACH_METHOD), (VARIANTS if extra else {}, EACH_VARIANT)):
         for method, make in table.items():
             hierarchical = functools.partial(make, hierarchical=HIERARCHICAL)
-            for function in functions:
+            for function in functions + ([a_worker_that_joins] if table is METHODS else []):
                 yield f"{function.__name__}-{method}", functools.partial(function, hierarchical)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import functools
 import io
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch_harness import (
@@ -27,12 +29,28 @@ from torch_harness import (
     net_without_small_tensors,
     rank_data,
     train_and_compare,
+    train_one_step_and_check,
 )
 
 import horovod_quant.torch as hvq
-from horovod_quant.schemes.base import Workers
+from horovod_quant import simulator
+from horovod_quant.kernels.layout import TILE
+from horovod_quant.schemes import BinSGDM, GlobalQSGD
+from horovod_quant.schemes.base import BinaryState, Workers
+from horovod_quant.schemes.split_sums import is_faster
 
 SUBSET: list[Any] = []
+
+Poison = list[tuple[int, str, int, float]]
+"""Which rank (-1: the last) has in the gradient of which parameter, at which element, something that is not finite."""
+
+NAN, INF = float("nan"), float("inf")
+POISONED: list[Poison] = [
+    [(0, "0.weight", 1030, NAN), (0, "2.weight", 10, INF), (0, "4.bias", 7, -INF)],
+    [(-1, "2.weight", 4190, NAN), (-1, "4.weight", 1500, -INF), (-1, "2.bias", 69, NAN)],
+    [(0, "4.weight", 5, -INF), (-1, "4.weight", 2099, INF)],
+]
+"""Of a step each."""
 
 
 def start() -> int:
@@ -151,29 +169,37 @@ def unnamed_allreduce_before_step(make: Any) -> None:
     train_and_compare(make(), between=between)
 
 
+def _poisoned_loss(model: torch.nn.Module, step: int, poison: Poison) -> torch.Tensor:
+    """The loss, and on the ranks that ``poison`` names something whose gradient is not finite in one element."""
+    loss, parameters = net_loss(model, step), dict(model.named_parameters())
+    for rank, name, at, value in poison:
+        if rank % hvd.size() == hvd.rank():
+            loss = loss + parameters[name].view(-1)[at] * value
+    return loss
+
+
 def grad_scaler(make: Any) -> None:
+    """Whatever is not finite, wherever it comes from: nobody moves, every scale is halved, the next step is clean."""
     compressor, model = make(), net()
     optimizer = hvd.DistributedOptimizer(
         base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
     )
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
-    for step, overflow in enumerate([False, True, False]):
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1000)
+    overflows = [[place] for step in POISONED for place in step]
+    for step, poison in enumerate([[], *overflows, []]):
         before = [p.detach().clone() for p in model.parameters()]
         optimizer.zero_grad()
-        loss = net_loss(model, step)
-        if overflow and hvd.rank() == hvd.size() - 1:
-            loss = loss * float("inf")
-        scaler.scale(loss).backward()
+        scaler.scale(_poisoned_loss(model, step, poison)).backward()
         optimizer.synchronize()
         scaler.unscale_(optimizer)
         with optimizer.skip_synchronize():
             scaler.step(optimizer)
         scaler.update()
         moved = any(not torch.equal(p, q) for p, q in zip(model.parameters(), before))
-        assert moved is not overflow, f"step {step}"
+        assert moved is not bool(poison), f"{poison}"
         assert all(bool(p.isfinite().all()) for p in model.parameters())
         assert_same_on_all_ranks(list(model.parameters()), "parameters")
-    assert scaler.get_scale() == 2.0
+    assert scaler.get_scale() == 64.0 / 2 ** len(overflows)
 
 
 def channels_last(make: Any) -> None:
@@ -248,6 +274,65 @@ def two_optimizers(make: Any) -> None:
                 assert_same_on_all_ranks(list(models[which].parameters()), "parameters")
 
 
+def one_compressor_for_two_models(make: Any) -> None:
+    """Their parameters have the same names, and other shapes: each gets the average of its own gradients."""
+    compressor = make()
+    models = [net(), torch.nn.Sequential(torch.nn.Linear(40, 90), torch.nn.Tanh(), torch.nn.Linear(90, 30))]
+    optimizers = [
+        hvd.DistributedOptimizer(
+            base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+        )
+        for model in models
+    ]
+    for step in range(3):
+        for model, optimizer in zip(models, optimizers):
+            train_one_step_and_check(compressor, model, optimizer, step)
+
+
+def threads(make: Any) -> None:
+    """Two threads train a model each at the same time, with compressors of their own."""
+
+    def train(number: int, model: torch.nn.Module) -> None:
+        compressor = make()
+        named = [(f"{number}.{name}", parameter) for name, parameter in model.named_parameters()]
+        optimizer = hvd.DistributedOptimizer(
+            base_optimizer(compressor, model.parameters()), named, compression=compressor
+        )
+        for step in range(4):
+            train_one_step_and_check(compressor, model, optimizer, step, f"{number}.")
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(train, number, net(seed=number)) for number in (1, 2)]:
+            done.result()
+
+
+def forked_processes(make: Any) -> None:
+    """As a DataLoader with workers forks them, in the middle of training."""
+    data = torch.utils.data.TensorDataset(torch.arange(64.0).reshape(8, 8))
+    compressor, model = make(), net()
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+    )
+    for epoch in range(2):
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=4, num_workers=2, multiprocessing_context="fork"
+        )
+        for step, (batch,) in enumerate(loader):
+            assert batch.shape == (4, 8)
+            train_one_step_and_check(compressor, model, optimizer, 2 * epoch + step)
+
+
+def empty_parameters(make: Any) -> None:
+    model = net()
+    model.register_parameter("empty", torch.nn.Parameter(torch.zeros(0)))
+    model.register_parameter("flat", torch.nn.Parameter(torch.zeros(0, 7)))
+
+    def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+        return net_loss(model, step) + model.empty.sum() + model.flat.sum()
+
+    train_and_compare(make(min_elements=0), model=model, loss=loss, steps=3)
+
+
 def dtypes(make: Any) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         train_and_compare(make(), model=net(dtype))
@@ -263,14 +348,32 @@ def overrides_and_excluded(make: Any) -> None:
 
 
 def nan_on_one_rank(make: Any) -> None:
-    def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
-        x = rank_data(step, 8, 40)
-        if step == 1 and hvd.rank() == hvd.size() - 1:
-            x[0, 0] = float("nan")
-        return (model(x) - 0.5).pow(2).mean()
-
-    model = train_and_compare(make(), loss=loss)
-    assert all(bool(p.isnan().any()) for p in model.parameters() if p.dim() > 1)
+    """What is not finite on one worker reaches all, in its bucket and nowhere else; the next step is clean."""
+    compressor, model = make(), net()
+    parameters, start = dict(model.named_parameters()), copy.deepcopy(model)
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), parameters.items(), compression=compressor
+    )
+    oracle = TorchOracle(compressor)
+    for step, poison in enumerate([*POISONED, []]):
+        model.load_state_dict(start.state_dict())
+        twin = copy.deepcopy(start)
+        _poisoned_loss(twin, step, poison).backward()
+        expected = oracle.expected({name: p.grad for name, p in twin.named_parameters()}, 1.0 / hvd.size())
+        optimizer.zero_grad()
+        _poisoned_loss(model, step, poison).backward()
+        optimizer.synchronize()
+        for name, p in parameters.items():
+            if expected[name] is not None:
+                assert_bits_equal(p.grad, expected[name], f"step {step}, {name}")
+            scheme = compressor.policy.scheme_for(name, p.numel())
+            unit = 1 if scheme is None else getattr(getattr(scheme, "inner", scheme), "bucket_size", TILE)
+            broken = (~p.grad.reshape(-1).isfinite()).nonzero().reshape(-1) // unit
+            assert set(broken.tolist()) == {at // unit for _, other, at, _ in poison if other == name}, name
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        assert_same_on_all_ranks(list(model.parameters()), "parameters")
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
 def direct_calls(make: Any) -> None:
@@ -340,6 +443,7 @@ def bad_arguments(make: Any) -> None:
     assert "'layer7.*' matches no parameter" in message
     assert "0.weight" in message
     assert "exclude" in first_step(make(exclude="*.wait"))
+    assert "give both the same" in first_step(make(process_set=SUBSET[0]))
     if isinstance(compressor, hvq.BinSGDM):
         message = first_step(compressor, functools.partial(torch.optim.SGD, lr=0.1))
         assert "optimizer of the same name" in message
@@ -364,18 +468,34 @@ def bad_arguments(make: Any) -> None:
 
 
 def workers_disagree(make: Any) -> None:
-    """Another seed on one rank: noticed on every rank, by name; the next model trains."""
-    compressor = make(seed=hvd.rank())
-    model = net()
-    optimizer = hvd.DistributedOptimizer(
-        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
-    )
-    net_loss(model, 0).backward()
-    message = message_of(optimizer.step, RuntimeError)
-    assert "weight" in message
-    assert "same arguments" in message
-    for handle, _ in optimizer._handles.values():
-        hvd.synchronize(handle)
+    """An argument that one rank has otherwise is named on every rank in the first step; the next model trains."""
+    last = hvd.rank() == hvd.size() - 1
+    for argument, value, usual in [
+        ("seed", 1, 0),
+        ("bucket_size", 512, 1024),
+        ("bits", 7, 6),
+        ("min_elements", 100000, 1024),
+        ("exclude", "0.*", ()),
+        ("group_bytes", 4096, 2**25),
+        ("overlap", False, True),
+    ]:
+        if argument in ("bits", "bucket_size") and isinstance(make(), hvq.BinSGDM):
+            continue
+        compressor = type(make())(**{argument: value if last else usual})
+        model = net()
+        optimizer = hvd.DistributedOptimizer(
+            base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+        )
+        net_loss(model, 0).backward()
+        message = message_of(optimizer.step, RuntimeError)
+        if argument not in ("min_elements", "exclude"):  # there Horovod itself may be the first to notice
+            assert f"has {argument}=" in message, message
+            assert "same arguments" in message
+        for handle, _ in optimizer._handles.values():
+            try:
+                hvd.synchronize(handle)
+            except hvd.HorovodInternalError:
+                assert argument in ("min_elements", "exclude")
     train_and_compare(make(), steps=1)
 
 
@@ -640,6 +760,63 @@ def a_second_backward_pass_too_late(make: Any) -> None:
     assert "overlap=False" in message_of(late.backward, RuntimeError)
 
 
+def workers_that_join(make: Any) -> None:
+    """Those whose data is at an end add nothing; the average is over all, as Horovod's own. Both ends may go first."""
+    size = hvd.size()
+    for own_steps in ([2 + rank for rank in range(size)], [1 + size - rank for rank in range(size)]):
+        compressor = make()
+        torch.manual_seed(5)
+        # Under MPI the sums of the large gradient are split.
+        model = torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 17500))
+        parameters = dict(model.named_parameters())
+        hvd.broadcast_parameters(parameters, root_rank=0)
+        optimizer = hvd.DistributedOptimizer(
+            base_optimizer(compressor, model.parameters()), parameters.items(), compression=compressor
+        )
+        states: dict[Any, BinaryState] = {}
+        for step in range(own_steps[hvd.rank()]):
+            present = [rank for rank in range(size) if step < own_steps[rank]]
+            twin = copy.deepcopy(model)
+            gradients = {
+                rank: torch.autograd.grad(net_loss(twin, step, rank), list(twin.parameters()))
+                for rank in present
+            }
+            optimizer.zero_grad()
+            net_loss(model, step, hvd.rank()).backward()
+            optimizer.synchronize()
+            for index, (name, parameter) in enumerate(parameters.items()):
+                everyone = {rank: own[index].numpy().reshape(-1) for rank, own in gradients.items()}
+                expected = _average_of_present(compressor, name, everyone, step, states)
+                if expected is not None:
+                    expected = torch.from_numpy(expected).reshape(parameter.shape)
+                    assert_bits_equal(parameter.grad, expected, f"step {step}, {name}")
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        hvd.join()
+
+
+def _average_of_present(
+    compressor: hvq.Compressor, name: str, everyone: dict[int, Any], step: int, states: dict[Any, BinaryState]
+) -> Any:
+    """The sum over those who are there, over the number of all; None if Horovod reduces the gradient itself."""
+    elements, size = len(everyone[hvd.rank()]), hvd.size()
+    scheme = compressor.policy.scheme_for(name, elements)
+    if scheme is None:
+        return None
+    for rank in everyone:
+        zeros = np.zeros((2, elements), np.float32)
+        states.setdefault((name, rank), BinaryState(zeros[0], zeros[1], 0.95))
+    arrays = list(everyone.values())
+    uniform = isinstance(scheme, GlobalQSGD) and scheme.levels == "uniform"
+    split = hvd.mpi_enabled() and is_faster(size, sum(4 * p for p in (60 * 40, 60 * 17500, 17500)))
+    if uniform and not split:  # nobody needs to know who is there
+        arrays = [everyone.get(rank, np.zeros(elements, np.float32)) for rank in range(size)]
+    own_states = [[states[name, rank]] for rank in everyone] if isinstance(scheme, BinSGDM) else None
+    return simulator.run(
+        scheme, arrays, seed=compressor.seed, names=[name], step=step, factor=1 / size, states=own_states
+    ).decoded[0][0]
+
+
 EACH_METHOD = [
     average,
     a_large_gradient,
@@ -659,6 +836,10 @@ EACH_METHOD = [
     sparse_gradients,
     sparse_as_dense,
     two_optimizers,
+    one_compressor_for_two_models,
+    threads,
+    forked_processes,
+    empty_parameters,
     dtypes,
     overrides_and_excluded,
     overlap_with_a_slow_rank,
@@ -679,8 +860,16 @@ EACH_METHOD = [
     binsgdm_state,
     binsgdm_groups_schedules_and_clipping,
     resuming_gives_the_same_bits,
+    workers_that_join,
 ]
-EACH_VARIANT = [average, op_sum, hook_order_differs, overlap_with_any_order, nan_on_one_rank]
+EACH_VARIANT = [
+    average,
+    op_sum,
+    hook_order_differs,
+    overlap_with_any_order,
+    nan_on_one_rank,
+    workers_that_join,
+]
 
 
 def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
