@@ -63,7 +63,7 @@ def test_carriers_of_different_names_have_different_signs() -> None:
 
 
 def test_an_argument_that_differs_is_found() -> None:
-    same = {name: "1" for name in COMPARED}
+    same = dict.fromkeys(COMPARED, "1")
     others = [same, same, {**same, "bits": "2"}, {**same, "seed": "7"}]
     total = [sum(signs) for signs in zip(*map(signature, others))]
     assert different(total, 4) == ["bits", "seed"]

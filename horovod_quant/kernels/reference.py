@@ -29,7 +29,7 @@ from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     with_nan_tiles,
 )
 from horovod_quant.kernels.keys import Key, hash32
-from horovod_quant.kernels.layout import ROW, TILE, code_words, sum_words, tiles
+from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
 
 NAME = "numpy"
 
@@ -76,6 +76,11 @@ def store_float32(values: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 def _per_element(per_bucket: np.ndarray, bucket_size: int, elements: int) -> np.ndarray:
+    if len(per_bucket) < buckets(elements, bucket_size):
+        raise ValueError(
+            f"norms: {len(per_bucket)} norms for {elements} elements in buckets of {bucket_size}; "
+            f"{buckets(elements, bucket_size)} are needed"
+        )
     return np.repeat(per_bucket, bucket_size)[:elements]
 
 
@@ -297,6 +302,8 @@ def decode_exponential(
 
 
 def _add_workers(words, norms, bucket_size, bits, out, value, scale):
+    if not 0 < len(words) == len(norms):
+        raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
     total = np.zeros(0, np.float32)
     for worker, (worker_words, worker_norms) in enumerate(zip(words, norms)):
         digits = digits_of_codes(unpack_codes(worker_words, bits, len(out)), bits)
@@ -373,6 +380,10 @@ def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray 
     with the most random bits k <= 24 that cannot overflow. The number of words is a multiple of 32 (whole tiles).
     """
     n = len(words)
+    if not words or len({len(own) for own in words}) > 1 or len(words[0]) % ROW:
+        raise ValueError(
+            f"words of lengths {[len(own) for own in words]}; they must be the same multiple of {ROW}"
+        )
     k = min(24, 32 - n.bit_length())
     elements = len(words[0]) * 32
     ones = np.zeros(elements, np.uint32)
@@ -400,6 +411,8 @@ def to_float32(x: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 def mean(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """The mean of float32 arrays: their sum, in their order, times the rounded inverse of their number."""
+    if len({len(array) for array in arrays}) > 1:
+        raise ValueError(f"arrays of lengths {[len(array) for array in arrays]}; they must be the same")
     total = np.empty_like(arrays[0])
     inverse = np.float32(1.0 / len(arrays))
     at_a_time = TILES_AT_A_TIME * TILE
@@ -420,6 +433,8 @@ def clip(x: np.ndarray, most: float) -> np.ndarray:
 
 def scale(pieces: Sequence[np.ndarray], factor: float, out: np.ndarray) -> np.ndarray:
     """Writes float32 ``pieces``, one after another and times ``factor``, to a floating-point array."""
+    if sum(map(len, pieces)) != len(out):
+        raise ValueError(f"pieces of lengths {[len(piece) for piece in pieces]} for {len(out)} elements")
     low = 0
     with np.errstate(over="ignore", invalid="ignore"):
         for piece in pieces:

@@ -208,6 +208,44 @@ def ragged_payload(*body: np.ndarray) -> np.ndarray:
     return np.concatenate([np.array([sum(map(len, body))], "<i8").view(np.uint8), *body])
 
 
+def checked(request: Request, workers: Workers) -> Generator[Request, Any, Any]:
+    """Yields a request and returns its answer, if that has the lengths which the request implies.
+
+    Raises:
+        ValueError: it has others.
+    """
+    answer = yield request
+    if isinstance(request, (Allreduce, CustomAllreduce)):
+        if answer.shape[0] != request.array.shape[0]:
+            raise ValueError(
+                f"an allreduce returned {answer.shape[0]} elements where {request.array.shape[0]} were expected"
+            )
+        return answer
+    size = workers.size_of(request.group)
+    if isinstance(request, Alltoall):
+        check_pieces(answer, [request.splits[workers.rank_in(request.group)]] * size)
+    elif request.ragged:
+        _check_count(answer, size)
+    else:
+        check_pieces(answer, request.lengths or [request.array.shape[0]] * size)
+    return answer
+
+
+def check_pieces(pieces: Sequence[Any], lengths: Sequence[int]) -> None:
+    """Raises ValueError where not every worker's piece has come, or one has not its length."""
+    _check_count(pieces, len(lengths))
+    for worker, (piece, length) in enumerate(zip(pieces, lengths)):
+        if piece.shape[0] != length:
+            raise ValueError(
+                f"corrupt payload of worker {worker}: {piece.shape[0]} elements where {length} were expected"
+            )
+
+
+def _check_count(pieces: Sequence[Any], size: int) -> None:
+    if len(pieces) != size:
+        raise ValueError(f"payloads of {len(pieces)} workers came where those of {size} were expected")
+
+
 def split_gathered(buffer: np.ndarray, request: Allgather) -> list[np.ndarray]:
     """Cuts the concatenation that a transport's allgather returns into the workers' arrays.
 

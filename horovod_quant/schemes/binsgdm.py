@@ -23,6 +23,7 @@ from horovod_quant.schemes.base import (
     Gradient,
     Scheme,
     Workers,
+    checked,
     split_points,
 )
 from horovod_quant.schemes.chunks import Chunks, Segment
@@ -68,7 +69,9 @@ class BinSGDM(Scheme):
             parts += _piece(words[low * ROW : high * ROW], broken[low:high], high - low, kernels)
         splits = [_piece_words(chunks.tile_count(server)) for server in range(workers.size)]
 
-        received = yield Alltoall(kernels.assemble(parts), splits, chunks.parts(4 * ROW))
+        received = yield from checked(
+            Alltoall(kernels.assemble(parts), splits, chunks.parts(4 * ROW)), workers
+        )
 
         own_tiles = chunks.tile_count(workers.rank)
         votes = [piece[: own_tiles * ROW] for piece in received]
@@ -91,7 +94,7 @@ class BinSGDM(Scheme):
 
         sizes = [count / workers.size for count in chunks.parts(4 * ROW)]
         piece = kernels.assemble(_piece(served, own_flags, own_tiles, kernels))
-        gathered = yield Allgather(piece, sizes, splits)
+        gathered = yield from checked(Allgather(piece, sizes, splits), workers)
 
         counts = [chunks.tile_count(server) for server in range(workers.size)]
         signs = kernels.concatenate([piece[: count * ROW] for piece, count in zip(gathered, counts)])

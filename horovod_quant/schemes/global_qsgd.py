@@ -28,6 +28,7 @@ from horovod_quant.schemes.base import (
     Gradient,
     Scheme,
     Workers,
+    checked,
     require_bucket_size,
     require_choice,
     require_int,
@@ -111,7 +112,7 @@ class GlobalQSGD(Scheme):
         self.check_workers(workers.size)
         norm_counts = [buckets(gradient.elements, self.bucket_size) for gradient in gradients]
         norm_at = split_points(norm_counts)
-        norms = yield from self._global_norms(gradients, norm_at, kernels)
+        norms = yield from self._global_norms(gradients, norm_at, workers, kernels)
         per_gradient = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(gradients))]
         if self.levels == "uniform":
             return (yield from self._sum_uniform(gradients, per_gradient, workers, kernels))
@@ -119,7 +120,9 @@ class GlobalQSGD(Scheme):
             return (yield from self._reduce_exponential(gradients, per_gradient, workers, kernels))
         return (yield from self._serve_exponential(gradients, per_gradient, workers, kernels))
 
-    def _global_norms(self, gradients: Sequence[Gradient], norm_at: list[int], kernels: Any):
+    def _global_norms(
+        self, gradients: Sequence[Gradient], norm_at: list[int], workers: Workers, kernels: Any
+    ):
         largest = self.norm == "max"
         compute = kernels.bucket_maxima if largest else kernels.bucket_square_sums
         dtype = np.dtype(np.float32 if largest else np.float64)
@@ -129,7 +132,8 @@ class GlobalQSGD(Scheme):
                 for i, gradient in enumerate(gradients)
             ]
         )
-        norms = yield Allreduce(local, "max" if largest else "sum", _parts(norm_at, dtype.itemsize))
+        request = Allreduce(local, "max" if largest else "sum", _parts(norm_at, dtype.itemsize))
+        norms = yield from checked(request, workers)
         return norms if largest else kernels.norms_of_square_sums(norms)
 
     def _sum_uniform(
@@ -154,7 +158,7 @@ class GlobalQSGD(Scheme):
         parts = [(word_at[i + 1] - word_at[i], np.int32, partial(encode, i)) for i in range(len(gradients))]
         words = kernels.assemble([*parts, (1, np.int32, _head_count)])
 
-        words = yield Allreduce(words, "sum", _parts(word_at, 4))
+        words = yield from checked(Allreduce(words, "sum", _parts(word_at, 4)), workers)
 
         def write(i: int, factor: float, out: Any) -> Any:
             own = words[word_at[i] : word_at[i + 1]]
@@ -184,12 +188,12 @@ class GlobalQSGD(Scheme):
             ]
         )
 
-        received = yield Alltoall(sent, splits, chunks.parts(4 * tile_words))
+        received = yield from checked(Alltoall(sent, splits, chunks.parts(4 * tile_words)), workers)
 
         served = self._served_chunk(chunks, gradients, received, workers, kernels)
         del sent, received  # before the gathered chunks come
         parts = [count / workers.size for count in chunks.parts(4 * tile_words)]
-        gathered = kernels.concatenate((yield Allgather(served, parts, splits)))
+        gathered = kernels.concatenate((yield from checked(Allgather(served, parts, splits), workers)))
         tile_at = split_points([tiles(gradient.elements) for gradient in gradients])
 
         def write(i: int, factor: float, out: Any) -> Any:
@@ -266,7 +270,8 @@ class GlobalQSGD(Scheme):
                 result[own] = kernels.add_exponential(left_digits, right_digits, key)
             return result
 
-        total = yield CustomAllreduce(digits, combine, _parts(at, digits.itemsize))
+        request = CustomAllreduce(digits, combine, _parts(at, digits.itemsize))
+        total = yield from checked(request, workers)
 
         def write(i: int, factor: float, out: np.ndarray) -> np.ndarray:
             values = kernels.exponential_values(total[at[i] : at[i + 1]].astype(np.int32), self.bits)

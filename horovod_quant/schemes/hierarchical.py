@@ -27,6 +27,7 @@ from horovod_quant.schemes.base import (
     Gradient,
     Scheme,
     Workers,
+    checked,
     require_whole_nodes,
     split_points,
 )
@@ -93,7 +94,9 @@ class Hierarchical(Scheme):
             for owned in ranges
             for gradient, (start, stop) in zip(gradients, owned)
         ]
-        pieces = yield Alltoall(kernels.assemble([*values, _NOTHING]), splits, sizes, LOCAL)
+        pieces = yield from checked(
+            Alltoall(kernels.assemble([*values, _NOTHING]), splits, sizes, LOCAL), workers
+        )
 
         mean, own = kernels.mean(pieces), offsets[workers.local_rank]
         parts = [
@@ -108,7 +111,9 @@ class Hierarchical(Scheme):
 
         decoded = [(own[i + 1] - own[i], np.float32, partial(decode, i)) for i in range(len(gradients))]
         shares = [size / workers.local_size for size in sizes]
-        gathered = yield Allgather(kernels.assemble([*decoded, _NOTHING]), shares, splits, group=LOCAL)
+        gathered = yield from checked(
+            Allgather(kernels.assemble([*decoded, _NOTHING]), shares, splits, group=LOCAL), workers
+        )
 
         def write(i: int, factor: float, out: Any) -> Any:
             owners = sorted(range(workers.local_size), key=lambda owner: ranges[owner][i])

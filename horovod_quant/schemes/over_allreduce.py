@@ -18,6 +18,7 @@ from horovod_quant.schemes.base import (
     Exchange,
     Scheme,
     Workers,
+    checked,
     split_points,
     split_ragged,
 )
@@ -64,7 +65,7 @@ def _gather(array: np.ndarray, lengths: Sequence[int], parts: Sequence[float], w
     at = split_points(lengths)
     places = np.zeros(at[-1], array.dtype)
     places[at[workers.rank] : at[workers.rank + 1]] = array
-    places = yield Allreduce(places, "sum", [workers.size * part for part in parts])
+    places = yield from checked(Allreduce(places, "sum", [workers.size * part for part in parts]), workers)
     return [places[at[i] : at[i + 1]] for i in range(workers.size)]
 
 

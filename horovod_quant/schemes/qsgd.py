@@ -26,6 +26,7 @@ from horovod_quant.schemes.base import (
     Gradient,
     Scheme,
     Workers,
+    checked,
     ragged_payload,
     require_bucket_size,
     require_choice,
@@ -137,7 +138,7 @@ class GatheredScheme(Scheme):
 
         # An empty array does not tell how many there are.
         lengths = None if norm_at[-1] else [0] * workers.size
-        payloads = yield Allgather(payload, sizes, lengths)
+        payloads = yield from checked(Allgather(payload, sizes, lengths), workers)
 
         def write(i: int, factor: float, out: Any) -> Any:
             all_words = [p[norm_at[-1] + word_at[i] : norm_at[-1] + word_at[i + 1]] for p in payloads]
@@ -155,14 +156,16 @@ class GatheredScheme(Scheme):
         sizes = [4 * self._length(count) for count in elements]
 
         parts = self._own_parts(gradients, served, workers, kernels)
-        received = yield Alltoall(kernels.assemble([*parts, _NOTHING]), splits, sizes)
+        received = yield from checked(Alltoall(kernels.assemble([*parts, _NOTHING]), splits, sizes), workers)
 
         parts = []
         for segment, at in zip(served[workers.rank], offsets[workers.rank]):
             pieces = [self._open(piece[at:], segment.elements, kernels) for piece in received]
             parts += self._served_parts(gradients[segment.gradient], segment, pieces, kernels)
         shares = [size / workers.size for size in sizes]
-        gathered = yield Allgather(kernels.assemble([*parts, _NOTHING]), shares, splits)
+        gathered = yield from checked(
+            Allgather(kernels.assemble([*parts, _NOTHING]), shares, splits), workers
+        )
 
         found: list[list] = [[] for _ in gradients]
         for own, starts, piece in zip(served, offsets, gathered):
@@ -233,7 +236,7 @@ class GatheredScheme(Scheme):
         code = "omega" if self.coding == "elias-omega" else "gamma"
         norm_counts, norm_at, _ = self._offsets(gradients)
 
-        bodies = yield self._elias_request(gradients, workers, kernels, code)
+        bodies = yield from checked(self._elias_request(gradients, workers, kernels, code), workers)
 
         opened = [_open_body(other, norm_counts) for other in bodies]
 

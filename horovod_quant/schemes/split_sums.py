@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_quant.schemes.base import Allreduce, Alltoall, Exchange, Scheme
+from horovod_quant.schemes.base import Allreduce, Alltoall, Exchange, Scheme, check_pieces
 
 INTEGERS = "int32"
 
@@ -63,14 +63,18 @@ def _sum(request: Allreduce, size: int) -> Any:
     array = request.array  # spent after the first alltoall, as an allreduce in place would spend it
     shortest, longer = divmod(len(array), size)
     splits = [shortest + (worker < longer) for worker in range(size)]
-    own, *others = yield Alltoall(array, splits, request.parts, request.group)
+    pieces = yield Alltoall(array, splits, request.parts, request.group)
+    check_pieces(pieces, [splits[0] if pieces and len(pieces[0]) > shortest else shortest] * size)
+    own, *others = pieces
     for other in others:
         np.add(own, other, out=own)
     # Memory that is there already: pages of new memory cost more than the sum.
     copies = array if len(own) == shortest else np.empty(size * len(own), array.dtype)
     copies = copies[: size * len(own)]
     copies.reshape(size, -1)[:] = own
-    return _joined((yield Alltoall(copies, [len(own)] * size, request.parts, request.group)))
+    pieces = yield Alltoall(copies, [len(own)] * size, request.parts, request.group)
+    check_pieces(pieces, splits)
+    return _joined(pieces)
 
 
 def _joined(pieces: list[np.ndarray]) -> np.ndarray:

@@ -212,7 +212,10 @@ def _answer(request: Any, array: np.ndarray) -> Any:
     if isinstance(request, Allgather):
         return split_gathered(array, request)
     if isinstance(request, Alltoall):
-        return np.split(array, len(request.splits))
+        workers = len(request.splits)
+        if len(array) % workers:
+            raise ValueError(f"an alltoall among {workers} workers returned {len(array)} elements")
+        return np.split(array, workers)
     return array
 
 

@@ -131,9 +131,9 @@ class Group:
         if workers.size < nodes.workers.size:
             self._stages = collectives_over_allreduce(scheme)
             self._exchange = over_allreduce(self._exchange, workers)
-        elif _splits_sums(members, scheme, workers):
+        elif adding := _split_sums_among(members, scheme, workers):
             self._stages += 1
-            self._exchange = split_sums(self._exchange, workers.size_of(group_of_sums(scheme)))
+            self._exchange = split_sums(self._exchange, adding)
         for index, member in enumerate(members):
             member.group, member.index = self, index
 
@@ -189,18 +189,19 @@ def needs_everybody(members: Sequence[Submission], nodes: Nodes) -> bool:
         return False
     scheme = members[0].scheme.for_workers(workers)
     only_sums = all(c.request is Allreduce and c.group == ALL for c in scheme.collectives)
-    return not only_sums or _splits_sums(members, scheme, workers)
+    return not only_sums or _split_sums_among(members, scheme, workers) > 0
 
 
-def _splits_sums(members: Sequence[Submission], scheme: Scheme, workers: Workers) -> bool:
+def _split_sums_among(members: Sequence[Submission], scheme: Scheme, workers: Workers) -> int:
+    """How many workers add integers, if that is faster in two steps; else 0."""
     import horovod.torch as hvd
 
     group = group_of_sums(scheme)
     if group is None:
-        return False
+        return 0
     adding = workers.size_of(group)
     own_bytes = sum(member.bytes for member in members) * adding // workers.size
-    return is_faster(adding, own_bytes) and hvd.mpi_enabled()
+    return adding if is_faster(adding, own_bytes) and hvd.mpi_enabled() else 0
 
 
 def _those(ranks: Sequence[int], nodes: Nodes) -> Workers:

@@ -1,0 +1,56 @@
+"""Truncated, lengthened and altered payloads: every decoder refuses them or decodes them to something, and reads and
+writes nothing outside of its buffers. A million inputs, under AddressSanitizer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from native_builds import SANITIZERS, SOURCE, compile_library
+
+INPUTS = 10**6
+PAIRED = 20_000
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs the driver on native.cpp with sanitizers."""
+    source, driver = (Path(__file__).with_name(f"corrupt_payloads{end}") for end in (".cpp", "_driver.py"))
+    target = tmp_path_factory.mktemp("native") / "sanitized.so"
+    library = compile_library(target, source, "g++", f"-I{SOURCE.parent}", *SANITIZERS)
+    runtime = subprocess.check_output(["g++", "-print-file-name=libasan.so"], text=True).strip()
+    environment = {
+        **os.environ,
+        "HOROVOD_QUANT_LIBRARY": str(library),
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",
+    }
+
+    def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, driver, *map(str, arguments)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+
+    return run
+
+
+def test_every_decoder_refuses_damaged_payloads_or_decodes_them(run: Run) -> None:
+    done = run(INPUTS // 2, PAIRED)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    counts = json.loads(done.stdout)
+    assert all(min(own.values()) > 100 and len(own) == 2 for own in counts.values()), counts
+    assert sum(sum(own.values()) for own in counts.values()) >= INPUTS
+
+
+def test_one_word_too_far_would_be_seen(run: Run) -> None:
+    done = run("overrun")
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
