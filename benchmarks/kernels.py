@@ -6,6 +6,7 @@ whose CPU time is measured; buffers are kept between calls.
 
     python benchmarks/kernels.py                         # the native kernels, three sizes
     python benchmarks/kernels.py --only uniform --json kernels.json
+    python benchmarks/kernels.py --device cuda           # the Triton kernels on a GPU, see cuda_kernels.py
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import ctypes
 import json
 import platform
 import time
+from collections.abc import Collection
 from statistics import median
 from typing import Any, Callable, NamedTuple
 
@@ -189,28 +191,14 @@ def print_table(console: Console, size: str, results: list[dict[str, Any]]) -> N
     console.print(table)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Time the kernels against memcpy and the cast to float16.")
-    parser.add_argument(
-        "--kernels", default="native", choices=sorted(kernels.BACKENDS), help="backend to time"
-    )
-    parser.add_argument(
-        "--isa", choices=native.INSTRUCTION_SETS, help="instruction set of the native kernels"
-    )
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES, help="numbers of elements")
-    parser.add_argument("--bucket-size", type=int, default=1024, help="elements that share a norm")
-    parser.add_argument("--only", default="", help="kernels whose name contains this")
-    parser.add_argument("--rounds", type=int, default=15, help="measurements of each kernel")
-    parser.add_argument("--json", metavar="FILE", help="write the results here too")
-    arguments = parser.parse_args()
-
+def on_cpu(console: Console, arguments: Any, parser: argparse.ArgumentParser) -> tuple[str, list]:
+    sizes = chosen_sizes(arguments, SIZES, parser)
     backend = kernels.get(arguments.kernels)
     if arguments.isa:
         native.force_instruction_set(arguments.isa)
-    console = Console()
     console.print(f"{kernels.describe()}; {platform.processor() or platform.machine()}")
     results = []
-    for size in arguments.sizes:
+    for size in sizes:
         elements = SIZES[size]
         selected = baselines(elements)
         selected += [
@@ -219,9 +207,52 @@ def main() -> None:
         measured = measure(size, selected, arguments.rounds)
         print_table(console, size, measured)
         results += measured
+    return kernels.describe(), results
+
+
+def on_gpu(console: Console, arguments: Any, parser: argparse.ArgumentParser) -> tuple[str, list]:
+    try:
+        import torch
+        import triton  # noqa: F401
+    except ImportError as error:
+        parser.error(f"--device cuda: {error}; pip install 'horovod-quant[torch,gpu]'")
+    if not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch sees no CUDA device")
+    import cuda_kernels
+
+    sizes = chosen_sizes(arguments, cuda_kernels.SIZES, parser)
+    results = cuda_kernels.run(console, sizes, arguments.bucket_size, arguments.only, arguments.rounds)
+    return f"Triton kernels on {torch.cuda.get_device_name()}", results
+
+
+def chosen_sizes(arguments: Any, known: Collection[str], parser: argparse.ArgumentParser) -> Collection[str]:
+    unknown = sorted(set(arguments.sizes or ()) - set(known))
+    if unknown:
+        parser.error(f"--sizes: {', '.join(unknown)}; use some of {', '.join(known)}")
+    return arguments.sizes or known
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time the kernels against memcpy and the cast to float16.")
+    parser.add_argument(
+        "--kernels", default="native", choices=sorted(kernels.BACKENDS), help="backend to time"
+    )
+    parser.add_argument(
+        "--isa", choices=native.INSTRUCTION_SETS, help="instruction set of the native kernels"
+    )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where to time kernels")
+    parser.add_argument("--sizes", nargs="+", metavar="SIZE", help="numbers of elements, such as 1M")
+    parser.add_argument("--bucket-size", type=int, default=1024, help="elements that share a norm")
+    parser.add_argument("--only", default="", help="kernels whose name contains this")
+    parser.add_argument("--rounds", type=int, default=15, help="measurements of each kernel")
+    parser.add_argument("--json", metavar="FILE", help="write the results here too")
+    arguments = parser.parse_args()
+
+    on_device = on_gpu if arguments.device == "cuda" else on_cpu
+    description, results = on_device(Console(), arguments, parser)
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({"kernels": kernels.describe(), "results": results}, file, indent=1)
+            json.dump({"kernels": description, "results": results}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,25 @@
-"""Two workers under elastic horovodrun become three: right answers before and after with every method, no new trace."""
+"""Elastic training in TensorFlow: workers are added, killed in the middle of a backward pass, and removed, in one run.
+
+Every step checks, on every worker and with every method, that the gradients are the average of what all workers have at
+that time, rounded to that many workers' levels, that weights are equal, and that BinSGDM's state has survived.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from elastic_job import assert_nothing_lost
 from launching import elastic
 
 pytestmark = pytest.mark.parallel
 
-LIMIT = 400
+LIMIT = 500
 
 
 @pytest.mark.timeout(LIMIT + 60)
-def test_a_third_worker_joins(tmp_path: Path) -> None:
+def test_workers_come_are_killed_and_go(tmp_path: Path) -> None:
     entries, printed = elastic("tf_elastic_worker.py", tmp_path, LIMIT)
-    finished = [own[:-1] for own in entries if own and own[-1].get("finished")]
-    assert len(finished) == 3, printed[-4000:]
-    survivors = [own for own in finished if own[0]["size"] == 2]
-    assert len(survivors) == 2
-    for own in survivors:
-        sizes = [entry["size"] for entry in own]
-        assert sizes == sorted(sizes)
-        assert set(sizes) == {2, 3}
-        assert all(entry["traces"] == [1, 1, 1, 1] for entry in own), "a step was traced again"
+    for own in assert_nothing_lost(entries, printed):
+        traces = [count for entry in own for count in entry["traces"]]
+        assert set(traces) == {1}, "a step was traced again"

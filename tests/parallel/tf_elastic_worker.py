@@ -1,19 +1,21 @@
-"""Trains under elastic horovodrun until there are three workers, and some steps more. Run by test_tf_elastic.py.
+"""Trains under elastic horovodrun while workers come, are killed, and are let go. Run by test_tf_elastic.py.
 
 horovodrun --min-np 2 ... python tf_elastic_worker.py LOG_FOLDER HOSTS_FILE
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
+from elastic_job import PHASES, Kept, Log, assert_levels, count_step, fatal_method
 from oracle import assert_average
 from tf_harness import (
     METHODS,
@@ -26,38 +28,85 @@ from tf_harness import (
 
 import horovod_quant.tensorflow as hvq
 
-STEPS_BEFORE, STEPS_AFTER = 4, 5
-
-
-def check_step(compressor: Any) -> None:
-    """Every result is the average of what all workers have now, as well as the method knows it."""
-    records, compressor.records = compressor.records, []
-    for name, raw, reduced in sorted(records, key=lambda record: record[0]):
-        everyone = gather_objects((raw.reshape(-1), reduced.tobytes()))
-        assert all(other == everyone[0][1] for _, other in everyone), f"{name} differs between ranks"
-        scheme = compressor.policy.scheme_for(name, raw.size)
-        gradients = [gradient for gradient, _ in everyone]
-        assert_average(scheme, gradients, reduced, name, isinstance(compressor, hvq.BinSGDM))
+PATIENCE = 60
+"""Seconds that a worker waits for its own exchange to be under way before it dies."""
 
 
 class Training:
     """A model that one method trains."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, log: Log) -> None:
+        self.method, self._log = method, log
         self.compressor, self.model = METHODS[method](), keras_model()
         self.optimizer, self.traces = optimizer_for(self.compressor), 0
         self.optimizer.build(self.model.trainable_variables)
-        if isinstance(self.compressor, hvq.BinSGDM):
+        if self.binary:
             self.compressor._welcome(self.optimizer)
-        self.step = tf.function(self._step)
+        self._step = tf.function(self._traced)
+        self._doomed, self._sent = False, 0.0
 
-    def _step(self, x: Any, y: Any) -> None:
+    @property
+    def binary(self) -> bool:
+        return isinstance(self.compressor, hvq.BinSGDM)
+
+    def step(self, number: int, doomed: bool) -> None:
+        """One step and its check. ``doomed``: this worker shall not come back from it."""
+        self._doomed, self._sent = doomed, self._bytes_sent()
+        self._step(rank_data(8, 40, seed=number), rank_data(8, 30, seed=1000 + number))
+        self._check()
+
+    def _traced(self, x: Any, y: Any) -> None:
         self.traces += 1
+        first, second = self.model.layers
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self.model(x) - y) ** 2)
+            loss = tf.reduce_mean((second(self._observed(first(x))) - y) ** 2)
         tape = hvd.DistributedGradientTape(tape, compression=self.compressor)
         gradients = tape.gradient(loss, self.model.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables))
+
+    def _observed(self, hidden: tf.Tensor) -> tf.Tensor:
+        """``hidden``; in the backward pass its gradient comes by `_between_layers`."""
+
+        @tf.custom_gradient
+        def observed(hidden: tf.Tensor) -> Any:
+            def backward(gradient: tf.Tensor) -> tf.Tensor:
+                passed = tf.numpy_function(self._between_layers, [gradient], tf.float32, stateful=False)
+                return tf.ensure_shape(passed, gradient.shape)
+
+            return tf.identity(hidden), backward
+
+        return observed(hidden)
+
+    def _between_layers(self, gradient: np.ndarray) -> np.ndarray:
+        """The second layer's gradients are known here, and are being exchanged; the first layer's are still to come."""
+        if self._doomed:
+            end = time.monotonic() + PATIENCE
+            while self._bytes_sent() == self._sent:
+                if (
+                    time.monotonic() > end
+                ):  # not an AssertionError: Horovod would take it for the end of training
+                    raise ValueError("no exchange is under way during the backward pass")
+                time.sleep(1e-3)
+            self._log.die(self.method)
+        return gradient
+
+    def _bytes_sent(self) -> float:
+        return self.compressor.stats().total.bytes_sent
+
+    def _check(self) -> None:
+        """Every result is the average of what all workers have now, as well as the method knows it."""
+        records, self.compressor.records = self.compressor.records, []
+        everyone = gather_objects({name: (raw.reshape(-1), reduced) for name, raw, reduced in records})
+        for name in (variable.name for variable in self.model.trainable_variables):
+            gradients = [own[name][0] for own in everyone]
+            reduced = everyone[0][name][1]
+            assert all(np.array_equal(own[name][1], reduced) for own in everyone), (
+                f"{name} differs between ranks"
+            )
+            scheme = self.compressor.policy.scheme_for(name, reduced.size)
+            assert_average(scheme, gradients, reduced, name, self.binary)
+            if scheme is not None and isinstance(self.compressor, hvq.GlobalQSGD):
+                assert_levels(scheme, gradients, reduced.reshape(-1), name)
 
 
 def state_of(trainings: list[Training]) -> Any:
@@ -68,37 +117,42 @@ def state_of(trainings: list[Training]) -> Any:
         SimpleNamespace(built=True, variables=models),
         SimpleNamespace(variables=lambda: optimizers),
         step=0,
-        steps_with_three=0,
+        phase=0,
+        steps_in_phase=0,
     )
 
 
 def main() -> None:
     folder, hosts = Path(sys.argv[1]), Path(sys.argv[2])
     hvd.init()
-    log = open(folder / f"{os.getpid()}.jsonl", "w")
-    trainings = [Training(method) for method in METHODS]
+    log = Log(folder)
+    trainings = [Training(method, log) for method in METHODS]
+    (binary,) = (training.optimizer for training in trainings if training.binary)
+    kept = Kept()
+
+    def binary_state() -> Iterator[np.ndarray]:
+        return (variable.numpy() for variable in binary.variables)
 
     @hvd.elastic.run
     def train(state: Any) -> None:
-        while state.steps_with_three < STEPS_AFTER:
+        if state.step:
+            Kept.assert_survived(gather_objects(kept.now(binary_state())))
+        while state.phase < len(PHASES):
+            fatal = fatal_method(state.phase)
             for training in trainings:
-                training.step(rank_data(8, 40, seed=state.step), rank_data(8, 30, seed=1000 + state.step))
-                check_step(training.compressor)
+                training.step(state.step, doomed=training.method == fatal)
             weights = [w for training in trainings for w in training.model.get_weights()]
             assert_same_on_all_ranks(weights, "weights")
-            size = hvd.size()
+            count_step(state, hvd.size(), hvd.rank(), hosts)
+            updates = int(binary.iterations)
+            assert updates == state.step, f"BinSGDM counts {updates} updates after {state.step} steps"
             traces = [training.traces for training in trainings]
-            log.write(json.dumps({"step": state.step, "size": size, "traces": traces}) + "\n")
-            log.flush()
-            state.step += 1
-            state.steps_with_three += size == 3
-            if state.step == STEPS_BEFORE and hvd.rank() == 0:
-                hosts.write_text("localhost:3\n")
+            log.write(step=state.step, size=hvd.size(), phase=state.phase, traces=traces)
+            kept.note(binary_state())
             state.commit()
 
     train(state_of(trainings))
-    log.write(json.dumps({"finished": True}) + "\n")
-    log.close()
+    log.write(finished=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,81 @@
+"""The kernels in Triton, for tensors on a GPU: the functions of `reference`, and the same bits.
+
+They take and return flat, contiguous tensors, enqueue their work on the current stream, and do not wait for it. Inside
+a `batch` the tensors that the same kernel works on take one launch; `assemble` opens one.
+
+With TRITON_INTERPRET=1 in the environment when Triton is imported, the same kernels run in Triton's interpreter, on
+tensors in the host's memory, thousands of times slower. Tests do that.
+
+Elias coding is not here: its streams are made and read on the host.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch  # noqa: F401
+    import triton  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "horovod_quant.kernels.triton needs PyTorch and Triton: pip install 'horovod-quant[torch,gpu]'"
+    ) from error
+
+from horovod_quant.kernels.triton.arrays import (
+    TILES_AT_A_TIME,
+    assemble,
+    concatenate,
+    mean,
+    norms_of_square_sums,
+    pack_flags,
+    scale,
+    target,
+    to_float32,
+    unpack_flags,
+    view,
+    with_nan_tiles,
+)
+from horovod_quant.kernels.triton.functions import (
+    binarize,
+    bucket_maxima,
+    bucket_square_sums,
+    clip,
+    decode_exponential,
+    decode_signs,
+    decode_uniform_codes,
+    decode_uniform_sum,
+    encode_exponential,
+    encode_uniform_codes,
+    encode_uniform_sum,
+    vote,
+)
+from horovod_quant.kernels.triton.launching import INTERPRETED, batch
+
+__all__ = [
+    "INTERPRETED",
+    "TILES_AT_A_TIME",
+    "assemble",
+    "batch",
+    "binarize",
+    "bucket_maxima",
+    "bucket_square_sums",
+    "clip",
+    "concatenate",
+    "decode_exponential",
+    "decode_signs",
+    "decode_uniform_codes",
+    "decode_uniform_sum",
+    "encode_exponential",
+    "encode_uniform_codes",
+    "encode_uniform_sum",
+    "mean",
+    "norms_of_square_sums",
+    "pack_flags",
+    "scale",
+    "target",
+    "to_float32",
+    "unpack_flags",
+    "view",
+    "vote",
+    "with_nan_tiles",
+]
+
+NAME = "triton"

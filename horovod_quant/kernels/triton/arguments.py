@@ -1,0 +1,131 @@
+"""Checks and conversions of what the backend's functions are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.layout import ROW, buckets, code_words
+from horovod_quant.kernels.triton.launching import INTERPRETED, on_device
+
+KINDS = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float64: "float64",
+}
+
+TYPES = {
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float64): torch.float64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(bool): torch.bool,
+}
+"""PyTorch's types, by the numpy types that schemes speak of."""
+
+_VECTOR_BYTES = 16
+
+
+def current_device() -> torch.device:
+    """Where new arrays are: this thread's GPU, or the host's memory for Triton's interpreter."""
+    return torch.device("cpu") if INTERPRETED else torch.device("cuda", torch.cuda.current_device())
+
+
+def as_tensor(array: Any, device: torch.device | None = None) -> torch.Tensor:
+    """A tensor as it is; a small array that a scheme made with numpy, on the device."""
+    if isinstance(array, torch.Tensor):
+        return array
+    return on_device(np.ascontiguousarray(array), device or current_device())
+
+
+def flat(tensor: Any, name: str) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a tensor")
+    if tensor.device.type == "cpu" and not INTERPRETED:
+        raise TypeError(
+            f"{name} is in the host's memory; the Triton kernels take tensors on a GPU, unless Triton's interpreter "
+            f"runs them (TRITON_INTERPRET=1, set before Triton is imported)"
+        )
+    if tensor.device.type != "cpu" and INTERPRETED:
+        raise TypeError(
+            f"{name} is on {tensor.device}; Triton's interpreter takes tensors in the host's memory"
+        )
+    if tensor.ndim != 1 or not tensor.is_contiguous():
+        raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be flat and contiguous")
+    return tensor
+
+
+def floats(tensor: Any, name: str) -> torch.Tensor:
+    tensor = flat(tensor, name)
+    if tensor.dtype not in KINDS:
+        raise TypeError(f"{name} has dtype {tensor.dtype}; it must be float32, float16, bfloat16 or float64")
+    return tensor
+
+
+def typed(tensor: Any, dtype: torch.dtype, name: str) -> torch.Tensor:
+    tensor = flat(tensor, name)
+    if tensor.dtype != dtype:
+        raise TypeError(f"{name} has dtype {tensor.dtype}; it must be {dtype}")
+    return tensor
+
+
+def result(out: torch.Tensor | None, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """``out``, or a new tensor."""
+    if out is None:
+        return torch.empty(length, dtype=dtype, device=device)
+    out = flat(out, "out")
+    if out.dtype != dtype or len(out) != length:
+        raise ValueError(f"out is {out.dtype}[{len(out)}]; it must be {dtype}[{length}]")
+    return out
+
+
+def check_bucket_size(bucket_size: int) -> None:
+    if bucket_size < ROW or bucket_size % ROW:
+        raise ValueError(f"bucket_size={bucket_size}: use a multiple of {ROW}")
+
+
+def check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name}={value}: use {low} to {high}")
+
+
+def norms_of(norms: Any, elements: int, bucket_size: int, device: torch.device) -> torch.Tensor:
+    check_bucket_size(bucket_size)
+    needed = buckets(elements, bucket_size)
+    if len(norms) < needed:
+        raise ValueError(
+            f"norms: {len(norms)} norms for {elements} elements in buckets of {bucket_size}; {needed} are needed"
+        )
+    return typed(as_tensor(norms, device), torch.float32, "norms")
+
+
+def codes_of(words: Any, elements: int, bits: int) -> torch.Tensor:
+    if len(words) < code_words(elements, bits):
+        raise ValueError(f"words: {len(words)} words cannot hold {elements} codes of {bits} bits")
+    return typed(words, torch.int32, "words")
+
+
+def aligned(*tensors: torch.Tensor) -> bool:
+    """Whether whole vectors can be read from, and written to, the beginnings of the tensors."""
+    return all(tensor.data_ptr() % _VECTOR_BYTES == 0 for tensor in tensors)
+
+
+def key_entries(key: Key, start: int) -> Mapping[str, int]:
+    return {"k0": key.k0, "k1": key.k1, "start": start}
+
+
+def float_entry(value: float) -> int:
+    """A number rounded to float32, as its bits."""
+    with np.errstate(over="ignore"):
+        return int(np.float32(value).view(np.int32))
+
+
+def check_same_length(words: Sequence[torch.Tensor]) -> None:
+    if not words or len({len(own) for own in words}) > 1 or len(words[0]) % ROW:
+        raise ValueError(
+            f"words of lengths {[len(own) for own in words]}; they must be the same multiple of {ROW}"
+        )

@@ -1,0 +1,166 @@
+"""What schemes do with whole arrays besides computing, and conversions of whole arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod_quant.kernels.arrays import Part
+from horovod_quant.kernels.layout import TILE, ceil_div
+from horovod_quant.kernels.triton import one_bit, whole
+from horovod_quant.kernels.triton.arguments import (
+    KINDS,
+    TYPES,
+    aligned,
+    as_tensor,
+    current_device,
+    float_entry,
+    floats,
+    result,
+    typed,
+)
+from horovod_quant.kernels.triton.launching import Job, Kernel, batch, run, settle
+
+TILES_AT_A_TIME = 2**31
+"""More than any tensor has: pieces are for a processor's caches."""
+
+_COUNT = 4096  # elements that a program takes
+_FLAG_WORDS = 16
+
+_copy_words = Kernel(whole.copy_words)
+_convert = Kernel(whole.convert)
+_mean = Kernel(whole.mean)
+_pack_flags = Kernel(one_bit.pack_flags)
+_write_nan_tiles = Kernel(one_bit.write_nan_tiles)
+
+
+def assemble(parts: Sequence[Part]) -> torch.Tensor:
+    """One array of consecutive parts, each computed in its place; int32 words where the parts' types differ.
+
+    The parts are a `batch`: those that the same kernel computes take one launch.
+    """
+    types = {np.dtype(dtype) for _, dtype, _ in parts}
+    dtype = types.pop() if len(types) == 1 else np.dtype(np.int32)
+    array = torch.empty(sum(length for length, _, _ in parts), dtype=TYPES[dtype], device=current_device())
+    position = 0
+    with batch():
+        for length, part_dtype, fill in parts:
+            out = array[position : position + length].view(TYPES[np.dtype(part_dtype)])
+            found = fill(out)
+            if found is not out:
+                _copy(as_tensor(found), out)
+            position += length
+    return array
+
+
+def concatenate(arrays: Sequence[Any]) -> torch.Tensor:
+    tensors = [as_tensor(array) for array in arrays]
+    settle(tensors)
+    return torch.cat(tensors)
+
+
+def view(array: torch.Tensor, dtype: Any) -> torch.Tensor:
+    """The same bits as another type of the same size."""
+    return array.view(TYPES[np.dtype(dtype)])
+
+
+def target(elements: int) -> torch.Tensor:
+    """What a decoding kernel takes for ``out`` where the result is float32 and temporary."""
+    return torch.empty(elements, dtype=torch.float32, device=current_device())
+
+
+def pack_flags(flags: torch.Tensor) -> torch.Tensor:
+    """A bit a flag in whole int32 words, the first flag lowest."""
+    flags = typed(flags, torch.bool, "flags")
+    words = torch.empty(ceil_div(len(flags), 32), dtype=torch.int32, device=flags.device)
+    run(
+        _pack_flags,
+        Job(len(flags), 32 * _FLAG_WORDS, {"source": flags, "target": words}),
+        WORDS=_FLAG_WORDS,
+    )
+    return words
+
+
+def unpack_flags(words: torch.Tensor, count: int) -> torch.Tensor:
+    words = typed(words, torch.int32, "words")
+    if len(words) != ceil_div(count, 32):
+        raise ValueError(f"words: {len(words)} words cannot hold {count} flags")
+    settle([words])
+    numbers = torch.arange(32, dtype=torch.int32, device=words.device)
+    return ((words[:, None] >> numbers) & 1).view(-1)[:count].to(torch.bool)
+
+
+def with_nan_tiles(values: torch.Tensor, broken: torch.Tensor) -> torch.Tensor:
+    """``values`` with NaN written to the tiles of 1,024 elements that are marked."""
+    values, broken = floats(values, "values"), typed(broken, torch.bool, "broken")
+    job = Job(len(values), TILE, {"target": values, "broken": broken})
+    run(_write_nan_tiles, job, KIND=KINDS[values.dtype], ALIGNED=aligned(values))
+    return values
+
+
+def to_float32(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    x = floats(x, "x")
+    return _converted(x, 1.0, result(out, len(x), torch.float32, x.device))
+
+
+def scale(pieces: Sequence[torch.Tensor], factor: float, out: torch.Tensor) -> torch.Tensor:
+    """Writes float32 ``pieces``, one after another and times ``factor``, to a floating-point tensor."""
+    if sum(map(len, pieces)) != len(out):
+        raise ValueError(f"pieces of lengths {[len(piece) for piece in pieces]} for {len(out)} elements")
+    low = 0
+    for piece in pieces:
+        _converted(floats(piece, "piece"), factor, floats(out, "out")[low : low + len(piece)])
+        low += len(piece)
+    return out
+
+
+def mean(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The mean of float32 arrays: their sum, in their order, times the rounded inverse of their number."""
+    arrays = [typed(array, torch.float32, "array") for array in arrays]
+    if len({len(array) for array in arrays}) > 1:
+        raise ValueError(f"arrays of lengths {[len(array) for array in arrays]}; they must be the same")
+    total = torch.empty_like(arrays[0])
+    entries = {"target": total, "factor": float_entry(1.0 / len(arrays))}
+    run(_mean, Job(len(total), _COUNT, entries, pointers=arrays), WORKERS=len(arrays), COUNT=_COUNT)
+    return total
+
+
+def norms_of_square_sums(square_sums: torch.Tensor) -> torch.Tensor:
+    """float32 square roots of float64 sums; inf where the root leaves float32's range."""
+    square_sums = typed(square_sums, torch.float64, "square_sums")
+    norms = torch.empty(len(square_sums), dtype=torch.float32, device=square_sums.device)
+    run(_square_roots, Job(len(norms), _COUNT, {"source": square_sums, "target": norms}))
+    return norms
+
+
+def _square_roots(jobs: Sequence[Job], constants: Mapping[str, Any]) -> None:
+    """By PyTorch, because Triton promises a correctly rounded root of float32 numbers alone."""
+    sums = torch.cat([job.entries["source"] for job in jobs])
+    pieces = sums.sqrt().to(torch.float32).split([job.elements for job in jobs])
+    _copy_words(
+        [_copy_job(piece, job.entries["target"]) for piece, job in zip(pieces, jobs)], _COPY_CONSTANTS
+    )
+
+
+def _copy(source: torch.Tensor, out: torch.Tensor) -> None:
+    if source.dtype != out.dtype or len(source) != len(out):
+        raise ValueError(f"a part is {source.dtype}[{len(source)}]; it must be {out.dtype}[{len(out)}]")
+    run(_copy_words, _copy_job(source, out), **_COPY_CONSTANTS)
+
+
+def _copy_job(source: torch.Tensor, out: torch.Tensor) -> Job:
+    words = len(out) * out.element_size() // 4
+    return Job(words, _COUNT, {"source": source, "target": out})
+
+
+_COPY_CONSTANTS = {"COUNT": _COUNT}
+
+
+def _converted(x: torch.Tensor, factor: float, out: torch.Tensor) -> torch.Tensor:
+    job = Job(len(x), _COUNT, {"source": x, "target": out, "factor": float_entry(factor)})
+    kinds = {"KIND": KINDS[x.dtype], "TARGET_KIND": KINDS[out.dtype]}
+    run(_convert, job, **kinds, ALIGNED=aligned(x, out), COUNT=_COUNT)
+    return out

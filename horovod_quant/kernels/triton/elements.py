@@ -1,0 +1,152 @@
+"""Device functions that the kernels share: a program's tensor and elements, floating-point types, random bits.
+
+float32 arithmetic with one rounding an operation; launches forbid fused multiply-adds (see `launching`). Numbers that
+are not finite are told by their bits, because a GPU's arithmetic changes the sign of a NaN.
+"""
+
+import triton
+import triton.language as tl
+
+from horovod_quant.kernels import keys, layout
+from horovod_quant.kernels.triton.columns import COLUMNS, ELEMENTS, FIRST_BLOCK, K0, K1, START
+
+ROW = tl.constexpr(layout.ROW)
+TILE = tl.constexpr(layout.TILE)
+ABS = tl.constexpr(0x7FFFFFFF)
+INF_BITS = tl.constexpr(0x7F800000)
+ONE_BITS = tl.constexpr(0x3F800000)
+MIN_NORM = tl.constexpr(2.0**-96)
+_WEYL = tl.constexpr(keys.WEYL)
+_MULTIPLIER_1 = tl.constexpr(keys.MULTIPLIER_1)
+_MULTIPLIER_2 = tl.constexpr(keys.MULTIPLIER_2)
+
+
+# ---- a program's place -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def place(table, owners):
+    """The row of this program's tensor, and the program's number among those of the tensor."""
+    block = tl.program_id(0)
+    row = table + tl.load(owners + block) * COLUMNS
+    return row, block - tl.load(row + FIRST_BLOCK)
+
+
+@triton.jit
+def elements_left(row, first, MOST: tl.constexpr):
+    """How many of the tensor's elements there are from ``first`` on, at most ``MOST``, int32."""
+    return tl.minimum(tl.load(row + ELEMENTS) - first, MOST).to(tl.int32)
+
+
+@triton.jit
+def below(numbers, left, WHOLE: tl.constexpr):
+    """Where ``numbers`` are less than ``left``: everywhere in a program that is ``WHOLE``.
+
+    A kernel asks for what it does with a program whose elements are all there, and again for a tensor's last program:
+    memory moves in vectors only where no mask has to be computed.
+    """
+    if WHOLE:
+        inside = tl.full(numbers.shape, True, tl.int1)
+    else:
+        inside = numbers < left
+    return inside
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def float_pointer(address, KIND: tl.constexpr, ALIGNED: tl.constexpr):
+    """A pointer to a tensor of a floating-point type. The short types are read as their bits."""
+    if KIND == "float32":
+        pointer = address.to(tl.pointer_type(tl.float32))
+    elif KIND == "float64":
+        pointer = address.to(tl.pointer_type(tl.float64))
+    else:
+        pointer = address.to(tl.pointer_type(tl.uint16))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def float_bits(value):
+    """The float32 number whose bits a table holds."""
+    return value.to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def read(source, offsets, inside, KIND: tl.constexpr):
+    """Elements as float32, rounded to nearest even, 0 where not ``inside``. NaNs keep their signs."""
+    if KIND == "float32":
+        x = tl.load(source + offsets, mask=inside, other=0.0)
+    elif KIND == "bfloat16":
+        raw = tl.load(source + offsets, mask=inside, other=0).to(tl.uint32)
+        x = (raw << 16).to(tl.float32, bitcast=True)
+    elif KIND == "float16":
+        short = tl.load(source + offsets, mask=inside, other=0)
+        wide = short.to(tl.float16, bitcast=True).to(tl.float32).to(tl.uint32, bitcast=True)
+        sign = (short.to(tl.uint32) & 0x8000) << 16
+        x = ((wide & ABS) | sign).to(tl.float32, bitcast=True)
+    else:
+        double = tl.load(source + offsets, mask=inside, other=0.0)
+        short = double.to(tl.float32).to(tl.uint32, bitcast=True)
+        sign = (double.to(tl.uint64, bitcast=True) >> 63).to(tl.uint32) << 31
+        x = ((short & ABS) | sign).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def write(target, offsets, values, inside, KIND: tl.constexpr):
+    """Writes float32 values, rounded to nearest even, where ``inside``."""
+    if KIND == "float32":
+        tl.store(target + offsets, values, mask=inside)
+    elif KIND == "bfloat16":
+        bits = values.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        rounded = tl.where((bits & ABS) > INF_BITS, 0x7FC0, rounded)
+        tl.store(target + offsets, rounded.to(tl.uint16), mask=inside)
+    elif KIND == "float16":
+        tl.store(target + offsets, values.to(tl.float16).to(tl.uint16, bitcast=True), mask=inside)
+    else:
+        tl.store(target + offsets, values.to(tl.float64), mask=inside)
+
+
+# ---- random bits -------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def hash_key(row, first):
+    """What `hash32` needs for the tensor's elements from ``first`` on: two uint32 numbers."""
+    index = (tl.load(row + START) + first).to(tl.uint32)
+    return index * _WEYL + tl.load(row + K0).to(tl.uint32), tl.load(row + K1).to(tl.uint32)
+
+
+@triton.jit
+def hash32(offsets, k0, k1):
+    """`horovod_quant.kernels.keys.hash32` of the elements at ``offsets`` behind the first one of `hash_key`."""
+    h = offsets.to(tl.uint32) * _WEYL + k0
+    h = h ^ (h >> 16)
+    h = h * _MULTIPLIER_1
+    h = h ^ (h >> 15)
+    h = h + k1
+    h = h * _MULTIPLIER_2
+    return h ^ (h >> 16)
+
+
+# ---- norms -------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def inverse_norms(norms, NUMERATOR: tl.constexpr):
+    """``NUMERATOR / norm``; 0 for a norm that counts as zero or is not finite."""
+    usable = (norms >= MIN_NORM) & (norms < float("inf"))
+    quotients = tl.div_rn(tl.full(norms.shape, NUMERATOR, tl.float32), tl.where(usable, norms, 1.0))
+    return tl.where(usable, quotients, 0.0)
+
+
+@triton.jit
+def decoding_scales(norms, factor, LEVELS: tl.constexpr):
+    """Value of one level, times ``factor``; NaN where the norm is not finite."""
+    scales = tl.div_rn(norms, tl.full(norms.shape, LEVELS, tl.float32)) * factor
+    return tl.where(norms < float("inf"), scales, float("nan"))

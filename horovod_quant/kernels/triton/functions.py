@@ -1,0 +1,331 @@
+"""The backend's quantizers: `horovod_quant.kernels.reference` says what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.layout import ROW, TILE, buckets, ceil_div, code_words, sum_words, tiles
+from horovod_quant.kernels.reference import fraction_bits, uniform_levels
+from horovod_quant.kernels.triton import arrays, decoding, encoding, norms, one_bit, whole
+from horovod_quant.kernels.triton.arguments import (
+    KINDS,
+    aligned,
+    check_bucket_size,
+    check_range,
+    check_same_length,
+    codes_of,
+    float_entry,
+    floats,
+    key_entries,
+    norms_of,
+    result,
+    typed,
+)
+from horovod_quant.kernels.triton.launching import Job, Kernel, run, settle
+
+MAX_LEVELS = 2**15 - 1
+
+# How much a program takes: whole vectors of elements for each thread of four warps.
+_ROWS = 128  # of elements, to decode
+_WORD_ROWS = 16  # to encode
+_BUCKETS_TO_ADD = 16
+_CHUNK = 1024  # elements of a bucket at a time, and ...
+_ELEMENTS_TO_COMPARE = 4096  # ... of all buckets of a program
+_TILES = 2  # of single bits
+
+_bucket_maxima = Kernel(norms.bucket_maxima)
+_bucket_square_sums = Kernel(norms.bucket_square_sums)
+_encode_sum = Kernel(encoding.encode_sum)
+_encode_codes = Kernel(encoding.encode_codes)
+_decode_sum = Kernel(decoding.decode_sum)
+_decode_codes = Kernel(decoding.decode_codes)
+_binarize = Kernel(one_bit.binarize)
+_vote = Kernel(one_bit.vote)
+_decode_signs = Kernel(one_bit.decode_signs)
+_shorten = Kernel(whole.shorten)
+
+
+# ---- norms -------------------------------------------------------------------------------------------------------
+
+
+def bucket_maxima(x: torch.Tensor, bucket_size: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    x = floats(x, "x")
+    check_bucket_size(bucket_size)
+    maxima = result(out, buckets(len(x), bucket_size), torch.float32, x.device)
+    chunk = min(_CHUNK, 1 << (bucket_size - 1).bit_length())
+    most = _ELEMENTS_TO_COMPARE // chunk
+    job = Job(len(x), most * bucket_size, {"source": x, "target": maxima})
+    run(_bucket_maxima, job, **_shape(x), BUCKET=bucket_size, CHUNK=chunk, BUCKETS=most)
+    return maxima
+
+
+def bucket_square_sums(x: torch.Tensor, bucket_size: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    x = floats(x, "x")
+    check_bucket_size(bucket_size)
+    sums = result(out, buckets(len(x), bucket_size), torch.float64, x.device)
+    job = Job(len(x), _BUCKETS_TO_ADD * bucket_size, {"source": x, "target": sums})
+    run(_bucket_square_sums, job, **_shape(x), BUCKET=bucket_size, BUCKETS=_BUCKETS_TO_ADD)
+    return sums
+
+
+def clip(x: torch.Tensor, most: float) -> torch.Tensor:
+    """``x``, or where its L2 norm exceeds ``most``, ``x`` scaled down to that norm; in both cases float32.
+
+    See `horovod_quant.kernels.clipping`, whose result is float32 only where it differs from ``x``: the host is not
+    told which it is, because it would have to wait.
+    """
+    x = floats(x, "x")
+    sums = bucket_square_sums(x, TILE)
+    if not len(sums):
+        return x
+    settle([sums])
+    while len(sums) > 1:
+        half = ceil_div(len(sums), 2)
+        upper = torch.nn.functional.pad(sums[half:], (0, 2 * half - len(sums)))
+        sums = sums[:half] + upper
+    out = arrays.target(len(x))
+    norm = arrays.norms_of_square_sums(sums)
+    entries = {"source": x, "norms": norm, "target": out, "factor": float_entry(most)}
+    run(_shorten, Job(len(x), TILE, entries), KIND=KINDS[x.dtype], ALIGNED=aligned(x, out), COUNT=TILE)
+    return out
+
+
+# ---- uniform levels ----------------------------------------------------------------------------------------------
+
+
+def encode_uniform_sum(
+    x: torch.Tensor,
+    norms: Any,
+    bucket_size: int,
+    levels: int,
+    width: int,
+    key: Key,
+    start: int = 0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    check_range("levels", levels, 1, MAX_LEVELS)
+    check_range("width", width, 1, 16)
+    x = floats(x, "x")
+    words = result(out, sum_words(len(x), width), torch.int32, x.device)
+    run(
+        _encode_sum,
+        _encoding_job(x, norms, bucket_size, key, start, words, 32 // width),
+        **_shape(x),
+        **_rounding(levels),
+        BUCKET=bucket_size,
+        WIDTH=width,
+        TILES=_WORD_ROWS,
+    )
+    return words
+
+
+def encode_uniform_codes(
+    x: torch.Tensor,
+    norms: Any,
+    bucket_size: int,
+    bits: int,
+    key: Key,
+    start: int = 0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    check_range("bits", bits, 2, 16)
+    rounding = dict(_rounding(uniform_levels(bits)), EXPONENTIAL=False)
+    return _encoded_codes(x, norms, bucket_size, bits, key, start, out, rounding)
+
+
+def encode_exponential(
+    x: torch.Tensor,
+    norms: Any,
+    bucket_size: int,
+    bits: int,
+    key: Key,
+    start: int = 0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    check_range("bits", bits, 2, 8)
+    rounding = {"LIMIT": 1.0, "FRACTION": 0, "EXPONENTIAL": True}
+    return _encoded_codes(x, norms, bucket_size, bits, key, start, out, rounding)
+
+
+def _encoded_codes(x, norms, bucket_size, bits, key, start, out, rounding):
+    x = floats(x, "x")
+    words = result(out, code_words(len(x), bits), torch.int32, x.device)
+    run(
+        _encode_codes,
+        _encoding_job(x, norms, bucket_size, key, start, words, 32),
+        **_shape(x),
+        **rounding,
+        BUCKET=bucket_size,
+        BITS=bits,
+        TILES=_WORD_ROWS,
+    )
+    return words
+
+
+def _encoding_job(x, norms, bucket_size, key, start, words, rows) -> Job:
+    entries = {
+        "source": x,
+        "norms": norms_of(norms, len(x), bucket_size, x.device),
+        "target": words,
+        **key_entries(key, start),
+    }
+    return Job(len(x), _WORD_ROWS * rows * ROW, entries)
+
+
+def _rounding(levels: int) -> dict[str, Any]:
+    fraction = fraction_bits(levels)
+    return {"LIMIT": float(levels << fraction), "FRACTION": fraction}
+
+
+# ---- decoding ----------------------------------------------------------------------------------------------------
+
+
+def decode_uniform_sum(
+    words: torch.Tensor,
+    norms: Any,
+    bucket_size: int,
+    levels: int,
+    width: int,
+    factor: float,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    check_range("levels", levels, 1, MAX_LEVELS)
+    check_range("width", width, 1, 16)
+    out = floats(out, "out")
+    if len(words) != sum_words(len(out), width):
+        raise ValueError(f"words: {len(words)} words cannot hold {len(out)} digits of {width} bits")
+    entries = {
+        "source": typed(words, torch.int32, "words"),
+        "norms": norms_of(norms, len(out), bucket_size, out.device),
+        "target": out,
+        "factor": float_entry(factor),
+    }
+    run(
+        _decode_sum,
+        Job(len(out), _ROWS * ROW, entries),
+        **_shape(out),
+        BUCKET=bucket_size,
+        LEVELS=float(levels),
+        WIDTH=width,
+        BIAS=sum(1 << (width * field + width - 1) for field in range(32 // width)),
+        ROWS=_ROWS,
+    )
+    return out
+
+
+def decode_uniform_codes(
+    words: Sequence[torch.Tensor],
+    norms: Sequence[Any],
+    bucket_size: int,
+    bits: int,
+    factor: float,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    check_range("bits", bits, 2, 16)
+    levels = float(uniform_levels(bits))
+    return _decoded_codes(words, norms, bucket_size, bits, factor, out, EXPONENTIAL=False, LEVELS=levels)
+
+
+def decode_exponential(
+    words: Sequence[torch.Tensor],
+    norms: Sequence[Any],
+    bucket_size: int,
+    bits: int,
+    factor: float,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    check_range("bits", bits, 2, 8)
+    return _decoded_codes(words, norms, bucket_size, bits, factor, out, EXPONENTIAL=True, LEVELS=1.0)
+
+
+def _decoded_codes(words, norms, bucket_size, bits, factor, out, **constants):
+    out = floats(out, "out")
+    if not 0 < len(words) == len(norms):
+        raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
+    # Norms that a scheme makes are one array for all workers.
+    own_norms = {id(own): norms_of(own, len(out), bucket_size, out.device) for own in norms}
+    pointers = [
+        tensor
+        for worker_words, worker_norms in zip(words, norms)
+        for tensor in (codes_of(worker_words, len(out), bits), own_norms[id(worker_norms)])
+    ]
+    run(
+        _decode_codes,
+        Job(len(out), _ROWS * ROW, {"target": out, "factor": float_entry(factor)}, pointers=pointers),
+        **_shape(out),
+        **constants,
+        BUCKET=bucket_size,
+        BITS=bits,
+        WORKERS=len(words),
+        ROWS=_ROWS,
+    )
+    return out
+
+
+# ---- one bit -----------------------------------------------------------------------------------------------------
+
+
+def binarize(
+    gradient: torch.Tensor,
+    momentum: torch.Tensor,
+    scale: torch.Tensor,
+    beta: float,
+    key: Key,
+    start: int = 0,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    gradient = floats(gradient, "gradient")
+    count = len(gradient)
+    words = result(out, ROW * tiles(count), torch.int32, gradient.device)
+    broken = torch.empty(tiles(count), dtype=torch.bool, device=gradient.device)
+    entries = {
+        "source": gradient,
+        "momentum": result(momentum, count, torch.float32, gradient.device),
+        "scale": result(scale, count, torch.float32, gradient.device),
+        "target": words,
+        "broken": broken,
+        "factor": float_entry(beta),
+        "second_factor": float_entry(1.0 - beta),
+        **key_entries(key, start),
+    }
+    run(
+        _binarize,
+        Job(count, _TILES * TILE, entries, ("momentum", "scale", "target", "broken")),
+        KIND=KINDS[gradient.dtype],
+        ALIGNED=aligned(gradient, momentum, scale),
+        TILES=_TILES,
+    )
+    return words, broken
+
+
+def vote(
+    words: Sequence[torch.Tensor], key: Key, start: int = 0, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    check_same_length(words)
+    words = [typed(own, torch.int32, "words") for own in words]
+    bits = result(out, len(words[0]), torch.int32, words[0].device)
+    workers = len(words)
+    run(
+        _vote,
+        Job(32 * len(bits), _TILES * TILE, {"target": bits, **key_entries(key, start)}, pointers=words),
+        WORKERS=workers,
+        FRACTION=min(24, 32 - workers.bit_length()),
+        TILES=_TILES,
+    )
+    return bits
+
+
+def decode_signs(words: torch.Tensor, magnitude: float, out: torch.Tensor) -> torch.Tensor:
+    out = floats(out, "out")
+    entries = {"source": codes_of(words, len(out), 1), "target": out, "factor": float_entry(magnitude)}
+    run(_decode_signs, Job(len(out), _ROWS * ROW, entries), **_shape(out), ROWS=_ROWS)
+    return out
+
+
+def _shape(tensor: torch.Tensor) -> dict[str, Any]:
+    """What a kernel is compiled for: the type of the gradient, and whether it can be moved in vectors."""
+    return {"KIND": KINDS[tensor.dtype], "ALIGNED": aligned(tensor)}

@@ -1,0 +1,100 @@
+"""Kernels that compute the norms of buckets."""
+
+import triton
+import triton.language as tl
+
+from horovod_quant.kernels.triton.columns import SOURCE, TARGET
+from horovod_quant.kernels.triton.elements import (
+    ABS,
+    INF_BITS,
+    ROW,
+    below,
+    elements_left,
+    float_pointer,
+    place,
+    read,
+)
+
+
+@triton.jit
+def bucket_maxima(
+    table, owners,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, CHUNK: tl.constexpr, BUCKETS: tl.constexpr,
+):  # fmt: skip
+    """A program takes ``BUCKETS`` buckets, in chunks of ``CHUNK`` elements of each."""
+    row, block = place(table, owners)
+    left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
+    if left == BUCKETS * BUCKET:
+        _bucket_maxima(row, block, left, KIND, ALIGNED, BUCKET, CHUNK, BUCKETS, WHOLE=True)
+    else:
+        _bucket_maxima(row, block, left, KIND, ALIGNED, BUCKET, CHUNK, BUCKETS, WHOLE=False)
+
+
+@triton.jit
+def _bucket_maxima(
+    row, block, left,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, CHUNK: tl.constexpr, BUCKETS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + block * (BUCKETS * BUCKET)
+    bucket = tl.arange(0, BUCKETS)
+    lane = tl.arange(0, CHUNK)
+    largest = tl.zeros([BUCKETS, CHUNK], tl.int32)
+    for at in range(0, BUCKET, CHUNK):
+        within = at + lane
+        offsets = bucket[:, None] * BUCKET + within[None, :]
+        inside = below(offsets, left, WHOLE) & below(within[None, :], BUCKET, BUCKET % CHUNK == 0)
+        x = read(source, offsets, inside, KIND)
+        largest = tl.maximum(largest, x.to(tl.int32, bitcast=True) & ABS)
+    maxima = tl.minimum(tl.max(largest, axis=1), INF_BITS).to(tl.float32, bitcast=True)
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.float32)) + block * BUCKETS
+    tl.store(target + bucket, maxima, mask=below(bucket * BUCKET, left, WHOLE))
+
+
+@triton.jit
+def bucket_square_sums(
+    table, owners,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr,
+):  # fmt: skip
+    """A program takes ``BUCKETS`` buckets, a row of 32 elements of each at a time."""
+    row, block = place(table, owners)
+    left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
+    if left == BUCKETS * BUCKET:
+        _bucket_square_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, WHOLE=True)
+    else:
+        _bucket_square_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, WHOLE=False)
+
+
+@triton.jit
+def _bucket_square_sums(
+    row, block, left,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
+    source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + block * (BUCKETS * BUCKET)
+    bucket = tl.arange(0, BUCKETS)
+    lane = tl.arange(0, ROW)
+    lanes = tl.zeros([BUCKETS, ROW], tl.float64)
+    for at in range(0, BUCKET, ROW):
+        offsets = bucket[:, None] * BUCKET + (at + lane)[None, :]
+        x = read(source, offsets, below(offsets, left, WHOLE), KIND).to(tl.float64)
+        lanes = lanes + x * x
+    lanes = _halves_added(lanes, BUCKETS, 16)
+    lanes = _halves_added(lanes, BUCKETS, 8)
+    lanes = _halves_added(lanes, BUCKETS, 4)
+    lanes = _halves_added(lanes, BUCKETS, 2)
+    lanes = _halves_added(lanes, BUCKETS, 1)
+    total = tl.reshape(lanes, [BUCKETS])
+    bits = total.to(tl.uint64, bitcast=True)
+    rounded = (((bits + 0x10000000) >> 29) << 29).to(tl.float64, bitcast=True)
+    sums = tl.where(total < float("inf"), rounded, float("inf"))
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.float64)) + block * BUCKETS
+    tl.store(target + bucket, sums, mask=below(bucket * BUCKET, left, WHOLE))
+
+
+@triton.jit
+def _halves_added(lanes, BUCKETS: tl.constexpr, HALF: tl.constexpr):
+    """Adds the second half of each bucket's lanes to the first: a sum whose order a reduction would not promise."""
+    pairs = tl.permute(tl.reshape(lanes, [BUCKETS, 2, HALF]), (0, 2, 1))
+    low, high = tl.split(pairs)
+    return low + high

@@ -1,0 +1,170 @@
+"""Kernels of BinSGDM's 1-bit allreduce: bits are drawn, counted, drawn again and decoded."""
+
+import triton
+import triton.language as tl
+
+from horovod_quant.kernels.triton.columns import (
+    BROKEN,
+    FACTOR,
+    MOMENTUM,
+    POINTERS,
+    SCALE,
+    SECOND_FACTOR,
+    SOURCE,
+    TARGET,
+)
+from horovod_quant.kernels.triton.decoding import codes_at
+from horovod_quant.kernels.triton.elements import (
+    ABS,
+    INF_BITS,
+    ROW,
+    TILE,
+    below,
+    elements_left,
+    float_bits,
+    float_pointer,
+    hash32,
+    hash_key,
+    place,
+    read,
+    write,
+)
+
+_TINY = tl.constexpr(2.0**-126)
+_STEP = tl.constexpr(2.0**-23)
+
+
+@triton.jit
+def binarize(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr):
+    """Updates momentum and scale in place, and draws a bit an element. A program takes ``TILES`` tiles."""
+    row, block = place(table, owners)
+    left = elements_left(row, block * (TILES * TILE), TILES * TILE)
+    if left == TILES * TILE:
+        _binarize(row, block, left, KIND, ALIGNED, TILES, WHOLE=True)
+    else:
+        _binarize(row, block, left, KIND, ALIGNED, TILES, WHOLE=False)
+
+
+@triton.jit
+def _binarize(
+    row, block, left, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr
+):
+    first = block * (TILES * TILE)
+    offsets = _tiles_offsets(TILES)
+    inside = below(offsets, left, WHOLE)
+    gradient = read(float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first, offsets, inside, KIND)
+    momentum_at = float_pointer(tl.load(row + MOMENTUM), "float32", ALIGNED) + first
+    scale_at = float_pointer(tl.load(row + SCALE), "float32", ALIGNED) + first
+    momentum = tl.load(momentum_at + offsets, mask=inside, other=0.0)
+    scale = tl.load(scale_at + offsets, mask=inside, other=0.0)
+
+    magnitude = gradient.to(tl.int32, bitcast=True) & ABS
+    largest = tl.max(tl.max(magnitude, axis=2), axis=1)
+    sound = (largest < INF_BITS)[:, None, None]
+    keep, take = float_bits(tl.load(row + FACTOR)), float_bits(tl.load(row + SECOND_FACTOR))
+    momentum = tl.where(sound, keep * momentum + take * gradient, momentum)
+    scale = tl.where(sound, keep * scale + take * magnitude.to(tl.float32, bitcast=True), scale)
+    tl.store(momentum_at + offsets, momentum, mask=inside)
+    tl.store(scale_at + offsets, scale, mask=inside)
+
+    k0, k1 = hash_key(row, first)
+    draw = (hash32(offsets, k0, k1).to(tl.int32, bitcast=True) >> 8).to(tl.float32) * _STEP
+    width = tl.where(scale >= _TINY, scale, 1.0)
+    _store_bits((draw * width < momentum) & inside, row, block, left, TILES, WHOLE)
+    flags = tl.load(row + BROKEN).to(tl.pointer_type(tl.int8)) + block * TILES
+    tile = tl.arange(0, TILES)
+    tl.store(flags + tile, (largest >= INF_BITS).to(tl.int8), mask=below(tile * TILE, left, WHOLE))
+
+
+@triton.jit
+def vote(
+    table, owners,
+    WORKERS: tl.constexpr, FRACTION: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """Draws a bit from the average of the workers' bits. The list of pointers holds each worker's words."""
+    row, block = place(table, owners)
+    first = block * (TILES * TILE)
+    left = elements_left(row, first, TILES * TILE)
+    offsets = _tiles_offsets(TILES)
+    at = (tl.arange(0, TILES) * ROW)[:, None, None] + tl.arange(0, ROW)[None, None, :]
+    number = tl.arange(0, 32).to(tl.uint32)[None, :, None]
+    inside = (tl.arange(0, TILES) * TILE < left)[:, None, None]
+    pointers = table + tl.load(row + POINTERS)
+    ones = tl.zeros([TILES, 32, ROW], tl.uint32)
+    for worker in range(WORKERS):
+        words = tl.load(pointers + worker).to(tl.pointer_type(tl.uint32)) + block * (TILES * ROW)
+        ones = ones + ((tl.load(words + at, mask=inside, other=0) >> number) & 1)
+    k0, k1 = hash_key(row, first)
+    draw = (hash32(offsets, k0, k1) >> (32 - FRACTION)) * WORKERS
+    _store_bits(draw < (ones << FRACTION), row, block, left, TILES, WHOLE=False)
+
+
+@triton.jit
+def decode_signs(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr):
+    """Writes plus or minus the factor. A program takes ``ROWS`` rows of elements."""
+    row, block = place(table, owners)
+    left = elements_left(row, block * (ROWS * ROW), ROWS * ROW)
+    if left == ROWS * ROW:
+        _decode_signs(row, block, left, KIND, ALIGNED, ROWS, WHOLE=True)
+    else:
+        _decode_signs(row, block, left, KIND, ALIGNED, ROWS, WHOLE=False)
+
+
+@triton.jit
+def _decode_signs(
+    row, block, left, KIND: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr
+):
+    own = tl.arange(0, ROWS)
+    offsets = own[:, None] * ROW + tl.arange(0, ROW)[None, :]
+    inside = below(offsets, left, WHOLE)
+    words = tl.load(row + SOURCE).to(tl.pointer_type(tl.uint32))
+    bits = codes_at(words, (block * ROWS).to(tl.int32) + own, inside, 1)
+    magnitude = tl.load(row + FACTOR).to(tl.uint32)
+    values = (magnitude ^ ((bits ^ 1) << 31)).to(tl.float32, bitcast=True)  # -0 is not 0 - 0
+    target = float_pointer(tl.load(row + TARGET), KIND, ALIGNED) + block * (ROWS * ROW)
+    write(target, offsets, values, inside, KIND)
+
+
+@triton.jit
+def write_nan_tiles(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr):
+    """Writes NaN to a tile that is marked as broken. A program takes a tile."""
+    row, block = place(table, owners)
+    first = block * TILE
+    left = elements_left(row, first, TILE)
+    broken = tl.load(tl.load(row + BROKEN).to(tl.pointer_type(tl.int8)) + block) != 0
+    offsets = tl.arange(0, TILE)
+    target = float_pointer(tl.load(row + TARGET), KIND, ALIGNED) + first
+    write(target, offsets, tl.full([TILE], float("nan"), tl.float32), (offsets < left) & broken, KIND)
+
+
+@triton.jit
+def pack_flags(table, owners, WORDS: tl.constexpr):
+    """A bit a flag, the first flag lowest. A program makes ``WORDS`` words."""
+    row, block = place(table, owners)
+    first = block * (WORDS * 32)
+    left = elements_left(row, first, WORDS * 32)
+    word = tl.arange(0, WORDS)
+    number = tl.arange(0, 32)
+    offsets = word[:, None] * 32 + number[None, :]
+    flags = tl.load(row + SOURCE).to(tl.pointer_type(tl.int8)) + first
+    bits = (tl.load(flags + offsets, mask=offsets < left, other=0) != 0).to(tl.int32)
+    words = tl.sum(bits << number[None, :], axis=1)
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + block * WORDS
+    tl.store(target + word, words, mask=word * 32 < left)
+
+
+@triton.jit
+def _tiles_offsets(TILES: tl.constexpr):
+    """Offsets of a program's elements by tile, row and lane."""
+    tile = tl.arange(0, TILES)[:, None, None] * TILE
+    return tile + tl.arange(0, 32)[None, :, None] * ROW + tl.arange(0, ROW)[None, None, :]
+
+
+@triton.jit
+def _store_bits(bits, row, block, left, TILES: tl.constexpr, WHOLE: tl.constexpr):
+    """Packs a bit an element, by tile, row and lane."""
+    words = tl.sum(bits.to(tl.int32) << tl.arange(0, 32)[None, :, None], axis=1)
+    tile = tl.arange(0, TILES)
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + block * (TILES * ROW)
+    used = below(tile * TILE, left, WHOLE)
+    tl.store(target + (tile[:, None] * ROW + tl.arange(0, ROW)[None, :]), words, mask=used[:, None])

@@ -1,0 +1,70 @@
+"""Kernels that work on whole arrays: copies, conversions, sums of workers' arrays."""
+
+import triton
+import triton.language as tl
+
+from horovod_quant.kernels.triton.columns import FACTOR, NORMS, POINTERS, SOURCE, TARGET
+from horovod_quant.kernels.triton.elements import elements_left, float_bits, float_pointer, place, read, write
+
+
+@triton.jit
+def copy_words(table, owners, COUNT: tl.constexpr):
+    """Copies 4-byte words. A program takes ``COUNT``."""
+    row, block = place(table, owners)
+    first = block * COUNT
+    left = elements_left(row, first, COUNT)
+    offsets = tl.arange(0, COUNT)
+    source = tl.load(row + SOURCE).to(tl.pointer_type(tl.int32)) + first
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + first
+    tl.store(target + offsets, tl.load(source + offsets, mask=offsets < left, other=0), mask=offsets < left)
+
+
+@triton.jit
+def convert(
+    table, owners,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, TARGET_KIND: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """Elements as float32, times a factor, as another type. A program takes ``COUNT``."""
+    row, block = place(table, owners)
+    first = block * COUNT
+    left = elements_left(row, first, COUNT)
+    offsets = tl.arange(0, COUNT)
+    x = read(float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first, offsets, offsets < left, KIND)
+    target = float_pointer(tl.load(row + TARGET), TARGET_KIND, ALIGNED) + first
+    write(target, offsets, x * float_bits(tl.load(row + FACTOR)), offsets < left, TARGET_KIND)
+
+
+@triton.jit
+def shorten(
+    table, owners,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """Elements as float32, scaled down to a norm of at most the factor where they have a larger finite one."""
+    row, block = place(table, owners)
+    first = block * COUNT
+    left = elements_left(row, first, COUNT)
+    offsets = tl.arange(0, COUNT)
+    x = read(float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first, offsets, offsets < left, KIND)
+    norm = tl.load(tl.load(row + NORMS).to(tl.pointer_type(tl.float32)))
+    most = float_bits(tl.load(row + FACTOR))
+    too_long = (most < norm) & (norm < float("inf"))
+    factor = tl.where(too_long, tl.div_rn(most, tl.where(too_long, norm, 1.0)), 1.0)
+    target = float_pointer(tl.load(row + TARGET), "float32", ALIGNED) + first
+    write(target, offsets, x * factor, offsets < left, "float32")
+
+
+@triton.jit
+def mean(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
+    """The sum of float32 arrays in their order, times a factor. The list of pointers holds the arrays."""
+    row, block = place(table, owners)
+    first = block * COUNT
+    left = elements_left(row, first, COUNT)
+    offsets = tl.arange(0, COUNT)
+    pointers = table + tl.load(row + POINTERS)
+    array = tl.load(pointers).to(tl.pointer_type(tl.float32)) + first
+    total = tl.load(array + offsets, mask=offsets < left, other=0.0)
+    for worker in range(1, WORKERS):
+        array = tl.load(pointers + worker).to(tl.pointer_type(tl.float32)) + first
+        total = total + tl.load(array + offsets, mask=offsets < left, other=0.0)
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.float32)) + first
+    tl.store(target + offsets, total * float_bits(tl.load(row + FACTOR)), mask=offsets < left)

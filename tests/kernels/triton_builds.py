@@ -1,0 +1,83 @@
+"""Compiles the Triton kernels for a GPU, which need not be there, and tells what instructions they became.
+
+Run as a program, because in a process whose Triton interprets kernels it compiles none:
+
+    python triton_builds.py COMPUTE_CAPABILITY    # prints JSON: a kernel's name and constants, and its instructions
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from horovod_quant.kernels import triton as kernels
+from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.triton import arguments, launching
+
+KEY = Key(1, 2)
+ELEMENTS = 1000
+DIVISIBLE = [["tt.divisibility", 16]]  # what Triton finds out about the addresses of the table and the owners
+
+
+class Compiler:
+    """Stands for `launching.Kernel.__call__`: compiles what would be launched."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+        self.found: dict[str, list[str]] = {}
+
+    def __call__(self, function: Any, constants: Mapping[str, Any]) -> None:
+        label = f"{function.__name__} {json.dumps(constants, default=str)}"
+        if label in self.found:
+            return
+        names = function.arg_names
+        signature = {"table": "*i64", "owners": "*i32", **dict.fromkeys(constants, "constexpr")}
+        values = {(names.index(name),): value for name, value in constants.items()}
+        source = ASTSource(function, signature, values, {(0,): DIVISIBLE, (1,): DIVISIBLE})
+        compiled = triton.compile(source, target=self._target, options=launching.OPTIONS)
+        assert compiled.asm["cubin"]
+        self.found[label] = re.findall(r"^\s+(?:@\S+ )?([a-z][\w.:]+)", compiled.asm["ptx"], re.MULTILINE)
+
+
+def call_everything() -> None:
+    """Calls each function; what reads and writes elements, for each type of them."""
+    x, out = torch.ones(ELEMENTS), torch.zeros(ELEMENTS)
+    norms = kernels.bucket_maxima(x, 64)
+    kernels.bucket_square_sums(x, 64)
+    words = kernels.encode_uniform_sum(x, norms, 64, 7, 4, KEY)
+    kernels.decode_uniform_sum(words, norms, 64, 7, 4, 1.0, out)
+    words = kernels.encode_uniform_codes(x, norms, 64, 3, KEY)
+    kernels.decode_uniform_codes([words, words], [norms, norms], 64, 3, 1.0, out)
+    words = kernels.encode_exponential(x, norms, 64, 4, KEY)
+    kernels.decode_exponential([words], [norms], 64, 4, 1.0, out)
+    bits, broken = kernels.binarize(x, torch.zeros(ELEMENTS), torch.zeros(ELEMENTS), 0.9, KEY)
+    kernels.with_nan_tiles(kernels.decode_signs(bits, 1.0, out), broken)
+    kernels.vote([bits, bits], KEY)
+    kernels.pack_flags(broken)
+    kernels.mean([x, out])
+    kernels.clip(x, 1.0)
+    kernels.assemble([(len(bits), bits.numpy().dtype, lambda _: bits)])
+    for dtype in arguments.KINDS:
+        typed = x.to(dtype)
+        kernels.to_float32(typed, None)
+        kernels.scale([x], 2.0, typed)
+
+
+def main() -> None:
+    compiler = Compiler(int(sys.argv[1]))
+    launching.INTERPRETED = arguments.INTERPRETED = True  # tensors are in the host's memory
+    launching.Kernel.__call__ = lambda kernel, jobs, constants: compiler(kernel.function, constants)
+    call_everything()
+    json.dump(compiler.found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
