@@ -14,6 +14,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--thorough",
         action="store_true",
-        help="every scenario with every controller and number of workers, every method in every example, 2,000 steps of "
-        "the soak test: some hours more",
+        help="every scenario with every controller and number of workers, every method in every example, 2,000 steps "
+        "of the soak test: some hours more",
     )

@@ -126,7 +126,10 @@ class CallbackExchange:
     def _call(self, function: Callable, inputs: list, types: list[tf.DType]) -> list[tf.Tensor]:
         def with_ieee_arithmetic(*arrays: np.ndarray) -> Any:
             with ieee_arithmetic():
-                return function(*arrays)
+                try:
+                    return function(*arrays)
+                except RuntimeError as error:  # to Horovod's elastic training TensorFlow's UnknownError is an end
+                    raise ValueError(str(error)) from error
 
         outputs = tf.numpy_function(with_ieee_arithmetic, inputs, types, stateful=False)
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]

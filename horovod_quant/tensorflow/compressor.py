@@ -191,7 +191,7 @@ class Compressor(BaseCompressor):
         return counts
 
     def _resume_at(self, counts: dict[str, int]) -> None:
-        if self._ledgers or self._steps:
+        if self._ledgers or self._steps != self._first:
             raise RuntimeError(
                 "load_state_dict: this compressor has exchanged gradients already; load it before"
             )

@@ -83,5 +83,4 @@ class Training:
         hvd.broadcast_variables(self._model.variables, root_rank=0)
         hvd.broadcast_variables(self._optimizer.variables, root_rank=0)
         compressor = hvd.broadcast_object(self._compression.state_dict(), root_rank=0)
-        if hvd.rank() > 0:  # in TensorFlow a state is loaded once
-            self._compression.load_state_dict(compressor)
+        self._compression.load_state_dict(compressor)

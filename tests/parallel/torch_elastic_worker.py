@@ -5,47 +5,26 @@ horovodrun --min-np 2 ... python torch_elastic_worker.py LOG_FOLDER HOSTS_FILE
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
 import torch
+from elastic_job import PHASES, Kept, Log, assert_levels, count_step, fatal_method
 from oracle import assert_average
 from torch_harness import METHODS, assert_same_on_all_ranks, base_optimizer, gather_objects, net, net_loss
 
 import horovod_quant.torch as hvq
 
 
-class Phase(NamedTuple):
-    """So many steps with so many workers; then another list of hosts, or the end of a host's worker, by SIGKILL."""
-
-    size: int
-    steps: int
-    hosts: str = ""
-    kill: str = ""
-
-
-# A host whose worker has failed is never used again. All these names are this machine's.
-PHASES = [
-    Phase(2, 3, hosts="localhost:2\n127.0.0.1:1\n"),
-    Phase(3, 3, kill="127.0.0.1"),
-    Phase(2, 2, hosts="localhost:2\n127.1:1\n"),
-    Phase(3, 3, kill="127.1"),
-    Phase(2, 2, hosts="localhost:2\n127.0.1:1\n"),
-    Phase(3, 3, hosts="localhost:2\n"),
-    Phase(2, 3),
-]
-
-
 class Training:
     """A model that one method trains."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, log: Log) -> None:
+        self.method, self._log = method, log
         # Small groups, so that some are under way while the backward pass goes on.
         self.compressor, self.model = METHODS[method](group_bytes=8192), net()
         self.optimizer = hvd.DistributedOptimizer(
@@ -61,9 +40,11 @@ class Training:
     def _keep(self, name: str, gradient: torch.Tensor) -> None:
         self.own[name] = gradient.detach().numpy().reshape(-1).copy()
         if self.doomed and name == "0.weight":  # the last one: the others are being exchanged
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._log.die(self.method)
 
-    def step(self, number: int) -> None:
+    def step(self, number: int, doomed: bool) -> None:
+        """One step and its check. ``doomed``: this worker shall not come back from it."""
+        self.doomed = doomed
         self.optimizer.zero_grad()
         net_loss(self.model, number).backward()
         self.optimizer.synchronize()
@@ -80,11 +61,17 @@ class Training:
             scheme = self.compressor.policy.scheme_for(name, reduced.size)
             gradients = [gradient for gradient, _ in everyone]
             assert_average(scheme, gradients, reduced, name, isinstance(self.compressor, hvq.BinSGDM))
+            if scheme is not None and isinstance(self.compressor, hvq.GlobalQSGD):
+                assert_levels(scheme, gradients, reduced, name)
 
     def updates(self) -> set[int]:
         """How often BinSGDM has updated each parameter."""
         states = self.optimizer.state.values()
         return {int(state["step"]) for state in states if "momentum" in state}
+
+    def binary_state(self) -> Iterator[np.ndarray]:
+        states = [self.optimizer.state[p] for p in self.model.parameters()]
+        return (state[name].numpy() for state in states for name in ("momentum", "scale"))
 
 
 def state_of(trainings: list[Training]) -> Any:
@@ -97,37 +84,30 @@ def main() -> None:
     folder, hosts = Path(sys.argv[1]), Path(sys.argv[2])
     hvd.init()
     torch.set_num_threads(1)
-    log = open(folder / f"{os.getpid()}.jsonl", "w")
-    trainings = [Training(method) for method in METHODS]
+    log = Log(folder)
+    trainings = [Training(method, log) for method in METHODS]
+    (binary,) = (training for training in trainings if isinstance(training.compressor, hvq.BinSGDM))
+    kept = Kept()
 
     @hvd.elastic.run
     def train(state: Any) -> None:
+        if state.step:
+            Kept.assert_survived(gather_objects(kept.now(binary.binary_state()), hvd.global_process_set))
         while state.phase < len(PHASES):
-            before = PHASES[state.phase - 1] if state.phase else None
-            victim = before is not None and before.kill == os.environ["HOROVOD_HOSTNAME"]
-            for training in trainings[:2]:  # the other two have been exchanged then, those two are under way
-                training.doomed = victim
+            fatal = fatal_method(state.phase)
             for training in trainings:
-                training.step(state.step)
+                training.step(state.step, doomed=training.method == fatal)
             weights = [p for training in trainings for p in training.model.parameters()]
             assert_same_on_all_ranks(weights, "parameters")
-            state.step += 1
-            updates = trainings[list(METHODS).index("binsgdm")].updates()
+            count_step(state, hvd.size(), hvd.rank(), hosts)
+            updates = binary.updates()
             assert updates == {state.step}, f"BinSGDM counts {updates} updates after {state.step} steps"
-            log.write(json.dumps({"step": state.step, "size": hvd.size(), "phase": state.phase}) + "\n")
-            log.flush()
-            phase = PHASES[state.phase]
-            state.steps_in_phase += hvd.size() == phase.size
-            if state.steps_in_phase == phase.steps:
-                state.phase += 1
-                state.steps_in_phase = 0
-                if phase.hosts and hvd.rank() == 0:
-                    hosts.write_text(phase.hosts)
+            log.write(step=state.step, size=hvd.size(), phase=state.phase)
+            kept.note(binary.binary_state())
             state.commit()
 
     train(state_of(trainings))
-    log.write(json.dumps({"finished": True}) + "\n")
-    log.close()
+    log.write(finished=True)
 
 
 if __name__ == "__main__":
