@@ -128,7 +128,9 @@ class CallbackExchange:
             with ieee_arithmetic():
                 try:
                     return function(*arrays)
-                except RuntimeError as error:  # to Horovod's elastic training TensorFlow's UnknownError is an end
+                except (
+                    RuntimeError
+                ) as error:  # to Horovod's elastic training TensorFlow's UnknownError is an end
                     raise ValueError(str(error)) from error
 
         outputs = tf.numpy_function(with_ieee_arithmetic, inputs, types, stateful=False)
