@@ -862,6 +862,7 @@ EACH_METHOD = [
     resuming_gives_the_same_bits,
     workers_that_join,
 ]
+CORE = ["average", "overlap_with_any_order", "direct_calls", "several_backward_passes_in_a_step"]
 EACH_VARIANT = [
     average,
     op_sum,
