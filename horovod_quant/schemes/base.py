@@ -208,6 +208,17 @@ def ragged_payload(*body: np.ndarray) -> np.ndarray:
     return np.concatenate([np.array([sum(map(len, body))], "<i8").view(np.uint8), *body])
 
 
+def answered(exchange: Exchange, answer: Callable[[Any], Generator[Request, Any, Any]]) -> Exchange:
+    """An exchange with other requests: a generator that ``answer`` makes of each of its own answers it."""
+    reply: Any = None
+    while True:
+        try:
+            request = exchange.send(reply)
+        except StopIteration as stop:
+            return stop.value
+        reply = yield from answer(request)
+
+
 def checked(request: Request, workers: Workers) -> Generator[Request, Any, Any]:
     """Yields a request and returns its answer, if that has the lengths which the request implies.
 

@@ -27,6 +27,7 @@ from horovod_quant.schemes.base import (
     Gradient,
     Scheme,
     Workers,
+    answered,
     checked,
     require_whole_nodes,
     split_points,
@@ -103,7 +104,8 @@ class Hierarchical(Scheme):
             gradient._replace(values=mean[own[i] : own[i + 1]], start=ranges[workers.local_rank][i][0])
             for i, gradient in enumerate(gradients)
         ]
-        average = yield from _between_nodes(self.inner.exchange(parts, _between(workers), kernels))
+        exchange = self.inner.exchange(parts, _between(workers), kernels)
+        average = yield from answered(exchange, _between_nodes)
 
         def decode(i: int, out: Any) -> Any:
             out = kernels.target(own[i + 1] - own[i]) if out is None else out
@@ -150,14 +152,7 @@ class _Single(Scheme):
         return ()
 
     def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        exchange, answer = self.inner.exchange(gradients, workers, kernels), None
-        yield from ()
-        while True:
-            try:
-                request: Any = exchange.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            answer = request.array if isinstance(request, Allreduce) else [request.array]
+        return (yield from answered(self.inner.exchange(gradients, workers, kernels), _alone))
 
 
 def _between(workers: Workers) -> Workers:
@@ -165,15 +160,15 @@ def _between(workers: Workers) -> Workers:
     return Workers(workers.node, workers.nodes)
 
 
-def _between_nodes(exchange: Exchange) -> Exchange:
-    """An exchange whose requests go to the group CROSS."""
-    answer: Any = None
-    while True:
-        try:
-            request = exchange.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        answer = yield request._replace(group=CROSS)
+def _alone(request: Any) -> Any:
+    """What a single worker gets."""
+    yield from ()
+    return request.array if isinstance(request, Allreduce) else [request.array]
+
+
+def _between_nodes(request: Any) -> Any:
+    """The request, to the group CROSS."""
+    return (yield request._replace(group=CROSS))
 
 
 _NOTHING = (0, np.float32, lambda out: np.zeros(0, np.float32))

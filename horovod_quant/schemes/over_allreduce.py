@@ -18,6 +18,7 @@ from horovod_quant.schemes.base import (
     Exchange,
     Scheme,
     Workers,
+    answered,
     checked,
     split_points,
     split_ragged,
@@ -38,26 +39,22 @@ def over_allreduce(exchange: Exchange, workers: Workers) -> Exchange:
         exchange: of a scheme without groups, on numpy arrays, that asks for no reduction of its own.
         workers: those that take part.
     """
-    answer: Any = None
-    while True:
-        try:
-            request = exchange.send(answer)
-        except StopIteration as stop:
-            return stop.value
+
+    def answer(request: Any) -> Any:
         if isinstance(request, Allgather) and request.ragged:
-            answer = split_ragged(np.concatenate((yield from _gather_bytes(request, workers))))
-        elif isinstance(request, Allgather):
+            return split_ragged(np.concatenate((yield from _gather_bytes(request, workers))))
+        if isinstance(request, Allgather):
             lengths = request.lengths or [len(request.array)] * workers.size
-            answer = yield from _gather(request.array, lengths, request.parts, workers)
-        elif isinstance(request, Alltoall):
+            return (yield from _gather(request.array, lengths, request.parts, workers))
+        if isinstance(request, Alltoall):
             at = split_points(request.splits)
             own = slice(at[workers.rank], at[workers.rank + 1])
-            everything = yield from _gather(
-                request.array, [len(request.array)] * workers.size, request.parts, workers
-            )
-            answer = [array[own] for array in everything]
-        else:
-            answer = yield request
+            lengths = [len(request.array)] * workers.size
+            everything = yield from _gather(request.array, lengths, request.parts, workers)
+            return [array[own] for array in everything]
+        return (yield request)
+
+    return answered(exchange, answer)
 
 
 def _gather(array: np.ndarray, lengths: Sequence[int], parts: Sequence[float], workers: Workers) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_quant.schemes.base import Allreduce, Alltoall, Exchange, Scheme, check_pieces
+from horovod_quant.schemes.base import Allreduce, Alltoall, Exchange, Scheme, answered, check_pieces
 
 INTEGERS = "int32"
 
@@ -47,16 +47,13 @@ def split_sums(exchange: Exchange, size: int) -> Exchange:
         exchange: of a scheme, on numpy arrays.
         size: number of workers that add.
     """
-    answer: Any = None
-    while True:
-        try:
-            request = exchange.send(answer)
-        except StopIteration as stop:
-            return stop.value
+
+    def answer(request: Any) -> Any:
         if isinstance(request, Allreduce) and request.array.dtype == INTEGERS:
-            answer = yield from _sum(request, size)
-        else:
-            answer = yield request
+            return (yield from _sum(request, size))
+        return (yield request)
+
+    return answered(exchange, answer)
 
 
 def _sum(request: Allreduce, size: int) -> Any:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import lockstep
 
-from horovod_quant import kernels, simulator
-from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
-from horovod_quant.schemes.base import Allreduce, BinaryState, Gradient, Workers
+from horovod_quant.schemes.base import Allreduce, BinaryState, Exchange, Gradient, Scheme, Workers, answered
 from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, over_allreduce
 
 SCHEMES = [
@@ -25,44 +25,38 @@ SCHEMES = [
 LENGTHS = (5000, 1, 1024)
 
 
-def states_of(size: int) -> list[list[BinaryState]]:
-    return [[BinaryState(*np.zeros((2, length), np.float32), 0.9) for length in LENGTHS] for _ in range(size)]
+class OverAllreduce(Scheme):
+    """Another scheme by sums alone; counts them."""
+
+    def __init__(self, inner: Scheme) -> None:
+        self.inner = inner
+        self.requests = 0
+
+    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        def answer(request: Any) -> Any:
+            assert isinstance(request, Allreduce)
+            self.requests += workers.rank == 0
+            return (yield request)
+
+        return answered(over_allreduce(self.inner.exchange(gradients, workers, kernels), workers), answer)
+
+
+def decoded_by(scheme: Scheme, size: int) -> list[list[np.ndarray]]:
+    random = np.random.default_rng(3)
+    gradients = [[random.standard_normal(n).astype(np.float32) for n in LENGTHS] for _ in range(size)]
+    states = [
+        [BinaryState(*np.zeros((2, length), np.float32), 0.9) for length in LENGTHS] for _ in range(size)
+    ]
+    return [
+        [result.write(i, 1.0 / size, np.empty(length, np.float32)) for i, length in enumerate(LENGTHS)]
+        for result in lockstep(scheme, gradients, states)
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_the_same_bits_by_sums_alone(scheme: Any, size: int) -> None:
-    random = np.random.default_rng(3)
-    gradients = [[random.standard_normal(n).astype(np.float32) for n in LENGTHS] for _ in range(size)]
-    expected = simulator.run(scheme, gradients, step=5, states=states_of(size)).decoded
-
-    states = states_of(size)
-    exchanges = []
-    for rank in range(size):
-        own = [
-            Gradient(array, KeyChain(0, str(i)), 5, states[rank][i])
-            for i, array in enumerate(gradients[rank])
-        ]
-        workers = Workers(rank, size)
-        exchanges.append(over_allreduce(scheme.exchange(own, workers, kernels.get()), workers))
-    answers: list[Any] = [None] * size
-    results: list[Any] = []
-    rounds = 0
-    while not results:
-        requests = []
-        for exchange, answer in zip(exchanges, answers):
-            try:
-                requests.append(exchange.send(answer))
-            except StopIteration as stop:
-                results.append(stop.value)
-        if requests:
-            rounds += 1
-            assert all(isinstance(request, Allreduce) for request in requests)
-            stacked = np.stack([request.array for request in requests])
-            total = stacked.max(0) if requests[0].op == "max" else stacked.sum(0, dtype=stacked.dtype)
-            answers = [total.copy() for _ in requests]
-    assert rounds == collectives_over_allreduce(scheme)
-    for rank, decoded in enumerate(results):
-        for i, length in enumerate(LENGTHS):
-            out = decoded.write(i, 1.0 / size, np.empty(length, np.float32))
-            assert np.array_equal(out, expected[rank][i])
+def test_the_same_bits_by_sums_alone(scheme: Scheme, size: int) -> None:
+    by_sums = OverAllreduce(scheme)
+    for own, other in zip(decoded_by(by_sums, size), decoded_by(scheme, size)):
+        assert all(map(np.array_equal, own, other))
+    assert by_sums.requests == collectives_over_allreduce(scheme)
