@@ -20,12 +20,12 @@ from tqdm import tqdm
 
 from horovod_quant.traffic import ring_allreduce_bytes
 
-# Which of --bits, --norm, --levels and --bucket-size a method takes. Not given, the method's own defaults count.
+# Which options a method takes. Not given, the method's own defaults count.
 METHOD_OPTIONS = {
     "none": (),
     "fp16": (),
-    "qsgd": ("bits", "norm", "bucket_size"),
-    "nuqsgd": ("bits", "norm", "bucket_size"),
+    "qsgd": ("bits", "norm", "bucket_size", "exchange"),
+    "nuqsgd": ("bits", "norm", "bucket_size", "exchange"),
     "global-qsgd": ("bits", "norm", "levels", "bucket_size"),
     "binsgdm": (),
 }
@@ -75,6 +75,7 @@ def make_parser(
     add("--norm", choices=("max", "l2"), help="what a bucket is scaled by (default: the method's)")
     add("--levels", choices=("uniform", "exponential"), help="global-qsgd: spacing of the levels")
     add("--bucket-size", type=int, help="elements that share a scale (default: the method's)")
+    add("--exchange", choices=("allgather", "alltoall", "auto"), help="qsgd, nuqsgd: how codes travel")
     add(
         "--optimizer",
         choices=learning_rates,
@@ -96,7 +97,7 @@ def parse_arguments(
         args.optimizer = "binsgdm" if args.compression == "binsgdm" else default
     if args.lr is None:
         args.lr = learning_rates[args.optimizer]
-    for name in ("bits", "norm", "levels", "bucket_size"):
+    for name in sorted({name for options in METHOD_OPTIONS.values() for name in options}):
         if getattr(args, name) is not None and name not in METHOD_OPTIONS[args.compression]:
             takers = ", ".join(method for method, options in METHOD_OPTIONS.items() if name in options)
             option = name.replace("_", "-")
