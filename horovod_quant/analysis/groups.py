@@ -11,7 +11,7 @@ from math import prod
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.frontend import GROUP_BYTES, MIN_ELEMENTS
 from horovod_quant.policy import Policy
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes.base import Allreduce, Scheme
 
 # What `horovod_quant.torch.schedule` allows for: with room for the optimizer's own operations, at most three
 # collectives a group fit Horovod's default cache.
@@ -61,7 +61,8 @@ def torch_groups(
 def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:
     """How many names an exchange through PyTorch takes in Horovod's response cache; ``None`` is no compression.
 
-    Each gradient's own operation, each group's collectives, and the allreduce by which the workers agree on an order.
+    Each gradient's own operation, each group's collectives, the allreduce by which the workers agree on an order, and
+    the roll call.
     """
     if scheme is None:
         return len(shapes)
@@ -70,11 +71,16 @@ def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = 
         torch_groups(scheme, shapes, group_bytes, order=order) for order in (sorted(shapes), None)
     )
     groups = max(len(by_name), len(arriving))
-    return len(shapes) + groups * len(scheme.collectives) + bool(groups)
+    return len(shapes) + groups * len(scheme.collectives) + 2 * bool(groups)
 
 
 def tensorflow_cache_names(scheme: Scheme | None, shapes: Shapes) -> int:
-    """As `torch_cache_names`, through TensorFlow without ``groups=``, where each gradient has its own collectives."""
+    """As `torch_cache_names`, through TensorFlow without ``groups=``, where each gradient has its own collectives.
+
+    There the workers agree on no order, and call the roll only where they gather.
+    """
     if scheme is None:
         return len(shapes)
-    return len(shapes) + len(compressed_names(scheme, shapes)) * len(scheme.collectives)
+    compressed = len(compressed_names(scheme, shapes))
+    gathers = any(collective.request is not Allreduce for collective in scheme.collectives)
+    return len(shapes) + compressed * len(scheme.collectives) + (gathers and compressed > 0)

@@ -10,7 +10,7 @@ import pytest
 from horovod_quant.analysis import groups
 from horovod_quant.analysis.models import MODELS, elements
 from horovod_quant.frontend import BaseCompressor
-from horovod_quant.schemes import GlobalQSGD
+from horovod_quant.schemes import QSGD, GlobalQSGD
 
 
 def test_defaults_are_the_compressors_own() -> None:
@@ -24,7 +24,7 @@ def test_defaults_are_the_compressors_own() -> None:
 def test_groups_are_those_of_the_torch_frontend(model: str, group_bytes: int) -> None:
     schedule = pytest.importorskip("horovod_quant.torch.schedule")
     shapes = MODELS[model]
-    own = schedule.Schedule(None, None, None, group_bytes, True, len(shapes), None)
+    own = schedule.Schedule(None, None, None, group_bytes, True, len(shapes), None, "", {})
     scheme = GlobalQSGD(8)
 
     class Waiting:
@@ -40,8 +40,9 @@ def test_names_by_hand() -> None:
     shapes = MODELS["resnet50"]
     large = [name for name, shape in shapes.items() if math.prod(shape) >= 1024]
     assert groups.torch_cache_names(None, shapes) == groups.tensorflow_cache_names(None, shapes) == 161
-    # Groups of 32 MiB: four of 102 MB; two allreduces each; and the one that agrees on an order.
-    assert groups.torch_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * 4 + 1
+    # Groups of 32 MiB: four of 102 MB; two allreduces each; the one that agrees on an order; the roll call.
+    assert groups.torch_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * 4 + 2
     assert groups.tensorflow_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * len(large)
+    assert groups.tensorflow_cache_names(QSGD(4), shapes) == 161 + len(large) + 1
     assert groups.torch_cache_names(GlobalQSGD(8), {"bias": (10,)}) == 1
     assert elements(shapes) > 0
