@@ -1,7 +1,7 @@
 """The scenarios of torch_scenarios.py and tf_scenarios.py, in real processes: Gloo and MPI, 2 and 3 workers.
 
-The methods' variants run with each controller and each number of workers, but not with each pair of them, unless pytest
-gets ``--thorough``. In TensorFlow, which traces for seconds what PyTorch just runs, this is so for every scenario.
+Every scenario runs with each controller and each number of workers, but not with each pair of them, unless pytest gets
+``--thorough``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from worker import selected
 pytestmark = pytest.mark.parallel
 
 LAUNCHES = {  # module, controller, workers: which scenarios
-    ("torch_scenarios", "gloo", 2): "full",
+    ("torch_scenarios", "gloo", 2): "core",
     ("torch_scenarios", "gloo", 3): "extra",
-    ("torch_scenarios", "mpi", 2): "extra",
-    ("torch_scenarios", "mpi", 3): "full",
+    ("torch_scenarios", "mpi", 2): "full",
+    ("torch_scenarios", "mpi", 3): "core",
     ("tf_scenarios", "gloo", 2): "core",
     ("tf_scenarios", "gloo", 3): "extra",
     ("tf_scenarios", "mpi", 2): "full",

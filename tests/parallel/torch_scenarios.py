@@ -860,25 +860,25 @@ EACH_METHOD = [
     binsgdm_state,
     binsgdm_groups_schedules_and_clipping,
     resuming_gives_the_same_bits,
-    workers_that_join,
 ]
-CORE = ["average", "overlap_with_any_order", "direct_calls", "several_backward_passes_in_a_step"]
-EACH_VARIANT = [
-    average,
-    op_sum,
-    hook_order_differs,
-    overlap_with_any_order,
-    nan_on_one_rank,
-    workers_that_join,
+CORE = [
+    "average",
+    "overlap_with_any_order",
+    "direct_calls",
+    "several_backward_passes_in_a_step",
+    "workers_that_join",
 ]
+EACH_VARIANT = [average, op_sum, hook_order_differs, overlap_with_any_order, nan_on_one_rank]
 
 
 def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
     """Every method with everything that a script may do; ``extra``: variants of the methods, too."""
-    # Last, because workers outside the process set start fewer operations, and a later unnamed one would hang, with
-    # Horovod alone as well.
     variants = VARIANTS if extra else {}
-    for table, functions in ((METHODS, EACH_METHOD), (variants, EACH_VARIANT), (METHODS, [process_set])):
+    tables: list[tuple[Any, list[Callable[[Any], None]]]] = [(METHODS, EACH_METHOD), (variants, EACH_VARIANT)]
+    # Last, because workers outside the process set, and those that have joined, start fewer operations, and a later
+    # unnamed one would hang, with Horovod alone as well.
+    tables += [({**METHODS, **variants}, [workers_that_join]), (METHODS, [process_set])]
+    for table, functions in tables:
         for method, make in table.items():
             for function in functions:
                 yield f"{function.__name__}-{method}", functools.partial(function, make)
