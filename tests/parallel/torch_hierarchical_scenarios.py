@@ -109,8 +109,12 @@ def a_worker_that_joins(make: Any) -> None:
     if local_size == 1 or hvd.size() == 1:
         return
     compressor, model = make(), net()
+    # Names of its own: what the workers had started when they noticed is not finished.
+    named = [
+        (f"{type(compressor).__name__}.{name}", parameter) for name, parameter in model.named_parameters()
+    ]
     optimizer = hvd.DistributedOptimizer(
-        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+        base_optimizer(compressor, model.parameters()), named, compression=compressor
     )
 
     def train(step: int) -> None:
