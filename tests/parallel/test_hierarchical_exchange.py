@@ -32,7 +32,7 @@ class Launch(NamedTuple):
 
 TWO_HOSTS = "localhost:2,127.0.0.1:2"
 LAUNCHES = [
-    Launch("torch_hierarchical_scenarios", "gloo", 4, "True", TWO_HOSTS),
+    Launch("torch_hierarchical_scenarios", "gloo", 4, "True", TWO_HOSTS, breadth="core"),
     Launch("torch_hierarchical_scenarios", "mpi", 4, "2", dynamic=True, breadth="extra"),
     Launch("torch_hierarchical_scenarios", "gloo", 2, "True"),
     Launch("torch_hierarchical_scenarios", "gloo", 1, "True", breadth="core"),
