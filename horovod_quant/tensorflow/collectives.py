@@ -121,11 +121,11 @@ def _check_roll(scope: Scope) -> tf.Tensor:
         tf.minimum(count, 1) * tf.constant([1, *scope.signature]), op=hvd.Sum, name=name,
         process_set=scope.process_set, ignore_name_scope=scope.ignore_name_scope,
     )  # fmt: skip
-    agreed = tf.reduce_all(tf.reshape(tf.abs(total[1:]) == total[0], [len(COMPARED), SIGNS]), axis=1)
+    agreed = tf.reduce_all(tf.reshape(tf.equal(tf.abs(total[1:]), total[0]), [len(COMPARED), SIGNS]), axis=1)
     checks = [
         tf.debugging.Assert(tf.equal(total[0], count), [_JOINED]),
         tf.debugging.Assert(
-            tf.reduce_all(agreed), [_UNEQUAL, tf.boolean_mask(tf.constant(COMPARED), ~agreed)]
+            tf.reduce_all(agreed), [_UNEQUAL, tf.boolean_mask(tf.constant(COMPARED), tf.logical_not(agreed))]
         ),
     ]
     with tf.control_dependencies([check for check in checks if check is not None]):

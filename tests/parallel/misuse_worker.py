@@ -49,7 +49,7 @@ def main() -> None:
         exact = np.mean(data, axis=0)
         for name, compressor in compressors.items():
             error = np.linalg.norm(reduce(compressor) - exact) / np.linalg.norm(exact)
-            assert 0 < error < 0.15, f"{name}: {error}"
+            assert 0 < error < 0.5, f"{name}: {error}"
 
     is_refused()
     hvd.init()
