@@ -867,7 +867,6 @@ CORE = [
     "overlap_with_any_order",
     "direct_calls",
     "several_backward_passes_in_a_step",
-    "workers_that_join",
 ]
 EACH_VARIANT = [average, op_sum, hook_order_differs, overlap_with_any_order, nan_on_one_rank]
 
