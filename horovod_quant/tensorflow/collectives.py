@@ -68,9 +68,7 @@ def perform(
 
     collective = collectives[stage]
     if _needs_everybody(collective) and not any(map(_needs_everybody, collectives[:stage])):
-        # A reshape that changes nothing copies nothing; unlike a control dependency it crosses the border of a branch.
-        shape = array.shape
-        array = tf.ensure_shape(tf.reshape(array, tf.shape(array) + _roll_call(scope)), shape)
+        array = _after(_roll_call(scope), array)
     group = scope.process_set if scope.nodes is None else scope.nodes.process_sets[collective.group]
     named = {
         "name": scope.name(stage),
@@ -84,6 +82,18 @@ def perform(
     if collective.request is Alltoall:
         return hvd.alltoall(array, splits, **named)[0]
     raise TypeError(f"not a collective that Horovod can perform: {collective!r}")
+
+
+def _after(zero: tf.Tensor, array: tf.Tensor) -> tf.Tensor:
+    """``array``, flat as all that schemes send, without a copy, when ``zero`` is known.
+
+    Unlike a control dependency this crosses the border of a branch. Where the shape is known, TensorFlow removes a
+    reshape that changes nothing; a slice with a computed beginning it keeps.
+    """
+    elements = array.shape.num_elements()
+    if elements is None:
+        return tf.reshape(array, tf.shape(array) + zero)
+    return tf.slice(array, [zero], [elements])
 
 
 def _needs_everybody(collective: Collective) -> bool:
