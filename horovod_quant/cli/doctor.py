@@ -284,15 +284,9 @@ def major(version: str) -> int:
 
 def kernel_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     wanted = os.environ.get("HOROVOD_QUANT_KERNELS")
-    if wanted == "tensorflow":
-        mark = WARNING if "torch" in facts and is_usable(facts["torch"]) else OK
-        return [
-            Finding(
-                mark,
-                "kernels of TensorFlow operations, asked for by HOROVOD_QUANT_KERNELS",
-                "unset it for PyTorch, which has none of them" if mark == WARNING else "",
-            )
-        ]
+    if wanted in kernels.OWN_OF_FRAMEWORKS:
+        what = "TensorFlow operations" if wanted == "tensorflow" else "Triton"
+        return [Finding(OK, f"kernels of {what}, asked for by HOROVOD_QUANT_KERNELS")]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it says is found here

@@ -13,6 +13,9 @@ from horovod_quant.kernels import native, reference
 
 BACKENDS = {"numpy": reference, "native": native}
 
+OWN_OF_FRAMEWORKS = ("tensorflow", "triton")
+"""Kernels for tensors where they are, which the framework's compressors know; numpy's arrays do without them."""
+
 _warned = False
 
 
@@ -27,8 +30,8 @@ def get(name: str = "auto") -> ModuleType:
     """
     if name == "auto":
         name = os.environ.get("HOROVOD_QUANT_KERNELS") or "auto"
-    if name == "auto":
-        return fastest()
+        if name in ("auto", *OWN_OF_FRAMEWORKS):
+            return fastest()
     if name not in BACKENDS:
         raise ValueError(f"kernels={name!r}: no such backend; use 'auto' or one of {sorted(BACKENDS)}")
     if name == "native":

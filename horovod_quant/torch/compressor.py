@@ -9,7 +9,6 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from horovod_quant import kernels as kernel_backends
 from horovod_quant import nodes
 from horovod_quant.frontend import (
     BaseCompressor,
@@ -22,9 +21,11 @@ from horovod_quant.frontend import (
 )
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import BinaryState, Gradient, Scheme
+from horovod_quant.torch import memory as memories
 from horovod_quant.torch import optim
-from horovod_quant.torch.exchange import OpenState, Submission, flat_array
+from horovod_quant.torch.exchange import OpenState, Submission
 from horovod_quant.torch.horovod_call import HorovodCall, ParameterFinder, identify, require_horovod
+from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.schedule import Schedule
 from horovod_quant.traffic import ring_allreduce_bytes
 
@@ -42,7 +43,6 @@ class _Carried(NamedTuple):
 
     submission: Submission
     schedule: Schedule
-    destination: torch.Tensor
     signs: tuple[float, ...]
     call: HorovodCall
 
@@ -55,6 +55,8 @@ class Compressor(BaseCompressor):
         named_parameters: names for the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Without it they
             start when the pass is over.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"``; or ``"triton"`` for gradients on a GPU, which ``"auto"`` takes
+            for them, where Triton is installed, except with Elias coding.
         **common: see `horovod_quant.frontend.BaseCompressor`.
 
     Raises:
@@ -67,6 +69,9 @@ class Compressor(BaseCompressor):
     def __init__(self, scheme: Scheme, **common: Any) -> None:
         require_horovod()
         super().__init__(scheme, **common)
+
+    def _check_kernels(self) -> None:
+        memories.check(self._kernels, self.policy.schemes)
 
     def _name_parameters(self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None) -> None:
         self._finder = None if named_parameters is None else ParameterFinder(named_parameters)
@@ -118,17 +123,13 @@ class Compressor(BaseCompressor):
             return output
         if isinstance(ctx, _Unchanged):
             return ctx.destination.copy_(output)
-        decoded = ctx.schedule.finish(ctx.submission)
-        factor = self._factor(ctx.submission.name, ctx.signs, output.tolist()) / decoded.active
-        destination = ctx.destination
-        direct = destination.is_contiguous() and destination.device.type == "cpu"
-        target = destination if direct else torch.empty(destination.shape, dtype=destination.dtype)
-        decoded.write(ctx.submission.index, factor, flat_array(target))
+        group = ctx.schedule.finish(ctx.submission)
+        group.deliver(ctx.submission.index, self._factor(ctx.submission.name, ctx.signs, output.tolist()))
         for kept, used in ctx.submission.state_copies:
             kept.copy_(used)
         if isinstance(ctx.call.optimizer, optim.BinSGDM):
             ctx.call.optimizer.mark_exchanged(ctx.call.parameter)
-        return destination if direct else destination.copy_(target)
+        return ctx.submission.destination
 
     # ---- compress, step by step ------------------------------------------------------------------------------
 
@@ -189,18 +190,21 @@ class Compressor(BaseCompressor):
     def _submit(
         self, tensor: torch.Tensor, destination: torch.Tensor, name: str, scheme: Scheme, call: HorovodCall
     ) -> tuple[torch.Tensor, Any]:
-        schedule = self._schedule(call, name)
-        make = functools.partial(self._submission, call, name, scheme)
+        schedule = self._schedule(call, name, tensor.device)
+        make = functools.partial(self._submission, call, name, scheme, schedule.memory)
         submission = schedule.submit(name, functools.partial(make, tensor), make)
+        submission.destination = destination
 
         signs = self._signs(name, tuple(tensor.shape), tensor.dtype, scheme)
         dtype = tensor.dtype if call.grouped and tensor.dtype is not torch.bfloat16 else torch.float32
-        carrier = torch.tensor((1.0, *signs), dtype=dtype, device=tensor.device)
+        carrier = torch.tensor((1.0, *signs), dtype=dtype)
+        if call.grouped and tensor.device.type == "cuda":  # a group's tensors must be on one device
+            carrier = carrier.pin_memory().to(tensor.device, non_blocking=True)
         carrier_bytes = carrier.numel() * carrier.element_size()
         self._traffic.count(name, ring_allreduce_bytes(carrier_bytes, call.process_set.size()))
-        return carrier, _Carried(submission, schedule, destination, signs, call)
+        return carrier, _Carried(submission, schedule, signs, call)
 
-    def _schedule(self, call: HorovodCall, name: str) -> Schedule:
+    def _schedule(self, call: HorovodCall, name: str, device: torch.device) -> Schedule:
         """The schedule of the optimizer that calls; it lives as long as the optimizer."""
         if call.optimizer is None:
             schedules: Any = self._direct
@@ -208,11 +212,14 @@ class Compressor(BaseCompressor):
         else:
             schedules, key = vars(call.optimizer).setdefault("_horovod_quant_schedules", {}), self
         if key not in schedules:
+            if call.optimizer is not None:
+                devices = {parameter.device for parameter in call.optimizer._parameter_names}
+                device = device if len(devices) == 1 else torch.device("cpu")
             names = [key] if call.optimizer is None else call.optimizer._parameter_names.values()
             schedules[key] = Schedule(
                 call.process_set,
                 functools.partial(self._nodes, call.process_set),
-                kernel_backends.get(self._kernels),
+                memories.choose(self._kernels, device, self.policy.schemes),
                 self.group_bytes,
                 self.overlap and call.optimizer is not None,
                 0 if call.optimizer is None else len(names),
@@ -234,23 +241,27 @@ class Compressor(BaseCompressor):
         return nodes.find(hvd, self._basics(), self.hierarchical, mpi_ops._handle_map, gather)
 
     def _submission(
-        self, call: HorovodCall, name: str, scheme: Scheme, tensor: torch.Tensor | None = None
+        self, call: HorovodCall, name: str, scheme: Scheme, memory: Memory, tensor: torch.Tensor | None = None
     ) -> Submission:
         """A submission of ``tensor``, by default of the parameter's gradient as Horovod will find it."""
         if tensor is None:
             gradient = call.parameter.grad
             tensor = torch.zeros_like(call.parameter) if gradient is None else gradient.to_dense()
-        values = flat_array(tensor.detach().to("cpu").contiguous())
+        values = memory.taken(tensor)
         if name not in self._chains:
             self._chains[name] = KeyChain(self.seed, name)
-        step, open_state = self._state(call, name)
-        return Submission(Gradient(self._taken(call, values), self._chains[name], step), scheme, open_state)
+        step, open_state = self._state(call, name, memory)
+        return Submission(
+            Gradient(self._taken(call, values, memory), self._chains[name], step), scheme, open_state
+        )
 
-    def _taken(self, call: HorovodCall, values: Any) -> Any:
+    def _taken(self, call: HorovodCall, values: Any, memory: Memory) -> Any:
         """What the scheme gets for a gradient."""
         return values
 
-    def _state(self, call: HorovodCall, name: str) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
+    def _state(
+        self, call: HorovodCall, name: str, memory: Memory
+    ) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
         """The number of the gradient's exchange, and what gives its state, if it has one."""
         step = self._steps.get(name, 0)
         self._steps[name] = step + 1
@@ -290,18 +301,21 @@ class BinSGDM(BinSGDMArguments, Compressor):
             )
         self._check_beta(group["beta"] for group in call.optimizer.param_groups)
 
-    def _state(self, call: HorovodCall, name: str) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
+    def _state(
+        self, call: HorovodCall, name: str, memory: Memory
+    ) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
         step = call.optimizer.count_update(call.parameter)
-        return step, functools.partial(self._open_state, call)
+        return step, functools.partial(self._open_state, call, memory)
 
-    def _taken(self, call: HorovodCall, values: Any) -> Any:
-        return clipped(
-            kernel_backends.get(self._kernels), values, call.optimizer.clip_norm_of(call.parameter)
-        )
+    def _taken(self, call: HorovodCall, values: Any, memory: Memory) -> Any:
+        with memory.working():
+            return clipped(memory.kernels, values, call.optimizer.clip_norm_of(call.parameter))
 
-    def _open_state(self, call: HorovodCall, start: int, stop: int, process_set: Any) -> OpenState:
+    def _open_state(
+        self, call: HorovodCall, memory: Memory, start: int, stop: int, process_set: Any
+    ) -> OpenState:
         held = call.optimizer.held_state(call.parameter, start, stop, process_set)
-        momentum, scale = held.momentum.cpu(), held.scale.cpu()
-        on_cpu = momentum is held.momentum
-        copies = () if on_cpu else ((held.momentum, momentum), (held.scale, scale))
-        return BinaryState(flat_array(momentum), flat_array(scale), held.beta), copies
+        momentum, scale = held.momentum.to(memory.device), held.scale.to(memory.device)
+        in_place = momentum is held.momentum
+        copies = () if in_place else ((held.momentum, momentum), (held.scale, scale))
+        return BinaryState(memory.flat(momentum), memory.flat(scale), held.beta), copies

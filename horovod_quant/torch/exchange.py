@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -25,21 +26,12 @@ from horovod_quant.schemes.base import (
 )
 from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, over_allreduce
 from horovod_quant.schemes.split_sums import group_of_sums, is_faster, split_sums
+from horovod_quant.torch.memory import Copying, Memory
 from horovod_quant.traffic import sent_bytes
 
 _POLL_SECONDS = 2e-4
 
 OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
-
-_TENSOR_BITS = {torch.bfloat16: torch.int16}
-
-
-def flat_array(tensor: torch.Tensor) -> np.ndarray:
-    """A contiguous CPU tensor's memory as a flat array; bfloat16 as the uint16 that the kernels take for it."""
-    flat = tensor.detach().view(-1)
-    if flat.dtype in _TENSOR_BITS:
-        return flat.view(_TENSOR_BITS[flat.dtype]).numpy().view(np.uint16)
-    return flat.numpy()
 
 
 class Submission:
@@ -53,6 +45,7 @@ class Submission:
 
     Attributes:
         state_copies: pairs (the state where it is kept, the copy that the exchange updates).
+        destination: what the result is decoded into.
     """
 
     def __init__(
@@ -64,6 +57,7 @@ class Submission:
         self.gradient = gradient
         self.scheme = scheme
         self.state_copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+        self.destination: torch.Tensor | None = None
         self._open_state = open_state
         self.group: Group | None = None
         self.index = 0
@@ -92,7 +86,7 @@ class Group:
     Args:
         members: the gradients, in the same order on every worker.
         name: of the group's collectives, the same on every worker.
-        kernels: backend of the kernels.
+        memory: where the gradients are.
         nodes: Horovod's workers that take part.
         count: called with a gradient's name and the bytes that this worker sends for it.
         present: tells the ranks of those workers that have not called ``hvd.join()``; asked only where
@@ -106,57 +100,84 @@ class Group:
         self,
         members: Sequence[Submission],
         name: str,
-        kernels: Any,
+        memory: Memory,
         nodes: Nodes,
         count: Callable[[str, float], None],
         present: Callable[[], Sequence[int]],
     ) -> None:
         # Not the members, which refer to this group: in a cycle, their gradients would wait for the garbage collector.
         self._names = [member.name for member in members]
+        self._members = [weakref.ref(member) for member in members]
         self._name = name
+        self._memory = memory
         self._nodes = nodes
         self._count = count
         self._decoded: Decoded | None = None
         self._stage = 0
         self._request: Any = None
         self._handle: Any = None
+        self._copying: Copying | None = None
+        self._delivered: dict[int, float] = {}
 
         workers = nodes.workers
-        if needs_everybody(members, nodes):
+        if needs_everybody(members, nodes, memory):
             workers = _those(present(), nodes)
         scheme = members[0].scheme.for_workers(workers)
         self._stages = len(scheme.collectives)
         gradients = [member.opened(scheme, nodes) for member in members]
-        self._exchange = scheme.exchange(gradients, workers, kernels)
-        if workers.size < nodes.workers.size:
+        memory.catch_up()
+        some_are_gone = workers.size < nodes.workers.size
+        exchange = memory.resumed(scheme.exchange(gradients, workers, memory.kernels), some_are_gone)
+        if some_are_gone:
             self._stages = collectives_over_allreduce(scheme)
-            self._exchange = over_allreduce(self._exchange, workers)
-        elif adding := _split_sums_among(members, scheme, workers):
+            exchange = over_allreduce(exchange, workers)
+        elif adding := _split_sums_among(members, scheme, workers, memory):
             self._stages += 1
-            self._exchange = split_sums(self._exchange, adding)
+            exchange = split_sums(exchange, adding)
+        self._exchange = exchange
         for index, member in enumerate(members):
             member.group, member.index = self, index
 
     @property
     def launched(self) -> int:
-        """How many collectives have been launched."""
-        return self._stage
+        """How many collectives have been launched, or will be when what they send has been copied."""
+        return self._stage + (self._copying is not None)
 
     @property
     def in_last_stage(self) -> bool:
-        """Whether every collective has been launched."""
-        return self._stage == self._stages
+        """Whether every collective has been launched, or will be."""
+        return self.launched == self._stages
 
     def start(self) -> None:
         """Computes and launches the first stage."""
         self._resume(None)
 
+    def launch_copied(self) -> None:
+        """Launches the collective whose input is being copied, if there is one; waits for the copy."""
+        if self._copying is not None:
+            self._copying = None
+            self._resume(None)
+
+    def poll(self) -> bool:
+        """Whether the stage in flight has ended; waits for nothing."""
+        import horovod.torch as hvd
+
+        if self._copying is not None:
+            if not self._copying.has_arrived():
+                return False
+            self.launch_copied()
+        return self._handle is None or hvd.poll(self._handle)
+
     def advance(self) -> None:
         """Waits for the stage in flight; computes and launches the next one, if there is one."""
-        self._resume(_collect(self._request, self._handle))
+        self.launch_copied()
+        with self._memory.working():
+            answer = _collect(self._request, self._handle)
+        self._resume(answer)
 
     def wait(self) -> None:
         """Waits for the stage in flight, if there is one."""
+        self.launch_copied()
         if self._handle is not None:
             wait(self._handle)
 
@@ -167,37 +188,60 @@ class Group:
             assert self._decoded is not None, "a scheme launched more collectives than it declares"
         return self._decoded
 
+    def deliver(self, index: int, factor: float) -> None:
+        """Decodes a member's sum, times ``factor``, into its destination.
+
+        Where that is one launch, the others', too, before they are asked for: the factor will be the same, or else they
+        are decoded again.
+        """
+        decoded = self.decoded()
+        scaled = factor / int(decoded.active)
+        if self._delivered.get(index) == scaled:
+            return
+        all_at_once = self._memory.decodes_together and not self._delivered
+        with self._memory.working():
+            for i in range(len(self._members)) if all_at_once else [index]:
+                member = self._members[i]()
+                if member is not None and member.destination is not None:
+                    self._memory.write(decoded, i, scaled, member.destination)
+                    self._delivered[i] = scaled
+        self._memory.hand_over()
+
     def _resume(self, answer: Any) -> None:
         try:
-            self._request = self._exchange.send(answer)
+            request: Any = self._exchange.send(answer)
         except StopIteration as stop:
             self._decoded = stop.value
             self._request = self._handle = None
             return
-        group = self._request.group
-        for member, sent in zip(self._names, sent_bytes(self._request, self._nodes.workers.size_of(group))):
+        if isinstance(request, Copying):
+            self._copying = request
+            return
+        for member, sent in zip(self._names, sent_bytes(request, self._nodes.workers.size_of(request.group))):
             self._count(member, sent)
         name = f"{self._name}.{self._stage}"
-        self._handle = _launch(self._request, name, self._nodes.process_sets[group])
+        with self._memory.working():
+            self._handle = _launch(request, name, self._nodes.process_sets[request.group])
+        self._request = request
         self._stage += 1
 
 
-def needs_everybody(members: Sequence[Submission], nodes: Nodes) -> bool:
+def needs_everybody(members: Sequence[Submission], nodes: Nodes, memory: Memory) -> bool:
     """Whether an exchange fails if some worker has called ``hvd.join()``: Horovod then lets it add zeros to sums."""
     workers = nodes.workers
     if workers.size == 1:
         return False
     scheme = members[0].scheme.for_workers(workers)
     only_sums = all(c.request is Allreduce and c.group == ALL for c in scheme.collectives)
-    return not only_sums or _split_sums_among(members, scheme, workers) > 0
+    return not only_sums or _split_sums_among(members, scheme, workers, memory) > 0
 
 
-def _split_sums_among(members: Sequence[Submission], scheme: Scheme, workers: Workers) -> int:
+def _split_sums_among(members: Sequence[Submission], scheme: Scheme, workers: Workers, memory: Memory) -> int:
     """How many workers add integers, if that is faster in two steps; else 0."""
     import horovod.torch as hvd
 
     group = group_of_sums(scheme)
-    if group is None:
+    if group is None or memory.takes_tensors:
         return 0
     adding = workers.size_of(group)
     own_bytes = sum(member.bytes for member in members) * adding // workers.size
@@ -221,7 +265,8 @@ def _those(ranks: Sequence[int], nodes: Nodes) -> Workers:
 def _launch(request: Any, name: str, process_set: Any) -> Any:
     import horovod.torch as hvd
 
-    tensor = torch.from_numpy(request.array)
+    array = request.array
+    tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
     if isinstance(request, Allreduce):
         op = hvd.Max if request.op == "max" else hvd.Sum
         return hvd.allreduce_async_(tensor, name=name, op=op, process_set=process_set)
@@ -247,10 +292,15 @@ def _collect(request: Any, handle: Any) -> Any:
     wait(handle)
     output = hvd.synchronize(handle)
     if isinstance(request, Allreduce):
-        return output.numpy()
+        return _like(request, output)
     if isinstance(request, Allgather):
-        return split_gathered(output.numpy(), request)
+        return split_gathered(_like(request, output), request)
     received, lengths = output
     at = np.concatenate([[0], np.cumsum(lengths.numpy())])
-    array = received.numpy()
+    array = _like(request, received)
     return [array[at[i] : at[i + 1]] for i in range(len(lengths))]
+
+
+def _like(request: Any, output: torch.Tensor) -> Any:
+    """What Horovod returned, as the request's array."""
+    return output if isinstance(request.array, torch.Tensor) else output.numpy()

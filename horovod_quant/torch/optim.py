@@ -6,7 +6,6 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from horovod_quant import kernels as kernel_backends
 from horovod_quant.frontend import clipped, require_beta, require_clip_norm, require_step_sizes
 from horovod_quant.kernels.keys import KeyChain
 
@@ -231,24 +230,29 @@ class BinSGDM(torch.optim.Optimizer):
         return loss
 
     def _binarized(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        from horovod_quant.torch.exchange import flat_array
+        from horovod_quant.torch import memory as memories
 
-        kernels = kernel_backends.get()
         step = self.count_update(parameter)
         if parameter in self._parts:
             raise RuntimeError(_SPREAD)
+        memory = memories.choose("auto", parameter.device)
+        kernels = memory.kernels
         held = self.held_state(parameter, 0, parameter.numel())
-        momentum, scale = held.momentum.cpu(), held.scale.cpu()
-        values = clipped(kernels, flat_array(gradient.cpu().contiguous()), self.clip_norm_of(parameter))
+        momentum, scale = held.momentum.to(memory.device), held.scale.to(memory.device)
+        values = memory.taken(gradient)
         key = self._chains[parameter].key("alone", step)
-        words, broken = kernels.binarize(values, flat_array(momentum), flat_array(scale), held.beta, key)
-        bits = torch.empty(parameter.shape, dtype=torch.float32)
-        kernels.decode_signs(words, 1.0, flat_array(bits))
-        if broken.any():
-            bits.fill_(float("nan"))
+        with memory.working():
+            values = clipped(kernels, values, self.clip_norm_of(parameter))
+            words, broken = kernels.binarize(
+                values, memory.flat(momentum), memory.flat(scale), held.beta, key
+            )
+            bits = torch.empty(parameter.shape, dtype=torch.float32, device=memory.device)
+            kernels.decode_signs(words, 1.0, memory.flat(bits))
+        memory.hand_over()
         if momentum is not held.momentum:
             held.momentum.copy_(momentum)
             held.scale.copy_(scale)
+        bits = torch.where(torch.as_tensor(broken).any(), float("nan"), bits)
         return bits.to(parameter.device)
 
 

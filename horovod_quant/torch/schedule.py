@@ -37,8 +37,9 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from horovod_quant.nodes import Nodes
-from horovod_quant.schemes.base import Decoded, Scheme
+from horovod_quant.schemes.base import Scheme
 from horovod_quant.torch.exchange import Group, Submission, needs_everybody
+from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.roll_call import RollCall
 
 _NEVER = 2**30
@@ -69,7 +70,7 @@ class Schedule:
     Args:
         process_set: Horovod's workers that take part.
         nodes: tells the workers and their groups; called when nobody waits for anything else.
-        kernels: backend of the kernels.
+        memory: where the gradients are.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether to launch exchanges during the backward pass.
         operations: number of operations that the optimizer itself takes in a step.
@@ -82,7 +83,7 @@ class Schedule:
         self,
         process_set: Any,
         nodes: Callable[[], Nodes],
-        kernels: Any,
+        memory: Memory,
         group_bytes: int,
         overlap: bool,
         operations: int,
@@ -92,7 +93,7 @@ class Schedule:
     ) -> None:
         self._process_set = process_set
         self._nodes = nodes
-        self._kernels = kernels
+        self._memory = memory
         self._group_bytes = group_bytes
         self._overlap = overlap
         self._operations = operations
@@ -115,6 +116,10 @@ class Schedule:
         self._running: dict[int, Group] = {}
         self._in_order = True
         self._roll_call: RollCall | None = None
+
+    @property
+    def memory(self) -> Memory:
+        return self._memory
 
     def submit(
         self, name: str, make: Callable[[], Submission], repeat: Callable[[], Submission]
@@ -150,12 +155,12 @@ class Schedule:
                 self._arrived(name, self._plan.group_of[name])
         return submission
 
-    def finish(self, submission: Submission) -> Decoded:
-        """The result for a gradient; the first one asked for in a step launches everything that is left."""
+    def finish(self, submission: Submission) -> Group:
+        """A gradient's group, launched; the first gradient asked for in a step launches everything that is left."""
         if self._submitted.get(submission.name) is submission:
             self._launch_rest()
         assert submission.group is not None
-        return submission.group.decoded()
+        return submission.group
 
     def _launch_rest(self) -> None:
         if not self._agreed:
@@ -194,7 +199,8 @@ class Schedule:
         self._start_planned(index)
         if self._in_order and self.alone:
             for group in reversed(earlier):
-                if not group.in_last_stage:
+                has_ended = not self._memory.runs_ahead or group.poll()
+                if has_ended and not group.in_last_stage:
                     group.advance()
 
     def call_roll(self) -> None:
@@ -232,6 +238,8 @@ class Schedule:
             if not group.in_last_stage:
                 group.advance()
                 heapq.heappush(stages, (place + 1, minus_index))
+        for group in self._running.values():
+            group.launch_copied()
 
     def wait_for_all(self) -> None:
         """Waits for the last stage of every group that has started."""
@@ -264,7 +272,7 @@ class Schedule:
 
     def _start(self, index: int, members: Sequence[Submission], label: str) -> None:
         name = f"horovod_quant.{label}.{index}"
-        group = Group(members, name, self._kernels, self._nodes(), self._count, self._present)
+        group = Group(members, name, self._memory, self._nodes(), self._count, self._present)
         self._running[index] = group
         group.start()
 
@@ -307,7 +315,7 @@ class Schedule:
         after_roll_call = [
             index
             for index, members in enumerate(groups)
-            if needs_everybody([submitted[name] for name in members], nodes)
+            if needs_everybody([submitted[name] for name in members], nodes, self._memory)
         ]
         return Plan(groups, group_of, frozenset(after_roll_call), frozenset(names))
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import horovod_quant.torch as hvq
-from horovod_quant.torch.exchange import flat_array
+from horovod_quant.kernels import reference
+from horovod_quant.torch.memory import HostMemory
 
 BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hvq.optim.BinSGDM([torch.zeros(3)], beta=-0.1), "beta=-0.1"),
@@ -81,7 +82,8 @@ def test_an_unknown_caller_is_told_what_to_give() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_a_flat_array_shares_the_tensors_memory(dtype: torch.dtype) -> None:
     tensor = torch.zeros(3, 5, dtype=dtype)
-    flat_array(tensor)[7] = flat_array(torch.ones(1, dtype=dtype))[0]
+    memory = HostMemory(reference)
+    memory.flat(tensor)[7] = memory.flat(torch.ones(1, dtype=dtype))[0]
     assert tensor[1, 2] == 1
     assert tensor.sum() == 1
 

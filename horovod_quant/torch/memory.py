@@ -1,0 +1,271 @@
+"""Where the arrays of an exchange are: numpy arrays in the host's memory, or tensors on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any, Union
+
+import numpy as np
+import torch
+
+from horovod_quant import kernels as kernel_backends
+from horovod_quant.schemes.base import Decoded, Exchange, Scheme
+
+TRITON = "triton"
+
+STAGING = "HOROVOD_QUANT_STAGING"
+"""An environment variable: 1 lets no collective have tensors of a GPU, e.g. because workers share one."""
+
+_TENSOR_BITS = {torch.bfloat16: torch.int16}
+
+
+class HostMemory:
+    """numpy arrays; gradients on a GPU are copied, for which the host waits.
+
+    Args:
+        kernels: a backend for them.
+    """
+
+    takes_tensors = False
+    decodes_together = False
+    runs_ahead = False
+    device = torch.device("cpu")
+
+    def __init__(self, kernels: Any) -> None:
+        self.kernels = kernels
+
+    def flat(self, tensor: torch.Tensor) -> np.ndarray:
+        """The tensor's elements; bfloat16 as the uint16 that the kernels take for it.
+
+        They share the tensor's memory, if it is contiguous and on the CPU.
+        """
+        flat = tensor.detach().to("cpu").contiguous().view(-1)
+        if flat.dtype in _TENSOR_BITS:
+            return flat.view(_TENSOR_BITS[flat.dtype]).numpy().view(np.uint16)
+        return flat.numpy()
+
+    def taken(self, tensor: torch.Tensor) -> np.ndarray:
+        """A gradient's elements, for the exchange."""
+        return self.flat(tensor)
+
+    def working(self) -> Any:
+        """A context for calls of kernels."""
+        return contextlib.nullcontext()
+
+    def hand_over(self) -> None:
+        """To be called when results have been computed that others will read."""
+
+    def catch_up(self) -> None:
+        """To be called when others have computed what kernels will read."""
+
+    def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
+        """An exchange whose requests and answers are arrays of those who perform collectives."""
+        return exchange
+
+    def write(self, decoded: Decoded, index: int, factor: float, destination: torch.Tensor) -> None:
+        """Decodes a gradient of a group into a tensor of any layout on any device."""
+        direct = destination.is_contiguous() and destination.device == self.device
+        target = destination if direct else torch.empty(destination.shape, dtype=destination.dtype)
+        decoded.write(index, factor, self.flat(target))
+        if not direct:
+            destination.copy_(target)
+
+
+class Copying:
+    """Asked for before a collective: to be resumed when what it sends has arrived in the host's memory."""
+
+    def __init__(self, source: torch.Tensor) -> None:
+        self._event = None
+        if source.device.type == "cpu":
+            self._copy = source
+            return
+        self._copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        self._copy.copy_(source, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def has_arrived(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def array(self) -> np.ndarray:
+        """The copy; waits for it."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copy.numpy()
+
+
+class DeviceMemory:
+    """Tensors of a GPU, or, for tests, those of Triton's interpreter.
+
+    Kernels run on a stream of their own, beside the backward pass. The host waits for it nowhere here.
+
+    Args:
+        device: the GPU.
+        takes_tensors: whether Horovod's collectives take its tensors; else what is sent is copied to the host.
+    """
+
+    decodes_together = True
+    runs_ahead = True  # the host is ahead of the device, and in a gradient hook must not wait for it
+
+    def __init__(self, device: torch.device, takes_tensors: bool) -> None:
+        from horovod_quant.kernels import triton
+
+        self.kernels: Any = triton
+        self.device = device
+        self.takes_tensors = takes_tensors
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+
+    def flat(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor's elements; they share its memory, if it is contiguous and on the device."""
+        return tensor.detach().to(self.device, non_blocking=True).contiguous().view(-1)
+
+    def taken(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A gradient's elements, for the exchange, whose kernels run after what has been launched so far."""
+        flat = self.flat(tensor)
+        if self._stream is not None:
+            flat.record_stream(self._stream)
+        self.catch_up()
+        return flat
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """A context for calls of kernels: each is launched once for all tensors of a group."""
+        with contextlib.ExitStack() as stack:
+            if self._stream is not None:
+                stack.enter_context(torch.cuda.stream(self._stream))
+            stack.enter_context(self.kernels.batch())
+            yield
+
+    def hand_over(self) -> None:
+        """What is launched from now on, on the caller's stream, runs after the kernels."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def catch_up(self) -> None:
+        """Kernels run after what has been launched so far on the caller's stream."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
+        """An exchange whose requests and answers are tensors; or, ``on_host``, or where Horovod takes no tensors of the
+        device, arrays in the host's memory.
+        """
+        answer: Any = None
+        while True:
+            try:
+                with self.working():
+                    request: Any = exchange.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            if self.takes_tensors and not on_host:
+                answer = yield request
+                self._keep(answer)
+            else:
+                with self._on_stream():
+                    copying: Any = Copying(request.array)
+                yield copying
+                answer = self._back((yield request._replace(array=copying.array())))
+
+    def write(self, decoded: Decoded, index: int, factor: float, destination: torch.Tensor) -> None:
+        """Decodes a gradient of a group into a tensor of any layout on the device, in a context of `working`."""
+        if destination.is_contiguous():
+            decoded.write(index, factor, self.flat(destination))
+            return
+        from horovod_quant.kernels.triton.launching import settle
+
+        target = torch.empty(destination.shape, dtype=destination.dtype, device=self.device)
+        decoded.write(index, factor, self.flat(target))
+        settle([target])
+        destination.copy_(target)
+
+    def _on_stream(self) -> Any:
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _keep(self, answer: Any) -> None:
+        """Horovod's tensors belong to another stream, which must not take them back while kernels read them."""
+        for tensor in answer if isinstance(answer, list) else [answer]:
+            if self._stream is not None:
+                tensor.record_stream(self._stream)
+
+    def _back(self, answer: Any) -> Any:
+        from horovod_quant.kernels.triton.launching import on_device
+
+        if isinstance(answer, list):
+            return [self._back(array) for array in answer]
+        with self._on_stream():
+            return on_device(np.ascontiguousarray(answer), self.device)
+
+
+Memory = Union[HostMemory, DeviceMemory]
+
+
+def check(kernels: str, schemes: Iterable[Scheme]) -> None:
+    """Raises what `choose` would raise for any gradient.
+
+    Raises:
+        ValueError: there are no such kernels, or not for this coding.
+        ImportError: they were asked for by name and cannot be loaded.
+    """
+    if kernels != TRITON:
+        kernel_backends.get(kernels)
+        return
+    from horovod_quant.kernels import triton  # noqa: F401
+
+    for scheme in schemes:
+        if _is_elias_coded(scheme):
+            raise ValueError(
+                f"coding={scheme.coding!r}: kernels='triton' have no Elias coding; use coding='fixed' or "  # type: ignore[attr-defined]
+                f"kernels='native'"
+            )
+
+
+def choose(kernels: str, device: torch.device, schemes: Iterable[Scheme] = ()) -> Memory:
+    """The memory for gradients on a device.
+
+    Args:
+        kernels: the backend that was asked for. ``"auto"`` takes Triton's kernels for gradients on a GPU; others but
+            ``"triton"`` work in the host's memory.
+        device: that of the gradients.
+        schemes: those that may exchange them; Elias coding is done in the host's memory.
+
+    Raises:
+        ValueError: Triton's kernels were asked for by name, and the gradients are in the host's memory.
+    """
+    name = (os.environ.get("HOROVOD_QUANT_KERNELS") or "auto") if kernels == "auto" else kernels
+    wants_triton = name == TRITON or (name == "auto" and device.type == "cuda" and _has_triton())
+    if wants_triton and not any(map(_is_elias_coded, schemes)):
+        return _device_memory(device)
+    return HostMemory(kernel_backends.get(kernels))
+
+
+def _is_elias_coded(scheme: Any) -> bool:
+    return getattr(scheme, "coding", "fixed") != "fixed"
+
+
+@functools.cache
+def _device_memory(device: torch.device) -> DeviceMemory:
+    import horovod.torch as hvd
+
+    from horovod_quant.kernels import triton
+
+    if device.type == "cpu" and not triton.INTERPRETED:
+        raise ValueError(
+            "kernels='triton': the gradients are in the host's memory, for which Triton has no kernels; use "
+            "kernels='auto', or train on a GPU"
+        )
+    staged = os.environ.get(STAGING, "0") not in ("", "0")
+    return DeviceMemory(device, not staged and (device.type == "cpu" or bool(hvd.nccl_built())))
+
+
+@functools.cache
+def _has_triton() -> bool:
+    try:
+        from horovod_quant.kernels import triton  # noqa: F401
+    except ImportError as error:
+        warnings.warn(f"gradients on a GPU are quantized on the host: {error}", RuntimeWarning, stacklevel=3)
+        return False
+    return True
