@@ -836,6 +836,13 @@ EACH_METHOD = [
     resuming_gives_the_same_bits,
     a_worker_that_joins,
 ]
+SLOW = [
+    "keras_backward_passes",
+    "keras_loads_models",
+    "keras_mixed_precision",
+    "keras_module_of_its_own",
+    "survives_pickling",
+]
 CORE = ["keras_fit", "tape_groups", "direct_calls", "nan_on_one_rank"]
 EACH_VARIANT = [tape_in_a_function, tape_groups, dynamic_shapes, nan_on_one_rank]
 EACH_IN_TENSORFLOW = [

@@ -1,6 +1,6 @@
 """Runs scenarios one after another on every worker and writes down how each ended.
 
-    horovodrun -np 2 python worker.py RESULTS MODULE full|extra|core
+    horovodrun -np 2 python worker.py RESULTS MODULE full|extra|quick|core
 
 One launch runs many scenarios, because starting the workers takes longer than most of them.
 """
@@ -18,10 +18,16 @@ from typing import Any, Callable
 
 
 def selected(module: Any, breadth: str) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A module's scenarios: ``"full"``, with ``"extra"`` those of variants, too, or its ``CORE`` alone."""
-    for name, scenario in module.scenarios(extra=breadth == "extra"):
-        if breadth != "core" or name.partition("-")[0] in module.CORE:
-            yield name, scenario
+    """A module's scenarios: ``"full"``, with ``"extra"`` those of variants, too; ``"quick"``, all these but its
+    ``SLOW`` ones; or its ``CORE`` alone.
+    """
+    for name, scenario in module.scenarios(extra=breadth in ("extra", "quick")):
+        kind = name.partition("-")[0]
+        if breadth == "core" and kind not in module.CORE:
+            continue
+        if breadth == "quick" and kind in module.SLOW:
+            continue
+        yield name, scenario
 
 
 def main() -> None:
