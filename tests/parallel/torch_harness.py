@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -12,6 +13,9 @@ import torch
 from oracle import Oracle, assert_average
 
 import horovod_quant.torch as hvq
+
+DEVICE = torch.device(os.environ.get("TORCH_DEVICE", "cpu"))
+"""Of the models that are made here."""
 
 Batch = Callable[[torch.nn.Module, int], torch.Tensor]
 """Gives the loss of a model in a step, with this rank's own data."""
@@ -37,7 +41,7 @@ VARIANTS: dict[str, Callable[..., hvq.Compressor]] = {
 def net(dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.nn.Module:
     torch.manual_seed(seed)
     layers = [torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 70), torch.nn.Tanh()]
-    return torch.nn.Sequential(*layers, torch.nn.Linear(70, 30)).to(dtype)
+    return torch.nn.Sequential(*layers, torch.nn.Linear(70, 30)).to(DEVICE, dtype)
 
 
 def net_without_small_tensors() -> torch.nn.Module:
@@ -52,7 +56,7 @@ def rank_data(
 ) -> torch.Tensor:
     """A rank's own data, by default this one's."""
     generator = torch.Generator().manual_seed(1000 * step + (hvd.rank() if rank is None else rank))
-    return torch.randn(*shape, generator=generator).to(dtype)
+    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
 
 
 def net_loss(model: torch.nn.Module, step: int, rank: int | None = None) -> torch.Tensor:
@@ -75,7 +79,7 @@ def gather_objects(value: Any, process_set: Any) -> list[Any]:
 
 
 def assert_same_on_all_ranks(tensors: Sequence[torch.Tensor], what: str, process_set: Any = None) -> None:
-    mine = [tensor.detach().double().numpy().tobytes() for tensor in tensors]
+    mine = [tensor.detach().cpu().double().numpy().tobytes() for tensor in tensors]
     everyone = gather_objects(mine, process_set or hvd.global_process_set)
     assert all(other == everyone[0] for other in everyone), f"{what} differ between ranks"
 
@@ -95,13 +99,13 @@ class TorchOracle:
 
     def expected(self, raw: dict[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor | None]:
         """``factor`` times the sum of every gradient; None for gradients that Horovod reduces itself."""
-        own = {name: gradient.detach().double().numpy() for name, gradient in raw.items()}
+        own = {name: gradient.detach().cpu().double().numpy() for name, gradient in raw.items()}
         everyone = gather_objects(own, self._process_set)
         expected: dict[str, torch.Tensor | None] = {}
         for name, like in raw.items():
             decoded = self._oracle.expected(everyone, name, factor)
             expected[name] = (
-                None if decoded is None else torch.from_numpy(decoded).reshape(like.shape).to(like.dtype)
+                None if decoded is None else torch.from_numpy(decoded).reshape(like.shape).to(like)
             )
         return expected
 
@@ -206,10 +210,10 @@ def train_one_step_and_check(
     net_loss(model, step).backward()
     optimizer.synchronize()
     for index, (name, parameter) in enumerate(zip(names, model.parameters())):
-        everyone = [own[index].numpy().reshape(-1) for own in gradients]
+        everyone = [own[index].cpu().numpy().reshape(-1) for own in gradients]
         scheme = compressor.policy.scheme_for(prefix + name, parameter.numel())
         binary = isinstance(compressor, hvq.BinSGDM)
-        assert_average(scheme, everyone, parameter.grad.numpy(), f"step {step}, {name}", binary)
+        assert_average(scheme, everyone, parameter.grad.cpu().numpy(), f"step {step}, {name}", binary)
     with optimizer.skip_synchronize():
         optimizer.step()
 

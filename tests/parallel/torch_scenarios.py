@@ -9,7 +9,7 @@ import io
 import os
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import horovod.torch as hvd
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch_harness import (
+    DEVICE,
     METHODS,
     VARIANTS,
     TorchOracle,
@@ -34,6 +35,7 @@ from torch_harness import (
 
 import horovod_quant.torch as hvq
 from horovod_quant import simulator
+from horovod_quant.frontend import MIN_ELEMENTS
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.schemes import BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import ALL, Allreduce, BinaryState, Workers
@@ -761,20 +763,22 @@ def a_second_backward_pass_too_late(make: Any) -> None:
     assert "overlap=False" in message_of(late.backward, RuntimeError)
 
 
-def workers_that_join(make: Any) -> None:
+def workers_that_join(make: Any, outputs: int = 17500) -> None:
     """Those whose data is at an end add nothing; the average is over all, as Horovod's own. Both ends may go first."""
     size = hvd.size()
     for own_steps in ([2 + rank for rank in range(size)], [1 + size - rank for rank in range(size)]):
         compressor = make()
         torch.manual_seed(5)
-        # Under MPI the sums of the large gradient are split.
-        model = torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 17500))
+        # Under MPI the sums of so large a gradient as the default one are split.
+        layers = [torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, outputs)]
+        model = torch.nn.Sequential(*layers).to(DEVICE)
         parameters = dict(model.named_parameters())
         hvd.broadcast_parameters(parameters, root_rank=0)
         optimizer = hvd.DistributedOptimizer(
             base_optimizer(compressor, model.parameters()), parameters.items(), compression=compressor
         )
         states: dict[Any, BinaryState] = {}
+        counts = [count for count in (p.numel() for p in parameters.values()) if count >= MIN_ELEMENTS]
         for step in range(own_steps[hvd.rank()]):
             present = [rank for rank in range(size) if step < own_steps[rank]]
             twin = copy.deepcopy(model)
@@ -786,10 +790,10 @@ def workers_that_join(make: Any) -> None:
             net_loss(model, step, hvd.rank()).backward()
             optimizer.synchronize()
             for index, (name, parameter) in enumerate(parameters.items()):
-                everyone = {rank: own[index].numpy().reshape(-1) for rank, own in gradients.items()}
-                expected = _average_of_present(compressor, name, everyone, step, states)
+                everyone = {rank: own[index].cpu().numpy().reshape(-1) for rank, own in gradients.items()}
+                expected = _average_of_present(compressor, name, everyone, step, states, counts)
                 if expected is not None:
-                    expected = torch.from_numpy(expected).reshape(parameter.shape)
+                    expected = torch.from_numpy(expected).reshape(parameter.shape).to(DEVICE)
                     assert_bits_equal(parameter.grad, expected, f"step {step}, {name}")
             with optimizer.skip_synchronize():
                 optimizer.step()
@@ -797,7 +801,12 @@ def workers_that_join(make: Any) -> None:
 
 
 def _average_of_present(
-    compressor: hvq.Compressor, name: str, everyone: dict[int, Any], step: int, states: dict[Any, BinaryState]
+    compressor: hvq.Compressor,
+    name: str,
+    everyone: dict[int, Any],
+    step: int,
+    states: dict[Any, BinaryState],
+    counts: Sequence[int],
 ) -> Any:
     """The sum over those who are there, over the number of all; None if Horovod reduces the gradient itself."""
     elements, size = len(everyone[hvd.rank()]), hvd.size()
@@ -809,7 +818,7 @@ def _average_of_present(
         states.setdefault((name, rank), BinaryState(zeros[0], zeros[1], 0.95))
     arrays = list(everyone.values())
     uniform = isinstance(scheme, GlobalQSGD) and scheme.levels == "uniform"
-    split = hvd.mpi_enabled() and is_faster(size, sum(4 * p for p in (60 * 40, 60 * 17500, 17500)))
+    split = hvd.mpi_enabled() and is_faster(size, sum(4 * count for count in counts))
     if uniform and not split:  # nobody needs to know who is there
         arrays = [everyone.get(rank, np.zeros(elements, np.float32)) for rank in range(size)]
     own_states = [[states[name, rank]] for rank in everyone] if isinstance(scheme, BinSGDM) else None

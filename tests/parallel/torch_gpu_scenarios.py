@@ -1,0 +1,99 @@
+"""Exchanges of gradients on a GPU, or of the host's under Triton's interpreter. Run by worker.py, with
+HOROVOD_QUANT_KERNELS=triton where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, Callable
+from unittest.mock import patch
+
+import horovod.torch as hvd
+import torch
+from torch_harness import DEVICE, METHODS, VARIANTS, net, train_and_compare
+from torch_scenarios import clean, direct_calls, finish, nan_on_one_rank, workers_that_join  # noqa: F401
+
+import horovod_quant.torch as hvq
+from horovod_quant.kernels import triton
+from horovod_quant.torch.memory import DeviceMemory
+
+
+def start() -> int:
+    hvd.init(process_sets=hvq.hierarchical_process_sets())
+    torch.set_num_threads(1)
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    return hvd.rank()
+
+
+def overlapped(make: Any) -> None:
+    """The second step's exchanges start in the backward pass, in more than one group, by kernels on the device."""
+    with patch.object(DeviceMemory, "write", autospec=True, side_effect=DeviceMemory.write) as written:
+        train_and_compare(make(group_bytes=8192), steps=3)
+    assert written.call_count == 3 * 3, "not all of the three large gradients were decoded there, once a step"
+
+
+def grouped_by_horovod(make: Any) -> None:
+    train_and_compare(make(), num_groups=2)
+
+
+def short_types(make: Any) -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        train_and_compare(make(), model=net(dtype), steps=1)
+
+
+def hierarchical(make: Any) -> None:
+    train_and_compare(make(hierarchical=True))
+
+
+def ranks_with_other_kernels(make: Any) -> None:
+    """The bits of a rank with a GPU are those of one without."""
+    train_and_compare(make(kernels="triton" if hvd.rank() == 0 else "native"), steps=3)
+
+
+def one_launch_a_stage(make: Any) -> None:
+    """However many gradients a group has; decoding is such a stage, too."""
+    launches: list[int] = []
+    launch = triton.launching.Kernel.__call__
+
+    def counted(kernel: Any, jobs: Any, constants: Any) -> None:
+        launches.append(len(jobs))
+        launch(kernel, jobs, constants)
+
+    numbers = []
+    for layers in (2, 5):
+        model = torch.nn.Sequential(*[torch.nn.Linear(40, 40, bias=False) for _ in range(layers)])
+        with patch.object(triton.launching.Kernel, "__call__", counted):
+            train_and_compare(make(), model=model.to(DEVICE), steps=1)
+        assert max(launches) >= layers
+        numbers.append(len(launches))
+        launches.clear()
+    assert numbers[0] == numbers[1], f"{numbers} launches"
+
+
+def join_early(make: Any) -> None:
+    workers_that_join(make, outputs=60)
+
+
+MORE = {name: VARIANTS[name] for name in ("qsgdinf", "qsgd-alltoall", "global-qsgd-exponential")}
+EACH_METHOD = [
+    overlapped,
+    grouped_by_horovod,
+    short_types,
+    hierarchical,
+    ranks_with_other_kernels,
+    one_launch_a_stage,
+    nan_on_one_rank,
+    direct_calls,
+    join_early,
+]
+CORE = ["overlapped", "hierarchical", "ranks_with_other_kernels", "join_early"]
+
+
+def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Every method with what a GPU changes; ``extra``: variants that have kernels for a GPU, too."""
+    methods = {**METHODS, **(MORE if extra else {})}
+    for function in EACH_METHOD:  # the joining ones last: a later unnamed operation of Horovod would hang
+        for method, make in methods.items():
+            yield f"{function.__name__}-{method}", functools.partial(function, make)
