@@ -182,6 +182,8 @@ class Compressor(BaseCompressor):
         sent = tensor
         if tensor.dtype is torch.bfloat16:  # Horovod reduces no bfloat16
             sent = tensor.to(torch.float32)
+        if not _is_reduced_there(sent.device):
+            sent = sent.cpu()
         if not sent.is_contiguous():
             sent = sent.contiguous()
         self._traffic.count(name, ring_allreduce_bytes(sent.numel() * sent.element_size(), size))
@@ -198,7 +200,8 @@ class Compressor(BaseCompressor):
         signs = self._signs(name, tuple(tensor.shape), tensor.dtype, scheme)
         dtype = tensor.dtype if call.grouped and tensor.dtype is not torch.bfloat16 else torch.float32
         carrier = torch.tensor((1.0, *signs), dtype=dtype)
-        if call.grouped and tensor.device.type == "cuda":  # a group's tensors must be on one device
+        if call.grouped and tensor.is_cuda and _is_reduced_there(tensor.device):
+            # A group's tensors must be on one device.
             carrier = carrier.pin_memory().to(tensor.device, non_blocking=True)
         carrier_bytes = carrier.numel() * carrier.element_size()
         self._traffic.count(name, ring_allreduce_bytes(carrier_bytes, call.process_set.size()))
@@ -266,6 +269,13 @@ class Compressor(BaseCompressor):
         step = self._steps.get(name, 0)
         self._steps[name] = step + 1
         return step, None
+
+
+def _is_reduced_there(device: torch.device) -> bool:
+    """Whether this Horovod takes tensors on the device; one that was built for CPUs takes none on a GPU."""
+    import horovod.torch as hvd
+
+    return device.type == "cpu" or bool(hvd.cuda_built())
 
 
 class QSGD(QSGDArguments, Compressor):

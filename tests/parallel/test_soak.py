@@ -1,6 +1,7 @@
 """Long trainings leave nothing behind: memory, threads, files and handles are the same at the end.
 
-With ``--thorough`` 2,000 steps on 4 workers, a launch for each method; else 80 steps on 2, all methods in one launch.
+With ``--thorough`` 2,000 steps on 4 workers under MPI, a launch for each method; else 80 steps on 2 under Gloo, all
+methods in one launch.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Soak(NamedTuple):
     """A launch."""
 
     framework: str
+    controller: str
     methods: Sequence[str]
     workers: int
     steps: int
@@ -53,11 +55,11 @@ class Soak(NamedTuple):
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
-    soaks = {"short": Soak("torch", [*METHODS, LEAKING], 2, steps=80, warm_up=30)}
+    soaks = {"short": Soak("torch", "gloo", [*METHODS, LEAKING], 2, steps=80, warm_up=30)}
     if metafunc.config.getoption("--thorough"):
         methods = {"torch": METHODS, "tensorflow": IN_TENSORFLOW}
         soaks |= {
-            f"{framework} {method}": Soak(framework, [method], 4, steps=2000, warm_up=200)
+            f"{framework} {method}": Soak(framework, "mpi", [method], 4, steps=2000, warm_up=200)
             for framework, own in methods.items()
             for method in own
         }
@@ -69,7 +71,7 @@ def test_a_long_training_leaves_nothing_behind(soak: Soak, tmp_path: Path) -> No
     file = tmp_path / "figures.jsonl"
     program = [sys.executable, Path(__file__).with_name("soak_worker.py"), soak.framework, file]
     arguments = [soak.steps, soak.warm_up, *soak.methods]
-    done = horovodrun("gloo", soak.workers, [*program, *arguments], timeout=LIMIT)
+    done = horovodrun(soak.controller, soak.workers, [*program, *arguments], timeout=LIMIT)
     assert done.returncode == 0, done.stdout[-3000:]
     figures = {found["method"]: found["workers"] for found in map(json.loads, file.read_text().splitlines())}
     assert list(figures) == list(soak.methods)
