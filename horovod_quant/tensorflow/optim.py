@@ -178,7 +178,7 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
     and the workers' bits are averaged and binarized again on the way. Gradients that arrive averaged instead (one
     worker, small gradients, another compression) go through steps 1 and 2 here, with random bits that are the same
     on every worker. Momentum and scale are slot variables, saved with the model. With ``BinSGDM(hierarchical=True)`` a
-    worker updates those of its share of the elements alone: call `gather_state` before saving or broadcasting them.
+    worker keeps those of its share of the elements alone: call `gather_state` before saving or broadcasting them.
 
     Args:
         learning_rate: size of the step of each element; a number or a schedule.

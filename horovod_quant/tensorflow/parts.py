@@ -55,11 +55,7 @@ class StatePart:
         def read_whole() -> tf.Tensor:
             if self.is_spread():
                 raise RuntimeError(SPREAD)
-            value = read()
-            if tf.executing_eagerly():
-                return value
-            with tf.control_dependencies([tf.debugging.Assert(tf.size(_as_it_is(value)) > 0, [SPREAD])]):
-                return tf.identity(value)
+            return read()
 
         self.variable.read_value_no_copy = read_whole
 
