@@ -89,8 +89,7 @@ class CallbackExchange:
         self._scheme = self._members[0].scheme.for_workers(Workers(0, 1) if is_elastic() else workers)
         collectives = self._scheme.collectives
         inputs = [member.tensor for member in self._members]
-        held = [member.owned_state(self._scheme, workers) for member in self._members]
-        states = [state for state in held if state is not None]
+        states = [member.state for member in self._members if member.state is not None]
         for state in states:
             inputs += [state.momentum.read_value(), state.scale.read_value(), state.step]
         inputs.append(worker_count(self._scope.process_set))  # so that no input makes the call a constant

@@ -347,7 +347,7 @@ class Compressor(BaseCompressor):
         if self.hierarchical:
             found = self._nodes()
             scope = scope._replace(nodes=found)
-            self._keep_parts(members, found)
+            members = self._with_parts(members, found)
         if not all(self._is_traced(member.tensor, member.scheme) for member in members):
             on_cpu = self._wanted_kernels() != "tensorflow"
             kernels = kernel_backends.get(self._kernels) if on_cpu else kernel_backends.fastest()
@@ -414,8 +414,9 @@ class Compressor(BaseCompressor):
     def _state(self, call: HorovodCall, name: str) -> HeldState | None:
         return None
 
-    def _keep_parts(self, members: Sequence[Member], found: nodes.Nodes) -> None:
-        """Tells an optimizer of which state this worker keeps a part alone."""
+    def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
+        """The gradients with the part of an optimizer's state that this worker keeps."""
+        return members
 
 
 def _elements(call: HorovodCall, tensor: tf.Tensor) -> int | None:
@@ -512,15 +513,17 @@ class BinSGDM(BinSGDMArguments, Compressor):
             )
         return optimizer.held_state(call.variable, call.variables)
 
-    def _keep_parts(self, members: Sequence[Member], found: nodes.Nodes) -> None:
+    def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
+        # Where this worker owns the whole of a tensor, too: others of its node own nothing.
+        return (
+            members if found.workers.local_size == 1 else [self._with_part(each, found) for each in members]
+        )
+
+    def _with_part(self, member: Member, found: nodes.Nodes) -> Member:
         optimizer = None if self._optimizer is None else self._optimizer()
-        for member in members:
-            assert optimizer is not None
-            assert member.state is not None
-            momentum, scale = member.state.momentum, member.state.scale
-            scheme, elements = member.scheme.for_workers(found.workers), momentum.shape.num_elements()
-            start, stop = scheme.owned(member.name, elements, found.workers)
-            if (
-                found.workers.local_size > 1
-            ):  # where it is the whole, too: gathering is for all workers, or for none
-                optimizer.keep_part(momentum, scale, start, stop, found.process_sets[LOCAL])
+        assert optimizer is not None
+        assert member.state is not None
+        elements = member.state.momentum.shape.num_elements()
+        start, stop = member.scheme.for_workers(found.workers).owned(member.name, elements, found.workers)
+        process_set = found.process_sets[LOCAL]
+        return member._replace(state=optimizer.keep_part(member.state, start, stop, process_set))

@@ -6,12 +6,12 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from horovod_quant.frontend import clipped, require_beta, require_clip_norm, require_step_sizes
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.member import HeldState
+from horovod_quant.tensorflow.parts import SPREAD, StatePart
 
 _HAS_KERAS_2 = int(getattr(tf.keras, "__version__", "2").partition(".")[0]) < 3
 
@@ -21,12 +21,10 @@ _LegacyOptimizer: Any = tf.keras.optimizers.legacy.Optimizer if _HAS_KERAS_2 els
 
 
 class _Part(NamedTuple):
-    """The elements of momentum and scale that this worker updates, and the workers that update all."""
+    """The elements of momentum and scale that this worker keeps, and the workers that keep all."""
 
-    momentum: Any
-    scale: Any
-    start: int
-    stop: int
+    momentum: StatePart
+    scale: StatePart
     process_set: Any
 
 
@@ -45,6 +43,7 @@ class _BinaryUpdate:
                 f"and set TF_USE_LEGACY_KERAS=1"
             )
 
+    @tf.__internal__.tracking.no_automatic_dependency_tracking  # the parts are no variables to be saved
     def _begin(self, beta: float, seed: int, clip_norm: float | None) -> None:
         require_beta(beta)
         require_clip_norm(clip_norm)
@@ -53,7 +52,6 @@ class _BinaryUpdate:
         self.seed = int(seed)
         self._exchanged: Any = set()
         self._parts: dict[Any, _Part] = {}
-        self._gathered_at = -1
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
         """A variable's momentum, scale, and place among the optimizer's variables."""
@@ -80,55 +78,69 @@ class _BinaryUpdate:
         step = tf.cast(self.iterations.read_value(), tf.int64)
         return HeldState(momentum, scale, self.beta, step, self.clip_norm)
 
-    def keep_part(self, momentum: Any, scale: Any, start: int, stop: int, process_set: Any) -> None:
-        """Notes that of two variables this worker updates the elements ``start .. stop - 1`` from now on.
+    def keep_part(self, state: HeldState, start: int, stop: int, process_set: Any) -> HeldState:
+        """The elements ``start .. stop - 1`` of a state; from its first update on this worker keeps no other.
 
         Args:
-            momentum, scale: the variables.
+            state: of a variable.
             start, stop: which elements.
-            process_set: Horovod's workers that update all elements together.
-        """
-        self._parts[momentum.ref()] = _Part(momentum, scale, start, stop, process_set)
+            process_set: Horovod's workers that keep all elements together.
 
-    def gather_state(self) -> None:
+        Raises:
+            RuntimeError: this worker keeps other elements.
+        """
+        reference = state.momentum.ref()
+        if reference not in self._parts:
+            momentum, scale = (StatePart(whole, start, stop) for whole in (state.momentum, state.scale))
+            self._parts[reference] = _Part(momentum, scale, process_set)
+        part = self._parts[reference]
+        if (part.momentum.start, part.momentum.stop) != (start, stop):
+            raise RuntimeError(
+                "BinSGDM: this worker keeps other elements of a variable's momentum and scale already; exchange each "
+                "gradient under one name, in nodes of one size, or make another optimizer"
+            )
+        return state._replace(momentum=part.momentum, scale=part.scale)
+
+    def gather_state(self) -> Any:
         """Gives every worker the whole state of its node, after hierarchical exchanges; to be called by all workers.
 
-        Then it can be saved, by any of them, and loaded with any number of workers, or broadcast. Without hierarchical
-        exchanges there is nothing to do.
+        Then it can be saved, by any of them, and loaded with any number of workers, or broadcast. The next exchange
+        spreads it again. Without hierarchical exchanges there is nothing to do.
+
+        Returns:
+            In TensorFlow 1's graphs the operation to run; else None.
         """
-        import horovod.tensorflow as hvd
+        gathered = [
+            state.gathered(f"horovod_quant_{name}_{number}", part.process_set)
+            for number, part in enumerate(self._parts.values())
+            for name, state in (("momentum", part.momentum), ("scale", part.scale))
+        ]
+        return None if tf.executing_eagerly() else tf.group(gathered)
 
-        for number, part in enumerate(self._parts.values()):
-            for name, variable in (("momentum", part.momentum), ("scale", part.scale)):
-                held = np.zeros(variable.shape.num_elements(), np.float32)
-                held[part.start : part.stop] = variable.numpy().reshape(-1)[part.start : part.stop]
-                whole = hvd.allreduce(
-                    tf.constant(held),
-                    op=hvd.Sum,
-                    name=f"horovod_quant_{name}_{number}",
-                    process_set=part.process_set,
-                )
-                variable.assign(tf.reshape(whole, variable.shape))
-        self._gathered_at = int(self.iterations.numpy())
-
-    def _is_spread(self) -> bool:
-        """Whether no worker has the whole state now, as far as can be told outside of graphs."""
-        return (
-            bool(self._parts) and tf.executing_eagerly() and self._gathered_at != int(self.iterations.numpy())
-        )
+    def _state_parts(self) -> list[StatePart]:
+        return [state for part in self._parts.values() for state in (part.momentum, part.scale)]
 
     def _without_parts(self, variables: Sequence[Any]) -> list[Any]:
-        """Those that are the same on every worker: a broadcast must not overwrite what another worker has updated."""
-        parts = [part for part in self._parts.values() if self._is_spread()]
-        hidden = {variable.ref() for part in parts for variable in (part.momentum, part.scale)}
+        """Those that are the same on every worker: a broadcast would find the others empty."""
+        hidden = {state.variable.ref() for state in self._state_parts() if state.is_spread()}
         return [variable for variable in variables if variable.ref() not in hidden]
 
     def _require_whole_state(self) -> None:
-        if self._is_spread():
-            raise RuntimeError(
-                "BinSGDM: momentum and scale are spread over the workers of each node, because the exchange is "
-                "hierarchical; call the optimizer's gather_state() on all workers before it is saved"
-            )
+        if any(state.is_spread() for state in self._state_parts()):
+            raise RuntimeError(SPREAD)
+
+    def _forget_parts(self) -> None:
+        for state in self._state_parts():
+            state.forget()
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """What is saved: the shares with functions that use them, and in no checkpoint."""
+        parent: Any = super()
+        children = dict(parent._trackable_children(save_type, **kwargs))
+        if save_type == "savedmodel":
+            shares = enumerate(state.share for state in self._state_parts())
+            children.update((f"horovod_quant_share_{number}", share) for number, share in shares)
+        return children
 
     def _step_of_elements(self, gradient: Any, variable: Any) -> tf.Tensor:
         """+-1 for each element, in the variable's dtype.
@@ -166,7 +178,7 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
     and the workers' bits are averaged and binarized again on the way. Gradients that arrive averaged instead (one
     worker, small gradients, another compression) go through steps 1 and 2 here, with random bits that are the same
     on every worker. Momentum and scale are slot variables, saved with the model. With ``BinSGDM(hierarchical=True)`` a
-    worker updates those of its share of the elements alone: call `gather_state` before saving or broadcasting them.
+    worker keeps those of its share of the elements alone: call `gather_state` before saving or broadcasting them.
 
     Args:
         learning_rate: size of the step of each element; a number or a schedule.
@@ -217,6 +229,25 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
         """All variables but those whose elements are spread over workers: see `gather_state`."""
         variables = super().variables
         return type(variables)(self._without_parts(variables))
+
+    def set_weights(self, weights: Any) -> None:
+        """As Keras's; the next exchange spreads the state, if it is hierarchical."""
+        self._forget_parts()
+        super().set_weights(weights)
+
+    def save_own_variables(self, store: Any) -> None:
+        """As Keras's.
+
+        Raises:
+            RuntimeError: the state is spread over workers; see `gather_state`.
+        """
+        self._require_whole_state()
+        super().save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """As Keras's; the next exchange spreads the state, if it is hierarchical."""
+        self._forget_parts()
+        super().load_own_variables(store)
 
     def _create_state(self, variables: Sequence[Any]) -> None:
         if not hasattr(self, "_momenta"):
@@ -289,6 +320,20 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
     def variables(self) -> list[Any]:
         """All variables but those whose elements are spread over workers: see `gather_state`."""
         return self._without_parts(super().variables())
+
+    def get_weights(self) -> list[Any]:
+        """As Keras's.
+
+        Raises:
+            RuntimeError: the state is spread over workers; see `gather_state`.
+        """
+        self._require_whole_state()
+        return super().get_weights()
+
+    def set_weights(self, weights: Any) -> None:
+        """As Keras's; the next exchange spreads the state, if it is hierarchical."""
+        self._forget_parts()
+        super().set_weights(weights)
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
         if variable.ref() not in self._places:

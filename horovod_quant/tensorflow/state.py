@@ -34,11 +34,9 @@ class Ledger:
         self.bytes_sent = self.float32_bytes = 0.0
         self.variable: tf.Variable
         self._read: tf.Tensor | None = None  # made early: TensorFlow 1's graphs may be finalized
-        if home() is None:
-            _in_another_thread(self._make)
-        else:
+        outside_of_traces(self._make)
+        if home() is not None:
             with tf.init_scope():
-                self._make()
                 self._read = self._value()
 
     def _make(self) -> None:
@@ -76,8 +74,13 @@ class Ledger:
         return int(session.run(self._read))
 
 
-def _in_another_thread(function: Callable[[], None]) -> None:
-    """A function that is traced a second time forbids new variables in its thread, whatever they are for."""
-    thread = threading.Thread(target=function)
+def outside_of_traces(make: Callable[[], None]) -> None:
+    """Calls what makes variables so that they belong to nothing that is being traced."""
+    if home() is not None:
+        with tf.init_scope():
+            make()
+        return
+    # A function that is traced a second time forbids new variables in its thread, whatever they are for.
+    thread = threading.Thread(target=make)
     thread.start()
     thread.join()

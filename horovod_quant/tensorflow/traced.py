@@ -38,9 +38,7 @@ class TracedExchange:
         scheme = self._members[0].scheme.for_workers(workers)
         collectives = scheme.collectives
         gradients = [
-            _gradient(
-                member, unfoldable(member.tensor, process_set), ledger, member.owned_state(scheme, workers)
-            )
+            _gradient(member, unfoldable(member.tensor, process_set), ledger)
             for member, ledger in zip(self._members, self._ledgers)
         ]
         exchange = scheme.exchange(gradients, workers, kernels)
@@ -65,8 +63,9 @@ class TracedExchange:
         return result
 
 
-def _gradient(member: Member, values: Any, ledger: Ledger, held: Any) -> Gradient:
+def _gradient(member: Member, values: Any, ledger: Ledger) -> Gradient:
     number: Any = ledger.enter()
+    held = member.state
     chain: Any = kernels.KeyChain(member.chain.seed, member.chain.name)
     if held is None:
         return Gradient(values, chain, number)

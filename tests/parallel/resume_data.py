@@ -18,7 +18,7 @@ TRAINED = {
         *dict.fromkeys([*METHODS, *(family.replace("BITS", "8") for family in FAMILIES)]),
         HIERARCHICAL_BINSGDM,
     ],
-    "tensorflow": [BINSGDM, "global-qsgd-8"],
+    "tensorflow": [BINSGDM, "global-qsgd-8", HIERARCHICAL_BINSGDM],
 }
 """The methods of each framework: all that have a name, in PyTorch."""
 

@@ -27,11 +27,13 @@ from tf_harness import (
     gather_objects,
     keras_model,
     message_of,
+    optimizer_for,
     rank_data,
 )
 from tf_scenarios import clean, finish  # noqa: F401 (part of a module of scenarios)
 
 import horovod_quant.tensorflow as hvq
+from horovod_quant.kernels.layout import TILE, ceil_div
 
 HIERARCHICAL: Any = {"True": True}.get(os.environ["HIERARCHICAL"]) or int(os.environ["HIERARCHICAL"])
 """What the compressors are told."""
@@ -100,8 +102,68 @@ def the_state_of_binsgdm_survives_the_broadcast(make: Make) -> None:
         assert_bits_equal(broadcast, alone, "momentum or scale")
 
 
+def the_state_of_binsgdm_is_shared_out(make: Make) -> None:
+    """It is saved whole or not at all, and shared out again when it was loaded, whatever is there."""
+    local_size = _local_size()
+    for legacy in (False, True):
+        model, compressor = keras_model(), make(min_elements=0)
+        optimizer = keras_hvd.DistributedOptimizer(optimizer_for(compressor, legacy), compression=compressor)
+        model.compile(optimizer=optimizer, loss="mse")
+        optimizer, checkpoint = model.optimizer, tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        sizes = [variable.shape.num_elements() for variable in model.trainable_variables]
+
+        def train(model: Any = model) -> list[np.ndarray]:
+            for x, y in batches(2):
+                model.train_on_batch(x, y)
+            return model.get_weights()
+
+        def assert_shared_out(optimizer: Any = optimizer, sizes: list[int] = sizes) -> None:
+            most = sum(min(size, ceil_div(ceil_div(size, TILE), local_size) * TILE) for size in sizes)
+            assert _state_bytes(optimizer) <= 2 * 4 * most
+            everyone = gather_objects(_state_bytes(optimizer))
+            for first in range(0, hvd.size(), local_size):
+                assert sum(everyone[first : first + local_size]) == 2 * 4 * sum(sizes)
+
+        train()
+        assert_shared_out()
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "checkpoint")
+            ways: list[Callable[[], Any]] = [
+                optimizer.get_weights if legacy else functools.partial(optimizer.save_own_variables, {}),
+                functools.partial(checkpoint.write, path),
+                functools.partial(model.save_weights, path),
+                functools.partial(model.save, path),
+            ]
+            for save in ways:
+                assert "gather_state()" in message_of(save, RuntimeError)
+            optimizer.gather_state()
+            checkpoint.write(path)
+            whole = [variable.numpy() for variable in optimizer.variables()]
+            weights, after = model.get_weights(), train()
+            assert_shared_out()
+            checkpoint.read(path).assert_consumed()
+            from_checkpoint = train()
+        model.set_weights(weights)
+        optimizer.set_weights(whole)
+        for expected, *loaded in zip(after, from_checkpoint, train()):
+            for actual in loaded:
+                assert_bits_equal(actual, expected, "weights after loading")
+        assert_shared_out()
+
+
+def _local_size() -> int:
+    return hvd.local_size() if HIERARCHICAL is True else HIERARCHICAL
+
+
+def _state_bytes(optimizer: Any) -> int:
+    """What momentum and scale take on this worker."""
+    held = [part.share for part in optimizer._state_parts()]
+    held += [part.variable for part in optimizer._state_parts()]
+    return sum(variable.numpy().nbytes for variable in held)
+
+
 def the_state_of_binsgdm_is_gathered_saved_and_loaded(make: Make) -> None:
-    local_size = hvd.local_size() if HIERARCHICAL is True else HIERARCHICAL
+    local_size = _local_size()
     model, compressor = keras_model(), make()
     optimizer = keras_hvd.DistributedOptimizer(hvq.optim.BinSGDM(1e-3), compression=compressor)
     model.compile(optimizer=optimizer, loss="mse")
@@ -134,6 +196,7 @@ def the_state_of_binsgdm_is_gathered_saved_and_loaded(make: Make) -> None:
 
 
 OF_BINSGDM = [
+    the_state_of_binsgdm_is_shared_out,
     the_state_of_binsgdm_is_gathered_saved_and_loaded,
     the_state_of_binsgdm_survives_the_broadcast,
 ]

@@ -16,7 +16,7 @@ import horovod_quant.tensorflow as hvq
 
 
 def start() -> None:
-    hvd.init()
+    hvd.init(process_sets=hvq.hierarchical_process_sets())
 
 
 class Training:
@@ -66,6 +66,8 @@ class Training:
 
     def prepare_to_save(self) -> None:
         """Called by all workers."""
+        if isinstance(self._optimizer, hvq.optim.BinSGDM):
+            self._optimizer.gather_state()
 
     def _checkpoint(self) -> tf.train.Checkpoint:
         return tf.train.Checkpoint(model=self._model, optimizer=self._optimizer)
