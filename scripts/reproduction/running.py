@@ -125,10 +125,8 @@ def horovodrun(command: Sequence[str], workers: int, limit: float) -> None:
     Raises:
         RunFailed: it ended with an error.
     """
-    launch(
-        [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", str(workers), *command],
-        limit=limit,
-    )
+    program = str(Path(sys.executable).with_name("horovodrun"))
+    launch([program, "--gloo", "-np", str(workers), *command], None, limit)
 
 
 # ---- the lab -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ def run(command: list[str], **variables: str | Path) -> subprocess.CompletedProc
     environment = {name: value for name, value in os.environ.items() if name not in OWN}
     environment.update({name: str(value) for name, value in variables.items()})
     return subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, env=environment,
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, env=environment,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
