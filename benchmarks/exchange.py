@@ -4,6 +4,7 @@
     horovodrun -np 4 python benchmarks/exchange.py --methods none fp16 global-qsgd-8 ddp-powersgd-1 --json exchange.json
     horovodrun -np 2 python benchmarks/exchange.py --methods global-qsgd-4 --group-bytes 1 4 16 64
     horovodrun -np 2 python benchmarks/exchange.py --framework tensorflow
+    horovodrun -np 2 python benchmarks/exchange.py --device cuda --model bert-base
 
 The first row of the table, without any exchange, is what the backward pass itself costs. The second table is of CPU
 times, also as ratios to fp16 within the same round. For PyTorch a second, instrumented pass then splits the time of
@@ -12,12 +13,17 @@ each of this package's methods.
 Beside the methods of `horovod_quant.methods` there are, for PyTorch, `ddp` (DistributedDataParallel), `ddp-fp16`,
 `ddp-powersgd-1` and `ddp-powersgd-2` (with its hooks), over `torch.distributed` with Gloo, measured in the same rounds.
 
+With ``--device cuda`` the gradients are on a GPU, which the workers of a host share if there are not enough. The last
+table then is of the time in Horovod's hooks and in total, beside none and fp16 where Horovod can reduce tensors of a
+GPU. One worker is enough there: it shows whether the path works.
+
 The JSON file is as that of `horovod-quant bench`, with more for each method.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 import numpy as np
@@ -80,6 +86,67 @@ class ExchangeRun(Run):
         return [*tables, phases_table(results)] if any("phases" in result for result in results) else tables
 
 
+class CudaRun(ExchangeRun):
+    """Gradients on a GPU."""
+
+    fewest_workers = 1
+
+    def refusal(self, variant: Variant) -> str | None:
+        found = super().refusal(variant)
+        if found or variant.method is None or variant.ours:
+            return found
+        problems = self.bench.gather_texts(devices().reduction_problem(self.framework.hvd) or "")
+        return next(filter(None, problems), None)
+
+    def make_gradients(self, values: list[np.ndarray]) -> Any:
+        import exchange_cuda
+
+        devices().take_gpu(self.framework.hvd)
+        self.trials: list[exchange_cuda.Trial] = []
+        return self.framework.Gradients(self.plan.shapes, values, exchange_cuda.DEVICE)
+
+    def make_trial(self, variant: Variant) -> Any:
+        import exchange_cuda
+
+        if self.bench.size == 1:
+            os.environ["HOROVOD_ELASTIC"] = (
+                "1"  # or Horovod's optimizer leaves out what one worker need not do
+            )
+        self.trials.append(exchange_cuda.Trial(variant, self.gradients, self.plan.options))
+        return self.trials[-1]
+
+    def more(self) -> None:
+        hooks = [trial.hook_seconds[-self.plan.rounds :] for trial in self.trials]
+        everybody = self.bench.gather(np.ravel(hooks).tolist())
+        self.hook_seconds = everybody.mean(axis=0).reshape(len(hooks), -1).tolist()
+
+    def results(self) -> list[dict[str, Any]]:
+        import exchange_cuda
+
+        results = super().results()
+        if results and hasattr(self, "hook_seconds"):
+            for result, seconds in zip(results, self.hook_seconds):
+                result["hook_seconds"] = seconds
+            exchange_cuda.add_ratios(results, ("hook", "wall"))
+        return results
+
+    def tables(self, results: list[dict[str, Any]]) -> list[Any]:
+        import exchange_cuda
+        import torch
+
+        tables = super().tables(results)
+        if hasattr(self, "hook_seconds"):
+            tables.append(exchange_cuda.table(results, torch.cuda.get_device_name()))
+        return tables
+
+
+def devices() -> Any:
+    """The module for GPUs, which takes PyTorch."""
+    from horovod_quant.bench import devices
+
+    return devices
+
+
 def ratio(result: dict[str, Any], other: dict[str, Any], name: str) -> float:
     return float(np.median(np.array(result[name]) / np.array(other[name])))
 
@@ -130,6 +197,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="write the results here too")
     parser.add_argument("--plot", metavar="FILE", help="draw them here")
     torch = parser.add_argument_group("for PyTorch alone")
+    torch.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where the gradients are")
     torch.add_argument("--split-rounds", type=int, default=5, help="instrumented measurements; 0: none")
     torch.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
                        help="let exchanges start during the backward pass")  # fmt: skip
@@ -141,6 +209,13 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.framework == "torch" and arguments.groups:
         parser.error("--groups is for TensorFlow")
+    if arguments.device == "cuda":
+        arguments.split_rounds = 0  # the phases are those of the kernels for the CPU
+        baselines = [method for method in arguments.methods if method in BASELINES]
+        if arguments.framework == "tensorflow":
+            parser.error("--device cuda: it is for PyTorch; use --framework torch")
+        if baselines:
+            parser.error(f"--methods {baselines[0]}: it is measured with --device cpu alone")
     if arguments.framework == "tensorflow":
         arguments.split_rounds = 0
         if arguments.backward or not arguments.overlap or set(arguments.methods) & set(BASELINES):
@@ -166,18 +241,28 @@ def plan(arguments: argparse.Namespace) -> Plan:
         model=arguments.model,
         shapes=MODELS[arguments.model],
         variants=variants,
-        options=Options(arguments.backward, arguments.overlap, arguments.groups),
+        options=Options(arguments.backward, arguments.overlap, arguments.groups, arguments.device),
         rounds=arguments.rounds,
         seed=arguments.seed,
         json=arguments.json,
         plot=arguments.plot,
+        problem=device_problem(arguments.device),
     )
+
+
+def device_problem(device: str) -> str:
+    """What keeps this worker from using the device; nothing if all is well."""
+    if device == "cpu":
+        return ""
+    with Problem.of("--framework torch"):
+        problem = devices().gpu_problem()
+    return f"--device {device}: {problem}" if problem else ""
 
 
 def main() -> int:
     arguments = parse_arguments()
     ExchangeRun.split_rounds = arguments.split_rounds
-    return run_plan(lambda: plan(arguments), ExchangeRun)
+    return run_plan(lambda: plan(arguments), ExchangeRun if arguments.device == "cpu" else CudaRun)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Trains a small transformer on the sources of Python's library, character by character, with quantized gradients.
 
     horovodrun -np 4 python examples/torch_char_transformer.py --compression global-qsgd --bits 8
+    horovodrun -np 2 python examples/torch_char_transformer.py --device cuda --compression global-qsgd --bits 8
 
 A training script as one writes it for Horovod; horovod_quant is the argument ``compression`` of the
 DistributedOptimizer, and nothing else. Works with any number of workers, one without horovodrun included.
@@ -19,6 +20,7 @@ from python_text import CHARACTERS, Text, load_text
 from torch import nn
 
 import horovod_quant.torch as hvq
+from horovod_quant.bench import devices
 
 # Chosen for float32 gradients and Adam, and the same for every compression. BinSGDM's is the step of every element.
 LEARNING_RATES = {"adam": 0.006, "binsgdm": 0.005}
@@ -62,6 +64,29 @@ class CharTransformer(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
+class ThroughHost:
+    """One of Horovod's own compressions for gradients of a GPU, where Horovod can reduce only tensors of the host."""
+
+    def __init__(self, compression: Any) -> None:
+        self._compression = compression
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        compressed, context = self._compression.compress(tensor)
+        return compressed.cpu(), (context, compressed.device)
+
+    def decompress(self, tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        own, device = context
+        return self._compression.decompress(tensor.to(device), own)
+
+
+def make_compression(args: argparse.Namespace, seed: int) -> Any:
+    compression = training.make_compression(args, seed, hvd, hvq)
+    if args.device == "cpu" or args.compression in training.COMPRESSORS:
+        return compression
+    everywhere = not any(hvd.allgather_object(devices.reduction_problem(hvd)))
+    return compression if everywhere else ThroughHost(compression)
+
+
 def make_optimizer(args: argparse.Namespace, model: nn.Module, seed: int) -> torch.optim.Optimizer:
     if args.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), lr=args.lr, betas=(0.9, 0.98))
@@ -91,15 +116,18 @@ def train(args: argparse.Namespace, seed: int, data: Text) -> dict[str, Any]:
     """One training; returns its figures."""
     torch.manual_seed(seed)
     model = CharTransformer(args.layers, args.width, args.heads, args.context)
-    train_text, validation_text = map(torch.from_numpy, data)
+    # Before it is on a GPU, of which a Horovod that was built for the host alone could not take it.
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    model.to(args.device)
+    train_text, validation_text = (torch.from_numpy(text).to(args.device) for text in data)
     sampling = torch.Generator().manual_seed(hvd.size() * seed + hvd.rank())
 
-    compression = training.make_compression(args, seed, hvd, hvq)
+    compression = make_compression(args, seed)
     optimizer = hvd.DistributedOptimizer(
         make_optimizer(args, model, seed), named_parameters=model.named_parameters(), compression=compression
     )
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    if args.device == "cpu":  # a new optimizer's state is the same everywhere: on a GPU it can be left there
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule((step + 1) / args.steps))
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -116,7 +144,7 @@ def train(args: argparse.Namespace, seed: int, data: Text) -> dict[str, Any]:
             record.step(loss.item())
 
     quality = {"validation_loss": validate(model, validation_text, args.context)}
-    return record.figures(quality, [parameter.detach().numpy() for parameter in model.parameters()])
+    return record.figures(quality, [parameter.detach().cpu().numpy() for parameter in model.parameters()])
 
 
 def describe(run: dict[str, Any]) -> str:
@@ -128,6 +156,12 @@ def parse_arguments() -> argparse.Namespace:
         "torch_char_transformer.py", "Trains on text with quantized gradients.", LEARNING_RATES, "adam", hvd
     )
     add = parser.add_argument
+    add(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where to train; workers can share a GPU (cpu)",
+    )
     add("--steps", type=int, default=1000, help="(1000)")
     add("--batch-size", type=int, default=32, help="sequences in a step, of all workers together (32)")
     add("--context", type=int, default=32, help="characters of a sequence (32)")
@@ -142,6 +176,11 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--batch-size {args.batch_size}: use at least {hvd.size()}, a sequence a worker")
     if args.width % args.heads:
         parser.error(f"--width {args.width}: use a multiple of --heads {args.heads}")
+    if args.device == "cuda":
+        problem = next(filter(None, hvd.allgather_object(devices.gpu_problem())), None)
+        if problem:
+            parser.error(f"--device cuda: {problem}")
+        devices.take_gpu(hvd)
     return args
 
 

@@ -3,7 +3,7 @@
 set -euo pipefail
 
 ROOT=$(CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-VENV=${VENV:-$ROOT/.venv}
+VENV=${VENV:-$ROOT/${VENV_NAME:-.venv}}
 case $VENV in /*) ;; *) VENV=$PWD/$VENV ;; esac
 PY=$VENV/bin/python
 cd "$ROOT"

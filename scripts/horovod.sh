@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Build Horovod's wheel from its source distribution. Sourced by scripts/setup.
+# Build Horovod's wheel from its source distribution. Sourced by scripts/setup, after cuda.sh.
 
 HOROVOD=0.28.1
 HOROVOD_SHA256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
@@ -11,7 +11,7 @@ horovod_key() {
     echo "horovod $HOROVOD recipe $HOROVOD_RECIPE python $PYTHON_VERSION torch $(installed torch)" \
         "tensorflow $(installed tensorflow_cpu) openmpi $(installed openmpi)" \
         "g++ $(g++ -dumpfullversion -dumpversion 2> /dev/null || echo none) $(getconf GNU_LIBC_VERSION)" \
-        "$(grep -m1 '^flags' /proc/cpuinfo | grep -owE 'avx|fma|f16c' | sort | tr '\n' ' ')"
+        "$(grep -m1 '^flags' /proc/cpuinfo | grep -owE 'avx|fma|f16c' | sort | tr '\n' ' ')$(gpu_key)"
 }
 
 # installed NAME: its version in the environment, read without the second that starting Python would take.
@@ -33,8 +33,13 @@ build_horovod() {
         die "Horovod cannot be built in a path with spaces, only installed from its kept wheel;" \
             "make that first by: VENV=\$(mktemp -d)/venv scripts/setup"
     mkdir -p "$build"
+    local more_run_path=""
+    if [ "$KIND" != cpu ]; then
+        prepare_gpu_build "$build"
+        more_run_path=:'$ORIGIN/../../nvidia/nccl/lib'
+    fi
     get_horovod_source "$build"
-    write_compiler_wrapper "$build/c++17"
+    write_compiler_wrapper "$build/c++17" "$more_run_path"
     local begin=$SECONDS
     say "building Horovod $HOROVOD with $(jobs_that_fit) compiler process(es), some minutes; log: $build/log"
     compile_horovod "$build" || die "Horovod could not be built; see above or $build/log"
@@ -54,14 +59,17 @@ get_horovod_source() {
     rm -rf "$build/unpacked"
     mkdir "$build/unpacked"
     tar -xzf "$build/horovod-$HOROVOD.tar.gz" -C "$build/unpacked" --strip-components=1
+    # nvcc would parse C++11, and g++'s headers, made to be C++17's by the compiler below, are not.
+    sed -i 's/set(CMAKE_CUDA_STANDARD 11)/set(CMAKE_CUDA_STANDARD 17)/' \
+        "$build/unpacked/horovod/common/ops/cuda/CMakeLists.txt"
     mv "$build/unpacked" "$build/source"
 }
 
 # Horovod asks for C++14 and overrides all flags from outside, but PyTorch's headers need C++17: the last -std wins.
 # -g0 makes a wheel of 2 MB instead of 37. The run path, from horovod/torch/ up to the environment's lib/, finds
-# libmpi in whatever environment the wheel is installed.
+# libmpi in whatever environment the wheel is installed; a second argument is more of it.
 write_compiler_wrapper() {
-    printf '#!/bin/sh\nexec g++ "$@" -std=c++17 -g0 -Wl,-rpath,'"'%s'"'\n' '$ORIGIN/../../../..' > "$1"
+    printf '#!/bin/sh\nexec g++ "$@" -std=c++17 -g0 -Wl,-rpath,'"'%s'"'\n' '$ORIGIN/../../../..'"${2:-}" > "$1"
     chmod +x "$1"
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "parallel"))
 
-from launching import horovodrun  # noqa: E402
+from launching import environment, horovodrun  # noqa: E402
 
 from horovod_quant.analysis.models import MODELS, elements  # noqa: E402
 
@@ -71,6 +72,103 @@ def test_pytorchs_own_compression_is_measured_in_the_same_rounds(tmp_path: Path)
     assert results["ddp"]["relative_error"] < 1e-6
     assert results["ddp-fp16"]["relative_error"] < 1e-3
     assert results["ddp-powersgd-1"]["relative_error"] is None
+
+
+# A worker for whom PyTorch has a GPU, whose tensors are the host's; Horovod is what it is, or built with CUDA.
+GPU_DRIVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import horovod.torch as hvd, torch
+import exchange, exchange_cuda
+exchange_cuda.DEVICE = "cpu"
+torch.version.cuda = "13.0"
+waits = []
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+torch.cuda.set_device, torch.cuda.get_device_name = waits.append, lambda: "no GPU"
+torch.cuda.synchronize = lambda: waits.append(None)
+if sys.argv[2] == "cuda":
+    hvd.cuda_built = lambda: True
+if sys.argv[2] == "nccl":
+    hvd.cuda_built = hvd.nccl_built = lambda: True
+del sys.argv[:3]
+sys.argv.insert(0, "exchange.py")
+status = exchange.main()
+assert waits[0] == 0 and len(waits) > 4
+sys.exit(status)
+"""
+
+
+def exchange_on_a_gpu(built: str, workers: int, report: Path) -> str:
+    done = horovodrun(
+        "gloo", workers,
+        [sys.executable, "-c", GPU_DRIVER, ROOT / "benchmarks", built, "--device", "cuda", "--model", "tiny",
+         "--rounds", 2, "--json", report, "--methods", "none", "fp16", "global-qsgd-8", "binsgdm"],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_time_in_hooks_is_beside_the_total(workers: int, tmp_path: Path) -> None:
+    report = tmp_path / "exchange.json"
+    told = exchange_on_a_gpu("cuda", workers, report)
+    assert "Milliseconds of an exchange on no GPU" in told
+    found = json.loads(report.read_text())
+    assert found["device"] == "cuda"
+    results = {result["method"]: result for result in found["results"]}
+    assert list(results) == ["no exchange", "none", "fp16", "global-qsgd-8", "binsgdm"]
+    assert results["no exchange"]["hook_seconds"] == [0, 0]
+    for method in ("none", "fp16", "global-qsgd-8", "binsgdm"):
+        result = results[method]
+        for hook, wall in zip(result["hook_seconds"], result["wall_seconds"]):
+            assert 0 < hook < wall
+        for name in ("hook", "wall"):
+            assert result[f"{name}_times_none"] > 0
+            assert result[f"{name}_times_fp16"] > 0
+    assert results["none"]["hook_times_none"] == results["fp16"]["wall_times_fp16"] == 1
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize(
+    ("built", "why"), [("host", "built without CUDA: it takes"), ("nccl", "refuses two workers on a GPU")]
+)
+def test_what_horovod_cannot_reduce_on_a_gpu_is_left_out(built: str, why: str, tmp_path: Path) -> None:
+    report = tmp_path / "exchange.json"
+    told = exchange_on_a_gpu(built, 2, report)
+    for method in ("none", "fp16"):
+        assert f"{method} is left out: not available with this Horovod, built with" in told
+    assert why in told
+    results = {result["method"]: result for result in json.loads(report.read_text())["results"]}
+    assert list(results) == ["no exchange", "global-qsgd-8", "binsgdm"]
+    assert results["binsgdm"]["hook_times_none"] is results["binsgdm"]["wall_times_fp16"] is None
+
+
+@pytest.mark.parallel
+def test_without_a_gpu_the_benchmark_says_so() -> None:
+    done = horovodrun(
+        "gloo", 2,
+        [sys.executable, ROOT / "benchmarks" / "exchange.py", "--device", "cuda", "--model", "tiny"],
+        env={"CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stdout.count("benchmarks/exchange.py: error: --device cuda: PyTorch ") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--framework", "tensorflow"], "--device cuda: it is for PyTorch; use --framework torch"),
+        (["--methods", "none", "ddp"], "--methods ddp: it is measured with --device cpu alone"),
+    ],
+)
+def test_what_no_gpu_is_for_is_refused(options: list[str], message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "exchange.py", "--device", "cuda", *options],
+        capture_output=True, text=True, timeout=300, env=environment(), stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"exchange.py: error: {message}" in done.stderr
 
 
 def assert_sane(method: str, result: dict[str, Any], has_phases: bool) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Callable, NamedTuple
 
+import numpy as np
+
 from horovod_quant import kernels
 from horovod_quant.analysis.models import Shapes, elements
 from horovod_quant.bench import report
@@ -73,6 +75,7 @@ class Run:
     """
 
     program = "horovod-quant bench"
+    fewest_workers = 2
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -92,6 +95,14 @@ class Run:
     def make_trial(self, variant: Variant) -> Any:
         """A variant, ready to exchange the gradients."""
         return self.framework.Trial(variant, self.gradients, self.plan.options)
+
+    def make_gradients(self, values: list[np.ndarray]) -> Any:
+        """What holds this worker's gradients for the trials."""
+        return self.framework.Gradients(self.plan.shapes, values)
+
+    def refusal(self, variant: Variant) -> str | None:
+        """Why a variant cannot be measured here."""
+        return variant.refusal(self.bench.size)
 
     def more(self) -> None:
         """Measures what is wanted besides, after the rounds."""
@@ -145,9 +156,8 @@ class Run:
         self.setting = self._setting()
         self._say(f"{self.setting['kernels']}; {self.setting['processor']}")
         rank, size = self.bench.rank, self.bench.size
-        self.gradients = self.framework.Gradients(
-            plan.shapes,
-            [gradient(shape, plan.seed, rank, index) for index, shape in enumerate(plan.shapes.values())],
+        self.gradients = self.make_gradients(
+            [gradient(shape, plan.seed, rank, index) for index, shape in enumerate(plan.shapes.values())]
         )
         trials = [self.make_trial(variant) for variant in self.variants]
         self.bench.run(
@@ -162,7 +172,7 @@ class Run:
 
     def _agreed_problem(self) -> str:
         """What any worker finds wrong, the same text on all; nothing if all is well."""
-        if self.bench.size < 2:
+        if self.bench.size < self.fewest_workers:
             return f"one worker exchanges nothing; start several: horovodrun -np 2 {self.program} ..."
         own = self.plan.problem
         if self._first and not own:
@@ -179,9 +189,9 @@ class Run:
         return "" if other is None else "--shapes: the workers have read different shapes"
 
     def _leave_out(self) -> None:
-        """Drops what cannot serve so many workers."""
+        """Drops what cannot be measured here."""
         for variant in list(self.variants):
-            refusal = variant.refusal(self.bench.size)
+            refusal = self.refusal(variant)
             if refusal:
                 self._say(f"{variant.label} is left out: {refusal}")
                 self.variants.remove(variant)

@@ -52,13 +52,20 @@ class _Visit(torch.autograd.Function):
 
 
 class Gradients:
-    """The gradients' values and the memory that they are exchanged in, which all methods share."""
+    """The gradients' values and the memory that they are exchanged in, which all methods share.
 
-    def __init__(self, shapes: Shapes, values: Sequence[np.ndarray]) -> None:
+    Args:
+        shapes: of the gradients.
+        values: this worker's.
+        device: where they are.
+    """
+
+    def __init__(self, shapes: Shapes, values: Sequence[np.ndarray], device: str = "cpu") -> None:
         self.shapes = shapes
-        self._values = list(map(torch.from_numpy, values))
+        self.device = device
+        self._values = [torch.from_numpy(array).to(device) for array in values]
         # Apart, as they would be in a training run.
-        self._memory = [torch.empty(shape) for shape in shapes.values()]
+        self._memory = [torch.empty(shape, device=device) for shape in shapes.values()]
 
     def give(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         for parameter, memory, values in zip(parameters, self._memory, self._values):
@@ -72,11 +79,12 @@ class Model(torch.nn.Module):
     Args:
         shapes: of the parameters.
         backward: seconds that the backward pass sleeps.
+        device: where the parameters are.
     """
 
-    def __init__(self, shapes: Shapes, backward: float) -> None:
+    def __init__(self, shapes: Shapes, backward: float, device: str = "cpu") -> None:
         super().__init__()
-        self.visited = torch.nn.ParameterList(torch.empty(shape) for shape in shapes.values())
+        self.visited = torch.nn.ParameterList(torch.empty(shape, device=device) for shape in shapes.values())
         self.begin = 0.0
         self._backward = backward
         self._total = elements(shapes)
@@ -101,7 +109,7 @@ class Trial:
         self.variant = variant
         self.has_average = variant.averages
         self._gradients = gradients
-        self._model = Model(gradients.shapes, options.backward)
+        self._model = Model(gradients.shapes, options.backward, gradients.device)
         self._parameters = list(self._model.parameters())
         self._loss: Any = None
         self._exchanges = 0
@@ -131,7 +139,7 @@ class Trial:
 
     def averages(self) -> list[np.ndarray]:
         """The gradients after an exchange."""
-        return [parameter.grad.numpy() for parameter in self._parameters]
+        return [parameter.grad.cpu().numpy() for parameter in self._parameters]
 
     def clear(self) -> None:
         for parameter in self._parameters:

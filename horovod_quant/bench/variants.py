@@ -68,8 +68,10 @@ class Options(NamedTuple):
         backward: seconds that the backward pass sleeps; PyTorch.
         overlap: see `horovod_quant.torch.Compressor`.
         groups: groups in which Horovod reduces the gradients; TensorFlow.
+        device: ``"cpu"``, or ``"cuda"`` where the gradients are on a GPU; PyTorch.
     """
 
     backward: float = 0.0
     overlap: bool = True
     groups: int | None = None
+    device: str = "cpu"

@@ -272,10 +272,10 @@ class Compressor(BaseCompressor):
 
 
 def _is_reduced_there(device: torch.device) -> bool:
-    """Whether this Horovod takes tensors on the device; one that was built for CPUs takes none on a GPU."""
+    """Whether Horovod gets tensors on the device as they are; one that was built for CPUs takes none on a GPU."""
     import horovod.torch as hvd
 
-    return device.type == "cpu" or bool(hvd.cuda_built())
+    return device.type == "cpu" or (bool(hvd.cuda_built()) and not memories.is_staging_asked_for())
 
 
 class QSGD(QSGDArguments, Compressor):

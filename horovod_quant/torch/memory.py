@@ -18,7 +18,9 @@ from horovod_quant.schemes.base import Decoded, Exchange, Scheme
 TRITON = "triton"
 
 STAGING = "HOROVOD_QUANT_STAGING"
-"""An environment variable: 1 lets no collective have tensors of a GPU, e.g. because workers share one."""
+"""An environment variable, the same on all workers: 1 gives Horovod no tensors of a GPU, e.g. because workers share
+one, which NCCL refuses.
+"""
 
 _TENSOR_BITS = {torch.bfloat16: torch.int16}
 
@@ -257,8 +259,12 @@ def _device_memory(device: torch.device) -> DeviceMemory:
             "kernels='triton': the gradients are in the host's memory, for which Triton has no kernels; use "
             "kernels='auto', or train on a GPU"
         )
-    staged = os.environ.get(STAGING, "0") not in ("", "0")
-    return DeviceMemory(device, not staged and (device.type == "cpu" or bool(hvd.nccl_built())))
+    takes_tensors = device.type == "cpu" or bool(hvd.nccl_built())
+    return DeviceMemory(device, takes_tensors and not is_staging_asked_for())
+
+
+def is_staging_asked_for() -> bool:
+    return os.environ.get(STAGING, "0") not in ("", "0")
 
 
 @functools.cache

@@ -39,8 +39,13 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="reproduce", description=(__doc__ or "").split(". ")[0])
-    names = ", ".join(common.CLAIMS)
-    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"some of {names} (all)")
+    names = ", ".join((*common.CLAIMS, *common.ON_DEMAND))
+    parser.add_argument(
+        "claims",
+        nargs="*",
+        metavar="CLAIM",
+        help=f"some of {names} (all but {', '.join(common.ON_DEMAND)})",
+    )
     parser.add_argument("--again", action="store_true", help="also where there is a result already")
     parser.add_argument(
         "--size", choices=("full", "tiny"), default="full", help="tiny: only to see that it runs (full)"
@@ -53,9 +58,12 @@ def parse_arguments() -> argparse.Namespace:
         help="results and plots go there, the page to FOLDER.md (docs/results)",
     )
     args = parser.parse_args()
-    unknown = [claim for claim in args.claims if claim not in common.CLAIMS]
-    if unknown:
-        parser.error(f"{unknown[0]}: there is no such claim; choose from {names}")
+    for claim in args.claims:
+        if claim not in (*common.CLAIMS, *common.ON_DEMAND):
+            parser.error(f"{claim}: there is no such claim; choose from {names}")
+        problem = common.module_of(claim).problem(args.size) if claim in common.ON_DEMAND else None
+        if problem:
+            parser.error(f"{claim}: {problem}")
     return args
 
 

@@ -37,6 +37,10 @@ from horovod_quant import kernels, methods
 # In the order of the page. A claim's name is that of its module, with hyphens.
 CLAIMS = ("nuqsgd", "global-qsgd", "qsgd", "binsgdm", "transformer")
 
+# Tested only where they are named, since most machines lack what they need. Their modules also have ``problem(size)``:
+# why the claim cannot be tested here, or None.
+ON_DEMAND = ("transformer-gpu",)
+
 # One colour a method, whatever its bits: legible on white, and to most of the colour-blind (Okabe and Ito).
 COLORS = {
     "none": "black",

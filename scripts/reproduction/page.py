@@ -25,7 +25,7 @@ def write(folder: Path) -> Path:
     Returns:
         The page's path.
     """
-    results = {claim: common.load(folder / f"{claim}.json") for claim in common.CLAIMS}
+    results = {claim: common.load(folder / f"{claim}.json") for claim in (*common.CLAIMS, *common.ON_DEMAND)}
     found = {claim: result for claim, result in results.items() if result is not None}
     parts = [INTRODUCTION.format(folder=folder.name), _summary(found)]
     parts += [_section(claim, result, folder) for claim, result in found.items()]

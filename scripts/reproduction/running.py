@@ -25,9 +25,9 @@ from horovod_quant import methods
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 KEPT = ROOT / "docs" / "results" / "runs"
-CLAIMS = {"binsgdm", "transformer"}  # whose runs are kept
+CLAIMS = {"binsgdm", "transformer", "transformer-gpu"}  # whose runs are kept
 LAB = {"LAB": "reproduce", "VENV": sys.prefix}
-TIME_LIMIT = 900  # seconds a launch: generous, since a loaded machine is no failure
+TIME_LIMIT = 900  # seconds a launch, or a training: generous, since a loaded machine is no failure
 
 
 class RunFailed(Exception):
@@ -95,7 +95,7 @@ def trainings(
             command = [sys.executable, str(programs[0]), *method_options(method), *options, "--quiet"]
             command += ["--seed", *map(str, missing), "--json", str(file)]
             try:
-                horovodrun(command, workers)
+                horovodrun(command, workers, TIME_LIMIT * len(missing))
             finally:  # those that have ended before a failure, or before somebody has stopped this
                 for run in json.loads(file.read_text())["runs"] if file.exists() else ():
                     keep(names[run["seed"]], run)
@@ -119,13 +119,14 @@ def import_example(module: str) -> Any:
     return importlib.import_module(module)
 
 
-def horovodrun(command: Sequence[str], workers: int) -> None:
-    """Runs a program on this machine, over Gloo.
+def horovodrun(command: Sequence[str], workers: int, limit: float) -> None:
+    """Runs a program on this machine, over Gloo, for so many seconds at most.
 
     Raises:
         RunFailed: it ended with an error.
     """
-    launch([str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", str(workers), *command])
+    program = str(Path(sys.executable).with_name("horovodrun"))
+    launch([program, "--gloo", "-np", str(workers), *command], None, limit)
 
 
 # ---- the lab -----------------------------------------------------------------------------------------------------
@@ -181,7 +182,9 @@ def lab(hosts: int, rate: str) -> Iterator[Lab]:
 # ---- processes ---------------------------------------------------------------------------------------------------
 
 
-def launch(command: Sequence[str], variables: dict[str, str] | None = None) -> None:
+def launch(
+    command: Sequence[str], variables: dict[str, str] | None = None, limit: float = TIME_LIMIT
+) -> None:
     """Runs a command; ends all that it has started when time is up, or when this is interrupted.
 
     Raises:
@@ -194,7 +197,7 @@ def launch(command: Sequence[str], variables: dict[str, str] | None = None) -> N
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
-            status: int | None = process.wait(TIME_LIMIT)
+            status: int | None = process.wait(limit)
         except subprocess.TimeoutExpired:
             status = None
         finally:
@@ -204,9 +207,7 @@ def launch(command: Sequence[str], variables: dict[str, str] | None = None) -> N
         if status != 0:
             output.seek(0)
             tail = "".join(f"    {line}" for line in last_lines(output.readlines()))
-            what = (
-                f"did not end within {TIME_LIMIT} s" if status is None else f"ended with exit status {status}"
-            )
+            what = f"did not end within {limit} s" if status is None else f"ended with exit status {status}"
             raise RunFailed(f"{' '.join(command)}\n{what}. It printed last:\n{tail}")
 
 

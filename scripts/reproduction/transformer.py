@@ -164,15 +164,7 @@ def entropies() -> dict[str, float]:
 
 
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
-    found = [
-        Verdict(
-            f"{each.title} ends within 1% of float32's loss",
-            loss_ratio(figures, each.key) <= LIMIT,
-            difference(figures, each.key),
-        )
-        for each in TRAININGS
-        if each.recommended
-    ]
+    found = loss_verdicts(figures)
     for rate, measured in figures["speeds"].items():
         ratios = {method: steps.speed_up(measured, method) for method in METHODS[1:]}
         shown = ", ".join(f"{common.title(method)} {ratio:.2f}" for method, ratio in ratios.items())
@@ -184,6 +176,18 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             )
         )
     return found
+
+
+def loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
+    return [
+        Verdict(
+            f"{each.title} ends within 1% of float32's loss",
+            loss_ratio(figures, each.key) <= LIMIT,
+            difference(figures, each.key),
+        )
+        for each in TRAININGS
+        if each.recommended
+    ]
 
 
 def loss_ratio(figures: dict[str, Any], key: str) -> float:
@@ -206,6 +210,10 @@ def rate_title(rate: str) -> str:
 
 
 def tables(figures: dict[str, Any]) -> str:
+    return "\n\n".join([loss_table(figures), speed_table(figures, METHODS)])
+
+
+def loss_table(figures: dict[str, Any]) -> str:
     header = ["", "validation loss", "to float32", "MB sent a step", "float32's by these"]
     rows: list[list[str]] = []
     for each in TRAININGS:
@@ -226,7 +234,7 @@ def tables(figures: dict[str, Any]) -> str:
         f"knows how frequent each is after another has {entropy['one character']:.2f}. Recommended settings are bold: "
         "QSGD's l2 norm of a bucket of 1,024 leaves 4 bits too few levels, and maxima are smaller in smaller buckets."
     )
-    return "\n\n".join([losses, note, speed_table(figures, METHODS)])
+    return f"{losses}\n\n{note}"
 
 
 def speed_table(figures: dict[str, Any], chosen: Sequence[str]) -> str:

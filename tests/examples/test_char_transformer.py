@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from parallel.launching import ROOT, environment, horovodrun
 
 EXAMPLES = ROOT / "examples"
@@ -89,6 +90,29 @@ def test_wrong_arguments_are_named(options: str, message: str) -> None:
     assert done.returncode == 2
     assert f"torch_char_transformer.py: error: {message}" in done.stdout
     assert "Traceback" not in done.stdout
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = alone("--device", "cuda")
+    assert done.returncode == 2
+    assert "torch_char_transformer.py: error: --device cuda: PyTorch " in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["none", "fp16"])
+def test_horovods_compressions_go_through_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import horovod.torch as hvd
+    import torch_char_transformer
+
+    own = getattr(hvd.Compression, name)
+    compression = torch_char_transformer.ThroughHost(own)
+    gradient = torch.linspace(-1, 1, 5)
+    sent, context = compression.compress(gradient)
+    assert sent.dtype == own.compress(gradient)[0].dtype
+    assert compression.decompress(sent, context).dtype == torch.float32
+    torch.testing.assert_close(compression.decompress(sent, context), gradient, atol=1e-3, rtol=0)
 
 
 def test_text_is_the_same_for_all_and_split_once(monkeypatch: pytest.MonkeyPatch) -> None:

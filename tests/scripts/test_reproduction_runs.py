@@ -11,7 +11,7 @@ from parallel.launching import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
 
-from reproduction import binsgdm, common, running, steps, transformer
+from reproduction import binsgdm, common, running, steps, transformer, transformer_gpu
 
 pytestmark = pytest.mark.parallel
 
@@ -73,7 +73,12 @@ def test_steps_between_hosts() -> None:
 
 def figures(validation_loss: float, ratio: float) -> dict[str, Any]:
     """Made up: those of all methods but float32."""
-    training = {"losses": [[3.0, 2.0]], "bytes_per_step": 1.0, "float32_bytes_per_step": 8.0}
+    training = {
+        "losses": [[3.0, 2.0]],
+        "seconds": [1.0],
+        "bytes_per_step": 1.0,
+        "float32_bytes_per_step": 8.0,
+    }
     trainings = {
         each.key: {**training, "validation_losses": [2.0 if each.key == "none" else validation_loss]}
         for each in (*transformer.TRAININGS, binsgdm.LONGER)
@@ -90,16 +95,17 @@ def figures(validation_loss: float, ratio: float) -> dict[str, Any]:
         "entropies": {"nothing": 3.0, "one character": 2.5},
         "speeds": {"100mbit": speed},
         "no_lab": None,
+        "gpu": "a GPU",
         "clusters": [{"hosts": 2, **speed}],
     }
 
 
-@pytest.mark.parametrize("module", [transformer, binsgdm])
+@pytest.mark.parametrize("module", [transformer, binsgdm, transformer_gpu])
 def test_verdicts_come_out_either_way(module: Any, tmp_path: Path) -> None:
     good, bad = figures(2.01, 1.04), figures(2.03, 0.9)
     assert all(verdict.holds for verdict in module.verdicts(good))
     assert not any(verdict.holds for verdict in module.verdicts(bad))
-    assert "1.04" in module.tables(good)
+    assert ("a GPU" if module is transformer_gpu else "1.04") in module.tables(good)
     for plot in module.draw(good, tmp_path):
         assert (tmp_path / plot.file).stat().st_size < 150_000
 
@@ -112,6 +118,33 @@ def test_says_so_where_there_is_no_lab(module: Any, tmp_path: Path) -> None:
     )
     assert not any("Gbit/s" in verdict.statement for verdict in module.verdicts(without))
     assert len(module.draw(without, tmp_path)) == 1
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_trains_on_a_gpu_where_there_is_one(
+    gpu: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launched: dict[str, Any] = {}
+
+    def trained(settings: Any, method: str, options: Any) -> Any:
+        launched.setdefault(method, options)
+        return {**figures(2.01, 1.0)["trainings"]["none"], "validation_losses": [2.0, 2.0]}
+
+    monkeypatch.setattr(transformer, "trained", trained)
+    monkeypatch.setattr(transformer_gpu, "gpu_problem", lambda: None if gpu else "there is none")
+    monkeypatch.setattr(transformer_gpu, "gpu_name", lambda device: "a GPU" if device == "cuda" else None)
+    found = transformer_gpu.study(transformer_gpu.SIZES["tiny"])
+    device = "--device=cuda" if gpu else "--device=cpu"
+    assert launched["none"] == (device, "--lr=0.0006")
+    assert launched["binsgdm"] == (device, "--lr=0.0005")
+    assert ("Trained on a GPU" if gpu else "No GPU was used") in transformer_gpu.tables(found)
+    assert len(transformer_gpu.verdicts(found)) == sum(each.recommended for each in transformer.TRAININGS)
+
+
+def test_the_full_size_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformer_gpu, "gpu_problem", lambda: "there is none")
+    assert transformer_gpu.problem("full") == "there is none"
+    assert transformer_gpu.problem("tiny") is None
 
 
 def test_rates_are_written_out() -> None:

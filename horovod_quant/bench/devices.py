@@ -1,0 +1,50 @@
+"""GPUs for PyTorch's workers, and whether Horovod can reduce tensors that are there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from horovod_quant.torch.memory import STAGING
+
+
+def gpu_problem() -> str | None:
+    """Why PyTorch has no GPU to offer, and what would help; None if it has one."""
+    if torch.version.cuda is None:
+        return (
+            f"PyTorch {torch.__version__} is built without CUDA; scripts/setup --gpu=host makes an environment with "
+            "the other build"
+        )
+    if not torch.cuda.is_available():
+        return "PyTorch sees no GPU; nvidia-smi shows whether there is one, CUDA_VISIBLE_DEVICES can hide it"
+    return None
+
+
+def take_gpu(hvd: Any) -> None:
+    """Makes a GPU this worker's. Where there are fewer than workers on the host, they share them; then NCCL must not
+    get the tensors.
+    """
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    if hvd.nccl_built() and _is_shared(hvd):
+        os.environ[STAGING] = "1"
+
+
+def _is_shared(hvd: Any) -> bool:
+    return hvd.local_size() > torch.cuda.device_count()
+
+
+def reduction_problem(hvd: Any) -> str | None:
+    """Why Horovod cannot reduce tensors on the GPUs of this host's workers; None if it can.
+
+    This package's methods do without: they hand it tensors of the host then.
+    """
+    remedy = "scripts/setup --gpu=host builds one that copies to the host"
+    if not hvd.cuda_built():
+        return f"not available with this Horovod, built without CUDA: it takes no tensors of a GPU; {remedy}"
+    if hvd.nccl_built() and _is_shared(hvd):
+        return (
+            f"not available with this Horovod, built with NCCL: that refuses two workers on a GPU; {remedy}"
+        )
+    return None

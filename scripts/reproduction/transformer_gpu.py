@@ -1,0 +1,102 @@
+"""The transformer's trainings on a GPU that two workers share (claim of this package)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reproduction import common, transformer
+from reproduction.common import Plot, Verdict
+
+TITLE = "A transformer on a GPU: the loss with each method"
+CLAIM = (
+    "At the recommended settings a transformer of characters, trained on a GPU, ends with every method within 1% of "
+    "float32's loss."
+)
+METHOD = (
+    "`examples/torch_char_transformer.py --device cuda` trains a transformer of 25 million parameters on the sources "
+    "of Python's library with 2 real workers (`horovodrun`, over Gloo), which share the GPU if there is one only, and "
+    "is then validated with text that it has not seen. All methods have the same learning rate; BinSGDM, an optimizer "
+    "of its own, has one of its own."
+)
+
+# Enough to compute for a GPU: 16,384 characters a step.
+MODEL = ("--layers=8", "--width=512", "--heads=8", "--context=256", "--batch-size=64")
+LEARNING_RATES = {"adam": "--lr=0.0006", "binsgdm": "--lr=0.0005"}
+
+
+class Settings(NamedTuple):
+    """What is trained, and whether it must be on a GPU."""
+
+    trainings: transformer.Settings
+    needs_gpu: bool
+
+
+SIZES = {
+    "full": Settings(transformer.Settings((*MODEL, "--steps=1000"), (0, 1, 2), 2, ()), True),
+    "tiny": Settings(transformer.SIZES["tiny"]._replace(speeds=()), False),
+}
+
+
+def problem(size: str) -> str | None:
+    """Why the claim cannot be tested here, or None."""
+    return gpu_problem() if SIZES[size].needs_gpu else None
+
+
+def gpu_problem() -> str | None:
+    from horovod_quant.bench import devices
+
+    found = devices.gpu_problem()
+    return f"{found}; --size tiny does without" if found else None
+
+
+def study(settings: Settings) -> dict[str, Any]:
+    device = "cpu" if gpu_problem() else "cuda"
+    trainings = {}
+    for each in transformer.TRAININGS:
+        rate = LEARNING_RATES["binsgdm" if each.method == "binsgdm" else "adam"]
+        options = (f"--device={device}", rate, *each.options)
+        trainings[each.key] = transformer.trained(settings.trainings, each.method, options)
+    return {"trainings": trainings, "entropies": transformer.entropies(), "gpu": gpu_name(device)}
+
+
+def gpu_name(device: str) -> str | None:
+    if device == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
+# ---- what the figures say ----------------------------------------------------------------------------------------
+
+
+def verdicts(figures: dict[str, Any]) -> list[Verdict]:
+    return transformer.loss_verdicts(figures)
+
+
+def tables(figures: dict[str, Any]) -> str:
+    rows = []
+    for each in transformer.TRAININGS:
+        training = figures["trainings"][each.key]
+        steps = len(training["losses"][0])
+        rows.append([each.title, common.spread([1e3 * seconds / steps for seconds in training["seconds"]])])
+    times = common.table(["", "ms a step"], rows)
+    where = (
+        f"Trained on {figures['gpu']}."
+        if figures["gpu"]
+        else "**No GPU was used: this is no test of the claim.**"
+    )
+    return f"{where}\n\n{transformer.loss_table(figures)}\n\n{times}"
+
+
+# ---- plots -------------------------------------------------------------------------------------------------------
+
+
+def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
+    plot = Plot(
+        "transformer-gpu-loss.png",
+        "Left: training loss, mean of the seeds and of 10 steps. Right: its end, as a ratio.",
+    )
+    transformer.draw_losses(figures["trainings"], transformer.TRAININGS, folder / plot.file)
+    return [plot]
