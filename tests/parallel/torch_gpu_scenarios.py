@@ -16,7 +16,9 @@ from torch_scenarios import clean, direct_calls, finish, nan_on_one_rank, worker
 
 import horovod_quant.torch as hvq
 from horovod_quant.kernels import triton
-from horovod_quant.torch.memory import DeviceMemory
+from horovod_quant.torch import exchange
+from horovod_quant.torch.memory import Copying, DeviceMemory
+from horovod_quant.torch.schedule import Schedule
 
 
 def start() -> int:
@@ -72,6 +74,34 @@ def one_launch_a_stage(make: Any) -> None:
     assert numbers[0] == numbers[1], f"{numbers} launches"
 
 
+def hooks_do_not_wait(make: Any) -> None:
+    """However long copies take: what a hook finds unfinished it leaves to later ones, or to the end of the pass."""
+    inside: list[Schedule] = []
+    submit, array, wait = Schedule.submit, Copying.array, exchange.wait
+
+    def hooked(schedule: Schedule, *arguments: Any) -> Any:
+        inside.append(schedule)
+        try:
+            return submit(schedule, *arguments)
+        finally:
+            inside.pop()
+
+    def copied(copying: Copying) -> Any:
+        assert not inside, "a hook waits for a copy"
+        return array(copying)
+
+    def waited(handle: Any) -> None:
+        assert not inside or hvd.poll(handle), "a hook waits for a collective"
+        wait(handle)
+
+    with patch.object(Schedule, "submit", hooked), patch.object(Copying, "array", copied):
+        with (
+            patch.object(Copying, "has_arrived", lambda copying: False),
+            patch.object(exchange, "wait", waited),
+        ):
+            train_and_compare(make(group_bytes=8192), steps=3)
+
+
 def join_early(make: Any) -> None:
     workers_that_join(make, outputs=60)
 
@@ -84,11 +114,12 @@ EACH_METHOD = [
     hierarchical,
     ranks_with_other_kernels,
     one_launch_a_stage,
+    hooks_do_not_wait,
     nan_on_one_rank,
     direct_calls,
     join_early,
 ]
-CORE = ["overlapped", "hierarchical", "ranks_with_other_kernels", "join_early"]
+CORE = ["overlapped", "hierarchical", "hooks_do_not_wait", "join_early"]
 
 
 def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
