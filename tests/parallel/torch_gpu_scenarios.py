@@ -119,7 +119,7 @@ EACH_METHOD = [
     direct_calls,
     join_early,
 ]
-CORE = ["overlapped", "hierarchical", "hooks_do_not_wait", "join_early"]
+CORE = ["overlapped", "hooks_do_not_wait"]
 
 
 def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
