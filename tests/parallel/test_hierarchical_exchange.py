@@ -36,7 +36,8 @@ LAUNCHES = [
     Launch("torch_hierarchical_scenarios", "mpi", 4, "2", dynamic=True, breadth="extra"),
     Launch("torch_hierarchical_scenarios", "gloo", 2, "True"),
     Launch("torch_hierarchical_scenarios", "gloo", 1, "True", breadth="core"),
-    Launch("tf_hierarchical_scenarios", "gloo", 4, "True", TWO_HOSTS, breadth="core"),
+    Launch("tf_hierarchical_scenarios", "mpi", 4, "2", dynamic=True, breadth="core"),
+    Launch("tf_hierarchical_scenarios", "gloo", 2, "True", breadth="core"),
 ]
 
 
