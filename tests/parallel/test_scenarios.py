@@ -8,6 +8,7 @@ which was told to yield: hence MPI has the most scenarios. With ``--thorough`` p
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ LAUNCHES = {  # module, controller, workers: which scenarios
     ("tf_scenarios", "mpi", 2): "core",
     ("tf_scenarios", "mpi", 3): "quick",
 }
+
+
+FRAMEWORKS = os.environ.get("TEST_FRAMEWORKS", "torch tf").split()
+"""Those that Horovod has here; scripts/test-horovod builds it without TensorFlow."""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +54,7 @@ def pytest_generate_tests(metafunc: Any) -> None:
             (module, controller, workers, breadth), name, id=f"{module}-{controller}-{workers}-{name}"
         )
         for (module, controller, workers), usual in LAUNCHES.items()
+        if module.partition("_")[0] in FRAMEWORKS
         for breadth in ["extra" if thorough else usual]
         for name, _ in selected(importlib.import_module(module), breadth)
     ]
