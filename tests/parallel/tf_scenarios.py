@@ -837,11 +837,14 @@ EACH_METHOD = [
     a_worker_that_joins,
 ]
 SLOW = [
+    "binsgdm_moves_by_the_rate",
     "keras_backward_passes",
+    "keras_groups",
     "keras_loads_models",
     "keras_mixed_precision",
     "keras_module_of_its_own",
     "survives_pickling",
+    "tape_dtypes",
 ]
 CORE = ["keras_fit", "tape_groups", "direct_calls", "nan_on_one_rank"]
 EACH_VARIANT = [tape_in_a_function, tape_groups, dynamic_shapes, nan_on_one_rank]
