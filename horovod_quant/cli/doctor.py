@@ -286,7 +286,13 @@ def kernel_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     wanted = os.environ.get("HOROVOD_QUANT_KERNELS")
     if wanted in kernels.OWN_OF_FRAMEWORKS:
         what = "TensorFlow operations" if wanted == "tensorflow" else "Triton"
-        return [Finding(OK, f"kernels of {what}, asked for by HOROVOD_QUANT_KERNELS")]
+        own = Finding(OK, f"kernels of {what}, asked for by HOROVOD_QUANT_KERNELS; where there are none:")
+        return [own, *host_kernel_findings(""), *gpu_kernel_findings(facts)]
+    return [*host_kernel_findings(wanted), *gpu_kernel_findings(facts)]
+
+
+def host_kernel_findings(wanted: str | None) -> list[Finding]:
+    """On the kernels for arrays in the host's memory; ``wanted``: those that were asked for."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it says is found here
@@ -296,12 +302,9 @@ def kernel_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
         variables = [name for name in _KERNEL_VARIABLES if os.environ.get(name)]
         return [Finding(PROBLEM, f"no kernels: {error}", f"unset or correct {' and '.join(variables)}")]
     if backend is not native:
-        found = [
-            Finding(WARNING, text, "unset HOROVOD_QUANT_KERNELS")
-            if wanted
-            else Finding(WARNING, text, native_remedy())
-        ]
-    elif not same_bits(native):
+        remedy = "unset HOROVOD_QUANT_KERNELS" if wanted else native_remedy()
+        return [Finding(WARNING, text, remedy)]
+    if not same_bits(native):
         return [
             Finding(
                 PROBLEM,
@@ -309,19 +312,20 @@ def kernel_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
                 "set HOROVOD_QUANT_KERNELS=numpy and report this",
             )
         ]
-    elif native.instruction_set() != native.available_instruction_sets()[-1]:
-        found = [Finding(WARNING, f"{text}, asked for by HOROVOD_QUANT_ISA", "unset it for the fastest")]
-    else:
-        found = [Finding(OK, f"{text}; bits as the reference's")]
-    if facts.get("torch", {}).get("gpus"):
-        found.append(
-            Finding(
-                WARNING,
-                "PyTorch's gradients on a GPU are copied to the host, quantized there, and copied back",
-                "measure against hvd.Compression.none before relying on it",
-            )
-        )
-    return found
+    if native.instruction_set() != native.available_instruction_sets()[-1]:
+        return [Finding(WARNING, f"{text}, asked for by HOROVOD_QUANT_ISA", "unset it for the fastest")]
+    return [Finding(OK, f"{text}; bits as the reference's")]
+
+
+def gpu_kernel_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """On the kernels for PyTorch's gradients on a GPU, if there is one."""
+    if not facts.get("torch", {}).get("gpus"):
+        return []
+    if probe.version_of("triton") is None:
+        text = "PyTorch's gradients on a GPU are copied to the host, quantized there, and copied back"
+        return [Finding(WARNING, text, "pip install triton")]
+    text = "PyTorch's gradients on a GPU are quantized there, by kernels in Triton that no GPU has run yet"
+    return [Finding(WARNING, text, "measure against hvd.Compression.none before relying on it")]
 
 
 _KERNEL_VARIABLES = ("HOROVOD_QUANT_KERNELS", "HOROVOD_QUANT_LIBRARY", "HOROVOD_QUANT_ISA")

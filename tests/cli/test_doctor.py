@@ -213,6 +213,31 @@ def test_kernels_asked_for_are_named(bare) -> None:
     assert only(marked(output, OK), "kernels of TensorFlow operations, asked for by HOROVOD_QUANT_KERNELS")
 
 
+@pytest.mark.parametrize("own", ["tensorflow", "triton"])
+def test_what_the_host_has_is_said_besides_a_frameworks_kernels(bare, own: str) -> None:
+    python, packages = bare
+    _, output = run_doctor(
+        python=python, path=packages, HOROVOD_QUANT_KERNELS=own, HOROVOD_QUANT_LIBRARY="/nowhere/native.so"
+    )
+    assert only(marked(output, OK), "asked for by HOROVOD_QUANT_KERNELS; where there are none")
+    assert only(marked(output, WARNING), "numpy kernels, much slower than the native ones: cannot load")
+
+
+@pytest.mark.parametrize(
+    ("triton", "text", "remedy"),
+    [(None, "copied to the host", "pip install triton"), ("3.7.1", "quantized there, by kernels", "measure")],
+)
+def test_pytorchs_gradients_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, triton: str | None, text: str, remedy: str
+) -> None:
+    monkeypatch.setattr(probe, "version_of", lambda *names: triton)
+    (found,) = doctor.gpu_kernel_findings({"torch": {"gpus": 1}})
+    assert found.mark == WARNING
+    assert text in found.text
+    assert remedy in found.remedy
+    assert not doctor.gpu_kernel_findings({"torch": {"gpus": 0}, "tensorflow": {"gpus": 1}})
+
+
 def shadow_horovod(folder: Path, library: bytes | None) -> Path:
     """A folder with the installed Horovod, but for PyTorch's library: another one, or none."""
     installed = Path(str(probe.horovod_folder()))
