@@ -89,7 +89,7 @@ find_nccl() {
 # gpu_key: what a Horovod for a GPU depends on besides; without CUDA's compiler here, a kept one still serves.
 gpu_key() {
     [ "$KIND" != cpu ] || return 0
-    printf ' %s cuda %s %s' "$KIND" "$(torch_cuda)" "${HOROVOD_BUILD_CUDA_CC_LIST:-}"
+    printf ' %s cuda %s tensorflow on the host %s' "$KIND" "$(torch_cuda)" "${HOROVOD_BUILD_CUDA_CC_LIST:-}"
     [ "$KIND" = host ] || printf ' nccl %s' "${HOROVOD_NCCL_HOME:-$(cd "$SITE" && echo nvidia_nccl*.dist-info)}"
 }
 
@@ -109,4 +109,19 @@ prepare_gpu_build() {
         find_nccl "$1/nccl"
         export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED HOROVOD_NCCL_INCLUDE HOROVOD_NCCL_LIB
     fi
+}
+
+# keep_tensorflow_on_host FILE: leave CUDA and NCCL out of Horovod's library for TensorFlow. TensorFlow is the CPU build,
+# which lacks what that library would take from it, and would not load it. This goes before the FILE, a CMakeLists.txt.
+keep_tensorflow_on_host() {
+    cat - "$1" > "$1.new" << 'END'
+get_directory_property(DEFINITIONS COMPILE_DEFINITIONS)
+list(FILTER DEFINITIONS EXCLUDE REGEX "^(HAVE_CUDA|HAVE_GPU|HAVE_NCCL|HOROVOD_GPU_.*)=")
+set_directory_properties(PROPERTIES COMPILE_DEFINITIONS "${DEFINITIONS}")
+list(FILTER SOURCES EXCLUDE REGEX "/ops/([a-z]+_)?(cuda|gpu|nccl)_operations\\.cc$")
+list(FILTER LINKER_LIBS EXCLUDE REGEX "nccl")
+set(HAVE_CUDA FALSE)
+
+END
+    mv "$1.new" "$1"
 }

@@ -62,6 +62,7 @@ get_horovod_source() {
     # nvcc would parse C++11, and g++'s headers, made to be C++17's by the compiler below, are not.
     sed -i 's/set(CMAKE_CUDA_STANDARD 11)/set(CMAKE_CUDA_STANDARD 17)/' \
         "$build/unpacked/horovod/common/ops/cuda/CMakeLists.txt"
+    [ "$KIND" = cpu ] || keep_tensorflow_on_host "$build/unpacked/horovod/tensorflow/CMakeLists.txt"
     mv "$build/unpacked" "$build/source"
 }
 

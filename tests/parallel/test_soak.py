@@ -24,6 +24,8 @@ METHODS = [family.replace("BITS", "4") for family in FAMILIES] + ["qsgd-4 elias"
 IN_TENSORFLOW = [
     "qsgd-4",
     "qsgd-4 elias",
+    "qsgdinf-4",
+    "nuqsgd-4",
     "nuqsgd-alltoall-4",
     "global-qsgd-4",
     "global-qsgd-exp-4",

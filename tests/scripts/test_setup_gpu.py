@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from parallel.launching import ROOT
 
 SETUP = ROOT / "scripts" / "setup"
 OWN = ("CUDA_HOME", "HOROVOD_NCCL_HOME", "TORCH", "VENV")  # what would lead the script elsewhere
-TOOLS = ("dirname", "head", "id", "ln", "mkdir", "readlink", "sed", "uname")
+TOOLS = ("cat", "dirname", "head", "id", "ln", "mkdir", "mv", "readlink", "sed", "uname")
 
 
 def run(command: list[str], **variables: str | Path) -> subprocess.CompletedProcess[str]:
@@ -207,6 +208,53 @@ def test_without_nccl_horovod_is_told_nothing_of_it(tmp_path: Path) -> None:
     code = f'KIND=host\nprepare_gpu_build {tmp_path}\necho "${{HOROVOD_GPU_OPERATIONS:-nothing}}"'
     done = functions(tmp_path, code, CUDA_HOME=toolkit(tmp_path / "cuda"), HOROVOD_GPU_OPERATIONS="NCCL")
     assert done.stdout.strip() == "nothing"
+
+
+# ---- TensorFlow -----------------------------------------------------------------------------------------------------
+
+HOROVOD = """
+cmake_minimum_required(VERSION 3.20)
+project(horovod NONE)
+set(SOURCES /horovod/common/common.cc)
+foreach(name cuda gpu mpi gloo nccl mpi_gpu adasum_gpu adasum_mpi)
+    list(APPEND SOURCES /horovod/common/ops/${name}_operations.cc)
+endforeach()
+set(LINKER_LIBS /lib/libmpi.so /wheel/libnccl.so)
+set(HAVE_CUDA TRUE)
+add_definitions(-DHAVE_GLOO=1 -DHAVE_CUDA=1 -DHAVE_GPU=1 -DHAVE_NCCL=1 -DHOROVOD_GPU_ALLREDUCE=78)
+add_subdirectory(tensorflow)
+add_subdirectory(torch)
+"""
+
+LIBRARY = """
+get_directory_property(DEFINITIONS COMPILE_DEFINITIONS)
+get_filename_component(folder ${CMAKE_CURRENT_SOURCE_DIR} NAME)
+file(WRITE ${CMAKE_SOURCE_DIR}/${folder}.txt "${DEFINITIONS}\n${SOURCES}\n${LINKER_LIBS}\n${HAVE_CUDA}\n")
+"""
+
+
+def test_tensorflow_is_left_without_cuda(tmp_path: Path) -> None:
+    cmake = Path(sys.executable).with_name("cmake")
+    if not cmake.exists():
+        pytest.skip(f"{cmake} is missing, which scripts/setup installs")
+    (tmp_path / "CMakeLists.txt").write_text(HOROVOD)
+    for framework in ("tensorflow", "torch"):
+        (tmp_path / framework).mkdir()
+        (tmp_path / framework / "CMakeLists.txt").write_text(LIBRARY)
+    assert (
+        functions(tmp_path, f"keep_tensorflow_on_host {tmp_path}/tensorflow/CMakeLists.txt").returncode == 0
+    )
+    configured = run([str(cmake), "-S", str(tmp_path), "-B", str(tmp_path / "build")])
+    assert configured.returncode == 0, configured.stdout
+    definitions, sources, libraries, cuda = (tmp_path / "tensorflow.txt").read_text().splitlines()
+    assert definitions == "HAVE_GLOO=1"
+    names = [Path(source).name for source in sources.split(";")]
+    assert names == [
+        "common.cc", "mpi_operations.cc", "gloo_operations.cc", "adasum_mpi_operations.cc"
+    ]  # fmt: skip
+    assert (libraries, cuda) == ("/lib/libmpi.so", "FALSE")
+    in_torch = (tmp_path / "torch.txt").read_text()
+    assert all(name in in_torch for name in ("HAVE_NCCL=1", "HOROVOD_GPU_ALLREDUCE=78", "libnccl", "TRUE"))
 
 
 def test_nothing_is_pinned_twice() -> None:
