@@ -16,7 +16,7 @@ CLAIM = (
     "NeurIPS 2023)."
 )
 METHOD = (
-    "*Loss* and *speed*: the trainings and steps of the transformer below, of which those with Adam and with "
+    "*Loss* and *speed*: the trainings and steps of `scripts/reproduce transformer`, of which those with Adam and with "
     "BinSGDM are shown. The paper's GPUs compute faster and its network is faster; here it is a few cores and slow "
     "links. *Bytes*: what the interfaces of the hosts of `scripts/lab` count while a transformer of 21 million "
     "parameters is trained, 2 workers on each host, over Gloo."
@@ -179,7 +179,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     plots = [
         Plot(
             "binsgdm-loss.png",
-            "As in the section on the transformer: the loss along the training, and at its end.",
+            "The loss along the training (mean of the seeds), and validation loss at its end (each seed).",
         )
     ]
     transformer.draw_losses(figures["trainings"], TRAININGS, folder / plots[0].file)
