@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -205,7 +206,7 @@ class BaseCompressor:
 
     def _signs(self, name: str, shape: Any, dtype: Any, scheme: Scheme) -> tuple[float, ...]:
         """The signs that a gradient's carrier carries."""
-        return tuple(map(float, signs_of(f"{name} {shape} {dtype} {scheme} {self.seed}")))
+        return _carrier_signs(name, shape, dtype, scheme, self.seed)
 
     def _factor(self, name: str, signs: Sequence[float], output: Sequence[float]) -> float:
         """What Horovod has multiplied the sum over the workers by, from the carrier that came back.
@@ -223,6 +224,11 @@ class BaseCompressor:
             f"{name}: the workers did not exchange the same gradient here; check that all of them have the same "
             f"model, and {type(self).__name__} the same arguments"
         )
+
+
+@functools.lru_cache(maxsize=4096)
+def _carrier_signs(name: str, shape: Any, dtype: Any, scheme: Scheme, seed: int) -> tuple[float, ...]:
+    return tuple(map(float, signs_of(f"{name} {shape} {dtype} {scheme} {seed}")))
 
 
 def _is_count(name: Any, count: Any) -> bool:

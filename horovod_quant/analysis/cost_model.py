@@ -12,7 +12,8 @@ TensorFlow has no groups; ``group_bytes=1``, a group for each gradient, comes cl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, Union
@@ -113,9 +114,10 @@ def exchange_cost(
     """Models one exchange of all gradients.
 
     The backward pass takes the parameters in the reverse order of their registration, each for a time in proportion to
-    its elements. A group's first collective starts when its last gradient is there, and its next one when the next
-    group is complete, or the pass over; results are decoded after the pass. Collectives run one after another. Without
-    compression, Horovod sends whatever is waiting when it is done with the last, up to 128 MiB at once.
+    its elements. A group's first collective starts when its last gradient is there, and its next one when the one
+    before has ended and another gradient arrives, or the pass is over; results are decoded after the pass. Collectives
+    run one after another. Without compression, Horovod sends whatever is waiting when it is done with the last, up to
+    128 MiB at once.
 
     Args:
         method: a scheme, ``"none"`` or ``"fp16"``.
@@ -191,6 +193,9 @@ class _Clock:
         self.collectives += 1
         return self._free
 
+    def has_ended(self, ticket: float) -> bool:
+        return ticket + self._held_up <= self.now
+
     def wait(self, ticket: float) -> None:
         self.now = max(self.now, ticket + self._held_up)
 
@@ -216,31 +221,38 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     stage = [0] * len(groups)  # collectives that each group has launched
     tickets = [0.0] * len(groups)
 
+    unfinished: deque[int] = deque()  # by when they launched their latest collective
+
     def advance(index: int) -> None:
-        if stage[index]:
-            clock.wait(tickets[index])
         calls, request = works[index].stages[stage[index]]
         clock.compute(kernel_stretch * speeds.seconds(calls))
         tickets[index] = clock.launch(collective_seconds(request, network))
         stage[index] += 1
+        if stage[index] < len(works[index].stages):
+            unfinished.append(index)
 
-    def unfinished(indices: Iterable[int]) -> list[int]:
-        return [index for index in indices if stage[index] < len(works[index].stages)]
-
-    for index, names in enumerate(groups):
-        clock.arrive(max(arrivals[name] for name in names))
-        clock.compute(frontend * len(names))
-        advance(index)
-        for earlier in unfinished(range(index)):
-            advance(earlier)
-    clock.arrive(max(arrivals.values(), default=0.0))
-    small = len(shapes) - sum(map(len, groups))
-    clock.compute(frontend * small)
+    completes = {names[-1]: index for index, names in enumerate(groups)}
+    in_groups = {name for names in groups for name in names}
+    compressed = [name for name in arrivals if name in in_groups]
     rest = _rest(scheme, setting)
-    rest_ticket = clock.launch(collective_seconds(rest, network)) if shapes else 0.0
-    while unfinished(range(len(groups))):
-        for index in unfinished(range(len(groups))):
-            advance(index)
+    rest_ticket = 0.0
+    for name in compressed:
+        clock.arrive(arrivals[name])
+        clock.compute(frontend)
+        if name == compressed[-1]:  # Horovod launches it bit by bit, most of it before
+            rest_ticket = clock.launch(collective_seconds(rest, network))
+        if name in completes:
+            advance(completes[name])
+        while unfinished and clock.has_ended(tickets[unfinished[0]]):
+            advance(unfinished.popleft())
+    clock.arrive(max(arrivals.values(), default=0.0))
+    small = len(shapes) - len(compressed)
+    clock.compute(frontend * small)
+    if shapes and not compressed:
+        rest_ticket = clock.launch(collective_seconds(rest, network))
+    while unfinished:
+        clock.wait(tickets[unfinished[0]])
+        advance(unfinished.popleft())
     if shapes:
         clock.wait(rest_ticket)
     clock.compute(frontend * small)

@@ -21,7 +21,7 @@ from horovod_quant.bench.gradients import ExactAverage, gradient
 from horovod_quant.bench.rounds import EXCHANGES, Bench, Found, Stopped
 from horovod_quant.bench.stopping import Interruption, leave
 from horovod_quant.bench.variants import Options, Variant
-from horovod_quant.cli.doctor import find_place
+from horovod_quant.cli.place import find_place
 
 SAVE_EVERY = 5.0
 """Seconds, at least."""

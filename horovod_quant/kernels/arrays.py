@@ -26,7 +26,7 @@ def aligned_empty(elements: int, dtype: Any) -> np.ndarray:
     """An array that starts at a multiple of 64 bytes, as TensorFlow wants memory that it does not copy."""
     size = elements * np.dtype(dtype).itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
-    offset = -memory.ctypes.data % _ALIGNMENT
+    offset = -memory.__array_interface__["data"][0] % _ALIGNMENT
     return memory[offset : offset + size].view(dtype)
 
 
@@ -37,7 +37,9 @@ def assemble(parts: Sequence[Part]) -> np.ndarray:
     array = aligned_empty(sum(length for length, _, _ in parts), dtype)
     position = 0
     for length, part_dtype, fill in parts:
-        out = array[position : position + length].view(part_dtype)
+        out = array[position : position + length]
+        if out.dtype != part_dtype:
+            out = out.view(part_dtype)
         result = fill(out)
         if result is not out:
             out[...] = result

@@ -7,6 +7,7 @@ rounding: (seed, tensor name, stage, step, worker).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ def _absorb(state: int, value: int) -> int:
     return _splitmix(((state ^ (value & _MASK64)) + 0x9E3779B97F4A7C15) & _MASK64)
 
 
+@functools.lru_cache(maxsize=64)  # the stages, for each key
 def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 

@@ -14,6 +14,7 @@ except ImportError as error:
 
 from horovod_quant.nodes import hierarchical_process_sets
 from horovod_quant.tensorflow import optim
-from horovod_quant.tensorflow.compressor import NUQSGD, QSGD, BinSGDM, Compressor, GlobalQSGD
+from horovod_quant.tensorflow.binsgdm import BinSGDM
+from horovod_quant.tensorflow.compressor import NUQSGD, QSGD, Compressor, GlobalQSGD
 
 __all__ = ["BinSGDM", "Compressor", "GlobalQSGD", "NUQSGD", "QSGD", "hierarchical_process_sets", "optim"]

@@ -6,7 +6,7 @@ import functools
 import os
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,18 +17,18 @@ from horovod_quant import nodes
 from horovod_quant.agreement import SIGNS, signature
 from horovod_quant.frontend import (
     BaseCompressor,
-    BinSGDMArguments,
     GlobalQSGDArguments,
     NUQSGDArguments,
     QSGDArguments,
     unnamed,
 )
 from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.schemes.base import LOCAL, Scheme
+from horovod_quant.schemes.base import Scheme
 from horovod_quant.stats import Stats, Traffic, total_of
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.callbacks import CallbackExchange
 from horovod_quant.tensorflow.collectives import carrier, is_elastic, scope_of, unfoldable, worker_count
+from horovod_quant.tensorflow.groups import Group, cut
 from horovod_quant.tensorflow.horovod_call import (
     KERAS_3_REMEDY,
     HorovodCall,
@@ -60,32 +60,9 @@ class _Unchanged(NamedTuple):
 class _Carried(NamedTuple):
     """Context of a gradient that this plugin exchanges, while Horovod reduces its carrier."""
 
-    group: _Group
+    group: Group
     place: int
     tensor: tf.Tensor
-
-
-class _Group:
-    """Gradients that Horovod was given together: exchanged together, once all are known."""
-
-    def __init__(
-        self, siblings: Sequence[Any], build: Callable[[list[Member], HorovodCall], Callable]
-    ) -> None:
-        self.siblings = siblings
-        self.members: list[Member] = []
-        self._calls: list[HorovodCall] = []
-        self._build = build
-        self._result: Callable[[int, tf.Tensor], tf.Tensor] | None = None
-
-    def add(self, member: Member, call: HorovodCall) -> int:
-        self.members.append(member)
-        self._calls.append(call)
-        return len(self.members) - 1
-
-    def result(self, place: int, output: tf.Tensor) -> tf.Tensor:
-        if self._result is None:
-            self._result = self._build(self.members, self._calls[0])
-        return self._result(place, output)
 
 
 class Compressor(BaseCompressor):
@@ -180,7 +157,7 @@ class Compressor(BaseCompressor):
         self._first: dict[str, int] = {}
         self._ledgers: dict[tuple[str, int, Any], Ledger] = {}
         self._optimizers: Any = weakref.WeakSet()
-        self._open: _Group | None = None
+        self._open: Group | None = None
         self._known_names: set[tuple[str, ...]] = set()
         self._checked: Any = weakref.WeakKeyDictionary()  # process set: its size when last checked
 
@@ -321,17 +298,17 @@ class Compressor(BaseCompressor):
         dtype = tensor.dtype if call.siblings and tensor.dtype is not tf.bfloat16 else tf.float32
         return carrier(signs, dtype, scope_of(call, tensor)), _Carried(group, place, tensor)
 
-    def _group(self, call: HorovodCall) -> _Group:
+    def _group(self, call: HorovodCall) -> Group:
         if not call.siblings:
-            return _Group((), self._build)
+            return Group((), self._build)
         if self._open is None or self._open.siblings is not call.siblings:
-            self._open = _Group(call.siblings, self._build)
+            self._open = Group(call.siblings, self._build)
         return self._open
 
     def _build(self, members: list[Member], call: HorovodCall) -> Callable[[int, tf.Tensor], tf.Tensor]:
         """Makes the exchanges of gradients that Horovod reduces together."""
         where: dict[int, tuple[Callable, int]] = {}
-        for places in _cut(members, self.group_bytes):
+        for places in cut(members, self.group_bytes):
             own = [members[place] for place in places]
             result = self._exchange(own, call).build()
             where.update({place: (result, i) for i, place in enumerate(places)})
@@ -425,21 +402,6 @@ def _elements(call: HorovodCall, tensor: tf.Tensor) -> int | None:
     return next((shape.num_elements() for shape in shapes if shape.is_fully_defined()), None)
 
 
-def _cut(members: Sequence[Member], group_bytes: int) -> list[list[int]]:
-    """Places of members that share collectives: the same scheme, some bytes together."""
-    groups: list[list[int]] = []
-    open_groups: dict[Scheme, tuple[list[int], int]] = {}
-    for place, member in enumerate(members):
-        own = group_bytes if member.bytes is None else member.bytes
-        group, room = open_groups.get(member.scheme, ([], 0))
-        if own > room:
-            group, room = [], group_bytes
-            groups.append(group)
-        group.append(place)
-        open_groups[member.scheme] = (group, room - own)
-    return groups
-
-
 def _without_gradient(result: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
     """``result``, tied to ``gradient`` for automatic differentiation, which is refused rather than silently zero."""
     tied, _ = tf.identity_n([result, gradient])
@@ -457,73 +419,3 @@ class NUQSGD(NUQSGDArguments, Compressor):
 
 class GlobalQSGD(GlobalQSGDArguments, Compressor):
     __doc__ = GlobalQSGDArguments.__doc__
-
-
-class BinSGDM(BinSGDMArguments, Compressor):
-    """BinSGDM's 1-bit exchange, for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`.
-
-    Momentum and scale are the optimizer's slot variables; the optimizer's ``beta`` counts. One compressor serves one
-    optimizer.
-
-    Args:
-        beta: None, or the optimizer's ``beta`` once more, to have it checked.
-        optimizer: the optimizer, for ``hvd.DistributedGradientTape``, which does not know it;
-            ``hvd.DistributedOptimizer`` does.
-        **common: see `Compressor`.
-    """
-
-    _unbound = (*Compressor._unbound, "_optimizer")
-
-    def __init__(self, beta: float | None = None, *, optimizer: Any = None, **common: Any) -> None:
-        super().__init__(beta, **common)
-        if optimizer is not None:
-            self._welcome(optimizer)
-
-    def _bind(self) -> None:
-        super()._bind()
-        self._optimizer: weakref.ref | None = None
-
-    def _welcome(self, optimizer: Any) -> None:
-        if is_keras_3(optimizer) and optimizer_being_made() is optimizer:
-            raise RuntimeError(KERAS_3_REMEDY)
-        self._optimizers.add(optimizer)
-        own = optim.binsgdm_of(optimizer)
-        if own is None:
-            raise ValueError(
-                f"compression=BinSGDM(): it needs the optimizer of the same name, and was used with the optimizer "
-                f"{type(optimizer).__name__}; use "
-                f"hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...)"
-            )
-        known = None if self._optimizer is None else self._optimizer()
-        if known is not None and known is not own:
-            raise ValueError(
-                "compression=BinSGDM(): this compressor serves another optimizer already, whose momentum it knows; "
-                "make one for each"
-            )
-        self._check_beta([own.beta])
-        self._optimizer = weakref.ref(own)
-
-    def _state(self, call: HorovodCall, name: str) -> HeldState:
-        optimizer = None if self._optimizer is None else self._optimizer()
-        if optimizer is None or call.variable is None:
-            raise ValueError(
-                "compression=BinSGDM(): it needs the optimizer of the same name, and was used with no optimizer; use "
-                "hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...), or with a tape "
-                "BinSGDM(optimizer=...)"
-            )
-        return optimizer.held_state(call.variable, call.variables)
-
-    def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
-        # Where this worker owns the whole of a tensor, too: others of its node own nothing.
-        return (
-            members if found.workers.local_size == 1 else [self._with_part(each, found) for each in members]
-        )
-
-    def _with_part(self, member: Member, found: nodes.Nodes) -> Member:
-        optimizer = None if self._optimizer is None else self._optimizer()
-        assert optimizer is not None
-        assert member.state is not None
-        elements = member.state.momentum.shape.num_elements()
-        start, stop = member.scheme.for_workers(found.workers).owned(member.name, elements, found.workers)
-        process_set = found.process_sets[LOCAL]
-        return member._replace(state=optimizer.keep_part(member.state, start, stop, process_set))

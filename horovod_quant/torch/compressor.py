@@ -24,7 +24,13 @@ from horovod_quant.schemes.base import BinaryState, Gradient, Scheme
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch import optim
 from horovod_quant.torch.exchange import OpenState, Submission
-from horovod_quant.torch.horovod_call import HorovodCall, ParameterFinder, identify, require_horovod
+from horovod_quant.torch.horovod_call import (
+    HorovodCall,
+    ParameterFinder,
+    handles_of,
+    identify,
+    require_horovod,
+)
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.schedule import Schedule
 from horovod_quant.traffic import ring_allreduce_bytes
@@ -104,14 +110,14 @@ class Compressor(BaseCompressor):
         call = self._call_for(tensor)
         process_set = call.process_set
         name = call.name if call.name is not None else unnamed(tensor.shape)
-        self._check(call, name, tensor)
         size = process_set.size()
+        self._check(call, name, tensor, size)
         self._traffic.expect(name, ring_allreduce_bytes(4 * tensor.numel(), size))
         scheme = self.policy.scheme_for(name, tensor.numel())
         destination = tensor if call.optimizer is not None else torch.empty_like(tensor)
         if scheme is None:
             return self._pass_through(tensor, destination, name, size)
-        return self._submit(tensor, destination, name, scheme, call)
+        return self._submit(tensor, destination, name, scheme, call, size)
 
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Takes what Horovod reduced and the context; returns the reduced gradient in its own dtype and shape.
@@ -124,7 +130,9 @@ class Compressor(BaseCompressor):
         if isinstance(ctx, _Unchanged):
             return ctx.destination.copy_(output)
         group = ctx.schedule.finish(ctx.submission)
-        group.deliver(ctx.submission.index, self._factor(ctx.submission.name, ctx.signs, output.tolist()))
+        factor = self._factor(ctx.submission.name, ctx.signs, output.tolist())
+        group.deliver(ctx.submission.index, factor)
+        ctx.schedule.factor = factor
         for kept, used in ctx.submission.state_copies:
             kept.copy_(used)
         if isinstance(ctx.call.optimizer, optim.BinSGDM):
@@ -152,7 +160,7 @@ class Compressor(BaseCompressor):
 
         return global_process_set if self._process_set is None else self._process_set
 
-    def _check(self, call: HorovodCall, name: str, tensor: torch.Tensor) -> None:
+    def _check(self, call: HorovodCall, name: str, tensor: torch.Tensor, size: int) -> None:
         from horovod.torch.mpi_ops import Adasum, Average, Sum
 
         self._check_operation(call.op, (Average, Sum), Adasum)
@@ -163,7 +171,6 @@ class Compressor(BaseCompressor):
                 f"out of this call"
             )
         self._check_optimizer(call)
-        size = call.process_set.size()
         if self._checked.get(call.optimizer or call.process_set) != size:
             self._check_workers(size)
             if call.optimizer is not None and self._finder is None:
@@ -190,7 +197,13 @@ class Compressor(BaseCompressor):
         return sent, None if sent is tensor else _Unchanged(destination)
 
     def _submit(
-        self, tensor: torch.Tensor, destination: torch.Tensor, name: str, scheme: Scheme, call: HorovodCall
+        self,
+        tensor: torch.Tensor,
+        destination: torch.Tensor,
+        name: str,
+        scheme: Scheme,
+        call: HorovodCall,
+        size: int,
     ) -> tuple[torch.Tensor, Any]:
         schedule = self._schedule(call, name, tensor.device)
         make = functools.partial(self._submission, call, name, scheme, schedule.memory)
@@ -199,12 +212,12 @@ class Compressor(BaseCompressor):
 
         signs = self._signs(name, tuple(tensor.shape), tensor.dtype, scheme)
         dtype = tensor.dtype if call.grouped and tensor.dtype is not torch.bfloat16 else torch.float32
-        carrier = torch.tensor((1.0, *signs), dtype=dtype)
+        carrier = _carrier(signs, dtype).clone()
         if call.grouped and tensor.is_cuda and _is_reduced_there(tensor.device):
             # A group's tensors must be on one device.
             carrier = carrier.pin_memory().to(tensor.device, non_blocking=True)
         carrier_bytes = carrier.numel() * carrier.element_size()
-        self._traffic.count(name, ring_allreduce_bytes(carrier_bytes, call.process_set.size()))
+        self._traffic.count(name, ring_allreduce_bytes(carrier_bytes, size))
         return carrier, _Carried(submission, schedule, signs, call)
 
     def _schedule(self, call: HorovodCall, name: str, device: torch.device) -> Schedule:
@@ -226,6 +239,9 @@ class Compressor(BaseCompressor):
                 self.group_bytes,
                 self.overlap and call.optimizer is not None,
                 0 if call.optimizer is None else len(names),
+                tuple
+                if call.optimizer is None
+                else functools.partial(handles_of, weakref.ref(call.optimizer)),
                 self._traffic.count,
                 min(names),
                 self._arguments(),
@@ -269,6 +285,11 @@ class Compressor(BaseCompressor):
         step = self._steps.get(name, 0)
         self._steps[name] = step + 1
         return step, None
+
+
+@functools.lru_cache(maxsize=4096)
+def _carrier(signs: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor((1.0, *signs), dtype=dtype)
 
 
 def _is_reduced_there(device: torch.device) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -29,7 +29,9 @@ from horovod_quant.schemes.split_sums import group_of_sums, is_faster, split_sum
 from horovod_quant.torch.memory import Copying, Memory
 from horovod_quant.traffic import sent_bytes
 
-_POLL_SECONDS = 2e-4
+# Between two looks at a collective: short at first, then a share of what has been waited already. Each look takes time
+# from those who compute on the same cores.
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 2e-4, 1e-3, 1 / 16
 
 OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
 
@@ -118,6 +120,7 @@ class Group:
         self._handle: Any = None
         self._copying: Copying | None = None
         self._delivered: dict[int, float] = {}
+        self.handles: list[int] = []
 
         workers = nodes.workers
         if needs_everybody(members, nodes, memory):
@@ -139,14 +142,13 @@ class Group:
             member.group, member.index = self, index
 
     @property
-    def launched(self) -> int:
-        """How many collectives have been launched, or will be when what they send has been copied."""
-        return self._stage + (self._copying is not None)
+    def in_last_stage(self) -> bool:
+        """Whether every collective has been launched, or will be when what it sends has been copied."""
+        return self._stage + (self._copying is not None) == self._stages
 
     @property
-    def in_last_stage(self) -> bool:
-        """Whether every collective has been launched, or will be."""
-        return self.launched == self._stages
+    def all_launched(self) -> bool:
+        return self._stage == self._stages
 
     def start(self) -> None:
         """Computes and launches the first stage."""
@@ -175,12 +177,6 @@ class Group:
             answer = _collect(self._request, self._handle)
         self._resume(answer)
 
-    def wait(self) -> None:
-        """Waits for the stage in flight, if there is one."""
-        self.launch_copied()
-        if self._handle is not None:
-            wait(self._handle)
-
     def decoded(self) -> Decoded:
         """The result; waits for the last stage."""
         if self._decoded is None:
@@ -189,18 +185,23 @@ class Group:
         return self._decoded
 
     def deliver(self, index: int, factor: float) -> None:
-        """Decodes a member's sum, times ``factor``, into its destination.
+        """Decodes a member's sum, times ``factor``, into its destination; the others', too, if that is one launch."""
+        if self._memory.decodes_together and not self._delivered:
+            self.deliver_all(factor)
+        self._deliver([index], factor)
 
-        Where that is one launch, the others', too, before they are asked for: the factor will be the same, or else they
-        are decoded again.
-        """
+    def deliver_all(self, factor: float) -> None:
+        """Does so with every member, before it is asked for; again then, should the factor turn out to be another."""
+        self._deliver(range(len(self._members)), factor)
+
+    def _deliver(self, indices: Iterable[int], factor: float) -> None:
         decoded = self.decoded()
         scaled = factor / int(decoded.active)
-        if self._delivered.get(index) == scaled:
+        wanted = [i for i in indices if self._delivered.get(i) != scaled]
+        if not wanted:
             return
-        all_at_once = self._memory.decodes_together and not self._delivered
         with self._memory.working():
-            for i in range(len(self._members)) if all_at_once else [index]:
+            for i in wanted:
                 member = self._members[i]()
                 if member is not None and member.destination is not None:
                     self._memory.write(decoded, i, scaled, member.destination)
@@ -222,6 +223,7 @@ class Group:
         name = f"{self._name}.{self._stage}"
         with self._memory.working():
             self._handle = _launch(request, name, self._nodes.process_sets[request.group])
+        self.handles.append(self._handle)
         self._request = request
         self._stage += 1
 
@@ -278,12 +280,24 @@ def _launch(request: Any, name: str, process_set: Any) -> Any:
     raise TypeError(f"not a request that Horovod can perform: {request!r}")
 
 
+class Pauses:
+    """Of a thread that waits; each is the longer, the longer it has waited."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def sleep(self) -> None:
+        share = _PAUSE_SHARE * (time.perf_counter() - self._begin)
+        time.sleep(min(max(share, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+
+
 def wait(handle: Any) -> None:
     """Horovod's own wait spins, and takes a core from what it waits for."""
     import horovod.torch as hvd
 
+    pauses = Pauses()
     while not hvd.poll(handle):
-        time.sleep(_POLL_SECONDS)
+        pauses.sleep()
 
 
 def _collect(request: Any, handle: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 _UNRECOGNISED = (
     "horovod_quant cannot tell which parameter this gradient belongs to: the caller of compress() is not a function "
@@ -93,6 +93,15 @@ def _from_optimizer(function: str, optimizer: Any, variables: Any, tensor: Any) 
         parameter=parameter,
         grouped=function == "_grouped_allreduce_grad_async",
     )
+
+
+def handles_of(optimizer: Callable[[], Any]) -> list[Any]:
+    """Horovod's handles of the operations that an optimizer has under way; another one's may be no numbers.
+
+    Args:
+        optimizer: gives the DistributedOptimizer, None if it is gone.
+    """
+    return [handle for handle, _ in getattr(optimizer(), "_handles", {}).values()]
 
 
 def _op(variables: Any) -> Any:

@@ -34,7 +34,6 @@ class HostMemory:
 
     takes_tensors = False
     decodes_together = False
-    runs_ahead = False
     device = torch.device("cpu")
 
     def __init__(self, kernels: Any) -> None:
@@ -45,10 +44,12 @@ class HostMemory:
 
         They share the tensor's memory, if it is contiguous and on the CPU.
         """
-        flat = tensor.detach().to("cpu").contiguous().view(-1)
-        if flat.dtype in _TENSOR_BITS:
-            return flat.view(_TENSOR_BITS[flat.dtype]).numpy().view(np.uint16)
-        return flat.numpy()
+        detached = tensor.detach()
+        if not (detached.is_cpu and detached.is_contiguous()):
+            detached = detached.cpu().contiguous()
+        if detached.dtype in _TENSOR_BITS:
+            return detached.view(_TENSOR_BITS[detached.dtype]).numpy().view(np.uint16).reshape(-1)
+        return detached.numpy().reshape(-1)
 
     def taken(self, tensor: torch.Tensor) -> np.ndarray:
         """A gradient's elements, for the exchange."""
@@ -111,7 +112,6 @@ class DeviceMemory:
     """
 
     decodes_together = True
-    runs_ahead = True  # the host is ahead of the device, and in a gradient hook must not wait for it
 
     def __init__(self, device: torch.device, takes_tensors: bool) -> None:
         from horovod_quant.kernels import triton

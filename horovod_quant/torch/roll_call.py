@@ -23,6 +23,9 @@ class RollCall:
         process_set: Horovod's workers, present or not.
         label: of the collective's name, the same on every worker.
         arguments: of this worker's compressor, as `horovod_quant.agreement` compares them.
+
+    Attributes:
+        handle: Horovod's.
     """
 
     def __init__(self, process_set: Any, label: str, arguments: Mapping[str, str]) -> None:
@@ -33,7 +36,7 @@ class RollCall:
         places = [int(rank == process_set.rank()) for rank in range(self._size)]
         sent = torch.tensor([*places, *signature(arguments)], dtype=torch.int32)
         name = f"horovod_quant.{label}.present"
-        self._handle = hvd.allreduce_async_(sent, name=name, op=hvd.Sum, process_set=process_set)
+        self.handle = hvd.allreduce_async_(sent, name=name, op=hvd.Sum, process_set=process_set)
         self._ranks: Sequence[int] | None = None
 
     def ranks(self) -> Sequence[int]:
@@ -45,8 +48,8 @@ class RollCall:
         if self._ranks is None:
             import horovod.torch as hvd
 
-            wait(self._handle)
-            total = hvd.synchronize(self._handle).tolist()
+            wait(self.handle)
+            total = hvd.synchronize(self.handle).tolist()
             self._ranks = [rank for rank, there in enumerate(total[: self._size]) if there]
             unequal = different(total[self._size :], len(self._ranks))
             if unequal:

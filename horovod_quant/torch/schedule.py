@@ -1,44 +1,42 @@
 """When the exchanges of a step are launched: overlapped with the backward pass, and never so that a worker hangs.
 
-Three facts shape the rules. Horovod names a user's unnamed operation by the number of operations before it, so at
-the end of a backward pass every worker must have launched equally many. A worker must not wait in a gradient hook
-for something that another one has not started. Workers may finish their gradients in different orders.
+Three facts shape the rules. Horovod names a user's unnamed operation by the number of operations before it: wherever
+the user starts one, every worker must have launched equally many. A worker must not wait in a gradient hook for
+something that another one has not started. Workers may finish their gradients in different orders.
 
 1. In an optimizer's first step everything is launched at the first ``decompress``: Horovod has then asked for the
    compression of every gradient on every worker. The workers agree on an order: a gradient's place is the latest
    that it had on any of them. Groups are cut in this order.
-2. From then on a group's first collective is launched when its last gradient arrives. As long as the groups of this
-   worker complete in the agreed order, completing one also waits for the stage in flight of each group before it,
-   the last one first, and launches its next stage. A worker whose groups complete in another order waits for nothing
-   in a hook.
-3. At the end of the backward pass every worker launches whatever is left of the agreed groups: the first stages
-   without waiting, then the further stages in the order of rule 2, as if the groups had completed in it. A gradient
-   that this backward pass did not produce is exchanged as Horovod will do it in ``synchronize``: as it is, or as zeros.
-4. The first ``decompress`` of the step launches what belongs to no agreed group and waits for the last stages.
-5. A group that fails without a worker that has called ``hvd.join()`` is launched when a roll call has told who is
+2. From then on a group's first collective is launched when its last gradient arrives.
+3. Every gradient that arrives also finds out which stages have ended, and launches those that follow; it waits for
+   none. When a stage has ended differs between workers. Hence nobody does so unless the first step has shown, on every
+   worker, that nothing but this optimizer starts operations between the first gradient and the first ``decompress``.
+4. At the end of the backward pass every worker launches whatever is left of the agreed groups: the first stages, then
+   the further ones as those before them end. A gradient that this backward pass did not produce is exchanged as Horovod
+   will do it in ``synchronize``: as it is, or as zeros.
+5. The first ``decompress`` of the step launches what belongs to no agreed group and waits for the last stages.
+6. A group that fails without a worker that has called ``hvd.join()`` is launched when a roll call has told who is
    there. Every worker launches the roll call at its first gradient, before it waits for anything. Where several
    optimizers share a backward pass such groups wait for the end of it, since another worker's first gradient may be
    another optimizer's.
 
-So every worker waits for the stages in the same order: by the sum of the group's number and the stage's, then the
-later group first. The collectives of one stage may be several, each of some workers (a node's, say). Nobody waits for
-ever: take the first stage in this order for which somebody does. A worker that has not launched it waits for an earlier
-stage, which ends; or, if it is a first stage, is still in its backward pass, where it waits for earlier stages alone.
+Nobody waits for ever: whoever waits for some stages to end launches what follows any of them, and every worker launches
+all first stages without waiting.
 """
 
 from __future__ import annotations
 
 import functools
-import heapq
 import os
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 import torch
 
 from horovod_quant.nodes import Nodes
 from horovod_quant.schemes.base import Scheme
-from horovod_quant.torch.exchange import Group, Submission, needs_everybody
+from horovod_quant.torch.exchange import Group, Pauses, Submission, needs_everybody
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.roll_call import RollCall
 
@@ -74,6 +72,7 @@ class Schedule:
         group_bytes: bytes of gradients that share collectives.
         overlap: whether to launch exchanges during the backward pass.
         operations: number of operations that the optimizer itself takes in a step.
+        handles: Horovod's of those that the optimizer has under way.
         count: called with a gradient's name and the bytes that this worker sends for it.
         label: of the roll calls, the same on every worker whatever arguments its compressor has.
         arguments: that must be the same on all workers: see `horovod_quant.agreement`.
@@ -87,6 +86,7 @@ class Schedule:
         group_bytes: int,
         overlap: bool,
         operations: int,
+        handles: Callable[[], Iterable[Any]],
         count: Callable[[str, float], None],
         label: str,
         arguments: Mapping[str, str],
@@ -97,13 +97,16 @@ class Schedule:
         self._group_bytes = group_bytes
         self._overlap = overlap
         self._operations = operations
+        self._handles = handles
         self._count = count
         self._label = label
         self._arguments = arguments
         self._agreed = False  # whether all workers have the same arguments
         self._plan: Plan | None = None
+        self._undisturbed = False  # whether nothing else starts operations during a backward pass
         self._session: Any = None
         self._repeats: dict[str, Callable[[], Submission]] = {}
+        self.factor: float | None = None  # what Horovod multiplied the last sum by
         self.alone = True  # whether no other schedule ever shared a backward pass with this one
         self._begin_step()
 
@@ -114,7 +117,8 @@ class Schedule:
         self._forced: dict[str, Submission] = {}
         self._missing = [set(names) for names in self._plan.groups] if self._plan else []
         self._running: dict[int, Group] = {}
-        self._in_order = True
+        self._unfinished: deque[Group] = deque()  # have collectives to launch; by the time of the latest
+        self._decoded: set[int] = set()
         self._roll_call: RollCall | None = None
 
     @property
@@ -153,6 +157,8 @@ class Schedule:
             self._passes.add(backward_pass)
             if self._plan is not None and name in self._plan.group_of:
                 self._arrived(name, self._plan.group_of[name])
+            if self._undisturbed:
+                self._follow_up()
         return submission
 
     def finish(self, submission: Submission) -> Group:
@@ -163,6 +169,7 @@ class Schedule:
         return submission.group
 
     def _launch_rest(self) -> None:
+        before = self._launched()
         if not self._agreed:
             self._present()
             self._agreed = True
@@ -172,7 +179,7 @@ class Schedule:
         self._start_rest([submission for submission in asked.values() if submission.group is None])
         self.advance_all()
         if self._overlap and (self._plan is None or self._plan.names != frozenset(asked)):
-            self._plan = self._agree(asked)
+            self._plan, self._undisturbed = self._agree(asked, self._knows_all(before))
         self._begin_step()
 
     def _drop_stale(self) -> None:
@@ -182,7 +189,7 @@ class Schedule:
         if mpi_ops._handle_map is not self._session:
             self._session = mpi_ops._handle_map
             self._plan = None
-            self._agreed = False
+            self._agreed = self._undisturbed = False
             self._begin_step()
 
     # ---- during and at the end of a backward pass ------------------------------------------------------------
@@ -194,14 +201,23 @@ class Schedule:
         assert self._plan is not None
         if not self.alone and index in self._plan.after_roll_call:
             return
-        self._in_order = self._in_order and index == len(self._running)
-        earlier = list(self._running.values())
         self._start_planned(index)
-        if self._in_order and self.alone:
-            for group in reversed(earlier):
-                has_ended = not self._memory.runs_ahead or group.poll()
-                if has_ended and not group.in_last_stage:
-                    group.advance()
+
+    def _follow_up(self) -> None:
+        """Launches what follows stages that have ended; waits for none.
+
+        Horovod performs operations in much the order in which they are launched: if one has not ended, those launched
+        later are hardly worth a look.
+        """
+        while self._unfinished and self._unfinished[0].poll():
+            self._continue(self._unfinished.popleft())
+
+    def _continue(self, group: Group) -> None:
+        """Launches what follows a stage that has ended."""
+        if not group.in_last_stage:
+            group.advance()
+        if not group.all_launched:
+            self._unfinished.append(group)
 
     def call_roll(self) -> None:
         """Launches the step's roll call, where an agreed group needs one."""
@@ -229,22 +245,58 @@ class Schedule:
                 self._start_planned(index)
 
     def advance_all(self) -> None:
-        """Brings every group that has started to its last stage, in the agreed order."""
-        stages = [(index + group.launched, -index) for index, group in self._running.items()]
-        heapq.heapify(stages)
-        while stages:
-            place, minus_index = heapq.heappop(stages)
-            group = self._running[-minus_index]
-            if not group.in_last_stage:
-                group.advance()
-                heapq.heappush(stages, (place + 1, minus_index))
-        for group in self._running.values():
-            group.launch_copied()
+        """Brings every group that has started to its last stage."""
+        pauses = Pauses()
+        while self._unfinished:
+            ended = [group for group in self._unfinished if group.poll()]
+            for group in ended:
+                self._unfinished.remove(group)
+                self._continue(group)
+            if ended:
+                pauses = Pauses()
+            else:
+                pauses.sleep()
 
-    def wait_for_all(self) -> None:
-        """Waits for the last stage of every group that has started."""
-        for group in self._running.values():
-            group.wait()
+    def decode_all(self) -> None:
+        """Waits for the last stage of every group that has started; decodes each when it has ended."""
+        pauses = Pauses()
+        while True:
+            if self._decode_next():
+                pauses = Pauses()
+            elif all(group.poll() for group in self._running.values()):
+                break
+            else:
+                pauses.sleep()
+
+    def _decode_next(self) -> bool:
+        """Decodes a group that has ended, with the factor of the step before; whether there was one."""
+        if self.factor is None:
+            return False
+        for index, group in self._running.items():
+            if index not in self._decoded and group.all_launched and group.poll():
+                group.deliver_all(self.factor)
+                self._decoded.add(index)
+                return True
+        return False
+
+    def _launched(self) -> set[int]:
+        """Horovod's handles of what this schedule has launched in this step."""
+        roll_call = set() if self._roll_call is None else {self._roll_call.handle}
+        return roll_call.union(*(group.handles for group in self._running.values()))
+
+    def _knows_all(self, before: set[int]) -> bool:
+        """Whether all operations since the first gradient are this optimizer's; Horovod numbers its handles.
+
+        Args:
+            before: the handles of what this schedule had launched at the first ``decompress``.
+        """
+        launched = self._launched()
+        theirs = {handle for handle in self._handles() if handle is not None}
+        since = launched - before
+        if not since or not all(isinstance(handle, int) for handle in theirs):
+            return False
+        known = launched | theirs
+        return known.issuperset(range(min(known), min(since)))
 
     @property
     def order(self) -> str:
@@ -275,6 +327,8 @@ class Schedule:
         group = Group(members, name, self._memory, self._nodes(), self._count, self._present)
         self._running[index] = group
         group.start()
+        if not group.all_launched:
+            self._unfinished.append(group)
 
     def _cut(self, placed: Sequence[tuple[Submission, int]]) -> list[list[str]]:
         """Groups of one scheme each, in the order in which their last members come."""
@@ -298,16 +352,19 @@ class Schedule:
         at = {submission.name: position for position, (submission, _) in enumerate(placed)}
         return sorted(groups, key=lambda names: at[names[-1]])
 
-    def _agree(self, submitted: dict[str, Submission]) -> Plan:
-        """The plan for the coming steps: one maximum over the workers of each gradient's place."""
+    def _agree(self, submitted: dict[str, Submission], knows_all: bool) -> tuple[Plan, bool]:
+        """The plan for the coming steps: one maximum over the workers of each gradient's place. And whether all know of
+        no other operations.
+        """
         import horovod.torch as hvd
 
         names = sorted(submitted)
         # Where a step takes several backward passes (or one inside another), the end of one is not the end of all.
         single = len(self._passes) == 1
-        places = torch.tensor([self._places[name] if single else _NEVER for name in names], dtype=torch.int32)
+        places = [self._places[name] if single else _NEVER for name in names]
+        own = torch.tensor([*places, not knows_all], dtype=torch.int32)
         label = f"horovod_quant.{names[0]}.order"
-        agreed = hvd.allreduce(places, op=hvd.Max, name=label, process_set=self._process_set).tolist()
+        *agreed, others = hvd.allreduce(own, op=hvd.Max, name=label, process_set=self._process_set).tolist()
         placed = [(submitted[name], place) for name, place in zip(names, agreed) if place < _NEVER]
         groups = self._cut(sorted(placed, key=lambda item: item[1]))
         group_of = {name: index for index, members in enumerate(groups) for name in members}
@@ -317,7 +374,7 @@ class Schedule:
             for index, members in enumerate(groups)
             if needs_everybody([submitted[name] for name in members], nodes, self._memory)
         ]
-        return Plan(groups, group_of, frozenset(after_roll_call), frozenset(names))
+        return Plan(groups, group_of, frozenset(after_roll_call), frozenset(names)), not others
 
 
 class _Backward:
@@ -358,7 +415,7 @@ class _Backward:
             schedule.advance_all()
         if _few_cores():
             for schedule in schedules:
-                schedule.wait_for_all()
+                schedule.decode_all()
 
 
 @functools.cache

@@ -25,18 +25,10 @@ METHOD = (
 METHODS = ("none", "binsgdm")
 HIERARCHICAL = "binsgdm-hierarchical"  # see steps_worker.py
 
-FACTOR = 2  # times as many steps, with a learning rate for them
-LONGER = transformer.Training(
-    "binsgdm, longer",
-    "binsgdm",
-    f"BinSGDM, {FACTOR} times the steps",
-    (f"--steps={FACTOR * transformer.STEPS}", "--lr=0.003"),
-    "--",
-)
 TRAININGS = (
     transformer.plain("none")._replace(title="Adam"),
     transformer.plain("binsgdm"),
-    LONGER,
+    transformer.LONGER._replace(style="--"),
 )
 
 # Of measured and predicted bytes. Headers of TCP, Horovod's own messages and the carriers are on the wire as well.
@@ -44,10 +36,9 @@ TOLERANCE = 0.05
 
 
 class Settings(NamedTuple):
-    """What is trained; with which options it is trained longer; the clusters between whose hosts bytes are counted."""
+    """What is trained, and the clusters between whose hosts bytes are counted."""
 
     trainings: transformer.Settings
-    longer: tuple[str, ...]
     clusters: tuple[steps.Settings, ...]
 
 
@@ -64,24 +55,18 @@ LARGE = {"layers": 3, "width": 768, "heads": 12, "context": 16}
 SIZES = {
     "full": Settings(
         transformer.SIZES["full"],
-        LONGER.options,
         tuple(_cluster(hosts, LARGE, rounds=3, warm_up=1) for hosts in (2, 4)),
     ),
     "tiny": Settings(
         transformer.SIZES["tiny"],
-        (f"--steps={FACTOR * 4}",),
         (_cluster(2, transformer.NARROW, rounds=1, warm_up=1),),
     ),
 }
 
 
 def study(settings: Settings) -> dict[str, Any]:
-    def trained(each: transformer.Training) -> dict[str, Any]:
-        options = settings.longer if each is LONGER else each.options
-        return transformer.trained(settings.trainings, each.method, options)
-
     found = {
-        "trainings": {each.key: trained(each) for each in TRAININGS},
+        "trainings": {each.key: transformer.trained(settings.trainings, each) for each in TRAININGS},
         **transformer.speeds(settings.trainings.speeds),
     }
     clusters = () if found["no_lab"] else settings.clusters
@@ -100,7 +85,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         )
         for key, when in (
             ("binsgdm", "after as many steps"),
-            (LONGER.key, f"after {FACTOR} times as many steps"),
+            (transformer.LONGER.key, f"after {transformer.FACTOR} times as many steps"),
         )
     ]
     for rate, measured in figures["speeds"].items():

@@ -78,17 +78,18 @@ def test_a_fast_network_leaves_the_kernels() -> None:
 def test_what_a_long_backward_pass_leaves_by_hand() -> None:
     """Two groups, of 4.2 million elements each: a kernel of one takes 4.2 ms, its words' allreduce as long.
 
-    The second group is complete when the pass ends. Left are its norms; encoding the first (whose norms are there) and
-    the second, beside the first one's words; the second one's words, beside decoding the first; decoding the second.
+    The second group is complete when the pass ends, and the first one's words are with everybody. Left are the second
+    one's norms; its encoding; its words, beside decoding the first; its decoding.
     """
     network = wires(2)
     scheme = GlobalQSGD(8)
     options = {"backward": 10.0, "group_bytes": 2**24}
     kernel = 2**22 * 1e-9
     elsewhere = cost(scheme, LAYERS, network, accelerator=True, **options)
-    assert elsewhere.exposed == pytest.approx(5 * kernel, rel=1e-3)
+    assert elsewhere.exposed == pytest.approx(4 * kernel, rel=1e-3)
     on_this_core = cost(scheme, LAYERS, network, SPEEDS, **options)
-    assert on_this_core.exposed == pytest.approx(6 * kernel, rel=1e-3)  # the first one's norms delay the pass
+    # The first one's norms and its encoding delay the pass.
+    assert on_this_core.exposed == pytest.approx(6 * kernel, rel=1e-3)
     assert cost(scheme, LAYERS, network, group_bytes=2**24).total == pytest.approx(8 * kernel, rel=1e-2)
 
 

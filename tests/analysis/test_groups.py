@@ -26,7 +26,7 @@ def test_groups_are_those_of_the_torch_frontend(model: str, group_bytes: int) ->
     from horovod_quant.torch import schedule
 
     shapes = MODELS[model]
-    own = schedule.Schedule(None, None, None, group_bytes, True, len(shapes), None, "", {})
+    own = schedule.Schedule(None, None, None, group_bytes, True, len(shapes), tuple, None, "", {})
     scheme = GlobalQSGD(8)
 
     class Waiting:

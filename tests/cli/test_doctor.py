@@ -22,7 +22,9 @@ from launching import environment, horovodrun  # noqa: E402
 import horovod_quant  # noqa: E402
 from horovod_quant.analysis.groups import torch_cache_names  # noqa: E402
 from horovod_quant.analysis.models import MODELS  # noqa: E402
-from horovod_quant.cli import doctor, main, probe, report  # noqa: E402
+from horovod_quant.cli import main, probe, report  # noqa: E402
+from horovod_quant.cli.findings import installed, kernels, settings, workers  # noqa: E402
+from horovod_quant.cli.place import Place  # noqa: E402
 from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding  # noqa: E402
 from horovod_quant.schemes import GlobalQSGD  # noqa: E402
 
@@ -133,8 +135,8 @@ def test_the_names_that_doctor_counts_are_those_in_horovods_cache(missing: int) 
     """With one place less than the model's names take, Horovod says that it had to evict one."""
     names = torch_cache_names(GlobalQSGD(8), MODELS["tiny"])
     program = [sys.executable, Path(__file__).with_name("names_worker.py"), "torch", "global-qsgd"]
-    settings = {"HOROVOD_CACHE_CAPACITY": str(names - missing), "HOROVOD_LOG_LEVEL": "warning"}
-    done = horovodrun("gloo", 2, program, env=settings)
+    variables = {"HOROVOD_CACHE_CAPACITY": str(names - missing), "HOROVOD_LOG_LEVEL": "warning"}
+    done = horovodrun("gloo", 2, program, env=variables)
     assert done.stdout.count("EXCHANGED") == 2, done.stdout[-3000:]
     assert ("evicted" in done.stdout) == bool(missing), done.stdout[-3000:]
 
@@ -231,11 +233,11 @@ def test_pytorchs_gradients_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, triton: str | None, text: str, remedy: str
 ) -> None:
     monkeypatch.setattr(probe, "version_of", lambda *names: triton)
-    (found,) = doctor.gpu_kernel_findings({"torch": {"gpus": 1}})
+    (found,) = kernels.gpu_kernel_findings({"torch": {"gpus": 1}})
     assert found.mark == WARNING
     assert text in found.text
     assert remedy in found.remedy
-    assert not doctor.gpu_kernel_findings({"torch": {"gpus": 0}, "tensorflow": {"gpus": 1}})
+    assert not kernels.gpu_kernel_findings({"torch": {"gpus": 0}, "tensorflow": {"gpus": 1}})
 
 
 def shadow_horovod(folder: Path, library: bytes | None) -> Path:
@@ -323,7 +325,7 @@ SOUND = {
 
 
 def judged(**changes: Any) -> list[Finding]:
-    return doctor.framework_findings("tensorflow", {**SOUND, **changes}, True, True)
+    return installed.framework_findings("tensorflow", {**SOUND, **changes}, True, True)
 
 
 def test_keras_3_does_not_average() -> None:
@@ -361,14 +363,14 @@ def with_workers(*workers: dict[str, Any]) -> dict[str, Any]:
 
 def test_an_allreduce_that_is_not_exact_is_a_problem() -> None:
     facts = with_workers({"wrong": []}, {"wrong": ["int64 Max"]})
-    finding = doctor.exactness_finding("tensorflow", facts, doctor.Place(0, 2, True))
+    finding = workers.exactness_finding("tensorflow", facts, Place(0, 2, True))
     assert finding.mark == PROBLEM
     assert "not exact on 1 of 2 workers (worker 1: int64 Max)" in finding.text
 
 
 def test_a_run_that_fails_is_a_problem() -> None:
     facts = {**SOUND, "stage": "run", "error": "no answer within 300 seconds"}
-    finding = doctor.exactness_finding("tensorflow", facts, doctor.Place(0, 2, True))
+    finding = workers.exactness_finding("tensorflow", facts, Place(0, 2, True))
     assert finding.mark == PROBLEM
     assert "no answer within 300 seconds" in finding.text
 
@@ -376,14 +378,14 @@ def test_a_run_that_fails_is_a_problem() -> None:
 def test_workers_with_other_versions_are_a_problem() -> None:
     alike = {"host": "a", "Horovod": "0.28.1", "kernels": "native", "wrong": []}
     facts = {"tensorflow": with_workers(alike, {**alike, "host": "b", "Horovod": "0.27.0"})}
-    (finding,) = doctor.worker_findings(facts)
+    (finding,) = workers.worker_findings(facts)
     assert finding.mark == PROBLEM
     assert "Horovod of worker 1 on b (1 such): 0.27.0, not 0.28.1 as on worker 0" in finding.text
 
 
 def test_workers_that_do_not_see_each_other_are_a_problem() -> None:
     started = {"size": 1, "local_size": 1, "mpi": True, "gloo": False}
-    assert doctor.controller_finding(started, doctor.Place(0, 2, False)).mark == PROBLEM
+    assert workers.controller_finding(started, Place(0, 2, False)).mark == PROBLEM
 
 
 def test_the_tested_integers_wrap_around() -> None:
@@ -408,21 +410,21 @@ def test_the_tested_integers_wrap_around() -> None:
     ],
 )
 def test_settings_are_read_as_horovod_does(given: str | None, number: float, shown: str) -> None:
-    assert doctor.number({} if given is None else {"X": given}, "X", 1024) == (number, shown)
+    assert settings.number({} if given is None else {"X": given}, "X", 1024) == (number, shown)
 
 
 @pytest.mark.parametrize(
     "setting", ["HOROVOD_CACHE_CAPACITY", "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"]
 )
 def test_a_setting_that_is_no_number_is_a_warning(setting: str) -> None:
-    findings = doctor.settings({setting: "lots"}, "tiny", ["torch"])
+    findings = settings.findings({setting: "lots"}, "tiny", ["torch"])
     (warning,) = [finding for finding in findings if finding.mark == WARNING]
     assert f"{setting}='lots', which Horovod reads as 0" in warning.text
 
 
 @pytest.mark.parametrize("model", [None, *MODELS])
 def test_defaults_suit_every_model(model: str | None) -> None:
-    findings = doctor.settings({}, model, list(probe.FRAMEWORKS))
+    findings = settings.findings({}, model, list(probe.FRAMEWORKS))
     assert [finding.mark for finding in findings] == [OK] * 3
 
 

@@ -125,6 +125,7 @@ def train_and_compare(
     passes: int = 1,
     named: bool = True,
     clip: float | None = None,
+    before: Callable[[Any, int], None] = lambda optimizer, step: None,
     between: Callable[[], None] = lambda: None,
     stock_factor: Callable[[], float] = lambda: 1.0 / hvd.size(),
     process_set: Any = None,
@@ -136,6 +137,7 @@ def train_and_compare(
     Args:
         stock_factor: what Horovod multiplies the sum over workers by.
         passes: backward passes a step.
+        before: called with the optimizer and a step's number before anything else happens in it.
         between: called between backward and synchronize.
         dense: compare sparse gradients in dense form.
         **distributed: arguments of DistributedOptimizer.
@@ -158,6 +160,7 @@ def train_and_compare(
     oracle = TorchOracle(compressor, process_set)
     member = process_set is None or process_set.included()
     for step in range(steps):
+        before(optimizer, step)
         twin = copy.deepcopy(model)
         twin.zero_grad()
         for backward in range(passes):

@@ -6,6 +6,7 @@ import concurrent.futures
 import copy
 import functools
 import io
+import itertools
 import os
 import pickle
 import time
@@ -99,6 +100,18 @@ def predivide(make: Any) -> None:
         return float(one[0]) / hvd.size()
 
     train_and_compare(make(), gradient_predivide_factor=1.7, stock_factor=factor)
+
+
+def a_factor_that_changes(make: Any) -> None:
+    """What has been decoded with the last step's factor is decoded again, if this step has another one."""
+    used = [hvd.Average]
+
+    def choose(optimizer: Any, step: int) -> None:
+        optimizer.op = used[0] = hvd.Sum if step == 3 else hvd.Average
+
+    train_and_compare(
+        make(), steps=5, before=choose, stock_factor=lambda: 1.0 if used[0] is hvd.Sum else 1.0 / hvd.size()
+    )
 
 
 def backward_passes(make: Any) -> None:
@@ -641,6 +654,12 @@ def _named_sum() -> None:
     assert hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum, name="named").item() == hvd.size()
 
 
+def _later(call: Callable[[], None]) -> Callable[[], None]:
+    """Does nothing the first time: in the first step it is found out what else starts operations."""
+    calls = itertools.count()
+    return lambda: None if next(calls) == 0 else call()
+
+
 def overlap_with_a_slow_rank(make: Any) -> None:
     """The agreed order everywhere, many groups, one rank far behind, an unnamed operation in between."""
 
@@ -649,7 +668,67 @@ def overlap_with_a_slow_rank(make: Any) -> None:
             model(rank_data(step, 8, 40), list(range(8)), slow=hvd.rank() == step % hvd.size()).pow(2).mean()
         )
 
-    train_and_compare(make(group_bytes=1), model=Many(), loss=loss, steps=4, between=_unnamed_sum)
+    for between in (_unnamed_sum, _later(_unnamed_sum)):
+        train_and_compare(make(group_bytes=1), model=Many(), loss=loss, steps=4, between=between)
+
+
+def overlap_with_operations_in_the_backward_pass(make: Any) -> None:
+    """Unnamed ones, on workers of which one is far behind."""
+
+    def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+        x = rank_data(step, 8, 40).requires_grad_()
+        x.register_hook(lambda gradient: _unnamed_sum())
+        middle = model.parts[4](x)
+        middle.register_hook(lambda gradient: _unnamed_sum())
+        slow = hvd.rank() == step % hvd.size()
+        return (model(x, [0, 1, 2, 3], slow=slow) + model(middle, [5, 6, 7], slow=slow)).pow(2).mean()
+
+    train_and_compare(make(group_bytes=1), model=Many(), loss=loss, steps=4)
+
+
+def overlap_follows_up(make: Any) -> None:
+    """During the backward pass stages are launched after those that have ended; not where the first step's backward
+    pass had operations of somebody else.
+    """
+    _follow_up(make(group_bytes=1), others=False)
+    _follow_up(make(group_bytes=1), others=True)
+
+
+def _follow_up(compressor: Any, others: bool) -> None:
+    model = Many()
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+    )
+    scheme = compressor.policy.scheme.for_workers(Workers(hvd.rank(), hvd.size()))
+    roll_calls = any(c.request is not Allreduce for c in scheme.collectives)
+    marks: list[int] = []
+
+    def wait(_: torch.Tensor) -> None:
+        for i in range(2):  # what was launched before the first of them has ended after the second
+            hvd.allreduce(torch.ones(1), name=f"{others}.{i}")
+
+    def mark(_: torch.Tensor) -> None:
+        marks.append(hvd.allreduce_async(torch.ones(1), name=f"{others}.mark"))
+
+    for step in range(3):
+        parts = [part(rank_data(step, 8, 40)) * (i + 1) for i, part in enumerate(model.parts)]
+        if step or others:
+            parts[3].register_hook(wait)
+            parts[2].register_hook(mark)
+        loss = sum(parts).pow(2).mean()
+        optimizer.zero_grad()
+        before = hvd.allreduce_async(torch.ones(1), name=f"{others}.before")
+        hvd.synchronize(before)
+        loss.backward()
+        if step or others:
+            hvd.synchronize(marks[-1])
+        if step:
+            # Five gradients have arrived, each with a first stage and an operation of the optimizer's; two waits.
+            further = marks[-1] - before - 1 - 5 * 2 - roll_calls - 2
+            expected = len(scheme.collectives) > 1 and not others
+            assert (further > 0) == expected, f"step {step}, others: {others}, {further} further stages"
+            assert further >= 0
+        optimizer.step()
 
 
 def overlap_with_any_order(make: Any) -> None:
@@ -659,7 +738,8 @@ def overlap_with_any_order(make: Any) -> None:
         order = list(range(8)) if step == 0 else _shuffled(step, hvd.rank())
         return model(rank_data(step, 8, 40), order, slow=hvd.rank() == step % hvd.size()).pow(2).mean()
 
-    train_and_compare(make(group_bytes=1), model=Many(), loss=loss, steps=6, between=_unnamed_sum)
+    for between in (_unnamed_sum, _later(_unnamed_sum)):
+        train_and_compare(make(group_bytes=1), model=Many(), loss=loss, steps=6, between=between)
 
 
 def overlap_with_parts_left_out(make: Any) -> None:
@@ -669,7 +749,8 @@ def overlap_with_parts_left_out(make: Any) -> None:
         order = _shuffled(step, hvd.rank())[: 8 if step < 2 else 3]
         return model(rank_data(step, 8, 40), order).pow(2).mean()
 
-    train_and_compare(make(group_bytes=1), model=Many(), loss=loss, steps=6, between=_named_sum)
+    for between in (_named_sum, _later(_named_sum)):
+        train_and_compare(make(group_bytes=1), model=Many(), loss=loss, steps=6, between=between)
 
 
 def overlap_is_real(make: Any) -> None:
@@ -832,6 +913,7 @@ EACH_METHOD = [
     a_large_gradient,
     op_sum,
     predivide,
+    a_factor_that_changes,
     backward_passes,
     num_groups,
     explicit_groups,
@@ -853,6 +935,8 @@ EACH_METHOD = [
     dtypes,
     overrides_and_excluded,
     overlap_with_a_slow_rank,
+    overlap_with_operations_in_the_backward_pass,
+    overlap_follows_up,
     overlap_with_any_order,
     overlap_with_parts_left_out,
     overlap_is_real,

@@ -30,9 +30,10 @@ def test_a_training_that_has_ended_is_not_repeated(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         running, "launch", lambda command, *others: (launched.append(command), launch(command, *others))
     )
-    first = transformer.trained(TINY._replace(seeds=(0,)), "global-qsgd-8")
-    both = transformer.trained(TINY, "global-qsgd-8")
-    assert transformer.trained(TINY, "global-qsgd-8") == both
+    training = transformer.plain("global-qsgd-8")
+    first = transformer.trained(TINY._replace(seeds=(0,)), training)
+    both = transformer.trained(TINY, training)
+    assert transformer.trained(TINY, training) == both
     assert [command[command.index("--seed") + 1 : command.index("--json")] for command in launched] == [
         ["0"],
         ["1"],
@@ -43,7 +44,7 @@ def test_a_training_that_has_ended_is_not_repeated(monkeypatch: pytest.MonkeyPat
 
 def test_a_failed_run_is_quoted() -> None:
     with pytest.raises(running.RunFailed, match="--steps 0: use at least 1"):
-        transformer.trained(TINY, "none", ["--steps=0"])
+        transformer.trained(TINY, transformer.plain("none"), ["--steps=0"])
     assert not running.KEPT.exists()
 
 
@@ -71,7 +72,7 @@ def test_steps_between_hosts() -> None:
     assert steps.link_bytes(figures, binsgdm.HIERARCHICAL) >= binsgdm.predicted({"hosts": 2, **figures})
 
 
-def figures(validation_loss: float, ratio: float) -> dict[str, Any]:
+def figures(validation_loss: float, speed_up: float, bytes_ratio: float = 1.0) -> dict[str, Any]:
     """Made up: those of all methods but float32."""
     training = {
         "losses": [[3.0, 2.0]],
@@ -81,12 +82,14 @@ def figures(validation_loss: float, ratio: float) -> dict[str, Any]:
     }
     trainings = {
         each.key: {**training, "validation_losses": [2.0 if each.key == "none" else validation_loss]}
-        for each in (*transformer.TRAININGS, binsgdm.LONGER)
+        for each in transformer.TRAININGS
     }
     names = {"none": 1.0, transformer.ALONE: 0.1}
     speed = {
         "elements": 8000, "workers": 4, "results": {
-            method: {"seconds": [names.get(method, 1 / ratio)], "link_bytes": [1000.0 * ratio], "sent_bytes": 1.0}
+            method: {
+                "seconds": [names.get(method, 1 / speed_up)], "link_bytes": [1000.0 * bytes_ratio], "sent_bytes": 1.0
+            }
             for method in (*transformer.METHODS, transformer.ALONE, "fp16", binsgdm.HIERARCHICAL)
         },
     }  # fmt: skip
@@ -102,17 +105,26 @@ def figures(validation_loss: float, ratio: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("module", [transformer, binsgdm, transformer_gpu])
 def test_verdicts_come_out_either_way(module: Any, tmp_path: Path) -> None:
-    good, bad = figures(2.01, 1.04), figures(2.03, 0.9)
+    good, bad = figures(2.01, 2.08, 1.04), figures(2.03, 0.9, 0.9)
     assert all(verdict.holds for verdict in module.verdicts(good))
     assert not any(verdict.holds for verdict in module.verdicts(bad))
-    assert ("a GPU" if module is transformer_gpu else "1.04") in module.tables(good)
+    assert ("a GPU" if module is transformer_gpu else "2.08") in module.tables(good)
     for plot in module.draw(good, tmp_path):
         assert (tmp_path / plot.file).stat().st_size < 150_000
 
 
+def test_a_training_of_twice_the_steps_needs_steps_half_as_long() -> None:
+    measured = figures(2.01, 1.5)["speeds"]["100mbit"]
+    assert transformer.training_speed_up(measured, "global-qsgd-8") == pytest.approx(1.5)
+    assert transformer.training_speed_up(measured, "binsgdm") == pytest.approx(0.75)
+    *_, verdict = transformer.verdicts({**figures(2.01, 1.5), "speeds": {"100mbit": measured}})
+    assert not verdict.holds
+    assert "BinSGDM 0.75, with its 2 times as many steps" in verdict.evidence
+
+
 @pytest.mark.parametrize("module", [transformer, binsgdm])
 def test_says_so_where_there_is_no_lab(module: Any, tmp_path: Path) -> None:
-    without = {**figures(2.01, 1.04), "speeds": {}, "clusters": [], "no_lab": "root is needed"}
+    without = {**figures(2.01, 2.08), "speeds": {}, "clusters": [], "no_lab": "root is needed"}
     assert "was not measured, because no lab of several hosts can be made: root is needed" in module.tables(
         without
     )
@@ -126,8 +138,8 @@ def test_trains_on_a_gpu_where_there_is_one(
 ) -> None:
     launched: dict[str, Any] = {}
 
-    def trained(settings: Any, method: str, options: Any) -> Any:
-        launched.setdefault(method, options)
+    def trained(settings: Any, each: transformer.Training, options: Any) -> Any:
+        launched[each.method] = options
         return {**figures(2.01, 1.0)["trainings"]["none"], "validation_losses": [2.0, 2.0]}
 
     monkeypatch.setattr(transformer, "trained", trained)

@@ -1,0 +1,1 @@
+"""What `horovod-quant doctor` finds: a file for each of its sections."""

@@ -1,0 +1,89 @@
+"""On the kernels that run here: which, whether they are the fastest, and whether their bits are right."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from horovod_quant import kernels
+from horovod_quant.cli import probe
+from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding
+from horovod_quant.kernels import native, reference
+from horovod_quant.kernels.keys import KeyChain
+
+_KERNEL_VARIABLES = ("HOROVOD_QUANT_KERNELS", "HOROVOD_QUANT_LIBRARY", "HOROVOD_QUANT_ISA")
+
+
+def findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    wanted = os.environ.get("HOROVOD_QUANT_KERNELS")
+    if wanted in kernels.OWN_OF_FRAMEWORKS:
+        what = "TensorFlow operations" if wanted == "tensorflow" else "Triton"
+        own = Finding(OK, f"kernels of {what}, asked for by HOROVOD_QUANT_KERNELS; where there are none:")
+        return [own, *host_kernel_findings(""), *gpu_kernel_findings(facts)]
+    return [*host_kernel_findings(wanted), *gpu_kernel_findings(facts)]
+
+
+def host_kernel_findings(wanted: str | None) -> list[Finding]:
+    """On the kernels for arrays in the host's memory; ``wanted``: those that were asked for."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it says is found here
+            backend = kernels.get()
+        text = kernels.describe()
+    except (ImportError, ValueError) as error:
+        variables = [name for name in _KERNEL_VARIABLES if os.environ.get(name)]
+        return [Finding(PROBLEM, f"no kernels: {error}", f"unset or correct {' and '.join(variables)}")]
+    if backend is not native:
+        remedy = "unset HOROVOD_QUANT_KERNELS" if wanted else native_remedy()
+        return [Finding(WARNING, text, remedy)]
+    if not same_bits(native):
+        return [
+            Finding(
+                PROBLEM,
+                f"{text}, but they do not return the reference's bits",
+                "set HOROVOD_QUANT_KERNELS=numpy and report this",
+            )
+        ]
+    if native.instruction_set() != native.available_instruction_sets()[-1]:
+        return [Finding(WARNING, f"{text}, asked for by HOROVOD_QUANT_ISA", "unset it for the fastest")]
+    return [Finding(OK, f"{text}; bits as the reference's")]
+
+
+def gpu_kernel_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """On the kernels for PyTorch's gradients on a GPU, if there is one."""
+    if not facts.get("torch", {}).get("gpus"):
+        return []
+    if probe.version_of("triton") is None:
+        text = "PyTorch's gradients on a GPU are copied to the host, quantized there, and copied back"
+        return [Finding(WARNING, text, "pip install triton")]
+    text = "PyTorch's gradients on a GPU are quantized there, by kernels in Triton that no GPU has run yet"
+    return [Finding(WARNING, text, "measure against hvd.Compression.none before relying on it")]
+
+
+def native_remedy() -> str:
+    if os.environ.get("HOROVOD_QUANT_LIBRARY"):
+        return "unset HOROVOD_QUANT_LIBRARY, or let it name a library of this version"
+    return "install a C++ compiler, then HOROVOD_QUANT_REQUIRE_NATIVE=1 pip install . where the sources are"
+
+
+def same_bits(backend: Any) -> bool:
+    """Whether a few kernels return on this machine what the reference does."""
+    gradient = np.random.default_rng(0).standard_normal(5000, np.float32)
+    key = KeyChain(0, "doctor").key("worker", 0)
+
+    def encoded_and_decoded(k: Any) -> list[np.ndarray]:
+        norms = k.bucket_maxima(gradient, 1024)
+        words = k.encode_uniform_sum(gradient, norms, 1024, 31, 8, key)
+        codes = k.encode_exponential(gradient, norms, 1024, 4, key)
+        return [
+            words,
+            codes,
+            k.decode_uniform_sum(words, norms, 1024, 31, 8, 0.25, np.empty_like(gradient)),
+            k.decode_exponential([codes] * 2, [norms] * 2, 1024, 4, 0.5, np.empty_like(gradient)),
+        ]
+
+    return all(map(np.array_equal, encoded_and_decoded(backend), encoded_and_decoded(reference)))

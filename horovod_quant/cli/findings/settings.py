@@ -1,0 +1,123 @@
+"""On Horovod's settings that matter for quantized exchanges."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from horovod_quant.analysis.groups import compressed_names, tensorflow_cache_names, torch_cache_names
+from horovod_quant.analysis.models import MODELS, Shapes, elements
+from horovod_quant.cli.probe import FRAMEWORKS
+from horovod_quant.cli.report import OK, WARNING, Finding
+from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
+
+# Horovod 0.28.1: operations.cc.
+DEFAULT_CACHE, DEFAULT_FUSION, DEFAULT_CYCLE = 1024, 128 * 2**20, 1.0
+
+LONG_CYCLE = 5.0
+"""Milliseconds; from here on waiting for cycles is a good part of a short step."""
+
+SCHEMES = (GlobalQSGD(8), GlobalQSGD(4, levels="exponential"), QSGD(4), NUQSGD(4), BinSGDM())
+"""Between them as few and as many collectives as there are."""
+
+
+def findings(environment: Mapping[str, str], model: str | None, frameworks: list[str]) -> list[Finding]:
+    """Horovod's settings that matter for quantized exchanges.
+
+    Args:
+        environment: with Horovod's variables.
+        model: whose gradients are exchanged, if that is known.
+        frameworks: that may do it.
+    """
+    shapes = MODELS[model] if model else None
+    found = [
+        cache_finding(environment, model, shapes, frameworks),
+        fusion_finding(environment, model, shapes),
+        cycle_finding(environment),
+    ]
+    if number(environment, "HOROVOD_AUTOTUNE", 0)[0] > 0:
+        found.append(
+            Finding(
+                WARNING,
+                "HOROVOD_AUTOTUNE tries fusion thresholds, cycle times and doing without the cache while it trains",
+                "unset it once it has found its values: it overrules these settings, and disturbs every measurement",
+            )
+        )
+    return found
+
+
+def cache_finding(
+    environment: Mapping[str, str], model: str | None, shapes: Shapes | None, frameworks: list[str]
+) -> Finding:
+    capacity, text = number(environment, "HOROVOD_CACHE_CAPACITY", DEFAULT_CACHE)
+    if capacity <= 0:
+        return Finding(
+            WARNING,
+            f"{text}: no response cache, so the workers negotiate every collective anew",
+            "unset it",
+        )
+    if shapes is None:
+        return Finding(OK, f"{text} names of collectives are remembered, and not negotiated again")
+    needs = {
+        FRAMEWORKS[name]: max(
+            (torch_cache_names if name == "torch" else tensorflow_cache_names)(scheme, shapes)
+            for scheme in SCHEMES
+        )
+        for name in frameworks
+    }
+    shown = ", ".join(f"{names:,} in {framework}" for framework, names in needs.items())
+    text = f"{text} names: an exchange of {model} has up to {shown}"
+    most = max(needs.values())
+    if most > capacity:
+        enough = max(DEFAULT_CACHE, 1 << (most - 1).bit_length())
+        return Finding(
+            WARNING,
+            f"{text}, which push each other out and are negotiated anew each step",
+            f"set HOROVOD_CACHE_CAPACITY={enough} (horovodrun --cache-capacity {enough})",
+        )
+    return Finding(OK, f"{text}, which fit")
+
+
+def fusion_finding(environment: Mapping[str, str], model: str | None, shapes: Shapes | None) -> Finding:
+    threshold, text = number(environment, "HOROVOD_FUSION_THRESHOLD", DEFAULT_FUSION)
+    text += " bytes" if threshold < 2**20 else f" ({threshold / 2**20:g} MiB)"
+    if shapes is None:
+        if threshold < 2**20:
+            return Finding(WARNING, f"{text}: hardly anything is sent together", "unset it")
+        return Finding(OK, f"{text}: small gradients and carriers are sent together")
+    compressed = compressed_names(SCHEMES[0], shapes)
+    small = {name: shape for name, shape in shapes.items() if name not in set(compressed)}
+    together = 4 * elements(small) + 68 * len(compressed)
+    what = f"{model}'s {len(small)} small gradients and {len(compressed)} carriers ({together:,} bytes)"
+    if threshold < together:
+        return Finding(
+            WARNING, f"{text}: {what} do not go together, and each part takes its time", "unset it"
+        )
+    return Finding(OK, f"{text}: {what} can go together")
+
+
+def cycle_finding(environment: Mapping[str, str]) -> Finding:
+    cycle, text = number(environment, "HOROVOD_CYCLE_TIME", DEFAULT_CYCLE)
+    deepest = max(len(scheme.collectives) for scheme in SCHEMES)
+    text = f"{text} ms: how often Horovod looks for new collectives"
+    if cycle <= 0:
+        return Finding(
+            WARNING,
+            f"{text}, that is without a pause, which takes CPU time from the kernels",
+            "unset it, or set 1",
+        )
+    text += f", of which a quantized exchange has 1 to {deepest} in a row"
+    if cycle > LONG_CYCLE:
+        return Finding(WARNING, f"{text}, up to {deepest * cycle:g} ms a step", "unset it, or set 1")
+    return Finding(OK, text)
+
+
+def number(environment: Mapping[str, str], name: str, default: float) -> tuple[float, str]:
+    """A setting as Horovod reads it, and how to show it: it takes the number at the beginning, 0 if there is none."""
+    given = environment.get(name)
+    if given is None:
+        return default, f"{name}={default:g}" if default < 1e5 else f"{name}={default:.0f}"
+    digits = re.match(r"\s*[-+]?(\d+(\.\d*)?|\.\d+)", given)
+    if digits is None:
+        return 0.0, f"{name}={given!r}, which Horovod reads as 0"
+    return float(digits[0]), f"{name}={given.strip()}"

@@ -1,0 +1,35 @@
+"""Where a process is among those that a launcher has started, before Horovod is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# How a launcher tells a worker its rank and the number of workers.
+_LAUNCHERS = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
+class Place(NamedTuple):
+    """This process among the workers.
+
+    Attributes:
+        size: 0 where no launcher has started it.
+        gloo: whether Horovod's Gloo controller is to run.
+    """
+
+    rank: int
+    size: int
+    gloo: bool
+
+
+def find_place(environment: Mapping[str, str]) -> Place:
+    """What the launcher has written into the environment."""
+    for rank, size in _LAUNCHERS:
+        if rank in environment and size in environment:
+            gloo = "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environment
+            return Place(int(environment[rank]), int(environment[size]), gloo)
+    return Place(0, 0, False)

@@ -1,0 +1,89 @@
+"""BinSGDM's compressor (Peng et al., published as Birder, NeurIPS 2023); its optimizers are in ``optim.py``."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from horovod_quant import nodes
+from horovod_quant.frontend import BinSGDMArguments
+from horovod_quant.schemes.base import LOCAL
+from horovod_quant.tensorflow import optim
+from horovod_quant.tensorflow.compressor import Compressor
+from horovod_quant.tensorflow.horovod_call import (
+    KERAS_3_REMEDY,
+    HorovodCall,
+    is_keras_3,
+    optimizer_being_made,
+)
+from horovod_quant.tensorflow.member import HeldState, Member
+
+
+class BinSGDM(BinSGDMArguments, Compressor):
+    """BinSGDM's 1-bit exchange, for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`.
+
+    Momentum and scale are the optimizer's slot variables; the optimizer's ``beta`` counts. One compressor serves one
+    optimizer.
+
+    Args:
+        beta: None, or the optimizer's ``beta`` once more, to have it checked.
+        optimizer: the optimizer, for ``hvd.DistributedGradientTape``, which does not know it;
+            ``hvd.DistributedOptimizer`` does.
+        **common: see `Compressor`.
+    """
+
+    _unbound = (*Compressor._unbound, "_optimizer")
+
+    def __init__(self, beta: float | None = None, *, optimizer: Any = None, **common: Any) -> None:
+        super().__init__(beta, **common)
+        if optimizer is not None:
+            self._welcome(optimizer)
+
+    def _bind(self) -> None:
+        super()._bind()
+        self._optimizer: weakref.ref | None = None
+
+    def _welcome(self, optimizer: Any) -> None:
+        if is_keras_3(optimizer) and optimizer_being_made() is optimizer:
+            raise RuntimeError(KERAS_3_REMEDY)
+        self._optimizers.add(optimizer)
+        own = optim.binsgdm_of(optimizer)
+        if own is None:
+            raise ValueError(
+                f"compression=BinSGDM(): it needs the optimizer of the same name, and was used with the optimizer "
+                f"{type(optimizer).__name__}; use "
+                f"hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...)"
+            )
+        known = None if self._optimizer is None else self._optimizer()
+        if known is not None and known is not own:
+            raise ValueError(
+                "compression=BinSGDM(): this compressor serves another optimizer already, whose momentum it knows; "
+                "make one for each"
+            )
+        self._check_beta([own.beta])
+        self._optimizer = weakref.ref(own)
+
+    def _state(self, call: HorovodCall, name: str) -> HeldState:
+        optimizer = None if self._optimizer is None else self._optimizer()
+        if optimizer is None or call.variable is None:
+            raise ValueError(
+                "compression=BinSGDM(): it needs the optimizer of the same name, and was used with no optimizer; use "
+                "hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...), or with a tape "
+                "BinSGDM(optimizer=...)"
+            )
+        return optimizer.held_state(call.variable, call.variables)
+
+    def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
+        # Where this worker owns the whole of a tensor, too: others of its node own nothing.
+        return (
+            members if found.workers.local_size == 1 else [self._with_part(each, found) for each in members]
+        )
+
+    def _with_part(self, member: Member, found: nodes.Nodes) -> Member:
+        optimizer = None if self._optimizer is None else self._optimizer()
+        assert optimizer is not None
+        assert member.state is not None
+        elements = member.state.momentum.shape.num_elements()
+        start, stop = member.scheme.for_workers(found.workers).owned(member.name, elements, found.workers)
+        process_set = found.process_sets[LOCAL]
+        return member._replace(state=optimizer.keep_part(member.state, start, stop, process_set))
