@@ -84,6 +84,19 @@ def perform(
     raise TypeError(f"not a collective that Horovod can perform: {collective!r}")
 
 
+def after_roll_call(collectives: Sequence[Collective], scope: Scope, carrier: tf.Tensor) -> tf.Tensor:
+    """``carrier``, when the roll has been called, if it is for this exchange: its error is the one that names arguments.
+
+    Args:
+        collectives: of the exchange, which has been made.
+        scope: where it runs.
+        carrier: what Horovod made of the carrier.
+    """
+    if tf.executing_eagerly() or not any(map(_needs_everybody, collectives)):
+        return carrier
+    return _after(_roll_call(scope), carrier)
+
+
 def _after(zero: tf.Tensor, array: tf.Tensor) -> tf.Tensor:
     """``array``, flat as all that schemes send, without a copy, when ``zero`` is known.
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from horovod_quant.frontend import clipped
 from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Workers
 from horovod_quant.tensorflow import kernels
-from horovod_quant.tensorflow.collectives import Scope, perform, unfoldable, worker_count
+from horovod_quant.tensorflow.collectives import Scope, after_roll_call, perform, unfoldable, worker_count
 from horovod_quant.tensorflow.member import Member
 from horovod_quant.tensorflow.state import Ledger
 from horovod_quant.traffic import sent_bytes
@@ -56,6 +56,7 @@ class TracedExchange:
 
         def result(place: int, carrier: tf.Tensor) -> tf.Tensor:
             member = self._members[place]
+            carrier = after_roll_call(collectives, self._scope, carrier)
             factor = _factor(member, carrier) / tf.cast(decoded.active, tf.float64)
             target = tf.TensorSpec([gradients[place].elements], member.tensor.dtype)
             return tf.reshape(decoded.write(place, factor, target), member.tensor.shape)

@@ -70,6 +70,14 @@ class TorchTraining:
     def sent(self) -> Sequence[float] | None:
         return sent_bytes(self._compressor)
 
+    def settle(self) -> None:
+        """Waits until Horovod's thread has let go of the last operations' tensors: it does so after it has said that
+        they are complete.
+        """
+        import horovod.torch as hvd
+
+        hvd.barrier()
+
     def held(self) -> dict[str, int]:
         import torch
         from horovod.torch import mpi_ops
@@ -113,6 +121,9 @@ class TensorFlowTraining:
     def sent(self) -> Sequence[float] | None:
         return sent_bytes(self._compressor)
 
+    def settle(self) -> None:
+        pass
+
     def held(self) -> dict[str, int]:
         return {"traces": self.step.experimental_get_tracing_count()}
 
@@ -151,6 +162,7 @@ def held_after_steps(training: Any, steps: int) -> dict[str, int]:
     for _ in range(SAMPLES):
         training.step()
         resident.append(resident_bytes())
+    training.settle()
     cyclic = gc.collect()  # left by these steps, in reference cycles
     gc.enable()
     return {
