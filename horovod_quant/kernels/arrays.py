@@ -24,10 +24,18 @@ Part = tuple[int, Any, Callable[[np.ndarray], Any]]
 
 def aligned_empty(elements: int, dtype: Any) -> np.ndarray:
     """An array that starts at a multiple of 64 bytes, as TensorFlow wants memory that it does not copy."""
-    size = elements * np.dtype(dtype).itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    return aligned(memory_for(elements, dtype), elements, dtype)
+
+
+def memory_for(elements: int, dtype: Any) -> np.ndarray:
+    """Memory, uint8, in which such an array has its place."""
+    return np.empty(elements * np.dtype(dtype).itemsize + _ALIGNMENT, np.uint8)
+
+
+def aligned(memory: np.ndarray, elements: int, dtype: Any) -> np.ndarray:
+    """The array in memory of `memory_for`."""
     offset = -memory.__array_interface__["data"][0] % _ALIGNMENT
-    return memory[offset : offset + size].view(dtype)
+    return memory[offset : offset + elements * np.dtype(dtype).itemsize].view(dtype)
 
 
 def assemble(parts: Sequence[Part]) -> np.ndarray:

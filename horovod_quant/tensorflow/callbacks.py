@@ -33,6 +33,7 @@ from horovod_quant.schemes.base import (
 )
 from horovod_quant.tensorflow.collectives import Scope, is_elastic, perform, worker_count
 from horovod_quant.tensorflow.member import Member
+from horovod_quant.tensorflow.reused_memory import ReusedMemory
 from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
 
 _RUNS_KEPT = 4
@@ -62,6 +63,7 @@ class CallbackExchange:
         scope: of its collectives.
         enter: called with a gradient's name, elements and workers when an exchange starts; returns its number.
         count: called with a gradient's name and the bytes that this worker sends for it.
+        memory: for new states.
     """
 
     def __init__(
@@ -71,12 +73,14 @@ class CallbackExchange:
         scope: Scope,
         enter: Callable[[str, int, int], int],
         count: Callable[[str, float], None],
+        memory: ReusedMemory,
     ) -> None:
         self._members = list(members)
         self._kernels = kernels
         self._scope = scope
         self._enter = enter
         self._count = count
+        self._memory = memory
         self._scheme = self._members[0].scheme
         self._tokens = itertools.count()
         # A run that fails, because a worker died, say, leaves its entry to the next ones to throw away.
@@ -145,7 +149,7 @@ class CallbackExchange:
         for member, array in zip(self._members, arrays):
             state, step = None, None
             if member.state is not None:
-                new = [_copy(next(remaining)), _copy(next(remaining))]
+                new = [self._state_copy(member.name, i, next(remaining)) for i in range(2)]
                 new_states += new
                 state, step = BinaryState(new[0], new[1], member.state.beta), int(next(remaining))
             number = self._enter(member.name, array.size, workers.size)
@@ -162,6 +166,11 @@ class CallbackExchange:
         while len(self._runs) > _RUNS_KEPT:
             self._runs.popitem(last=False)
         return [np.array(token), *sent]
+
+    def _state_copy(self, name: str, number: int, array: np.ndarray) -> np.ndarray:
+        copy = self._memory.take((name, number), array.size)
+        copy[...] = array.reshape(-1)
+        return copy
 
     def _resume(self, token: np.int64, answer: np.ndarray) -> list[np.ndarray]:
         run = self._runs[int(token)]
@@ -204,12 +213,6 @@ def flat_array(array: np.ndarray) -> np.ndarray:
     """An array's memory, flat; bfloat16 as the uint16 that the kernels take for it."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint16) if flat.dtype == tf.bfloat16.as_numpy_dtype else flat
-
-
-def _copy(array: np.ndarray) -> np.ndarray:
-    copy = aligned_empty(array.size, array.dtype)
-    copy[...] = array.reshape(-1)
-    return copy
 
 
 def _answer(request: Any, array: np.ndarray) -> Any:

@@ -85,7 +85,7 @@ def perform(
 
 
 def after_roll_call(collectives: Sequence[Collective], scope: Scope, carrier: tf.Tensor) -> tf.Tensor:
-    """``carrier``, when the roll has been called, if it is for this exchange: its error is the one that names arguments.
+    """``carrier``, once the roll is called, if this exchange calls it: the error that names arguments comes first.
 
     Args:
         collectives: of the exchange, which has been made.

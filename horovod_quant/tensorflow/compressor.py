@@ -39,6 +39,7 @@ from horovod_quant.tensorflow.horovod_call import (
     unique_names,
 )
 from horovod_quant.tensorflow.member import HeldState, Member
+from horovod_quant.tensorflow.reused_memory import ReusedMemory
 from horovod_quant.tensorflow.state import Ledger, home
 from horovod_quant.tensorflow.traced import TracedExchange
 from horovod_quant.traffic import ring_allreduce_bytes
@@ -95,6 +96,7 @@ class Compressor(BaseCompressor):
         "_ledgers",
         "_optimizers",
         "_open",
+        "_state_memory",
         "_checked",
         "_known_names",
     )
@@ -158,6 +160,7 @@ class Compressor(BaseCompressor):
         self._ledgers: dict[tuple[str, int, Any], Ledger] = {}
         self._optimizers: Any = weakref.WeakSet()
         self._open: Group | None = None
+        self._state_memory = ReusedMemory()
         self._known_names: set[tuple[str, ...]] = set()
         self._checked: Any = weakref.WeakKeyDictionary()  # process set: its size when last checked
 
@@ -328,7 +331,9 @@ class Compressor(BaseCompressor):
         if not all(self._is_traced(member.tensor, member.scheme) for member in members):
             on_cpu = self._wanted_kernels() != "tensorflow"
             kernels = kernel_backends.get(self._kernels) if on_cpu else kernel_backends.fastest()
-            return CallbackExchange(members, kernels, scope, self._enter, self._traffic.count)
+            return CallbackExchange(
+                members, kernels, scope, self._enter, self._traffic.count, self._state_memory
+            )
         ledgers = [self._ledger(member.name, member.tensor, call) for member in members]
         for ledger in ledgers:
             ledger.bytes_sent = ring_allreduce_bytes(_CARRIER_BYTES, call.process_set.size())
