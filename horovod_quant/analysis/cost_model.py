@@ -32,6 +32,7 @@ from horovod_quant.analysis.work import Call, Work, cached_work_of, resolved
 from horovod_quant.schemes.base import Allreduce, Alltoall, Request, Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
 from horovod_quant.schemes.split_sums import INTEGERS, is_faster
+from horovod_quant.schemes.swaps import as_sum, is_swapped
 from horovod_quant.traffic import sent_bytes
 
 NONE, FP16 = "none", "fp16"
@@ -275,12 +276,18 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
 
 
 def group_work(scheme: Scheme, lengths: Sequence[int], network: Network) -> Work:
-    """What a worker does for a group on this network: under MPI sums of integers are done by two alltoalls."""
+    """What a worker does for a group on this network: under MPI sums of integers are done by two alltoalls, and under
+    Gloo what two workers gather by a sum.
+    """
     workers = workers_of(scheme, network)
     work = cached_work_of(scheme, tuple(lengths), workers.size, workers.local_size)
-    if network.controller != MPI:
-        return work
     stages: list[tuple[list[Call], Request]] = []
+    if network.controller != MPI:
+        stages += [
+            (calls, as_sum(request, request.array) if is_swapped(request, workers) else request)
+            for calls, request in work.stages
+        ]
+        return Work(stages, work.decode)
     for calls, request in work.stages:
         adding = workers.size_of(request.group)
         own_bytes = 4 * sum(lengths) * adding // workers.size

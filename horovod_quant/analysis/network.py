@@ -174,19 +174,15 @@ def messages(request: Request, workers: int) -> int:
     return (2 if isinstance(request, (Allreduce, CustomAllreduce)) else 1) * (workers - 1)
 
 
-TURNS_BYTES = 2 * 2**20
-"""Gathers of two workers take turns always from this size on, smaller ones about every other time (the lab)."""
-
-
 def turns(request: Request, network: Network) -> float:
     """How many times as long as by its bytes a collective takes on the wire, because directions take turns.
 
     Gloo's receiver tells the sender that it is ready over the connection on which it sends data itself, after it has
     begun to do so (gloo/allgatherv.cc, gloo/alltoallv.cc: send, then recv; transport/tcp/pair.cc: one queue). Where two
     workers exchange large messages, the later one's readiness waits behind its own data: the two directions follow one
-    another. This is so in every gather of two workers, and in an alltoall for each pair of them, the less the more
-    other pairs there are to fill the link. A ring of three and more receives from one neighbour and sends to the
-    other, and an allreduce has several small messages under way.
+    another. This is so in every gather of two workers, which is why they add instead (`schemes.swaps`), and in an
+    alltoall for each pair of workers, the less the more other pairs there are to fill the link. A ring of three and
+    more receives from one neighbour and sends to the other, and an allreduce has several small messages under way.
 
     Open MPI's default allreduce among more than two workers takes twice as long on Ethernet as its bytes need, and its
     gathers take longer, too, by less (shared/LAB.md).
@@ -199,9 +195,7 @@ def turns(request: Request, network: Network) -> float:
         return own * 1.5
     if isinstance(request, Alltoall):
         return own * (1 + 2 / workers)
-    if workers > 2:
-        return own
-    return own * (2.0 if sum(request.parts) > TURNS_BYTES else 1.5)
+    return own * (2.0 if workers == 2 else 1.0)
 
 
 def link_bytes(request: Request, network: Network) -> float:

@@ -137,12 +137,21 @@ Request = Union[Allreduce, Allgather, Alltoall, CustomAllreduce]
 
 
 class Collective(NamedTuple):
-    """What is known of a request before it is made: its type, its array's, an allreduce's operation, who takes part."""
+    """What is known of a request before it is made: its type, its array's, an allreduce's operation, who takes part.
+
+    ``swap``: whether it is a sum that stands for a gather, see `swaps`.
+    """
 
     request: type
     dtype: str
     op: str = ""
     group: str = ALL
+    swap: bool = False
+
+    @property
+    def needs_everybody(self) -> bool:
+        """Whether it fails, or never ends, or is wrong when Horovod lets a worker add zeros to sums; ``hvd.join()``."""
+        return self.request is not Allreduce or self.group != ALL or self.swap
 
 
 class Decoded(NamedTuple):

@@ -31,6 +31,7 @@ from horovod_quant.schemes.base import (
     Workers,
     split_gathered,
 )
+from horovod_quant.schemes.swaps import collectives_with_swaps, with_swaps
 from horovod_quant.tensorflow.collectives import Scope, is_elastic, perform, worker_count
 from horovod_quant.tensorflow.member import Member
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
@@ -82,6 +83,8 @@ class CallbackExchange:
         self._count = count
         self._memory = memory
         self._scheme = self._members[0].scheme
+        # Whether some do is part of the graph, the number of workers under elastic training is not.
+        self._swaps = _gathers_take_turns() and not is_elastic()
         self._tokens = itertools.count()
         # A run that fails, because a worker died, say, leaves its entry to the next ones to throw away.
         self._runs: OrderedDict[int, _Run] = OrderedDict()
@@ -92,6 +95,8 @@ class CallbackExchange:
         # Under elastic training the workers' graphs must agree, whatever their number was when each made its own.
         self._scheme = self._members[0].scheme.for_workers(Workers(0, 1) if is_elastic() else workers)
         collectives = self._scheme.collectives
+        if self._swaps:
+            collectives = collectives_with_swaps(collectives, workers)
         inputs = [member.tensor for member in self._members]
         states = [member.state for member in self._members if member.state is not None]
         for state in states:
@@ -159,6 +164,8 @@ class CallbackExchange:
                 values = clipped(self._kernels, values, member.state.clip_norm)
             gradients.append(Gradient(values, member.chain, step, state))
         exchange = self._scheme.exchange(gradients, workers, self._kernels)
+        if self._swaps:
+            exchange = with_swaps(exchange, workers)
         run = _Run(exchange, [array.shape for array in arrays[:count]], new_states)
         sent = self._advance(run, None)
         token = next(self._tokens)
@@ -202,6 +209,13 @@ class CallbackExchange:
         out = aligned_empty(int(np.prod(shape)), dtype)
         run.decoded.write(place, factor, flat_array(out))
         return out.reshape(shape)
+
+
+def _gathers_take_turns() -> bool:
+    """Whether Gloo performs the collectives."""
+    import horovod.tensorflow as hvd
+
+    return not hvd.mpi_enabled()
 
 
 def _sent_types(collective: Collective) -> list[tf.DType]:

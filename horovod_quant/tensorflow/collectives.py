@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from horovod_quant.agreement import COMPARED, SIGNS
 from horovod_quant.nodes import Nodes, flat
-from horovod_quant.schemes.base import ALL, Allgather, Allreduce, Alltoall, Collective, Workers
+from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, Collective, Workers
 from horovod_quant.tensorflow.horovod_call import HorovodCall
 
 
@@ -67,7 +67,7 @@ def perform(
     import horovod.tensorflow as hvd
 
     collective = collectives[stage]
-    if _needs_everybody(collective) and not any(map(_needs_everybody, collectives[:stage])):
+    if collective.needs_everybody and not _need_everybody(collectives[:stage]):
         array = _after(_roll_call(scope), array)
     group = scope.process_set if scope.nodes is None else scope.nodes.process_sets[collective.group]
     named = {
@@ -92,7 +92,7 @@ def after_roll_call(collectives: Sequence[Collective], scope: Scope, carrier: tf
         scope: where it runs.
         carrier: what Horovod made of the carrier.
     """
-    if tf.executing_eagerly() or not any(map(_needs_everybody, collectives)):
+    if tf.executing_eagerly() or not _need_everybody(collectives):
         return carrier
     return _after(_roll_call(scope), carrier)
 
@@ -109,9 +109,8 @@ def _after(zero: tf.Tensor, array: tf.Tensor) -> tf.Tensor:
     return tf.slice(array, [zero], [elements])
 
 
-def _needs_everybody(collective: Collective) -> bool:
-    """Whether it fails inside Horovod, or never ends, when a worker has called ``hvd.join()``."""
-    return collective.request is not Allreduce or collective.group != ALL
+def _need_everybody(collectives: Sequence[Collective]) -> bool:
+    return any(collective.needs_everybody for collective in collectives)
 
 
 def _roll_call(scope: Scope) -> tf.Tensor:

@@ -12,7 +12,6 @@ import torch
 
 from horovod_quant.nodes import Nodes
 from horovod_quant.schemes.base import (
-    ALL,
     LOCAL,
     Allgather,
     Allreduce,
@@ -26,6 +25,7 @@ from horovod_quant.schemes.base import (
 )
 from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, over_allreduce
 from horovod_quant.schemes.split_sums import group_of_sums, is_faster, split_sums
+from horovod_quant.schemes.swaps import with_swaps
 from horovod_quant.torch.memory import Copying, Memory
 from horovod_quant.traffic import sent_bytes
 
@@ -137,6 +137,8 @@ class Group:
         elif adding := _split_sums_among(members, scheme, workers, memory):
             self._stages += 1
             exchange = split_sums(exchange, adding)
+        elif _gathers_take_turns(memory):
+            exchange = with_swaps(exchange, workers)
         self._exchange = exchange
         for index, member in enumerate(members):
             member.group, member.index = self, index
@@ -234,8 +236,9 @@ def needs_everybody(members: Sequence[Submission], nodes: Nodes, memory: Memory)
     if workers.size == 1:
         return False
     scheme = members[0].scheme.for_workers(workers)
-    only_sums = all(c.request is Allreduce and c.group == ALL for c in scheme.collectives)
-    return not only_sums or _split_sums_among(members, scheme, workers, memory) > 0
+    if any(collective.needs_everybody for collective in scheme.collectives):
+        return True
+    return _split_sums_among(members, scheme, workers, memory) > 0
 
 
 def _split_sums_among(members: Sequence[Submission], scheme: Scheme, workers: Workers, memory: Memory) -> int:
@@ -248,6 +251,13 @@ def _split_sums_among(members: Sequence[Submission], scheme: Scheme, workers: Wo
     adding = workers.size_of(group)
     own_bytes = sum(member.bytes for member in members) * adding // workers.size
     return adding if is_faster(adding, own_bytes) and hvd.mpi_enabled() else 0
+
+
+def _gathers_take_turns(memory: Memory) -> bool:
+    """Whether Gloo performs the collectives."""
+    import horovod.torch as hvd
+
+    return not (memory.takes_tensors or hvd.mpi_enabled())
 
 
 def _those(ranks: Sequence[int], nodes: Nodes) -> Workers:

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from modelling import FREE, KERNELS, LAYERS, METHODS, SPEEDS, cost, wires
 
-from horovod_quant.analysis.cost_model import CARRIER_BYTES, FP16, NONE
+from horovod_quant.analysis.cost_model import CARRIER_BYTES, FP16, NONE, group_work
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, Speed
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.analysis.network import CONTROLLERS, Network
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes.base import LOCAL, Allreduce
 
 # ---- exchanges ------------------------------------------------------------------------------------------------------
 
@@ -201,6 +202,20 @@ def test_under_mpi_integers_are_summed_by_two_alltoalls() -> None:
     )
     assert mpi.collectives == gloo.collectives + 1
     assert mpi.bytes_sent == gloo.bytes_sent
+
+
+@pytest.mark.parametrize("method", [QSGD(4), QSGD(4, through="alltoall"), BinSGDM()], ids=str)
+def test_under_gloo_two_workers_swap_by_a_sum(method) -> None:
+    """Which takes the time of the bytes; a gather and an alltoall of two would take twice as long."""
+    network = wires(2, payload=1e6)
+    found = cost(method, LAYERS, network, FREE, group_bytes=2**30)
+    assert found.exposed == pytest.approx(found.bytes_sent / 1e6)
+    for pair in (network, dataclasses.replace(network, hosts=4, workers_per_host=2)):
+        scheme = method if pair is network else Hierarchical(method)
+        stages = group_work(scheme, [2**20], pair).stages
+        pairs = [request for _, request in stages if pair is network or request.group == LOCAL]
+        assert pairs
+        assert all(isinstance(request, Allreduce) for request in pairs)
 
 
 def test_bytes_between_hosts_of_a_hierarchical_exchange() -> None:

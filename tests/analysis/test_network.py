@@ -79,7 +79,7 @@ def test_groups_of_a_hierarchical_exchange_by_hand() -> None:
     network = wires(4, 2, payload=1e9, latency=1e-3, local_bandwidth=2e9)
     inside, between = request(Allgather, 1e6, LOCAL), request(Allreduce, 1e6, CROSS)
     assert link_bytes(inside, network) == 0
-    assert collective_seconds(inside, network) == pytest.approx(1.5 * 1e6 / 2e9)  # two workers may take turns
+    assert collective_seconds(inside, network) == pytest.approx(2 * 1e6 / 2e9)  # two workers take turns
     assert link_bytes(between, network) == pytest.approx(2 * 1.5e6)
     assert collective_seconds(between, network) == pytest.approx(3e-3 + 6e-3)
 
@@ -91,9 +91,7 @@ def test_one_worker_sends_nothing(kind: type) -> None:
 
 
 def test_two_workers_take_turns_in_gathers_of_gloo() -> None:
-    large, small = (request(Allgather, size) for size in (2**22, 2**20))
-    assert [turns(large, wires(hosts)) for hosts in (2, 3)] == [2.0, 1.0]
-    assert 1 < turns(small, wires(2)) < 2
+    assert [turns(request(Allgather, 2**22), wires(hosts)) for hosts in (2, 3)] == [2.0, 1.0]
     assert turns(request(Allreduce, 2**22), wires(2)) == 1
     assert turns(request(Allreduce, 2**22), wires(4, controller=MPI)) == 2
 

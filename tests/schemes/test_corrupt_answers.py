@@ -17,9 +17,10 @@ from horovod_quant import kernels, simulator
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.methods import FAMILIES, parse
-from horovod_quant.schemes import NUQSGD, QSGD, GlobalQSGD, Hierarchical
+from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Allgather, Gradient, Scheme, Workers, ragged_payload, split_gathered
 from horovod_quant.schemes.split_sums import split_sums
+from horovod_quant.schemes.swaps import with_swaps
 
 WORKERS = 4
 LENGTHS = (3000, 33, 0, 1025)
@@ -38,6 +39,7 @@ class Setting(NamedTuple):
     local_size: int = 1
     custom_reduction: bool = False
     splits_sums: bool = False
+    swaps: bool = False
 
 
 def settings() -> Iterator[tuple[str, Setting]]:
@@ -49,6 +51,8 @@ def settings() -> Iterator[tuple[str, Setting]]:
         yield name, Setting(scheme)
         yield f"{name}-hierarchical", Setting(Hierarchical(scheme), local_size=2)
     yield "global-qsgd-split-sums", Setting(GlobalQSGD(8), splits_sums=True)
+    for name, scheme in (("qsgd", QSGD(4)), ("binsgdm", BinSGDM())):
+        yield f"{name}-swaps", Setting(Hierarchical(scheme), local_size=2, swaps=True)
     yield "global-qsgd-exp-reduced", Setting(GlobalQSGD(4, levels="exponential"), custom_reduction=True)
 
 
@@ -71,6 +75,8 @@ class Worker:
         self._exchange = scheme.exchange(members, workers, kernels.get(backend))
         if setting.splits_sums:
             self._exchange = split_sums(self._exchange, WORKERS)
+        if setting.swaps:
+            self._exchange = with_swaps(self._exchange, workers)
         self._decoded: Any = None
 
     def send(self, answer: Any) -> Any:
