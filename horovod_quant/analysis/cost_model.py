@@ -27,7 +27,14 @@ from horovod_quant.analysis.groups import (
 )
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import Shapes
-from horovod_quant.analysis.network import MPI, Network, collective_seconds, float32_allreduce, link_bytes
+from horovod_quant.analysis.network import (
+    GLOO,
+    MPI,
+    Network,
+    collective_seconds,
+    float32_allreduce,
+    link_bytes,
+)
 from horovod_quant.analysis.work import Call, Work, cached_work_of, resolved
 from horovod_quant.schemes.base import Allreduce, Alltoall, Request, Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
@@ -282,25 +289,22 @@ def group_work(scheme: Scheme, lengths: Sequence[int], network: Network) -> Work
     workers = workers_of(scheme, network)
     work = cached_work_of(scheme, tuple(lengths), workers.size, workers.local_size)
     stages: list[tuple[list[Call], Request]] = []
-    if network.controller != MPI:
-        stages += [
-            (calls, as_sum(request, request.array) if is_swapped(request, workers) else request)
-            for calls, request in work.stages
-        ]
-        return Work(stages, work.decode)
     for calls, request in work.stages:
-        adding = workers.size_of(request.group)
-        own_bytes = 4 * sum(lengths) * adding // workers.size
-        if _is_sum(request) and is_faster(adding, own_bytes):
+        if network.controller == MPI and _is_split(request, lengths, workers):
             half = Alltoall(request.array, (), request.parts, request.group)
             stages += [(calls, half), ([], half)]
+        elif network.controller == GLOO and is_swapped(request, workers):
+            stages.append((calls, as_sum(request, request.array)))
         else:
             stages.append((calls, request))
     return Work(stages, work.decode)
 
 
-def _is_sum(request: Request) -> bool:
-    return isinstance(request, Allreduce) and request.array.dtype == INTEGERS
+def _is_split(request: Request, lengths: Sequence[int], workers: Workers) -> bool:
+    adding = workers.size_of(request.group)
+    own_bytes = 4 * sum(lengths) * adding // workers.size
+    is_sum = isinstance(request, Allreduce) and request.array.dtype == INTEGERS
+    return is_sum and is_faster(adding, own_bytes)
 
 
 def _rest(scheme: Scheme, setting: Setting) -> Allreduce:
