@@ -17,6 +17,9 @@ from horovod_quant.stats import Stats, TrafficCounter
 MIN_ELEMENTS = 1024
 """The compressors' default ``min_elements``."""
 
+UNNAMED = "unnamed"
+"""The name of a gradient that has none, whatever its shape, which shall not differ between workers unnoticed."""
+
 GROUP_BYTES = 32 * 2**20
 """The compressors' default ``group_bytes``."""
 

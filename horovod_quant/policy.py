@@ -10,6 +10,9 @@ from typing import Any
 from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import Scheme, Workers, fields_by_argument, require_int
 
+_REMEMBERED = 10_000
+"""Choices, at most."""
+
 
 class Policy:
     """Chooses a scheme for a gradient from its name and size alone, so that all workers choose alike.
@@ -53,6 +56,8 @@ class Policy:
     def scheme_for(self, name: str, elements: int) -> Scheme | None:
         """The scheme for a gradient, None to leave it to Horovod."""
         if (name, elements) not in self._chosen:
+            if len(self._chosen) >= _REMEMBERED:  # a script may make up a new name for each call
+                self._chosen.clear()
             self._chosen[name, elements] = self._choose(name, elements)
         return self._chosen[name, elements]
 

@@ -63,6 +63,15 @@ class TrafficCounter:
         with self._lock:
             self._sent[name] = self._sent.get(name, 0.0) + sent
 
+    def merge(self, of: str, into: str) -> list[str]:
+        """Counts what was sent in the operation ``of`` as sent for ``into``; returns the names that it had."""
+        with self._lock:
+            merged = [name for name in self._expected if name == of or _is_member(name, of)]
+            for counts in (self._sent, self._expected):
+                for name in merged:
+                    counts[into] = counts.get(into, 0.0) + counts.pop(name, 0.0)
+        return merged
+
     def stats(self) -> Stats:
         with self._lock:
             parameters = {
@@ -70,3 +79,9 @@ class TrafficCounter:
                 for name, expected in self._expected.items()
             }
         return total_of(parameters)
+
+
+def _is_member(name: str, of: str) -> bool:
+    """Whether it is the name of a tensor of a grouped operation."""
+    prefix, _, position = name.rpartition(".")
+    return prefix == of and position.isdigit()

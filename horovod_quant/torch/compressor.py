@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple
 
 import torch
@@ -17,23 +17,28 @@ from horovod_quant.frontend import (
     NUQSGDArguments,
     QSGDArguments,
     clipped,
-    unnamed,
 )
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import BinaryState, Gradient, Scheme
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch import optim
+from horovod_quant.torch.backward import BACKWARD
+from horovod_quant.torch.direct import DirectSchedules
 from horovod_quant.torch.exchange import OpenState, Submission
 from horovod_quant.torch.horovod_call import (
-    HorovodCall,
+    Call,
+    DirectCall,
+    OptimizerCall,
     ParameterFinder,
-    handles_of,
     identify,
     require_horovod,
 )
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.schedule import Schedule
 from horovod_quant.traffic import ring_allreduce_bytes
+
+_OTHER_NAMES = "(other names)"
+"""In `stats`: direct calls' names that have not been used for long."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -50,7 +55,7 @@ class _Carried(NamedTuple):
     submission: Submission
     schedule: Schedule
     signs: tuple[float, ...]
-    call: HorovodCall
+    call: Call
 
 
 class Compressor(BaseCompressor):
@@ -70,11 +75,15 @@ class Compressor(BaseCompressor):
         ImportError: Horovod is missing, or was built without PyTorch.
     """
 
-    _unbound = (*BaseCompressor._unbound, "_finder", "_direct", "_chains", "_steps", "_checked")
+    _unbound = (*BaseCompressor._unbound, "_direct", "_chains", "_steps", "_checked")
 
     def __init__(self, scheme: Scheme, **common: Any) -> None:
         require_horovod()
         super().__init__(scheme, **common)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._finder = state["_finder"]
 
     def _check_kernels(self) -> None:
         memories.check(self._kernels, self.policy.schemes)
@@ -85,7 +94,7 @@ class Compressor(BaseCompressor):
             self.policy.check_names(name for name, _ in self._finder.named)
 
     def _bind(self) -> None:
-        self._direct: dict[str, Schedule] = {}
+        self._direct = DirectSchedules()
         self._chains: dict[str, KeyChain] = {}
         self._steps: dict[str, int] = {}
         self._checked: Any = (
@@ -108,16 +117,15 @@ class Compressor(BaseCompressor):
             ValueError: an argument does not fit the number of workers, the parameters' names or the operation.
         """
         call = self._call_for(tensor)
-        process_set = call.process_set
-        name = call.name if call.name is not None else unnamed(tensor.shape)
-        size = process_set.size()
-        self._check(call, name, tensor, size)
-        self._traffic.expect(name, ring_allreduce_bytes(4 * tensor.numel(), size))
-        scheme = self.policy.scheme_for(name, tensor.numel())
-        destination = tensor if call.optimizer is not None else torch.empty_like(tensor)
+        size = call.process_set.size()
+        self._check(call, tensor, size)
+        schedule = self._schedule(call, tensor)
+        schedule.arrive()
+        self._traffic.expect(call.name, ring_allreduce_bytes(4 * tensor.numel(), size))
+        scheme = self.policy.scheme_for(call.name, tensor.numel())
         if scheme is None:
-            return self._pass_through(tensor, destination, name, size)
-        return self._submit(tensor, destination, name, scheme, call, size)
+            return self._pass_through(tensor, call, size)
+        return self._submit(tensor, call, scheme, schedule, size)
 
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Takes what Horovod reduced and the context; returns the reduced gradient in its own dtype and shape.
@@ -129,24 +137,26 @@ class Compressor(BaseCompressor):
             return output
         if isinstance(ctx, _Unchanged):
             return ctx.destination.copy_(output)
-        group = ctx.schedule.finish(ctx.submission)
-        factor = self._factor(ctx.submission.name, ctx.signs, output.tolist())
-        group.deliver(ctx.submission.index, factor)
-        ctx.schedule.factor = factor
-        for kept, used in ctx.submission.state_copies:
+        submission, schedule = ctx.submission, ctx.schedule
+        group = schedule.finish(submission)
+        sums = output.tolist()
+        factor = self._factor(submission.name, ctx.signs, sums[: 1 + len(ctx.signs)])
+        group.deliver(submission.index, factor)
+        schedule.factor = factor
+        for kept, used in submission.state_copies:
             kept.copy_(used)
-        if isinstance(ctx.call.optimizer, optim.BinSGDM):
-            ctx.call.optimizer.mark_exchanged(ctx.call.parameter)
-        return ctx.submission.destination
+        self._delivered(ctx.call, submission, sums)
+        schedule.delivered()
+        return submission.destination
 
     # ---- compress, step by step ------------------------------------------------------------------------------
 
-    def _call_for(self, tensor: torch.Tensor) -> HorovodCall:
-        call = identify(tensor, depth=3)
+    def _call_for(self, tensor: torch.Tensor) -> Call:
+        call = identify(tensor)
         if call is None:
-            call = (self._finder or ParameterFinder(())).call(tensor, self._own_process_set())
-        elif self._finder is not None and call.parameter is not None:
-            call = call._replace(name=self._finder.name_of(tensor, call.parameter) or call.name)
+            call = (self._finder or ParameterFinder(())).direct_call(tensor, self._own_process_set())
+        elif self._finder is not None and isinstance(call, OptimizerCall):
+            call.name = self._finder.name_of(call) or call.name
         self._check_process_set(call.process_set)
         return call
 
@@ -160,93 +170,62 @@ class Compressor(BaseCompressor):
 
         return global_process_set if self._process_set is None else self._process_set
 
-    def _check(self, call: HorovodCall, name: str, tensor: torch.Tensor, size: int) -> None:
+    def _check(self, call: Call, tensor: torch.Tensor, size: int) -> None:
         from horovod.torch.mpi_ops import Adasum, Average, Sum
 
         self._check_operation(call.op, (Average, Sum), Adasum)
-        self._check_dtype(name, tensor.dtype, _FLOATS)
-        if call.optimizer is None and tensor.requires_grad:
+        self._check_dtype(call.name, tensor.dtype, _FLOATS)
+        if isinstance(call, DirectCall) and tensor.requires_grad:
             raise ValueError(
-                f"{name}: autograd cannot go through a quantized allreduce; detach the tensor, or leave compression "
-                f"out of this call"
+                f"{call.name}: autograd cannot go through a quantized allreduce; detach the tensor, or leave "
+                f"compression out of this call"
             )
-        self._check_optimizer(call)
-        if self._checked.get(call.optimizer or call.process_set) != size:
+        self._check_optimizer(getattr(call, "optimizer", None))
+        if self._checked.get(call.caller) != size:
             self._check_workers(size)
-            if call.optimizer is not None and self._finder is None:
-                self.policy.check_names(call.optimizer._parameter_names.values())
-            self._checked[call.optimizer or call.process_set] = size
+            if isinstance(call, OptimizerCall) and self._finder is None:
+                self.policy.check_names(call.names)
+            self._checked[call.caller] = size
 
-    def _check_optimizer(self, call: HorovodCall) -> None:
-        if isinstance(call.optimizer, optim.BinSGDM):
+    def _check_optimizer(self, optimizer: Any) -> None:
+        """Raises ValueError unless this method goes with the optimizer that calls, None if none does."""
+        if isinstance(optimizer, optim.BinSGDM):
             raise ValueError(
                 f"compression={type(self).__name__}(...): the optimizer BinSGDM goes with compression=hvq.BinSGDM()"
             )
 
-    def _pass_through(
-        self, tensor: torch.Tensor, destination: torch.Tensor, name: str, size: int
-    ) -> tuple[torch.Tensor, Any]:
-        sent = tensor
-        if tensor.dtype is torch.bfloat16:  # Horovod reduces no bfloat16
-            sent = tensor.to(torch.float32)
-        if not _is_reduced_there(sent.device):
-            sent = sent.cpu()
-        if not sent.is_contiguous():
-            sent = sent.contiguous()
-        self._traffic.count(name, ring_allreduce_bytes(sent.numel() * sent.element_size(), size))
-        return sent, None if sent is tensor else _Unchanged(destination)
-
-    def _submit(
-        self,
-        tensor: torch.Tensor,
-        destination: torch.Tensor,
-        name: str,
-        scheme: Scheme,
-        call: HorovodCall,
-        size: int,
-    ) -> tuple[torch.Tensor, Any]:
-        schedule = self._schedule(call, name, tensor.device)
-        make = functools.partial(self._submission, call, name, scheme, schedule.memory)
-        submission = schedule.submit(name, functools.partial(make, tensor), make)
-        submission.destination = destination
-
-        signs = self._signs(name, tuple(tensor.shape), tensor.dtype, scheme)
-        dtype = tensor.dtype if call.grouped and tensor.dtype is not torch.bfloat16 else torch.float32
-        carrier = _carrier(signs, dtype).clone()
-        if call.grouped and tensor.is_cuda and _is_reduced_there(tensor.device):
-            # A group's tensors must be on one device.
-            carrier = carrier.pin_memory().to(tensor.device, non_blocking=True)
-        carrier_bytes = carrier.numel() * carrier.element_size()
-        self._traffic.count(name, ring_allreduce_bytes(carrier_bytes, size))
-        return carrier, _Carried(submission, schedule, signs, call)
-
-    def _schedule(self, call: HorovodCall, name: str, device: torch.device) -> Schedule:
-        """The schedule of the optimizer that calls; it lives as long as the optimizer."""
-        if call.optimizer is None:
-            schedules: Any = self._direct
-            key: Any = name.rpartition(".")[0] if call.grouped else name
-        else:
-            schedules, key = vars(call.optimizer).setdefault("_horovod_quant_schedules", {}), self
-        if key not in schedules:
-            if call.optimizer is not None:
-                devices = {parameter.device for parameter in call.optimizer._parameter_names}
-                device = device if len(devices) == 1 else torch.device("cpu")
-            names = [key] if call.optimizer is None else call.optimizer._parameter_names.values()
-            schedules[key] = Schedule(
-                call.process_set,
-                functools.partial(self._nodes, call.process_set),
-                memories.choose(self._kernels, device, self.policy.schemes),
-                self.group_bytes,
-                self.overlap and call.optimizer is not None,
-                0 if call.optimizer is None else len(names),
-                tuple
-                if call.optimizer is None
-                else functools.partial(handles_of, weakref.ref(call.optimizer)),
-                self._traffic.count,
-                min(names),
-                self._arguments(),
+    def _schedule(self, call: Call, tensor: torch.Tensor) -> Schedule:
+        """That of the optimizer that calls, which lives as long as the optimizer; or of a direct call's name."""
+        if isinstance(call, DirectCall):
+            return self._direct.get(
+                call.of, lambda: self._new_schedule(call, tensor, False, tuple), self._forget
             )
-        return schedules[key]
+        schedules = vars(call.optimizer).setdefault("_horovod_quant_schedules", {})
+        if self not in schedules:
+            schedules[self] = self._new_schedule(call, tensor, self.overlap, call.handles())
+        return schedules[self]
+
+    def _new_schedule(
+        self, call: Call, tensor: torch.Tensor, overlap: bool, handles: Callable[[], Iterable[Any]]
+    ) -> Schedule:
+        return Schedule(
+            call.process_set,
+            functools.partial(self._nodes, call.process_set),
+            memories.choose(self._kernels, call.device(tensor), self.policy.schemes),
+            self.group_bytes,
+            overlap,
+            len(call.names) if overlap else 0,
+            handles,
+            self._traffic.count,
+            min(call.names),
+            self._arguments(),
+        )
+
+    def _forget(self, of: str) -> None:
+        """A direct call's name that has not been used for long."""
+        for name in self._traffic.merge(of, _OTHER_NAMES):
+            self._steps.pop(name, None)
+            self._chains.pop(name, None)
 
     def _nodes(self, process_set: Any) -> nodes.Nodes:
         if not self.hierarchical:
@@ -255,36 +234,65 @@ class Compressor(BaseCompressor):
         from horovod.torch import mpi_ops
 
         def gather(own: list[int]) -> list[list[int]]:
-            return hvd.allgather(torch.tensor([own]), name="horovod_quant.nodes").tolist()
+            mine = torch.tensor([own], device="cpu")
+            return hvd.allgather(mine, name="horovod_quant.nodes").tolist()
 
         return nodes.find(hvd, self._basics(), self.hierarchical, mpi_ops._handle_map, gather)
 
-    def _submission(
-        self, call: HorovodCall, name: str, scheme: Scheme, memory: Memory, tensor: torch.Tensor | None = None
-    ) -> Submission:
-        """A submission of ``tensor``, by default of the parameter's gradient as Horovod will find it."""
-        if tensor is None:
-            gradient = call.parameter.grad
-            tensor = torch.zeros_like(call.parameter) if gradient is None else gradient.to_dense()
-        values = memory.taken(tensor)
-        if name not in self._chains:
-            self._chains[name] = KeyChain(self.seed, name)
-        step, open_state = self._state(call, name, memory)
-        return Submission(
-            Gradient(self._taken(call, values, memory), self._chains[name], step), scheme, open_state
-        )
+    # ---- a gradient that Horovod reduces itself --------------------------------------------------------------
 
-    def _taken(self, call: HorovodCall, values: Any, memory: Memory) -> Any:
+    def _pass_through(self, tensor: torch.Tensor, call: Call, size: int) -> tuple[torch.Tensor, Any]:
+        sent = tensor
+        if tensor.dtype is torch.bfloat16:  # Horovod reduces no bfloat16
+            sent = tensor.to(torch.float32)
+        if not _is_reduced_there(sent.device):
+            sent = sent.cpu()
+        if not sent.is_contiguous():
+            sent = sent.contiguous()
+        self._traffic.count(call.name, ring_allreduce_bytes(sent.numel() * sent.element_size(), size))
+        return sent, None if sent is tensor else _Unchanged(call.destination(tensor))
+
+    # ---- a gradient that is exchanged here -------------------------------------------------------------------
+
+    def _submit(
+        self, tensor: torch.Tensor, call: Call, scheme: Scheme, schedule: Schedule, size: int
+    ) -> tuple[torch.Tensor, Any]:
+        submission = self._submission(tensor, call, scheme, schedule.memory)
+        schedule.submit(submission)
+        signs = self._signs(call.name, tuple(tensor.shape), tensor.dtype, scheme)
+        dtype = tensor.dtype if call.grouped and tensor.dtype is not torch.bfloat16 else torch.float32
+        carrier = _carrier((*signs, *self._also_carried(call, tensor)), dtype).clone()
+        if call.grouped and tensor.is_cuda and _is_reduced_there(tensor.device):
+            # A group's tensors must be on one device.
+            carrier = carrier.pin_memory().to(tensor.device, non_blocking=True)
+        carrier_bytes = carrier.numel() * carrier.element_size()
+        self._traffic.count(call.name, ring_allreduce_bytes(carrier_bytes, size))
+        return carrier, _Carried(submission, schedule, signs, call)
+
+    def _submission(self, tensor: torch.Tensor, call: Call, scheme: Scheme, memory: Memory) -> Submission:
+        values = memory.taken(tensor)
+        if call.name not in self._chains:
+            self._chains[call.name] = KeyChain(self.seed, call.name)
+        step, open_state = self._state(call, memory)
+        gradient = Gradient(self._taken(call, values, memory), self._chains[call.name], step)
+        return Submission(gradient, scheme, call.destination(tensor), open_state)
+
+    def _taken(self, call: Call, values: Any, memory: Memory) -> Any:
         """What the scheme gets for a gradient."""
         return values
 
-    def _state(
-        self, call: HorovodCall, name: str, memory: Memory
-    ) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
+    def _state(self, call: Call, memory: Memory) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
         """The number of the gradient's exchange, and what gives its state, if it has one."""
-        step = self._steps.get(name, 0)
-        self._steps[name] = step + 1
+        step = self._steps.get(call.name, 0)
+        self._steps[call.name] = step + 1
         return step, None
+
+    def _also_carried(self, call: Call, tensor: torch.Tensor) -> tuple[float, ...]:
+        """Numbers that the carrier takes along besides its signs."""
+        return ()
+
+    def _delivered(self, call: Call, submission: Submission, sums: Sequence[float]) -> None:
+        """Called when a gradient has been decoded, with the sums of what its carriers carried."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -321,32 +329,35 @@ class BinSGDM(BinSGDMArguments, Compressor):
         **common: see `Compressor`.
     """
 
-    def _check_optimizer(self, call: HorovodCall) -> None:
-        if not isinstance(call.optimizer, optim.BinSGDM):
-            given = (
-                "no optimizer" if call.optimizer is None else f"the optimizer {type(call.optimizer).__name__}"
-            )
+    def _check_optimizer(self, optimizer: Any) -> None:
+        if not isinstance(optimizer, optim.BinSGDM):
+            given = "no optimizer" if optimizer is None else f"the optimizer {type(optimizer).__name__}"
             raise ValueError(
                 f"compression=BinSGDM(): it needs the optimizer of the same name, and was used with {given}; use "
                 f"hvd.DistributedOptimizer(horovod_quant.torch.optim.BinSGDM(model.parameters(), lr=...), ...)"
             )
-        self._check_beta(group["beta"] for group in call.optimizer.param_groups)
+        self._check_beta(group["beta"] for group in optimizer.param_groups)
 
-    def _state(
-        self, call: HorovodCall, name: str, memory: Memory
-    ) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
+    def _state(self, call: Any, memory: Memory) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
         step = call.optimizer.count_update(call.parameter)
         return step, functools.partial(self._open_state, call, memory)
 
-    def _taken(self, call: HorovodCall, values: Any, memory: Memory) -> Any:
+    def _taken(self, call: Any, values: Any, memory: Memory) -> Any:
         with memory.working():
             return clipped(memory.kernels, values, call.optimizer.clip_norm_of(call.parameter))
 
-    def _open_state(
-        self, call: HorovodCall, memory: Memory, start: int, stop: int, process_set: Any
-    ) -> OpenState:
+    def _open_state(self, call: Any, memory: Memory, start: int, stop: int, process_set: Any) -> OpenState:
         held = call.optimizer.held_state(call.parameter, start, stop, process_set)
         momentum, scale = held.momentum.to(memory.device), held.scale.to(memory.device)
         in_place = momentum is held.momentum
         copies = () if in_place else ((held.momentum, momentum), (held.scale, scale))
         return BinaryState(memory.flat(momentum), memory.flat(scale), held.beta), copies
+
+    def _also_carried(self, call: Any, tensor: torch.Tensor) -> tuple[float, ...]:
+        """Whether there is a gradient. Horovod makes zeros for a parameter that no backward pass has reached."""
+        return (float(BACKWARD.current is not None or bool(tensor.any())),)
+
+    def _delivered(self, call: Any, submission: Submission, sums: Sequence[float]) -> None:
+        if sums[-1] == 0.0:  # on no worker: bits, of which each is up or down, would move it
+            submission.destination.zero_()
+        call.optimizer.mark_exchanged(call.parameter, moves=sums[-1] != 0.0)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
 import torch
@@ -27,13 +26,18 @@ from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, ove
 from horovod_quant.schemes.split_sums import group_of_sums, is_faster, split_sums
 from horovod_quant.schemes.swaps import with_swaps
 from horovod_quant.torch.memory import Copying, Memory
+from horovod_quant.torch.waiting import wait
 from horovod_quant.traffic import sent_bytes
 
-# Between two looks at a collective: short at first, then a share of what has been waited already. Each look takes time
-# from those who compute on the same cores.
-_SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 2e-4, 1e-3, 1 / 16
-
 OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
+
+
+class Member(NamedTuple):
+    """What groups are made from: a gradient's name, scheme and bytes."""
+
+    name: str
+    scheme: Scheme
+    bytes: int
 
 
 class Submission:
@@ -42,24 +46,25 @@ class Submission:
     Args:
         gradient: what the scheme gets, but for its state.
         scheme: the scheme that exchanges it.
+        destination: what the result is decoded into.
         open_state: gives the state of the elements from the first number to before the second, when it is also told
             the process set that keeps the state of all.
 
     Attributes:
         state_copies: pairs (the state where it is kept, the copy that the exchange updates).
-        destination: what the result is decoded into.
     """
 
     def __init__(
         self,
         gradient: Gradient,
         scheme: Scheme,
+        destination: torch.Tensor,
         open_state: Callable[[int, int, Any], OpenState] | None = None,
     ) -> None:
         self.gradient = gradient
         self.scheme = scheme
         self.state_copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
-        self.destination: torch.Tensor | None = None
+        self.destination = destination
         self._open_state = open_state
         self.group: Group | None = None
         self.index = 0
@@ -82,6 +87,9 @@ class Submission:
         return self.gradient._replace(state=state)
 
 
+AnyMember = Union[Member, Submission]
+
+
 class Group:
     """Gradients that share their collectives, and where their exchange stands.
 
@@ -91,8 +99,8 @@ class Group:
         memory: where the gradients are.
         nodes: Horovod's workers that take part.
         count: called with a gradient's name and the bytes that this worker sends for it.
-        present: tells the ranks of those workers that have not called ``hvd.join()``; asked only where
-            `needs_everybody` says so.
+        present: tells the ranks of those workers that have not called ``hvd.join()``, for which it may wait; asked only
+            where `needs_everybody` says so.
 
     Raises:
         RuntimeError: a worker of a hierarchical exchange has called ``hvd.join()``.
@@ -108,7 +116,7 @@ class Group:
         present: Callable[[], Sequence[int]],
     ) -> None:
         # Not the members, which refer to this group: in a cycle, their gradients would wait for the garbage collector.
-        self._names = [member.name for member in members]
+        self.names = [member.name for member in members]
         self._members = [weakref.ref(member) for member in members]
         self._name = name
         self._memory = memory
@@ -126,7 +134,7 @@ class Group:
         if needs_everybody(members, nodes, memory):
             workers = _those(present(), nodes)
         scheme = members[0].scheme.for_workers(workers)
-        self._stages = len(scheme.collectives)
+        self._stages = stages_of(members, nodes, memory)
         gradients = [member.opened(scheme, nodes) for member in members]
         memory.catch_up()
         some_are_gone = workers.size < nodes.workers.size
@@ -135,13 +143,17 @@ class Group:
             self._stages = collectives_over_allreduce(scheme)
             exchange = over_allreduce(exchange, workers)
         elif adding := _split_sums_among(members, scheme, workers, memory):
-            self._stages += 1
             exchange = split_sums(exchange, adding)
         elif _gathers_take_turns(memory):
             exchange = with_swaps(exchange, workers)
         self._exchange = exchange
         for index, member in enumerate(members):
             member.group, member.index = self, index
+
+    @property
+    def launched(self) -> int:
+        """How many collectives have been launched."""
+        return self._stage
 
     @property
     def in_last_stage(self) -> bool:
@@ -205,7 +217,7 @@ class Group:
         with self._memory.working():
             for i in wanted:
                 member = self._members[i]()
-                if member is not None and member.destination is not None:
+                if member is not None:
                     self._memory.write(decoded, i, scaled, member.destination)
                     self._delivered[i] = scaled
         self._memory.hand_over()
@@ -220,7 +232,7 @@ class Group:
         if isinstance(request, Copying):
             self._copying = request
             return
-        for member, sent in zip(self._names, sent_bytes(request, self._nodes.workers.size_of(request.group))):
+        for member, sent in zip(self.names, sent_bytes(request, self._nodes.workers.size_of(request.group))):
             self._count(member, sent)
         name = f"{self._name}.{self._stage}"
         with self._memory.working():
@@ -230,7 +242,7 @@ class Group:
         self._stage += 1
 
 
-def needs_everybody(members: Sequence[Submission], nodes: Nodes, memory: Memory) -> bool:
+def needs_everybody(members: Sequence[AnyMember], nodes: Nodes, memory: Memory) -> bool:
     """Whether an exchange fails if some worker has called ``hvd.join()``: Horovod then lets it add zeros to sums."""
     workers = nodes.workers
     if workers.size == 1:
@@ -241,7 +253,14 @@ def needs_everybody(members: Sequence[Submission], nodes: Nodes, memory: Memory)
     return _split_sums_among(members, scheme, workers, memory) > 0
 
 
-def _split_sums_among(members: Sequence[Submission], scheme: Scheme, workers: Workers, memory: Memory) -> int:
+def stages_of(members: Sequence[AnyMember], nodes: Nodes, memory: Memory) -> int:
+    """How many collectives a group's exchange takes, one after another, while every worker is there."""
+    workers = nodes.workers
+    scheme = members[0].scheme.for_workers(workers)
+    return len(scheme.collectives) + (_split_sums_among(members, scheme, workers, memory) > 0)
+
+
+def _split_sums_among(members: Sequence[AnyMember], scheme: Scheme, workers: Workers, memory: Memory) -> int:
     """How many workers add integers, if that is faster in two steps; else 0."""
     import horovod.torch as hvd
 
@@ -288,26 +307,6 @@ def _launch(request: Any, name: str, process_set: Any) -> Any:
         splits = torch.tensor(list(request.splits), dtype=torch.int32)
         return hvd.alltoall_async(tensor, splits, name=name, process_set=process_set)
     raise TypeError(f"not a request that Horovod can perform: {request!r}")
-
-
-class Pauses:
-    """Of a thread that waits; each is the longer, the longer it has waited."""
-
-    def __init__(self) -> None:
-        self._begin = time.perf_counter()
-
-    def sleep(self) -> None:
-        share = _PAUSE_SHARE * (time.perf_counter() - self._begin)
-        time.sleep(min(max(share, _SHORTEST_PAUSE), _LONGEST_PAUSE))
-
-
-def wait(handle: Any) -> None:
-    """Horovod's own wait spins, and takes a core from what it waits for."""
-    import horovod.torch as hvd
-
-    pauses = Pauses()
-    while not hvd.poll(handle):
-        pauses.sleep()
 
 
 def _collect(request: Any, handle: Any) -> Any:

@@ -7,8 +7,18 @@ knows. Tested with Horovod 0.28.1, and 0.27.0 by scripts/test-horovod.
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
+from collections.abc import Sequence
 from types import FrameType
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Union
+
+import torch
+
+from horovod_quant.frontend import UNNAMED
+
+_FRAMES_AT_MOST = 32
+"""Between ``compress`` and Horovod: those of compressors that hand their calls on, say."""
 
 _UNRECOGNISED = (
     "horovod_quant cannot tell which parameter this gradient belongs to: the caller of compress() is not a function "
@@ -27,50 +37,120 @@ def require_horovod() -> None:
         ) from error
 
 
-class HorovodCall(NamedTuple):
-    """What Horovod is about to do with the tensor that it gave to ``compress``.
+class OptimizerCall:
+    """A ``DistributedOptimizer`` wants to reduce the gradient of one of its parameters.
+
+    Args:
+        optimizer: the one that calls.
+        parameter: whose gradient it is.
+        grouped: whether the carrier will share a grouped allreduce with other tensors, hence must have their dtype.
 
     Attributes:
-        name: Horovod's name for the operation, None if it will make one up.
-        op: the reduction; None if the caller is unknown.
-        process_set: where it reduces; None if the caller is unknown.
-        optimizer: the DistributedOptimizer that calls, if one does.
-        parameter: whose gradient it is, if an optimizer calls.
-        grouped: whether the carrier will share a grouped allreduce with other tensors, hence must have their dtype.
+        name: Horovod's name for the operation; another one, where the compressor was given names.
+        op: the reduction.
+        process_set: where it reduces.
     """
 
-    name: str | None
-    op: Any = None
-    process_set: Any = None
-    optimizer: Any = None
-    parameter: Any = None
-    grouped: bool = False
+    def __init__(self, optimizer: Any, parameter: torch.Tensor, grouped: bool) -> None:
+        from horovod.torch.mpi_ops import Adasum, global_process_set
+
+        self.optimizer = optimizer
+        self.parameter = parameter
+        self.grouped = grouped
+        self.name: str = optimizer._parameter_names[parameter]
+        self.op = Adasum if hasattr(optimizer, "_starting_models") else optimizer.op
+        self.process_set = getattr(optimizer, "process_set", global_process_set)
+
+    @property
+    def caller(self) -> Any:
+        """Who calls again and again."""
+        return self.optimizer
+
+    def destination(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the result shall be written into: the gradient itself."""
+        return tensor
+
+    def device(self, tensor: torch.Tensor) -> torch.device:
+        """Where the gradients of the optimizer are exchanged."""
+        devices = {parameter.device for parameter in self.optimizer._parameter_names}
+        return tensor.device if len(devices) == 1 else torch.device("cpu")
+
+    @property
+    def names(self) -> list[str]:
+        """Horovod's, of all gradients of the optimizer."""
+        return list(self.optimizer._parameter_names.values())
+
+    def handles(self) -> Any:
+        """A function that tells Horovod's handles of the operations that the optimizer has under way; another
+        operation's may be no number.
+        """
+        optimizer = weakref.ref(self.optimizer)
+        return lambda: [handle for handle, _ in getattr(optimizer(), "_handles", {}).values()]
 
 
-def identify(tensor: Any, depth: int = 2) -> HorovodCall | None:
-    """Reads the frame that called ``compress``; None if it is not one of Horovod's.
+class DirectCall:
+    """``hvd.allreduce`` or ``hvd.grouped_allreduce``, or a caller who is unknown.
+
+    Args:
+        name: of the gradient.
+        of: the name of the operation, which may be for several gradients.
+        op: the reduction; None if the caller is unknown.
+        process_set: where it reduces.
+        grouped: see `OptimizerCall`.
+    """
+
+    def __init__(self, name: str, of: str, op: Any, process_set: Any, grouped: bool = False) -> None:
+        self.name = name
+        self.of = of
+        self.op = op
+        self.process_set = process_set
+        self.grouped = grouped
+
+    @property
+    def caller(self) -> Any:
+        return self.process_set
+
+    def destination(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor)
+
+    def device(self, tensor: torch.Tensor) -> torch.device:
+        return tensor.device
+
+    @property
+    def names(self) -> list[str]:
+        return [self.of]
+
+
+Call = Union[OptimizerCall, DirectCall]
+
+
+def identify(tensor: Any) -> Call | None:
+    """Who wants to reduce the tensor, by the frame of Horovod's from which ``compress`` was called, itself or through
+    compressors that hand their calls on; None if it is unknown.
 
     Args:
         tensor: what ``compress`` was given.
-        depth: how many frames up that caller is.
     """
-    frame: FrameType | None = sys._getframe(depth)
+    frame = _nearest_of_horovod(sys._getframe(1))
     if frame is None:
         return None
     variables = dict(frame.f_locals)
+    if frame.f_code.co_name in ("<listcomp>", "<genexpr>") and frame.f_back is not None:  # before Python 3.12
+        frame = frame.f_back
+        variables = {**frame.f_locals, **variables}
     function = frame.f_code.co_name
-    if function in ("<listcomp>", "<genexpr>") and frame.f_back is not None:  # before Python 3.12
-        function = frame.f_back.f_code.co_name
-        variables = {**frame.f_back.f_locals, **variables}
-    owner = variables.get("self")
-    if hasattr(owner, "_parameter_names"):
-        return _from_optimizer(function, owner, variables, tensor)
+    if function in ("_allreduce_grad_async", "_grouped_allreduce_grad_async"):
+        optimizer, parameter = variables.get("self"), variables.get("p")
+        if parameter is None or parameter not in getattr(optimizer, "_parameter_names", {}):
+            return None
+        return OptimizerCall(optimizer, parameter, function.startswith("_grouped"))
     if function == "allreduce" and {"name", "op", "process_set"} <= variables.keys():
-        return HorovodCall(variables["name"], _op(variables), variables["process_set"])
+        name = UNNAMED if variables["name"] is None else variables["name"]
+        return DirectCall(name, name, _op(variables), variables["process_set"])
     if function == "grouped_allreduce" and {"name", "op", "process_set", "tensors"} <= variables.keys():
-        position = next(i for i, member in enumerate(variables["tensors"]) if member is tensor)
-        prefix = "grouped" if variables["name"] is None else variables["name"]
-        return HorovodCall(f"{prefix}.{position}", _op(variables), variables["process_set"], grouped=True)
+        name = "grouped" if variables["name"] is None else variables["name"]
+        position = _POSITIONS.next_of(tensor, variables["tensors"], frame)
+        return DirectCall(f"{name}.{position}", name, _op(variables), variables["process_set"], grouped=True)
     if function in ("reducescatter", "grouped_reducescatter"):
         raise ValueError(
             f"compression= of {function}: horovod_quant compresses allreduce only; leave compression out there"
@@ -78,30 +158,34 @@ def identify(tensor: Any, depth: int = 2) -> HorovodCall | None:
     return None
 
 
-def _from_optimizer(function: str, optimizer: Any, variables: Any, tensor: Any) -> HorovodCall | None:
-    parameter = variables.get("p")
-    if parameter is None or parameter not in optimizer._parameter_names:
-        return None
-    from horovod.torch.mpi_ops import Adasum, global_process_set
-
-    adasum = hasattr(optimizer, "_starting_models")
-    return HorovodCall(
-        name=optimizer._parameter_names[parameter],
-        op=Adasum if adasum else optimizer.op,
-        process_set=getattr(optimizer, "process_set", global_process_set),
-        optimizer=optimizer,
-        parameter=parameter,
-        grouped=function == "_grouped_allreduce_grad_async",
-    )
+def _nearest_of_horovod(frame: FrameType | None) -> FrameType | None:
+    for _ in range(_FRAMES_AT_MOST):
+        if frame is None:
+            return None
+        if str(frame.f_globals.get("__name__", "")).startswith("horovod."):
+            return frame
+        frame = frame.f_back
+    return None
 
 
-def handles_of(optimizer: Callable[[], Any]) -> list[Any]:
-    """Horovod's handles of the operations that an optimizer has under way; another one's may be no numbers.
+class _Positions(threading.local):
+    """Which tensor of a list is being compressed: a list may contain the same one twice."""
 
-    Args:
-        optimizer: gives the DistributedOptimizer, None if it is gone.
-    """
-    return [handle for handle, _ in getattr(optimizer(), "_handles", {}).values()]
+    def __init__(self) -> None:
+        self._frame = 0
+        self._next = 0
+
+    def next_of(self, tensor: Any, tensors: Sequence[Any], frame: FrameType) -> int:
+        first = self._next if self._frame == id(frame) else 0
+        order = [*range(first, len(tensors)), *range(min(first, len(tensors)))]
+        position = next((i for i in order if tensors[i] is tensor), None)
+        if position is None:  # a compressor that hands on another tensor than it was given
+            position = order[0]
+        self._frame, self._next = id(frame), (position + 1) % len(tensors)
+        return position
+
+
+_POSITIONS = _Positions()
 
 
 def _op(variables: Any) -> Any:
@@ -113,32 +197,67 @@ def _op(variables: Any) -> Any:
 
 
 class ParameterFinder:
-    """Finds parameters by the identity of their gradients, for callers that `identify` does not know.
+    """Finds the names that a compressor was given: by parameters, or, for callers that `identify` does not know, by the
+    identity of their gradients.
 
-    Gradients arrive in much the same order each step, so the successor of the last one found is tried first.
+    A copy, or one that was unpickled, knows the names alone. The optimizer that it is used with first has their
+    parameters.
+
+    Args:
+        named_parameters: pairs of a name and a parameter.
     """
 
     def __init__(self, named_parameters: Any) -> None:
         self.named = list(named_parameters)
+        self._unmatched: list[tuple[str, tuple[int, ...]]] = []
         self._next = 0
 
-    def name_of(self, tensor: Any, parameter: Any = None) -> str | None:
-        """The name of ``parameter``, or of the parameter whose gradient ``tensor`` is."""
-        for offset in range(len(self.named)):
-            position = (self._next + offset) % len(self.named)
-            name, candidate = self.named[position]
-            if candidate is parameter or candidate.grad is tensor:
-                self._next = position + 1
-                return name
-        return None
+    def __getstate__(self) -> list[tuple[str, tuple[int, ...]]]:
+        return self._unmatched or [(name, tuple(parameter.shape)) for name, parameter in self.named]
 
-    def call(self, tensor: Any, process_set: Any) -> HorovodCall:
+    def __setstate__(self, state: list[tuple[str, tuple[int, ...]]]) -> None:
+        self.named, self._unmatched, self._next = [], state, 0
+
+    def name_of(self, call: OptimizerCall) -> str | None:
+        """The name of the parameter; None if it has none.
+
+        Raises:
+            ValueError: in a copy, the names cannot be those of the optimizer's parameters.
+        """
+        if self._unmatched:
+            self._match(call.optimizer)
+        return self._find(lambda parameter: parameter is call.parameter)
+
+    def direct_call(self, tensor: Any, process_set: Any) -> DirectCall:
         """What can be said of a call from an unknown caller.
 
         Raises:
             RuntimeError: the tensor is no gradient of the named parameters.
         """
-        name = self.name_of(tensor)
+        name = self._find(lambda parameter: parameter.grad is tensor)
         if name is None:
             raise RuntimeError(_UNRECOGNISED)
-        return HorovodCall(name, process_set=process_set)
+        # All gradients share a schedule: in which order an unknown caller wants them back may differ between workers.
+        return DirectCall(name, min(name for name, _ in self.named), None, process_set)
+
+    def _find(self, is_meant: Callable[[Any], bool]) -> str | None:
+        # Gradients arrive in much the same order each step, so the successor of the last one found is tried first.
+        for offset in range(len(self.named)):
+            position = (self._next + offset) % len(self.named)
+            name, candidate = self.named[position]
+            if is_meant(candidate):
+                self._next = position + 1
+                return name
+        return None
+
+    def _match(self, optimizer: Any) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        shapes = [tuple(parameter.shape) for parameter in parameters]
+        if shapes != [shape for _, shape in self._unmatched]:
+            raise ValueError(
+                f"named_parameters: this compressor is a copy, which has {len(self._unmatched)} names and no "
+                f"parameters, and the optimizer's {len(parameters)} parameters have other shapes; construct a "
+                f"compressor with named_parameters= for this optimizer"
+            )
+        self.named = [(name, parameter) for (name, _), parameter in zip(self._unmatched, parameters)]
+        self._unmatched = []

@@ -107,6 +107,7 @@ class BinSGDM(torch.optim.Optimizer):
     def _index_parameters(self) -> None:
         """What follows from the parameter groups, and is no part of the state."""
         self._exchanged: set[torch.Tensor] = set()
+        self._still: set[torch.Tensor] = set()
         self._parts: dict[torch.Tensor, _Part] = getattr(self, "_parts", {})
         self._group_index: dict[torch.Tensor, int] = {}
         self._chains: dict[torch.Tensor, KeyChain] = {}
@@ -206,27 +207,33 @@ class BinSGDM(torch.optim.Optimizer):
                     saved = state_dict["state"][index][name]
                     self.state[parameter][name] = saved.detach().to(parameter.device, torch.float32).clone()
 
-    def mark_exchanged(self, parameter: torch.Tensor) -> None:
-        """Notes that the parameter's gradient holds the workers' common bits already."""
-        self._exchanged.add(parameter)
+    def mark_exchanged(self, parameter: torch.Tensor, moves: bool = True) -> None:
+        """Notes that the parameter's gradient holds the workers' common bits already; or that no worker has one."""
+        (self._exchanged if moves else self._still).add(parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update. Sparse gradients are taken as dense: an element without a gradient moves, too."""
+        """One update. A parameter that no worker's backward pass has reached, such as a frozen one, does not move.
+
+        Sparse gradients are taken as dense: an element without a gradient moves, too.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is None:
+                if parameter.grad is None or parameter in self._still:
                     continue
                 gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
                 exchanged = parameter in self._exchanged
+                if not exchanged and not gradient.any():
+                    continue  # as Horovod makes them for a parameter that no worker's backward pass has reached
                 bits = _signs(gradient) if exchanged else self._binarized(parameter, gradient)
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(bits, alpha=-group["lr"])
         self._exchanged.clear()
+        self._still.clear()
         return loss
 
     def _binarized(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from horovod_quant.agreement import different, disagreement, signature
-from horovod_quant.torch.exchange import wait
+from horovod_quant.torch.waiting import wait
 
 
 class RollCall:
@@ -34,10 +34,16 @@ class RollCall:
         self._size = process_set.size()
         self._arguments = arguments
         places = [int(rank == process_set.rank()) for rank in range(self._size)]
-        sent = torch.tensor([*places, *signature(arguments)], dtype=torch.int32)
+        sent = torch.tensor([*places, *signature(arguments)], dtype=torch.int32, device="cpu")
         name = f"horovod_quant.{label}.present"
         self.handle = hvd.allreduce_async_(sent, name=name, op=hvd.Sum, process_set=process_set)
         self._ranks: Sequence[int] | None = None
+
+    def has_answer(self) -> bool:
+        """Whether `ranks` need not wait."""
+        import horovod.torch as hvd
+
+        return self._ranks is not None or hvd.poll(self.handle)
 
     def ranks(self) -> Sequence[int]:
         """The ranks of those that are there, in order; waits for the answer.
