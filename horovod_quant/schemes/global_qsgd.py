@@ -107,7 +107,7 @@ class GlobalQSGD(Scheme):
         )
         raise ValueError(f"bits={self.bits!r}: the sum of {size} workers' integers does not fit; {remedy}")
 
-    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         """1. one scale for all workers (an allreduce of norms); 2. rounding; 3. the sum of the integers."""
         self.check_workers(workers.size)
         norm_counts = [buckets(gradient.elements, self.bucket_size) for gradient in gradients]

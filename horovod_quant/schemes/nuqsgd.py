@@ -22,7 +22,7 @@ class NUQSGD(GatheredScheme):
         norm: ``"l2"`` or ``"max"``, of each bucket of each worker.
         bucket_size: elements that share a norm, a multiple of 32.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        through: see `horovod_quant.schemes.QSGD`.
+        exchange: see `horovod_quant.schemes.QSGD`.
 
     Raises:
         ValueError: an argument is out of range.

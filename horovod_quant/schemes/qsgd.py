@@ -7,7 +7,7 @@ norms and codes; every worker decodes and adds all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm
 from typing import Any
@@ -56,7 +56,7 @@ class GatheredScheme(Scheme):
     3. one allgather of a payload that holds norms and codes;
     4. decoding of every worker's codes with its own norms, added in rank order.
 
-    With ``through="alltoall"``, for many workers, instead of 3 and 4:
+    With ``exchange="alltoall"``, for many workers, instead of 3 and 4:
 
     3. an alltoall brings everybody's norms and codes of a chunk to the worker that serves it;
     4. the server decodes and averages them, and rounds the average in the same way;
@@ -69,33 +69,33 @@ class GatheredScheme(Scheme):
     norm: str = "l2"
     bucket_size: int = 1024
     coding: str = "fixed"
-    through: str = field(default=ALLGATHER, metadata={"argument": "exchange"})  # the compressors' argument
+    exchange: str = ALLGATHER
 
     def __post_init__(self) -> None:
         require_choice("norm", self.norm, NORMS)
         require_choice("coding", self.coding, CODINGS)
-        require_choice("exchange", self.through, (ALLGATHER, ALLTOALL, AUTO))
+        require_choice("exchange", self.exchange, (ALLGATHER, ALLTOALL, AUTO))
         require_bucket_size(self.bucket_size)
         use_plain_ints(self, "bits", "bucket_size")
-        if self.through == ALLTOALL and self.coding != "fixed":
+        if self.exchange == ALLTOALL and self.coding != "fixed":
             raise ValueError(
                 f"coding={self.coding!r}: an alltoall takes pieces of known lengths; use coding='fixed' or an allgather"
             )
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Of ``through="auto"`` those for many workers."""
+        """Of ``exchange="auto"`` those for many workers."""
         gathered = Collective(Allgather, "int32" if self.coding == "fixed" else "uint8")
-        if self.through == ALLGATHER or self.coding != "fixed":
+        if self.exchange == ALLGATHER or self.coding != "fixed":
             return (gathered,)
         return (Collective(Alltoall, "int32"), gathered)
 
     def for_workers(self, workers: Workers) -> Scheme:
-        """With ``through="auto"``: an alltoall where an allgather would move more than twice the bytes."""
-        if self.through != AUTO:
+        """With ``exchange="auto"``: an alltoall where an allgather would move more than twice the bytes."""
+        if self.exchange != AUTO:
             return self
         few = workers.size <= MOST_GATHERED or self.coding != "fixed"
-        return replace(self, through=ALLGATHER if few else ALLTOALL)
+        return replace(self, exchange=ALLGATHER if few else ALLTOALL)
 
     def norms(self, kernels: Any, values: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         """Norms of the buckets of one gradient, float32; inf where a bucket is not finite."""
@@ -103,10 +103,10 @@ class GatheredScheme(Scheme):
             return kernels.bucket_maxima(values, self.bucket_size, out)
         return kernels.norms_of_square_sums(kernels.bucket_square_sums(values, self.bucket_size))
 
-    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        if self.through == AUTO:
-            return self.for_workers(workers).exchange(gradients, workers, kernels)
-        if self.through == ALLTOALL:
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        if self.exchange == AUTO:
+            return self.for_workers(workers).begin(gradients, workers, kernels)
+        if self.exchange == ALLTOALL:
             return self._exchange_chunks(gradients, workers, kernels)
         if self.coding == "fixed":
             return self._exchange_fixed(gradients, workers, kernels)
@@ -293,7 +293,7 @@ class QSGD(GatheredScheme):
         norm: ``"l2"`` or ``"max"``, of each bucket of each worker.
         bucket_size: elements that share a norm, a multiple of 32.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        through: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
+        exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
 
     Raises:
         ValueError: an argument is out of range.

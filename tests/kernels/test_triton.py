@@ -514,7 +514,7 @@ def exchanged(
             state = BinaryState(place(state.momentum[low:high]), place(state.scale[low:high]), state.beta)
             states += state[:2]
             members.append(Gradient(place(array), KeyChain(0, str(i)), 3, state))
-        exchanges.append(scheme.exchange(members, workers[rank], backend))
+        exchanges.append(scheme.begin(members, workers[rank], backend))
     answers: list[Any] = [None] * len(groups)
     while True:
         requests, finished = [], []

@@ -29,8 +29,8 @@ averaging = [
     *(NUQSGD(bits, norm, 96) for bits in (2, 4, 8) for norm in ("l2", "max")),
     *(GlobalQSGD(bits, norm, "uniform", 96) for bits in (3, 4, 8, 12, 16) for norm in ("max", "l2")),
     *exponential,
-    *(QSGD(bits, norm, 64, through="alltoall") for bits in (3, 8) for norm in ("l2", "max")),
-    *(NUQSGD(bits, norm, 64, through="alltoall") for bits in (3, 8) for norm in ("l2", "max")),
+    *(QSGD(bits, norm, 64, exchange="alltoall") for bits in (3, 8) for norm in ("l2", "max")),
+    *(NUQSGD(bits, norm, 64, exchange="alltoall") for bits in (3, 8) for norm in ("l2", "max")),
 ]
 COPIES = 4000
 

@@ -44,7 +44,7 @@ def test_own_buffers_stay_below_0_3_of_the_gradient(scheme: Any) -> None:
     backend = kernels.get("native")
     tracemalloc.start()
     try:
-        exchange = scheme.exchange([Gradient(values, KeyChain(0, "w"), 0, state)], Workers(0, 1), backend)
+        exchange = scheme.begin([Gradient(values, KeyChain(0, "w"), 0, state)], Workers(0, 1), backend)
         answer, finished = None, None
         while finished is None:
             try:

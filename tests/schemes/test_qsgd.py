@@ -260,37 +260,37 @@ def test_numpys_integers_are_integers() -> None:
 # ---- through an alltoall
 
 
-def test_through_auto_is_an_allgather_for_few_workers_and_an_alltoall_for_many() -> None:
+def test_exchange_auto_is_an_allgather_for_few_workers_and_an_alltoall_for_many() -> None:
     for size in (1, 2, 4, 5, 64):
         gradients = [gaussian(worker, 3000) for worker in range(size)]
         found, expected = (
-            simulate(QSGD(4, through=through), gradients)
-            for through in ("auto", "allgather" if size <= 4 else "alltoall")
+            simulate(QSGD(4, exchange=exchange), gradients)
+            for exchange in ("auto", "allgather" if size <= 4 else "alltoall")
         )
         assert found.bytes_sent == expected.bytes_sent
         assert same_bits(found.decoded[0][0], expected.decoded[0][0])
 
 
-def test_through_auto_elias_coding_stays_with_an_allgather() -> None:
+def test_exchange_auto_with_elias_coding_stays_with_an_allgather() -> None:
     result = simulate(
-        QSGD(4, coding="elias", through="auto"), [gaussian(worker, 3000) for worker in range(6)]
+        QSGD(4, coding="elias", exchange="auto"), [gaussian(worker, 3000) for worker in range(6)]
     )
     assert list(result.bytes_sent) == ["allgather"]
     with pytest.raises(ValueError, match="coding='elias': an alltoall takes pieces of known lengths"):
-        QSGD(4, coding="elias", through="alltoall")
+        QSGD(4, coding="elias", exchange="alltoall")
 
 
 def test_through_an_unknown_collective_is_refused() -> None:
     with pytest.raises(ValueError, match="exchange='ring': use one of 'allgather', 'alltoall', 'auto'"):
-        QSGD(4, through="ring")
+        QSGD(4, exchange="ring")
 
 
 def test_through_an_alltoall_the_second_rounding_is_the_servers() -> None:
     """The variance is that of the workers' roundings, averaged, and that of rounding the average."""
     gradients = [np.tile(gaussian(worker, 64), 2000) for worker in range(4)]
     errors = {}
-    for through in ("allgather", "alltoall"):
-        errors[through] = simulate(QSGD(4, bucket_size=64, through=through), gradients).error
+    for exchange in ("allgather", "alltoall"):
+        errors[exchange] = simulate(QSGD(4, bucket_size=64, exchange=exchange), gradients).error
     mean = np.mean(gradients, axis=0)
     again = simulate(QSGD(4, bucket_size=64), [mean]).error
     assert errors["alltoall"] == pytest.approx(errors["allgather"] + again, rel=0.25)
