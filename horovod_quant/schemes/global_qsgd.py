@@ -16,7 +16,7 @@ import numpy as np
 
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import TILE, buckets, code_words, sum_words, tiles
-from horovod_quant.kernels.reference import store_float32
+from horovod_quant.kernels.reference import per_element, store_float32
 from horovod_quant.schemes.base import (
     Allgather,
     Allreduce,
@@ -276,7 +276,7 @@ class GlobalQSGD(Scheme):
         def write(i: int, factor: float, out: np.ndarray) -> np.ndarray:
             values = kernels.exponential_values(total[at[i] : at[i + 1]].astype(np.int32), self.bits)
             scales = kernels.decoding_scales(norms[i], 1, factor)
-            return store_float32(values * np.repeat(scales, self.bucket_size)[: len(out)], out)
+            return store_float32(values * per_element(scales, self.bucket_size, len(out)), out)
 
         return Decoded(workers.size, write)
 
