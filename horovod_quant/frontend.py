@@ -293,7 +293,8 @@ class QSGDArguments(_GatheredArguments):
     """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``): each worker's own norm, uniform levels.
 
     Args:
-        bits, norm, bucket_size, coding, exchange: see `horovod_quant.schemes.QSGD`.
+        bits, norm, bucket_size, coding, exchange: see `horovod_quant.schemes.QSGD`. A bucket whose norm is below 2^-96
+            becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
         **common: see `Compressor`.
     """
 
@@ -304,7 +305,8 @@ class NUQSGDArguments(_GatheredArguments):
     """NUQSGD: each worker's own norm, exponential levels.
 
     Args:
-        bits, norm, bucket_size, coding, exchange: see `horovod_quant.schemes.NUQSGD`.
+        bits, norm, bucket_size, coding, exchange: see `horovod_quant.schemes.NUQSGD`. A bucket whose norm is below 2^-96
+            becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
         **common: see `Compressor`.
     """
 
@@ -315,7 +317,8 @@ class GlobalQSGDArguments:
     """Global-QSGD: one scale for all workers, integers that an allreduce sums.
 
     Args:
-        bits, norm, levels, bucket_size: see `horovod_quant.schemes.GlobalQSGD`.
+        bits, norm, levels, bucket_size: see `horovod_quant.schemes.GlobalQSGD`. A bucket whose norm, of all workers, is
+            below 2^-96 becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
         **common: see `Compressor`.
     """
 

@@ -51,7 +51,8 @@ class GlobalQSGD(Scheme):
         norm: of a bucket over all workers: ``"max"`` (largest magnitude) or ``"l2"`` (square root of the sum of all
             squares; for the same width about sqrt(n) times more levels of a scale that is larger).
         levels: ``"uniform"`` or ``"exponential"``.
-        bucket_size: elements that share a scale, a multiple of 32.
+        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
+            that float32 does not hold makes NaN of the bucket.
 
     Raises:
         ValueError: an argument is out of range.
