@@ -305,8 +305,8 @@ class NUQSGDArguments(_GatheredArguments):
     """NUQSGD: each worker's own norm, exponential levels.
 
     Args:
-        bits, norm, bucket_size, coding, exchange: see `horovod_quant.schemes.NUQSGD`. A bucket whose norm is below 2^-96
-            becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
+        bits, norm, bucket_size, coding, exchange: see `horovod_quant.schemes.NUQSGD`. A bucket whose norm is below
+            2^-96 becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
         **common: see `Compressor`.
     """
 

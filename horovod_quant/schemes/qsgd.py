@@ -291,8 +291,8 @@ class QSGD(GatheredScheme):
     Args:
         bits: width of a code, 2 to 16: a sign and a magnitude.
         norm: ``"l2"`` or ``"max"``, of each bucket of each worker.
-        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm that
-            float32 does not hold makes NaN of the bucket.
+        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
+            that float32 does not hold makes NaN of the bucket.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
 

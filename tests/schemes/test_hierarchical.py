@@ -20,7 +20,7 @@ from helpers import (
 from horovod_quant import simulator
 from horovod_quant.kernels import reference
 from horovod_quant.policy import Policy
-from horovod_quant.schemes import QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import CROSS, LOCAL, BinaryState, Scheme, Workers
 from horovod_quant.schemes.chunks import owned_range
 
