@@ -11,7 +11,7 @@ from horovod_quant import kernels as kernel_backends
 from horovod_quant import nodes, schemes
 from horovod_quant.agreement import signs_of
 from horovod_quant.policy import Policy
-from horovod_quant.schemes.base import Scheme, fields_by_argument, require_int
+from horovod_quant.schemes.base import Scheme, argument_names, require_int
 from horovod_quant.stats import Stats, TrafficCounter
 
 MIN_ELEMENTS = 1024
@@ -150,7 +150,7 @@ class BaseCompressor:
         inner = scheme.inner if isinstance(scheme, schemes.Hierarchical) else scheme
         values = {
             "compression": type(self).__name__,
-            **{argument: getattr(inner, field) for argument, field in fields_by_argument(inner).items()},
+            **{argument: getattr(inner, argument) for argument in argument_names(inner)},
             "min_elements": policy.min_elements,
             "exclude": policy.exclude,
             "overrides": policy.overrides,
@@ -296,8 +296,8 @@ class QSGDArguments(_GatheredArguments):
     """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``): each worker's own norm, uniform levels.
 
     Args:
-        bits, norm, bucket_size, coding: see `horovod_quant.schemes.QSGD`.
-        exchange: ``through`` there: ``"allgather"``, ``"alltoall"`` or ``"auto"``.
+        bits, norm, bucket_size, coding, exchange: see `horovod_quant.schemes.QSGD`. A bucket whose norm is below 2^-96
+            becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
         **common: see `Compressor`.
     """
 
@@ -308,8 +308,8 @@ class NUQSGDArguments(_GatheredArguments):
     """NUQSGD: each worker's own norm, exponential levels.
 
     Args:
-        bits, norm, bucket_size, coding: see `horovod_quant.schemes.NUQSGD`.
-        exchange: ``through`` there: ``"allgather"``, ``"alltoall"`` or ``"auto"``.
+        bits, norm, bucket_size, coding, exchange: see `horovod_quant.schemes.NUQSGD`. A bucket whose norm is below
+            2^-96 becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
         **common: see `Compressor`.
     """
 
@@ -320,7 +320,8 @@ class GlobalQSGDArguments:
     """Global-QSGD: one scale for all workers, integers that an allreduce sums.
 
     Args:
-        bits, norm, levels, bucket_size: see `horovod_quant.schemes.GlobalQSGD`.
+        bits, norm, levels, bucket_size: see `horovod_quant.schemes.GlobalQSGD`. A bucket whose norm, of all workers, is
+            below 2^-96 becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
         **common: see `Compressor`.
     """
 

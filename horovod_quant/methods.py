@@ -10,7 +10,7 @@ import re
 from typing import Any, NamedTuple
 
 from horovod_quant import schemes
-from horovod_quant.schemes.base import Scheme, fields_by_argument
+from horovod_quant.schemes.base import Scheme
 
 NONE, FP16, BINSGDM = "none", "fp16", "binsgdm"
 
@@ -44,9 +44,8 @@ class Method(NamedTuple):
         """None for Horovod's own."""
         if self.class_name is None:
             return None
-        scheme = getattr(schemes, self.class_name)
-        fields = fields_by_argument(scheme)
-        return scheme(**{fields[argument]: value for argument, value in self.arguments.items()})
+        scheme: Scheme = getattr(schemes, self.class_name)(**self.arguments)
+        return scheme
 
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
         """What goes into ``compression=``.

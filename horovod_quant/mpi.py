@@ -88,7 +88,7 @@ def run(
     workers, communicators = _groups(comm, scheme, local_size)
     workers = workers._replace(custom_reduction=custom_reduction)
     scheme = scheme.for_workers(workers)
-    exchange = scheme.exchange(members, workers, kernel_backends.get(kernels))
+    exchange = scheme.begin(members, workers, kernel_backends.get(kernels))
     merges: list[Merge] = []
     answer = None
     while True:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from horovod_quant.schemes import Hierarchical
-from horovod_quant.schemes.base import Scheme, Workers, fields_by_argument, require_int
+from horovod_quant.schemes.base import Scheme, Workers, argument_names, require_int
 
 _REMEMBERED = 10_000
 """Choices, at most."""
@@ -87,7 +87,7 @@ class Policy:
 def _replaced(scheme: Scheme, pattern: str, arguments: Mapping[str, Any]) -> Scheme:
     if isinstance(scheme, Hierarchical):
         return Hierarchical(_replaced(scheme.inner, pattern, arguments))
-    known = fields_by_argument(scheme)
+    known = argument_names(scheme)
     if not isinstance(arguments, Mapping):
         raise ValueError(f"overrides[{pattern!r}]={arguments!r}: use a mapping such as {{'bits': 8}}")
     for argument in arguments:
@@ -97,7 +97,6 @@ def _replaced(scheme: Scheme, pattern: str, arguments: Mapping[str, Any]) -> Sch
                 f"overrides[{pattern!r}]: {type(scheme).__name__} has no argument {argument!r}; use {usable}"
             )
     try:
-        values = {known[argument]: value for argument, value in arguments.items()}
-        return dataclasses.replace(scheme, **values)  # type: ignore[type-var]
+        return dataclasses.replace(scheme, **arguments)  # type: ignore[type-var]
     except ValueError as error:
         raise ValueError(f"overrides[{pattern!r}]: {error}") from None

@@ -97,7 +97,7 @@ def run(
             Gradient(own[i], KeyChain(seed, names[i]), step, states[rank][i] if states else None)
             for i in range(count)
         ]
-        exchanges.append(scheme.exchange(members, workers[rank], backend))
+        exchanges.append(scheme.begin(members, workers[rank], backend))
 
     bytes_sent: dict[str, float] = {}
     answers: list[Any] = [None] * size

@@ -29,8 +29,8 @@ SCHEMES = {
     "qsgd": QSGD(4, bucket_size=96),
     "qsgd-inf": QSGD(3, norm="max", bucket_size=96),
     "qsgd-elias": QSGD(4, bucket_size=96, coding="elias"),
-    "qsgd-alltoall": QSGD(4, bucket_size=96, through="alltoall"),
-    "nuqsgd-inf-alltoall": NUQSGD(4, norm="max", through="alltoall"),
+    "qsgd-alltoall": QSGD(4, bucket_size=96, exchange="alltoall"),
+    "nuqsgd-inf-alltoall": NUQSGD(4, norm="max", exchange="alltoall"),
     "nuqsgd": NUQSGD(4, bucket_size=96),
     "nuqsgd-inf-omega": NUQSGD(4, norm="max", bucket_size=96, coding="elias-omega"),
     "global-max": GlobalQSGD(12, bucket_size=96),
@@ -124,7 +124,7 @@ def lockstep(
         state = states[rank] if states else used_states(own)
         members = [Gradient(a, KeyChain(0, str(i)), 0, state[i]) for i, a in enumerate(own)]
         workers = Workers(rank, size, custom_reduction, local_size)
-        exchanges.append(scheme.exchange(members, workers, reference))
+        exchanges.append(scheme.begin(members, workers, reference))
     answers: list[Any] = [None] * size
     while True:
         requests, finished = [], []

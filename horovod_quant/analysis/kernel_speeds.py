@@ -174,7 +174,7 @@ def _run_alone(scheme: Scheme, values: np.ndarray, size: int, kernels: Any) -> N
     keys = KeyChain(0, "measured")
     start, stop = scheme.owned(keys.name, len(values), workers)
     state = BinaryState(np.zeros_like(values[start:stop]), np.zeros_like(values[start:stop]), 0.9)
-    exchange = scheme.exchange([Gradient(values, keys, 0, state)], workers, kernels)
+    exchange = scheme.begin([Gradient(values, keys, 0, state)], workers, kernels)
     answer: Any = None
     while True:
         try:

@@ -58,7 +58,7 @@ def relative_error(scheme: Scheme, workers: int, hosts: int) -> float | None:
     variance = rounding_variance(np.minimum(values / norm, 1.0), grid)
     error = norm * np.sqrt(variance.sum() / (values**2).sum())
     # The owner of a chunk rounds the sum once more.
-    again = exponential if isinstance(scheme, GlobalQSGD) else scheme.through == ALLTOALL
+    again = exponential if isinstance(scheme, GlobalQSGD) else scheme.exchange == ALLTOALL
     return float(error * np.sqrt(2) if again else error)
 
 

@@ -119,7 +119,7 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int =
         start, stop = scheme.owned(str(i), len(array), workers)
         own = array[start:stop]
         gradients.append(Gradient(array, KeyChain(0, str(i)), 0, BinaryState(own, own, 0.9)))
-    exchange = scheme.exchange(gradients, workers, recorder.kernels)
+    exchange = scheme.begin(gradients, workers, recorder.kernels)
     stages = []
     answer: Any = None
     while True:

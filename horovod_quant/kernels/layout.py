@@ -26,6 +26,13 @@ def buckets(elements: int, bucket_size: int) -> int:
     return ceil_div(elements, bucket_size)
 
 
+def filled_bucket_size(elements: int, bucket_size: int) -> int:
+    """The size with which to lay out whole buckets: where one bucket has room for more than all elements, no more than
+    the rows that they fill.
+    """
+    return min(bucket_size, ROW * max(rows(elements), 1))
+
+
 def tiles(elements: int) -> int:
     return ceil_div(elements, TILE)
 

@@ -29,7 +29,7 @@ from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     with_nan_tiles,
 )
 from horovod_quant.kernels.keys import Key, hash32
-from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
+from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, filled_bucket_size, sum_words, tiles
 
 NAME = "numpy"
 
@@ -75,13 +75,14 @@ def store_float32(values: np.ndarray, out: np.ndarray) -> np.ndarray:
     return out
 
 
-def _per_element(per_bucket: np.ndarray, bucket_size: int, elements: int) -> np.ndarray:
-    if len(per_bucket) < buckets(elements, bucket_size):
+def per_element(per_bucket: np.ndarray, bucket_size: int, elements: int) -> np.ndarray:
+    """Each element's of the buckets' values."""
+    needed = buckets(elements, bucket_size)
+    if len(per_bucket) < needed:
         raise ValueError(
-            f"norms: {len(per_bucket)} norms for {elements} elements in buckets of {bucket_size}; "
-            f"{buckets(elements, bucket_size)} are needed"
+            f"norms: {len(per_bucket)} norms for {elements} elements in buckets of {bucket_size}; {needed} are needed"
         )
-    return np.repeat(per_bucket, bucket_size)[:elements]
+    return np.repeat(per_bucket[:needed], min(bucket_size, elements))[:elements]
 
 
 # ---- norms -------------------------------------------------------------------------------------------------------
@@ -92,7 +93,8 @@ def bucket_maxima(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None
 
     NaN becomes inf because a Max over workers may lose a NaN.
     """
-    magnitudes = _padded(as_float32(x).view(np.uint32) & _ABS, bucket_size).reshape(-1, bucket_size)
+    size = filled_bucket_size(len(x), bucket_size)
+    magnitudes = _padded(as_float32(x).view(np.uint32) & _ABS, size).reshape(-1, size)
     largest = magnitudes.max(axis=1, initial=0)
     return _store(np.minimum(largest, _INF_BITS).view(np.float32), out)
 
@@ -104,7 +106,8 @@ def bucket_square_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None =
     over workers is exact, hence the same in any order of addition, unless their norms differ by a factor of
     thousands.
     """
-    grid = _padded(as_float32(x), bucket_size).reshape(-1, bucket_size // ROW, ROW)
+    size = filled_bucket_size(len(x), bucket_size)
+    grid = _padded(as_float32(x), size).reshape(-1, size // ROW, ROW)
     lanes = np.zeros((grid.shape[0], ROW), np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         for row in range(grid.shape[1]):
@@ -160,7 +163,7 @@ def round_uniform(
     limit = np.float32(levels << k)
     inverse = inverse_norms(norms, levels << k)
     with np.errstate(invalid="ignore", over="ignore"):
-        y = as_float32(x) * _per_element(inverse, bucket_size, len(x))
+        y = as_float32(x) * per_element(inverse, bucket_size, len(x))
         # NaN fails the comparison and becomes the limit: its bucket's norm is inf, it decodes to NaN.
         y = np.where(y < limit, y, limit)
         y = np.where(y > -limit, y, -limit)
@@ -193,7 +196,7 @@ def decode_uniform_sum(
 ) -> np.ndarray:
     """Writes ``digit * (norm / levels * factor)`` to ``out``."""
     digits = unpack_sum(words, width, len(out))
-    scales = _per_element(decoding_scales(norms, levels, factor), bucket_size, len(out))
+    scales = per_element(decoding_scales(norms, levels, factor), bucket_size, len(out))
     return store_float32(digits.astype(np.float32) * scales, out)
 
 
@@ -247,7 +250,7 @@ def round_exponential(
     top = uniform_levels(bits)
     inverse = inverse_norms(norms, 1.0)
     with np.errstate(invalid="ignore", over="ignore"):
-        y = as_float32(x) * _per_element(inverse, bucket_size, len(x))
+        y = as_float32(x) * per_element(inverse, bucket_size, len(x))
     y_bits = y.view(np.uint32)
     magnitude = np.minimum(y_bits & _ABS, _ONE_BITS)
     h = hash32(start, len(x), key)
@@ -307,7 +310,7 @@ def _add_workers(words, norms, bucket_size, bits, out, value, scale):
     total = np.zeros(0, np.float32)
     for worker, (worker_words, worker_norms) in enumerate(zip(words, norms)):
         digits = digits_of_codes(unpack_codes(worker_words, bits, len(out)), bits)
-        scales = _per_element(scale(worker_norms), bucket_size, len(out))
+        scales = per_element(scale(worker_norms), bucket_size, len(out))
         total = value(digits) * scales if worker == 0 else total + value(digits) * scales
     return store_float32(total, out)
 

@@ -191,8 +191,8 @@ class Scheme:
     def check_workers(self, size: int) -> None:
         """Raises ValueError when the scheme's arguments cannot serve ``size`` workers."""
 
-    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        """Exchanges a group of gradients.
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        """The exchange of a group of gradients, at its start.
 
         Args:
             gradients: the group, in the same order on every worker.
@@ -202,9 +202,9 @@ class Scheme:
         raise TypeError(f"{type(self).__name__} defines no exchange")
 
 
-def fields_by_argument(scheme: Any) -> dict[str, str]:
-    """A scheme's (or its class's) fields, by the names of the compressors' arguments."""
-    return {field.metadata.get("argument", field.name): field.name for field in dataclasses.fields(scheme)}
+def argument_names(scheme: Any) -> list[str]:
+    """Of a scheme or its class."""
+    return [field.name for field in dataclasses.fields(scheme)]
 
 
 def split_points(lengths: Sequence[int]) -> list[int]:

@@ -46,7 +46,7 @@ class BinSGDM(Scheme):
     def collectives(self) -> tuple[Collective, ...]:
         return (Collective(Alltoall, "int32"), Collective(Allgather, "int32"))
 
-    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         chunks = Chunks([gradient.elements for gradient in gradients], workers.size)
         flags: list[np.ndarray] = []
 

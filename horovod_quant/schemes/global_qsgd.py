@@ -16,7 +16,7 @@ import numpy as np
 
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import TILE, buckets, code_words, sum_words, tiles
-from horovod_quant.kernels.reference import store_float32
+from horovod_quant.kernels.reference import per_element, store_float32
 from horovod_quant.schemes.base import (
     Allgather,
     Allreduce,
@@ -51,7 +51,8 @@ class GlobalQSGD(Scheme):
         norm: of a bucket over all workers: ``"max"`` (largest magnitude) or ``"l2"`` (square root of the sum of all
             squares; for the same width about sqrt(n) times more levels of a scale that is larger).
         levels: ``"uniform"`` or ``"exponential"``.
-        bucket_size: elements that share a scale, a multiple of 32.
+        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
+            that float32 does not hold makes NaN of the bucket.
 
     Raises:
         ValueError: an argument is out of range.
@@ -107,7 +108,7 @@ class GlobalQSGD(Scheme):
         )
         raise ValueError(f"bits={self.bits!r}: the sum of {size} workers' integers does not fit; {remedy}")
 
-    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         """1. one scale for all workers (an allreduce of norms); 2. rounding; 3. the sum of the integers."""
         self.check_workers(workers.size)
         norm_counts = [buckets(gradient.elements, self.bucket_size) for gradient in gradients]
@@ -276,7 +277,7 @@ class GlobalQSGD(Scheme):
         def write(i: int, factor: float, out: np.ndarray) -> np.ndarray:
             values = kernels.exponential_values(total[at[i] : at[i + 1]].astype(np.int32), self.bits)
             scales = kernels.decoding_scales(norms[i], 1, factor)
-            return store_float32(values * np.repeat(scales, self.bucket_size)[: len(out)], out)
+            return store_float32(values * per_element(scales, self.bucket_size, len(out)), out)
 
         return Decoded(workers.size, write)
 

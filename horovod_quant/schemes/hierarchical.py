@@ -80,7 +80,7 @@ class Hierarchical(Scheme):
         bucket_size = getattr(self.inner, "bucket_size", TILE)
         return owned_range(name, elements, workers.local_size, workers.local_rank, lcm(bucket_size, TILE))
 
-    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         node = [workers._replace(rank=local_rank) for local_rank in range(workers.local_size)]
         ranges = [
             [self.owned(gradient.keys.name, gradient.elements, owner) for gradient in gradients]
@@ -104,7 +104,7 @@ class Hierarchical(Scheme):
             gradient._replace(values=mean[own[i] : own[i + 1]], start=ranges[workers.local_rank][i][0])
             for i, gradient in enumerate(gradients)
         ]
-        exchange = self.inner.exchange(parts, _between(workers), kernels)
+        exchange = self.inner.begin(parts, _between(workers), kernels)
         average = yield from answered(exchange, _between_nodes)
 
         def decode(i: int, out: Any) -> Any:
@@ -133,7 +133,7 @@ class _Exact(Scheme):
     def collectives(self) -> tuple[Collective, ...]:
         return ()
 
-    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         def write(i: int, factor: float, out: Any) -> Any:
             return kernels.scale([gradients[i].values], factor, out)
 
@@ -151,8 +151,8 @@ class _Single(Scheme):
     def collectives(self) -> tuple[Collective, ...]:
         return ()
 
-    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        return (yield from answered(self.inner.exchange(gradients, workers, kernels), _alone))
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        return (yield from answered(self.inner.begin(gradients, workers, kernels), _alone))
 
 
 def _between(workers: Workers) -> Workers:

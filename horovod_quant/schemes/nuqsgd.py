@@ -20,9 +20,10 @@ class NUQSGD(GatheredScheme):
         bits: width of a code, 2 to 8: a sign and a level index. (8 bits reach down to 2^-126, the smallest normal
             float; more would add levels that no gradient uses.)
         norm: ``"l2"`` or ``"max"``, of each bucket of each worker.
-        bucket_size: elements that share a norm, a multiple of 32.
+        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
+            that float32 does not hold makes NaN of the bucket.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        through: see `horovod_quant.schemes.QSGD`.
+        exchange: see `horovod_quant.schemes.QSGD`.
 
     Raises:
         ValueError: an argument is out of range.

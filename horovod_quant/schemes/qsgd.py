@@ -7,7 +7,7 @@ norms and codes; every worker decodes and adds all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm
 from typing import Any
@@ -46,6 +46,9 @@ MOST_GATHERED = 4
 By the alpha-beta model: ``(n - 1) P`` against ``2 (n - 1) / n P`` for payloads of P bytes.
 """
 
+STREAM_ELEMENTS = 2**28
+"""Elements of a tensor that share an Elias stream: whole tiles; `entropy` counts no more than twice as many."""
+
 
 @dataclass(frozen=True)
 class GatheredScheme(Scheme):
@@ -56,7 +59,7 @@ class GatheredScheme(Scheme):
     3. one allgather of a payload that holds norms and codes;
     4. decoding of every worker's codes with its own norms, added in rank order.
 
-    With ``through="alltoall"``, for many workers, instead of 3 and 4:
+    With ``exchange="alltoall"``, for many workers, instead of 3 and 4:
 
     3. an alltoall brings everybody's norms and codes of a chunk to the worker that serves it;
     4. the server decodes and averages them, and rounds the average in the same way;
@@ -69,33 +72,33 @@ class GatheredScheme(Scheme):
     norm: str = "l2"
     bucket_size: int = 1024
     coding: str = "fixed"
-    through: str = field(default=ALLGATHER, metadata={"argument": "exchange"})  # the compressors' argument
+    exchange: str = ALLGATHER
 
     def __post_init__(self) -> None:
         require_choice("norm", self.norm, NORMS)
         require_choice("coding", self.coding, CODINGS)
-        require_choice("exchange", self.through, (ALLGATHER, ALLTOALL, AUTO))
+        require_choice("exchange", self.exchange, (ALLGATHER, ALLTOALL, AUTO))
         require_bucket_size(self.bucket_size)
         use_plain_ints(self, "bits", "bucket_size")
-        if self.through == ALLTOALL and self.coding != "fixed":
+        if self.exchange == ALLTOALL and self.coding != "fixed":
             raise ValueError(
                 f"coding={self.coding!r}: an alltoall takes pieces of known lengths; use coding='fixed' or an allgather"
             )
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Of ``through="auto"`` those for many workers."""
+        """Of ``exchange="auto"`` those for many workers."""
         gathered = Collective(Allgather, "int32" if self.coding == "fixed" else "uint8")
-        if self.through == ALLGATHER or self.coding != "fixed":
+        if self.exchange == ALLGATHER or self.coding != "fixed":
             return (gathered,)
         return (Collective(Alltoall, "int32"), gathered)
 
     def for_workers(self, workers: Workers) -> Scheme:
-        """With ``through="auto"``: an alltoall where an allgather would move more than twice the bytes."""
-        if self.through != AUTO:
+        """With ``exchange="auto"``: an alltoall where an allgather would move more than twice the bytes."""
+        if self.exchange != AUTO:
             return self
         few = workers.size <= MOST_GATHERED or self.coding != "fixed"
-        return replace(self, through=ALLGATHER if few else ALLTOALL)
+        return replace(self, exchange=ALLGATHER if few else ALLTOALL)
 
     def norms(self, kernels: Any, values: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         """Norms of the buckets of one gradient, float32; inf where a bucket is not finite."""
@@ -103,10 +106,10 @@ class GatheredScheme(Scheme):
             return kernels.bucket_maxima(values, self.bucket_size, out)
         return kernels.norms_of_square_sums(kernels.bucket_square_sums(values, self.bucket_size))
 
-    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        if self.through == AUTO:
-            return self.for_workers(workers).exchange(gradients, workers, kernels)
-        if self.through == ALLTOALL:
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        if self.exchange == AUTO:
+            return self.for_workers(workers).begin(gradients, workers, kernels)
+        if self.exchange == ALLTOALL:
             return self._exchange_chunks(gradients, workers, kernels)
         if self.coding == "fixed":
             return self._exchange_fixed(gradients, workers, kernels)
@@ -235,13 +238,15 @@ class GatheredScheme(Scheme):
     def _exchange_elias(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         code = "omega" if self.coding == "elias-omega" else "gamma"
         norm_counts, norm_at, _ = self._offsets(gradients)
+        stream_at = split_points([len(_stream_bounds(gradient.elements)) for gradient in gradients])
 
         bodies = yield from checked(self._elias_request(gradients, workers, kernels, code), workers)
 
-        opened = [_open_body(other, norm_counts) for other in bodies]
+        opened = [_open_body(other, norm_at[-1], stream_at[-1]) for other in bodies]
 
         def write(i: int, factor: float, out: np.ndarray) -> np.ndarray:
-            words = [self._elias_words(kernels, streams[i], len(out), code) for _, streams in opened]
+            own = slice(stream_at[i], stream_at[i + 1])
+            words = [self._elias_words(kernels, streams[own], len(out), code) for _, streams in opened]
             all_norms = [other_norms[norm_at[i] : norm_at[i + 1]] for other_norms, _ in opened]
             return self.decode(kernels, words, all_norms, factor, out)
 
@@ -252,25 +257,44 @@ class GatheredScheme(Scheme):
     ) -> Allgather:
         norm_counts, norm_at, _ = self._offsets(gradients)
         norms = np.empty(norm_at[-1], np.float32)
-        streams = []
+        streams: list[list[np.ndarray]] = []
         for i, gradient in enumerate(gradients):
             own = norms[norm_at[i] : norm_at[i + 1]]
             own[...] = self.norms(kernels, gradient.values, own)
             key = gradient.keys.key("worker", gradient.step, workers.rank)
             words = self.encode(kernels, gradient.values, own, key, gradient.start)
-            stream = kernels.elias_encode_codes(words, self.bits, gradient.elements, code, words.nbytes)
-            streams.append(words.view(np.uint8) if stream is None else stream)
-            del words, stream  # before the next tensor's are made
-        lengths = np.array([len(stream) for stream in streams], "<i8")
-        parts = [8 + 4 * norm_counts[i] + len(streams[i]) for i in range(len(gradients))]
-        payload = ragged_payload(lengths.view(np.uint8), norms.view(np.uint8), *streams)
+            streams.append(self._elias_streams(kernels, words, gradient.elements, code))
+            del words  # before the next tensor's are made
+        lengths = np.array([len(stream) for own in streams for stream in own], "<i8")
+        parts = [
+            4 * count + sum(8 + len(stream) for stream in own) for count, own in zip(norm_counts, streams)
+        ]
+        payload = ragged_payload(
+            lengths.view(np.uint8), norms.view(np.uint8), *(stream for own in streams for stream in own)
+        )
         return Allgather(payload, parts, ragged=True)
 
-    def _elias_words(self, kernels: Any, stream: np.ndarray, elements: int, code: str) -> np.ndarray:
-        """Packed codes from a stream; one as long as they are is not Elias coding but the codes themselves."""
-        if len(stream) == 4 * code_words(elements, self.bits):
-            return stream.copy().view(np.int32)
-        return kernels.elias_decode_codes(stream, elements, self.bits, code)
+    def _elias_streams(self, kernels: Any, words: np.ndarray, elements: int, code: str) -> list[np.ndarray]:
+        """A tensor's streams, each of whole tiles; packed codes themselves where a stream would not be shorter."""
+        streams = []
+        for start, stop in _stream_bounds(elements):
+            own = words[code_words(start, self.bits) : code_words(stop, self.bits)]
+            stream = kernels.elias_encode_codes(own, self.bits, stop - start, code, own.nbytes)
+            streams.append(own.view(np.uint8) if stream is None else stream)
+        return streams
+
+    def _elias_words(
+        self, kernels: Any, streams: Sequence[np.ndarray], elements: int, code: str
+    ) -> np.ndarray:
+        """Undoes `_elias_streams`."""
+        words = np.empty(code_words(elements, self.bits), np.int32)
+        for stream, (start, stop) in zip(streams, _stream_bounds(elements)):
+            own = words[code_words(start, self.bits) : code_words(stop, self.bits)]
+            if len(stream) == own.nbytes:
+                own.view(np.uint8)[...] = stream
+            else:
+                kernels.elias_decode_codes(stream, stop - start, self.bits, code, own)
+        return words
 
     def _offsets(self, gradients: Sequence[Gradient]) -> tuple[list[int], list[int], list[int]]:
         norm_counts = [buckets(gradient.elements, self.bucket_size) for gradient in gradients]
@@ -291,9 +315,10 @@ class QSGD(GatheredScheme):
     Args:
         bits: width of a code, 2 to 16: a sign and a magnitude.
         norm: ``"l2"`` or ``"max"``, of each bucket of each worker.
-        bucket_size: elements that share a norm, a multiple of 32.
+        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
+            that float32 does not hold makes NaN of the bucket.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        through: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
+        exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
 
     Raises:
         ValueError: an argument is out of range.
@@ -310,17 +335,23 @@ class QSGD(GatheredScheme):
         return kernels.decode_uniform_codes(words, norms, self.bucket_size, self.bits, factor, out)
 
 
-def _open_body(body: np.ndarray, norm_counts: Sequence[int]) -> tuple[np.ndarray, list[np.ndarray]]:
+def _stream_bounds(elements: int) -> list[tuple[int, int]]:
+    """Which of a tensor's elements share an Elias stream."""
+    starts = range(0, max(elements, 1), STREAM_ELEMENTS)
+    return [(start, min(start + STREAM_ELEMENTS, elements)) for start in starts]
+
+
+def _open_body(body: np.ndarray, norm_count: int, streams: int) -> tuple[np.ndarray, list[np.ndarray]]:
     """Norms and code streams of one worker's Elias payload."""
-    tensors, norm_bytes = len(norm_counts), 4 * sum(norm_counts)
-    if len(body) < 8 * tensors + norm_bytes:
+    norms_end = 8 * streams + 4 * norm_count
+    if len(body) < norms_end:
         raise CorruptPayloadError(f"corrupt payload: {len(body)} bytes do not hold the lengths and norms")
-    lengths = body[: 8 * tensors].copy().view("<i8").tolist()
-    norms = body[8 * tensors : 8 * tensors + norm_bytes].copy().view(np.float32)
-    if min(lengths, default=0) < 0 or 8 * tensors + norm_bytes + sum(lengths) != len(body):
+    lengths = body[: 8 * streams].copy().view("<i8").tolist()
+    norms = body[8 * streams : norms_end].copy().view(np.float32)
+    if min(lengths, default=0) < 0 or norms_end + sum(lengths) != len(body):
         raise CorruptPayloadError(f"corrupt payload: streams of {lengths} bytes in {len(body)} bytes")
-    at = [8 * tensors + norm_bytes + offset for offset in split_points(lengths)]
-    return norms, [body[at[i] : at[i + 1]] for i in range(tensors)]
+    at = [norms_end + offset for offset in split_points(lengths)]
+    return norms, [body[at[i] : at[i + 1]] for i in range(streams)]
 
 
 _NOTHING: Part = (0, np.int32, lambda out: np.zeros(0, np.int32))

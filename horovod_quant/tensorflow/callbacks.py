@@ -163,7 +163,7 @@ class CallbackExchange:
             if member.state is not None:
                 values = clipped(self._kernels, values, member.state.clip_norm)
             gradients.append(Gradient(values, member.chain, step, state))
-        exchange = self._scheme.exchange(gradients, workers, self._kernels)
+        exchange = self._scheme.begin(gradients, workers, self._kernels)
         if self._swaps:
             exchange = with_swaps(exchange, workers)
         run = _Run(exchange, [array.shape for array in arrays[:count]], new_states)

@@ -41,7 +41,7 @@ class TracedExchange:
             _gradient(member, unfoldable(member.tensor, process_set), ledger)
             for member, ledger in zip(self._members, self._ledgers)
         ]
-        exchange = scheme.exchange(gradients, workers, kernels)
+        exchange = scheme.begin(gradients, workers, kernels)
         request, output = next(exchange), None
         for stage in range(len(collectives)):
             for ledger, sent in zip(self._ledgers, sent_bytes(request, workers.size_of(request.group))):

@@ -204,7 +204,7 @@ def test_under_mpi_integers_are_summed_by_two_alltoalls() -> None:
     assert mpi.bytes_sent == gloo.bytes_sent
 
 
-@pytest.mark.parametrize("method", [QSGD(4), QSGD(4, through="alltoall"), BinSGDM()], ids=str)
+@pytest.mark.parametrize("method", [QSGD(4), QSGD(4, exchange="alltoall"), BinSGDM()], ids=str)
 def test_under_gloo_two_workers_swap_by_a_sum(method) -> None:
     """Which takes the time of the bytes; a gather and an alltoall of two would take twice as long."""
     network = wires(2, payload=1e6)

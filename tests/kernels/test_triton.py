@@ -174,6 +174,13 @@ def test_norms(number: int) -> None:
         assert_same("norms_of_square_sums", sums)
 
 
+@pytest.mark.parametrize("count", [0, 33, 1025])
+def test_norms_of_a_bucket_that_is_larger_than_any_tensor(count: int) -> None:
+    x = np.random.default_rng(count).standard_normal(count).astype(np.float32)
+    for kernel in ("bucket_maxima", "bucket_square_sums"):
+        assert_same(kernel, x, 2**40)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
 def test_every_short_float(dtype: Any) -> None:
     every = np.arange(65536, dtype=np.uint32).astype(np.uint16).view(dtype)
@@ -514,7 +521,7 @@ def exchanged(
             state = BinaryState(place(state.momentum[low:high]), place(state.scale[low:high]), state.beta)
             states += state[:2]
             members.append(Gradient(place(array), KeyChain(0, str(i)), 3, state))
-        exchanges.append(scheme.exchange(members, workers[rank], backend))
+        exchanges.append(scheme.begin(members, workers[rank], backend))
     answers: list[Any] = [None] * len(groups)
     while True:
         requests, finished = [], []

@@ -29,8 +29,8 @@ averaging = [
     *(NUQSGD(bits, norm, 96) for bits in (2, 4, 8) for norm in ("l2", "max")),
     *(GlobalQSGD(bits, norm, "uniform", 96) for bits in (3, 4, 8, 12, 16) for norm in ("max", "l2")),
     *exponential,
-    *(QSGD(bits, norm, 64, through="alltoall") for bits in (3, 8) for norm in ("l2", "max")),
-    *(NUQSGD(bits, norm, 64, through="alltoall") for bits in (3, 8) for norm in ("l2", "max")),
+    *(QSGD(bits, norm, 64, exchange="alltoall") for bits in (3, 8) for norm in ("l2", "max")),
+    *(NUQSGD(bits, norm, 64, exchange="alltoall") for bits in (3, 8) for norm in ("l2", "max")),
 ]
 COPIES = 4000
 
@@ -275,6 +275,39 @@ def test_zeros_and_subnormals_decode_to_exact_zeros(scheme: Scheme) -> None:
         for custom_reduction in (False, True):
             decoded = simulate(scheme, gradients, custom_reduction=custom_reduction).decoded
             assert all(np.array_equal(own[0], np.zeros(1500)) for own in decoded)
+
+
+@schemes_with_zero
+def test_a_bucket_below_the_smallest_norm_decodes_to_zeros(scheme: Scheme) -> None:
+    """docs/reliability.md says where it is."""
+    for custom_reduction in (False, True):
+        for norm, expected in ((2.0**-96, 2.0**-96), (2.0**-96 * (1 - 2.0**-20), 0.0)):
+            gradient = np.zeros(100, np.float32)
+            gradient[5] = norm
+            decoded = simulate(scheme, [gradient], custom_reduction=custom_reduction).decoded[0][0]
+            assert decoded[5] == expected
+            assert not np.delete(decoded, 5).any()
+
+
+def test_binsgdms_bits_know_no_smallest_gradient() -> None:
+    gradients = [np.full(1500, 2.0**-110, np.float32) for _ in range(3)]
+    states = [fresh_states([gradient]) for gradient in gradients]
+    assert (simulate(BinSGDM(), gradients, states=states).decoded[0][0] == 1).all()
+
+
+@every_scheme
+@pytest.mark.parametrize("value", [1e300, -1e39])
+def test_a_float64_that_float32_does_not_hold_gives_nan_in_its_bucket_and_nowhere_else(
+    scheme: Scheme, value: float
+) -> None:
+    gradients = [gaussian(i, 5000).astype(np.float64) for i in range(3)]
+    clean = lockstep(scheme, [[gradient] for gradient in gradients])[0].write(0, 1.0, np.empty(5000))
+    for own in lockstep(scheme, [[gradient] for gradient in damaged(gradients, 1, 1500, value)]):
+        decoded = own.write(0, 1.0, np.empty(5000))
+        start = 1500 // bucket_of(scheme) * bucket_of(scheme)
+        expected = clean.copy()
+        expected[start : start + bucket_of(scheme)] = np.nan
+        assert same_bits(decoded, expected)
 
 
 @schemes_with_zero

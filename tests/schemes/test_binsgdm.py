@@ -49,7 +49,7 @@ def test_workers_draw_independent_bits() -> None:
     bits = []
     for rank in range(4):
         members = [Gradient(zeros, KeyChain(0, "w"), 0, fresh_states([zeros])[0])]
-        request = next(BinSGDM().exchange(members, Workers(rank, 4), reference))
+        request = next(BinSGDM().begin(members, Workers(rank, 4), reference))
         assert list(request.splits) == [64 * 32 + 2] * 4  # 64 tiles of signs, and their flags
         pieces = request.array.reshape(4, -1)[:, : 64 * 32]
         bits.append(reference.unpack_codes(np.ascontiguousarray(pieces).reshape(-1), 1, len(zeros)))

@@ -72,7 +72,7 @@ class Worker:
             Gradient(own, KeyChain(0, str(i)), 0, state)
             for i, (own, state) in enumerate(zip(values, owned_states(scheme, values, workers)))
         ]
-        self._exchange = scheme.exchange(members, workers, kernels.get(backend))
+        self._exchange = scheme.begin(members, workers, kernels.get(backend))
         if setting.splits_sums:
             self._exchange = split_sums(self._exchange, WORKERS)
         if setting.swaps:

@@ -280,9 +280,7 @@ def test_too_few_bits_for_the_workers_are_refused_before_any_collective(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         scheme.check_workers(size)
-    exchange = scheme.exchange(
-        [Gradient(np.ones(5, np.float32), KeyChain(0, "w"))], Workers(0, size), reference
-    )
+    exchange = scheme.begin([Gradient(np.ones(5, np.float32), KeyChain(0, "w"))], Workers(0, size), reference)
     with pytest.raises(ValueError, match=message):
         next(exchange)
 
@@ -296,7 +294,7 @@ def test_what_would_work_works() -> None:
 def test_more_workers_than_a_pairwise_reduction_can_count_are_refused() -> None:
     scheme = GlobalQSGD(8, levels="exponential")
     members = [Gradient(np.ones(5, np.float32), KeyChain(0, "w"))]
-    exchange = scheme.exchange(members, Workers(0, 40_000, custom_reduction=True), reference)
+    exchange = scheme.begin(members, Workers(0, 40_000, custom_reduction=True), reference)
     with pytest.raises(ValueError, match="40000 workers are too many to reduce exponential levels pairwise"):
         exchange.send(next(exchange).array)
 

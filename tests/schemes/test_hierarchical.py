@@ -20,7 +20,7 @@ from helpers import (
 from horovod_quant import simulator
 from horovod_quant.kernels import reference
 from horovod_quant.policy import Policy
-from horovod_quant.schemes import QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import CROSS, LOCAL, BinaryState, Scheme, Workers
 from horovod_quant.schemes.chunks import owned_range
 
@@ -207,6 +207,16 @@ def test_a_non_finite_element_gives_nan_in_its_bucket_and_nowhere_else(scheme: S
         expected[element // bucket * bucket : (element // bucket + 1) * bucket] = np.nan
         for own in simulate(Hierarchical(scheme), damaged, local_size=2).decoded:
             assert same_bits(own[0], expected)
+
+
+@pytest.mark.parametrize("scheme", [QSGD(4), NUQSGD(4), GlobalQSGD(8)], ids=str)
+def test_on_a_single_node_a_float64_that_float32_does_not_hold_is_an_infinity(scheme: Scheme) -> None:
+    groups = [[gaussian(worker, 2500).astype(np.float64)] for worker in range(2)]
+    groups[1][0][1500] = 1e300
+    single = Hierarchical(scheme).for_workers(Workers(0, 2, local_size=2))
+    decoded = lockstep(single, groups, local_size=2)[0].write(0, 0.5, np.empty(2500))
+    assert np.flatnonzero(~np.isfinite(decoded)).tolist() == [1500]
+    assert decoded[1500] == np.inf
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.uint16])

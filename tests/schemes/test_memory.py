@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tracemalloc
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_own_buffers_stay_below_0_3_of_the_gradient(scheme: Any) -> None:
     backend = kernels.get("native")
     tracemalloc.start()
     try:
-        exchange = scheme.exchange([Gradient(values, KeyChain(0, "w"), 0, state)], Workers(0, 1), backend)
+        exchange = scheme.begin([Gradient(values, KeyChain(0, "w"), 0, state)], Workers(0, 1), backend)
         answer, finished = None, None
         while finished is None:
             try:
@@ -57,6 +58,40 @@ def test_own_buffers_stay_below_0_3_of_the_gradient(scheme: Any) -> None:
         tracemalloc.stop()
     assert np.any(out)
     assert peak < 0.3 * values.nbytes, f"{peak / values.nbytes:.2f}"
+
+
+@pytest.mark.parametrize(
+    ("make", "custom_reduction"),
+    [
+        (schemes.QSGD, False),
+        (functools.partial(schemes.QSGD, norm="max"), False),
+        (functools.partial(schemes.QSGD, exchange="alltoall"), False),
+        (functools.partial(schemes.QSGD, coding="elias"), False),
+        (schemes.NUQSGD, False),
+        (schemes.GlobalQSGD, False),
+        (functools.partial(schemes.GlobalQSGD, norm="l2"), False),
+        (functools.partial(schemes.GlobalQSGD, levels="exponential"), False),
+        (functools.partial(schemes.GlobalQSGD, levels="exponential"), True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("backend", ["numpy", "native"])
+def test_a_bucket_that_is_not_full_takes_no_memory_for_the_rest(
+    make: Any, custom_reduction: bool, backend: str
+) -> None:
+    gradients = list(np.random.default_rng(2).standard_normal((2, 2000)).astype(np.float32))
+    run = functools.partial(
+        simulator.run, gradients=gradients, kernels=backend, custom_reduction=custom_reduction
+    )
+    expected = run(make(bucket_size=2048))
+    tracemalloc.start()
+    try:
+        result = run(make(bucket_size=2**26))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 * gradients[0].nbytes, peak
+    assert np.array_equal(result.decoded[0][0].view(np.uint32), expected.decoded[0][0].view(np.uint32))
 
 
 @pytest.mark.parametrize("name", ["QSGD", "NUQSGD"])

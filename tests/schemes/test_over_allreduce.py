@@ -16,7 +16,7 @@ from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, ove
 SCHEMES = [
     QSGD(4),
     QSGD(4, coding="elias"),
-    QSGD(4, through="alltoall"),
+    QSGD(4, exchange="alltoall"),
     NUQSGD(3, coding="elias-omega"),
     GlobalQSGD(8),
     GlobalQSGD(4, levels="exponential"),
@@ -32,13 +32,13 @@ class OverAllreduce(Scheme):
         self.inner = inner
         self.requests = 0
 
-    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         def answer(request: Any) -> Any:
             assert isinstance(request, Allreduce)
             self.requests += workers.rank == 0
             return (yield request)
 
-        return answered(over_allreduce(self.inner.exchange(gradients, workers, kernels), workers), answer)
+        return answered(over_allreduce(self.inner.begin(gradients, workers, kernels), workers), answer)
 
 
 def decoded_by(scheme: Scheme, size: int) -> list[list[np.ndarray]]:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from helpers import LENGTHS, assert_mean, gaussian, heavy_tailed, same_bits, simulate
 
+from horovod_quant import simulator
 from horovod_quant.analysis import bounds
-from horovod_quant.kernels.entropy import CorruptPayloadError
-from horovod_quant.schemes import NUQSGD, QSGD
+from horovod_quant.kernels.entropy import MAX_COUNT, CorruptPayloadError
+from horovod_quant.kernels.layout import TILE
+from horovod_quant.schemes import NUQSGD, QSGD, qsgd
 from horovod_quant.schemes.base import ragged_payload, split_ragged
 from horovod_quant.schemes.qsgd import _open_body
 
@@ -95,6 +97,34 @@ def test_elias_coding_decodes_to_the_same_bits_as_fixed_width(scheme: QSGD | NUQ
         assert all(map(same_bits, own, other))
 
 
+@pytest.mark.parametrize("kernels", ["numpy", "native"])
+@pytest.mark.parametrize("coding", ["elias", "elias-omega"])
+@pytest.mark.parametrize(
+    "scheme", [QSGD(2), QSGD(8, "max"), NUQSGD(3)], ids=str
+)  # 8 bits are sent as they are
+def test_a_tensor_of_several_elias_streams_decodes_to_the_same_bits(
+    scheme: QSGD | NUQSGD, coding: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qsgd, "STREAM_ELEMENTS", 2048)
+    coded = type(scheme)(scheme.bits, scheme.norm, coding=coding)
+    groups = [
+        [heavy_tailed(10 * worker + i, d) for i, d in enumerate((0, 2047, 2048, 7000))] for worker in range(3)
+    ]
+    fixed, elias = (simulator.run(method, groups, kernels=kernels) for method in (scheme, coded))
+    for own, other in zip(fixed.decoded, elias.decoded):
+        assert all(map(same_bits, own, other))
+
+
+def test_the_streams_of_the_largest_tensors_are_ones_that_elias_coding_can_count() -> None:
+    assert qsgd.STREAM_ELEMENTS % TILE == 0
+    for elements in (MAX_COUNT + 1, 2**31):
+        bounds_of_streams = qsgd._stream_bounds(elements)
+        assert bounds_of_streams[0][0] == 0
+        assert bounds_of_streams[-1][1] == elements
+        assert all(own[1] == other[0] for own, other in zip(bounds_of_streams, bounds_of_streams[1:]))
+        assert max(stop - start for start, stop in bounds_of_streams) <= MAX_COUNT
+
+
 def test_elias_coding_is_shorter_where_levels_are_rarely_used() -> None:
     gradient = gaussian(0, 1 << 15)
     sent = {
@@ -139,25 +169,25 @@ def body_of(lengths: list, norms: list, streams: bytes) -> np.ndarray:
 
 
 def test_a_body_holds_norms_and_a_stream_for_each_tensor() -> None:
-    norms, streams = _open_body(body_of([2, 0, 3], [1.5, -2.0], b"abcde"), [1, 0, 1])
+    norms, streams = _open_body(body_of([2, 0, 3], [1.5, -2.0], b"abcde"), 2, 3)
     assert norms.tolist() == [1.5, -2.0]
     assert [stream.tobytes() for stream in streams] == [b"ab", b"", b"cde"]
 
 
 @pytest.mark.parametrize(
-    ("body", "norm_counts"),
+    ("body", "norm_count"),
     [
-        (body_of([2, 3], [1.0], b"abcde")[:19], [1, 0]),
-        (body_of([2, 3], [1.0], b"abcd"), [1, 0]),
-        (body_of([2, 3], [1.0], b"abcdef"), [1, 0]),
-        (body_of([-1, 6], [1.0], b"abcde"), [1, 0]),
-        (body_of([2, 3], [1.0], b"abcde"), [1, 1]),
-        (body_of([], [], b""), [0]),
+        (body_of([2, 3], [1.0], b"abcde")[:19], 1),
+        (body_of([2, 3], [1.0], b"abcd"), 1),
+        (body_of([2, 3], [1.0], b"abcdef"), 1),
+        (body_of([-1, 6], [1.0], b"abcde"), 1),
+        (body_of([2, 3], [1.0], b"abcde"), 2),
+        (body_of([], [], b""), 0),
     ],
 )
-def test_a_damaged_body_is_refused(body: np.ndarray, norm_counts: list) -> None:
+def test_a_damaged_body_is_refused(body: np.ndarray, norm_count: int) -> None:
     with pytest.raises(CorruptPayloadError, match="corrupt payload"):
-        _open_body(body, norm_counts)
+        _open_body(body, norm_count, 2)
 
 
 def damaged(rng: np.random.Generator, payload: np.ndarray, trial: int) -> np.ndarray:
@@ -204,14 +234,14 @@ def test_a_fuzzed_body_is_opened_or_refused() -> None:
     rng = np.random.default_rng(9)
     refused = 0
     for trial in range(2000):
-        norm_counts = rng.integers(0, 3, rng.integers(1, 4)).tolist()
-        lengths = rng.integers(0, 9, len(norm_counts)).tolist()
-        body = body_of(lengths, rng.standard_normal(sum(norm_counts)).tolist(), bytes(sum(lengths)))
+        norm_count, count = int(rng.integers(0, 5)), int(rng.integers(1, 4))
+        lengths = rng.integers(0, 9, count).tolist()
+        body = body_of(lengths, rng.standard_normal(norm_count).tolist(), bytes(sum(lengths)))
         body = damaged(rng, body, trial)
-        opened, error = error_of(_open_body, body, norm_counts)
+        opened, error = error_of(_open_body, body, norm_count, count)
         if error is None:
             norms, streams = opened
-            assert [len(norms), len(streams)] == [sum(norm_counts), len(norm_counts)]
+            assert [len(norms), len(streams)] == [norm_count, count]
             assert 8 * len(streams) + 4 * len(norms) + sum(map(len, streams)) == len(body)
         else:
             assert isinstance(error, CorruptPayloadError)
@@ -260,37 +290,37 @@ def test_numpys_integers_are_integers() -> None:
 # ---- through an alltoall
 
 
-def test_through_auto_is_an_allgather_for_few_workers_and_an_alltoall_for_many() -> None:
+def test_exchange_auto_is_an_allgather_for_few_workers_and_an_alltoall_for_many() -> None:
     for size in (1, 2, 4, 5, 64):
         gradients = [gaussian(worker, 3000) for worker in range(size)]
         found, expected = (
-            simulate(QSGD(4, through=through), gradients)
-            for through in ("auto", "allgather" if size <= 4 else "alltoall")
+            simulate(QSGD(4, exchange=exchange), gradients)
+            for exchange in ("auto", "allgather" if size <= 4 else "alltoall")
         )
         assert found.bytes_sent == expected.bytes_sent
         assert same_bits(found.decoded[0][0], expected.decoded[0][0])
 
 
-def test_through_auto_elias_coding_stays_with_an_allgather() -> None:
+def test_exchange_auto_with_elias_coding_stays_with_an_allgather() -> None:
     result = simulate(
-        QSGD(4, coding="elias", through="auto"), [gaussian(worker, 3000) for worker in range(6)]
+        QSGD(4, coding="elias", exchange="auto"), [gaussian(worker, 3000) for worker in range(6)]
     )
     assert list(result.bytes_sent) == ["allgather"]
     with pytest.raises(ValueError, match="coding='elias': an alltoall takes pieces of known lengths"):
-        QSGD(4, coding="elias", through="alltoall")
+        QSGD(4, coding="elias", exchange="alltoall")
 
 
 def test_through_an_unknown_collective_is_refused() -> None:
     with pytest.raises(ValueError, match="exchange='ring': use one of 'allgather', 'alltoall', 'auto'"):
-        QSGD(4, through="ring")
+        QSGD(4, exchange="ring")
 
 
 def test_through_an_alltoall_the_second_rounding_is_the_servers() -> None:
     """The variance is that of the workers' roundings, averaged, and that of rounding the average."""
     gradients = [np.tile(gaussian(worker, 64), 2000) for worker in range(4)]
     errors = {}
-    for through in ("allgather", "alltoall"):
-        errors[through] = simulate(QSGD(4, bucket_size=64, through=through), gradients).error
+    for exchange in ("allgather", "alltoall"):
+        errors[exchange] = simulate(QSGD(4, bucket_size=64, exchange=exchange), gradients).error
     mean = np.mean(gradients, axis=0)
     again = simulate(QSGD(4, bucket_size=64), [mean]).error
     assert errors["alltoall"] == pytest.approx(errors["allgather"] + again, rel=0.25)

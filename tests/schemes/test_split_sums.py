@@ -18,8 +18,8 @@ from horovod_quant.schemes.split_sums import group_of_sums, split_sums
 class Split(Scheme):
     inner: Scheme
 
-    def exchange(self, gradients: Any, workers: Any, kernels: Any) -> Any:
-        return split_sums(self.inner.exchange(gradients, workers, kernels), workers.size)
+    def begin(self, gradients: Any, workers: Any, kernels: Any) -> Any:
+        return split_sums(self.inner.begin(gradients, workers, kernels), workers.size)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

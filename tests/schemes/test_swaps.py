@@ -38,14 +38,14 @@ class Swapping(Scheme):
         self.inner = self.inner.for_workers(workers)
         return self
 
-    def exchange(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         def answer(request: Any) -> Any:
             if not workers.rank:
                 kind = type(request), str(request.array.dtype), getattr(request, "op", ""), request.group
                 self.asked.append(Collective(*kind))
             return (yield request)
 
-        return answered(with_swaps(self.inner.exchange(gradients, workers, kernels), workers), answer)
+        return answered(with_swaps(self.inner.begin(gradients, workers, kernels), workers), answer)
 
 
 def states(scheme: Scheme, gradients: list[list[np.ndarray]], local_size: int) -> list[list[Any]]:

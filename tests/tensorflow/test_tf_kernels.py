@@ -626,7 +626,7 @@ def test_schemes(way: Callable, name: str) -> None:
                 Gradient(values, kernels.KeyChain(0, str(i)), step, variables[rank][i])
                 for i, values in enumerate(own)
             ]
-            exchanges.append(scheme.exchange(members, Workers(rank, 3), kernels))
+            exchanges.append(scheme.begin(members, Workers(rank, 3), kernels))
         answers: list[Any] = [None] * 3
         while True:
             try:

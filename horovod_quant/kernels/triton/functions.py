@@ -56,6 +56,7 @@ def bucket_maxima(x: torch.Tensor, bucket_size: int, out: torch.Tensor | None = 
     x = floats(x, "x")
     check_bucket_size(bucket_size)
     maxima = result(out, buckets(len(x), bucket_size), torch.float32, x.device)
+    bucket_size = _norm_bucket_size(len(x), bucket_size)
     chunk = min(_CHUNK, 1 << (bucket_size - 1).bit_length())
     most = _ELEMENTS_TO_COMPARE // chunk
     job = Job(len(x), most * bucket_size, {"source": x, "target": maxima})
@@ -67,9 +68,18 @@ def bucket_square_sums(x: torch.Tensor, bucket_size: int, out: torch.Tensor | No
     x = floats(x, "x")
     check_bucket_size(bucket_size)
     sums = result(out, buckets(len(x), bucket_size), torch.float64, x.device)
+    bucket_size = _norm_bucket_size(len(x), bucket_size)
     job = Job(len(x), _BUCKETS_TO_ADD * bucket_size, {"source": x, "target": sums})
     run(_bucket_square_sums, job, **_shape(x), BUCKET=bucket_size, BUCKETS=_BUCKETS_TO_ADD)
     return sums
+
+
+def _norm_bucket_size(elements: int, bucket_size: int) -> int:
+    """One with the same norms: where one bucket has room for more than all elements, a program need not go through it.
+
+    A power of two, because each size is compiled.
+    """
+    return min(bucket_size, 1 << (max(elements, TILE) - 1).bit_length())
 
 
 def clip(x: torch.Tensor, most: float) -> torch.Tensor:
