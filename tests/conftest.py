@@ -20,6 +20,8 @@ TIERS = {
     "steps of the soak test: some hours more",
 }
 
+SECONDS_WORTH_A_TABLE = 30
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers", "how much is tested; without an option what a change has to pass")
@@ -55,7 +57,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid] += report.duration
-    if len(seconds) > 1:
+    if sum(seconds.values()) >= SECONDS_WORTH_A_TABLE:
         terminalreporter.section("where the time went")
         for line in timings.table(seconds, timings.LAUNCHES):
             terminalreporter.write_line(line)

@@ -76,9 +76,14 @@ def cover(names: Sequence[str], costs: Mapping[Launch, float], few_workers: Iter
 
 
 def each_feature_once(names: Sequence[str]) -> list[str]:
-    """One scenario of each feature, the methods by turns."""
+    """One scenario of each feature, with the method that has had the fewest."""
     by_feature: dict[str, list[str]] = {}
     for name in names:
         by_feature.setdefault(split(name)[0], []).append(name)
-    once = {own[index % len(own)] for index, own in enumerate(by_feature.values())}
+    methods: Counter[str] = Counter()
+    once = set()
+    for own in by_feature.values():
+        name = min(own, key=lambda name: methods[split(name)[1]])
+        methods[split(name)[1]] += 1
+        once.add(name)
     return [name for name in names if name in once]

@@ -140,15 +140,12 @@ SETTINGS = {
 
 def with_settings(tier: str) -> Plan:
     """Under settings of Horovod that few choose."""
-    runs = {
-        Run("torch_scenarios", "gloo", 2, label, (), tuple(setting.items())): "core"
-        for label, setting in SETTINGS.items()
-    }
+    runs = [
+        Run("torch_scenarios", "gloo", 2, label, (), tuple(own.items())) for label, own in SETTINGS.items()
+    ]
     return {
-        run: names(run.module, breadth)
-        if tier in ("all", "thorough")
-        else each_feature_once(names(run.module, breadth))
-        for run, breadth in runs.items()
+        run: names(run.module, "core") if tier in ("all", "thorough") else _core_once(run.module)
+        for run in runs
     }
 
 
@@ -156,13 +153,15 @@ def _by_breadths(breadths: Mapping[Run, str], tier: str, default: Sequence[Run])
     """Each run in its breadth; by default each feature once, in a run or two."""
     if tier == "quick":
         return {}
-    if tier == "default":
-        return {run: each_feature_once(names(run.module, "extra")) for run in default}
-    if tier == "thorough":
-        return {run: names(run.module, "extra") for run in breadths}
+    chosen = dict.fromkeys(default, "once") if tier == "default" else breadths
     return {
-        run: each_feature_once(names(run.module, "extra"))
-        if breadth == "once"
-        else names(run.module, breadth)
-        for run, breadth in breadths.items()
+        run: _names(run.module, "extra" if tier == "thorough" else breadth) for run, breadth in chosen.items()
     }
+
+
+def _core_once(module: str) -> Sequence[str]:
+    return each_feature_once(names(module, "core"))
+
+
+def _names(module: str, breadth: str) -> Sequence[str]:
+    return each_feature_once(names(module, "full")) if breadth == "once" else names(module, breadth)
