@@ -32,28 +32,24 @@ def trials(chosen: Plan, module: str) -> Iterator[Trial]:
 
 def uncovered(chosen: Plan, module: str) -> set[tuple]:
     """The pairs that scripts/test promises and a plan does not have."""
-    every, slow = list(map(split, names(module, "extra"))), TABLES[module].slow
-    tried = set(trials(chosen, module))
-    wanted: set[tuple] = set(every)
-    wanted.update(
-        (feature, controller) for (feature, _), controller in itertools.product(every, ("gloo", "mpi"))
-    )
-    wanted.update((method, workers) for (_, method), workers in itertools.product(every, (2, 3)))
-    wanted.update(
-        (feature, workers)
-        for (feature, _) in every
-        for workers in (2, 3)
-        if feature not in slow or workers == 2
-    )
-    wanted.update(itertools.product(("gloo", "mpi"), (2, 3)))
-    for feature, method, controller, workers in tried:
-        wanted -= {
-            (feature, method),
-            (feature, controller),
-            (method, workers),
-            (feature, workers),
-            (controller, workers),
+    table, tried = TABLES[module], set(trials(chosen, module))
+    wanted: set[tuple] = {("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 3)}
+    for feature, method in map(split, names(module, "extra")):
+        wanted |= {
+            (feature, "gloo"),
+            (feature, "mpi"),
+            (feature, 2),
+            (method, 2),
+            (method, 3),
+            (method, "gloo"),
+            (method, "mpi"),
         }
+        if feature not in table.slow:
+            wanted.add((feature, 3))
+        if method not in table.sampled:
+            wanted.add((feature, method))
+    for trial in tried:
+        wanted.difference_update(itertools.permutations(trial, 2))
     return wanted
 
 

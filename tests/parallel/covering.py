@@ -7,7 +7,7 @@ number of workers and feature, and launch and method somewhere. A launch is a co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from scenario_table import split
@@ -28,61 +28,84 @@ Choice = dict[Launch, list[str]]
 """The scenarios of each launch, in the order of the table."""
 
 
-def pairs(name: str, launch: Launch) -> Iterator[Pair]:
-    """What one scenario in one launch covers."""
+def pairs(name: str, launch: Launch, sampled: bool) -> Iterator[Pair]:
+    """What one scenario in one launch covers. A method that is ``sampled`` need not meet every feature."""
     feature, method = split(name)
     yield "controller", launch.controller, "feature", feature
     yield "workers", str(launch.workers), "feature", feature
-    if method:
+    if sampled:
+        yield "controller", launch.controller, "method", method
+        yield "workers", str(launch.workers), "method", method
+    elif method:
         yield "method", method, "feature", feature
         yield "launch", str(launch), "method", method
 
 
-def cover(names: Sequence[str], costs: Mapping[Launch, float], few_workers: Iterable[str] = ()) -> Choice:
-    """Every scenario in some launch, and every pair that can be had, greedily: next what covers most for its cost.
+def cover(
+    names: Sequence[str],
+    costs: Mapping[Launch, float],
+    few_workers: Collection[str] = (),
+    sampled: Collection[str] = (),
+) -> Choice:
+    """Every pair that can be had, greedily: next what covers most for its cost.
 
     Args:
         names: all scenarios.
         costs: what a scenario takes in each launch, compared with the other launches.
         few_workers: features that are tried only in the launches with the fewest workers.
+        sampled: methods that need not meet every feature.
     """
-    few, fewest = set(few_workers), min(launch.workers for launch in costs)
-    places = {
-        name: [launch for launch in costs if split(name)[0] not in few or launch.workers == fewest]
+    fewest = min(launch.workers for launch in costs)
+    places = [
+        (name, launch)
         for name in names
-    }
-    missing = {
-        pair for name, launches in places.items() for launch in launches for pair in pairs(name, launch)
-    }
+        for launch in costs
+        if split(name)[0] not in few_workers or launch.workers == fewest
+    ]
+    covers = {(name, launch): set(pairs(name, launch, split(name)[1] in sampled)) for name, launch in places}
+    missing = set[Pair]().union(*covers.values())
     chosen: dict[Launch, set[str]] = {launch: set() for launch in costs}
-    features: Counter[tuple[Launch, str]] = Counter()
+    tried: Counter[tuple[Launch, str]] = Counter()
 
-    def worth(place: tuple[str, Launch]) -> tuple[float, int]:
-        """Of equals, the feature that this launch has tried least."""
+    def worth(place: tuple[str, Launch]) -> tuple[float, int, int]:
+        """Of equals, the method that this launch has tried least, and then the feature."""
         name, launch = place
-        new = len(missing.intersection(pairs(name, launch)))
-        return new / costs[launch], -features[launch, split(name)[0]]
+        feature, method = split(name)
+        return len(missing & covers[place]) / costs[launch], -tried[launch, method], -tried[launch, feature]
 
-    def choose(name: str, launch: Launch) -> None:
+    def choose(places: Sequence[tuple[str, Launch]]) -> None:
+        name, launch = place = max(places, key=worth)
         chosen[launch].add(name)
-        features[launch, split(name)[0]] += 1
-        missing.difference_update(pairs(name, launch))
+        tried.update((launch, part) for part in split(name))
+        missing.difference_update(covers[place])
 
-    for name, launches in places.items():
-        choose(*max(((name, launch) for launch in launches), key=worth))
+    for name in _by_turns(names):
+        if split(name)[1] not in sampled:
+            choose([place for place in places if place[0] == name])
     while missing:
-        choose(*max(((name, launch) for name, launches in places.items() for launch in launches), key=worth))
+        choose(places)
     return {launch: [name for name in names if name in own] for launch, own in chosen.items()}
+
+
+def _by_turns(names: Sequence[str]) -> Iterator[str]:
+    """Feature by feature, each beginning with another method: of what comes first a launch has most."""
+    for index, own in enumerate(_by_feature(names)):
+        first = index % len(own)
+        yield from (*own[first:], *own[:first])
+
+
+def _by_feature(names: Sequence[str]) -> Collection[list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(split(name)[0], []).append(name)
+    return found.values()
 
 
 def each_feature_once(names: Sequence[str]) -> list[str]:
     """One scenario of each feature, with the method that has had the fewest."""
-    by_feature: dict[str, list[str]] = {}
-    for name in names:
-        by_feature.setdefault(split(name)[0], []).append(name)
     methods: Counter[str] = Counter()
     once = set()
-    for own in by_feature.values():
+    for own in _by_feature(names):
         name = min(own, key=lambda name: methods[split(name)[1]])
         methods[split(name)[1]] += 1
         once.add(name)

@@ -78,10 +78,13 @@ def flat(tier: str) -> Plan:
         return {Run(first, "gloo", FEWEST): each_feature_once(names(first, "full"))}
     plan = {}
     for module, breadths in BREADTHS.items():
-        every, covering = names(module, "extra"), cover(names(module, "extra"), COSTS, TABLES[module].slow)
+        every, table = names(module, "extra"), TABLES[module]
+        coverings = [cover(every, COSTS, table.slow, table.sampled)]
+        if tier != "default":
+            coverings.append(cover(every, COSTS, table.slow))
         for launch, breadth in breadths.items():
-            chosen = set(covering[launch])
-            if tier in ("all", "thorough"):
+            chosen = {name for covering in coverings for name in covering[launch]}
+            if tier != "default":
                 chosen.update(names(module, "extra" if tier == "thorough" else breadth))
             plan[Run(module, *launch)] = [name for name in every if name in chosen]
     return plan
@@ -143,10 +146,8 @@ def with_settings(tier: str) -> Plan:
     runs = [
         Run("torch_scenarios", "gloo", 2, label, (), tuple(own.items())) for label, own in SETTINGS.items()
     ]
-    return {
-        run: names(run.module, "core") if tier in ("all", "thorough") else _core_once(run.module)
-        for run in runs
-    }
+    core = names("torch_scenarios", "core")
+    return dict.fromkeys(runs, core if tier in ("all", "thorough") else each_feature_once(core))
 
 
 def _by_breadths(breadths: Mapping[Run, str], tier: str, default: Sequence[Run]) -> Plan:
@@ -157,10 +158,6 @@ def _by_breadths(breadths: Mapping[Run, str], tier: str, default: Sequence[Run])
     return {
         run: _names(run.module, "extra" if tier == "thorough" else breadth) for run, breadth in chosen.items()
     }
-
-
-def _core_once(module: str) -> Sequence[str]:
-    return each_feature_once(names(module, "core"))
 
 
 def _names(module: str, breadth: str) -> Sequence[str]:

@@ -52,6 +52,8 @@ class Table(NamedTuple):
     """Features that are tried wherever a launch is worth its start."""
     slow: Sequence[str] = ()
     """Features that take a launch under MPI with three workers too long."""
+    sampled: Sequence[str] = ()
+    """Methods that meet only some features by default, for each costs too much: variants with another sibling."""
 
 
 TORCH = Table(
@@ -214,6 +216,7 @@ TF = Table(
         "survives_pickling",
         "tape_dtypes",
     ],
+    sampled=[*TF_VARIANTS, *IN_TENSORFLOW],
 )
 
 TORCH_HIERARCHICAL = Table(
