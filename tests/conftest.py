@@ -2,18 +2,62 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from typing import Any
+
 import pytest
+import timings
 from hypothesis import settings
 
 # The same examples every time, and no limit on the time of one: a loaded machine is no bug.
 settings.register_profile("reproducible", derandomize=True, deadline=None)
 settings.load_profile("reproducible")
 
+TIERS = {
+    "--quick": "while editing: one launch of two workers",
+    "--all": "all methods under both controllers, every test in its full size, and those marked `extended`",
+    "--thorough": "every scenario with every controller and number of workers, every method in every example, 2,000 "
+    "steps of the soak test: some hours more",
+}
+
+SECONDS_WORTH_A_TABLE = 30
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--thorough",
-        action="store_true",
-        help="every scenario with every controller and number of workers, every method in every example, 2,000 steps "
-        "of the soak test: some hours more",
+    group = parser.getgroup("tiers", "how much is tested; without an option what a change has to pass")
+    for option, what in TIERS.items():
+        group.addoption(
+            option, action="store_const", const=option.lstrip("-"), dest="tier", default="default", help=what
+        )
+
+
+def is_extended(config: pytest.Config) -> bool:
+    return config.getoption("tier") in ("all", "thorough")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if is_extended(config):
+        return
+    left = [item for item in items if item.get_closest_marker("extended")]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    left_out = (
+        "" if is_extended(config) else "; tests marked `extended` are left to --all, and deselected here"
     )
+    return f"tier: {config.getoption('tier')}{left_out}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid] += report.duration
+    if sum(seconds.values()) >= SECONDS_WORTH_A_TABLE:
+        terminalreporter.section("where the time went")
+        for line in timings.table(seconds, timings.LAUNCHES):
+            terminalreporter.write_line(line)

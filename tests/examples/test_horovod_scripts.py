@@ -40,7 +40,7 @@ def methods_for(script: str, bits: int, thorough: bool) -> list[str]:
 
 
 def leave_out_unless_thorough(dispensable: bool, request: pytest.FixtureRequest) -> None:
-    if dispensable and not request.config.getoption("--thorough"):
+    if dispensable and request.config.getoption("tier") != "thorough":
         pytest.skip("the other script has the same code for this; --thorough runs it")
 
 
@@ -50,7 +50,7 @@ def leave_out_unless_thorough(dispensable: bool, request: pytest.FixtureRequest)
 @pytest.mark.parallel
 @pytest.mark.parametrize("script", BENCHMARKS)
 def test_benchmark_measures_every_method(script: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    methods = methods_for(script, 4, request.config.getoption("--thorough"))
+    methods = methods_for(script, 4, request.config.getoption("tier") == "thorough")
     file = tmp_path / "figures.json"
     options = ["--method", *methods, *SMALL.split(), "--json", file]
     done = horovodrun("gloo", 2, [sys.executable, path(script), *options])
@@ -111,7 +111,7 @@ def test_benchmark_needs_no_launcher_and_names_wrong_arguments(
 def test_every_method_trains_while_workers_come_and_go(
     script: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    thorough = request.config.getoption("--thorough")
+    thorough = request.config.getoption("tier") == "thorough"
     methods = methods_for(script, 8, thorough)
     resized = len(methods) if thorough else 2
     options = f"--epochs {EPOCHS} --batch-size {BATCH}".split()

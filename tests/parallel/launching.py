@@ -7,9 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import timings
+
+if TYPE_CHECKING:
+    from plan import Run
 
 ELASTIC = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "30"}
 """Survivors may wait so long before they notice that a worker is gone."""
@@ -65,35 +71,39 @@ def horovodrun(
     return subprocess.CompletedProcess(launch, process.returncode, output)
 
 
-Outcome = tuple[list[dict[str, str]], str]
-"""Of a launch of worker.py: for each worker, how each scenario ended; and the end of the launch's output."""
+class Outcome(NamedTuple):
+    """Of a run of worker.py."""
+
+    failures: list[dict[str, str]]
+    """For each worker, how each scenario ended; "" if well."""
+    output: str
+    """The end of the launch's."""
 
 
-def scenarios(
-    controller: str,
-    workers: int,
-    options: Sequence[Any],
-    folder: Path,
-    env: dict[str, str] | None,
-    *program: Any,
-) -> Outcome:
-    """Runs ``horovodrun OPTIONS worker.py FOLDER PROGRAM``."""
-    command = [*options, sys.executable, Path(__file__).with_name("worker.py"), folder, *program]
-    done = horovodrun(controller, workers, command, timeout=SCENARIOS_LIMIT, env=env)
-    logs = []
-    for rank in range(workers):
+def scenarios(run: Run, names: Sequence[str], folder: Path) -> Outcome:
+    """Runs ``horovodrun OPTIONS worker.py FOLDER MODULE``."""
+    (folder / "names").write_text("\n".join(names))
+    command = [*run.options, sys.executable, Path(__file__).with_name("worker.py"), folder, run.module]
+    begin = time.monotonic()
+    done = horovodrun(
+        run.controller, run.workers, command, timeout=SCENARIOS_LIMIT, env=dict(run.environment)
+    )
+    failures, seconds = [], dict[str, float]()
+    for rank in range(run.workers):
         log = folder / f"{rank}.jsonl"
-        lines = log.read_text().splitlines() if log.exists() else []
-        logs.append({entry["scenario"]: entry["failure"] for entry in map(json.loads, lines)})
-    return logs, done.stdout[-3000:]
+        entries = list(map(json.loads, log.read_text().splitlines())) if log.exists() else []
+        failures.append({entry["scenario"]: entry["failure"] for entry in entries})
+        for entry in entries:
+            seconds[entry["scenario"]] = max(entry["seconds"], seconds.get(entry["scenario"], 0.0))
+    timings.record(str(run), time.monotonic() - begin, seconds)
+    return Outcome(failures, done.stdout[-3000:])
 
 
 def assert_passed(scenario: str, outcome: Outcome) -> None:
     """Every worker got as far as the scenario, and it passed there."""
-    logs, output = outcome
-    for rank, log in enumerate(logs):
+    for rank, log in enumerate(outcome.failures):
         ended = f"rank {rank} did not get this far, its last was {list(log)[-1:]}"
-        assert scenario in log, f"{ended}; the launch printed\n{output}"
+        assert scenario in log, f"{ended}; the launch printed\n{outcome.output}"
         assert not log[scenario], f"rank {rank}:\n{log[scenario]}"
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
-import torch_other_release_scenarios
-from launching import SCENARIOS_LIMIT, assert_passed, scenarios
-from worker import selected
+from launching import SCENARIOS_LIMIT, Outcome, assert_passed
+from plan import FEWEST, Run, parametrize
+from scenario_table import names
 
 pytestmark = pytest.mark.parallel
 
 
+def pytest_generate_tests(metafunc: Any) -> None:
+    run = Run("torch_other_release_scenarios", "gloo", FEWEST)
+    parametrize(metafunc, {run: names(run.module, "full")})
+
+
 @pytest.mark.timeout(SCENARIOS_LIMIT + 60)
-def test_an_unknown_caller(tmp_path: Path) -> None:
-    outcome = scenarios("gloo", 2, [], tmp_path, None, torch_other_release_scenarios.__name__, "full")
-    for name, _ in selected(torch_other_release_scenarios, "full"):
-        assert_passed(name, outcome)
+def test_an_unknown_caller(scenario: str, outcome: Outcome) -> None:
+    assert_passed(scenario, outcome)

@@ -58,7 +58,7 @@ class Soak(NamedTuple):
 
 def pytest_generate_tests(metafunc: Any) -> None:
     soaks = {"short": Soak("torch", "gloo", [*METHODS, LEAKING], 2, steps=80, warm_up=30)}
-    if metafunc.config.getoption("--thorough"):
+    if metafunc.config.getoption("tier") == "thorough":
         methods = {"torch": METHODS, "tensorflow": IN_TENSORFLOW}
         soaks |= {
             f"{framework} {method}": Soak(framework, "mpi", [method], 4, steps=2000, warm_up=200)

@@ -6,7 +6,6 @@ import functools
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
@@ -14,7 +13,7 @@ import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as keras_hvd
 import numpy as np
 import tensorflow as tf
-import tf_scenarios as scenarios_of
+import tf_scenarios as scenarios_of  # noqa: F401 (where worker.py finds the features that are no others here)
 from oracle import Oracle
 from tf_harness import (
     IN_TENSORFLOW,
@@ -38,13 +37,10 @@ from horovod_quant.kernels.layout import TILE, ceil_div
 HIERARCHICAL: Any = {"True": True}.get(os.environ["HIERARCHICAL"]) or int(os.environ["HIERARCHICAL"])
 """What the compressors are told."""
 
-EACH_METHOD = [
-    scenarios_of.keras_fit,
-    scenarios_of.tape_groups,
-    scenarios_of.tape_dtypes,
-    scenarios_of.direct_calls,
-    scenarios_of.nan_on_one_rank,
-]
+MAKERS = {
+    name: functools.partial(make, hierarchical=HIERARCHICAL)
+    for name, make in {**METHODS, **VARIANTS, **IN_TENSORFLOW}.items()
+}
 
 
 def start() -> int:
@@ -193,33 +189,3 @@ def the_state_of_binsgdm_is_gathered_saved_and_loaded(make: Make) -> None:
     assert_same_on_all_ranks(loaded.get_weights(), "weights")
     for kept, restored in zip(model.get_weights(), loaded.get_weights()):
         assert_bits_equal(restored, kept, "weights after loading")
-
-
-OF_BINSGDM = [
-    the_state_of_binsgdm_is_shared_out,
-    the_state_of_binsgdm_is_gathered_saved_and_loaded,
-    the_state_of_binsgdm_survives_the_broadcast,
-]
-OWN = [a_tensor_smaller_than_the_node, dynamic_shapes, *OF_BINSGDM]
-
-
-CORE = ["keras_fit", "tape_groups", *(function.__name__ for function in OWN)]
-
-
-def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
-    tables: list[tuple[dict[str, Make], list[Callable]]] = [(METHODS, [*OWN, *EACH_METHOD])]
-    in_tensorflow = [
-        *OWN,
-        scenarios_of.tape_groups,
-        scenarios_of.tape_dtypes,
-        scenarios_of.constant_gradients,
-    ]
-    tables.append((IN_TENSORFLOW, in_tensorflow))
-    if extra:
-        tables.append((VARIANTS, OWN))
-    for table, functions in tables:
-        for method, make in table.items():
-            hierarchical = functools.partial(make, hierarchical=HIERARCHICAL)
-            for function in functions:
-                if function not in OWN or (function in OF_BINSGDM) == isinstance(make(), hvq.BinSGDM):
-                    yield f"{function.__name__}-{method}", functools.partial(function, hierarchical)

@@ -7,7 +7,6 @@ import gc
 import os
 import pickle
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
@@ -798,95 +797,4 @@ def a_worker_that_joins(make: Make) -> None:
                 assert_bits_equal(reduced, expected.reshape(raw.shape), name)
 
 
-EACH_METHOD = [
-    keras_fit,
-    keras_legacy_optimizer,
-    keras_run_eagerly,
-    keras_legacy_run_eagerly,
-    keras_module_of_its_own,
-    keras_optimizer_from_horovod_tensorflow,
-    keras_sum,
-    keras_groups,
-    keras_backward_passes,
-    keras_mixed_precision,
-    keras_loads_models,
-    tape_in_a_function,
-    tape_eager,
-    tape_generic_names,
-    tape_sum,
-    tape_predivide,
-    tape_groups,
-    tape_dtypes,
-    overrides_and_excluded,
-    names_of_ones_own,
-    local_and_unused_variables,
-    sparse_gradients,
-    graph_and_session,
-    direct_calls,
-    dynamic_shapes,
-    subnormal_numbers,
-    nan_on_one_rank,
-    constant_gradients,
-    differentiation_is_refused,
-    survives_pickling,
-    two_models,
-    bad_arguments,
-    workers_disagree,
-    binsgdm_moves_by_the_rate,
-    resuming_gives_the_same_bits,
-    a_worker_that_joins,
-]
-SLOW = [
-    "binsgdm_moves_by_the_rate",
-    "keras_backward_passes",
-    "keras_groups",
-    "keras_loads_models",
-    "keras_mixed_precision",
-    "keras_module_of_its_own",
-    "survives_pickling",
-    "tape_dtypes",
-]
-CORE = ["keras_fit", "tape_groups", "direct_calls", "nan_on_one_rank"]
-EACH_VARIANT = [tape_in_a_function, tape_groups, dynamic_shapes, nan_on_one_rank]
-EACH_IN_TENSORFLOW = [
-    keras_fit,
-    tape_groups,
-    tape_dtypes,
-    direct_calls,
-    dynamic_shapes,
-    subnormal_numbers,
-    nan_on_one_rank,
-    constant_gradients,
-    graph_and_session,
-    resuming_gives_the_same_bits,
-]
-SOME_IN_TENSORFLOW = [
-    keras_loads_models,
-    keras_legacy_run_eagerly,
-    keras_backward_passes,
-    keras_mixed_precision,
-    overrides_and_excluded,
-    workers_disagree,
-    binsgdm_moves_by_the_rate,
-    a_worker_that_joins,
-]
-
-
-def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Every method with everything that a script may do; ``extra``: variants of the methods and of the kernels, too."""
-    in_tensorflow = {
-        name: IN_TENSORFLOW[name] for name in ("global-qsgd-in-tensorflow", "binsgdm-in-tensorflow")
-    }
-    tables: list[tuple[dict[str, Make], list[Callable[[Make], None]]]] = [(METHODS, EACH_METHOD)]
-    if extra:
-        tables += [
-            (VARIANTS, EACH_VARIANT),
-            (IN_TENSORFLOW, EACH_IN_TENSORFLOW),
-            (in_tensorflow, SOME_IN_TENSORFLOW),
-        ]
-    # Last, because workers outside the process set take no part in its operations.
-    tables.append((METHODS, [keras_process_set, tape_process_set]))
-    for table, functions in tables:
-        for method, make in table.items():
-            for function in functions:
-                yield f"{function.__name__}-{method}", functools.partial(function, make)
+MAKERS = {**METHODS, **VARIANTS, **IN_TENSORFLOW}

@@ -4,9 +4,7 @@ HOROVOD_QUANT_KERNELS=triton where there is no GPU.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any
 from unittest.mock import patch
 
 import horovod.torch as hvd
@@ -106,25 +104,7 @@ def join_early(make: Any) -> None:
     workers_that_join(make, outputs=60)
 
 
-MORE = {name: VARIANTS[name] for name in ("qsgdinf", "qsgd-alltoall", "global-qsgd-exponential")}
-EACH_METHOD = [
-    overlapped,
-    grouped_by_horovod,
-    short_types,
-    hierarchical,
-    ranks_with_other_kernels,
-    one_launch_a_stage,
-    hooks_do_not_wait,
-    nan_on_one_rank,
-    direct_calls,
-    join_early,
-]
-CORE = ["overlapped", "hooks_do_not_wait"]
-
-
-def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Every method with what a GPU changes; ``extra``: variants that have kernels for a GPU, too."""
-    methods = {**METHODS, **(MORE if extra else {})}
-    for function in EACH_METHOD:  # the joining ones last: a later unnamed operation of Horovod would hang
-        for method, make in methods.items():
-            yield f"{function.__name__}-{method}", functools.partial(function, make)
+MAKERS = {
+    **METHODS,
+    **{name: VARIANTS[name] for name in ("qsgdinf", "qsgd-alltoall", "global-qsgd-exponential")},
+}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -31,31 +30,9 @@ import horovod_quant.torch as hvq
 HIERARCHICAL: Any = {"True": True}.get(os.environ["HIERARCHICAL"]) or int(os.environ["HIERARCHICAL"])
 """What the compressors are told."""
 
-EACH_METHOD = [
-    scenarios_of.average,
-    scenarios_of.a_large_gradient,
-    scenarios_of.op_sum,
-    scenarios_of.backward_passes,
-    scenarios_of.groups_of_half_precision,
-    scenarios_of.unused_parameters,
-    scenarios_of.hook_order_differs,
-    scenarios_of.dtypes,
-    scenarios_of.overrides_and_excluded,
-    scenarios_of.overlap_with_a_slow_rank,
-    scenarios_of.overlap_with_any_order,
-    scenarios_of.overlap_with_parts_left_out,
-    scenarios_of.overlap_is_real,
-    scenarios_of.several_backward_passes_in_a_step,
-    scenarios_of.nan_on_one_rank,
-    scenarios_of.direct_calls,
-    scenarios_of.binsgdm_groups_schedules_and_clipping,
-    scenarios_of.resuming_gives_the_same_bits,
-]
-CORE = [
-    "direct_calls",
-    "the_state_of_binsgdm_is_gathered_saved_and_loaded",
-]  # with one worker Horovod asks for no compression of gradients
-EACH_VARIANT = [scenarios_of.average, scenarios_of.overlap_with_any_order, scenarios_of.nan_on_one_rank]
+MAKERS = {
+    name: functools.partial(make, hierarchical=HIERARCHICAL) for name, make in {**METHODS, **VARIANTS}.items()
+}
 
 
 def start() -> int:
@@ -217,28 +194,3 @@ def the_state_of_binsgdm_is_gathered_saved_and_loaded() -> None:
         optimizer.load_state_dict(resumed.state_dict())
         _trained(optimizer, model, range(2))
         assert_same_on_all_ranks(list(model.parameters()), "parameters")
-
-
-SINGLE = [
-    a_tensor_smaller_than_the_node,
-    nodes_of_one_worker,
-    nodes_that_do_not_fit,
-    a_process_set,
-    too_few_bits_for_the_nodes,
-    the_state_of_binsgdm_is_shared_out,
-    the_state_of_binsgdm_is_gathered_saved_and_loaded,
-    the_state_of_a_small_tensor_is_gathered,
-]
-
-
-def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
-    for function in SINGLE:
-        yield function.__name__, function
-    variants = VARIANTS if extra else {}
-    # Last: who has joined has started fewer operations, and a later unnamed one would hang, with Horovod alone as well.
-    tables = ((METHODS, EACH_METHOD), (variants, EACH_VARIANT), (METHODS, [a_worker_that_joins]))
-    for table, functions in tables:
-        for method, make in table.items():
-            hierarchical = functools.partial(make, hierarchical=HIERARCHICAL)
-            for function in functions:
-                yield f"{function.__name__}-{method}", functools.partial(function, hierarchical)

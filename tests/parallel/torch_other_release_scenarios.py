@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
 from typing import Any, Callable
 
 import horovod.torch as hvd
@@ -46,7 +44,4 @@ def is_content_with_names(make: Callable[..., Any]) -> None:
         train_and_compare(compressor, model=model, steps=3)
 
 
-def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
-    for method, make in METHODS.items():
-        for function in (asks_for_names, is_content_with_names):
-            yield f"{function.__name__}-{method}", functools.partial(function, make)
+MAKERS = METHODS

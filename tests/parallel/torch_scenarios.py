@@ -10,7 +10,7 @@ import itertools
 import os
 import pickle
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import horovod.torch as hvd
@@ -909,70 +909,4 @@ def _average_of_present(
     ).decoded[0][0]
 
 
-EACH_METHOD = [
-    average,
-    a_large_gradient,
-    op_sum,
-    predivide,
-    a_factor_that_changes,
-    backward_passes,
-    num_groups,
-    explicit_groups,
-    groups_of_half_precision,
-    clipping,
-    unnamed_parameters,
-    unused_parameters,
-    hook_order_differs,
-    unnamed_allreduce_before_step,
-    grad_scaler,
-    channels_last,
-    sparse_gradients,
-    sparse_as_dense,
-    two_optimizers,
-    one_compressor_for_two_models,
-    threads,
-    forked_processes,
-    empty_parameters,
-    dtypes,
-    overrides_and_excluded,
-    overlap_with_a_slow_rank,
-    overlap_with_operations_in_the_backward_pass,
-    overlap_follows_up,
-    overlap_with_any_order,
-    overlap_with_parts_left_out,
-    overlap_is_real,
-    overlap_switched_off,
-    several_backward_passes_in_a_step,
-    checkpointed_layers,
-    a_model_that_changes,
-    a_second_backward_pass_too_late,
-    nan_on_one_rank,
-    direct_calls,
-    explicit_names,
-    survives_pickling,
-    bad_arguments,
-    workers_disagree,
-    binsgdm_state,
-    binsgdm_groups_schedules_and_clipping,
-    resuming_gives_the_same_bits,
-]
-CORE = [
-    "average",
-    "overlap_with_any_order",
-    "direct_calls",
-    "several_backward_passes_in_a_step",
-]
-EACH_VARIANT = [average, op_sum, hook_order_differs, overlap_with_any_order, nan_on_one_rank]
-
-
-def scenarios(extra: bool = True) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Every method with everything that a script may do; ``extra``: variants of the methods, too."""
-    variants = VARIANTS if extra else {}
-    tables: list[tuple[Any, list[Callable[[Any], None]]]] = [(METHODS, EACH_METHOD), (variants, EACH_VARIANT)]
-    # Last, because workers outside the process set, and those that have joined, start fewer operations, and a later
-    # unnamed one would hang, with Horovod alone as well.
-    tables += [({**METHODS, **variants}, [workers_that_join]), (METHODS, [process_set])]
-    for table, functions in tables:
-        for method, make in table.items():
-            for function in functions:
-                yield f"{function.__name__}-{method}", functools.partial(function, make)
+MAKERS = {**METHODS, **VARIANTS}

@@ -1,45 +1,55 @@
 """Runs scenarios one after another on every worker and writes down how each ended.
 
-    horovodrun -np 2 python worker.py RESULTS MODULE full|extra|quick|core
+    horovodrun -np 2 python worker.py FOLDER MODULE
 
-One launch runs many scenarios, because starting the workers takes longer than most of them.
+FOLDER/names has the scenarios' names, a line each. One launch runs many, because starting the workers takes longer than
+most of them.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
+from scenario_table import TABLES, problems, split
 
-def selected(module: Any, breadth: str) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A module's scenarios: ``"full"``, with ``"extra"`` those of variants, too; ``"quick"``, all these but its
-    ``SLOW`` ones; or its ``CORE`` alone.
-    """
-    for name, scenario in module.scenarios(extra=breadth in ("extra", "quick")):
-        kind = name.partition("-")[0]
-        if breadth == "core" and kind not in module.CORE:
-            continue
-        if breadth == "quick" and kind in module.SLOW:
-            continue
-        yield name, scenario
+
+def scenario(module: Any, name: str) -> Callable[[], None]:
+    """What to call. A module may take a feature's function from the module that it calls ``scenarios_of``."""
+    feature, method = split(name)
+    function = getattr(module, feature, None) or getattr(module.scenarios_of, feature)
+    return functools.partial(function, module.MAKERS[method]) if method else function
+
+
+def check_table(module: Any) -> None:
+    """The module and its table have the same scenarios and methods: nothing is left out because nobody named it."""
+    found = list(problems(module.__name__, Path(__file__).parent))
+    methods = {method for part in TABLES[module.__name__].parts for method in part.methods}
+    for method in methods.symmetric_difference(module.MAKERS):
+        found.append(
+            f"{module.__name__}: the method {method!r} is in scenario_table.py or in MAKERS, not in both"
+        )
+    if found:
+        raise SystemExit("\n".join(found))
 
 
 def main() -> None:
-    results, module_name, breadth = Path(sys.argv[1]), *sys.argv[2:]
-    sys.path.insert(0, str(Path(__file__).parent))
+    folder, module_name = Path(sys.argv[1]), sys.argv[2]
     module = importlib.import_module(module_name)
+    check_table(module)
+    scenarios = {name: scenario(module, name) for name in (folder / "names").read_text().split()}
     rank = module.start()
-    with open(results / f"{rank}.jsonl", "w") as log:
-        for name, scenario in selected(module, breadth):
+    with open(folder / f"{rank}.jsonl", "w") as log:
+        for name, run in scenarios.items():
             failure, begin = "", time.monotonic()
             try:
-                scenario()
+                run()
             except Exception:
                 failure = traceback.format_exc()
             module.clean()

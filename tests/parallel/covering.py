@@ -1,0 +1,112 @@
+"""Chooses, of all scenarios and launches, few that together have every pair of what matters.
+
+A *covering array*: not every scenario under every launch, but each pair of method and feature, controller and feature,
+number of workers and feature, and launch and method somewhere. A launch is a controller and a number of workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from scenario_table import split
+
+
+class Launch(NamedTuple):
+    controller: str
+    workers: int
+
+    def __str__(self) -> str:
+        return f"{self.controller}-{self.workers}"
+
+
+Pair = tuple[str, str, str, str]
+"""Two factors, each with its value: ``("controller", "gloo", "feature", "average")``."""
+
+Choice = dict[Launch, list[str]]
+"""The scenarios of each launch, in the order of the table."""
+
+
+def pairs(name: str, launch: Launch, sampled: bool) -> Iterator[Pair]:
+    """What one scenario in one launch covers. A method that is ``sampled`` need not meet every feature."""
+    feature, method = split(name)
+    yield "controller", launch.controller, "feature", feature
+    yield "workers", str(launch.workers), "feature", feature
+    if sampled:
+        yield "controller", launch.controller, "method", method
+        yield "workers", str(launch.workers), "method", method
+    elif method:
+        yield "method", method, "feature", feature
+        yield "launch", str(launch), "method", method
+
+
+def cover(
+    names: Sequence[str],
+    costs: Mapping[Launch, float],
+    few_workers: Collection[str] = (),
+    sampled: Collection[str] = (),
+) -> Choice:
+    """Every pair that can be had, greedily: next what covers most for its cost.
+
+    Args:
+        names: all scenarios.
+        costs: what a scenario takes in each launch, compared with the other launches.
+        few_workers: features that are tried only in the launches with the fewest workers.
+        sampled: methods that need not meet every feature.
+    """
+    fewest = min(launch.workers for launch in costs)
+    places = [
+        (name, launch)
+        for name in names
+        for launch in costs
+        if split(name)[0] not in few_workers or launch.workers == fewest
+    ]
+    covers = {(name, launch): set(pairs(name, launch, split(name)[1] in sampled)) for name, launch in places}
+    missing = set[Pair]().union(*covers.values())
+    chosen: dict[Launch, set[str]] = {launch: set() for launch in costs}
+    tried: Counter[tuple[Launch, str]] = Counter()
+
+    def worth(place: tuple[str, Launch]) -> tuple[float, int, int]:
+        """Of equals, the method that this launch has tried least, and then the feature."""
+        name, launch = place
+        feature, method = split(name)
+        return len(missing & covers[place]) / costs[launch], -tried[launch, method], -tried[launch, feature]
+
+    def choose(places: Sequence[tuple[str, Launch]]) -> None:
+        name, launch = place = max(places, key=worth)
+        chosen[launch].add(name)
+        tried.update((launch, part) for part in split(name))
+        missing.difference_update(covers[place])
+
+    for name in _by_turns(names):
+        if split(name)[1] not in sampled:
+            choose([place for place in places if place[0] == name])
+    while missing:
+        choose(places)
+    return {launch: [name for name in names if name in own] for launch, own in chosen.items()}
+
+
+def _by_turns(names: Sequence[str]) -> Iterator[str]:
+    """Feature by feature, each beginning with another method: of what comes first a launch has most."""
+    for index, own in enumerate(_by_feature(names)):
+        first = index % len(own)
+        yield from (*own[first:], *own[:first])
+
+
+def _by_feature(names: Sequence[str]) -> Collection[list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(split(name)[0], []).append(name)
+    return found.values()
+
+
+def each_feature_once(names: Sequence[str]) -> list[str]:
+    """One scenario of each feature, with the method that has had the fewest."""
+    methods: Counter[str] = Counter()
+    once = set()
+    for own in _by_feature(names):
+        name = min(own, key=lambda name: methods[split(name)[1]])
+        methods[split(name)[1]] += 1
+        once.add(name)
+    return [name for name in names if name in once]

@@ -1,0 +1,164 @@
+"""Which scenarios run in which launches, in each tier: see CONTRIBUTING.md, and the options in tests/conftest.py.
+
+By default the launches are a covering array (covering.py). With ``--all`` they have `BREADTHS` as well, by which every
+scenario runs with each controller and each number of workers, but not with each pair of them; with ``--thorough`` all
+run with all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from covering import Launch, cover, each_feature_once
+from scenario_table import TABLES, names
+
+FEWEST = 2
+"""Workers."""
+
+COSTS = {Launch("gloo", 2): 1.0, Launch("mpi", 2): 1.0, Launch("mpi", 3): 1.6, Launch("gloo", 3): 8.0}
+"""Of a scenario. Under Gloo three workers on two cores take many times as long as under Open MPI, which was told to
+yield.
+"""
+
+BREADTHS = {
+    "torch_scenarios": {
+        Launch("gloo", 2): "full",
+        Launch("gloo", 3): "core",
+        Launch("mpi", 2): "core",
+        Launch("mpi", 3): "extra",
+    },
+    "tf_scenarios": {
+        Launch("gloo", 2): "full",
+        Launch("gloo", 3): "core",
+        Launch("mpi", 2): "core",
+        Launch("mpi", 3): "quick",
+    },
+}
+
+
+class Run(NamedTuple):
+    """A launch of worker.py."""
+
+    module: str
+    controller: str
+    workers: int
+    label: str = ""
+    options: Sequence[str] = ()
+    """Further ones of horovodrun."""
+    environment: Sequence[tuple[str, str]] = ()
+
+    def __str__(self) -> str:
+        return "-".join(
+            filter(
+                None, (self.module.replace("_scenarios", ""), self.controller, str(self.workers), self.label)
+            )
+        )
+
+
+Plan = Mapping[Run, Sequence[str]]
+"""The scenarios of each run."""
+
+
+def parametrize(metafunc: Any, plan: Plan) -> None:
+    """For a test with the arguments ``run`` and ``scenario``; conftest.py launches what it needs."""
+    cases = [
+        pytest.param(run, scenario, id=f"{run}-{scenario}")
+        for run, names in plan.items()
+        for scenario in names
+    ]
+    metafunc.parametrize(("run", "scenario"), cases)
+
+
+def flat(tier: str) -> Plan:
+    """What a script may do, with each framework."""
+    if tier == "quick":
+        first = "torch_scenarios"
+        return {Run(first, "gloo", FEWEST): each_feature_once(names(first, "full"))}
+    plan = {}
+    for module, breadths in BREADTHS.items():
+        every, table = names(module, "extra"), TABLES[module]
+        coverings = [cover(every, COSTS, table.slow, table.sampled)]
+        if tier != "default":
+            coverings.append(cover(every, COSTS, table.slow))
+        for launch, breadth in breadths.items():
+            chosen = {name for covering in coverings for name in covering[launch]}
+            if tier != "default":
+                chosen.update(names(module, "extra" if tier == "thorough" else breadth))
+            plan[Run(module, *launch)] = [name for name in every if name in chosen]
+    return plan
+
+
+def _nodes(
+    module: str, controller: str, workers: int, by: str, hosts: str = "", dynamic: bool = False
+) -> Run:
+    """Hierarchical exchanges on nodes of ``by`` workers, or, if "True", on Horovod's hosts.
+
+    Args:
+        dynamic: process sets are added later, not in ``hvd.init``.
+    """
+    environment = [("HIERARCHICAL", by), *([("HOROVOD_DYNAMIC_PROCESS_SETS", "1")] if dynamic else [])]
+    label = f"by-{by}{'-dynamic' if dynamic else ''}"
+    return Run(module, controller, workers, label, ("-H", hosts) if hosts else (), tuple(environment))
+
+
+TWO_HOSTS = "localhost:2,127.0.0.1:2"
+TORCH_NODES = _nodes("torch_hierarchical_scenarios", "mpi", 4, "2", dynamic=True)
+TF_NODES = _nodes("tf_hierarchical_scenarios", "mpi", 4, "2")
+HIERARCHICAL = {
+    _nodes("torch_hierarchical_scenarios", "gloo", 4, "True", TWO_HOSTS): "core",
+    TORCH_NODES: "extra",
+    _nodes("torch_hierarchical_scenarios", "gloo", 2, "True"): "full",
+    _nodes("torch_hierarchical_scenarios", "gloo", 1, "True"): "core",
+    _nodes("tf_hierarchical_scenarios", "mpi", 4, "2", dynamic=True): "core",
+    TF_NODES: "once",
+    _nodes("tf_hierarchical_scenarios", "gloo", 2, "True"): "core",
+}
+
+
+def hierarchical(tier: str) -> Plan:
+    """Exchanges within nodes and between them."""
+    return _by_breadths(HIERARCHICAL, tier, default=(TORCH_NODES, TF_NODES))
+
+
+def on_a_gpu(tier: str, direct_workers: int, environment: Mapping[str, str]) -> Plan:
+    """Once Horovod's collectives get the tensors, once they are staged through the host."""
+    runs = [
+        Run(
+            "torch_gpu_scenarios", "gloo", workers, label, (),
+            (*environment.items(), ("HOROVOD_QUANT_STAGING", staging)),
+        )
+        for label, workers, staging in (("direct", direct_workers, "0"), ("staged", 2, "1"))
+    ]  # fmt: skip
+    return _by_breadths(dict(zip(runs, ("core", "full"))), tier, default=runs[1:])
+
+
+SETTINGS = {
+    "small": {"HOROVOD_CACHE_CAPACITY": "0", "HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_CYCLE_TIME": "0.05"},
+    "large": {"HOROVOD_FUSION_THRESHOLD": str(2**30), "HOROVOD_CYCLE_TIME": "30"},
+    "autotune": {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1"},
+}
+
+
+def with_settings(tier: str) -> Plan:
+    """Under settings of Horovod that few choose."""
+    runs = [
+        Run("torch_scenarios", "gloo", 2, label, (), tuple(own.items())) for label, own in SETTINGS.items()
+    ]
+    core = names("torch_scenarios", "core")
+    return dict.fromkeys(runs, core if tier in ("all", "thorough") else each_feature_once(core))
+
+
+def _by_breadths(breadths: Mapping[Run, str], tier: str, default: Sequence[Run]) -> Plan:
+    """Each run in its breadth; by default each feature once, in a run or two."""
+    if tier == "quick":
+        return {}
+    chosen = dict.fromkeys(default, "once") if tier == "default" else breadths
+    return {
+        run: _names(run.module, "extra" if tier == "thorough" else breadth) for run, breadth in chosen.items()
+    }
+
+
+def _names(module: str, breadth: str) -> Sequence[str]:
+    return each_feature_once(names(module, "full")) if breadth == "once" else names(module, breadth)

@@ -1,0 +1,373 @@
+"""Which scenarios there are: every method and variant with every feature that applies to it, by name alone.
+
+pytest collects from here without importing a framework. A new scenario function is one more name in a list below; the
+functions are in the module that a `TABLES` entry is called after, which worker.py compares with its entry.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+METHODS = ["qsgd", "nuqsgd", "global-qsgd", "binsgdm"]
+BINSGDM = ["binsgdm"]
+OTHERS = [method for method in METHODS if method not in BINSGDM]
+
+TORCH_VARIANTS = [
+    "qsgdinf",
+    "qsgd-elias",
+    "qsgd-alltoall",
+    "nuqsgd-omega",
+    "global-qsgd-l2",
+    "global-qsgd-16",
+    "global-qsgd-exponential",
+]
+TORCH_GPU_VARIANTS = ["qsgdinf", "qsgd-alltoall", "global-qsgd-exponential"]
+TF_VARIANTS = ["nuqsgd-alltoall" if name == "qsgd-alltoall" else name for name in TORCH_VARIANTS]
+IN_TENSORFLOW = [f"{name}-in-tensorflow" for name in (*METHODS, "nuqsgd-alltoall", "global-qsgd-exponential")]
+
+
+class Part(NamedTuple):
+    """Each of the methods with each of the features; without methods, the features alone."""
+
+    methods: Sequence[str]
+    features: Sequence[str]
+    extra: bool = False
+    """Variants of methods and kernels, which not every launch of --all has."""
+
+    def names(self) -> list[str]:
+        if not self.methods:
+            return list(self.features)
+        return [f"{feature}-{method}" for method in self.methods for feature in self.features]
+
+
+class Table(NamedTuple):
+    """A module's scenarios."""
+
+    parts: Sequence[Part]
+    """In the order in which a launch runs them."""
+    core: Sequence[str] = ()
+    """Features that are tried wherever a launch is worth its start."""
+    slow: Sequence[str] = ()
+    """Features that take a launch under MPI with three workers too long."""
+    sampled: Sequence[str] = ()
+    """Methods that meet only some features by default, for each costs too much: variants with another sibling."""
+
+
+TORCH = Table(
+    [
+        Part(
+            METHODS,
+            [
+                "average",
+                "a_large_gradient",
+                "op_sum",
+                "predivide",
+                "a_factor_that_changes",
+                "backward_passes",
+                "num_groups",
+                "explicit_groups",
+                "groups_of_half_precision",
+                "clipping",
+                "unnamed_parameters",
+                "unused_parameters",
+                "hook_order_differs",
+                "unnamed_allreduce_before_step",
+                "grad_scaler",
+                "channels_last",
+                "sparse_gradients",
+                "sparse_as_dense",
+                "two_optimizers",
+                "one_compressor_for_two_models",
+                "threads",
+                "forked_processes",
+                "empty_parameters",
+                "dtypes",
+                "overrides_and_excluded",
+                "overlap_with_a_slow_rank",
+                "overlap_with_operations_in_the_backward_pass",
+                "overlap_follows_up",
+                "overlap_with_any_order",
+                "overlap_with_parts_left_out",
+                "overlap_is_real",
+                "overlap_switched_off",
+                "several_backward_passes_in_a_step",
+                "checkpointed_layers",
+                "a_model_that_changes",
+                "a_second_backward_pass_too_late",
+                "nan_on_one_rank",
+                "direct_calls",
+                "explicit_names",
+                "survives_pickling",
+                "bad_arguments",
+                "workers_disagree",
+                "resuming_gives_the_same_bits",
+            ],
+        ),
+        Part(BINSGDM, ["binsgdm_state", "binsgdm_groups_schedules_and_clipping"]),
+        Part(
+            TORCH_VARIANTS,
+            ["average", "op_sum", "hook_order_differs", "overlap_with_any_order", "nan_on_one_rank"],
+            extra=True,
+        ),
+        # Last, because workers outside the process set, and those that have joined, start fewer operations, and a
+        # later unnamed one would hang, with Horovod alone as well.
+        Part(METHODS, ["workers_that_join"]),
+        Part(TORCH_VARIANTS, ["workers_that_join"], extra=True),
+        Part(METHODS, ["process_set"]),
+    ],
+    core=["average", "overlap_with_any_order", "direct_calls", "several_backward_passes_in_a_step"],
+)
+
+TF = Table(
+    [
+        Part(
+            METHODS,
+            [
+                "keras_fit",
+                "keras_legacy_optimizer",
+                "keras_run_eagerly",
+                "keras_legacy_run_eagerly",
+                "keras_module_of_its_own",
+                "keras_optimizer_from_horovod_tensorflow",
+                "keras_sum",
+                "keras_groups",
+                "keras_backward_passes",
+                "keras_mixed_precision",
+                "keras_loads_models",
+                "tape_in_a_function",
+                "tape_eager",
+                "tape_generic_names",
+                "tape_sum",
+                "tape_predivide",
+                "tape_groups",
+                "tape_dtypes",
+                "overrides_and_excluded",
+                "names_of_ones_own",
+                "local_and_unused_variables",
+                "sparse_gradients",
+                "graph_and_session",
+                "direct_calls",
+                "dynamic_shapes",
+                "nan_on_one_rank",
+                "constant_gradients",
+                "survives_pickling",
+                "two_models",
+                "bad_arguments",
+                "workers_disagree",
+                "resuming_gives_the_same_bits",
+                "a_worker_that_joins",
+            ],
+        ),
+        Part(OTHERS, ["subnormal_numbers", "differentiation_is_refused"]),
+        Part(BINSGDM, ["binsgdm_moves_by_the_rate"]),
+        Part(
+            TF_VARIANTS,
+            ["tape_in_a_function", "tape_groups", "dynamic_shapes", "nan_on_one_rank"],
+            extra=True,
+        ),
+        Part(
+            IN_TENSORFLOW,
+            [
+                "keras_fit",
+                "tape_groups",
+                "tape_dtypes",
+                "direct_calls",
+                "dynamic_shapes",
+                "nan_on_one_rank",
+                "constant_gradients",
+                "graph_and_session",
+                "resuming_gives_the_same_bits",
+            ],
+            extra=True,
+        ),
+        Part(
+            [name for name in IN_TENSORFLOW if not name.startswith("binsgdm")],
+            ["subnormal_numbers"],
+            extra=True,
+        ),
+        Part(
+            ["global-qsgd-in-tensorflow", "binsgdm-in-tensorflow"],
+            [
+                "keras_loads_models",
+                "keras_legacy_run_eagerly",
+                "keras_backward_passes",
+                "keras_mixed_precision",
+                "overrides_and_excluded",
+                "workers_disagree",
+                "a_worker_that_joins",
+            ],
+            extra=True,
+        ),
+        Part(["binsgdm-in-tensorflow"], ["binsgdm_moves_by_the_rate"], extra=True),
+        # Last, because workers outside the process set take no part in its operations.
+        Part(METHODS, ["keras_process_set", "tape_process_set"]),
+    ],
+    core=["keras_fit", "tape_groups", "direct_calls", "nan_on_one_rank"],
+    slow=[
+        "binsgdm_moves_by_the_rate",
+        "keras_backward_passes",
+        "keras_groups",
+        "keras_loads_models",
+        "keras_mixed_precision",
+        "keras_module_of_its_own",
+        "survives_pickling",
+        "tape_dtypes",
+    ],
+    sampled=[*TF_VARIANTS, *IN_TENSORFLOW],
+)
+
+TORCH_HIERARCHICAL = Table(
+    [
+        Part(
+            [],
+            [
+                "a_tensor_smaller_than_the_node",
+                "nodes_of_one_worker",
+                "nodes_that_do_not_fit",
+                "a_process_set",
+                "too_few_bits_for_the_nodes",
+                "the_state_of_binsgdm_is_shared_out",
+                "the_state_of_binsgdm_is_gathered_saved_and_loaded",
+                "the_state_of_a_small_tensor_is_gathered",
+            ],
+        ),
+        Part(
+            METHODS,
+            [
+                "average",
+                "a_large_gradient",
+                "op_sum",
+                "backward_passes",
+                "groups_of_half_precision",
+                "unused_parameters",
+                "hook_order_differs",
+                "dtypes",
+                "overrides_and_excluded",
+                "overlap_with_a_slow_rank",
+                "overlap_with_any_order",
+                "overlap_with_parts_left_out",
+                "overlap_is_real",
+                "several_backward_passes_in_a_step",
+                "nan_on_one_rank",
+                "direct_calls",
+                "resuming_gives_the_same_bits",
+            ],
+        ),
+        Part(BINSGDM, ["binsgdm_groups_schedules_and_clipping"]),
+        Part(TORCH_VARIANTS, ["average", "overlap_with_any_order", "nan_on_one_rank"], extra=True),
+        # Last: who has joined has started fewer operations, and a later unnamed one would hang, with Horovod alone as
+        # well.
+        Part(METHODS, ["a_worker_that_joins"]),
+    ],
+    core=[
+        "direct_calls",
+        "the_state_of_binsgdm_is_gathered_saved_and_loaded",
+    ],  # with one worker Horovod asks for no compression of gradients
+)
+
+OF_BINSGDM = [
+    "the_state_of_binsgdm_is_shared_out",
+    "the_state_of_binsgdm_is_gathered_saved_and_loaded",
+    "the_state_of_binsgdm_survives_the_broadcast",
+]
+NOT_OF_BINSGDM = ["a_tensor_smaller_than_the_node", "dynamic_shapes"]
+TF_HIERARCHICAL = Table(
+    [
+        Part(OTHERS, NOT_OF_BINSGDM),
+        Part(BINSGDM, OF_BINSGDM),
+        Part(METHODS, ["keras_fit", "tape_groups", "tape_dtypes", "direct_calls", "nan_on_one_rank"]),
+        Part([name for name in IN_TENSORFLOW if not name.startswith("binsgdm")], NOT_OF_BINSGDM),
+        Part(["binsgdm-in-tensorflow"], OF_BINSGDM),
+        Part(IN_TENSORFLOW, ["tape_groups", "tape_dtypes", "constant_gradients"]),
+        Part(TF_VARIANTS, NOT_OF_BINSGDM, extra=True),
+    ],
+    core=["keras_fit", "tape_groups", *NOT_OF_BINSGDM, *OF_BINSGDM],
+)
+
+ON_A_GPU = [
+    "overlapped",
+    "grouped_by_horovod",
+    "short_types",
+    "hierarchical",
+    "ranks_with_other_kernels",
+    "one_launch_a_stage",
+    "hooks_do_not_wait",
+    "nan_on_one_rank",
+    "direct_calls",
+]
+TORCH_GPU = Table(
+    [
+        Part(METHODS, ON_A_GPU),
+        Part(TORCH_GPU_VARIANTS, ON_A_GPU, extra=True),
+        # Last: after it a later unnamed operation of Horovod would hang.
+        Part(METHODS, ["join_early"]),
+        Part(TORCH_GPU_VARIANTS, ["join_early"], extra=True),
+    ],
+    core=["overlapped", "hooks_do_not_wait"],
+)
+
+TORCH_OTHER_RELEASE = Table([Part(METHODS, ["asks_for_names"]), Part(OTHERS, ["is_content_with_names"])])
+
+TABLES = {
+    "torch_scenarios": TORCH,
+    "tf_scenarios": TF,
+    "torch_hierarchical_scenarios": TORCH_HIERARCHICAL,
+    "tf_hierarchical_scenarios": TF_HIERARCHICAL,
+    "torch_gpu_scenarios": TORCH_GPU,
+    "torch_other_release_scenarios": TORCH_OTHER_RELEASE,
+}
+
+
+def split(name: str) -> tuple[str, str]:
+    """A scenario's feature and its method; "" where it has none."""
+    feature, _, method = name.partition("-")
+    return feature, method
+
+
+def names(module: str, breadth: str) -> list[str]:
+    """A module's scenarios: ``"full"``, with ``"extra"`` those of variants, too; ``"quick"``, all these but its
+    ``slow`` ones; or its ``core`` alone.
+    """
+    table = TABLES[module]
+    kept = [
+        name
+        for part in table.parts
+        if breadth in ("extra", "quick") or not part.extra
+        for name in part.names()
+    ]
+    if breadth == "core":
+        kept = [name for name in kept if split(name)[0] in table.core]
+    if breadth == "quick":
+        kept = [name for name in kept if split(name)[0] not in table.slow]
+    return kept
+
+
+def problems(module: str, folder: Path) -> Iterator[str]:
+    """What the module's own scenario functions, read without running them, and its table do not agree in."""
+    table = TABLES[module]
+    listed = {feature for part in table.parts for feature in part.features}
+    written = dict(_functions(folder / f"{module}.py"))
+    for name in written:
+        if name not in listed:
+            yield f"{module}.{name} is in no list of scenario_table.py, so nothing runs it"
+    for name in {*table.core, *table.slow} - listed:
+        yield f"scenario_table.py: {module} has no feature {name!r}"
+    every = names(module, "extra")
+    for name in sorted(set(every)):
+        if every.count(name) > 1:
+            yield f"scenario_table.py: {module} has {name} more than once"
+
+
+def _functions(file: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Those of a file that are scenarios: public, and called with nothing or with ``make`` alone."""
+    for node in ast.parse(file.read_text()).body:
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        given = node.args
+        required = [each.arg for each in given.args[: len(given.args) - len(given.defaults)]]
+        helper = given.kwonlyargs or given.kwarg or given.vararg or node.name in ("start", "clean", "finish")
+        if not helper and required in ([], ["make"]):
+            yield node.name, node
