@@ -50,6 +50,8 @@ class Backward:
 
     def _end(self, number: int) -> None:
         schedules = [schedule for schedule in self._schedules.pop(number, []) if schedule.takes_part]
+        if not schedules:
+            return
         ended = self._wait_for_stages(schedules)
         for schedule in schedules:
             schedule.end_pass()

@@ -11,6 +11,7 @@ import numpy as np
 from horovod_quant import simulator
 from horovod_quant.frontend import clipped
 from horovod_quant.kernels import reference
+from horovod_quant.schemes import BinSGDM
 from horovod_quant.schemes.base import BinaryState, Scheme, Workers
 
 
@@ -72,6 +73,8 @@ class Oracle:
             kernels="numpy",
             local_size=self._local_size,
         )
+        if isinstance(scheme, BinSGDM) and not any(array.any() for array in arrays):
+            return np.zeros(elements, np.float32)  # nobody has a gradient, so nothing moves
         return result.decoded[0][0]
 
     def _workers(self, size: int) -> list[Workers]:

@@ -52,6 +52,8 @@ class Table(NamedTuple):
     """Features that are tried wherever a launch is worth its start."""
     slow: Sequence[str] = ()
     """Features that take a launch under MPI with three workers too long."""
+    also: Sequence[str] = ()
+    """Further modules whose scenarios the module imports."""
     sampled: Sequence[str] = ()
     """Methods that meet only some features by default, for each costs too much: variants with another sibling."""
 
@@ -96,7 +98,19 @@ TORCH = Table(
                 "several_backward_passes_in_a_step",
                 "checkpointed_layers",
                 "a_model_that_changes",
-                "a_second_backward_pass_too_late",
+                "a_worker_skips_its_backward_pass",
+                "a_worker_has_a_batch_less",
+                "any_script",
+                "a_worker_does_not_reach_the_second_optimizer",
+                "first_together_after_training_apart",
+                "a_compressor_that_hands_on",
+                "unnamed_tensors_of_other_shapes",
+                "frozen_layers",
+                "one_tensor_twice_in_a_group",
+                "copies_keep_their_names",
+                "a_first_step_without_a_pass",
+                "fresh_names",
+                "it_says_what_it_waits_for",
                 "nan_on_one_rank",
                 "direct_calls",
                 "explicit_names",
@@ -119,6 +133,7 @@ TORCH = Table(
         Part(METHODS, ["process_set"]),
     ],
     core=["average", "overlap_with_any_order", "direct_calls", "several_backward_passes_in_a_step"],
+    also=["torch_scripts"],
 )
 
 TF = Table(
@@ -349,10 +364,10 @@ def problems(module: str, folder: Path) -> Iterator[str]:
     """What the module's own scenario functions, read without running them, and its table do not agree in."""
     table = TABLES[module]
     listed = {feature for part in table.parts for feature in part.features}
-    written = dict(_functions(folder / f"{module}.py"))
+    written = [name for each in (module, *table.also) for name, _ in _functions(folder / f"{each}.py")]
     for name in written:
         if name not in listed:
-            yield f"{module}.{name} is in no list of scenario_table.py, so nothing runs it"
+            yield f"{module}: {name} is in no list of scenario_table.py, so nothing runs it"
     for name in {*table.core, *table.slow} - listed:
         yield f"scenario_table.py: {module} has no feature {name!r}"
     every = names(module, "extra")

@@ -33,6 +33,21 @@ from torch_harness import (
     train_and_compare,
     train_one_step_and_check,
 )
+from torch_scripts import (  # noqa: F401 (scenarios of this module)
+    a_compressor_that_hands_on,
+    a_first_step_without_a_pass,
+    a_worker_does_not_reach_the_second_optimizer,
+    a_worker_has_a_batch_less,
+    a_worker_skips_its_backward_pass,
+    any_script,
+    copies_keep_their_names,
+    first_together_after_training_apart,
+    fresh_names,
+    frozen_layers,
+    it_says_what_it_waits_for,
+    one_tensor_twice_in_a_group,
+    unnamed_tensors_of_other_shapes,
+)
 
 import horovod_quant.torch as hvq
 from horovod_quant import simulator
@@ -828,21 +843,6 @@ def a_model_that_changes(make: Any) -> None:
         optimizer.step()
         assert torch.equal(frozen, kept) == (step in (2, 3)), f"step {step}"
         assert_same_on_all_ranks(list(model.parameters()), "parameters")
-
-
-def a_second_backward_pass_too_late(make: Any) -> None:
-    compressor, model = make(), Many()
-    optimizer = hvd.DistributedOptimizer(
-        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
-    )
-    for step in range(2):
-        optimizer.zero_grad()
-        model(rank_data(step, 8, 40), list(range(8))).pow(2).mean().backward()
-        optimizer.step()
-    optimizer.zero_grad()
-    model(rank_data(2, 8, 40), [0, 1, 2, 3]).pow(2).mean().backward()
-    late = model(rank_data(2, 8, 40), [4, 5, 6, 7]).pow(2).mean()
-    assert "overlap=False" in message_of(late.backward, RuntimeError)
 
 
 def workers_that_join(make: Any, outputs: int = 17500) -> None:

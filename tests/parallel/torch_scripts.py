@@ -1,0 +1,423 @@
+"""Scripts in which workers do not all do the same in every step: scenarios of torch_scenarios.py."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import pickle
+import random
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from torch_harness import (
+    TorchOracle,
+    assert_bits_equal,
+    assert_same_on_all_ranks,
+    base_optimizer,
+    message_of,
+    net,
+    net_loss,
+    rank_data,
+)
+
+import horovod_quant.torch as hvq
+
+DRAWS = int(os.environ.get("SCRIPT_DRAWS", "8"))
+"""Of scripts, for each method."""
+
+
+class Parts(torch.nn.Module):
+    """Four layers that are compressed and one that is too small, used in whatever order and number."""
+
+    def __init__(self, layers: int = 5) -> None:
+        super().__init__()
+        torch.manual_seed(9)
+        widths = [40] * (layers - 1) + [8]
+        self.parts = torch.nn.ModuleList([torch.nn.Linear(40, width, bias=False) for width in widths])
+
+    def forward(self, x: torch.Tensor, used: Sequence[int]) -> torch.Tensor:
+        return sum(self.parts[i](x).pow(2).mean() * (i + 1) for i in used)
+
+
+Batches = Sequence[Sequence[int]]
+"""Which layers each backward pass of a worker reaches, in a step."""
+
+
+class Step(NamedTuple):
+    """What the workers do.
+
+    Attributes:
+        batches: of each worker.
+        before, within, between, after: an operation of the script's own, before the first backward pass, after each,
+            before ``synchronize``, and after the step: None, ``"named"`` or ``"unnamed"``.
+        late: the rank that comes late to ``between``.
+    """
+
+    batches: Sequence[Batches]
+    before: str | None = None
+    within: str | None = None
+    between: str | None = None
+    after: str | None = None
+    late: int | None = None
+
+
+def _operation(kind: str | None, name: str) -> None:
+    if kind is not None:
+        ones = torch.ones(1)
+        total = hvd.allreduce(ones, op=hvd.Sum, name=name if kind == "named" else None)
+        assert total.item() == hvd.size()
+
+
+def _perform(script: Sequence[Step], compressor: Any, passes: int = 1) -> None:
+    """Runs a script under a DistributedOptimizer and checks all gradients; each bit, where they are compressed."""
+    compressed = hasattr(compressor, "policy")
+    model = Parts()
+    names = dict(model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()),
+        model.named_parameters(),
+        compression=compressor,
+        backward_passes_per_step=passes,
+    )
+    oracle = TorchOracle(compressor) if compressed else None
+    for number, step in enumerate(script):
+        batches = step.batches[hvd.rank()]
+        raw = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in _after_passes(copy.deepcopy(model), number, batches).named_parameters()
+        }
+        expected: dict[str, Any] = dict.fromkeys(raw)
+        if oracle is not None:
+            expected.update(oracle.expected(raw, 1.0 / hvd.size()))
+        optimizer.zero_grad()
+        _operation(step.before, "before")
+        for batch, used in enumerate(batches):
+            _loss(model, number, batch, used).backward()
+            _operation(step.within, "within")
+        if step.late == hvd.rank():
+            time.sleep(0.1)
+        _operation(step.between, "between")
+        optimizer.synchronize()
+        for name, gradient in expected.items():
+            if gradient is None:
+                average = hvd.allreduce(raw[name], name=f"check.{name}")
+                torch.testing.assert_close(names[name].grad, average)
+            else:
+                assert_bits_equal(names[name].grad, gradient, f"step {number}, {name}")
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        _operation(step.after, "after")
+        assert_same_on_all_ranks(list(model.parameters()), "parameters")
+
+
+def _loss(model: Parts, step: int, batch: int, used: Sequence[int]) -> torch.Tensor:
+    return model(rank_data(10 * step + batch, 8, 40), used)
+
+
+def _after_passes(model: Parts, step: int, batches: Batches) -> Parts:
+    model.zero_grad()
+    for batch, used in enumerate(batches):
+        _loss(model, step, batch, used).backward()
+    return model
+
+
+ALL = (0, 1, 2, 3, 4)
+FULL: Batches = (ALL,)
+NONE: Batches = ()
+
+
+def _everywhere(batches: Batches) -> list[Batches]:
+    return [batches] * hvd.size()
+
+
+def _but(rank: int, other: Batches, batches: Batches = FULL) -> list[Batches]:
+    """One worker does something else."""
+    return [other if each == rank % hvd.size() else batches for each in range(hvd.size())]
+
+
+def a_worker_skips_its_backward_pass(make: Any) -> None:
+    """Its loss is not finite, or its batch is empty; all agree by a sum whether to step. Any rank, any step."""
+    for rank in (0, -1):
+        script = [Step(_everywhere(FULL), between="named") for _ in range(5)]
+        script[2] = Step(_but(rank, NONE), between="named")
+        _perform(script, make())
+        script[0] = Step(_but(rank, NONE), between="named", after="unnamed")
+        _perform(script, make(group_bytes=1))
+
+
+def a_worker_has_a_batch_less(make: Any) -> None:
+    """Of the two whose gradients add up, in an epoch's last step."""
+    last = Step(_but(-1, (ALL,), (ALL, ALL)), between="named")
+    whole = Step(_everywhere((ALL, ALL)), within="unnamed", between="unnamed")
+    _perform([whole, whole, last, whole], make(), passes=2)
+
+
+def any_script(make: Any) -> None:
+    """Scripts drawn at random, each with Horovod alone first: where that does not hang, nor does this."""
+    for draw in range(DRAWS):
+        choose = random.Random(f"script {draw}")
+        passes = choose.choice([1, 1, 2])
+        script = [_any_step(choose, passes, first=number == 0) for number in range(5)]
+        _perform(script, hvd.Compression.none, passes)
+        _perform(script, make(group_bytes=choose.choice([1, 15000, 2**20])), passes)
+
+
+def _any_step(choose: random.Random, passes: int, first: bool) -> Step:
+    usual = choose.random() < 0.5
+    everyone = [_any_batches(choose, passes, usual) for _ in range(hvd.size())]
+    # The gradients that have gone to Horovod before ``synchronize``.
+    counts = {sum(sum(i in used for used in own) == passes for i in ALL) for own in everyone}
+    anything = [None, "named", "unnamed"]
+    alike = len(counts) == 1
+    return Step(
+        everyone,
+        before=choose.choice(anything),
+        between=choose.choice(anything if alike else [None, "named"]),
+        after=choose.choice(anything),
+        late=choose.choice([None, choose.randrange(hvd.size())]),
+    )
+
+
+def _any_batches(choose: random.Random, passes: int, usual: bool) -> Batches:
+    """Every layer once a pass, or less of it; in one pass or in several."""
+    order = choose.sample(ALL, len(ALL))
+    kind = "full" if usual else choose.choice(["full", "skip", "part", "twice"])
+    if kind == "skip":
+        return NONE
+    if kind == "part":
+        order = order[: choose.randrange(1, len(ALL))]
+    if passes == 2:
+        return [order] * (choose.randrange(3) if kind != "full" else 2)
+    if kind == "twice":
+        cut = choose.randrange(1, len(ALL))
+        return [order[:cut], order[cut:]]
+    return [order]
+
+
+def a_worker_does_not_reach_the_second_optimizer(make: Any) -> None:
+    """A backward pass for two optimizers, of which a batch of one worker has nothing for the second; either may be
+    first in the alphabet.
+    """
+    for prefix in ("a", "z"):
+        trunk, head = net(seed=5), torch.nn.Linear(30, 40)
+        optimizers = [
+            _distributed(make(group_bytes=1), model, f"{name}.")
+            for name, model in ((prefix, trunk), ("m", head))
+        ]
+        for step in range(6):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            middle = trunk(rank_data(step, 8, 40))
+            loss = middle.pow(2).mean()
+            if step in (0, 3) and hvd.rank() == hvd.size() - 1:
+                pass
+            else:
+                loss = loss + head(middle).pow(2).mean()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            _operation("unnamed", "")
+        assert_same_on_all_ranks([*trunk.parameters(), *head.parameters()], "parameters")
+
+
+def first_together_after_training_apart(make: Any) -> None:
+    """Two models whose losses are added up after some steps, on every worker in another order."""
+    models = [net(seed=5), net(seed=6)]
+    optimizers = [_distributed(make(), model, f"{i}.") for i, model in enumerate(models)]
+    for step in range(3):
+        for model, optimizer in zip(models, optimizers):
+            optimizer.zero_grad()
+            net_loss(model, step).backward()
+            optimizer.step()
+    for step in range(3, 6):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        order = models if hvd.rank() % 2 else models[::-1]
+        sum(net_loss(model, step) for model in order).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        _operation("unnamed", "")
+    assert_same_on_all_ranks([p for model in models for p in model.parameters()], "parameters")
+
+
+def _distributed(compressor: Any, model: torch.nn.Module, prefix: str = "") -> Any:
+    return hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()),
+        [(prefix + name, p) for name, p in model.named_parameters()],
+        compression=compressor,
+    )
+
+
+class _HandsOn:
+    """A user's compressor that does nothing but hand on to another."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def compress(self, tensor: torch.Tensor) -> Any:
+        return self._inner.compress(tensor)
+
+    def decompress(self, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return self._inner.decompress(tensor, ctx)
+
+
+def a_compressor_that_hands_on(make: Any) -> None:
+    """With names and without; gradients in another order on every worker, and layers that none uses."""
+    for named in (False, True):
+        model = Parts(9)
+        inner = make(**({"named_parameters": model.named_parameters()} if named else {}))
+        optimizer = hvd.DistributedOptimizer(
+            base_optimizer(inner, model.parameters()), model.named_parameters(), compression=_HandsOn(inner)
+        )
+        clutter = [object() for _ in range(1000 * hvd.rank())]  # for another order of Horovod's sets
+        for step in range(4):
+            optimizer.zero_grad()
+            used = [0, 1, 2, 3] if hvd.rank() == 0 else [2, 0, 3, 1]
+            model(rank_data(step, 8, 40), used).backward()
+            optimizer.step()
+        assert_same_on_all_ranks(list(model.parameters()), "parameters")
+        assert inner.stats().total.bytes_sent > 0
+        del clutter
+
+
+def unnamed_tensors_of_other_shapes(make: Any) -> None:
+    """All workers are told, at once."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):  # which needs its optimizer
+        return
+    tensor = torch.randn(2000 + 3000 * hvd.rank())
+    message = message_of(lambda: hvd.allreduce(tensor, compression=compressor))
+    assert "unnamed" in message or "shape" in message, message
+
+
+def frozen_layers(make: Any) -> None:
+    """Those that are frozen for some steps do not move then; others do, and they move again."""
+    model, plain = net(), net()
+    optimizer = _distributed(make(), model)
+    steps = [None, None, False, None, True, None]
+    for step, change in enumerate(steps):
+        if change is not None:
+            model[2].requires_grad_(change)
+        before = copy.deepcopy(model)
+        optimizer.zero_grad()
+        net_loss(model, step).backward()
+        optimizer.step()
+        for name, p in model.named_parameters():
+            is_frozen = name.startswith("2.") and step in (2, 3)
+            moved = not torch.equal(p, dict(before.named_parameters())[name])
+            assert moved != is_frozen, f"step {step}, {name}"
+        assert_same_on_all_ranks(list(model.parameters()), "parameters")
+    del plain
+
+
+def one_tensor_twice_in_a_group(make: Any) -> None:
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        return
+    tensor, other = rank_data(0, 2000), rank_data(1, 2000)
+    expected = TorchOracle(compressor).expected(
+        {"g.0": tensor, "g.1": other, "g.2": tensor}, 1.0 / hvd.size()
+    )
+    reduced = hvd.grouped_allreduce([tensor, other, tensor], name="g", compression=compressor)
+    for i, gradient in enumerate(reduced):
+        assert_bits_equal(gradient, expected[f"g.{i}"], f"g.{i}")
+
+
+def copies_keep_their_names(make: Any) -> None:
+    """A deep copy and an unpickled one exclude the same parameters, by the names that the first was given."""
+    model = net()
+    named = [(f"mine.{name}", p) for name, p in model.named_parameters()]
+    original = make(named_parameters=named, exclude="mine.2.*")
+    for copied in (copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
+        fresh = net()
+        optimizer = _distributed(copied, fresh)
+        net_loss(fresh, 0).backward()
+        optimizer.step()
+        sent = {name: traffic.ratio for name, traffic in copied.stats().parameters.items()}
+        assert set(sent) == {name for name, _ in named}
+        assert sent["mine.2.weight"] == 1.0 < sent["mine.0.weight"], sent
+        other = torch.nn.Sequential(torch.nn.Linear(50, 60))
+        again = functools.partial(_one_step, pickle.loads(pickle.dumps(original)), other)
+        message = message_of(again, ValueError)
+        assert "named_parameters" in message
+
+
+def _one_step(compressor: Any, model: torch.nn.Module) -> None:
+    optimizer = _distributed(compressor, model)
+    model(torch.ones(1, model[0].in_features)).sum().backward()
+    optimizer.step()
+
+
+def a_first_step_without_a_pass(make: Any) -> None:
+    """On one worker, or a first step that reaches only part: exchanges overlap with later ones all the same."""
+    for first in (NONE, ((0, 1),)):
+        model = Parts()
+        optimizer = _distributed(make(group_bytes=1), model)
+        launched = []
+        for step in range(6):
+            batches = first if step == 0 and hvd.rank() == 0 else FULL
+            optimizer.zero_grad()
+            before = hvd.allreduce_async(torch.ones(1), name="before")
+            hvd.synchronize(before)
+            for used in batches:
+                _loss(model, step, 0, used).backward()
+            after = hvd.allreduce_async(torch.ones(1), name="after")
+            hvd.synchronize(after)
+            launched.append(after - before - 1)  # Horovod numbers its operations
+            optimizer.step()
+        of_horovod_alone = len(ALL)
+        assert launched[-1] >= of_horovod_alone + len(ALL) - 1, launched
+
+
+def fresh_names(make: Any) -> None:
+    """A script that makes up a name for each tensor: what is kept for one is not kept for ever."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        return
+    tensor = rank_data(0, 1024)
+    for i in range(1040):
+        hvd.allreduce(tensor, name=f"fresh.{i}", compression=compressor)
+    assert len(compressor._direct._schedules) <= 1024
+    assert len(compressor._steps) <= 1024
+    assert len(compressor._chains) <= 1024
+    stats = compressor.stats()
+    assert len(stats.parameters) <= 1025
+    assert stats.parameters["(other names)"].bytes_sent > 0
+    average = hvd.allreduce(tensor, name="plain")
+    again = hvd.allreduce(tensor, name="fresh.0", compression=compressor)
+    assert np.isfinite(again.numpy()).all()
+    assert torch.dot(again, average) > 0
+
+
+def it_says_what_it_waits_for(make: Any) -> None:
+    """Where a worker is far behind, another says after some seconds for which gradient it waits, and goes on."""
+    import logging
+
+    from horovod_quant.torch import schedule, waiting
+
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())
+    log, usual = logging.getLogger("horovod_quant"), schedule.WATCH
+    log.addHandler(handler)
+    schedule.WATCH = waiting.Watch(long=0.4)
+    try:
+        model = net()
+        optimizer = _distributed(make(), model)
+        for step in range(2):
+            optimizer.zero_grad()
+            if step == 1 and hvd.rank() == 1:
+                time.sleep(2.0)
+            net_loss(model, step).backward()
+            _operation("named", "between")
+            optimizer.step()
+    finally:
+        log.removeHandler(handler)
+        schedule.WATCH = usual
+    if hvd.rank() == 0:
+        assert any("weight" in message and "step()" in message for message in heard), heard
