@@ -13,7 +13,7 @@ from horovod_quant.frontend import GROUP_BYTES, MIN_ELEMENTS
 from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Allreduce, Scheme
 
-# What `horovod_quant.torch.schedule` allows for: with room for the optimizer's own operations, at most three
+# What `horovod_quant.torch.plan` allows for: with room for the optimizer's own operations, at most three
 # collectives a group fit Horovod's default cache.
 _CACHE_PLACES = 1000
 _COLLECTIVES_PER_GROUP = 3
@@ -61,8 +61,8 @@ def torch_groups(
 def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:
     """How many names an exchange through PyTorch takes in Horovod's response cache; ``None`` is no compression.
 
-    Each gradient's own operation, each group's collectives, the allreduce by which the workers agree on an order, and
-    the roll call.
+    Each gradient's own operation, each group's collectives, the allreduce by which the workers agree on an order, the
+    announcement of a step, and the roll call.
     """
     if scheme is None:
         return len(shapes)
@@ -71,7 +71,7 @@ def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = 
         torch_groups(scheme, shapes, group_bytes, order=order) for order in (sorted(shapes), None)
     )
     groups = max(len(by_name), len(arriving))
-    return len(shapes) + groups * len(scheme.collectives) + 2 * bool(groups)
+    return len(shapes) + groups * len(scheme.collectives) + 3 * bool(groups)
 
 
 def tensorflow_cache_names(scheme: Scheme | None, shapes: Shapes) -> int:

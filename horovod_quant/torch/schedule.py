@@ -8,7 +8,7 @@ started equally many on all workers, so must exchanges. And most scripts do the 
 
 1. An optimizer's first step launches everything at the first ``decompress``: Horovod has then asked for the compression
    of every gradient on every worker. When the step is over, the workers agree on a plan: groups of gradients, in the
-   order in which they come. (`horovod_quant.torch.plan`)
+   order in which they come (`horovod_quant.torch.plan`).
 2. From then on a group's first collective is launched when its last gradient arrives, in the step's first backward
    pass. Some exchanges depend on who has called ``hvd.join()``; those are launched when a roll call, which is launched
    at the pass's first gradient, has been answered.
@@ -16,23 +16,24 @@ started equally many on all workers, so must exchanges. And most scripts do the 
    none. When that happens differs between workers. If the pass on which the plan was made had operations of somebody
    else, nothing is launched at such moments during a pass, and first collectives when as many gradients have come as
    the plan says.
-4. At the end of the pass every worker goes on with this for a while, asleep in between, as long as there is progress:
-   usually all there is to launch is launched then, and often decoded. Whatever is not, it counts as *spent*: see
-   `horovod_quant.torch.tally`. Until the first ``decompress`` it launches nothing more. (`horovod_quant.torch.backward`)
+4. At the end of the pass every worker goes on with this for a while, asleep in between, as long as there is progress
+   (`horovod_quant.torch.backward`). Usually all there is to launch is launched then, and often decoded. Whatever is
+   not, it *spends* (`horovod_quant.torch.tally`); until the first ``decompress`` it launches nothing more.
 5. The first ``decompress`` of the step launches the rest, and what belongs to no group, and waits for the last stages.
 
-Nobody waits for ever where Horovod alone would not:
+Nobody waits for ever where Horovod alone would not, if optimizers are stepped in the same order on all workers:
 
 - Inside a backward pass nobody waits without a limit (4).
 - Whoever waits in ``decompress`` has launched every first collective of the step, without having waited for more than
-  the roll call and what an earlier step has left, and launches what follows any stage that ends. Horovod alone waits there
-  for every worker's ``decompress`` of the same optimizer (for its gradients, that is), and all workers come to do the same.
+  the roll call and what an earlier step has left, and launches what follows any stage that ends. Horovod alone waits
+  there until every worker has come to its ``synchronize`` of the same optimizer, and a worker that comes there comes to
+  its ``decompress``, since all of Horovod's own operations have been launched.
 - Wherever Horovod alone has started equally many operations on all workers, so have exchanges. Before a step's first
-  gradient: none of the step's. After a backward pass that has brought a gradient, and before ``decompress``: roll call,
-  plan's collectives (launched or spent), announcement; if one worker has run such a pass and another none, they differ
-  with Horovod alone, too. After the last ``decompress``: all of these, and as many spent ones as the announcement tells all.
-  During a pass: under 3 the same, if the pass on which the plan was made had such operations; this is the one case in
-  which a script has to give names to operations (docs/reliability.md).
+  gradient: none of the step's. After a backward pass that has brought a gradient, and before ``decompress``: the roll
+  call, the plan's collectives, launched or spent, and the announcement; if one worker has run such a pass and another
+  none, they differ with Horovod alone, too. After the last ``decompress``: all of these, and as many spent ones as the
+  announcement has told all. During a pass: under 3 the same, if the pass on which the plan was made had such
+  operations; this is the one case in which a script has to give names to operations (docs/reliability.md).
 - All workers have the same plan: it is only made when all are present, and when any of them wants it.
 """
 

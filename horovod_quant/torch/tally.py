@@ -1,8 +1,8 @@
 """Keeps the numbers of Horovod's operations alike on all workers.
 
-Horovod calls an operation without a name after the number of operations that the worker has started before. A script may
-start such ones wherever Horovod alone allows it: where all workers have started equally many. Exchanges, however, start
-theirs at moments that differ between workers.
+Horovod calls an operation without a name after the number of operations that the worker has started before. A script
+may start such ones wherever Horovod alone allows it: where all workers have started equally many. Exchanges, however,
+start theirs at moments that differ between workers.
 """
 
 from __future__ import annotations

@@ -23,27 +23,26 @@ def test_defaults_are_the_compressors_own() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_groups_are_those_of_the_torch_frontend(model: str, group_bytes: int) -> None:
     pytest.importorskip("torch")  # alone: a module of this package that cannot be imported is a failure
-    from horovod_quant.torch import schedule
+    from horovod_quant.torch import exchange, plan
 
     shapes = MODELS[model]
-    own = schedule.Schedule(None, None, None, group_bytes, True, len(shapes), tuple, None, "", {})
     scheme = GlobalQSGD(8)
 
-    class Waiting:
-        def __init__(self, name: str) -> None:
-            self.name, self.scheme, self.bytes = name, scheme, 4 * math.prod(shapes[name])
-
     compressed = set(groups.compressed_names(scheme, shapes))
-    placed = [(Waiting(name), 0) for name in reversed(shapes) if name in compressed]
-    assert groups.torch_groups(scheme, shapes, group_bytes) == own._cut(placed)
+    placed = [
+        exchange.Member(name, scheme, 4 * math.prod(shapes[name]))
+        for name in reversed(shapes)
+        if name in compressed
+    ]
+    assert groups.torch_groups(scheme, shapes, group_bytes) == plan.cut(placed, group_bytes, len(shapes))
 
 
 def test_names_by_hand() -> None:
     shapes = MODELS["resnet50"]
     large = [name for name, shape in shapes.items() if math.prod(shape) >= 1024]
     assert groups.torch_cache_names(None, shapes) == groups.tensorflow_cache_names(None, shapes) == 161
-    # Groups of 32 MiB: four of 102 MB; two allreduces each; the one that agrees on an order; the roll call.
-    assert groups.torch_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * 4 + 2
+    # Groups of 32 MiB: four of 102 MB; two allreduces each; the order, the announcement, the roll call.
+    assert groups.torch_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * 4 + 3
     assert groups.tensorflow_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * len(large)
     assert groups.tensorflow_cache_names(QSGD(4), shapes) == 161 + len(large) + 1
     assert groups.torch_cache_names(GlobalQSGD(8), {"bias": (10,)}) == 1

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from unittest import mock
 
 import horovod.torch as hvd
 import numpy as np
@@ -26,6 +27,7 @@ from torch_harness import (
 )
 
 import horovod_quant.torch as hvq
+from horovod_quant.torch import direct
 
 DRAWS = int(os.environ.get("SCRIPT_DRAWS", "8"))
 """Of scripts, for each method."""
@@ -379,14 +381,15 @@ def fresh_names(make: Any) -> None:
     compressor = make()
     if isinstance(compressor, hvq.BinSGDM):
         return
-    tensor = rank_data(0, 1024)
-    for i in range(1040):
-        hvd.allreduce(tensor, name=f"fresh.{i}", compression=compressor)
-    assert len(compressor._direct._schedules) <= 1024
-    assert len(compressor._steps) <= 1024
-    assert len(compressor._chains) <= 1024
+    tensor, most = rank_data(0, 1024), 20
+    with mock.patch.object(direct, "NAMES", most):
+        for i in range(most + 5):
+            hvd.allreduce(tensor, name=f"fresh.{i}", compression=compressor)
+            hvd.grouped_allreduce([tensor, tensor[:9]], name=f"group.{i}", compression=compressor)
+    kept = (compressor._direct._schedules, compressor._steps, compressor._chains)
+    assert [len(each) for each in kept] == [most] * 3
     stats = compressor.stats()
-    assert len(stats.parameters) <= 1025
+    assert len(stats.parameters) == 1 + most + most // 2  # with each group's small tensor
     assert stats.parameters["(other names)"].bytes_sent > 0
     average = hvd.allreduce(tensor, name="plain")
     again = hvd.allreduce(tensor, name="fresh.0", compression=compressor)
