@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from horovod_quant.frontend import clipped
+from horovod_quant.binsgdm import clipped
 from horovod_quant.kernels.arrays import aligned_empty
 from horovod_quant.kernels.floating_point import ieee_arithmetic
 from horovod_quant.schemes.base import (

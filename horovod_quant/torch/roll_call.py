@@ -34,7 +34,7 @@ class RollCall:
         self._size = process_set.size()
         self._arguments = arguments
         places = [int(rank == process_set.rank()) for rank in range(self._size)]
-        sent = torch.tensor([*places, *signature(arguments)], dtype=torch.int32)
+        sent = torch.tensor([*places, *signature(arguments)], dtype=torch.int32, device="cpu")
         name = f"horovod_quant.{label}.present"
         self.handle = hvd.allreduce_async_(sent, name=name, op=hvd.Sum, process_set=process_set)
         self._ranks: Sequence[int] | None = None
