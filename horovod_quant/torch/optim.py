@@ -286,10 +286,10 @@ def _check_saved(state_dict: Any, parameters: Sequence[torch.Tensor]) -> None:
     saved_ids = [index for group in state_dict["param_groups"] for index in group["params"]]
     for index, parameter in zip(saved_ids, parameters):
         for name in ("momentum", "scale"):
-            saved = state_dict["state"].get(index, {}).get(name, parameter)
-            if saved.shape != parameter.shape:
+            shape = getattr(state_dict["state"].get(index, {}).get(name, parameter), "shape", ())
+            if shape != parameter.shape:
                 raise ValueError(
-                    f"state_dict: the {name} of parameter {index} has shape {list(saved.shape)}, and the parameter "
+                    f"state_dict: the {name} of parameter {index} has shape {list(shape)}, and the parameter "
                     f"{list(parameter.shape)}; load the state of the same model"
                 )
 
