@@ -7,9 +7,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from horovod_quant import kernels as kernel_backends
 from horovod_quant import nodes, schemes
 from horovod_quant.agreement import signs_of
+from horovod_quant.binsgdm import clipped as clipped
+from horovod_quant.binsgdm import require_beta
 from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Scheme, argument_names, require_int
 from horovod_quant.stats import Stats, TrafficCounter
@@ -35,11 +39,11 @@ class BaseCompressor:
     Args:
         scheme: the scheme and its arguments.
         min_elements: smaller gradients go through Horovod unchanged.
-        exclude: names or shell-style patterns of gradients that go through Horovod unchanged.
+        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
         overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
         seed: of the random rounding; the same on all workers.
         kernels: ``"auto"`` or the name of a backend.
-        named_parameters: names for the gradients; by default Horovod's own.
+        named_parameters: names for the gradients, pairs of a name and a parameter; by default Horovod's own.
         process_set: where the gradients are reduced; by default what the optimizer says.
         hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
@@ -58,7 +62,7 @@ class BaseCompressor:
         scheme: Scheme,
         *,
         min_elements: int = MIN_ELEMENTS,
-        exclude: str | Sequence[str] = (),
+        exclude: str | Iterable[str] | None = (),
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         seed: int = 0,
         kernels: str = "auto",
@@ -70,23 +74,23 @@ class BaseCompressor:
     ) -> None:
         require_int("seed", seed, 0, 2**63 - 1)
         require_int("group_bytes", group_bytes, 1, 2**62)
-        if not isinstance(hierarchical, bool):
-            require_int("hierarchical", hierarchical, 1, 2**31)
+        _require_flag("overlap", overlap)
+        _require_process_set(process_set)
+        hierarchical = _hierarchy(hierarchical)
         if hierarchical and process_set is not None:
             raise ValueError(_NO_PROCESS_SET)
+        if not isinstance(scheme, Scheme):
+            raise ValueError(f"scheme={scheme!r}: use one of horovod_quant.schemes, as in QSGD(bits=4)")
         if hierarchical:
             scheme = schemes.Hierarchical(scheme)
         self.policy = Policy(scheme, min_elements, exclude, overrides)
         self.hierarchical = hierarchical
-        self.seed = seed
-        self.group_bytes = group_bytes
-        self.overlap = overlap
+        self.seed = int(seed)
+        self.group_bytes = int(group_bytes)
+        self.overlap = bool(overlap)
         self._kernels = kernels
-        self._process_set = process_set
-        self._traffic = TrafficCounter()
         self._check_kernels()
-        self._name_parameters(named_parameters)
-        self._bind()
+        self._attach(process_set, None if named_parameters is None else _named(named_parameters))
         if hierarchical and self._basics().is_initialized():  # otherwise at the first exchange
             self._check_workers(self._basics().size())
 
@@ -101,23 +105,32 @@ class BaseCompressor:
     def _check_kernels(self) -> None:
         kernel_backends.get(self._kernels)
 
-    def _name_parameters(self, named_parameters: Iterable[tuple[str, Any]] | None) -> None:
+    def _attach(self, process_set: Any, named_parameters: Sequence[tuple[str, Any]] | None) -> None:
+        """Makes what belongs to this process, in which Horovod has its own process sets, parameters and operations."""
+        lasting = set(vars(self))
+        self._process_set = process_set
+        self._traffic = TrafficCounter()
+        self._name_parameters(named_parameters)
+        self._bind()
+        self._attached = {*vars(self), "_attached"} - lasting
+
+    def _name_parameters(self, named_parameters: Sequence[tuple[str, Any]] | None) -> None:
+        """Takes the gradients' names."""
         raise NotImplementedError
 
     def _bind(self) -> None:
-        """Makes what does not survive pickling: all that belongs to this process."""
+        """Makes a frontend's own part of it."""
         raise NotImplementedError
 
-    # What a compressor holds for this process alone; the rest is pickled.
-    _unbound: tuple[str, ...] = ("_process_set", "_traffic")
-
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in self._unbound}
+        """All but what `_attach` has made."""
+        return {name: value for name, value in vars(self).items() if name not in self._attached}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _process_set=None, _traffic=TrafficCounter())
-        self._name_parameters(None)
-        self._bind()
+        vars(self).update(state)
+        self._attach(None, None)
+
+    _unbound: tuple[str, ...] = ()
 
     def stats(self) -> Stats:
         """Bytes that this worker has sent, for each parameter and in total, and what float32 would have sent."""
@@ -244,33 +257,64 @@ _NO_PROCESS_SET = (
 )
 
 
+def _require_flag(name: str, value: Any) -> None:
+    """Raises ValueError unless it is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name}={value!r}: use True or False")
+
+
+def _hierarchy(value: Any) -> bool | int:
+    """Python's value of it.
+
+    Raises:
+        ValueError: it is neither True nor False nor a number of workers.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, (int, np.integer)) and 1 <= value <= 2**31:
+        return int(value)
+    raise ValueError(
+        f"hierarchical={value!r}: use True, False, or the number of workers that make a node, from 1"
+    )
+
+
+def _require_process_set(process_set: Any) -> None:
+    if process_set is not None and not hasattr(process_set, "process_set_id"):
+        raise ValueError(f"process_set={process_set!r}: use an hvd.ProcessSet, or None")
+
+
+def _named(named_parameters: Any) -> list[tuple[str, Any]]:
+    """The pairs of a name and a parameter.
+
+    Raises:
+        ValueError: it is something else, or two parameters have one name.
+    """
+    use = "use pairs of a name and a parameter, as model.named_parameters() has them"
+    try:
+        pairs = list(named_parameters)
+    except TypeError:
+        raise ValueError(f"named_parameters={named_parameters!r}: {use}") from None
+    seen: set[str] = set()
+    for pair in pairs:
+        if not (
+            isinstance(pair, (tuple, list))
+            and len(pair) == 2
+            and isinstance(pair[0], str)
+            and hasattr(pair[1], "shape")
+        ):
+            shown = pair if isinstance(pair, (str, tuple)) else type(pair).__name__
+            raise ValueError(f"named_parameters: {shown!r} among them; {use}")
+        if pair[0] in seen:
+            raise ValueError(
+                f"named_parameters: {pair[0]!r} is there twice; give each parameter its own name"
+            )
+        seen.add(pair[0])
+    return [(name, parameter) for name, parameter in pairs]
+
+
 def unnamed(shape: Sequence[Any]) -> str:
     """The name of a gradient that has none."""
     return "unnamed." + "x".join(map(str, shape))
-
-
-def require_beta(beta: float) -> None:
-    """Raises ValueError unless ``0 <= beta < 1``."""
-    if not 0 <= beta < 1:
-        raise ValueError(f"beta={beta!r}: use a number from 0 up to but not including 1")
-
-
-def require_step_sizes(**values: float) -> None:
-    """Raises ValueError unless each is finite and not negative."""
-    for name, value in values.items():
-        if not 0 <= value < float("inf"):
-            raise ValueError(f"{name}={value!r}: use a finite number that is not negative")
-
-
-def require_clip_norm(clip_norm: float | None) -> None:
-    """Raises ValueError unless it is None, or finite and positive."""
-    if clip_norm is not None and not 0 < clip_norm < float("inf"):
-        raise ValueError(f"clip_norm={clip_norm!r}: use a positive, finite number, or None for no limit")
-
-
-def clipped(kernels: Any, values: Any, clip_norm: float | None) -> Any:
-    """A worker's gradient, flat, as BinSGDM takes it."""
-    return values if clip_norm is None else kernels.clip(values, clip_norm)
 
 
 # ---- constructors: mixed with a frontend's Compressor ------------------------------------------------------------

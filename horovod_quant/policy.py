@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,7 +20,7 @@ class Policy:
     Args:
         scheme: for the gradients that nothing else says something about.
         min_elements: smaller gradients are not compressed.
-        exclude: names or shell-style patterns (``"*.bias"``) of gradients that are not compressed.
+        exclude: names or shell-style patterns (``"*.bias"``) of gradients that are not compressed; None for none.
         overrides: for names or patterns, other arguments of the scheme: ``{"head.*": {"bits": 8}}``. The first
             pattern that matches counts.
 
@@ -32,16 +32,18 @@ class Policy:
         self,
         scheme: Scheme,
         min_elements: int = 1024,
-        exclude: str | Sequence[str] = (),
+        exclude: str | Iterable[str] | None = (),
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         require_int("min_elements", min_elements, 0, 2**62)
         self.scheme = scheme
-        self.min_elements = min_elements
-        self.exclude = [exclude] if isinstance(exclude, str) else list(exclude)
-        for pattern in self.exclude:
-            if not isinstance(pattern, str):
-                raise ValueError(f"exclude={exclude!r}: use names or patterns, not {pattern!r}")
+        self.min_elements = int(min_elements)
+        self.exclude = _patterns(exclude)
+        if overrides is not None and not isinstance(overrides, Mapping):
+            raise ValueError(
+                f"overrides={overrides!r}: use a mapping from names or patterns to arguments, such as "
+                f"{{'head.*': {{'bits': 8}}}}"
+            )
         self.overrides: list[tuple[str, Scheme]] = [
             (pattern, _replaced(scheme, pattern, arguments))
             for pattern, arguments in (overrides or {}).items()
@@ -84,7 +86,22 @@ class Policy:
             scheme.for_workers(Workers(0, size, local_size=local_size)).check_workers(size)
 
 
-def _replaced(scheme: Scheme, pattern: str, arguments: Mapping[str, Any]) -> Scheme:
+def _patterns(exclude: Any) -> list[str]:
+    """In an order that is the same on all workers: a set has none."""
+    if exclude is None or isinstance(exclude, str):
+        return [] if exclude is None else [exclude]
+    if isinstance(exclude, (bytes, Mapping)) or not isinstance(exclude, Iterable):
+        raise ValueError(f"exclude={exclude!r}: use a name or pattern, a list of them, or None")
+    patterns = list(exclude)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ValueError(f"exclude={exclude!r}: use names or patterns, not {pattern!r}")
+    return sorted(patterns)
+
+
+def _replaced(scheme: Scheme, pattern: Any, arguments: Any) -> Scheme:
+    if not isinstance(pattern, str):
+        raise ValueError(f"overrides: {pattern!r} is no name or pattern; use texts such as 'head.*'")
     if isinstance(scheme, Hierarchical):
         return Hierarchical(_replaced(scheme.inner, pattern, arguments))
     known = argument_names(scheme)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import re
 import subprocess
 import sys
 from typing import Any, Callable
 
+import numpy as np
 import pytest
 
 from horovod_quant.agreement import COMPARED, different, signature, signs_of
@@ -35,12 +37,101 @@ BAD_ARGUMENTS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda hvq: hvq.BinSGDM(beta=1.0), "beta=1.0"),
 ]
 
+NAMED = "use pairs of a name and a parameter"
+WRONG_TYPES: list[tuple[str, dict[str, Any], str]] = [
+    ("QSGD", {"bits": "4"}, "bits='4': use an integer from 2 to 16"),
+    ("QSGD", {"bits": None}, "bits=None: use an integer from 2 to 16"),
+    ("GlobalQSGD", {"bits": 8.0}, "bits=8.0: use an integer from 2 to 16"),
+    ("NUQSGD", {"norm": 2}, "norm=2: use one of 'l2', 'max'"),
+    ("QSGD", {"coding": None}, "coding=None: use one of 'fixed'"),
+    ("QSGD", {"exchange": ["allgather"]}, "exchange=['allgather']: use one of 'allgather'"),
+    ("GlobalQSGD", {"levels": True}, "levels=True: use one of 'uniform'"),
+    ("QSGD", {"bucket_size": "1024"}, "bucket_size='1024': use a multiple of 32"),
+    ("QSGD", {"bucket_size": True}, "bucket_size=True: use a multiple of 32"),
+    ("QSGD", {"min_elements": True}, "min_elements=True: use an integer from 0"),
+    ("QSGD", {"min_elements": None}, "min_elements=None: use an integer from 0"),
+    ("QSGD", {"exclude": 5}, "exclude=5: use a name or pattern, a list of them, or None"),
+    ("QSGD", {"exclude": {"head": 1}}, "exclude={'head': 1}: use a name or pattern, a list of them, or None"),
+    ("QSGD", {"exclude": b"head"}, "exclude=b'head': use a name or pattern"),
+    ("QSGD", {"exclude": ["head", None]}, "exclude=['head', None]: use names or patterns, not None"),
+    ("QSGD", {"overrides": "head"}, "overrides='head': use a mapping from names or patterns to arguments"),
+    ("QSGD", {"overrides": [("head", {"bits": 8})]}, "use a mapping from names or patterns to arguments"),
+    ("QSGD", {"overrides": {5: {"bits": 8}}}, "overrides: 5 is no name or pattern"),
+    ("QSGD", {"overrides": {"head": None}}, "overrides['head']=None: use a mapping such as {'bits': 8}"),
+    (
+        "QSGD",
+        {"overrides": {"head": {"bits": "8"}}},
+        "overrides['head']: bits='8': use an integer from 2 to 16",
+    ),
+    ("QSGD", {"seed": "1"}, "seed='1': use an integer from 0"),
+    ("QSGD", {"seed": None}, "seed=None: use an integer from 0"),
+    ("QSGD", {"group_bytes": "32MB"}, "group_bytes='32MB': use an integer from 1"),
+    ("QSGD", {"group_bytes": 32e6}, "group_bytes=32000000.0: use an integer from 1"),
+    ("QSGD", {"overlap": "no"}, "overlap='no': use True or False"),
+    ("QSGD", {"overlap": None}, "overlap=None: use True or False"),
+    ("QSGD", {"hierarchical": "yes"}, "hierarchical='yes': use True, False, or the number of workers"),
+    ("QSGD", {"hierarchical": None}, "hierarchical=None: use True, False, or the number of workers"),
+    ("QSGD", {"hierarchical": 2.0}, "hierarchical=2.0: use True, False, or the number of workers"),
+    ("QSGD", {"hierarchical": 0}, "hierarchical=0: use True, False, or the number of workers"),
+    ("QSGD", {"kernels": 3}, "kernels=3: "),
+    ("QSGD", {"kernels": None}, "kernels=None: "),
+    ("QSGD", {"kernels": ["native"]}, "kernels=['native']: "),
+    ("QSGD", {"process_set": 1}, "process_set=1: use an hvd.ProcessSet, or None"),
+    ("QSGD", {"named_parameters": 5}, f"named_parameters=5: {NAMED}"),
+    ("QSGD", {"named_parameters": {"head": 1}}, f"named_parameters: 'head' among them; {NAMED}"),
+    ("QSGD", {"named_parameters": [("head", "w")]}, f"named_parameters: ('head', 'w') among them; {NAMED}"),
+    ("QSGD", {"named_parameters": [np.ones(2)]}, f"named_parameters: 'ndarray' among them; {NAMED}"),
+    (
+        "QSGD",
+        {"named_parameters": [("head", np.ones(2)), ("head", np.ones(3))]},
+        "named_parameters: 'head' is there twice",
+    ),
+    ("BinSGDM", {"beta": "0.9"}, "beta='0.9': use a number from 0"),
+    ("BinSGDM", {"beta": True}, "beta=True: use a number from 0"),
+    ("Compressor", {"scheme": "qsgd"}, "scheme='qsgd': use one of horovod_quant.schemes"),
+]
+
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
 @pytest.mark.parametrize(("make", "message"), BAD_ARGUMENTS, ids=[message for _, message in BAD_ARGUMENTS])
 def test_bad_arguments_are_named(make: Callable[[Any], Any], message: str, frontend: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make(importlib.import_module(frontend))
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize(("kind", "arguments", "message"), WRONG_TYPES, ids=[row[2] for row in WRONG_TYPES])
+def test_arguments_of_another_type_are_named(
+    kind: str, arguments: dict[str, Any], message: str, frontend: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        getattr(importlib.import_module(frontend), kind)(**arguments)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_what_users_may_mean_is_taken(frontend: str) -> None:
+    hvq = importlib.import_module(frontend)
+    assert hvq.QSGD(exclude=None, overrides=None).policy.exclude == []
+    assert hvq.QSGD(exclude=iter(("b", "a"))).policy.exclude == ["a", "b"]
+    several = {f"layer{number}" for number in range(50)}  # its order differs between workers
+    assert hvq.QSGD(exclude=several).policy.exclude == sorted(several)
+    numpys = hvq.QSGD(np.int32(4), seed=np.uint8(3), min_elements=np.int64(5), overlap=np.bool_(True))
+    plain = hvq.QSGD(4, seed=3, min_elements=5)
+    assert repr(vars(numpys.policy)) == repr(vars(plain.policy))
+    assert numpys._arguments() == plain._arguments()
+    assert hvq.QSGD(hierarchical=np.int64(1)).hierarchical == 1
+    assert hvq.QSGD(hierarchical=1).hierarchical is not True
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_pickling_keeps_what_a_subclass_adds(frontend: str) -> None:
+    hvq = importlib.import_module(frontend)
+    compressor = hvq.QSGD(seed=3)
+    compressor.note = "kept"
+    again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(compressor))))
+    assert (again.note, again.seed) == ("kept", 3)
+    assert again.stats() == compressor.stats()
+    assert again.state_dict() == {"exchanges": {}}
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)

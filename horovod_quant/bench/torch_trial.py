@@ -128,7 +128,7 @@ class Trial:
     def prepare(self, keep: bool = False) -> None:
         """Fills the gradients, and runs the forward pass."""
         self._gradients.give(self._parameters)
-        self._loss = self._model(torch.zeros((), requires_grad=True))
+        self._loss = self._model(torch.zeros((), device="cpu", requires_grad=True))
 
     def run(self) -> None:
         """What is measured."""

@@ -32,7 +32,7 @@ def get(name: str = "auto") -> ModuleType:
         name = os.environ.get("HOROVOD_QUANT_KERNELS") or "auto"
         if name in ("auto", *OWN_OF_FRAMEWORKS):
             return fastest()
-    if name not in BACKENDS:
+    if not isinstance(name, str) or name not in BACKENDS:
         raise ValueError(f"kernels={name!r}: no such backend; use 'auto' or one of {sorted(BACKENDS)}")
     if name == "native":
         native.load()

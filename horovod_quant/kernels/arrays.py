@@ -22,6 +22,11 @@ Part = tuple[int, Any, Callable[[np.ndarray], Any]]
 """Length, dtype, and ``fill(out)``, which writes to ``out`` and returns it, or returns what belongs there."""
 
 
+def no_part(dtype: Any) -> Part:
+    """Makes an array of no other parts one of this type."""
+    return 0, dtype, lambda out: np.zeros(0, dtype)
+
+
 def aligned_empty(elements: int, dtype: Any) -> np.ndarray:
     """An array that starts at a multiple of 64 bytes, as TensorFlow wants memory that it does not copy."""
     return aligned(memory_for(elements, dtype), elements, dtype)

@@ -317,7 +317,7 @@ def require_int(name: str, value: Any, low: int, high: int) -> None:
 
 
 def require_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}={value!r}: use one of {', '.join(map(repr, choices))}")
 
 

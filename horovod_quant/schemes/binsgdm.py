@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from horovod_quant.kernels.arrays import no_part
 from horovod_quant.kernels.layout import ROW, ceil_div, tiles
 from horovod_quant.schemes.base import (
     Allgather,
@@ -87,7 +88,7 @@ class BinSGDM(Scheme):
             (ROW * segment.tile_count, np.int32, partial(vote, segment))
             for segment in chunks.segments(workers.rank)
         ]
-        served = kernels.assemble([*served_parts, (0, np.int32, _nothing)])
+        served = kernels.assemble([*served_parts, no_part(np.int32)])
         own_flags = kernels.unpack_flags(received[0][own_tiles * ROW :], own_tiles)
         for piece in received[1:]:
             own_flags = own_flags | kernels.unpack_flags(piece[own_tiles * ROW :], own_tiles)
@@ -121,7 +122,3 @@ def _piece(words: np.ndarray, broken: np.ndarray, tile_count: int, kernels: Any)
         (tile_count * ROW, np.int32, lambda out: words),
         (ceil_div(tile_count, 32), np.int32, lambda out: kernels.pack_flags(broken)),
     ]
-
-
-def _nothing(out: Any) -> np.ndarray:
-    return np.zeros(0, np.int32)

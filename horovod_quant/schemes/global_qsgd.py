@@ -14,6 +14,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from horovod_quant.kernels.arrays import no_part
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import TILE, buckets, code_words, sum_words, tiles
 from horovod_quant.kernels.reference import per_element, store_float32
@@ -241,7 +242,7 @@ class GlobalQSGD(Scheme):
             for piece in chunks.pieces(workers.rank, kernels.TILES_AT_A_TIME)
             for part in self._whole_tiles(piece.stop - piece.start, partial(average, piece))
         ]
-        return kernels.assemble([*parts, (0, np.int32, lambda out: np.zeros(0, np.int32))])
+        return kernels.assemble([*parts, no_part(np.int32)])
 
     def _reduce_exponential(
         self, gradients: Sequence[Gradient], norms: list[np.ndarray], workers: Workers, kernels: Any

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from horovod_quant.kernels.arrays import no_part
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.schemes.base import (
     CROSS,
@@ -96,7 +97,7 @@ class Hierarchical(Scheme):
             for gradient, (start, stop) in zip(gradients, owned)
         ]
         pieces = yield from checked(
-            Alltoall(kernels.assemble([*values, _NOTHING]), splits, sizes, LOCAL), workers
+            Alltoall(kernels.assemble([*values, no_part(np.float32)]), splits, sizes, LOCAL), workers
         )
 
         mean, own = kernels.mean(pieces), offsets[workers.local_rank]
@@ -114,7 +115,7 @@ class Hierarchical(Scheme):
         decoded = [(own[i + 1] - own[i], np.float32, partial(decode, i)) for i in range(len(gradients))]
         shares = [size / workers.local_size for size in sizes]
         gathered = yield from checked(
-            Allgather(kernels.assemble([*decoded, _NOTHING]), shares, splits, group=LOCAL), workers
+            Allgather(kernels.assemble([*decoded, no_part(np.float32)]), shares, splits, group=LOCAL), workers
         )
 
         def write(i: int, factor: float, out: Any) -> Any:
@@ -169,7 +170,3 @@ def _alone(request: Any) -> Any:
 def _between_nodes(request: Any) -> Any:
     """The request, to the group CROSS."""
     return (yield request._replace(group=CROSS))
-
-
-_NOTHING = (0, np.float32, lambda out: np.zeros(0, np.float32))
-"""Makes an array of no parts one of float32."""

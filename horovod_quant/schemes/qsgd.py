@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_quant.kernels.arrays import Part
+from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.layout import TILE, buckets, code_words
 from horovod_quant.schemes.base import (
@@ -159,7 +159,9 @@ class GatheredScheme(Scheme):
         sizes = [4 * self._length(count) for count in elements]
 
         parts = self._own_parts(gradients, served, workers, kernels)
-        received = yield from checked(Alltoall(kernels.assemble([*parts, _NOTHING]), splits, sizes), workers)
+        received = yield from checked(
+            Alltoall(kernels.assemble([*parts, no_part(np.int32)]), splits, sizes), workers
+        )
 
         parts = []
         for segment, at in zip(served[workers.rank], offsets[workers.rank]):
@@ -167,7 +169,7 @@ class GatheredScheme(Scheme):
             parts += self._served_parts(gradients[segment.gradient], segment, pieces, kernels)
         shares = [size / workers.size for size in sizes]
         gathered = yield from checked(
-            Allgather(kernels.assemble([*parts, _NOTHING]), shares, splits), workers
+            Allgather(kernels.assemble([*parts, no_part(np.int32)]), shares, splits), workers
         )
 
         found: list[list] = [[] for _ in gradients]
@@ -352,7 +354,3 @@ def _open_body(body: np.ndarray, norm_count: int, streams: int) -> tuple[np.ndar
         raise CorruptPayloadError(f"corrupt payload: streams of {lengths} bytes in {len(body)} bytes")
     at = [norms_end + offset for offset in split_points(lengths)]
     return norms, [body[at[i] : at[i + 1]] for i in range(streams)]
-
-
-_NOTHING: Part = (0, np.int32, lambda out: np.zeros(0, np.int32))
-"""Makes an array of no parts one of int32."""

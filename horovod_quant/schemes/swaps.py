@@ -27,6 +27,16 @@ from horovod_quant.schemes.base import (
 Gathering = Union[Allgather, Alltoall]
 
 
+def gathers_take_turns(*, mpi: bool, on_device: bool = False) -> bool:
+    """Whether two workers gather faster by sums: where Gloo performs the collectives.
+
+    Args:
+        mpi: whether Horovod runs with MPI.
+        on_device: whether its collectives get tensors of a GPU, which are NCCL's.
+    """
+    return not (mpi or on_device)
+
+
 def collectives_with_swaps(collectives: Sequence[Collective], workers: Workers) -> tuple[Collective, ...]:
     """Those of `with_swaps`, from an exchange's own."""
     return tuple(

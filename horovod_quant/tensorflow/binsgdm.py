@@ -32,8 +32,6 @@ class BinSGDM(BinSGDMArguments, Compressor):
         **common: see `Compressor`.
     """
 
-    _unbound = (*Compressor._unbound, "_optimizer")
-
     def __init__(self, beta: float | None = None, *, optimizer: Any = None, **common: Any) -> None:
         super().__init__(beta, **common)
         if optimizer is not None:

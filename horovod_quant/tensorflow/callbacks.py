@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from horovod_quant.frontend import clipped
+from horovod_quant.binsgdm import clipped
 from horovod_quant.kernels.arrays import aligned_empty
 from horovod_quant.kernels.floating_point import ieee_arithmetic
 from horovod_quant.schemes.base import (
@@ -31,7 +31,7 @@ from horovod_quant.schemes.base import (
     Workers,
     split_gathered,
 )
-from horovod_quant.schemes.swaps import collectives_with_swaps, with_swaps
+from horovod_quant.schemes.swaps import collectives_with_swaps, gathers_take_turns, with_swaps
 from horovod_quant.tensorflow.collectives import Scope, is_elastic, perform, worker_count
 from horovod_quant.tensorflow.member import Member
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
@@ -76,6 +76,8 @@ class CallbackExchange:
         count: Callable[[str, float], None],
         memory: ReusedMemory,
     ) -> None:
+        import horovod.tensorflow as hvd
+
         self._members = list(members)
         self._kernels = kernels
         self._scope = scope
@@ -84,7 +86,7 @@ class CallbackExchange:
         self._memory = memory
         self._scheme = self._members[0].scheme
         # Whether some do is part of the graph, the number of workers under elastic training is not.
-        self._swaps = _gathers_take_turns() and not is_elastic()
+        self._swaps = gathers_take_turns(mpi=hvd.mpi_enabled()) and not is_elastic()
         self._tokens = itertools.count()
         # A run that fails, because a worker died, say, leaves its entry to the next ones to throw away.
         self._runs: OrderedDict[int, _Run] = OrderedDict()
@@ -209,13 +211,6 @@ class CallbackExchange:
         out = aligned_empty(int(np.prod(shape)), dtype)
         run.decoded.write(place, factor, flat_array(out))
         return out.reshape(shape)
-
-
-def _gathers_take_turns() -> bool:
-    """Whether Gloo performs the collectives."""
-    import horovod.tensorflow as hvd
-
-    return not hvd.mpi_enabled()
 
 
 def _sent_types(collective: Collective) -> list[tf.DType]:

@@ -87,20 +87,6 @@ class Compressor(BaseCompressor):
         ImportError: Horovod is missing, or was built without TensorFlow.
     """
 
-    _unbound = (
-        *BaseCompressor._unbound,
-        "_names",
-        "_chains",
-        "_steps",
-        "_first",
-        "_ledgers",
-        "_optimizers",
-        "_open",
-        "_state_memory",
-        "_checked",
-        "_known_names",
-    )
-
     def __init__(self, scheme: Scheme, **common: Any) -> None:
         require_horovod()
         super().__init__(scheme, **common)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from horovod_quant.frontend import clipped, require_beta, require_clip_norm, require_step_sizes
+from horovod_quant.binsgdm import SPREAD, clipped, require_beta, require_clip_norm, require_step_sizes
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.member import HeldState
-from horovod_quant.tensorflow.parts import SPREAD, StatePart
+from horovod_quant.tensorflow.parts import StatePart
 
 _HAS_KERAS_2 = int(getattr(tf.keras, "__version__", "2").partition(".")[0]) < 3
 

@@ -6,13 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod_quant.binsgdm import SPREAD
 from horovod_quant.tensorflow.collectives import worker_count
 from horovod_quant.tensorflow.state import outside_of_traces
-
-SPREAD = (
-    "BinSGDM: momentum and scale are spread over the workers of each node, because the exchange is hierarchical; call "
-    "the optimizer's gather_state() on all workers before it is saved"
-)
 
 
 class StatePart:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from horovod_quant.frontend import clipped
+from horovod_quant.binsgdm import clipped
 from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Workers
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.collectives import Scope, after_roll_call, perform, unfoldable, worker_count

@@ -7,7 +7,8 @@ import functools
 import os
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any, Union
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,8 +26,55 @@ one, which NCCL refuses.
 _TENSOR_BITS = {torch.bfloat16: torch.int16}
 
 
-class HostMemory:
+class Memory(Protocol):
+    """Where an exchange computes.
+
+    Attributes:
+        kernels: the backend.
+        device: where its arrays are.
+        takes_tensors: whether Horovod's collectives get its tensors as they are.
+        decodes_together: whether decoding a whole group at once is faster than each gradient when it is asked for.
+    """
+
+    kernels: Any
+    device: torch.device
+    takes_tensors: bool
+    decodes_together: bool
+
+    def flat(self, tensor: torch.Tensor) -> Any:
+        """The tensor's elements as an array for kernels.
+
+        They share the tensor's memory, if it is contiguous and on the device.
+        """
+
+    def taken(self, tensor: torch.Tensor) -> Any:
+        """A gradient's elements, for the exchange, whose kernels run after what has been launched so far."""
+
+    def working(self) -> AbstractContextManager[Any]:
+        """A context for calls of kernels."""
+
+    def hand_over(self) -> None:
+        """To be called when results have been computed that others will read."""
+
+    def catch_up(self) -> None:
+        """To be called when others have computed what kernels will read."""
+
+    def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
+        """An exchange whose requests and answers are what those who perform collectives take and return.
+
+        Args:
+            exchange: of a scheme, on this memory's arrays.
+            on_host: whether they shall be arrays in the host's memory in any case.
+        """
+
+    def write(self, decoded: Decoded, index: int, factor: float, destination: torch.Tensor) -> None:
+        """Decodes a gradient of a group, times ``factor``, into a tensor of any layout; in a context of `working`."""
+
+
+class HostMemory(Memory):
     """numpy arrays; gradients on a GPU are copied, for which the host waits.
+
+    Kernels have ended when they return, so that nobody has to be told.
 
     Args:
         kernels: a backend for them.
@@ -40,10 +88,7 @@ class HostMemory:
         self.kernels = kernels
 
     def flat(self, tensor: torch.Tensor) -> np.ndarray:
-        """The tensor's elements; bfloat16 as the uint16 that the kernels take for it.
-
-        They share the tensor's memory, if it is contiguous and on the CPU.
-        """
+        """bfloat16 as the uint16 that the kernels take for it."""
         detached = tensor.detach()
         if not (detached.is_cpu and detached.is_contiguous()):
             detached = detached.cpu().contiguous()
@@ -52,27 +97,28 @@ class HostMemory:
         return detached.numpy().reshape(-1)
 
     def taken(self, tensor: torch.Tensor) -> np.ndarray:
-        """A gradient's elements, for the exchange."""
         return self.flat(tensor)
 
-    def working(self) -> Any:
-        """A context for calls of kernels."""
+    def working(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
     def hand_over(self) -> None:
-        """To be called when results have been computed that others will read."""
+        pass
 
     def catch_up(self) -> None:
-        """To be called when others have computed what kernels will read."""
+        pass
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
-        """An exchange whose requests and answers are arrays of those who perform collectives."""
         return exchange
 
     def write(self, decoded: Decoded, index: int, factor: float, destination: torch.Tensor) -> None:
-        """Decodes a gradient of a group into a tensor of any layout on any device."""
+        """The tensor may be on any device."""
         direct = destination.is_contiguous() and destination.device == self.device
-        target = destination if direct else torch.empty(destination.shape, dtype=destination.dtype)
+        target = (
+            destination
+            if direct
+            else torch.empty(destination.shape, dtype=destination.dtype, device=self.device)
+        )
         decoded.write(index, factor, self.flat(target))
         if not direct:
             destination.copy_(target)
@@ -86,7 +132,7 @@ class Copying:
         if source.device.type == "cpu":
             self._copy = source
             return
-        self._copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        self._copy = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True)
         self._copy.copy_(source, non_blocking=True)
         self._event = torch.cuda.Event()
         self._event.record()
@@ -101,7 +147,7 @@ class Copying:
         return self._copy.numpy()
 
 
-class DeviceMemory:
+class DeviceMemory(Memory):
     """Tensors of a GPU, or, for tests, those of Triton's interpreter.
 
     Kernels run on a stream of their own, beside the backward pass. The host waits for it nowhere here.
@@ -122,11 +168,9 @@ class DeviceMemory:
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor's elements; they share its memory, if it is contiguous and on the device."""
         return tensor.detach().to(self.device, non_blocking=True).contiguous().view(-1)
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A gradient's elements, for the exchange, whose kernels run after what has been launched so far."""
         flat = self.flat(tensor)
         if self._stream is not None:
             flat.record_stream(self._stream)
@@ -135,7 +179,7 @@ class DeviceMemory:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """A context for calls of kernels: each is launched once for all tensors of a group."""
+        """Each kernel is launched once for all tensors of a group."""
         with contextlib.ExitStack() as stack:
             if self._stream is not None:
                 stack.enter_context(torch.cuda.stream(self._stream))
@@ -153,9 +197,7 @@ class DeviceMemory:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
-        """An exchange whose requests and answers are tensors; or, ``on_host``, or where Horovod takes no tensors of the
-        device, arrays in the host's memory.
-        """
+        """They are tensors, unless ``on_host``, or Horovod takes no tensors of the device."""
         answer: Any = None
         while True:
             try:
@@ -173,7 +215,7 @@ class DeviceMemory:
                 answer = self._back((yield request._replace(array=copying.array())))
 
     def write(self, decoded: Decoded, index: int, factor: float, destination: torch.Tensor) -> None:
-        """Decodes a gradient of a group into a tensor of any layout on the device, in a context of `working`."""
+        """The tensor is on the device."""
         if destination.is_contiguous():
             decoded.write(index, factor, self.flat(destination))
             return
@@ -200,9 +242,6 @@ class DeviceMemory:
             return [self._back(array) for array in answer]
         with self._on_stream():
             return on_device(np.ascontiguousarray(answer), self.device)
-
-
-Memory = Union[HostMemory, DeviceMemory]
 
 
 def check(kernels: str, schemes: Iterable[Scheme]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 import torch
 
-from horovod_quant.frontend import clipped, require_beta, require_clip_norm, require_step_sizes
+from horovod_quant.binsgdm import SPREAD, clipped, require_beta, require_clip_norm, require_step_sizes
 from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.schemes.base import require_int
 
 
 class HeldState(NamedTuple):
@@ -26,10 +28,10 @@ class _Part(NamedTuple):
     process_set: Any = None
 
 
-_SPREAD = (
-    "BinSGDM: momentum and scale are spread over the workers of each node, because the exchange is hierarchical; call "
-    "the optimizer's gather_state() on all workers before"
-)
+_REQUIRED = ("lr", "beta", "weight_decay", "seed")
+"""What every saved parameter group holds; releases before there was ``clip_norm`` saved the rest."""
+
+_STATE = ("step", "momentum", "scale")
 
 
 class BinSGDM(torch.optim.Optimizer):
@@ -85,10 +87,7 @@ class BinSGDM(torch.optim.Optimizer):
         Raises:
             ValueError: an argument of the group is out of range.
         """
-        group = {**self.defaults, **param_group}
-        require_beta(group["beta"])
-        require_step_sizes(lr=group["lr"], weight_decay=group["weight_decay"])
-        require_clip_norm(group["clip_norm"])
+        _check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
         self._index_parameters()
         for parameter in self.param_groups[-1]["params"]:
@@ -97,7 +96,7 @@ class BinSGDM(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         if self._parts:
-            raise RuntimeError(_SPREAD)
+            raise RuntimeError(SPREAD)
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -157,7 +156,7 @@ class BinSGDM(torch.optim.Optimizer):
                 state[name] = state[name].reshape(-1)[start:stop].clone()
             self._parts[parameter] = part
         if self._parts.get(parameter, _Part(0, parameter.numel())) != part:
-            raise RuntimeError(_SPREAD)
+            raise RuntimeError(SPREAD)
         beta = self.param_groups[self._group_index[parameter]]["beta"]
         return HeldState(state["momentum"], state["scale"], beta)
 
@@ -178,7 +177,7 @@ class BinSGDM(torch.optim.Optimizer):
             if part is None:
                 continue
             for name in ("momentum", "scale"):
-                whole = torch.zeros(parameter.numel(), dtype=torch.float32)
+                whole = torch.zeros(parameter.numel(), dtype=torch.float32, device="cpu")
                 whole[part.start : part.stop] = self.state[parameter][name].cpu()
                 hvd.allreduce_(
                     whole, op=hvd.Sum, name=f"horovod_quant.{name}.{number}", process_set=part.process_set
@@ -192,13 +191,18 @@ class BinSGDM(torch.optim.Optimizer):
             RuntimeError: the state is spread over workers; see `gather_state`.
         """
         if self._parts:
-            raise RuntimeError(_SPREAD)
+            raise RuntimeError(SPREAD)
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but momentum and scale stay float32 for parameters of any type."""
-        self._parts.clear()
+        """As torch's, but momentum and scale stay float32 for parameters of any type.
+
+        Raises:
+            ValueError: it is not the state of a BinSGDM for parameters like these; then nothing has changed.
+        """
+        _check_saved(state_dict, [parameter for group in self.param_groups for parameter in group["params"]])
         super().load_state_dict(state_dict)
+        self._parts.clear()
         saved_ids = [index for group in state_dict["param_groups"] for index in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for index, parameter in zip(saved_ids, parameters):
@@ -241,7 +245,7 @@ class BinSGDM(torch.optim.Optimizer):
 
         step = self.count_update(parameter)
         if parameter in self._parts:
-            raise RuntimeError(_SPREAD)
+            raise RuntimeError(SPREAD)
         memory = memories.choose("auto", parameter.device)
         kernels = memory.kernels
         held = self.held_state(parameter, 0, parameter.numel())
@@ -259,8 +263,50 @@ class BinSGDM(torch.optim.Optimizer):
         if momentum is not held.momentum:
             held.momentum.copy_(momentum)
             held.scale.copy_(scale)
-        bits = torch.where(torch.as_tensor(broken).any(), float("nan"), bits)
+        bits = torch.where(torch.as_tensor(broken, device=memory.device).any(), float("nan"), bits)
         return bits.to(parameter.device)
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    """Raises ValueError where an argument is out of range."""
+    require_beta(group["beta"])
+    require_step_sizes(lr=group["lr"], weight_decay=group["weight_decay"])
+    require_clip_norm(group.get("clip_norm"))
+    require_int("seed", group["seed"], 0, 2**63 - 1)
+
+
+def _check_saved(state_dict: Any, parameters: Sequence[torch.Tensor]) -> None:
+    """Raises ValueError unless it is what `BinSGDM.state_dict` returns for such parameters."""
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        raise ValueError(f"state_dict={state_dict!r}: use what the state_dict() of a BinSGDM returned")
+    for group in state_dict["param_groups"]:
+        lacking = [name for name in _REQUIRED if name not in group]
+        if lacking:
+            raise ValueError(
+                _foreign("parameter groups", lacking, [name for name in group if name != "params"])
+            )
+        _check_group(group)
+    for saved in state_dict["state"].values():
+        lacking = [name for name in _STATE if name not in saved]
+        if lacking:
+            raise ValueError(_foreign("parameters' states", lacking, list(saved)))
+    saved_ids = [index for group in state_dict["param_groups"] for index in group["params"]]
+    for index, parameter in zip(saved_ids, parameters):
+        for name in ("momentum", "scale"):
+            shape = getattr(state_dict["state"].get(index, {}).get(name, parameter), "shape", ())
+            if shape != parameter.shape:
+                raise ValueError(
+                    f"state_dict: the {name} of parameter {index} has shape {list(shape)}, and the parameter "
+                    f"{list(parameter.shape)}; load the state of the same model"
+                )
+
+
+def _foreign(where: str, lacking: Sequence[str], found: Sequence[str]) -> str:
+    return (
+        f"state_dict: its {where} have {', '.join(map(repr, found))}, and lack {', '.join(map(repr, lacking))}: it is "
+        f"another optimizer's; use what the state_dict() of a BinSGDM returned, or load the model alone and let this "
+        f"optimizer begin anew"
+    )
 
 
 def _signs(exchanged: torch.Tensor) -> torch.Tensor:

@@ -115,6 +115,7 @@ TORCH = Table(
                 "direct_calls",
                 "explicit_names",
                 "survives_pickling",
+                "another_default_device",
                 "bad_arguments",
                 "workers_disagree",
                 "resuming_gives_the_same_bits",

@@ -454,6 +454,29 @@ def survives_pickling(make: Any) -> None:
     train_and_compare(pickle.loads(pickle.dumps(compressor)), steps=1)
 
 
+def another_default_device(make: Any) -> None:
+    """``torch.set_default_device`` is for the script's tensors: on "meta" none of this package's own could be read."""
+
+    def trained(device: str | None) -> torch.nn.Module:
+        model, compressor = net_without_small_tensors(), make()
+        optimizer = hvd.DistributedOptimizer(
+            base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+        )
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = net_loss(model, step)
+            torch.set_default_device(device)
+            try:
+                loss.backward()
+                optimizer.step()
+            finally:
+                torch.set_default_device(None)
+        return model
+
+    for one, other in zip(trained("meta").parameters(), trained(None).parameters()):
+        assert_bits_equal(one, other, "with another default device")
+
+
 def bad_arguments(make: Any) -> None:
     """Every rank gets the same clear message before any collective, and goes on training afterwards."""
 

@@ -7,11 +7,13 @@ import pickle
 import re
 from typing import Any, Callable
 
+import numpy as np
 import pytest
 import torch
 
 import horovod_quant.torch as hvq
 from horovod_quant.kernels import reference
+from horovod_quant.schemes.base import Decoded
 from horovod_quant.torch.memory import HostMemory
 
 BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
@@ -23,6 +25,15 @@ BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
         "clip_norm=0.0: use a positive, finite number",
     ),
     (lambda: hvq.optim.BinSGDM([{"params": [torch.zeros(3)], "beta": 1.0}]), "beta=1.0: use a number from 0"),
+    (lambda: hvq.optim.BinSGDM([torch.zeros(3)], beta="0.9"), "beta='0.9': use a number from 0"),
+    (lambda: hvq.optim.BinSGDM([torch.zeros(3)], lr="0.1"), "lr='0.1': use a finite number"),
+    (lambda: hvq.optim.BinSGDM([torch.zeros(3)], lr=None), "lr=None: use a finite number"),
+    (
+        lambda: hvq.optim.BinSGDM([torch.zeros(3)], weight_decay=None),
+        "weight_decay=None: use a finite number",
+    ),
+    (lambda: hvq.optim.BinSGDM([torch.zeros(3)], clip_norm="1"), "clip_norm='1': use a positive"),
+    (lambda: hvq.optim.BinSGDM([torch.zeros(3)], seed=None), "seed=None: use an integer from 0"),
 ]
 
 
@@ -86,6 +97,82 @@ def test_a_flat_array_shares_the_tensors_memory(dtype: torch.dtype) -> None:
     memory.flat(tensor)[7] = memory.flat(torch.ones(1, dtype=dtype))[0]
     assert tensor[1, 2] == 1
     assert tensor.sum() == 1
+
+
+def stepped(kind: Any, shapes: tuple[tuple[int, ...], ...] = ((40,), (3, 20)), **options: Any) -> Any:
+    """An optimizer with state."""
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
+    optimizer = kind(parameters, lr=0.01, **options)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def without(state: dict[str, Any], name: str) -> dict[str, Any]:
+    entries = {index: {k: v for k, v in own.items() if k != name} for index, own in state["state"].items()}
+    return {**state, "state": entries}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: stepped(torch.optim.Adam).state_dict(),
+            "'betas'.* lack 'beta', 'seed': it is another optimizer's; use what the state_dict\\(\\) of a BinSGDM",
+        ),
+        (lambda: stepped(torch.optim.SGD).state_dict(), "lack 'beta', 'seed': it is another optimizer's"),
+        (
+            lambda: without(stepped(hvq.optim.BinSGDM).state_dict(), "scale"),
+            "have 'step', 'momentum', and lack 'scale'",
+        ),
+        (
+            lambda: stepped(hvq.optim.BinSGDM, ((40,), (3, 21))).state_dict(),
+            "the momentum of parameter 1 has shape \\[3, 21\\], and the parameter \\[3, 20\\]",
+        ),
+        (lambda: {}, "state_dict={}: use what the state_dict\\(\\) of a BinSGDM returned"),
+        (lambda: None, "state_dict=None: use what"),
+    ],
+)
+def test_the_state_of_another_optimizer_is_refused_and_nothing_changes(
+    make: Callable[[], Any], message: str
+) -> None:
+    optimizer = stepped(hvq.optim.BinSGDM, seed=4)
+    before = pickle.dumps(optimizer.state_dict())
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(make())
+    assert pickle.dumps(optimizer.state_dict()) == before
+    optimizer.step()
+
+
+def test_a_state_from_before_there_was_clip_norm_is_taken() -> None:
+    saved = stepped(hvq.optim.BinSGDM, seed=4).state_dict()
+    for group in saved["param_groups"]:
+        del group["clip_norm"]
+    optimizer = stepped(hvq.optim.BinSGDM, seed=4)
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+
+
+def test_the_optimizer_works_whatever_the_default_device_is() -> None:
+    optimizer = stepped(hvq.optim.BinSGDM, clip_norm=1.0)
+    torch.set_default_device("meta")
+    try:
+        optimizer.step()
+    finally:
+        torch.set_default_device(None)
+    assert all(parameter.isfinite().all() for parameter in optimizer.param_groups[0]["params"])
+
+
+def test_decoding_to_what_is_not_contiguous_works_whatever_the_default_device_is() -> None:
+    destination = torch.zeros(5, 3).t()
+    torch.set_default_device("meta")
+    try:
+        decoded = Decoded(1, lambda index, factor, out: np.copyto(out, factor))
+        HostMemory(reference).write(decoded, 0, 2.0, destination)
+    finally:
+        torch.set_default_device(None)
+    assert (destination == 2).all()
 
 
 def quadratic(optimizer_of: Callable[[Any], torch.optim.Optimizer], dtype: torch.dtype, steps: int) -> float:

@@ -1,0 +1,47 @@
+"""What BinSGDM's optimizers of PyTorch and TensorFlow share: checks of their arguments, clipping, a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SPREAD = (
+    "BinSGDM: momentum and scale are spread over the workers of each node, because the exchange is hierarchical; call "
+    "the optimizer's gather_state() on all workers before"
+)
+"""For whoever wants the whole state of a worker that keeps a part of it."""
+
+_INFINITY = float("inf")
+
+
+def require_beta(beta: Any) -> None:
+    """Raises ValueError unless ``0 <= beta < 1``."""
+    if not _is_between(0, beta, 1):
+        raise ValueError(f"beta={beta!r}: use a number from 0 up to but not including 1")
+
+
+def require_step_sizes(**values: Any) -> None:
+    """Raises ValueError unless each is finite and not negative."""
+    for name, value in values.items():
+        if not _is_between(0, value, _INFINITY):
+            raise ValueError(f"{name}={value!r}: use a finite number that is not negative")
+
+
+def require_clip_norm(clip_norm: Any) -> None:
+    """Raises ValueError unless it is None, or finite and positive."""
+    if clip_norm is not None and (not _is_between(0, clip_norm, _INFINITY) or clip_norm == 0):
+        raise ValueError(f"clip_norm={clip_norm!r}: use a positive, finite number, or None for no limit")
+
+
+def clipped(kernels: Any, values: Any, clip_norm: float | None) -> Any:
+    """A worker's gradient, flat, as BinSGDM takes it."""
+    return values if clip_norm is None else kernels.clip(values, clip_norm)
+
+
+def _is_between(low: float, value: Any, high: float) -> bool:
+    """Whether ``low <= value < high``; not of what is no number."""
+    if isinstance(value, bool):
+        return False
+    try:
+        return bool(low <= value < high)
+    except (TypeError, ValueError):  # a text, or an array of several numbers
+        return False
