@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from horovod_quant import simulator
 from horovod_quant.kernels import reference
@@ -39,6 +40,11 @@ SCHEMES = {
     "exponential-l2": GlobalQSGD(4, norm="l2", levels="exponential", bucket_size=2048),
     "binsgdm": BinSGDM(),
 }
+
+
+def extended(*values: Any) -> Any:
+    """Values of a test's parameters that are left to --all."""
+    return pytest.param(*values, marks=pytest.mark.extended)
 
 
 def no_more_than(variance: Any, reach: float, samples: int) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import extended
 from parallel.launching import ROOT, environment, horovodrun
 
 EXAMPLES = ROOT / "examples"
@@ -43,7 +44,7 @@ for options in json.loads(sys.argv[2]):
 """
 
 
-@pytest.fixture(scope="module", params=SCRIPTS)
+@pytest.fixture(scope="module", params=[SCRIPTS[0], extended(SCRIPTS[1]), SCRIPTS[2]])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What an example writes with --json after three epochs on 2 workers, for each training."""
     folder = tmp_path_factory.mktemp("digits")
@@ -96,7 +97,7 @@ def test_two_workers_repeat_exactly(trained: dict[str, Any]) -> None:
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("script", ["torch_digits", "tf2_digits"])
+@pytest.mark.parametrize("script", [extended("torch_digits"), "tf2_digits"])
 def test_trains_under_mpi(script: str) -> None:
     done = horovodrun("mpi", 2, [sys.executable, path(script), "--compression", "qsgd", "--epochs", "1"])
     assert done.returncode == 0, done.stdout
