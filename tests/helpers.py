@@ -15,12 +15,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from horovod_quant import simulator
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import BinaryState, Decoded, Gradient, Scheme, Workers
+
+EVERY_EXAMPLE = 100
+"""Of a property test that says nothing else; see conftest.py."""
+
+LEAST_EXAMPLES = 10
 
 ALARM = 25.0
 LENGTHS = (0, 1, 31, 33, 1024, 1025)
@@ -40,6 +46,13 @@ SCHEMES = {
     "exponential-l2": GlobalQSGD(4, norm="l2", levels="exponential", bucket_size=2048),
     "binsgdm": BinSGDM(),
 }
+
+
+def examples(count: int) -> settings:
+    """So many examples of a property with --all, and as large a part of them by default as of every other test's."""
+    return settings(
+        max_examples=max(min(count, LEAST_EXAMPLES), count * settings().max_examples // EVERY_EXAMPLE)
+    )
 
 
 def extended(*values: Any) -> Any:
