@@ -48,11 +48,14 @@ SCHEMES = {
 }
 
 
+def part(count: int) -> int:
+    """``count`` with --all, and as large a part of it by default as of a property test's examples."""
+    return count * settings().max_examples // EVERY_EXAMPLE
+
+
 def examples(count: int) -> settings:
-    """So many examples of a property with --all, and as large a part of them by default as of every other test's."""
-    return settings(
-        max_examples=max(min(count, LEAST_EXAMPLES), count * settings().max_examples // EVERY_EXAMPLE)
-    )
+    """Of a property test: so many with --all, a part of them by default."""
+    return settings(max_examples=max(min(count, LEAST_EXAMPLES), part(count)))
 
 
 def extended(*values: Any) -> Any:
