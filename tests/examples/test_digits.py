@@ -104,7 +104,7 @@ def test_trains_under_mpi(script: str) -> None:
     assert "qsgd, seed 0: test accuracy" in done.stdout
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [SCRIPTS[0], *map(extended, SCRIPTS[1:])])
 def test_one_worker_needs_no_launcher(script: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     options = ["--compression", "binsgdm", "--epochs", "3", "--seed", "5", "--json", str(file)]
@@ -126,7 +126,7 @@ def test_a_wrong_argument_gives_one_message_and_fails(script: str) -> None:
     assert f'{script}.py", line' not in done.stdout, "a traceback of the example"
 
 
-@pytest.mark.parametrize("script", ["torch_digits", "tf2_digits"])
+@pytest.mark.parametrize("script", ["torch_digits", extended("tf2_digits")])
 def test_wrong_arguments_are_named(script: str) -> None:
     messages = {
         "--compression binsgdm --bits 4": "--bits is for qsgd, nuqsgd, global-qsgd; --compression binsgdm",

@@ -689,6 +689,7 @@ def test_the_environment_chooses_the_instruction_set(fresh: pytest.MonkeyPatch) 
         kernels.get("auto")
 
 
+@pytest.mark.extended
 def test_address_and_undefined_behaviour_sanitizers_find_nothing(tmp_path: Path) -> None:
     """The tests of the installed kernels again, on a library that checks each access, in a process of its own."""
     library = compile_library(tmp_path / "sanitized.so", SOURCE, "g++", *SANITIZERS)
