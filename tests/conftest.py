@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import timings
+from helpers import EVERY_EXAMPLE
 from hypothesis import settings
 
 # The same examples every time, and no limit on the time of one: a loaded machine is no bug.
-settings.register_profile("reproducible", derandomize=True, deadline=None)
-settings.load_profile("reproducible")
+settings.register_profile("every", derandomize=True, deadline=None, max_examples=EVERY_EXAMPLE)
+settings.register_profile("a fifth", settings.get_profile("every"), max_examples=EVERY_EXAMPLE // 5)
 
 TIERS = {
     "--quick": "while editing: one launch of two workers",
@@ -29,6 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(
             option, action="store_const", const=option.lstrip("-"), dest="tier", default="default", help=what
         )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("every" if is_extended(config) else "a fifth")
 
 
 def is_extended(config: pytest.Config) -> bool:

@@ -14,12 +14,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
+from hypothesis import settings
 
 from horovod_quant import simulator
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import BinaryState, Decoded, Gradient, Scheme, Workers
+
+EVERY_EXAMPLE = 100
+"""Of a property test that says nothing else; see conftest.py."""
+
+LEAST_EXAMPLES = 10
 
 ALARM = 25.0
 LENGTHS = (0, 1, 31, 33, 1024, 1025)
@@ -39,6 +46,21 @@ SCHEMES = {
     "exponential-l2": GlobalQSGD(4, norm="l2", levels="exponential", bucket_size=2048),
     "binsgdm": BinSGDM(),
 }
+
+
+def part(count: int) -> int:
+    """``count`` with --all, and as large a part of it by default as of a property test's examples."""
+    return count * settings().max_examples // EVERY_EXAMPLE
+
+
+def examples(count: int) -> settings:
+    """Of a property test: so many with --all, a part of them by default."""
+    return settings(max_examples=max(min(count, LEAST_EXAMPLES), part(count)))
+
+
+def extended(*values: Any) -> Any:
+    """Values of a test's parameters that are left to --all."""
+    return pytest.param(*values, marks=pytest.mark.extended)
 
 
 def no_more_than(variance: Any, reach: float, samples: int) -> Any:

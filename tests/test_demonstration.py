@@ -20,6 +20,7 @@ def demonstration(*options: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.extended
 def test_shows_table_plot_and_figures(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     done = demonstration(

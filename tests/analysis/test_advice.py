@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from modelling import LAYERS, SPEEDS, wires
 
@@ -96,7 +97,7 @@ def test_names_are_taken_once_and_none_comes_first() -> None:
         choices(["zip"], False)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.builds(
         Network,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from modelling import FREE, KERNELS, LAYERS, METHODS, SPEEDS, cost, wires
 
@@ -131,7 +132,7 @@ ANY_METHOD = st.sampled_from([NONE, FP16, *METHODS.values()])
 MODEL = st.lists(st.integers(1, 200_000), min_size=1, max_size=12).map(
     lambda sizes: {f"p{i}": (size,) for i, size in enumerate(sizes)}
 )
-FEW = settings(max_examples=40)
+FEW = examples(40)
 
 
 @FEW

@@ -7,7 +7,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from modelling import wires
 
@@ -135,7 +136,7 @@ def test_wire_and_processor_overlap_with_enough_cores() -> None:
 # ---- what holds for all numbers --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.sampled_from([Allreduce, Allgather]), st.floats(1, 1e9), st.integers(3, 30), st.floats(0.1, 4.0))
 def test_more_hosts_never_make_a_ring_shorter(kind, payload, hosts, cores) -> None:
     fewer, more = (
@@ -145,7 +146,7 @@ def test_more_hosts_never_make_a_ring_shorter(kind, payload, hosts, cores) -> No
     assert more >= fewer
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.sampled_from([Allreduce, Allgather, Alltoall]),
     st.floats(1, 1e9),

@@ -20,6 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "parallel"))
 
+from helpers import extended  # noqa: E402
 from launching import BIN, environment, horovodrun  # noqa: E402
 
 from horovod_quant.analysis.models import MODELS, elements  # noqa: E402
@@ -51,7 +52,7 @@ def alone(*options: Any) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parallel
 @needs_horovod
 @pytest.mark.parametrize(
-    ("framework", "controller"), [("torch", "gloo"), ("torch", "mpi"), ("tensorflow", "gloo")]
+    ("framework", "controller"), [("torch", "gloo"), extended("torch", "mpi"), ("tensorflow", "gloo")]
 )
 def test_measures_every_method(framework: str, controller: str, tmp_path: Path) -> None:
     chosen = [] if framework == "torch" else ["--framework", framework]
@@ -232,7 +233,7 @@ def assert_stopped_cleanly(output: str, found: dict[str, Any]) -> None:
 
 @pytest.mark.parallel
 @needs_horovod
-@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+@pytest.mark.parametrize("controller", ["gloo", extended("mpi")])
 def test_interrupted_launcher(controller: str, tmp_path: Path) -> None:
     """As a terminal does: all processes of its foreground group get the signal, which workers are not in."""
     with endless(controller, tmp_path) as run:
@@ -245,7 +246,7 @@ def test_interrupted_launcher(controller: str, tmp_path: Path) -> None:
 
 @pytest.mark.parallel
 @needs_horovod
-@pytest.mark.parametrize(("controller", "rank"), [("gloo", 0), ("gloo", 1), ("mpi", 1)])
+@pytest.mark.parametrize(("controller", "rank"), [extended("gloo", 0), extended("gloo", 1), ("mpi", 1)])
 def test_one_interrupted_worker_stops_all(controller: str, rank: int, tmp_path: Path) -> None:
     with endless(controller, tmp_path) as run:
         os.kill(run.workers[rank], signal.SIGINT)
@@ -329,11 +330,11 @@ def test_one_worker_is_told_to_start_more() -> None:
     ("controller", "options", "message"),
     [
         ("gloo", ["--methods", "nonsense"], "--methods: there is no method 'nonsense'"),
-        ("mpi", ["--methods", "nonsense"], "--methods: there is no method 'nonsense'"),
-        ("gloo", ["--json", "/nowhere/bench.json"], "--json: [Errno 2] No such file or directory"),
-        ("mpi", ["--json", "/"], "--json: / is not a file"),
-        ("gloo", ["--plot", "{folder}/bench.xyz"], "must end in one of"),
-        ("gloo", ["--shapes", "3x", "4"], "--shapes: '3x' is no shape"),
+        extended("mpi", ["--methods", "nonsense"], "--methods: there is no method 'nonsense'"),
+        extended("gloo", ["--json", "/nowhere/bench.json"], "--json: [Errno 2] No such file or directory"),
+        extended("mpi", ["--json", "/"], "--json: / is not a file"),
+        extended("gloo", ["--plot", "{folder}/bench.xyz"], "must end in one of"),
+        extended("gloo", ["--shapes", "3x", "4"], "--shapes: '3x' is no shape"),
         ("mpi", ["--shapes", "{folder}/missing.json"], "--shapes: [Errno 2] No such file or directory"),
     ],
 )

@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "parallel"))
 
+from helpers import extended  # noqa: E402
 from launching import environment, horovodrun  # noqa: E402
 
 import horovod_quant  # noqa: E402
@@ -130,7 +131,7 @@ def test_under_mpi_with_tensorflow() -> None:
 
 @pytest.mark.parallel
 @needs_horovod
-@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("missing", [extended(0), 1])
 def test_the_names_that_doctor_counts_are_those_in_horovods_cache(missing: int) -> None:
     """With one place less than the model's names take, Horovod says that it had to evict one."""
     names = torch_cache_names(GlobalQSGD(8), MODELS["tiny"])

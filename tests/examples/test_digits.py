@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import extended
 from parallel.launching import ROOT, environment, horovodrun
 
 EXAMPLES = ROOT / "examples"
@@ -43,7 +44,7 @@ for options in json.loads(sys.argv[2]):
 """
 
 
-@pytest.fixture(scope="module", params=SCRIPTS)
+@pytest.fixture(scope="module", params=[SCRIPTS[0], extended(SCRIPTS[1]), SCRIPTS[2]])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What an example writes with --json after three epochs on 2 workers, for each training."""
     folder = tmp_path_factory.mktemp("digits")
@@ -96,14 +97,14 @@ def test_two_workers_repeat_exactly(trained: dict[str, Any]) -> None:
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("script", ["torch_digits", "tf2_digits"])
+@pytest.mark.parametrize("script", [extended("torch_digits"), "tf2_digits"])
 def test_trains_under_mpi(script: str) -> None:
     done = horovodrun("mpi", 2, [sys.executable, path(script), "--compression", "qsgd", "--epochs", "1"])
     assert done.returncode == 0, done.stdout
     assert "qsgd, seed 0: test accuracy" in done.stdout
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [SCRIPTS[0], *map(extended, SCRIPTS[1:])])
 def test_one_worker_needs_no_launcher(script: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     options = ["--compression", "binsgdm", "--epochs", "3", "--seed", "5", "--json", str(file)]
@@ -125,7 +126,7 @@ def test_a_wrong_argument_gives_one_message_and_fails(script: str) -> None:
     assert f'{script}.py", line' not in done.stdout, "a traceback of the example"
 
 
-@pytest.mark.parametrize("script", ["torch_digits", "tf2_digits"])
+@pytest.mark.parametrize("script", ["torch_digits", extended("tf2_digits")])
 def test_wrong_arguments_are_named(script: str) -> None:
     messages = {
         "--compression binsgdm --bits 4": "--bits is for qsgd, nuqsgd, global-qsgd; --compression binsgdm",

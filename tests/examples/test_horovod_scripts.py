@@ -108,6 +108,7 @@ def test_benchmark_needs_no_launcher_and_names_wrong_arguments(
 @pytest.mark.parallel
 @pytest.mark.timeout(ELASTIC_LIMIT + 60)
 @pytest.mark.parametrize("script", TRAININGS)
+@pytest.mark.extended
 def test_every_method_trains_while_workers_come_and_go(
     script: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

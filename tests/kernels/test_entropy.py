@@ -4,7 +4,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -309,14 +310,14 @@ def test_every_one_among_the_closing_zeros_is_refused(code: str, layout) -> None
 
 
 @both_codes
-@settings(max_examples=500)
+@examples(500)
 @given(data=st.binary(max_size=200), count=st.integers(0, 1000), largest=st.integers(1, MAX_MAGNITUDE))
 def test_random_bytes_are_refused_or_harmless(code: str, data: bytes, count: int, largest: int) -> None:
     survives_or_refuses(np.frombuffer(data, np.uint8), count, largest, code)
 
 
 @both_codes
-@settings(max_examples=500)
+@examples(500)
 @given(data=st.binary(max_size=60), count=st.integers(0, 300), window=st.integers(1, 5))
 def test_refusals_do_not_depend_on_the_size_of_the_window(
     code: str, data: bytes, count: int, window: int

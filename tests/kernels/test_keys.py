@@ -5,7 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_quant.kernels.keys import Key, KeyChain, hash32
@@ -51,7 +52,7 @@ def test_hash_does_not_depend_on_where_it_starts() -> None:
     assert hash32(37, 100, key).tolist() == hash32(0, 137, key)[37:].tolist()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     seed=st.integers(-(2**70), 2**70),
     name=st.text(max_size=20),

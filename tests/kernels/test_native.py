@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from helpers import SCHEMES, same_bits
+from helpers import SCHEMES, examples, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_builds import BUILDS, CONTROL_REGISTER, SANITIZERS, SOURCE, compile_library
@@ -37,7 +37,7 @@ SPECIAL = np.array(
 )
 NOT_FINITE = np.array([np.inf, -np.inf, np.nan], np.float32)
 
-few = settings(max_examples=20)
+few = examples(20)
 
 
 # ---- which library, which instruction set
@@ -689,6 +689,7 @@ def test_the_environment_chooses_the_instruction_set(fresh: pytest.MonkeyPatch) 
         kernels.get("auto")
 
 
+@pytest.mark.extended
 def test_address_and_undefined_behaviour_sanitizers_find_nothing(tmp_path: Path) -> None:
     """The tests of the installed kernels again, on a library that checks each access, in a process of its own."""
     library = compile_library(tmp_path / "sanitized.so", SOURCE, "g++", *SANITIZERS)

@@ -9,8 +9,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from helpers import LENGTHS, assert_unbiased, gaussian, same_bits
-from hypothesis import given, settings
+from helpers import LENGTHS, assert_unbiased, examples, gaussian, same_bits
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -364,7 +364,7 @@ def test_pairwise_addition_is_the_integer_model(a: np.ndarray, b: np.ndarray, ke
 # ---- one bit
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     gradient=hnp.arrays(np.float32, 40, elements=st.floats(-100, 100, width=32)),
     momentum=hnp.arrays(np.float32, 40, elements=st.floats(-1, 1, width=32)),
@@ -526,7 +526,7 @@ def test_packings_invert_for_ten_million_elements() -> None:
     assert same_bits(reference.unpack_codes(reference.pack_codes(codes, 5), 5, elements), codes)
 
 
-@settings(max_examples=30)
+@examples(30)
 @pytest.mark.parametrize("width", range(2, 17))
 @given(data=st.data())
 def test_sums_of_words_are_sums_of_digits_up_to_the_limit(width: int, data: st.DataObject) -> None:

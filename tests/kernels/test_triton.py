@@ -678,6 +678,7 @@ def run_python(arguments: Sequence[str], **environment: str) -> subprocess.Compl
 # ---- compiled, without a GPU
 
 
+@pytest.mark.extended
 def test_compiled_kernels_round_each_operation(tmp_path: Path) -> None:
     """No fused multiply-add, nothing approximate, nothing flushed to zero; and elements move in vectors."""
     script = str(Path(__file__).with_name("triton_builds.py"))

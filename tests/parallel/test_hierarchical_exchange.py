@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import extended
 from launching import SCENARIOS_LIMIT, Outcome, assert_passed, horovodrun
 from plan import hierarchical, parametrize
 
@@ -36,7 +37,7 @@ IMPOSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", ["torch", extended("tensorflow")])
 @pytest.mark.parametrize(("options", "by", "message"), IMPOSSIBLE)
 def test_every_worker_says_what_is_wrong(
     framework: str, options: list[Any], by: str, message: str, tmp_path: Path

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import extended
 from launching import BIN, ROOT
 
 pytestmark = pytest.mark.parallel
@@ -23,11 +24,11 @@ NAME = f"test_{hashlib.sha256(bytes(ROOT)).hexdigest()[:8]}"
 NAMESPACES = ("net", "mnt", "uts", "ipc", "pid")
 METHODS = ["qsgd", "global-qsgd", "binsgdm"]  # allgather; allreduce; alltoall and allgather
 RUNS = [
-    ("gloo", "host1:1,host2:1"),
-    ("mpi", "host1:1,host2:1"),
+    extended("gloo", "host1:1,host2:1"),
+    extended("mpi", "host1:1,host2:1"),
     ("gloo", "host1:1,host2:1,host3:1,host4:1"),
     ("mpi", "host1:1,host2:1,host3:1,host4:1"),
-    ("gloo", "host1:2,host2:2"),
+    extended("gloo", "host1:2,host2:2"),
 ]
 
 
@@ -102,7 +103,7 @@ def counted(
     return figures
 
 
-@pytest.mark.parametrize("hosts", [2, 4])
+@pytest.mark.parametrize("hosts", [2, extended(4)])
 def test_hierarchical_bytes_between_hosts(hosts: int, four_hosts: None, tmp_path: Path) -> None:
     """They are those of the hosts alone, by the formulas of shared/ALGORITHMS.md, whatever the workers of a host."""
     width, steps = 2048, 4
@@ -145,6 +146,7 @@ def test_hosts_share_no_namespace(four_hosts: None) -> None:
         assert len({links[kind] for links in everyone}) == len(everyone), (kind, everyone)
 
 
+@pytest.mark.extended
 def test_rate_holds_in_both_directions_and_can_be_changed(four_hosts: None) -> None:
     megabytes, command = 5, ["exec", "host1", "sh", "-c"]
     try:

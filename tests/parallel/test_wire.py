@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import extended
 from launching import horovodrun
 
 pytestmark = pytest.mark.parallel
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, extended(3)])
 @pytest.mark.parametrize(("framework", "methods"), [("torch", 11), ("tensorflow", 12)])
 def test_bytes_on_the_wire_agree_with_stats(framework: str, methods: int, workers: int) -> None:
     # Horovod's workers talk to each other in every cycle, also when idle: let them do it rarely.

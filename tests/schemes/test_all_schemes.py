@@ -8,6 +8,7 @@ from helpers import (
     LENGTHS,
     SCHEMES,
     assert_unbiased,
+    extended,
     fresh_states,
     gaussian,
     heavy_tailed,
@@ -118,7 +119,7 @@ def test_all_workers_decode_the_same_at_any_length(scheme: Scheme, size: int) ->
 
 @pytest.mark.parametrize(
     "scheme",
-    [SCHEMES["global-max"], SCHEMES["global-l2"], SCHEMES["exponential-max"], SCHEMES["binsgdm"]],
+    [SCHEMES["global-max"], SCHEMES["global-l2"], SCHEMES["exponential-max"], extended(SCHEMES["binsgdm"])],
     ids=lambda scheme: type(scheme).__name__,
 )
 def test_a_thousand_workers_decode_the_average(scheme: Scheme) -> None:

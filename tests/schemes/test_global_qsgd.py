@@ -5,8 +5,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from helpers import assert_mean, gaussian, heavy_tailed, lockstep, same_bits, simulate
-from hypothesis import given, settings
+from helpers import assert_mean, examples, gaussian, heavy_tailed, lockstep, same_bits, simulate
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -177,7 +177,7 @@ def test_sums_stay_in_their_fields_in_the_worst_cases(norm: str, random_bits: in
 
 
 @norms
-@settings(max_examples=150)
+@examples(150)
 @given(data=st.data())
 def test_sums_stay_in_their_fields_whatever_the_gradients(norm: str, data: st.DataObject) -> None:
     bits, size = data.draw(st.sampled_from(usable(norm, (1, 2, 3, 5, 8, 20, 100))))

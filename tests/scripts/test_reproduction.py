@@ -67,6 +67,7 @@ def test_the_same_results_give_the_same_page_and_plots(folder: Path) -> None:
     assert [file.read_bytes() for file in files] == before
 
 
+@pytest.mark.extended
 def test_a_claim_with_a_result_is_tested_again_only_on_demand(folder: Path) -> None:
     path = folder / "qsgd.json"
     before = os.stat(path).st_mtime_ns

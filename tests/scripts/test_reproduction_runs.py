@@ -24,6 +24,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(running.LAB, "LAB", "test_reproduce")
 
 
+@pytest.mark.extended
 def test_a_training_that_has_ended_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[Any] = []
     launch = running.launch
@@ -56,6 +57,7 @@ def test_the_examples_know_every_method(name: str) -> None:
     assert options <= set(training.METHOD_OPTIONS[compression])
 
 
+@pytest.mark.extended
 def test_steps_between_hosts() -> None:
     reason = running.why_no_lab()
     if reason:

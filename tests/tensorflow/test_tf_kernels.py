@@ -11,7 +11,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from helpers import SCHEMES, gaussian, lockstep, used_states  # noqa: E402
+from helpers import SCHEMES, extended, gaussian, lockstep, used_states  # noqa: E402
 
 from horovod_quant.kernels import keys, reference  # noqa: E402
 from horovod_quant.kernels.keys import Key  # noqa: E402
@@ -607,6 +607,7 @@ def perform(requests: Sequence[Any]) -> list[Any]:
     return [list(received) for received in zip(*pieces)]
 
 
+@pytest.mark.parametrize("way", [*list(WAYS.values())[:2], extended(WAYS["xla"])], ids=WAYS)
 @pytest.mark.parametrize("name", [name for name in SCHEMES if "elias" not in name and "omega" not in name])
 def test_schemes(way: Callable, name: str) -> None:
     """Whole exchanges of three workers, with a scheme's own numpy arrays among the tensors."""
