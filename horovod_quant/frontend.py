@@ -20,6 +20,9 @@ MIN_ELEMENTS = 1024
 UNNAMED = "unnamed"
 """The name of a gradient that has none, whatever its shape, which shall not differ between workers unnoticed."""
 
+REMEMBERED_NAMES = 1024
+"""Of a script's own allreduces, at most."""
+
 GROUP_BYTES = 32 * 2**20
 """The compressors' default ``group_bytes``."""
 
@@ -242,11 +245,6 @@ _NO_PROCESS_SET = (
     "hierarchical: it is for all workers; leave process_set= out of the optimizer and of the compressor, or use "
     "hierarchical=False"
 )
-
-
-def unnamed(shape: Sequence[Any]) -> str:
-    """The name of a gradient that has none."""
-    return "unnamed." + "x".join(map(str, shape))
 
 
 def require_beta(beta: float) -> None:

@@ -20,6 +20,7 @@ from horovod_quant.frontend import (
 )
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import BinaryState, Gradient, Scheme
+from horovod_quant.stats import OTHER_NAMES
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch import optim
 from horovod_quant.torch.backward import BACKWARD
@@ -36,9 +37,6 @@ from horovod_quant.torch.horovod_call import (
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.schedule import Schedule
 from horovod_quant.traffic import ring_allreduce_bytes
-
-_OTHER_NAMES = "(other names)"
-"""In `stats`: direct calls' names that have not been used for long."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -223,7 +221,7 @@ class Compressor(BaseCompressor):
 
     def _forget(self, of: str) -> None:
         """A direct call's name that has not been used for long."""
-        for name in self._traffic.merge(of, _OTHER_NAMES):
+        for name in self._traffic.merge(of, OTHER_NAMES):
             self._steps.pop(name, None)
             self._chains.pop(name, None)
 
