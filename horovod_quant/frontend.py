@@ -24,6 +24,9 @@ MIN_ELEMENTS = 1024
 UNNAMED = "unnamed"
 """The name of a gradient that has none, whatever its shape, which shall not differ between workers unnoticed."""
 
+REMEMBERED_NAMES = 1024
+"""Of a script's own allreduces, at most."""
+
 GROUP_BYTES = 32 * 2**20
 """The compressors' default ``group_bytes``."""
 
@@ -122,15 +125,19 @@ class BaseCompressor:
         """Makes a frontend's own part of it."""
         raise NotImplementedError
 
+    _in_copies: tuple[str, ...] = ()
+    """Of what `_attach` makes, the names that copies keep."""
+
     def __getstate__(self) -> dict[str, Any]:
         """All but what `_attach` has made."""
-        return {name: value for name, value in vars(self).items() if name not in self._attached}
+        left_out = self._attached.difference(self._in_copies)
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        kept = {name: state[name] for name in self._in_copies}
+        vars(self).update({name: value for name, value in state.items() if name not in kept})
         self._attach(None, None)
-
-    _unbound: tuple[str, ...] = ()
+        vars(self).update(kept)
 
     def stats(self) -> Stats:
         """Bytes that this worker has sent, for each parameter and in total, and what float32 would have sent."""
@@ -310,11 +317,6 @@ def _named(named_parameters: Any) -> list[tuple[str, Any]]:
             )
         seen.add(pair[0])
     return [(name, parameter) for name, parameter in pairs]
-
-
-def unnamed(shape: Sequence[Any]) -> str:
-    """The name of a gradient that has none."""
-    return "unnamed." + "x".join(map(str, shape))
 
 
 # ---- constructors: mixed with a frontend's Compressor ------------------------------------------------------------

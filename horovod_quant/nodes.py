@@ -88,7 +88,7 @@ def find(
         hvd: ``horovod.torch`` or ``horovod.tensorflow``.
         basics: its ``mpi_ops._basics``.
         hierarchical: True for hosts, or the number of consecutive ranks of a node.
-        session: another value whenever Horovod has been initialized again; what was found before counts no longer.
+        session: an object that Horovod makes anew whenever it is initialized; None where it makes none.
         gather: from some integers of this worker to those of every worker.
 
     Raises:
@@ -96,14 +96,28 @@ def find(
         RuntimeError: process sets are missing and cannot be added.
     """
     key = (hvd.__name__, hierarchical is True, int(hierarchical))
-    known, found = _found.get(key, (None, None))
-    if found is None or known != session:
+    last = _found.get(key)
+    # Which workers look for nodes again must not differ between them: what they compare is the same for all.
+    if last is None or (last.table != _table(basics) if session is None else last.session is not session):
         found = _find(hvd, basics, hierarchical, gather)
-        _found[key] = session, found
-    return found
+        last = _found[key] = _Found(session, _table(basics), found)
+    return last.nodes
 
 
-_found: dict[tuple, tuple[Any, Any]] = {}
+class _Found(NamedTuple):
+    """Nodes, with what tells whether they are those of this time; holds the session, lest another take its place."""
+
+    session: Any
+    table: dict[int, list[int]]
+    nodes: Nodes
+
+
+_found: dict[tuple, _Found] = {}
+
+
+def _table(basics: Any) -> dict[int, list[int]]:
+    """The ranks of each process set, by its number, as all workers know them."""
+    return basics._get_process_set_ids_and_ranks()
 
 
 def _find(hvd: Any, basics: Any, hierarchical: bool | int, gather: Callable) -> Nodes:
@@ -134,7 +148,7 @@ def _hosts(basics: Any, gather: Callable[[list[int]], list[list[int]]]) -> list[
 
 
 def _process_sets(hvd: Any, basics: Any, wanted: list[list[int]]) -> list[Any]:
-    existing = {tuple(ranks): number for number, ranks in basics._get_process_set_ids_and_ranks().items()}
+    existing = {tuple(ranks): number for number, ranks in _table(basics).items()}
     process_sets = []
     for ranks in wanted:
         if tuple(ranks) in existing:

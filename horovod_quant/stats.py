@@ -23,6 +23,10 @@ class Traffic(NamedTuple):
         return self.float32_bytes / self.bytes_sent if self.bytes_sent else float("nan")
 
 
+OTHER_NAMES = "(other names)"
+"""In `Stats`: direct calls' names that have not been used for long."""
+
+
 class Stats(NamedTuple):
     """Traffic of each parameter, by name, and in total, since the compressor was made."""
 

@@ -44,7 +44,7 @@ class BinSGDM(BinSGDMArguments, Compressor):
     def _welcome(self, optimizer: Any) -> None:
         if is_keras_3(optimizer) and optimizer_being_made() is optimizer:
             raise RuntimeError(KERAS_3_REMEDY)
-        self._optimizers.add(optimizer)
+        self._own(optimizer)
         own = optim.binsgdm_of(optimizer)
         if own is None:
             raise ValueError(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-import uuid
 import weakref
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,15 +16,15 @@ from horovod_quant import kernels as kernel_backends
 from horovod_quant import nodes
 from horovod_quant.agreement import SIGNS, signature
 from horovod_quant.frontend import (
+    UNNAMED,
     BaseCompressor,
     GlobalQSGDArguments,
     NUQSGDArguments,
     QSGDArguments,
-    unnamed,
 )
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import Scheme
-from horovod_quant.stats import Stats, Traffic, total_of
+from horovod_quant.stats import OTHER_NAMES, Stats, Traffic, total_of
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.callbacks import CallbackExchange
 from horovod_quant.tensorflow.collectives import carrier, is_elastic, scope_of, unfoldable, worker_count
@@ -32,13 +32,17 @@ from horovod_quant.tensorflow.groups import Group, cut
 from horovod_quant.tensorflow.horovod_call import (
     KERAS_3_REMEDY,
     HorovodCall,
+    Turns,
     identify,
     is_keras_3,
+    name_of,
     optimizer_being_made,
     require_horovod,
     unique_names,
 )
+from horovod_quant.tensorflow.integer_shapes import integer_shapes
 from horovod_quant.tensorflow.member import HeldState, Member
+from horovod_quant.tensorflow.recent import RecentNames
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
 from horovod_quant.tensorflow.state import Ledger, home
 from horovod_quant.tensorflow.traced import TracedExchange
@@ -87,6 +91,8 @@ class Compressor(BaseCompressor):
         ImportError: Horovod is missing, or was built without TensorFlow.
     """
 
+    _in_copies = ("_names_in_copies",)
+
     def __init__(self, scheme: Scheme, **common: Any) -> None:
         require_horovod()
         super().__init__(scheme, **common)
@@ -104,7 +110,7 @@ class Compressor(BaseCompressor):
 
     def _welcome(self, optimizer: Any) -> None:
         """Looks at the distributed optimizer that is being made with this compressor."""
-        self._optimizers.add(optimizer)
+        self._own(optimizer)
         if is_keras_3(optimizer):
             raise RuntimeError(KERAS_3_REMEDY)
         if optim.binsgdm_of(optimizer) is not None:
@@ -135,8 +141,10 @@ class Compressor(BaseCompressor):
         return name
 
     def _name_parameters(self, named_parameters: Iterable[tuple[str, Any]] | None) -> None:
-        self._names = {variable.ref(): name for name, variable in named_parameters or ()}
-        if self._names:
+        named = list(named_parameters or ())
+        self._names = {variable.ref(): name for name, variable in named}
+        self._names_in_copies = _by_own_name(named)
+        if named:
             self.policy.check_names(self._names.values())
 
     def _bind(self) -> None:
@@ -145,6 +153,8 @@ class Compressor(BaseCompressor):
         self._first: dict[str, int] = {}
         self._ledgers: dict[tuple[str, int, Any], Ledger] = {}
         self._optimizers: Any = weakref.WeakSet()
+        self._turns = Turns()
+        self._recent = RecentNames(self._forget)
         self._open: Group | None = None
         self._state_memory = ReusedMemory()
         self._known_names: set[tuple[str, ...]] = set()
@@ -181,6 +191,7 @@ class Compressor(BaseCompressor):
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
     @tf.autograph.experimental.do_not_convert
+    @integer_shapes()
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """Takes a gradient; returns what Horovod shall reduce, and a context for `decompress`.
 
@@ -190,19 +201,21 @@ class Compressor(BaseCompressor):
             TypeError: the tensor is not of a floating-point type.
             ValueError: an argument does not fit the number of workers, the variables' names or the operation.
         """
-        call = identify(tensor)
+        call = identify(self._turns)
         if call.is_export:
             return tensor, None
         tensor = tf.convert_to_tensor(tensor)
-        name = self._name(call, tensor)
+        name = self._name(call)
         self._check(call, name, tensor)
         elements = _elements(call, tensor)
         scheme = self.policy.scheme_for(name, 2**62 if elements is None else elements)
+        self._remember(call, name, elements if self._is_traced(tensor, scheme) else None)
         if scheme is None:
             return self._pass_through(tensor, name, call)
         return self._submit(tensor, name, scheme, call)
 
     @tf.autograph.experimental.do_not_convert
+    @integer_shapes()
     def decompress(self, output: tf.Tensor, ctx: Any) -> tf.Tensor:
         """Takes what Horovod reduced and the context; returns the reduced gradient in its own dtype and shape."""
         if isinstance(ctx, _Unchanged):
@@ -213,10 +226,41 @@ class Compressor(BaseCompressor):
 
     # ---- compress, step by step ------------------------------------------------------------------------------
 
-    def _name(self, call: HorovodCall, tensor: tf.Tensor) -> str:
-        if call.variable is not None and call.variable.ref() in self._names:
-            return self._names[call.variable.ref()]
-        return unnamed(tensor.shape) if call.name is None else call.name
+    def _name(self, call: HorovodCall) -> str:
+        if call.variable is None:
+            return UNNAMED if call.name is None else call.name
+        reference = call.variable.ref()
+        if reference in self._names:
+            return self._names[reference]
+        own = name_of(call.variable)
+        if self._names or own not in self._names_in_copies:
+            return str(call.name)
+        name = self._names_in_copies[own]
+        if name is None:
+            raise ValueError(
+                f"named_parameters: several variables are called {own!r}, and a copy of the compressor cannot tell "
+                f"them apart; construct another compressor with them"
+            )
+        return name
+
+    def _remember(self, call: HorovodCall, name: str, elements: int | None) -> None:
+        if not tf.executing_eagerly():
+            self._recent.use_in_graph(name)
+        elif call.variable is None:
+            self._recent.use(name, elements)
+
+    def _forget(self, name: str, elements: int | None, is_last: bool) -> None:
+        """A direct call's name that has not been used for long."""
+        ledger = None if elements is None else self._ledgers.pop((name, elements, None), None)
+        if ledger is not None:
+            exchanges = ledger.exchanges()
+            self._traffic.expect(OTHER_NAMES, exchanges * ledger.float32_bytes)
+            self._traffic.count(OTHER_NAMES, exchanges * ledger.bytes_sent)
+        if is_last:
+            self._traffic.merge(name, OTHER_NAMES)
+            self._steps.pop(name, None)
+            self._first.pop(name, None)
+            self._chains.pop(name, None)
 
     def _check(self, call: HorovodCall, name: str, tensor: tf.Tensor) -> None:
         import horovod.tensorflow as hvd
@@ -229,7 +273,7 @@ class Compressor(BaseCompressor):
             self._check_workers(size)
             self._checked[call.process_set] = size
         names = unique_names(call.variables)
-        if names and not self._names and names not in self._known_names:
+        if names and not self._names_in_copies and names not in self._known_names:
             self.policy.check_names(names)
             self._known_names.add(names)
 
@@ -294,12 +338,17 @@ class Compressor(BaseCompressor):
             self._open = Group(call.siblings, self._build)
         return self._open
 
-    def _build(self, members: list[Member], call: HorovodCall) -> Callable[[int, tf.Tensor], tf.Tensor]:
+    def _build(
+        self, members: list[Member], call: HorovodCall, carrier: tf.Tensor
+    ) -> Callable[[int, tf.Tensor], tf.Tensor]:
         """Makes the exchanges of gradients that Horovod reduces together."""
         where: dict[int, tuple[Callable, int]] = {}
         for places in cut(members, self.group_bytes):
             own = [members[place] for place in places]
-            result = self._exchange(own, call).build()
+            # Where the others leave a tensor to Horovod, because theirs is small, the carrier is an error on all
+            # workers, while the exchange's own collectives would wait for ever.
+            with tf.control_dependencies([carrier] if call.variable is None else []):
+                result = self._exchange(own, call).build()
             where.update({place: (result, i) for i, place in enumerate(places)})
 
         def result_of(place: int, output: tf.Tensor) -> tf.Tensor:
@@ -366,18 +415,28 @@ class Compressor(BaseCompressor):
         key = (name, tensor.shape.num_elements(), home())
         if key not in self._ledgers:
             self._ledgers[key] = Ledger(self._first.get(name, 0))
-            self._track(self._ledgers[key])
         ledger = self._ledgers[key]
         ledger.float32_bytes = ring_allreduce_bytes(4 * key[1], call.process_set.size())
         return ledger
 
-    def _track(self, ledger: Ledger) -> None:
-        """Makes the optimizers own a variable that their functions use: else they could not be saved.
+    def _own(self, optimizer: Any) -> None:
+        """Makes the optimizer own the variables that its functions use: else these could not be saved with a model.
 
-        The names are new ones each time: one that is in a file would be restored from it, and the counts are not.
+        In checkpoints the variables are not: the counts are no part of what is restored.
         """
-        for optimizer in self._optimizers:
-            setattr(optimizer, f"_horovod_quant_exchanges_{uuid.uuid4().hex}", ledger.variable)
+        if optimizer in self._optimizers:
+            return
+        self._optimizers.add(optimizer)
+        kind, optimizer_alive = type(optimizer), weakref.ref(optimizer)
+
+        def children(save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
+            found = dict(kind._trackable_children(optimizer_alive(), save_type, **options))
+            if save_type == "savedmodel":
+                ledgers = enumerate(self._ledgers.values())
+                found.update((f"horovod_quant_exchanges_{i}", ledger.variable) for i, ledger in ledgers)
+            return found
+
+        optimizer._trackable_children = children
 
     def _state(self, call: HorovodCall, name: str) -> HeldState | None:
         return None
@@ -385,6 +444,12 @@ class Compressor(BaseCompressor):
     def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
         """The gradients with the part of an optimizer's state that this worker keeps."""
         return members
+
+
+def _by_own_name(named: Sequence[tuple[str, Any]]) -> dict[str, str | None]:
+    """The names that were given to variables, by the variables' own; None where several have one."""
+    counts = Counter(variable.name for _, variable in named)
+    return {variable.name: name if counts[variable.name] == 1 else None for name, variable in named}
 
 
 def _elements(call: HorovodCall, tensor: tf.Tensor) -> int | None:

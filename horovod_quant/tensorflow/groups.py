@@ -16,7 +16,7 @@ class Group:
     """Gradients that Horovod was given together: exchanged together, once all are known."""
 
     def __init__(
-        self, siblings: Sequence[Any], build: Callable[[list[Member], HorovodCall], Callable]
+        self, siblings: Sequence[Any], build: Callable[[list[Member], HorovodCall, tf.Tensor], Callable]
     ) -> None:
         self.siblings = siblings
         self.members: list[Member] = []
@@ -31,7 +31,7 @@ class Group:
 
     def result(self, place: int, output: tf.Tensor) -> tf.Tensor:
         if self._result is None:
-            self._result = self._build(self.members, self._calls[0])
+            self._result = self._build(self.members, self._calls[0], output)
         return self._result(place, output)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 KERAS_3_REMEDY = (
     "Horovod's DistributedOptimizer does not average gradients under Keras 3, and does not say so. Use "
     "tensorflow<2.16; or with a newer one the package tf-keras, TF_USE_LEGACY_KERAS=1 in the environment and "
@@ -32,6 +34,10 @@ def require_horovod() -> None:
 
 # Inside of allreduce_grads the variables can be placeholders for any of their kind; its callers have the real ones.
 _CALLERS_WITH_VARIABLES = {"__filtered_reduce_grads": "rv", "_filtered_reduce_grads": "rv", "gradient": "rs"}
+_REDUCTIONS = ("allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter")
+_FUNCTIONS = {*_REDUCTIONS, "allreduce_grads", "_allreduce", *_CALLERS_WITH_VARIABLES}
+
+_UNRECOGNISED = "horovod_quant cannot tell which gradient this is: the caller of compress() is no function of Horovod that it knows"
 
 
 class HorovodCall(NamedTuple):
@@ -44,7 +50,7 @@ class HorovodCall(NamedTuple):
         op: the reduction.
         process_set: where it reduces.
         ignore_name_scope: whether TensorFlow's name scopes stay out of the operation's name.
-        siblings: the tensors of a grouped allreduce, in order; empty without one.
+        siblings: the dense tensors of a grouped allreduce, in order; empty without one.
         variables: all whose gradients are being reduced, or that stay local; empty in a direct allreduce.
         is_export: whether no optimizer or tape asks: TensorFlow saves Horovod's function with a model.
     """
@@ -60,19 +66,50 @@ class HorovodCall(NamedTuple):
     is_export: bool = False
 
 
-def identify(tensor: Any) -> HorovodCall:
-    """Reads the frames that called ``compress``.
+class Turns:
+    """Whose turn it is of the tensors that Horovod takes from a list one by one, for they may be the same."""
+
+    def __init__(self) -> None:
+        self._tensors: Sequence[Any] | None = None
+        self._taken: list[Any] = []
+
+    def place(self, tensors: Sequence[Any], tensor: Any) -> int:
+        """Where in ``tensors``, a list that Horovod has made for this one call, the tensor is that it takes now."""
+        if tensors is not self._tensors:
+            self._tensors, self._taken = tensors, []
+        places = [i for i, other in enumerate(tensors) if other is tensor]
+        place = places[sum(other is tensor for other in self._taken)]
+        self._taken.append(tensor)
+        if len(self._taken) == len(tensors):
+            self._tensors, self._taken = None, []
+        return place
+
+
+def identify(turns: Turns) -> HorovodCall:
+    """Reads the frames that called ``compress``, which may have been called by a compressor of somebody else.
+
+    Args:
+        turns: the compressor's.
 
     Raises:
         RuntimeError: none of them is a function of Horovod that is known.
         ValueError: it is one that is not supported.
     """
-    call, position = None, None
-    for function, local in _horovod_frames():
+    try:
+        return _identify(turns)
+    except LookupError as error:  # a variable is not there, or another one than it was
+        raise RuntimeError(_UNRECOGNISED) from error
+
+
+def _identify(turns: Turns) -> HorovodCall:
+    call = tensor = place = position = None
+    for function, local in _horovod_functions():
         if call is None:
-            call = _reduction(function, local, tensor)
+            call, tensor, place = _reduction(function, local, turns)
         elif function == "allreduce_grads":
-            position = _position(tensor, local["grads"])
+            position = local["i"] if place is None else local["index_group"][place]
+            if local["grads"][position] is not tensor:
+                break
         elif position is not None and function in _CALLERS_WITH_VARIABLES:
             reduced = tuple(local[_CALLERS_WITH_VARIABLES[function]])
             call = call._replace(
@@ -81,12 +118,10 @@ def identify(tensor: Any) -> HorovodCall:
             position = None
         elif call.variable is not None and function == "_allreduce":
             call = call._replace(variables=tuple(local["vars"]))
-    if call is None:
-        raise RuntimeError(
-            "horovod_quant cannot tell which gradient this is: the caller of compress() is no function of Horovod "
-            "that it knows"
-        )
-    return call if position is None else call._replace(is_export=True)
+    else:
+        if call is not None:
+            return call if position is None else call._replace(is_export=True)
+    raise RuntimeError(_UNRECOGNISED)
 
 
 def unique_names(variables: Sequence[Any]) -> tuple[str, ...]:
@@ -94,15 +129,35 @@ def unique_names(variables: Sequence[Any]) -> tuple[str, ...]:
     names: list[str] = []
     seen: Counter[str] = Counter()
     for variable in variables:
-        same = seen[variable.name]
-        seen[variable.name] += 1
-        names.append(f"{variable.name}#{same}" if same else variable.name)
+        name = name_of(variable)
+        same = seen[name]
+        seen[name] += 1
+        names.append(f"{name}#{same}" if same else name)
     return tuple(names)
 
 
+def name_of(variable: Any) -> str:
+    """Its name; a tensor that a tape watches has none in eager code."""
+    return "watched" if isinstance(variable, tf.__internal__.EagerTensor) else variable.name
+
+
+def _horovod_functions() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Functions of Horovod on the stack that are known, the innermost first, with their variables.
+
+    Some of these are in frames of their own: of comprehensions, before Python 3.12, and of what AutoGraph makes of a
+    function's branches and loops. They count as the function's.
+    """
+    variables: dict[str, Any] = {}
+    for function, local in _horovod_frames():
+        variables = {**local, **variables}
+        if function in _FUNCTIONS:
+            yield function, variables
+            variables = {}
+
+
 def _horovod_frames() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Functions of Horovod on the stack, the innermost first; named as before AutoGraph's conversion."""
-    frame: FrameType | None = sys._getframe(2)
+    """All frames of Horovod on the stack, the innermost first; named as before AutoGraph's conversion."""
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("horovod."):
             name = frame.f_code.co_name
@@ -110,17 +165,22 @@ def _horovod_frames() -> Iterator[tuple[str, dict[str, Any]]]:
         frame = frame.f_back
 
 
-def _reduction(function: str, local: dict[str, Any], tensor: Any) -> HorovodCall | None:
+def _reduction(
+    function: str, local: dict[str, Any], turns: Turns
+) -> tuple[HorovodCall | None, Any, int | None]:
+    """What Horovod does, with which tensor, and, of a grouped allreduce, the tensor's place among those."""
     if function in ("reducescatter", "grouped_reducescatter"):
         raise ValueError(
             f"compression= of {function}: horovod_quant compresses allreduce only; leave compression out there"
         )
-    if function not in ("allreduce", "grouped_allreduce"):
-        return None
-    siblings, name = local.get("tensors", ()), local["name"]
+    if function not in _REDUCTIONS:
+        raise RuntimeError(_UNRECOGNISED)
+    tensor, name, siblings, place = local["tensor"], local["name"], (), None
     if function == "grouped_allreduce":
-        name = f"{name or 'grouped'}.{_position(tensor, siblings)}"
-    return HorovodCall(
+        siblings = local["tensor_list"]
+        place = local["tensor_list_idx"][turns.place(siblings, tensor)]
+        name = f"{name or 'grouped'}.{place}"
+    call = HorovodCall(
         None,
         name,
         local["name"],
@@ -129,10 +189,7 @@ def _reduction(function: str, local: dict[str, Any], tensor: Any) -> HorovodCall
         local["ignore_name_scope"],
         siblings,
     )
-
-
-def _position(tensor: Any, tensors: Sequence[Any]) -> int:
-    return next(i for i, member in enumerate(tensors) if member is tensor)
+    return call, tensor, place
 
 
 def optimizer_being_made() -> Any:

@@ -10,8 +10,11 @@ import tensorflow as tf
 
 from horovod_quant.binsgdm import SPREAD, clipped, require_beta, require_clip_norm, require_step_sizes
 from horovod_quant.tensorflow import kernels
+from horovod_quant.tensorflow.horovod_call import name_of
+from horovod_quant.tensorflow.integer_shapes import integer_shapes
 from horovod_quant.tensorflow.member import HeldState
 from horovod_quant.tensorflow.parts import StatePart
+from horovod_quant.tensorflow.state import outside_of_functions
 
 _HAS_KERAS_2 = int(getattr(tf.keras, "__version__", "2").partition(".")[0]) < 3
 
@@ -71,7 +74,7 @@ class _BinaryUpdate:
         Raises:
             ValueError: the variable is not one of this optimizer's.
         """
-        with tf.init_scope(), tf.compat.v1.name_scope(None):
+        with outside_of_functions(), tf.compat.v1.name_scope(None):
             self._create_state(variables)
         momentum, scale, place = self._state_of(variable)
         self._exchanged.add(place)
@@ -142,13 +145,14 @@ class _BinaryUpdate:
             children.update((f"horovod_quant_share_{number}", share) for number, share in shares)
         return children
 
+    @integer_shapes()
     def _step_of_elements(self, gradient: Any, variable: Any) -> tf.Tensor:
         """+-1 for each element, in the variable's dtype.
 
         The workers' bits, whatever they were multiplied by on the way (a loss scale, clipping, a sum); or, of a
         gradient that arrives averaged, random bits with its momentum's odds, the same on every worker.
         """
-        gradient = tf.convert_to_tensor(gradient)
+        gradient = tf.ensure_shape(gradient, variable.shape)  # what workers gathered has none
         momentum, scale, place = self._state_of(variable)
         if place in self._exchanged:
             return tf.cast(tf.where(tf.math.is_nan(gradient), gradient, tf.sign(gradient)), variable.dtype)
@@ -257,7 +261,7 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
         place = self._index_dict.get(self._var_key(variable)) if hasattr(self, "_momenta") else None
         if place is None:
             raise ValueError(
-                f"{variable.name} is not one of this optimizer's variables; call its build() first"
+                f"{name_of(variable)} is not one of this optimizer's variables; call its build() first"
             )
         return self._momenta[place], self._scales[place], place
 
@@ -337,7 +341,7 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
         if variable.ref() not in self._places:
-            raise ValueError(f"{variable.name} is not one of this optimizer's variables")
+            raise ValueError(f"{name_of(variable)} is not one of this optimizer's variables")
         return (
             self.get_slot(variable, "momentum"),
             self.get_slot(variable, "scale"),

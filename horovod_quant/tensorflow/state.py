@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any, Callable
 
 import tensorflow as tf
+from tensorflow.python.eager import context  # Horovod imports it, too
+
+
+@contextlib.contextmanager
+def outside_of_functions() -> Iterator[None]:
+    """Where programs make variables: TensorFlow 2's in eager code, those of TensorFlow 1 in their graph.
+
+    ``tf.init_scope`` takes a program without eager execution for one that has it, where it has no graph of its own.
+    """
+    with tf.init_scope():
+        is_elsewhere = tf.executing_eagerly() and context.default_execution_mode != context.EAGER_MODE
+        if not is_elsewhere:
+            yield
+            return
+    graph = tf.compat.v1.get_default_graph()
+    while graph.building_function:
+        graph = graph.outer_graph
+    with graph.as_default(), tf.control_dependencies(None):
+        yield
 
 
 def home() -> Any:
     """Where variables live that are made now: None for TensorFlow 2's, else the graph of TensorFlow 1."""
-    with tf.init_scope():
+    with outside_of_functions():
         return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
@@ -36,7 +57,7 @@ class Ledger:
         self._read: tf.Tensor | None = None  # made early: TensorFlow 1's graphs may be finalized
         outside_of_traces(self._make)
         if home() is not None:
-            with tf.init_scope():
+            with outside_of_functions():
                 self._read = self._value()
 
     def _make(self) -> None:
@@ -77,7 +98,7 @@ class Ledger:
 def outside_of_traces(make: Callable[[], None]) -> None:
     """Calls what makes variables so that they belong to nothing that is being traced."""
     if home() is not None:
-        with tf.init_scope():
+        with outside_of_functions():
             make()
         return
     # A function that is traced a second time forbids new variables in its thread, whatever they are for.

@@ -20,6 +20,7 @@ from horovod_quant.frontend import (
 )
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import BinaryState, Gradient, Scheme
+from horovod_quant.stats import OTHER_NAMES
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch import optim
 from horovod_quant.torch.backward import BACKWARD
@@ -36,9 +37,6 @@ from horovod_quant.torch.horovod_call import (
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.schedule import Schedule
 from horovod_quant.traffic import ring_allreduce_bytes
-
-_OTHER_NAMES = "(other names)"
-"""In `stats`: direct calls' names that have not been used for long."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -75,23 +73,20 @@ class Compressor(BaseCompressor):
         ImportError: Horovod is missing, or was built without PyTorch.
     """
 
-    _unbound = (*BaseCompressor._unbound, "_direct", "_chains", "_steps", "_checked")
+    _in_copies = ("_finder",)
 
     def __init__(self, scheme: Scheme, **common: Any) -> None:
         require_horovod()
         super().__init__(scheme, **common)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._finder = state["_finder"]
-
     def _check_kernels(self) -> None:
         memories.check(self._kernels, self.policy.schemes)
 
-    def _name_parameters(self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None) -> None:
-        self._finder = None if named_parameters is None else ParameterFinder(named_parameters)
-        if self._finder is not None:
-            self.policy.check_names(name for name, _ in self._finder.named)
+    def _name_parameters(self, named_parameters: Sequence[tuple[str, torch.Tensor]] | None) -> None:
+        self._finder: ParameterFinder | None = None
+        if named_parameters is not None:
+            self._finder = ParameterFinder(named_parameters)
+            self.policy.check_names(name for name, _ in named_parameters)
 
     def _bind(self) -> None:
         self._direct = DirectSchedules()
@@ -223,7 +218,7 @@ class Compressor(BaseCompressor):
 
     def _forget(self, of: str) -> None:
         """A direct call's name that has not been used for long."""
-        for name in self._traffic.merge(of, _OTHER_NAMES):
+        for name in self._traffic.merge(of, OTHER_NAMES):
             self._steps.pop(name, None)
             self._chains.pop(name, None)
 
@@ -297,7 +292,7 @@ class Compressor(BaseCompressor):
 
 @functools.lru_cache(maxsize=4096)
 def _carrier(signs: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor((1.0, *signs), dtype=dtype)
+    return torch.tensor((1.0, *signs), dtype=dtype, device="cpu")
 
 
 def _is_reduced_there(device: torch.device) -> bool:

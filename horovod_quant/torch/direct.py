@@ -6,9 +6,8 @@ import threading
 from collections import OrderedDict
 from typing import Callable
 
+from horovod_quant.frontend import REMEMBERED_NAMES
 from horovod_quant.torch.schedule import Schedule
-
-NAMES = 1024
 
 
 class DirectSchedules(threading.local):
@@ -31,7 +30,7 @@ class DirectSchedules(threading.local):
         """
         if name not in self._schedules:
             self._schedules[name] = make()
-            if len(self._schedules) > NAMES:
+            if len(self._schedules) > REMEMBERED_NAMES:
                 forget(self._schedules.popitem(last=False)[0])
         self._schedules.move_to_end(name)
         return self._schedules[name]

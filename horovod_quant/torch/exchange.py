@@ -24,7 +24,7 @@ from horovod_quant.schemes.base import (
 )
 from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, over_allreduce
 from horovod_quant.schemes.split_sums import group_of_sums, is_faster, split_sums
-from horovod_quant.schemes.swaps import with_swaps
+from horovod_quant.schemes.swaps import gathers_take_turns, with_swaps
 from horovod_quant.torch.memory import Copying, Memory
 from horovod_quant.torch.waiting import wait
 from horovod_quant.traffic import sent_bytes
@@ -115,6 +115,8 @@ class Group:
         count: Callable[[str, float], None],
         present: Callable[[], Sequence[int]],
     ) -> None:
+        import horovod.torch as hvd
+
         # Not the members, which refer to this group: in a cycle, their gradients would wait for the garbage collector.
         self.names = [member.name for member in members]
         self._members = [weakref.ref(member) for member in members]
@@ -144,7 +146,7 @@ class Group:
             exchange = over_allreduce(exchange, workers)
         elif adding := _split_sums_among(members, scheme, workers, memory):
             exchange = split_sums(exchange, adding)
-        elif _gathers_take_turns(memory):
+        elif gathers_take_turns(mpi=hvd.mpi_enabled(), on_device=memory.takes_tensors):
             exchange = with_swaps(exchange, workers)
         self._exchange = exchange
         for index, member in enumerate(members):
@@ -272,13 +274,6 @@ def _split_sums_among(members: Sequence[AnyMember], scheme: Scheme, workers: Wor
     return adding if is_faster(adding, own_bytes) and hvd.mpi_enabled() else 0
 
 
-def _gathers_take_turns(memory: Memory) -> bool:
-    """Whether Gloo performs the collectives."""
-    import horovod.torch as hvd
-
-    return not (memory.takes_tensors or hvd.mpi_enabled())
-
-
 def _those(ranks: Sequence[int], nodes: Nodes) -> Workers:
     """The workers that are there, numbered anew."""
     workers = nodes.workers
@@ -304,7 +299,7 @@ def _launch(request: Any, name: str, process_set: Any) -> Any:
     if isinstance(request, Allgather):
         return hvd.allgather_async(tensor, name=name, process_set=process_set)
     if isinstance(request, Alltoall):
-        splits = torch.tensor(list(request.splits), dtype=torch.int32)
+        splits = torch.tensor(list(request.splits), dtype=torch.int32, device="cpu")
         return hvd.alltoall_async(tensor, splits, name=name, process_set=process_set)
     raise TypeError(f"not a request that Horovod can perform: {request!r}")
 

@@ -12,7 +12,6 @@ import tensorflow as tf
 from oracle import Oracle
 
 import horovod_quant.tensorflow as hvq
-from horovod_quant.tensorflow.horovod_call import identify
 
 Make = Callable[..., hvq.Compressor]
 
@@ -25,10 +24,15 @@ def recording(kind: type) -> Any:
             super()._bind()
             self.records: list[tuple[str, np.ndarray, np.ndarray]] = []
 
+            self._last_name: str | None = None
+
+        def _name(self, call: Any) -> str:
+            self._last_name = super()._name(call)
+            return self._last_name
+
         def compress(self, tensor: Any) -> Any:
-            name = self._name(identify(tensor), tensor)
             carrier, ctx = super().compress(tensor)
-            return carrier, (name, tensor, ctx)
+            return carrier, (self._last_name, tensor, ctx)
 
         def decompress(self, output: Any, ctx: Any) -> Any:
             name, tensor, inner = ctx

@@ -382,7 +382,7 @@ def fresh_names(make: Any) -> None:
     if isinstance(compressor, hvq.BinSGDM):
         return
     tensor, most = rank_data(0, 1024), 20
-    with mock.patch.object(direct, "NAMES", most):
+    with mock.patch.object(direct, "REMEMBERED_NAMES", most):
         for i in range(most + 5):
             hvd.allreduce(tensor, name=f"fresh.{i}", compression=compressor)
             hvd.grouped_allreduce([tensor, tensor[:9]], name=f"group.{i}", compression=compressor)
