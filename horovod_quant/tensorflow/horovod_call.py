@@ -37,7 +37,10 @@ _CALLERS_WITH_VARIABLES = {"__filtered_reduce_grads": "rv", "_filtered_reduce_gr
 _REDUCTIONS = ("allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter")
 _FUNCTIONS = {*_REDUCTIONS, "allreduce_grads", "_allreduce", *_CALLERS_WITH_VARIABLES}
 
-_UNRECOGNISED = "horovod_quant cannot tell which gradient this is: the caller of compress() is no function of Horovod that it knows"
+_UNRECOGNISED = (
+    "horovod_quant cannot tell which gradient this is: the caller of compress() is no function of Horovod that it "
+    "knows"
+)
 
 
 class HorovodCall(NamedTuple):

@@ -55,7 +55,7 @@ class Backward:
         ended = self._wait_for_stages(schedules)
         for schedule in schedules:
             schedule.end_pass()
-        quiet = _knows_all(schedules)
+        quiet = knows_all(schedules)
         for schedule in schedules:
             schedule.note(quiet)
         if ended and _few_cores():
@@ -86,8 +86,8 @@ class Backward:
         return done
 
 
-def _knows_all(schedules: Sequence[Schedule]) -> bool:
-    """Whether all operations of a pass are these optimizers', but for those before the first of them.
+def knows_all(schedules: Sequence[Schedule]) -> bool:
+    """Whether all operations from these optimizers' first one to their last in this step are theirs.
 
     Horovod numbers its handles; an operation of another kind has none.
     """

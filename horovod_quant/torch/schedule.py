@@ -8,7 +8,8 @@ started equally many on all workers, so must exchanges. And most scripts do the 
 
 1. An optimizer's first step launches everything at the first ``decompress``: Horovod has then asked for the compression
    of every gradient on every worker. When the step is over, the workers agree on a plan: groups of gradients, in the
-   order in which they come (`horovod_quant.torch.plan`).
+   order in which they come (`horovod_quant.torch.plan`). A plan that is not as good as it could be is made again, after
+   1, 2, 4, ... steps.
 2. From then on a group's first collective is launched when its last gradient arrives, in the step's first backward
    pass. Some exchanges depend on who has called ``hvd.join()``; those are launched when a roll call, which is launched
    at the pass's first gradient, has been answered.
@@ -45,7 +46,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable
 
 from horovod_quant.nodes import Nodes
-from horovod_quant.torch.backward import BACKWARD
+from horovod_quant.torch.backward import BACKWARD, knows_all
 from horovod_quant.torch.exchange import Group, Member, Submission, needs_everybody
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.plan import NEVER, Plan, agree, cut
@@ -270,10 +271,14 @@ class Schedule:
         return not self._pass_is_over
 
     def end_pass(self) -> None:
-        """Nothing more is launched before ``decompress``: announces what has been."""
-        launched = sum(group.launched for group in self._running.values())
-        self._tally.announce(launched, self._wants_plan)
+        """Nothing more is launched before ``decompress``: announces what has been.
+
+        Not in the first step: to workers with other arguments an announcement may mean nothing.
+        """
         self._pass_is_over = True
+        if self._agreed:
+            launched = sum(group.launched for group in self._running.values())
+            self._tally.announce(launched, self._wants_plan)
         if self.has_more_to_launch:
             WATCH.begin(self)
 
@@ -286,7 +291,7 @@ class Schedule:
         return known
 
     def note(self, quiet: bool) -> None:
-        """Notes whether the pass that has ended had only operations that are known."""
+        """Notes whether a pass that has ended had only operations that are known."""
         self._quiet = quiet
 
     # ---- decompress ------------------------------------------------------------------------------------------
@@ -294,17 +299,22 @@ class Schedule:
     def finish(self, submission: Submission) -> Group:
         """A gradient's group, launched; the first gradient asked for in a step launches everything that is left."""
         if self._submitted.get(submission.name) is submission:
-            self._launch_rest()
+            try:
+                self._launch_rest()
+            except BaseException:
+                self.waiting_since = None
+                raise
         assert submission.group is not None
         return submission.group
 
     def _launch_rest(self) -> None:
         WATCH.begin(self)
-        if self._overlap and not self._tally.is_announced:
-            self._tally.announce(None, self._wants_plan)
         if not self._agreed:
             self._present()
             self._agreed = True
+        if self._overlap and not self._tally.is_announced:
+            self._tally.announce(None, self._wants_plan)
+            self._quiet = knows_all([self])
         self._start_rest()
         wait_while(lambda: self.has_more_to_launch, self.advance)
         if self._overlap:
@@ -382,9 +392,10 @@ class Schedule:
         plan = self._plan
         if plan is None or plan.names != self._members.keys():
             return True
-        # One without some gradient may come of a step that was unlike the others: after 1, 2, 4, ... steps more.
+        # One without some gradient, or that knows of other operations, may come of a step that was unlike the others:
+        # after 1, 2, 4, ... steps more.
         steps = self._steps_with_plan
-        return not plan.is_complete and steps & (steps - 1) == 0
+        return not (plan.is_complete and plan.quiet) and steps & (steps - 1) == 0
 
     def waits_for(self) -> str:
         launched = [name for group in list(self._unfinished) for name in group.names]
