@@ -134,11 +134,7 @@ class Schedule:
     def arrive(self) -> None:
         """To be called for every gradient of the optimizer that Horovod wants compressed, whoever reduces it."""
         self._drop_stale()
-        if BACKWARD.current is None:
-            WATCH.begin(self)
-        if not self._overlap:
-            return
-        number = BACKWARD.join(self)
+        number = BACKWARD.join(self) if self._overlap else None
         if number is None:
             return
         self._passes.add(number)
@@ -148,6 +144,8 @@ class Schedule:
     def submit(self, submission: Submission) -> None:
         """Takes a gradient that has arrived and is to be exchanged here."""
         name = submission.name
+        if BACKWARD.current is None:
+            WATCH.begin(self)
         in_pass = self._overlap and BACKWARD.current is not None
         self._places[name] = len(self._submitted) if in_pass else NEVER
         self._submitted[name] = submission
