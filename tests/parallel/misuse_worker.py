@@ -2,16 +2,27 @@
 
     horovodrun -np 2 python misuse_worker.py torch|tensorflow
 
-Prints FINISHED when all went as it should.
+Prints FINISHED when all went as it should, and `HUNG` when Horovod has not come up again.
+
+Horovod's launcher keeps the workers' addresses of the first time when their last words of it arrive in an unlucky order;
+a worker that takes an old one then waits for ever.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import sys
 from typing import Any, Callable
 
 import numpy as np
+
+
+HUNG = "Timeout ("
+"""What faulthandler prints."""
+
+PATIENCE = 90
+"""Seconds."""
 
 
 def message_of(action: Callable[[], Any]) -> str:
@@ -56,7 +67,9 @@ def main() -> None:
     is_right()
     hvd.shutdown()
     is_refused()
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
     hvd.init()
+    faulthandler.cancel_dump_traceback_later()
     is_right()
     print("FINISHED", flush=True)
 

@@ -6,17 +6,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import misuse_worker
 import pytest
 from launching import SCENARIOS_LIMIT, Outcome, assert_passed, horovodrun
 from plan import parametrize, with_settings
 
 pytestmark = pytest.mark.parallel
 
+MORE_ATTEMPTS = 2
+"""When Horovod itself does not come up again, see misuse_worker.py."""
+
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_before_init_and_after_shutdown(framework: str) -> None:
     command = [sys.executable, Path(__file__).with_name("misuse_worker.py"), framework]
     done = horovodrun("gloo", 2, command)
+    for _ in range(MORE_ATTEMPTS):
+        if misuse_worker.HUNG in done.stdout:
+            done = horovodrun("gloo", 2, command)
     assert done.returncode == 0, done.stdout[-3000:]
     assert done.stdout.count("FINISHED") == 2
 
