@@ -50,6 +50,7 @@ def _meet(folder: Path, session: int, rank: int) -> None:
     (folder / f"{session}.{rank}").touch()
     while len(list(folder.glob(f"{session}.*"))) < 4:
         time.sleep(0.05)
+    time.sleep(2)
 
 
 if __name__ == "__main__":
