@@ -27,8 +27,8 @@ def main() -> None:
     tensor_of = library.from_numpy if framework == "torch" else library.constant
     compressor = hvq.GlobalQSGD(bits=8, hierarchical=2)
     oracle = Oracle(compressor)
-    others = [[0, 2], [1, 3], [0, 1], [2, 3]]
-    sessions: list[Any] = ["dynamic", "dynamic", [hvd.ProcessSet(ranks) for ranks in others], "dynamic"]
+    orders = [[[0, 1], [2, 3], [0, 2], [1, 3]], [[0, 2], [1, 3], [0, 1], [2, 3]]]
+    sessions: list[Any] = [[hvd.ProcessSet(ranks) for ranks in order] for order in orders]
     for session, process_sets in enumerate(sessions):
         hvd.init(process_sets=process_sets)
         data = [
@@ -40,13 +40,14 @@ def main() -> None:
             expected = oracle.expected([{"values": own} for own in data], "values", 0.25)
             assert np.array_equal(result.numpy(), expected), f"session {session}"
         rank = hvd.rank()
+        hvd.allreduce(tensor_of(np.ones(1, np.float32)), name="end")  # whose end would be that of all
         hvd.shutdown()
         _meet(folder, session, rank)
     print("FINISHED", flush=True)
 
 
 def _meet(folder: Path, session: int, rank: int) -> None:
-    """Waits for all workers: one that begins the next session while others end this one makes Gloo fail."""
+    """Waits for all workers, and a while: one that begins the next session before this one is over makes Gloo fail."""
     (folder / f"{session}.{rank}").touch()
     while len(list(folder.glob(f"{session}.*"))) < 4:
         time.sleep(0.05)
