@@ -393,7 +393,7 @@ class Compressor(BaseCompressor):
                     hvd.allgather(tf.constant([own], tf.int32), name="horovod_quant.nodes").numpy().tolist()
                 )
 
-        return nodes.find(hvd, self._basics(), self.hierarchical, hvd.size(), gather)
+        return nodes.find(hvd, self._basics(), self.hierarchical, None, gather)
 
     def _is_traced(self, tensor: tf.Tensor, scheme: Scheme | None) -> bool:
         """Whether the gradient's exchange can be laid down in TensorFlow operations, and shall be."""

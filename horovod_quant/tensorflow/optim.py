@@ -258,7 +258,8 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
             self.build(variables)
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
-        place = self._index_dict.get(self._var_key(variable)) if hasattr(self, "_momenta") else None
+        can_be = hasattr(self, "_momenta") and isinstance(variable, tf.Variable)
+        place = self._index_dict.get(self._var_key(variable)) if can_be else None
         if place is None:
             raise ValueError(
                 f"{name_of(variable)} is not one of this optimizer's variables; call its build() first"

@@ -31,6 +31,8 @@ class RecentNames:
         self._in_graphs.add(name)
 
     def use(self, name: str, elements: int | None) -> None:
+        if name in self._in_graphs:
+            return
         with self._lock:
             self._used[name, elements] = None
             self._used.move_to_end((name, elements))

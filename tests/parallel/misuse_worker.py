@@ -4,8 +4,8 @@
 
 Prints FINISHED when all went as it should, and `HUNG` when Horovod has not come up again.
 
-Horovod's launcher keeps the workers' addresses of the first time when their last words of it arrive in an unlucky order;
-a worker that takes an old one then waits for ever.
+Horovod's launcher keeps the workers' addresses of the first time when their last words of it arrive in an unlucky
+order; a worker that takes an old one then waits for ever.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 from typing import Any, Callable
 
 import numpy as np
-
 
 HUNG = "Timeout ("
 """What faulthandler prints."""

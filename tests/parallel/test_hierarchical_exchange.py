@@ -48,3 +48,13 @@ def test_every_worker_says_what_is_wrong(
     assert done.returncode == 0, done.stdout[-3000:]
     for rank in range(workers):
         assert (tmp_path / str(rank)).read_text().startswith(message)
+
+
+@pytest.mark.timeout(360)
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_horovod_is_initialized_again(framework: str, tmp_path: Path) -> None:
+    """Process sets are looked for again: those of before may be gone, or others have their numbers."""
+    command = [sys.executable, HERE / "reinit_worker.py", tmp_path, framework]
+    done = horovodrun("gloo", 4, command, timeout=300)  # under MPI Horovod itself cannot
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.stdout.count("FINISHED") == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import os
@@ -36,6 +37,8 @@ from tf_harness import (
 
 import horovod_quant.tensorflow as hvq
 from horovod_quant.kernels.layout import TILE
+from horovod_quant.stats import OTHER_NAMES
+from horovod_quant.tensorflow import recent
 
 SUBSET: list[Any] = []
 
@@ -263,6 +266,28 @@ def keras_loads_models(make: Make) -> None:
             assert_same_on_all_ranks(loaded.get_weights(), "weights")
 
 
+def checkpoints_are_restored(make: Make) -> None:
+    """A checkpoint holds the optimizer's state and nothing of the compressor's."""
+    for legacy in (False, True):
+        model = fit(make(), legacy=legacy, steps=1)
+        saved = [np.array(variable) for variable in model.optimizer.variables()]
+        with tempfile.TemporaryDirectory() as folder:
+            path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(f"{folder}/checkpoint")
+            assert not [name for name, _ in tf.train.list_variables(path) if "horovod_quant" in name]
+            model, compressor = keras_model(), make()
+            optimizer = keras_hvd.DistributedOptimizer(
+                optimizer_for(compressor, legacy), compression=compressor
+            )
+            model.compile(optimizer=optimizer, loss="mse")
+            if legacy:
+                optimizer._create_all_weights(model.trainable_variables)
+            else:
+                optimizer.build(model.trainable_variables)
+            tf.train.Checkpoint(model=model, optimizer=optimizer).restore(path).assert_consumed()
+        for kept, restored in zip(saved, optimizer.variables()):
+            assert np.array_equal(kept, np.array(restored))
+
+
 # ---- tapes -------------------------------------------------------------------------------------------------------
 
 
@@ -397,6 +422,122 @@ def local_and_unused_variables(make: Make) -> None:
     assert check_records(compressor, 2, step=number) == {"first/kernel:0"}
 
 
+def one_gradient_for_two_variables(make: Make) -> None:
+    """TensorFlow gives one tensor as the gradient of both terms of a sum; each variable is treated as its own."""
+
+    def train(groups: Any = None, eager: bool = False, **arguments: Any) -> None:
+        a, b = (tf.Variable(tf.zeros([40, 30]), name=name) for name in "ab")
+        optimizer = optimizer_for(make())
+        optimizer.build([a, b])
+        if isinstance(optimizer, hvq.optim.BinSGDM):
+            arguments["optimizer"] = optimizer
+        compressor = make(**arguments)
+        groups = {"in turn": [[b], [a]]}.get(groups, groups)
+
+        def step(x: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ (a + b + 1.0)) ** 2)
+            tape = hvd.DistributedGradientTape(tape, compression=compressor, groups=groups)
+            optimizer.apply_gradients(zip(tape.gradient(loss, [a, b]), [a, b]))
+
+        step = step if eager else tf.function(step)
+        for x, _ in batches(2):
+            step(x)
+        check_both(compressor)
+
+    def check_both(compressor: Any) -> None:
+        named = {name for name, _, _ in compressor.records}
+        sent = compressor.stats().parameters
+        assert check_records(compressor, 2) == (named - {"b:0"} if compressor.policy.exclude else named)
+        assert named == sent.keys() == {"a:0", "b:0"}
+        assert all(traffic.bytes_sent > 0 for traffic in sent.values())
+
+    train()
+    for groups in (None, 1, "in turn"):
+        train(groups, exclude="b:0")
+    train(eager=True, exclude="b:0")
+    for legacy in (False, True):
+        a, b = (tf.Variable(tf.zeros([40, 30]), name=name) for name in "ab")
+        compressor = make(exclude="b:0")
+        optimizer = keras_hvd.DistributedOptimizer(optimizer_for(compressor, legacy), compression=compressor)
+        if not legacy:
+            optimizer.build([a, b])
+        for x, _ in batches(2):
+            optimizer.minimize(lambda: tf.reduce_mean((x @ (a + b + 1.0)) ** 2), [a, b])  # noqa: B023
+        check_both(compressor)
+
+
+def watched_tensors(make: Make) -> None:
+    """The gradient of an input, too."""
+    weights = tf.Variable(tf.ones([40, 30]), name="weights")
+    optimizer = optimizer_for(make())
+    optimizer.build([weights])
+    is_binary = isinstance(optimizer, hvq.optim.BinSGDM)
+    compressor = make(**({"optimizer": optimizer} if is_binary else {}))
+
+    def gradients(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean((x @ weights) ** 2)
+        return hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, [weights, x])
+
+    for function, name in ((gradients, "watched"), (tf.function(gradients), "x:0")):
+        x = tf.constant(rank_data(30, 40))
+        if is_binary:
+            message = message_of(lambda: function(x), ValueError)  # noqa: B023
+            assert f"{name} is not one of this optimizer's variables" in message
+            continue
+        function(x)
+        assert {recorded for recorded, _, _ in compressor.records} == {"weights:0", name}
+        compressor.records.clear()
+        assert compressor.stats().parameters[name].ratio > 3 or hvd.size() > 2
+
+
+class Delegating:
+    """A compressor of a user's own, that halves gradients and leaves the rest to another."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def compress(self, tensor: Any) -> Any:
+        return [each for each in [self._inner.compress(tensor * 0.5)]][0]  # noqa: C416, RUF015
+
+    def decompress(self, tensor: Any, ctx: Any) -> Any:
+        return self._inner.decompress(tensor, ctx)
+
+
+def a_compressor_that_delegates(make: Make) -> None:
+    for groups in (None, 1):
+        model = keras_model()
+        compressor, optimizer = make_for_tape(make, model)
+        step = tf.function(tape_step(Delegating(compressor), model, optimizer, groups=groups))
+        for x, y in batches(2):
+            step(x, y)
+        assert check_records(compressor, 2) == KERNELS
+        assert_same_on_all_ranks(model.get_weights(), "weights")
+
+
+def embedding_in_fit(make: Make) -> None:
+    """BinSGDM moves every element, where gradients are sparse, too, and of whatever shape the workers gathered."""
+    compressor = make()
+    if not isinstance(compressor, hvq.BinSGDM):
+        return
+    for legacy in (False, True):
+        tf.keras.utils.set_random_seed(3)
+        layers = tf.keras.layers
+        model = tf.keras.Sequential(
+            [layers.Input((7,)), layers.Embedding(60, 48), layers.GlobalAveragePooling1D(), layers.Dense(40)]
+        )
+        before, compressor = model.get_weights(), make()
+        optimizer = keras_hvd.DistributedOptimizer(optimizer_for(compressor, legacy), compression=compressor)
+        model.compile(optimizer=optimizer, loss="mse")
+        x = np.random.default_rng(hvd.rank()).integers(0, 60, (8, 7))
+        model.fit(x, rank_data(8, 40), batch_size=8, verbose=0)
+        for old, new in zip(before, model.get_weights()):
+            np.testing.assert_allclose(np.abs(new - old), 1e-3, rtol=1e-2)
+        assert_same_on_all_ranks(model.get_weights(), "weights")
+
+
 def sparse_gradients(make: Make) -> None:
     """Horovod gathers IndexedSlices itself, unless it makes them dense; then they are quantized."""
     for dense in (False, True):
@@ -486,11 +627,63 @@ def direct_calls(make: Make) -> None:
         for name, factor, result in zip(("direct", "s.0", "s.1"), (1 / hvd.size(), 1.0, 1.0), results):
             expected = oracle.expected(everyone, name, factor)
             assert_bits_equal(result.numpy().reshape(-1), expected, name)
+    same = tf.constant(given[0])
+    twice = functools.partial(hvd.grouped_allreduce, [same, same], name="twice", compression=compressor)
+    everyone = gather_objects({"twice.0": given[0], "twice.1": given[0]})
+    for function in (twice, tf.function(twice)):
+        for name, result in zip(("twice.0", "twice.1"), function()):
+            expected = oracle.expected(everyone, name, 1 / hvd.size())
+            assert_bits_equal(result.numpy().reshape(-1), expected, name)
     unnamed = hvd.allreduce(tf.constant(given[0]), compression=compressor)
     assert_same_on_all_ranks([unnamed], "an unnamed allreduce")
     small = hvd.allreduce(tf.fill([3], tf.constant(2.0, tf.bfloat16)), compression=compressor)
     assert small.dtype is tf.bfloat16
     assert small.numpy().tolist() == [2.0] * 3
+
+
+def shapes_that_differ(make: Make) -> None:
+    """An error on every worker at once, as Horovod's own, whatever the worker's own shape is, small ones included."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        return
+    for lengths in ((2000, 2001), (2000, 9000), (500, 3000), (3000, 500)):
+        own = tf.ones(lengths[min(hvd.rank(), 1)])
+        for name in (None, "differs"):
+            reduce = functools.partial(hvd.allreduce, name=name, compression=compressor)
+            for function in (reduce, tf.function(reduce)):
+                message_of(lambda: function(own))  # noqa: B023
+                gather_objects(None)
+    assert hvd.allreduce(tf.ones(2000), compression=compressor).shape == (2000,)
+
+
+def fresh_names(make: Make) -> None:
+    """A name for each call: those of long ago are forgotten, and counted together; graphs keep theirs."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        return
+    usual, recent.REMEMBERED_NAMES = recent.REMEMBERED_NAMES, 4
+    try:
+        reduce = functools.partial(hvd.allreduce, compression=compressor)
+        given, small = rank_data(1100), tf.ones(5)
+        oracle = Oracle(compressor)
+        tf.function(reduce)(given, name="kept")
+        oracle.expected(gather_objects({"kept": given}), "kept", 1.0)
+        for number in [*range(6), *range(6)]:  # forgotten between: a name begins anew
+            name = f"name {number}"
+            wanted = Oracle(compressor).expected(gather_objects({name: given}), name, 1 / hvd.size())
+            assert_bits_equal(reduce(given, name=name).numpy(), wanted, name)
+            reduce(small, name=f"small {number}")
+        wanted = oracle.expected(gather_objects({"kept": given}), "kept", 1 / hvd.size())
+        assert_bits_equal(reduce(given, name="kept").numpy(), wanted, "kept")
+    finally:
+        recent.REMEMBERED_NAMES = usual
+    stats = compressor.stats()
+    assert len(stats.parameters) == 1 + 1 + 4
+    assert OTHER_NAMES in stats.parameters
+    for remembered in (compressor._chains, compressor._ledgers, compressor._steps):
+        assert len(remembered) <= 1 + 4
+    whole = 2 * (hvd.size() - 1) / hvd.size() * 4
+    np.testing.assert_allclose(stats.total.float32_bytes, whole * (14 * 1100 + 12 * 5), rtol=1e-6)
 
 
 def dynamic_shapes(make: Make) -> None:
@@ -633,6 +826,29 @@ def survives_pickling(make: Make) -> None:
     copied = pickle.loads(pickle.dumps(compressor))
     assert copied.seed == 3
     fit(copied, steps=1)
+
+
+def copies_keep_names(make: Make) -> None:
+    model = keras_model()
+    named = [(f"mine.{i}", variable) for i, variable in enumerate(model.trainable_variables)]
+    compressor = make(named_parameters=named, exclude="mine.0")
+    for copied in (copy.deepcopy(compressor), pickle.loads(pickle.dumps(copy.copy(compressor)))):
+        fit(copied, model=keras_model(), steps=1, check=False)
+        assert {name for name, _, _ in copied.records} == {name for name, _ in named}
+        assert check_records(copied, 1) == {"mine.2"}
+    variables = [tf.Variable(tf.zeros([50, 50])) for _ in range(2)]
+    optimizer = optimizer_for(compressor)
+    optimizer.build(variables)
+    compressor = copy.deepcopy(make(named_parameters=zip("ab", variables)))
+    if isinstance(compressor, hvq.BinSGDM):
+        compressor._welcome(optimizer)
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variables[0] * 2.0 + variables[1])
+        return hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, variables)
+
+    assert "cannot tell them apart" in message_of(step, ValueError)
 
 
 def two_models(make: Make) -> None:
