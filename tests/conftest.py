@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from typing import Any
 
@@ -34,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("every" if is_extended(config) else "a fifth")
+    os.environ.setdefault("SCRIPT_DRAWS", "250" if is_extended(config) else "8")  # for torch_scripts.any_script
 
 
 def is_extended(config: pytest.Config) -> bool:
