@@ -35,7 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("every" if is_extended(config) else "a fifth")
-    os.environ.setdefault("SCRIPT_DRAWS", "250" if is_extended(config) else "8")  # for torch_scripts.any_script
+    os.environ.setdefault(
+        "SCRIPT_DRAWS", "250" if is_extended(config) else "8"
+    )  # for torch_scripts.any_script
 
 
 def is_extended(config: pytest.Config) -> bool:

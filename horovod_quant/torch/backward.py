@@ -60,8 +60,8 @@ class Backward:
             schedule.note(quiet)
         if ended and _few_cores():
             wait_while(
-                lambda: any(schedule.is_under_way for schedule in schedules),
-                lambda: any(schedule.decode() for schedule in schedules),
+                lambda: any(schedule.has_more_to_decode for schedule in schedules),
+                lambda: any(schedule.has_more_to_decode and schedule.decode() for schedule in schedules),
                 self._patience.seconds,
             )
 

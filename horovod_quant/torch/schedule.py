@@ -238,8 +238,7 @@ class Schedule:
 
     def decode(self) -> bool:
         """Decodes a group that has ended, with the factor of the step before; whether there was one."""
-        if self.factor is None:
-            return False
+        assert self.factor is not None
         for index, group in self._running.items():
             if index not in self._decoded and group.all_launched and group.poll():
                 group.deliver_all(self.factor)
@@ -248,9 +247,9 @@ class Schedule:
         return False
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether something that was launched has not ended."""
-        return not all(group.poll() for group in self._running.values())
+    def has_more_to_decode(self) -> bool:
+        """Of what has been launched, if the factor is known."""
+        return self.factor is not None and len(self._decoded) < len(self._running)
 
     def _call_roll(self) -> RollCall:
         if self._roll_call is None:
