@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 import torch
 
@@ -59,11 +59,18 @@ class Backward:
         for schedule in schedules:
             schedule.note(quiet)
         if ended and _few_cores():
-            wait_while(
+            self._wait(
                 lambda: any(schedule.has_more_to_decode for schedule in schedules),
                 lambda: any(schedule.has_more_to_decode and schedule.decode() for schedule in schedules),
-                self._patience.seconds,
             )
+
+    def _wait(self, is_waiting: Callable[[], bool], progresses: Callable[[], bool]) -> bool:
+        """See `wait_while`; as long as it has seemed worth while."""
+        if not is_waiting():
+            return True
+        done = wait_while(is_waiting, progresses, self._patience.seconds)
+        self._patience.learn(in_vain=not done)
+        return done
 
     def _wait_for_stages(self, schedules: Sequence[Schedule]) -> bool:
         """Launches one stage after another for all schedules together; whether all of their groups got to their last.
@@ -72,18 +79,10 @@ class Backward:
         spins, has waited for the optimizer's own operations.
         """
 
-        def unfinished() -> bool:
-            return any(schedule.has_more_to_launch for schedule in schedules)
-
-        if not unfinished():
-            return True
-
-        def advance() -> bool:
-            return sum(schedule.advance() for schedule in schedules) > 0
-
-        done = wait_while(unfinished, advance, self._patience.seconds)
-        self._patience.learn(in_vain=not done)
-        return done
+        return self._wait(
+            lambda: any(schedule.has_more_to_launch for schedule in schedules),
+            lambda: sum(schedule.advance() for schedule in schedules) > 0,
+        )
 
 
 def knows_all(schedules: Sequence[Schedule]) -> bool:

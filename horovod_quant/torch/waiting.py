@@ -72,13 +72,14 @@ class Patience:
     The more often it was in vain, the shorter; the more often not, the longer.
     """
 
-    _MOST, _LEAST = 1.0, 2e-3
+    _LEAST = 2e-3
 
-    def __init__(self) -> None:
-        self.seconds = self._MOST
+    def __init__(self, most: float = 1.0) -> None:
+        self._most = most
+        self.seconds = most
 
     def learn(self, in_vain: bool) -> None:
-        self.seconds = max(self.seconds / 4, self._LEAST) if in_vain else min(self.seconds * 2, self._MOST)
+        self.seconds = max(self.seconds / 4, self._LEAST) if in_vain else min(self.seconds * 2, self._most)
 
 
 class Waiting(Protocol):

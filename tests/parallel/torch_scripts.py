@@ -15,6 +15,7 @@ from unittest import mock
 import horovod.torch as hvd
 import numpy as np
 import torch
+from oracle import Oracle
 from torch_harness import (
     TorchOracle,
     assert_bits_equal,
@@ -28,6 +29,8 @@ from torch_harness import (
 
 import horovod_quant.torch as hvq
 from horovod_quant.torch import direct
+from horovod_quant.torch.backward import BACKWARD
+from horovod_quant.torch.waiting import Patience
 
 DRAWS = int(os.environ.get("SCRIPT_DRAWS", "8"))
 """Of scripts, for each method."""
@@ -86,46 +89,47 @@ def _perform(script: Sequence[Step], compressor: Any, passes: int = 1) -> None:
         compression=compressor,
         backward_passes_per_step=passes,
     )
-    oracle = TorchOracle(compressor) if compressed else None
+    oracle = Oracle(compressor) if compressed else None
     for number, step in enumerate(script):
-        batches = step.batches[hvd.rank()]
-        raw = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad
-            for name, p in _after_passes(copy.deepcopy(model), number, batches).named_parameters()
-        }
-        expected: dict[str, Any] = dict.fromkeys(raw)
-        if oracle is not None:
-            expected.update(oracle.expected(raw, 1.0 / hvd.size()))
+        # Every worker computes all workers' gradients: whatever is exchanged is what the script exchanges.
+        everyone = [_gradients(model, number, own, rank) for rank, own in enumerate(step.batches)]
         optimizer.zero_grad()
         _operation(step.before, "before")
-        for batch, used in enumerate(batches):
-            _loss(model, number, batch, used).backward()
+        for batch, used in enumerate(step.batches[hvd.rank()]):
+            _loss(model, number, batch, used, hvd.rank()).backward()
             _operation(step.within, "within")
         if step.late == hvd.rank():
             time.sleep(0.03)
         _operation(step.between, "between")
         optimizer.synchronize()
-        for name, gradient in expected.items():
+        for name, parameter in names.items():
+            gradient = None if oracle is None else oracle.expected(everyone, name, 1.0 / hvd.size())
             if gradient is None:
-                average = hvd.allreduce(raw[name], name=f"check.{name}")
-                torch.testing.assert_close(names[name].grad, average)
+                average = torch.from_numpy(sum(own[name] for own in everyone) / hvd.size())
+                torch.testing.assert_close(parameter.grad, average)
             else:
-                assert_bits_equal(names[name].grad, gradient, f"step {number}, {name}")
+                expected = torch.from_numpy(gradient).reshape(parameter.shape)
+                assert_bits_equal(parameter.grad, expected, f"step {number}, {name}")
         with optimizer.skip_synchronize():
             optimizer.step()
         _operation(step.after, "after")
-        assert_same_on_all_ranks(list(model.parameters()), "parameters")
+    assert_same_on_all_ranks(list(model.parameters()), "parameters")
 
 
-def _loss(model: Parts, step: int, batch: int, used: Sequence[int]) -> torch.Tensor:
-    return model(rank_data(10 * step + batch, 8, 40), used)
+def _loss(model: Parts, step: int, batch: int, used: Sequence[int], rank: int) -> torch.Tensor:
+    return model(rank_data(10 * step + batch, 8, 40, rank=rank), used)
 
 
-def _after_passes(model: Parts, step: int, batches: Batches) -> Parts:
-    model.zero_grad()
+def _gradients(model: Parts, step: int, batches: Batches, rank: int) -> dict[str, np.ndarray]:
+    """A worker's own, in the end."""
+    twin = copy.deepcopy(model)
+    twin.zero_grad()
     for batch, used in enumerate(batches):
-        _loss(model, step, batch, used).backward()
-    return model
+        _loss(twin, step, batch, used, rank).backward()
+    return {
+        name: (torch.zeros_like(p) if p.grad is None else p.grad).numpy()
+        for name, p in twin.named_parameters()
+    }
 
 
 ALL = (0, 1, 2, 3, 4)
@@ -160,13 +164,17 @@ def a_worker_has_a_batch_less(make: Any) -> None:
 
 
 def any_script(make: Any) -> None:
-    """Scripts drawn at random, each with Horovod alone first: where that does not hang, nor does this."""
-    for draw in range(DRAWS):
+    """Scripts drawn at random; every fourth with Horovod alone first: where that does not hang, nor does this."""
+    slow = hvd.size() > 2 and not hvd.mpi_enabled()
+    for draw in range(DRAWS // 8 if slow else DRAWS):
         choose = random.Random(f"script {draw}")
         passes = choose.choice([1, 1, 2])
         script = [_any_step(choose, passes, first=number == 0) for number in range(5)]
-        _perform(script, hvd.Compression.none, passes)
-        _perform(script, make(group_bytes=choose.choice([1, 15000, 2**20])), passes)
+        if draw % 4 == 0:
+            _perform(script, hvd.Compression.none, passes)
+        patience = Patience(choose.choice([0.0, 0.01, 0.1]))
+        with mock.patch.object(BACKWARD, "_patience", patience):
+            _perform(script, make(group_bytes=choose.choice([1, 15000, 2**20])), passes)
 
 
 def _any_step(choose: random.Random, passes: int, first: bool) -> Step:
@@ -367,7 +375,7 @@ def a_first_step_without_a_pass(make: Any) -> None:
             before = hvd.allreduce_async(torch.ones(1), name="before")
             hvd.synchronize(before)
             for used in batches:
-                _loss(model, step, 0, used).backward()
+                _loss(model, step, 0, used, hvd.rank()).backward()
             after = hvd.allreduce_async(torch.ones(1), name="after")
             hvd.synchronize(after)
             launched.append(after - before - 1)  # Horovod numbers its operations
