@@ -73,7 +73,8 @@ class Oracle:
             kernels="numpy",
             local_size=self._local_size,
         )
-        if isinstance(scheme, BinSGDM) and not any(array.any() for array in arrays):
+        is_binsgdm = isinstance(getattr(scheme, "inner", scheme), BinSGDM)
+        if is_binsgdm and not any(array.any() for array in arrays):
             return np.zeros(elements, np.float32)  # nobody has a gradient, so nothing moves
         return result.decoded[0][0]
 

@@ -100,6 +100,7 @@ TORCH = Table(
                 "a_model_that_changes",
                 "a_worker_skips_its_backward_pass",
                 "a_worker_has_a_batch_less",
+                "operations_after_giving_up",
                 "any_script",
                 "a_worker_does_not_reach_the_second_optimizer",
                 "first_together_after_training_apart",

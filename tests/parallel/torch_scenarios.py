@@ -46,6 +46,7 @@ from torch_scripts import (  # noqa: F401 (scenarios of this module)
     frozen_layers,
     it_says_what_it_waits_for,
     one_tensor_twice_in_a_group,
+    operations_after_giving_up,
     unnamed_tensors_of_other_shapes,
 )
 

@@ -60,6 +60,7 @@ class Step(NamedTuple):
         batches: of each worker.
         before, within, between, after: an operation of the script's own, before the first backward pass, after each,
             before ``synchronize``, and after the step: None, ``"named"`` or ``"unnamed"``.
+        behind: the rank that comes late to its backward pass.
         late: the rank that comes late to ``between``.
     """
 
@@ -68,6 +69,7 @@ class Step(NamedTuple):
     within: str | None = None
     between: str | None = None
     after: str | None = None
+    behind: int | None = None
     late: int | None = None
 
 
@@ -95,6 +97,8 @@ def _perform(script: Sequence[Step], compressor: Any, passes: int = 1) -> None:
         everyone = [_gradients(model, number, own, rank) for rank, own in enumerate(step.batches)]
         optimizer.zero_grad()
         _operation(step.before, "before")
+        if step.behind == hvd.rank():
+            time.sleep(0.1)
         for batch, used in enumerate(step.batches[hvd.rank()]):
             _loss(model, number, batch, used, hvd.rank()).backward()
             _operation(step.within, "within")
@@ -163,6 +167,19 @@ def a_worker_has_a_batch_less(make: Any) -> None:
     _perform([whole, whole, last, whole], make(), passes=2)
 
 
+def operations_after_giving_up(make: Any) -> None:
+    """Who has waited in vain at the end of its pass has launched fewer collectives than who comes late; operations
+    without a name meet all the same.
+    """
+    for group_bytes in (1, 2**20):
+        script = [
+            Step(_everywhere(FULL), between="unnamed", after="unnamed", behind=(step % (hvd.size() + 1)))
+            for step in range(5)
+        ]
+        with mock.patch.object(BACKWARD, "_patience", Patience(0.01)):
+            _perform(script, make(group_bytes=group_bytes))
+
+
 def any_script(make: Any) -> None:
     """Scripts drawn at random; every fourth with Horovod alone first: where that does not hang, nor does this."""
     slow = hvd.size() > 2 and not hvd.mpi_enabled()
@@ -189,6 +206,7 @@ def _any_step(choose: random.Random, passes: int, first: bool) -> Step:
         before=choose.choice(anything),
         between=choose.choice(anything if alike else [None, "named"]),
         after=choose.choice(anything),
+        behind=choose.choice([None, None, None, choose.randrange(hvd.size())]),
         late=choose.choice([None, None, None, choose.randrange(hvd.size())]),
     )
 
@@ -296,13 +314,16 @@ def a_compressor_that_hands_on(make: Any) -> None:
 
 
 def unnamed_tensors_of_other_shapes(make: Any) -> None:
-    """All workers are told, at once."""
+    """All workers are told, at once; also where only the shapes differ, and not what is exchanged."""
     compressor = make()
     if isinstance(compressor, hvq.BinSGDM):  # which needs its optimizer
         return
     tensor = torch.randn(2000 + 3000 * hvd.rank())
     message = message_of(lambda: hvd.allreduce(tensor, compression=compressor))
     assert "unnamed" in message or "shape" in message, message
+    tensor = torch.randn(2000).reshape([(40, 50), (50, 40)][hvd.rank() % 2])
+    message = message_of(lambda: hvd.allreduce(tensor, compression=compressor))
+    assert "unnamed: the workers did not exchange the same gradient" in message, message
 
 
 def frozen_layers(make: Any) -> None:
