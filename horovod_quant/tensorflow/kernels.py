@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from horovod_quant.kernels import keys
 from horovod_quant.kernels.keys import MULTIPLIER_1, MULTIPLIER_2, WEYL, Key
-from horovod_quant.kernels.layout import ROW, TILE, code_words, sum_words, tiles
+from horovod_quant.kernels.layout import ROW, TILE, code_words, filled_bucket_size, sum_words, tiles
 from horovod_quant.kernels.reference import MIN_NORM, fraction_bits, uniform_levels
 
 NAME = "tensorflow"
@@ -137,7 +137,8 @@ def _padded(x: tf.Tensor, multiple: int) -> tf.Tensor:
 
 
 def _per_element(per_bucket: tf.Tensor, bucket_size: int, elements: int) -> tf.Tensor:
-    spread = tf.broadcast_to(per_bucket[:, None], [per_bucket.shape[0], bucket_size])
+    size = min(bucket_size, elements)
+    spread = tf.broadcast_to(per_bucket[:, None], [per_bucket.shape[0], size])
     return tf.reshape(spread, [-1])[:elements]
 
 
@@ -201,13 +202,15 @@ def bucket_maxima(x: tf.Tensor, bucket_size: int, out: None = None) -> tf.Tensor
 
 
 def _largest_bits(bits: tf.Tensor, bucket_size: int) -> tf.Tensor:
-    return tf.reduce_max(tf.reshape(_padded(bits & _ABS, bucket_size), [-1, bucket_size]), axis=1)
+    size = filled_bucket_size(bits.shape[0], bucket_size)
+    return tf.reduce_max(tf.reshape(_padded(bits & _ABS, size), [-1, size]), axis=1)
 
 
 def bucket_square_sums(x: tf.Tensor, bucket_size: int, out: None = None) -> tf.Tensor:
     _no_buffer(out)
-    values = _padded(_wide(x), bucket_size)
-    lanes = _minus_sum_of_rows(tf.reshape(-values * values, [-1, bucket_size // ROW, ROW]))
+    size = filled_bucket_size(x.shape[0], bucket_size)
+    values = _padded(_wide(x), size)
+    lanes = _minus_sum_of_rows(tf.reshape(-values * values, [-1, size // ROW, ROW]))
     half = ROW // 2
     while half:
         lanes = lanes[:, :half] + lanes[:, half:]

@@ -176,6 +176,22 @@ def test_norms(way: Callable, count: int, bucket_size: int, dtype: Any, bits: in
     assert_same(way, norms, given.x, given.norms)
 
 
+@pytest.mark.parametrize("count", [33, 1025])
+def test_a_bucket_that_is_larger_than_any_tensor(way: Callable, count: int) -> None:
+    given = make_input(count, 1024, np.float32, count)
+
+    def kernels_with_buckets(backend, out, x):
+        largest = backend.bucket_maxima(x, 2**40)
+        return [
+            largest,
+            backend.bucket_square_sums(x, 2**40),
+            backend.round_uniform(x, largest, 2**40, 7, KEY),
+            backend.round_exponential(x, largest, 2**40, 4, KEY),
+        ]
+
+    assert_same(way, kernels_with_buckets, given.x)
+
+
 @pytest.mark.parametrize("count", [0, 1, 1024, 3100])
 @pytest.mark.parametrize("broken", [False, True])
 def test_clipping(way: Callable, count: int, broken: bool) -> None:
