@@ -9,7 +9,7 @@ started equally many on all workers, so must exchanges. And most scripts do the 
 1. An optimizer's first step launches everything at the first ``decompress``: Horovod has then asked for the compression
    of every gradient on every worker. When the step is over, the workers agree on a plan: groups of gradients, in the
    order in which they come (`horovod_quant.torch.plan`). A plan that is not as good as it could be is made again, after
-   1, 2, 4, ... steps.
+   steps 2, 3, 5, 9, ...
 2. From then on a group's first collective is launched when its last gradient arrives, in the step's first backward
    pass. Some exchanges depend on who has called ``hvd.join()``; those are launched when a roll call, which is launched
    at the pass's first gradient, has been answered.
@@ -106,7 +106,7 @@ class Schedule:
     def _begin_session(self) -> None:
         self._agreed = False  # whether all workers have the same arguments
         self._plan: Plan | None = None
-        self._steps_with_plan = 0
+        self._steps = 0
         self._members: dict[str, Member] = {}  # the gradients of the last step
         self._ending: _Ending | None = None
         self._begin_step()
@@ -369,9 +369,8 @@ class Schedule:
         self._ending = None
         answer = ending.tally.settle()
         self.waiting_since = None
-        self._steps_with_plan += 1
+        self._steps += 1
         if answer.wanting and answer.present == self._process_set.size():
-            self._steps_with_plan = 0
             self._plan = agree(
                 self._members,
                 ending.places,
@@ -389,9 +388,8 @@ class Schedule:
         plan = self._plan
         if plan is None or plan.names != self._members.keys():
             return True
-        # One without some gradient, or that knows of other operations, may come of a step that was unlike the others:
-        # after 1, 2, 4, ... steps more.
-        steps = self._steps_with_plan
+        # One without some gradient, or that knows of other operations, may come of a step that was unlike the others.
+        steps = self._steps
         return not (plan.is_complete and plan.quiet) and steps & (steps - 1) == 0
 
     def waits_for(self) -> str:
