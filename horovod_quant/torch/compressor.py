@@ -254,9 +254,10 @@ class Compressor(BaseCompressor):
     ) -> tuple[torch.Tensor, Any]:
         submission = self._submission(tensor, call, scheme, schedule.memory)
         schedule.submit(submission)
-        signs = self._signs(call.name, tuple(tensor.shape), tensor.dtype, scheme)
+        more = self._also_carried(call, tensor)
+        signs = self._signs(call.name, tuple(tensor.shape), tensor.dtype, scheme)[len(more) :]
         dtype = tensor.dtype if call.grouped and tensor.dtype is not torch.bfloat16 else torch.float32
-        carrier = _carrier((*signs, *self._also_carried(call, tensor)), dtype).clone()
+        carrier = _carrier((*signs, *more), dtype).clone()
         if call.grouped and tensor.is_cuda and _is_reduced_there(tensor.device):
             # A group's tensors must be on one device.
             carrier = carrier.pin_memory().to(tensor.device, non_blocking=True)
@@ -283,7 +284,7 @@ class Compressor(BaseCompressor):
         return step, None
 
     def _also_carried(self, call: Call, tensor: torch.Tensor) -> tuple[float, ...]:
-        """Numbers that the carrier takes along besides its signs."""
+        """Numbers that the carrier takes along in place of signs."""
         return ()
 
     def _delivered(self, call: Call, submission: Submission, sums: Sequence[float]) -> None:
