@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from horovod.common.elastic import notification_manager
-from launching import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 NOTICE_LIMIT = 120
 
 
