@@ -18,7 +18,7 @@ from soak_worker import LEAKING, SAMPLES
 
 from horovod_quant.methods import FAMILIES, FP16, NONE
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.extended]
 
 METHODS = [family.replace("BITS", "4") for family in FAMILIES] + ["qsgd-4 elias", "nuqsgd-4 elias-omega"]
 IN_TENSORFLOW = [
