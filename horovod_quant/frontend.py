@@ -12,7 +12,6 @@ import numpy as np
 from horovod_quant import kernels as kernel_backends
 from horovod_quant import nodes, schemes
 from horovod_quant.agreement import signs_of
-from horovod_quant.binsgdm import clipped as clipped
 from horovod_quant.binsgdm import require_beta
 from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Scheme, argument_names, require_int

@@ -78,7 +78,6 @@ class Backward:
         Asleep in between. Without this the stages would be launched in ``decompress``, but only when Horovod, which
         spins, has waited for the optimizer's own operations.
         """
-
         return self._wait(
             lambda: any(schedule.has_more_to_launch for schedule in schedules),
             lambda: sum(schedule.advance() for schedule in schedules) > 0,
@@ -91,7 +90,7 @@ def knows_all(schedules: Sequence[Schedule]) -> bool:
     Horovod numbers its handles; an operation of another kind has none.
     """
     known = set().union(*(schedule.known_operations() for schedule in schedules))
-    if not all(isinstance(handle, int) for handle in known):
+    if not known or not all(isinstance(handle, int) for handle in known):
         return False
     return known == set(range(min(known), max(known) + 1))
 

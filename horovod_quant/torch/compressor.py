@@ -10,13 +10,13 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from horovod_quant import nodes
+from horovod_quant.binsgdm import clipped
 from horovod_quant.frontend import (
     BaseCompressor,
     BinSGDMArguments,
     GlobalQSGDArguments,
     NUQSGDArguments,
     QSGDArguments,
-    clipped,
 )
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import BinaryState, Gradient, Scheme
@@ -114,11 +114,12 @@ class Compressor(BaseCompressor):
         call = self._call_for(tensor)
         size = call.process_set.size()
         self._check(call, tensor, size)
-        schedule = self._schedule(call, tensor)
-        schedule.arrive()
         self._traffic.expect(call.name, ring_allreduce_bytes(4 * tensor.numel(), size))
         scheme = self.policy.scheme_for(call.name, tensor.numel())
-        if scheme is None:
+        schedule = self._schedule(call, tensor, scheme)
+        if schedule is not None:
+            schedule.arrive()
+        if scheme is None or schedule is None:
             return self._pass_through(tensor, call, size)
         return self._submit(tensor, call, scheme, schedule, size)
 
@@ -132,6 +133,13 @@ class Compressor(BaseCompressor):
             return output
         if isinstance(ctx, _Unchanged):
             return ctx.destination.copy_(output)
+        try:
+            return self._finish(output, ctx)
+        except BaseException:
+            ctx.schedule.waiting_since = None
+            raise
+
+    def _finish(self, output: torch.Tensor, ctx: _Carried) -> torch.Tensor:
         submission, schedule = ctx.submission, ctx.schedule
         group = schedule.finish(submission)
         sums = output.tolist()
@@ -189,12 +197,15 @@ class Compressor(BaseCompressor):
                 f"compression={type(self).__name__}(...): the optimizer BinSGDM goes with compression=hvq.BinSGDM()"
             )
 
-    def _schedule(self, call: Call, tensor: torch.Tensor) -> Schedule:
-        """That of the optimizer that calls, which lives as long as the optimizer; or of a direct call's name."""
+    def _schedule(self, call: Call, tensor: torch.Tensor, scheme: Scheme | None) -> Schedule | None:
+        """That of the optimizer that calls, which lives as long as the optimizer; or of a direct call's name, which
+        needs one if something is exchanged under it.
+        """
         if isinstance(call, DirectCall):
-            return self._direct.get(
-                call.of, lambda: self._new_schedule(call, tensor, False, tuple), self._forget
-            )
+            self._direct.remember(call.of, self._forget)
+            if scheme is None:
+                return None
+            return self._direct.get(call.of, lambda: self._new_schedule(call, tensor, False, tuple))
         schedules = vars(call.optimizer).setdefault("_horovod_quant_schedules", {})
         if self not in schedules:
             schedules[self] = self._new_schedule(call, tensor, self.overlap, call.handles())

@@ -18,19 +18,23 @@ class DirectSchedules(threading.local):
     """
 
     def __init__(self) -> None:
-        self._schedules: OrderedDict[str, Schedule] = OrderedDict()
+        self._schedules: OrderedDict[str, Schedule | None] = OrderedDict()
 
-    def get(self, name: str, make: Callable[[], Schedule], forget: Callable[[str], None]) -> Schedule:
-        """The schedule of a name.
+    def remember(self, name: str, forget: Callable[[str], None]) -> None:
+        """To be called for each tensor of an operation.
 
         Args:
             name: of the operation.
-            make: makes the schedule of a name that is new.
             forget: called with a name that is remembered no longer.
         """
-        if name not in self._schedules:
-            self._schedules[name] = make()
-            if len(self._schedules) > REMEMBERED_NAMES:
-                forget(self._schedules.popitem(last=False)[0])
+        self._schedules.setdefault(name, None)
         self._schedules.move_to_end(name)
-        return self._schedules[name]
+        if len(self._schedules) > REMEMBERED_NAMES:
+            forget(self._schedules.popitem(last=False)[0])
+
+    def get(self, name: str, make: Callable[[], Schedule]) -> Schedule:
+        """The schedule of a name that is remembered; ``make`` makes it."""
+        schedule = self._schedules[name]
+        if schedule is None:
+            schedule = self._schedules[name] = make()
+        return schedule
