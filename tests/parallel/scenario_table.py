@@ -53,7 +53,9 @@ class Table(NamedTuple):
     slow: Sequence[str] = ()
     """Features that take a launch under MPI with three workers too long."""
     also: Sequence[str] = ()
-    """Further modules whose scenarios the module imports."""
+    """Further modules, whose scenarios are all in this table."""
+    borrows: Sequence[str] = ()
+    """Further modules, of whose scenarios some are."""
     sampled: Sequence[str] = ()
     """Methods that meet only some features by default, for each costs too much: variants with another sibling."""
 
@@ -296,6 +298,7 @@ TORCH_HIERARCHICAL = Table(
         "direct_calls",
         "the_state_of_binsgdm_is_gathered_saved_and_loaded",
     ],  # with one worker Horovod asks for no compression of gradients
+    borrows=["torch_scenarios"],
 )
 
 OF_BINSGDM = [
@@ -315,6 +318,7 @@ TF_HIERARCHICAL = Table(
         Part(TF_VARIANTS, NOT_OF_BINSGDM, extra=True),
     ],
     core=["keras_fit", "tape_groups", *NOT_OF_BINSGDM, *OF_BINSGDM],
+    borrows=["tf_scenarios"],
 )
 
 ON_A_GPU = [

@@ -13,7 +13,6 @@ import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as keras_hvd
 import numpy as np
 import tensorflow as tf
-import tf_scenarios as scenarios_of  # noqa: F401 (where worker.py finds the features that are no others here)
 from oracle import Oracle
 from tf_harness import (
     IN_TENSORFLOW,

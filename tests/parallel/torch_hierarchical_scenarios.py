@@ -9,7 +9,6 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
-import torch_scenarios as scenarios_of
 from torch_harness import (
     METHODS,
     VARIANTS,
@@ -21,6 +20,7 @@ from torch_harness import (
     net,
     net_loss,
     net_without_small_tensors,
+    rank_data,
     train_and_compare,
 )
 from torch_scenarios import clean, finish  # noqa: F401 (part of a module of scenarios)
@@ -57,7 +57,7 @@ def a_tensor_smaller_than_the_node() -> None:
 
 
 def _small_loss(model: torch.nn.Module, step: int) -> torch.Tensor:
-    return model(scenarios_of.rank_data(step, 3, 10)).pow(2).mean()
+    return model(rank_data(step, 3, 10)).pow(2).mean()
 
 
 def nodes_of_one_worker() -> None:
@@ -154,7 +154,7 @@ def the_state_of_a_small_tensor_is_gathered() -> None:
     )
     for step in range(2):
         optimizer.zero_grad()
-        model(scenarios_of.rank_data(step, 3, 5)).pow(2).mean().backward()
+        model(rank_data(step, 3, 5)).pow(2).mean().backward()
         optimizer.step()
     assert "gather_state()" in message_of(optimizer.state_dict, RuntimeError)
     optimizer.gather_state()

@@ -33,22 +33,6 @@ from torch_harness import (
     train_and_compare,
     train_one_step_and_check,
 )
-from torch_scripts import (  # noqa: F401 (scenarios of this module)
-    a_compressor_that_hands_on,
-    a_first_step_without_a_pass,
-    a_worker_does_not_reach_the_second_optimizer,
-    a_worker_has_a_batch_less,
-    a_worker_skips_its_backward_pass,
-    any_script,
-    copies_keep_their_names,
-    first_together_after_training_apart,
-    fresh_names,
-    frozen_layers,
-    it_says_what_it_waits_for,
-    one_tensor_twice_in_a_group,
-    operations_after_giving_up,
-    unnamed_tensors_of_other_shapes,
-)
 
 import horovod_quant.torch as hvq
 from horovod_quant import simulator

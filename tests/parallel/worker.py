@@ -21,9 +21,11 @@ from scenario_table import TABLES, problems, split
 
 
 def scenario(module: Any, name: str) -> Callable[[], None]:
-    """What to call. A module may take a feature's function from the module that it calls ``scenarios_of``."""
+    """What to call. A feature's function is in the module, or in another one that the table names."""
     feature, method = split(name)
-    function = getattr(module, feature, None) or getattr(module.scenarios_of, feature)
+    table = TABLES[module.__name__]
+    modules = [module, *map(importlib.import_module, (*table.also, *table.borrows))]
+    function = next(getattr(each, feature) for each in modules if hasattr(each, feature))
     return functools.partial(function, module.MAKERS[method]) if method else function
 
 
