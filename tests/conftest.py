@@ -22,6 +22,13 @@ TIERS = {
     "steps of the soak test: some hours more",
 }
 
+FOR_WORKERS = {
+    "SCRIPT_DRAWS": ("8", "250"),  # torch_scripts.any_script
+    "EVERY_CASE": ("0", "1"),  # turns.py
+    "ELASTIC_PHASES": ("few", "all"),  # elastic_job.py
+}
+"""Variables of the environment that workers read, by default and with --all."""
+
 SECONDS_WORTH_A_TABLE = 30
 
 
@@ -35,9 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("every" if is_extended(config) else "a fifth")
-    os.environ.setdefault(
-        "SCRIPT_DRAWS", "250" if is_extended(config) else "8"
-    )  # for torch_scripts.any_script
+    for name, (default, extended) in FOR_WORKERS.items():
+        os.environ.setdefault(name, extended if is_extended(config) else default)
 
 
 def is_extended(config: pytest.Config) -> bool:

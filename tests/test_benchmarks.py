@@ -110,7 +110,7 @@ def exchange_on_a_gpu(built: str, workers: int, report: Path) -> str:
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [extended(1), 2])
 def test_the_time_in_hooks_is_beside_the_total(workers: int, tmp_path: Path) -> None:
     report = tmp_path / "exchange.json"
     told = exchange_on_a_gpu("cuda", workers, report)
@@ -132,7 +132,8 @@ def test_the_time_in_hooks_is_beside_the_total(workers: int, tmp_path: Path) -> 
 
 @pytest.mark.parallel
 @pytest.mark.parametrize(
-    ("built", "why"), [("host", "built without CUDA: it takes"), ("nccl", "refuses two workers on a GPU")]
+    ("built", "why"),
+    [("host", "built without CUDA: it takes"), extended("nccl", "refuses two workers on a GPU")],
 )
 def test_what_horovod_cannot_reduce_on_a_gpu_is_left_out(built: str, why: str, tmp_path: Path) -> None:
     report = tmp_path / "exchange.json"

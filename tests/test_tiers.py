@@ -44,7 +44,7 @@ def uncovered(chosen: Plan, module: str) -> set[tuple]:
             (method, "gloo"),
             (method, "mpi"),
         }
-        if feature not in table.slow:
+        if feature not in (*table.slow, *table.in_pairs):
             wanted.add((feature, 3))
         if method not in table.sampled:
             wanted.add((feature, method))

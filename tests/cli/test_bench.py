@@ -52,7 +52,7 @@ def alone(*options: Any) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parallel
 @needs_horovod
 @pytest.mark.parametrize(
-    ("framework", "controller"), [("torch", "gloo"), extended("torch", "mpi"), ("tensorflow", "gloo")]
+    ("framework", "controller"), [("torch", "gloo"), extended("torch", "mpi"), extended("tensorflow", "gloo")]
 )
 def test_measures_every_method(framework: str, controller: str, tmp_path: Path) -> None:
     chosen = [] if framework == "torch" else ["--framework", framework]

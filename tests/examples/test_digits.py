@@ -44,7 +44,7 @@ for options in json.loads(sys.argv[2]):
 """
 
 
-@pytest.fixture(scope="module", params=[SCRIPTS[0], extended(SCRIPTS[1]), SCRIPTS[2]])
+@pytest.fixture(scope="module", params=[SCRIPTS[0], *map(extended, SCRIPTS[1:])])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What an example writes with --json after three epochs on 2 workers, for each training."""
     folder = tmp_path_factory.mktemp("digits")
@@ -97,7 +97,7 @@ def test_two_workers_repeat_exactly(trained: dict[str, Any]) -> None:
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("script", [extended("torch_digits"), "tf2_digits"])
+@pytest.mark.parametrize("script", [extended("torch_digits"), "tf2_digits", extended("keras_digits")])
 def test_trains_under_mpi(script: str) -> None:
     done = horovodrun("mpi", 2, [sys.executable, path(script), "--compression", "qsgd", "--epochs", "1"])
     assert done.returncode == 0, done.stdout
@@ -117,7 +117,7 @@ def test_one_worker_needs_no_launcher(script: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("script", ["torch_digits", "keras_digits"])
+@pytest.mark.parametrize("script", ["torch_digits", extended("keras_digits")])
 def test_a_wrong_argument_gives_one_message_and_fails(script: str) -> None:
     options = ["--compression", "global-qsgd", "--bits", "0"]
     done = horovodrun("gloo", 2, [sys.executable, path(script), *options])

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import extended
 from parallel.launching import elastic, horovodrun
 from test_digits import alone, driver, path
 
@@ -48,7 +49,7 @@ def leave_out_unless_thorough(dispensable: bool, request: pytest.FixtureRequest)
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("script", BENCHMARKS)
+@pytest.mark.parametrize("script", [BENCHMARKS[0], extended(BENCHMARKS[1])])
 def test_benchmark_measures_every_method(script: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     methods = methods_for(script, 4, request.config.getoption("tier") == "thorough")
     file = tmp_path / "figures.json"

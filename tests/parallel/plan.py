@@ -79,7 +79,7 @@ def flat(tier: str) -> Plan:
     plan = {}
     for module, breadths in BREADTHS.items():
         every, table = names(module, "extra"), TABLES[module]
-        coverings = [cover(every, COSTS, table.slow, table.sampled)]
+        coverings = [cover(every, COSTS, [*table.slow, *table.in_pairs], table.sampled)]
         if tier != "default":
             coverings.append(cover(every, COSTS, table.slow))
         for launch, breadth in breadths.items():
@@ -142,12 +142,14 @@ SETTINGS = {
 
 
 def with_settings(tier: str) -> Plan:
-    """Under settings of Horovod that few choose."""
+    """Under settings of Horovod that few choose; by default one of them."""
     runs = [
         Run("torch_scenarios", "gloo", 2, label, (), tuple(own.items())) for label, own in SETTINGS.items()
     ]
     core = names("torch_scenarios", "core")
-    return dict.fromkeys(runs, core if tier in ("all", "thorough") else each_feature_once(core))
+    if tier in ("all", "thorough"):
+        return dict.fromkeys(runs, core)
+    return {runs[0]: each_feature_once(core)}
 
 
 def _by_breadths(breadths: Mapping[Run, str], tier: str, default: Sequence[Run]) -> Plan:

@@ -52,6 +52,8 @@ class Table(NamedTuple):
     """Features that are tried wherever a launch is worth its start."""
     slow: Sequence[str] = ()
     """Features that take a launch under MPI with three workers too long."""
+    in_pairs: Sequence[str] = ()
+    """Features that by default are tried with two workers alone, for they are about what each worker does by itself."""
     also: Sequence[str] = ()
     """Further modules, whose scenarios are all in this table."""
     borrows: Sequence[str] = ()
@@ -248,6 +250,25 @@ TF = Table(
         "survives_pickling",
         "tape_dtypes",
     ],
+    in_pairs=[
+        "keras_legacy_optimizer",
+        "keras_run_eagerly",
+        "keras_legacy_run_eagerly",
+        "keras_optimizer_from_horovod_tensorflow",
+        "checkpoints_are_restored",
+        "tape_eager",
+        "tape_generic_names",
+        "names_of_ones_own",
+        "local_and_unused_variables",
+        "watched_tensors",
+        "a_compressor_that_delegates",
+        "embedding_in_fit",
+        "graph_and_session",
+        "constant_gradients",
+        "copies_keep_names",
+        "differentiation_is_refused",
+        "bad_arguments",
+    ],
     sampled=[*TF_VARIANTS, *IN_TENSORFLOW],
 )
 
@@ -387,7 +408,7 @@ def problems(module: str, folder: Path) -> Iterator[str]:
     for name in written:
         if name not in listed:
             yield f"{module}: {name} is in no list of scenario_table.py, so nothing runs it"
-    for name in {*table.core, *table.slow} - listed:
+    for name in {*table.core, *table.slow, *table.in_pairs} - listed:
         yield f"scenario_table.py: {module} has no feature {name!r}"
     every = names(module, "extra")
     for name in sorted(set(every)):

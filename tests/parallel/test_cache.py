@@ -21,6 +21,7 @@ def test_a_model_of_1000_tensors_evicts_nothing(method: str) -> None:
     assert "evicted" not in done.stdout
 
 
+@pytest.mark.extended
 def test_the_eviction_would_be_seen() -> None:
     program = [sys.executable, Path(__file__).with_name("cache_worker.py"), "global-qsgd"]
     done = horovodrun(

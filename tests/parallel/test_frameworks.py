@@ -16,7 +16,7 @@ pytestmark = pytest.mark.parallel
 def test_the_frameworks_agree(tmp_path: Path) -> None:
     for framework in ("torch", "tensorflow"):
         program = [sys.executable, Path(__file__).with_name("frameworks_worker.py"), framework, tmp_path]
-        done = horovodrun("gloo", 3, program)
+        done = horovodrun("mpi", 3, program)
         assert done.returncode == 0, done.stdout[-3000:]
     with np.load(tmp_path / "torch-0.npz") as expected:
         assert len(expected) == len(METHODS) * STEPS * len(SHAPES)

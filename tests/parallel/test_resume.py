@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import resume_data
-from helpers import assert_mean
+from helpers import assert_mean, extended
 from launching import horovodrun
 from oracle import assert_average
 from resume_data import HIERARCHICAL_BINSGDM, RESUMING, SAVED_AFTER, SAVING, TRAINED, Arrays, method_of
@@ -91,7 +91,11 @@ def outcome(case: tuple[str, str], outcomes: dict[str, Path], tmp_path: Path) ->
     return Outcome(outcomes[framework], framework, method)
 
 
-every_case = pytest.mark.parametrize("case", CASES, ids=["-".join(case).replace(" ", "-") for case in CASES])
+every_case = pytest.mark.parametrize(
+    "case",
+    [case if case[0] == "torch" else extended(case) for case in CASES],
+    ids=["-".join(case).replace(" ", "-") for case in CASES],
+)
 
 
 @every_case

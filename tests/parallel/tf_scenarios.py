@@ -34,6 +34,7 @@ from tf_harness import (
     optimizer_for,
     rank_data,
 )
+from turns import taken
 
 import horovod_quant.tensorflow as hvq
 from horovod_quant.kernels.layout import TILE
@@ -171,17 +172,16 @@ def keras_groups(make: Make) -> None:
 def keras_backward_passes(make: Make) -> None:
     """An optimizer counts every pass: exchange k happens in its iteration 2k + 1."""
     binary = isinstance(make(), hvq.BinSGDM)
-    for average in (False, True):
-        for legacy in (False, True):
-            fit(
-                make(),
-                legacy=legacy,
-                steps=4,
-                exchanges=2,
-                step=(lambda k: 2 * k + 1) if binary else int,
-                backward_passes_per_step=2,
-                average_aggregated_gradients=average,
-            )
+    for average, legacy in taken((False, False), (False, True), (True, False), (True, True)):
+        fit(
+            make(),
+            legacy=legacy,
+            steps=4,
+            exchanges=2,
+            step=(lambda k: 2 * k + 1) if binary else int,
+            backward_passes_per_step=2,
+            average_aggregated_gradients=average,
+        )
 
 
 def keras_process_set(make: Make) -> None:
@@ -215,7 +215,7 @@ class Poisons:
 def keras_mixed_precision(make: Make) -> None:
     """Whatever is not finite, wherever it comes from: nobody moves, every scale is halved, the next step is clean."""
     overflows = [[place] for step in POISONED for place in step]
-    for legacy in (False, True):
+    for legacy in taken(False, True):
         policy = tf.keras.mixed_precision.Policy("mixed_float16")
         model, compressor = keras_model(policy), make()
         poisons = Poisons(model)
@@ -240,35 +240,34 @@ def keras_mixed_precision(make: Make) -> None:
 def keras_loads_models(make: Make) -> None:
     """A model and its optimizer survive a file, and go on training with a compressor that is given then."""
     binary = isinstance(make(), hvq.BinSGDM)
-    for legacy in (False, True):
+    for legacy, ending in taken((False, "saved_model"), (True, "saved_model"), (False, "h5"), (True, "h5")):
         model = fit(make(), legacy=legacy)
         kept = [np.array(variable) for variable in model.optimizer.variables()]
-        for ending in ("h5", "saved_model"):
-            compressor = make()
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / f"model.{ending}"
-                model.save(path, **({} if ending == "h5" else {"save_format": "tf"}))
-                loaded = keras_hvd.load_model(
-                    str(path),
-                    custom_optimizers=[hvq.optim.BinSGDM, hvq.optim.LegacyBinSGDM] if binary else None,
-                    compression=compressor,
-                    legacy_opts=legacy,
-                )
-                if ending != "h5":
-                    hvq.optim.restore_from_saved_model(loaded, path)
-            assert isinstance(loaded.optimizer, type(optimizer_for(make(), legacy)))
-            found = [np.array(variable) for variable in loaded.optimizer.variables()]
-            assert len(found) == len(kept)
-            assert all(np.array_equal(a, b) for a, b in zip(found, kept)), f"{ending}: the state was lost"
-            assert not binary or any(np.abs(a).max() > 0 for a in found if a.ndim > 1)
-            loaded.fit(*next(batches(1)), verbose=0)
-            assert {name for name, _, _ in compressor.records} >= KERNELS
-            assert_same_on_all_ranks(loaded.get_weights(), "weights")
+        compressor = make()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"model.{ending}"
+            model.save(path, **({} if ending == "h5" else {"save_format": "tf"}))
+            loaded = keras_hvd.load_model(
+                str(path),
+                custom_optimizers=[hvq.optim.BinSGDM, hvq.optim.LegacyBinSGDM] if binary else None,
+                compression=compressor,
+                legacy_opts=legacy,
+            )
+            if ending != "h5":
+                hvq.optim.restore_from_saved_model(loaded, path)
+        assert isinstance(loaded.optimizer, type(optimizer_for(make(), legacy)))
+        found = [np.array(variable) for variable in loaded.optimizer.variables()]
+        assert len(found) == len(kept)
+        assert all(np.array_equal(a, b) for a, b in zip(found, kept)), f"{ending}: the state was lost"
+        assert not binary or any(np.abs(a).max() > 0 for a in found if a.ndim > 1)
+        loaded.fit(*next(batches(1)), verbose=0)
+        assert {name for name, _, _ in compressor.records} >= KERNELS
+        assert_same_on_all_ranks(loaded.get_weights(), "weights")
 
 
 def checkpoints_are_restored(make: Make) -> None:
     """A checkpoint holds the optimizer's state and nothing of the compressor's."""
-    for legacy in (False, True):
+    for legacy in taken(False, True):
         model = fit(make(), legacy=legacy, steps=1)
         saved = [np.array(variable) for variable in model.optimizer.variables()]
         with tempfile.TemporaryDirectory() as folder:
@@ -369,7 +368,7 @@ def tape_process_set(make: Make) -> None:
 
 
 def tape_dtypes(make: Make) -> None:
-    for dtype in ("float16", "bfloat16", "float64"):
+    for dtype in taken("float16", "bfloat16", "float64"):
         train_with_tape(make, dtype=dtype)
     train_with_tape(make, dtype="float16", groups=1)
 
@@ -453,10 +452,9 @@ def one_gradient_for_two_variables(make: Make) -> None:
         assert all(traffic.bytes_sent > 0 for traffic in sent.values())
 
     train()
-    for groups in (None, 1, "in turn"):
-        train(groups, exclude="b:0")
-    train(eager=True, exclude="b:0")
-    for legacy in (False, True):
+    for groups, eager in taken((None, False), (1, False), (None, True), ("in turn", False)):
+        train(groups, eager, exclude="b:0")
+    for legacy in taken(True, False):
         a, b = (tf.Variable(tf.zeros([40, 30]), name=name) for name in "ab")
         compressor = make(exclude="b:0")
         optimizer = keras_hvd.DistributedOptimizer(optimizer_for(compressor, legacy), compression=compressor)
@@ -507,7 +505,7 @@ class Delegating:
 
 
 def a_compressor_that_delegates(make: Make) -> None:
-    for groups in (None, 1):
+    for groups in taken(None, 1):
         model = keras_model()
         compressor, optimizer = make_for_tape(make, model)
         step = tf.function(tape_step(Delegating(compressor), model, optimizer, groups=groups))
@@ -575,7 +573,7 @@ def graph_and_session(make: Make) -> None:
     if isinstance(make(), hvq.BinSGDM):
         assert "optimizer of the same name" in message_of(lambda: _train_in_a_session(make()), ValueError)
         return
-    for passes, groups in ((1, None), (2, None), (1, 1)):
+    for passes, groups in taken((1, None), (2, None), (1, 1)):
         compressor = make()
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             weights, sent = _train_in_a_session(compressor, session, passes, groups)
@@ -950,7 +948,7 @@ def binsgdm_moves_by_the_rate(make: Make) -> None:
     """Every element by +-lr, quantized or not; the optimizer's state is that of the simulator; one worker alone too."""
     if not isinstance(make(), hvq.BinSGDM):
         return
-    for legacy, clip_norm in ((False, None), (True, None), (False, 0.01), (True, 0.01)):
+    for legacy, clip_norm in taken((False, None), (True, None), (False, 0.01), (True, 0.01)):
         model, compressor = keras_model(), make()
         before = model.get_weights()
         optimizer = optimizer_for(compressor, legacy, clip_norm=clip_norm)

@@ -17,6 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable
 
+import turns
 from scenario_table import TABLES, problems, split
 
 
@@ -49,6 +50,7 @@ def main() -> None:
     rank = module.start()
     with open(folder / f"{rank}.jsonl", "w") as log:
         for name, run in scenarios.items():
+            turns.begin(name, list(module.MAKERS))
             failure, begin = "", time.monotonic()
             try:
                 run()
