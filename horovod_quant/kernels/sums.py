@@ -10,10 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_quant.kernels.layout import TILE
-
-ANY_LENGTH = 2**40
-"""A bucket size with room for all elements of any tensor."""
+from horovod_quant.kernels.layout import TILE, WHOLE_TENSOR
 
 _DROPPED_BITS = 29
 _ABS = np.uint64(0x7FFFFFFFFFFFFFFF)
@@ -48,7 +45,7 @@ def in_a_tree(sums: np.ndarray) -> np.ndarray:
 
 def tensor_maximum(kernels: Any, x: np.ndarray) -> np.ndarray:
     """Largest magnitude of all elements, float32, an array of one; inf where one is not finite, 0 of none."""
-    return kernels.bucket_maxima(x, ANY_LENGTH) if len(x) else np.zeros(1, np.float32)
+    return kernels.bucket_maxima(x, WHOLE_TENSOR) if len(x) else np.zeros(1, np.float32)
 
 
 def tensor_mean_magnitude(kernels: Any, x: np.ndarray) -> np.ndarray:

@@ -23,9 +23,17 @@ import tensorflow as tf
 
 from horovod_quant.kernels import keys
 from horovod_quant.kernels.keys import MULTIPLIER_1, MULTIPLIER_2, WEYL, Key
-from horovod_quant.kernels.layout import ROW, TILE, code_words, filled_bucket_size, sum_words, tiles
+from horovod_quant.kernels.layout import (
+    ROW,
+    TILE,
+    WHOLE_TENSOR,
+    code_words,
+    filled_bucket_size,
+    sum_words,
+    tiles,
+)
 from horovod_quant.kernels.reference import MIN_NORM, check_operand, fraction_bits, uniform_levels
-from horovod_quant.kernels.sums import ANY_LENGTH, inverse_count
+from horovod_quant.kernels.sums import inverse_count
 
 NAME = "tensorflow"
 
@@ -500,7 +508,7 @@ def decode_signs(words: tf.Tensor, magnitude: Number, out: tf.TensorSpec) -> tf.
 
 
 def tensor_maximum(x: tf.Tensor) -> tf.Tensor:
-    return bucket_maxima(x, ANY_LENGTH) if x.shape[0] else tf.zeros([1])
+    return bucket_maxima(x, WHOLE_TENSOR) if x.shape[0] else tf.zeros([1])
 
 
 def tensor_mean_magnitude(x: tf.Tensor) -> tf.Tensor:

@@ -9,9 +9,18 @@ import numpy as np
 import torch
 
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW, TILE, buckets, ceil_div, code_words, sum_words, tiles
+from horovod_quant.kernels.layout import (
+    ROW,
+    TILE,
+    WHOLE_TENSOR,
+    buckets,
+    ceil_div,
+    code_words,
+    sum_words,
+    tiles,
+)
 from horovod_quant.kernels.reference import check_operand, fraction_bits, uniform_levels
-from horovod_quant.kernels.sums import ANY_LENGTH, inverse_count
+from horovod_quant.kernels.sums import inverse_count
 from horovod_quant.kernels.triton import arrays, decoding, encoding, norms, one_bit, whole
 from horovod_quant.kernels.triton.arguments import (
     KINDS,
@@ -140,7 +149,7 @@ def tensor_maximum(x: torch.Tensor) -> torch.Tensor:
     if not len(floats(x, "x")):
         return torch.zeros(1, device=x.device)
     # Two stages, because one program would go through a bucket of all elements alone.
-    return bucket_maxima(bucket_maxima(x, TILE), ANY_LENGTH)
+    return bucket_maxima(bucket_maxima(x, TILE), WHOLE_TENSOR)
 
 
 def tensor_mean_magnitude(x: torch.Tensor) -> torch.Tensor:
