@@ -181,6 +181,11 @@ def test_norms_of_a_bucket_that_is_larger_than_any_tensor(count: int) -> None:
     x = np.random.default_rng(count).standard_normal(count).astype(np.float32)
     for kernel in ("bucket_maxima", "bucket_square_sums"):
         assert_same(kernel, x, 2**40)
+    norms = np.full(1, 3, np.float32)
+    words = assert_same("encode_uniform_codes", x, norms, 2**40, 2, KEY)
+    assert_same("decode_uniform_codes", [words], [norms], 2**40, 2, 1.0, np.zeros(count, np.float32))
+    words = assert_same("encode_uniform_sum", x, norms, 2**40, 1, 4, KEY)
+    assert_same("decode_uniform_sum", words, norms, 2**40, 1, 4, 1.0, np.zeros(count, np.float32))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])

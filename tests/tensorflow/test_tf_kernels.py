@@ -227,7 +227,7 @@ def test_sums_and_statistics(way: Callable, count: int, bucket_size: int, dtype:
     assert_same(way, statistics, given.x, finite.astype(given.x.dtype))
 
 
-@pytest.mark.parametrize("count", [1, 1000, 5000])
+@pytest.mark.parametrize("count", [1000, 3000])
 def test_statistics_of_ordinary_gradients(way: Callable, count: int) -> None:
     """A contraction of a product and a sum, or a division by a rounded inverse, would show in the deviation."""
 
@@ -238,7 +238,7 @@ def test_statistics_of_ordinary_gradients(way: Callable, count: int) -> None:
             for result in (backend.tensor_mean_magnitude(x), backend.tensor_deviation(x))
         ]
 
-    scales = 10.0 ** np.arange(-40, 36, 4)
+    scales = 10.0 ** np.array([-40, -22, -3, 0, 1, 35])
     gradients = [
         ((gaussian(count + i, count) + i % 3) * scale).astype(np.float32) for i, scale in enumerate(scales)
     ]

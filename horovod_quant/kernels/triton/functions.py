@@ -37,7 +37,7 @@ from horovod_quant.kernels.triton.arguments import (
     result,
     typed,
 )
-from horovod_quant.kernels.triton.launching import Job, Kernel, run, settle
+from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, Job, Kernel, run, settle
 
 MAX_LEVELS = 2**15 - 1
 
@@ -45,6 +45,7 @@ MAX_LEVELS = 2**15 - 1
 _ROWS = 128  # of elements, to decode
 _WORD_ROWS = 16  # to encode
 _BUCKETS_TO_ADD = 16
+_LARGEST_BUCKET = MAX_ELEMENTS + 1  # for larger ones Triton's integers are too short
 _CHUNK = 1024  # elements of a bucket at a time, and ...
 _ELEMENTS_TO_COMPARE = 4096  # ... of all buckets of a program
 _TILES = 2  # of single bits
@@ -230,7 +231,7 @@ def encode_uniform_sum(
         _encoding_job(x, norms, bucket_size, key, start, words, 32 // width),
         **_shape(x),
         **_rounding(levels),
-        BUCKET=bucket_size,
+        BUCKET=min(bucket_size, _LARGEST_BUCKET),
         WIDTH=width,
         TILES=_WORD_ROWS,
     )
@@ -273,7 +274,7 @@ def _encoded_codes(x, norms, bucket_size, bits, key, start, out, rounding):
         _encoding_job(x, norms, bucket_size, key, start, words, 32),
         **_shape(x),
         **rounding,
-        BUCKET=bucket_size,
+        BUCKET=min(bucket_size, _LARGEST_BUCKET),
         BITS=bits,
         TILES=_WORD_ROWS,
     )
@@ -322,7 +323,7 @@ def decode_uniform_sum(
         _decode_sum,
         Job(len(out), _ROWS * ROW, entries),
         **_shape(out),
-        BUCKET=bucket_size,
+        BUCKET=min(bucket_size, _LARGEST_BUCKET),
         LEVELS=float(levels),
         WIDTH=width,
         BIAS=sum(1 << (width * field + width - 1) for field in range(32 // width)),
@@ -372,7 +373,7 @@ def _decoded_codes(words, norms, bucket_size, bits, factor, out, **constants):
         Job(len(out), _ROWS * ROW, {"target": out, "factor": float_entry(factor)}, pointers=pointers),
         **_shape(out),
         **constants,
-        BUCKET=bucket_size,
+        BUCKET=min(bucket_size, _LARGEST_BUCKET),
         BITS=bits,
         WORKERS=len(words),
         ROWS=_ROWS,
