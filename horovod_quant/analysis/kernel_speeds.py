@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from horovod_quant.analysis.work import (
     KERNELS,
     NORMS,
     Call,
+    Watched,
     cached_work_of,
     describe_call,
     resolved,
@@ -89,7 +89,7 @@ class KernelSpeeds:
     def by_phase(self, calls: Sequence[Call]) -> Phases:
         """Seconds of kernel calls, by what they are for."""
         return Phases(
-            *(self.seconds(call for call in calls if KERNELS[call.kernel] == phase)
+            *(self.seconds(call for call in calls if KERNELS.get(call.kernel, ENCODE) == phase)
               for phase in (NORMS, ENCODE, DECODE))
         )  # fmt: skip
 
@@ -208,8 +208,7 @@ class _Stopwatch:
     def __init__(self, backend: Any) -> None:
         self.active = True
         self._seconds: dict[tuple[str, int, int], list[float]] = {}
-        timed = {name: self._timed(name, getattr(backend, name)) for name in KERNELS}
-        self.kernels = SimpleNamespace(**{**vars(backend), **timed})
+        self.kernels = Watched(backend, lambda name: self._timed(name, getattr(backend, name)), {})
 
     def _timed(self, name: str, kernel: Callable) -> Callable:
         def run(*arguments: Any, **named: Any) -> Any:
@@ -219,7 +218,8 @@ class _Stopwatch:
             if self.active:
                 call, _ = describe_call(name, arguments, named)
                 key = (call.kernel, call.bits, call.arrays)
-                self._seconds.setdefault(key, []).append(seconds / call.elements)
+                if call.elements:
+                    self._seconds.setdefault(key, []).append(seconds / call.elements)
             return result
 
         return run

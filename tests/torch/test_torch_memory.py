@@ -51,14 +51,15 @@ def test_without_triton_gradients_on_a_gpu_go_to_the_host(monkeypatch: pytest.Mo
 def test_triton_has_no_elias_coding() -> None:
     pytest.importorskip("triton")
     with pytest.raises(
-        ValueError, match="coding='elias': kernels='triton' have no Elias coding; use coding='fixed'"
+        ValueError, match="coding='elias': QSGD then needs arrays in the host's memory.*use kernels='auto'"
     ):
         hvq.QSGD(kernels="triton", coding="elias")
 
 
 def test_no_such_kernels() -> None:
-    with pytest.raises(ValueError, match="kernels='gpu': no such backend"):
-        hvq.QSGD(kernels="gpu")
+    usable = "'auto', 'native', 'numpy', or 'triton' for gradients on a GPU"
+    with pytest.raises(ValueError, match=f"kernels='cuda': no such backend; use {usable}"):
+        hvq.QSGD(kernels="cuda")
 
 
 PROGRAM = """
