@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+import horovod_quant
 from horovod_quant.kernels.layout import WHOLE_TENSOR, sum_words
 from horovod_quant.schemes.base import (
     Allreduce,
@@ -30,6 +31,7 @@ from horovod_quant.schemes.base import (
 )
 
 
+@horovod_quant.register
 @dataclass(frozen=True)
 class TernGrad(Scheme):
     """TernGrad: -1, 0 or 1 for each element, and one scale for each tensor.
@@ -152,7 +154,7 @@ def main() -> None:
     if args.steps < 1 or args.batch_size < hvd.size() or not 0 < args.lr < math.inf:
         parser.error(f"use --steps from 1 on, --batch-size from {hvd.size()} on, and a positive --lr")
     try:
-        compression = hvq.Compressor(TernGrad(args.clip), seed=args.seed)
+        compression = hvq.TernGrad(args.clip, seed=args.seed)
     except ValueError as error:
         parser.error(str(error))
 

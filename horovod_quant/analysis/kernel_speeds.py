@@ -71,7 +71,7 @@ class KernelSpeeds:
         """Seconds of kernel calls, one after another.
 
         Raises:
-            KeyError: a kernel has not been measured with these bits.
+            KeyError: a kernel has not been measured.
         """
         return sum(self._speed(call).seconds(call.elements, call.arrays) for call in calls)
 
@@ -107,11 +107,14 @@ class KernelSpeeds:
         return KernelSpeeds(measured, tuple(found["half"]))
 
     def _speed(self, call: Call) -> Speed:
-        if (call.kernel, call.bits) not in self.kernels:
-            raise KeyError(
-                f"{call.kernel} with {call.bits} bits has not been measured: give measure_kernels() its scheme"
-            )
-        return self.kernels[call.kernel, call.bits]
+        if (call.kernel, call.bits) in self.kernels:
+            return self.kernels[call.kernel, call.bits]
+        measured = [bits for kernel, bits in self.kernels if kernel == call.kernel]
+        if not measured:
+            raise KeyError(f"{call.kernel} has not been measured: give measure_kernels() its scheme")
+        # A scheme whose bits depend on the number of workers has been measured with few of them.
+        nearest = min(measured, key=lambda bits: abs(bits - call.bits))
+        return self.kernels[call.kernel, nearest]
 
 
 def measure_kernels(

@@ -23,6 +23,14 @@ NORMS, ENCODE, DECODE = "norms", "encode", "decode"
 KERNELS = {
     "bucket_maxima": NORMS,
     "bucket_square_sums": NORMS,
+    "bucket_sums": NORMS,
+    "bucket_magnitude_sums": NORMS,
+    "tensor_maximum": NORMS,
+    "tensor_mean_magnitude": NORMS,
+    "tensor_deviation": NORMS,
+    "less": ENCODE,
+    "where": ENCODE,
+    "minimum": ENCODE,
     "encode_uniform_sum": ENCODE,
     "encode_uniform_codes": ENCODE,
     "encode_exponential": ENCODE,
@@ -41,6 +49,12 @@ KERNELS = {
 _OUTPUTS: dict[str, Callable[[int, dict[str, Any]], tuple[int, Any]]] = {
     "bucket_maxima": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float32),
     "bucket_square_sums": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float64),
+    "bucket_sums": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float64),
+    "bucket_magnitude_sums": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float64),
+    "tensor_maximum": lambda elements, given: (1, np.float32),
+    "tensor_mean_magnitude": lambda elements, given: (1, np.float32),
+    "tensor_deviation": lambda elements, given: (1, np.float32),
+    "less": lambda elements, given: (elements, np.bool_),
     "encode_uniform_sum": lambda elements, given: (sum_words(elements, given["width"]), np.int32),
     "encode_uniform_codes": lambda elements, given: (code_words(elements, given["bits"]), np.int32),
     "encode_exponential": lambda elements, given: (code_words(elements, given["bits"]), np.int32),
@@ -91,8 +105,8 @@ def describe_call(kernel: str, arguments: tuple, named: dict[str, Any]) -> tuple
     elif kernel == "mean":
         elements = len(given["arrays"][0])
     else:
-        source = given.get("x", given.get("gradient"))
-        elements = len(given["out"] if source is None else source)
+        source = next(given[name] for name in ("x", "gradient", "flags", "a", "out") if name in given)
+        elements = len(source)
     return Call(kernel, given.get("bits", given.get("width", 0)), elements, arrays), given
 
 

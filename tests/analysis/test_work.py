@@ -5,13 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import SCHEMES, used_states
+from literature import LITERATURE
 
 from horovod_quant import simulator
 from horovod_quant.analysis.work import Call, work_of
 from horovod_quant.schemes import QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.traffic import sent_bytes
 
-FIXED = [name for name, scheme in SCHEMES.items() if getattr(scheme, "coding", "fixed") == "fixed"]
+FIXED = {
+    name: scheme
+    for name, scheme in {**SCHEMES, **LITERATURE}.items()
+    if getattr(scheme, "coding", "fixed") == "fixed"
+}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -20,9 +25,9 @@ def test_bytes_are_those_of_the_simulator(name: str, size: int) -> None:
     lengths = [3000, 1, 0, 1024, 5000]
     gradients = [[np.ones(length, np.float32) for length in lengths] for _ in range(size)]
     states = [used_states(own) for own in gradients]
-    simulated = simulator.run(SCHEMES[name], gradients, states=states)
+    simulated = simulator.run(FIXED[name], gradients, states=states)
     found: dict[str, float] = {}
-    for _, asked in work_of(SCHEMES[name], lengths, size).stages:
+    for _, asked in work_of(FIXED[name], lengths, size).stages:
         kind = type(asked).__name__.lower()
         found[kind] = found.get(kind, 0.0) + sum(sent_bytes(asked, size))
     assert found == pytest.approx(simulated.bytes_sent)
@@ -43,6 +48,19 @@ def test_kernel_calls_are_those_of_the_scheme() -> None:
         [Call("encode_uniform_sum", 8, 5000)],
     ]
     assert decode == [Call("decode_uniform_sum", 8, 5000)]
+    stages, decode = work_of(LITERATURE["terngrad"], [3000, 2000], 4)
+    (before_scales, scales), (before_words, _) = stages
+    assert scales.array.shape == (2,)
+    assert before_scales == [
+        Call("tensor_deviation", 0, 5000),
+        Call("scale", 0, 4),
+        Call("less", 0, 5000),
+        Call("minimum", 0, 5000),
+        Call("where", 0, 5000),
+        Call("tensor_maximum", 0, 5000),
+    ]
+    assert before_words == [Call("encode_uniform_sum", 4, 5000)]
+    assert decode == [Call("decode_uniform_sum", 4, 5000)]
     stages, decode = work_of(BinSGDM(), [4 * 1024], 4)
     assert [calls for calls, _ in stages] == [[Call("binarize", 0, 4096)], [Call("vote", 0, 1024, 4)]]
     assert decode == [Call("decode_signs", 0, 4096)]
