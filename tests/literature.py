@@ -126,21 +126,21 @@ class Natural(OneNumber):
         return kernels.decode_exponential(words, numbers, WHOLE_TENSOR, 8, factor, out)
 
 
-def load_example(name: str) -> Any:
-    """The module examples/<name>.py."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+def load(file: Path) -> Any:
+    """The module in a file."""
+    if file.stem not in sys.modules:
+        spec = importlib.util.spec_from_file_location(file.stem, file)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
+        sys.modules[file.stem] = module
         # Left as it was, so that tests which go through the registry do not depend on who has imported this.
         with mock.patch.dict(registry._registered):
             spec.loader.exec_module(module)
-    return sys.modules[name]
+    return sys.modules[file.stem]
 
 
-TernGrad: Any = load_example("terngrad").TernGrad
+TernGrad: Any = load(EXAMPLES / "terngrad.py").TernGrad
 
 LITERATURE: dict[str, Scheme] = {
     "terngrad": TernGrad(),
