@@ -303,8 +303,8 @@ def require_no_host(scheme: Scheme, kernels: str) -> None:
     needs = scheme.host_requirement()
     if needs is not None:
         raise ValueError(
-            f"{needs}: {type(inner_of(scheme)).__name__} then needs arrays in the host's memory, for which "
-            f"kernels={kernels!r} are not made; use kernels='auto' or kernels='native'"
+            f"{needs}: kernels={kernels!r} do not work in the host's memory, where {type(inner_of(scheme)).__name__} "
+            f"then needs its arrays; use kernels='auto' or kernels='native'"
         )
 
 
