@@ -308,7 +308,7 @@ def require_no_host(scheme: Scheme, kernels: str) -> None:
         )
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _OfInstances:
@@ -331,7 +331,7 @@ class _OfInstances:
         return call
 
 
-def of_instances(method: Method) -> Method:
+def of_instances(method: Function) -> Function:
     """Makes a method explain itself when it is called on the class."""
     return _OfInstances(method)  # type: ignore[return-value]
 
