@@ -194,7 +194,9 @@ def test_installed_packages_schemes_are_found_when_names_are_looked_up(tmp_path:
     program = (
         "import sys, horovod_quant.methods as methods; assert 'installed_schemes' not in sys.modules; "
         "methods.parse('fp16'); assert 'installed_schemes' not in sys.modules; "
-        "print(methods.parse('fromelsewhere').scheme(), methods.parse('qsgd-4').class_name)"
+        "print(methods.parse('fromelsewhere').scheme(), methods.parse('qsgd-4').class_name); "
+        "from horovod_quant.cli.findings.installed import scheme_findings; "
+        "[print(finding.mark, finding.line) for finding in scheme_findings()]"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
@@ -203,9 +205,13 @@ def test_installed_packages_schemes_are_found_when_names_are_looked_up(tmp_path:
         text=True,
         env={**os.environ, "PYTHONPATH": path},
     )
-    assert done.stdout == "FromElsewhere(share=0.5) QSGD\n", done.stderr
+    found, ours, theirs = done.stdout.splitlines()
+    assert found == "FromElsewhere(share=0.5) QSGD", done.stderr
     assert done.stderr.count("RuntimeWarning") == 1
-    assert (
+    problem = (
         "the entry point broken = installed_schemes:NoSuchScheme of horovod_quant.schemes cannot be used: "
         "AttributeError: module 'installed_schemes' has no attribute 'NoSuchScheme'"
-    ) in done.stderr
+    )
+    assert problem in done.stderr
+    assert ours == "ok schemes of other packages: FromElsewhere of installed_schemes"
+    assert theirs == f"problem {problem}; repair or remove its package"

@@ -12,6 +12,7 @@ import torch
 import horovod_quant.torch as hvq
 from horovod_quant import kernels
 from horovod_quant.kernels import native, reference
+from horovod_quant.schemes import QSGD, Hierarchical
 from horovod_quant.torch import memory
 
 CPU = torch.device("cpu")
@@ -35,6 +36,19 @@ def test_kernels_asked_for_by_name_are_taken_for_gradients_on_a_gpu_too() -> Non
 def test_gradients_on_a_gpu_that_are_elias_coded_go_to_the_host() -> None:
     schemes = hvq.QSGD(coding="elias").policy.schemes
     assert memory.choose("auto", torch.device("cuda", 0), schemes).device == CPU
+
+
+def test_gradients_on_a_gpu_go_to_the_host_for_schemes_that_ask_for_it() -> None:
+    class Asking(QSGD):
+        host_only = True
+
+    for scheme in (Asking(), Hierarchical(Asking())):
+        assert memory.choose("auto", torch.device("cuda", 0), [QSGD(), scheme]).device == CPU
+    pytest.importorskip("triton")
+    with pytest.raises(
+        ValueError, match="host_only=True: kernels='triton' do not work in the host's memory, where As"
+    ):
+        hvq.Compressor(Asking(), kernels="triton")
 
 
 def test_without_triton_gradients_on_a_gpu_go_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
