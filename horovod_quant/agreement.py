@@ -18,7 +18,7 @@ COMMON = (
 )  # fmt: skip
 """Arguments of every compressor that must be the same on all workers; the first is the scheme's name."""
 
-FIELD_PLACES = 16
+FIELD_PLACES = 8
 """For a scheme's arguments; those of one with more share places."""
 
 PLACES = len(COMMON) + FIELD_PLACES

@@ -35,6 +35,7 @@ class Classes:
         self._made: dict[type[Scheme], type] = {}
         for kind in (base, *with_optimizer.values()):
             _describe_constructor(kind)
+        base.__doc__ = documentation(base)
 
     def find(self, name: str) -> type:
         """The class of that name, for a module's ``__getattr__``.
@@ -186,18 +187,17 @@ def refuse_unknown(name: str, unknown: Sequence[str], known: Iterable[str]) -> N
 # ---- documentation ---------------------------------------------------------------------------------------------------
 
 
-def documentation(base: type, scheme_class: type[Scheme]) -> str:
-    """The scheme's, with every argument explained."""
-    head, own, rest = _parts(scheme_class)
+def documentation(base: type, scheme_class: type[Scheme] | None = None) -> str:
+    """The scheme's, with every argument explained; that of ``base`` without one."""
+    head, own, rest = _parts(scheme_class or base)
     above = [_parts(kind)[1] for kind in reversed(base.__mro__) if kind is not object]
     texts = {name: text for each in above for name, text in each.items()}
     texts.update(own)
     lines = []
     for name in signature_of(base, scheme_class).parameters:
-        text = texts.get(name, f"see `{scheme_class.__module__}.{scheme_class.__name__}`.")
-        first, *more = text.splitlines()
+        first, *more = texts.get(name, "see the scheme.").splitlines()
         lines += [f"    {name}: {first}", *(f"        {line}" for line in more)]
-    if scheme_class.own_optimizer is not None:
+    if scheme_class is not None and scheme_class.own_optimizer is not None:
         head += f"\n\n{_parts(base)[0].strip()}"
     return "\n".join([head.strip(), "", "Args:", *lines, *(["", rest.strip()] if rest.strip() else []), ""])
 

@@ -303,12 +303,12 @@ def require_no_host(scheme: Scheme, kernels: str) -> None:
     needs = scheme.host_requirement()
     if needs is not None:
         raise ValueError(
-            f"{needs}: {type(inner_of(scheme)).__name__} then needs arrays in the host's memory, for which "
-            f"kernels={kernels!r} are not made; use kernels='auto' or kernels='native'"
+            f"{needs}: kernels={kernels!r} do not work in the host's memory, where {type(inner_of(scheme)).__name__} "
+            f"then needs its arrays; use kernels='auto' or kernels='native'"
         )
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _OfInstances:
@@ -331,7 +331,7 @@ class _OfInstances:
         return call
 
 
-def of_instances(method: Method) -> Method:
+def of_instances(method: Function) -> Function:
     """Makes a method explain itself when it is called on the class."""
     return _OfInstances(method)  # type: ignore[return-value]
 

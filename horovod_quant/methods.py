@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from horovod_quant.schemes import registry
@@ -63,12 +64,13 @@ def compared() -> list[str]:
 
 
 def examples() -> dict[str, Scheme]:
-    """A scheme for each short name, with defaults for what the name leaves open; without those that lack some."""
-    return {
-        name: kind(**preset)
-        for name, kind, preset in _presets()
-        if not set(registry.required_arguments(kind)) - set(preset)
-    }
+    """A scheme for each short name, with defaults for what the name leaves open; without those that cannot be made."""
+    found = {}
+    for name, kind, preset in _presets():
+        if set(registry.required_arguments(kind)) <= set(preset):
+            with suppress(ValueError):  # another package's, whose defaults do not suit its preset
+                found[name] = kind(**preset)
+    return found
 
 
 def parse(name: str) -> Method:

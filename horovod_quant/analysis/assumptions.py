@@ -45,7 +45,9 @@ def assumptions(setting: Setting, step: Step, *, calibrated: bool, rows: Sequenc
     schemes = [inner_of(row.choice.method) for row in rows if isinstance(row.choice.method, Scheme)]
     others = dict.fromkeys(type(each).__name__ for each in schemes if not registry.is_own(type(each)))
     if others:
-        found.append(f"What {', '.join(others)} may compute without this package's kernels takes no time.")
+        found.append(
+            f"What {', '.join(others)} may compute without this package's kernels counts as nothing."
+        )
     if network.workers >= MANY:
         found += _of_many(setting, rows)
     return found

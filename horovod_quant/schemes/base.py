@@ -278,6 +278,40 @@ class Scheme:
         raise TypeError(f"compression={shown}: that is a scheme, no compressor; use hvq.Compressor({inner})")
 
 
+def explained(
+    scheme: Scheme, gradients: Sequence[Gradient], workers: Workers, kernels: Any, arrays: str
+) -> Exchange:
+    """``scheme.begin`` on a framework's tensors: what fails because they are no numpy arrays says so.
+
+    Args:
+        arrays: what the tensors are, for the message.
+
+    Raises:
+        TypeError: the scheme asked of its arrays, or of the kernels, what there is for numpy's alone.
+    """
+
+    def told(action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except (AttributeError, NotImplementedError, TypeError) as error:
+            raise TypeError(
+                f"{scheme} cannot be run on {arrays}. If it computes with numpy, declare host_only = True in its "
+                f"class, or take kernels='native'; if not, let it use the functions of kernels alone. What has failed: "
+                f"{' '.join(str(error).split())}"
+            ) from error
+
+    exchange = told(lambda: scheme.begin(gradients, workers, kernels))
+    reply: Any = None
+    while True:
+        try:
+            request = told(lambda: exchange.send(reply))  # noqa: B023
+        except StopIteration as stop:
+            found: Decoded = stop.value
+            break
+        reply = yield request
+    return found._replace(write=lambda i, factor, out: told(lambda: found.write(i, factor, out)))
+
+
 def argument_names(scheme: Any) -> list[str]:
     """Of a scheme or its class."""
     return [field.name for field in dataclasses.fields(scheme) if field.init]

@@ -94,6 +94,11 @@ def check(scheme_class: Any) -> None:
             if argument not in names:
                 usable = ", ".join(names) or "nothing (it takes none)"
                 raise ValueError(f"{name}.presets[{family!r}]: no argument {argument!r}; use {usable}")
+    for method in scheme_class.compared:
+        if not any(re.fullmatch(f"{family}(-[0-9]+)?", method) for family in families_of(scheme_class)):
+            raise ValueError(
+                f"{name}.compared: {method!r} is none of its methods; its short names are in presets"
+            )
 
 
 def families_of(scheme_class: type[Scheme]) -> dict[str, dict[str, Any]]:

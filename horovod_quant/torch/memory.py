@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import torch
 
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.frontend import require_no_host
-from horovod_quant.schemes.base import Decoded, Exchange, Scheme
+from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers, explained
 
 TRITON = "triton"
 
@@ -59,6 +59,9 @@ class Memory(Protocol):
 
     def catch_up(self) -> None:
         """To be called when others have computed what kernels will read."""
+
+    def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
+        """A scheme's exchange of arrays of this memory, at its start."""
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
         """An exchange whose requests and answers are what those who perform collectives take and return.
@@ -108,6 +111,9 @@ class HostMemory(Memory):
 
     def catch_up(self) -> None:
         pass
+
+    def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
+        return scheme.begin(gradients, workers, self.kernels)
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
         return exchange
@@ -196,6 +202,9 @@ class DeviceMemory(Memory):
         """Kernels run after what has been launched so far on the caller's stream."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
+        return explained(scheme, gradients, workers, self.kernels, "tensors of a GPU")
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
         """They are tensors, unless ``on_host``, or Horovod takes no tensors of the device."""
