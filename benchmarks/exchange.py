@@ -35,7 +35,7 @@ from horovod_quant.bench.command import Plan, Problem, Run, run_plan
 from horovod_quant.bench.report import shown
 from horovod_quant.bench.variants import Options, Variant
 from horovod_quant.frontend import GROUP_BYTES
-from horovod_quant.methods import FAMILIES, FP16, METHODS, parse
+from horovod_quant.methods import FP16, compared, families, parse
 
 NOTHING = "no exchange"
 BASELINES = ["ddp", "ddp-fp16", "ddp-powersgd-1", "ddp-powersgd-2"]
@@ -188,8 +188,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time a whole exchange of a model's gradients.")
     parser.add_argument("--framework", default="torch", choices=["torch", "tensorflow"])
     parser.add_argument("--model", default="resnet50", choices=MODELS, help="whose gradients")
-    parser.add_argument("--methods", nargs="+", default=METHODS, metavar="METHOD",
-                        help=f"what to measure: {', '.join([*FAMILIES, *BASELINES])}")  # fmt: skip
+    parser.add_argument("--methods", nargs="+", default=compared(), metavar="METHOD",
+                        help=f"what to measure: {', '.join([*families(), *BASELINES])}")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each method")
     parser.add_argument("--group-bytes", nargs="+", type=float, default=[GROUP_BYTES / MIB], metavar="MIB",
                         help="size of this package's groups in MiB; several are compared")  # fmt: skip

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from horovod_quant.methods import FAMILIES, parse
+from horovod_quant.methods import families, parse
 
-METHOD_HELP = ", ".join(FAMILIES)
+METHOD_HELP = ", ".join(families())
 
 
 def method(text: str) -> str:

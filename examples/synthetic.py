@@ -14,7 +14,7 @@ import numpy as np
 import script_options
 import training
 
-from horovod_quant.methods import BINSGDM, METHODS, parse
+from horovod_quant.methods import BINSGDM, compared, parse
 
 CLASSES = 10
 STAGES = 3  # each of half the height and width, and twice the channels, of the one before
@@ -45,8 +45,8 @@ def parse_arguments(program: str, hvd: Any) -> argparse.Namespace:
     )
     add = parser.add_argument
     count = script_options.count
-    add("--method", type=script_options.method, nargs="+", default=METHODS, metavar="METHOD",
-        help=f"one or several to compare: {script_options.METHOD_HELP} (default: {' '.join(METHODS)})")  # fmt: skip
+    add("--method", type=script_options.method, nargs="+", default=compared(), metavar="METHOD",
+        help=f"one or several to compare: {script_options.METHOD_HELP} (default: {' '.join(compared())})")  # fmt: skip
     add("--batch-size", type=count, default=32, help="images in a batch, of each worker (32)")
     add("--num-warmup-batches", type=count, default=10, help="batches before anything is measured (10)")
     add("--num-batches-per-iter", type=count, default=10, help="batches that are measured as one (10)")

@@ -4,3 +4,7 @@ Use `horovod_quant.torch` with PyTorch. The numpy core is here: `schemes`, `kern
 """
 
 __version__ = "0.1.0"
+
+from horovod_quant.schemes.registry import register
+
+__all__ = ["register"]

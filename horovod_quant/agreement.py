@@ -1,4 +1,9 @@
-"""Whether all workers have given their compressors the same arguments: what they send, and what its sum tells."""
+"""Whether all workers have given their compressors the same arguments: what they send, and what its sum tells.
+
+Each argument has a place, where its text's signs are added up. There are as many for every scheme, so that workers with
+different ones, or with other versions, send arrays of the same length: one for each of the compressors' own arguments,
+and `FIELD_PLACES` for the scheme's, in the order of its fields.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,17 @@ from collections.abc import Mapping, Sequence
 SIGNS = 16
 """Signs that stand for a text. Texts that differ have the same ones once in 65,536 times."""
 
-COMPARED = (
-    "compression", "bits", "norm", "levels", "bucket_size", "coding", "exchange", "min_elements", "exclude",
-    "overrides", "seed", "hierarchical", "group_bytes", "overlap",
+COMMON = (
+    "compression", "min_elements", "exclude", "overrides", "seed", "hierarchical", "group_bytes", "overlap",
 )  # fmt: skip
-"""Arguments that must be the same on all workers."""
+"""Arguments of every compressor that must be the same on all workers; the first is the scheme's name."""
+
+FIELD_PLACES = 8
+"""For a scheme's arguments; those of one with more share places."""
+
+PLACES = len(COMMON) + FIELD_PLACES
+
+_NO_FIELD = "an argument that this worker's scheme does not have"
 
 
 def signs_of(text: str) -> tuple[int, ...]:
@@ -22,28 +33,51 @@ def signs_of(text: str) -> tuple[int, ...]:
 
 
 def signature(arguments: Mapping[str, str]) -> list[int]:
-    """Signs of each argument in `COMPARED`, for a sum over the workers."""
-    return [sign for name in COMPARED for sign in signs_of(arguments.get(name, ""))]
+    """Signs of each place, for a sum over the workers.
+
+    Args:
+        arguments: those in `COMMON`, and the scheme's in the order of its fields.
+    """
+    texts = [arguments.get(name, "") for name in COMMON]
+    texts += ["; ".join(f"{name}={arguments[name]}" for name in names) for names in _field_places(arguments)]
+    return [sign for text in texts for sign in signs_of(text)]
 
 
-def different(total: Sequence[int], workers: int) -> list[str]:
+def labels(arguments: Mapping[str, str]) -> list[str]:
+    """What to call each place."""
+    return [*COMMON, *(", ".join(names) or _NO_FIELD for names in _field_places(arguments))]
+
+
+def is_told(equal: Sequence[bool]) -> list[bool]:
+    """Which places to name: not a scheme's arguments where the schemes themselves are different."""
+    return [not same and (equal[0] or place < len(COMMON)) for place, same in enumerate(equal)]
+
+
+def different(arguments: Mapping[str, str], total: Sequence[int], workers: int) -> list[str]:
     """The arguments that are not the same on all.
 
     Args:
+        arguments: this worker's.
         total: the sum of the signatures.
         workers: how many have added theirs.
     """
-    return [
-        name
-        for place, name in enumerate(COMPARED)
-        if any(abs(value) != workers for value in total[SIGNS * place : SIGNS * (place + 1)])
+    equal = [
+        all(abs(value) == workers for value in total[SIGNS * place : SIGNS * (place + 1)])
+        for place in range(PLACES)
     ]
+    return [label for label, told in zip(labels(arguments), is_told(equal)) if told]
 
 
 def disagreement(arguments: Mapping[str, str], names: Sequence[str]) -> str:
     """What to tell the user of this worker."""
-    own = ", ".join(f"{name}={arguments.get(name)}" for name in names)
+    own = ", ".join(f"{name}={arguments[name]}" if name in arguments else name for name in names)
     return (
         f"{arguments['compression']} has {own} here, and something else on other workers; construct it with the same "
         f"arguments on all"
     )
+
+
+def _field_places(arguments: Mapping[str, str]) -> list[list[str]]:
+    """The names of the scheme's arguments in each of their places."""
+    names = [name for name in arguments if name not in COMMON]
+    return [names[place::FIELD_PLACES] for place in range(FIELD_PLACES)]

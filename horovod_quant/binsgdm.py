@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 SPREAD = (
@@ -17,6 +18,13 @@ def require_beta(beta: Any) -> None:
     """Raises ValueError unless ``0 <= beta < 1``."""
     if not _is_between(0, beta, 1):
         raise ValueError(f"beta={beta!r}: use a number from 0 up to but not including 1")
+
+
+def require_same_beta(told: float | None, betas: Iterable[float]) -> None:
+    """Raises ValueError when the optimizer has other values than its compressor was told, None if it was told none."""
+    found = sorted(set(betas))
+    if told is not None and found != [told]:
+        raise ValueError(f"beta={told!r}: the optimizer has beta={found}; give both the same")
 
 
 def require_step_sizes(**values: Any) -> None:

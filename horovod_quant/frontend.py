@@ -1,20 +1,24 @@
-"""What the frontends for PyTorch and TensorFlow share: arguments, checks, the carrier, and the public constructors."""
+"""What the frontends for PyTorch and TensorFlow share: arguments, checks, the carrier."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 import numpy as np
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant import nodes, schemes
+from horovod_quant import methods, nodes
 from horovod_quant.agreement import signs_of
-from horovod_quant.binsgdm import require_beta
+from horovod_quant.compressor_classes import refuse_unknown
 from horovod_quant.policy import Policy
+from horovod_quant.schemes import Hierarchical, registry
 from horovod_quant.schemes.base import Scheme, argument_names, require_int
+from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.stats import Stats, TrafficCounter
 
 MIN_ELEMENTS = 1024
@@ -39,7 +43,8 @@ class BaseCompressor:
     depend on the gradient's name, tell whether all workers mean the same gradient.
 
     Args:
-        scheme: the scheme and its arguments.
+        scheme: the scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or a method's name,
+            such as ``"qsgdinf-4"``.
         min_elements: smaller gradients go through Horovod unchanged.
         exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
         overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
@@ -56,12 +61,16 @@ class BaseCompressor:
     Raises:
         ValueError: an argument is out of range, or, with ``hierarchical`` after ``hvd.init()``, the hosts differ in
             their numbers of workers.
+        TypeError: there is no such argument.
         ImportError: Horovod is missing, or was built without the framework.
     """
 
+    own_optimizer: str | None = None
+    """Of the schemes that it takes; see `Scheme`."""
+
     def __init__(
         self,
-        scheme: Scheme,
+        scheme: Scheme | str,
         *,
         min_elements: int = MIN_ELEMENTS,
         exclude: str | Iterable[str] | None = (),
@@ -73,7 +82,17 @@ class BaseCompressor:
         hierarchical: bool | int = False,
         group_bytes: int = GROUP_BYTES,
         overlap: bool = True,
+        **unknown: Any,
     ) -> None:
+        kind = type(self)
+        refuse_unknown(kind.__name__, list(unknown), list(inspect.signature(kind).parameters))
+        scheme = _scheme(scheme)
+        if scheme.own_optimizer != self.own_optimizer:
+            raise ValueError(
+                f"scheme={scheme!r}: it belongs to the optimizer {scheme.own_optimizer}; use "
+                f"hvq.{type(scheme).__name__}(...)"
+            )
+        group_bytes = _whole(group_bytes)
         require_int("seed", seed, 0, 2**63 - 1)
         require_int("group_bytes", group_bytes, 1, 2**62)
         _require_flag("overlap", overlap)
@@ -81,16 +100,15 @@ class BaseCompressor:
         hierarchical = _hierarchy(hierarchical)
         if hierarchical and process_set is not None:
             raise ValueError(_NO_PROCESS_SET)
-        if not isinstance(scheme, Scheme):
-            raise ValueError(f"scheme={scheme!r}: use one of horovod_quant.schemes, as in QSGD(bits=4)")
         if hierarchical:
-            scheme = schemes.Hierarchical(scheme)
+            scheme = Hierarchical(scheme)
         self.policy = Policy(scheme, min_elements, exclude, overrides)
         self.hierarchical = hierarchical
         self.seed = int(seed)
         self.group_bytes = int(group_bytes)
         self.overlap = bool(overlap)
         self._kernels = kernels
+        self._said_nothing_is_compressed = False
         self._check_kernels()
         self._attach(process_set, None if named_parameters is None else _named(named_parameters))
         if hierarchical and self._basics().is_initialized():  # otherwise at the first exchange
@@ -160,15 +178,14 @@ class BaseCompressor:
         counts = state.get("exchanges") if isinstance(state, Mapping) else None
         sound = isinstance(counts, Mapping) and set(state) == {"exchanges"}
         if not sound or not all(_is_count(name, count) for name, count in counts.items()):  # type: ignore[union-attr]
-            raise ValueError(f"state={state!r}: use what a compressor's state_dict() returned")
+            raise ValueError(f"state={in_short(state)}: use what a compressor's state_dict() returned")
         self._resume_at({name: int(count) for name, count in counts.items()})  # type: ignore[union-attr]
 
     def _arguments(self) -> dict[str, str]:
         """What must be the same on all workers: see `horovod_quant.agreement`."""
-        policy, scheme = self.policy, self.policy.scheme
-        inner = scheme.inner if isinstance(scheme, schemes.Hierarchical) else scheme
+        policy, inner = self.policy, inner_of(self.policy.scheme)
         values = {
-            "compression": type(self).__name__,
+            "compression": type(inner).__name__,
             **{argument: getattr(inner, argument) for argument in argument_names(inner)},
             "min_elements": policy.min_elements,
             "exclude": policy.exclude,
@@ -179,6 +196,26 @@ class BaseCompressor:
             "overlap": self.overlap,
         }
         return {argument: str(value) for argument, value in values.items()}
+
+    def __repr__(self) -> str:
+        """The call that makes one like it, but for ``named_parameters`` and ``process_set``."""
+        scheme = inner_of(self.policy.scheme)
+        name, parameters = type(self).__name__, inspect.signature(type(self)).parameters
+        if "scheme" in parameters:
+            shown = [repr(scheme)]
+        else:
+            shown = [f"{argument}={getattr(scheme, argument)!r}" for argument in argument_names(scheme)]
+        others = {
+            "exclude": tuple(self.policy.exclude),
+            "overrides": self.policy.given_overrides() or None,
+            "kernels": self._kernels,
+            "min_elements": self.policy.min_elements,
+        }
+        for argument, parameter in parameters.items():
+            value = others.get(argument, getattr(self, argument, parameter.default))
+            if argument not in (*argument_names(scheme), "scheme") and value != parameter.default:
+                shown.append(f"{argument}={value!r}")
+        return f"{name}({', '.join(shown)})"
 
     def _exchange_counts(self) -> dict[str, int]:
         raise NotImplementedError
@@ -214,6 +251,19 @@ class BaseCompressor:
             raise ValueError(nodes.UNEVEN)
         return self._basics().local_size()
 
+    def _warn_if_nothing_is_compressed(self, elements: Mapping[str, int]) -> None:
+        """Once: of a model whose gradients, by name, have so many elements."""
+        if not elements or self._said_nothing_is_compressed or self.policy.compresses_any(elements):
+            return
+        self._said_nothing_is_compressed = True
+        warnings.warn(
+            f"{type(self).__name__} compresses nothing: each of the model's {len(elements)} gradients has less than "
+            f"min_elements={self.policy.min_elements} elements (the largest has {max(elements.values())}), or is "
+            f"excluded",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
     def _check_operation(self, op: Any, usable: Sequence[Any], adasum: Any) -> None:
         if op is not None and op not in usable:
             shown = "Adasum" if op == adasum else repr(op)
@@ -246,6 +296,85 @@ class BaseCompressor:
             f"{name}: the workers did not exchange the same gradient here; check that all of them have the same "
             f"model, and {type(self).__name__} the same arguments"
         )
+
+
+def require_no_host(scheme: Scheme, kernels: str) -> None:
+    """Raises ValueError where a scheme needs numpy's arrays, and kernels of a framework were asked for by name."""
+    needs = scheme.host_requirement()
+    if needs is not None:
+        raise ValueError(
+            f"{needs}: kernels={kernels!r} do not work in the host's memory, where {type(inner_of(scheme)).__name__} "
+            f"then needs its arrays; use kernels='auto' or kernels='native'"
+        )
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _OfInstances:
+    """A method whose call on the class itself says what is missing: Horovod's own compressors are classes."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        if instance is not None:
+            return self._function.__get__(instance, owner)
+
+        @functools.wraps(self._function)
+        def call(*given: Any, **named: Any) -> Any:
+            if not given or not isinstance(given[0], BaseCompressor):
+                raise TypeError(f"compression={owner.__name__}: that is a class; add (): {owner.__name__}()")
+            return self._function(*given, **named)
+
+        return call
+
+
+def of_instances(method: Function) -> Function:
+    """Makes a method explain itself when it is called on the class."""
+    return _OfInstances(method)  # type: ignore[return-value]
+
+
+def in_short(value: Any) -> str:
+    """For messages: of a mapping the keys alone, of anything else the beginning."""
+    if isinstance(value, Mapping) and value:
+        keys = ", ".join(repr(key)[:40] for key in list(value)[:6])
+        return f"<{type(value).__name__} with the keys {keys}{', ...' * (len(value) > 6)}>"
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+def _scheme(value: Any) -> Scheme:
+    """The scheme that is meant; raises ValueError if there is none."""
+    if isinstance(value, str):
+        try:
+            found = methods.parse(value).scheme()
+        except ValueError as error:
+            raise ValueError(f"scheme={value!r}: {error}") from None
+        if found is None:
+            raise ValueError(f"scheme={value!r}: that is Horovod's own: compression=hvd.Compression.{value}")
+        return found
+    if isinstance(value, type) and issubclass(value, (Scheme, BaseCompressor)):
+        raise ValueError(f"scheme={value.__name__}: that is a class; add (): {value.__name__}()")
+    if isinstance(value, BaseCompressor):
+        raise ValueError(f"scheme={value!r}: that is a compressor; use it as it is")
+    if not isinstance(value, Scheme):
+        raise ValueError(
+            f"scheme={value!r}: use one of horovod_quant.schemes, as in QSGD(bits=4), or a method's name, as in "
+            f"'qsgdinf-4'"
+        )
+    registry.check(type(value))
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ValueError(f"scheme={value!r}: {error}; give it tuples and numbers") from None
+    return value
+
+
+def _whole(value: Any) -> Any:
+    """A float that is a whole number, such as 32e6, as one."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @functools.lru_cache(maxsize=4096)
@@ -316,81 +445,3 @@ def _named(named_parameters: Any) -> list[tuple[str, Any]]:
             )
         seen.add(pair[0])
     return [(name, parameter) for name, parameter in pairs]
-
-
-# ---- constructors: mixed with a frontend's Compressor ------------------------------------------------------------
-
-
-class _GatheredArguments:
-    _scheme: type[schemes.QSGD] | type[schemes.NUQSGD]
-
-    def __init__(
-        self,
-        bits: int = 4,
-        norm: str = "l2",
-        *,
-        bucket_size: int = 1024,
-        coding: str = "fixed",
-        exchange: str = "allgather",
-        **common: Any,
-    ) -> None:
-        super().__init__(self._scheme(bits, norm, bucket_size, coding, exchange), **common)  # type: ignore[call-arg]
-
-
-class QSGDArguments(_GatheredArguments):
-    """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``): each worker's own norm, uniform levels.
-
-    Args:
-        bits, norm, bucket_size, coding, exchange: see `horovod_quant.schemes.QSGD`. A bucket whose norm is below 2^-96
-            becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
-        **common: see `Compressor`.
-    """
-
-    _scheme = schemes.QSGD
-
-
-class NUQSGDArguments(_GatheredArguments):
-    """NUQSGD: each worker's own norm, exponential levels.
-
-    Args:
-        bits, norm, bucket_size, coding, exchange: see `horovod_quant.schemes.NUQSGD`. A bucket whose norm is below
-            2^-96 becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
-        **common: see `Compressor`.
-    """
-
-    _scheme = schemes.NUQSGD
-
-
-class GlobalQSGDArguments:
-    """Global-QSGD: one scale for all workers, integers that an allreduce sums.
-
-    Args:
-        bits, norm, levels, bucket_size: see `horovod_quant.schemes.GlobalQSGD`. A bucket whose norm, of all workers, is
-            below 2^-96 becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
-        **common: see `Compressor`.
-    """
-
-    def __init__(
-        self,
-        bits: int = 8,
-        norm: str = "max",
-        levels: str = "uniform",
-        *,
-        bucket_size: int = 1024,
-        **common: Any,
-    ) -> None:
-        super().__init__(schemes.GlobalQSGD(bits, norm, levels, bucket_size), **common)  # type: ignore[call-arg]
-
-
-class BinSGDMArguments:
-    def __init__(self, beta: float | None = None, **common: Any) -> None:
-        if beta is not None:
-            require_beta(beta)
-        self.beta = beta
-        super().__init__(schemes.BinSGDM(), **common)  # type: ignore[call-arg]
-
-    def _check_beta(self, betas: Iterable[float]) -> None:
-        """Raises ValueError when the optimizer has other values than this compressor was told."""
-        found = sorted(set(betas))
-        if self.beta is not None and found != [self.beta]:
-            raise ValueError(f"beta={self.beta!r}: the optimizer has beta={found}; give both the same")

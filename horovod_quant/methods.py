@@ -1,51 +1,43 @@
 """The names of methods, as in ``global-qsgd-8``, that commands, scripts and documents use.
 
-A name is a family and, for all but ``none``, ``fp16`` and ``binsgdm``, the bits: ``qsgd-4``. ``none`` and ``fp16`` are
-Horovod's own.
+A name is one of a scheme's short names (`presets` of `horovod_quant.schemes.base.Scheme`) and, where that leaves the
+argument ``bits`` open, the bits: ``qsgd-4``. ``none`` and ``fp16`` are Horovod's own.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from horovod_quant import schemes
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes import registry
+from horovod_quant.schemes.base import Scheme, argument_names
 
-NONE, FP16, BINSGDM = "none", "fp16", "binsgdm"
-
-_QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
-    "qsgd": ("QSGD", {"norm": "l2"}),
-    "qsgdinf": ("QSGD", {"norm": "max"}),
-    "nuqsgd": ("NUQSGD", {"norm": "l2"}),
-    "qsgd-alltoall": ("QSGD", {"norm": "l2", "exchange": "alltoall"}),
-    "qsgdinf-alltoall": ("QSGD", {"norm": "max", "exchange": "alltoall"}),
-    "nuqsgd-alltoall": ("NUQSGD", {"norm": "l2", "exchange": "alltoall"}),
-    "global-qsgd": ("GlobalQSGD", {"norm": "max"}),
-    "global-qsgd-l2": ("GlobalQSGD", {"norm": "l2"}),
-    "global-qsgd-exp": ("GlobalQSGD", {"norm": "max", "levels": "exponential"}),
-}
-
-FAMILIES = [NONE, FP16, *(f"{family}-BITS" for family in _QUANTIZED), BINSGDM]
-"""What `parse` takes, for help texts and messages."""
-
-METHODS = [NONE, FP16, "qsgdinf-4", "nuqsgd-4", "global-qsgd-8", "global-qsgd-4", BINSGDM]
-"""Those that are compared where nobody has chosen."""
+NONE, FP16 = registry.HOROVODS_OWN
+BINSGDM = "binsgdm"
 
 
 class Method(NamedTuple):
-    """A method: the name, the class of the schemes and frontends, and its arguments; Horovod's own have no class."""
+    """A method: the name, the class of its scheme, and its arguments; Horovod's own have no class."""
 
     name: str
-    class_name: str | None
+    scheme_class: type[Scheme] | None
     arguments: dict[str, Any]
+
+    @property
+    def class_name(self) -> str | None:
+        """Of the frontends' class, too."""
+        return None if self.scheme_class is None else self.scheme_class.__name__
+
+    @property
+    def own_optimizer(self) -> str | None:
+        """See `horovod_quant.schemes.base.Scheme`."""
+        return None if self.scheme_class is None else self.scheme_class.own_optimizer
 
     def scheme(self) -> Scheme | None:
         """None for Horovod's own."""
-        if self.class_name is None:
-            return None
-        scheme: Scheme = getattr(schemes, self.class_name)(**self.arguments)
-        return scheme
+        return None if self.scheme_class is None else self.scheme_class(**self.arguments)
 
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
         """What goes into ``compression=``.
@@ -60,6 +52,27 @@ class Method(NamedTuple):
         return getattr(hvq, self.class_name)(**self.arguments, **options)
 
 
+def families() -> list[str]:
+    """What `parse` takes, for help texts and messages: ``BITS`` stands for a number."""
+    found = (f"{name}-BITS" if _has_bits(kind, preset) else name for name, kind, preset in _presets())
+    return [NONE, FP16, *found]
+
+
+def compared() -> list[str]:
+    """The names of those that are compared where nobody has chosen."""
+    return [NONE, FP16, *(name for kind in registry.registered() for name in kind.compared)]
+
+
+def examples() -> dict[str, Scheme]:
+    """A scheme for each short name, with defaults for what the name leaves open; without those that cannot be made."""
+    found = {}
+    for name, kind, preset in _presets():
+        if set(registry.required_arguments(kind)) <= set(preset):
+            with suppress(ValueError):  # another package's, whose defaults do not suit its preset
+                found[name] = kind(**preset)
+    return found
+
+
 def parse(name: str) -> Method:
     """The method of that name.
 
@@ -68,19 +81,41 @@ def parse(name: str) -> Method:
     """
     if name in (NONE, FP16):
         return Method(name, None, {})
-    if name == BINSGDM:
-        return Method(name, "BinSGDM", {})
-    found = re.fullmatch(r"([a-z0-9-]*[a-z][a-z0-9]*)(?:-([0-9]{1,9}))?", name)
-    if found is None or found[1] not in _QUANTIZED:
-        raise ValueError(f"there is no method {name!r}; use {', '.join(FAMILIES[:-1])} or {FAMILIES[-1]}")
-    family, bits = found[1], found[2]
-    if bits is None:
-        raise ValueError(f"{name!r} lacks the number of bits; use {family}-4, for example")
-    class_name, arguments = _QUANTIZED[family]
-    method = Method(name, class_name, {"bits": int(bits), **arguments})
+    known = {family: (kind, preset) for family, kind, preset in _presets()}
+    found = re.fullmatch(r"(.+)-([0-9]{1,9})", name)
+    if name in known:
+        family, bits = name, None
+    elif found is not None and found[1] in known and _has_bits(*known[found[1]]):
+        family, bits = found[1], int(found[2])
+    else:
+        *usable, last = families()
+        raise ValueError(f"there is no method {name!r}; use {', '.join(usable)} or {last}")
+    kind, preset = known[family]
+    if _has_bits(kind, preset):
+        if bits is None:
+            raise ValueError(f"{name!r} lacks the number of bits; use {family}-4, for example")
+        preset = {"bits": bits, **preset}
+    lacking = [argument for argument in registry.required_arguments(kind) if argument not in preset]
+    if lacking:
+        raise ValueError(
+            f"{name!r}: {kind.__name__} needs {', '.join(lacking)}, which its name does not tell; give "
+            f"{kind.__name__} presets, or these arguments defaults"
+        )
+    # One name for each method: "qsgd-04" would be another.
+    method = Method(family if bits is None else f"{family}-{bits}", kind, preset)
     try:
         method.scheme()
     except ValueError as error:
         raise ValueError(f"{name!r}: {error}") from None
-    # One name for each method: "qsgd-04" would be another.
-    return method._replace(name=f"{family}-{int(bits)}")
+    return method
+
+
+def _presets() -> Iterator[tuple[str, type[Scheme], dict[str, Any]]]:
+    for kind in registry.registered():
+        for family, preset in registry.families_of(kind).items():
+            yield family, kind, preset
+
+
+def _has_bits(kind: type[Scheme], preset: dict[str, Any]) -> bool:
+    """Whether a method's name ends with the bits."""
+    return "bits" in argument_names(kind) and "bits" not in preset

@@ -9,6 +9,7 @@ from typing import Any
 
 from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import Scheme, Workers, argument_names, require_int
+from horovod_quant.schemes.hierarchical import inner_of
 
 _REMEMBERED = 10_000
 """Choices, at most."""
@@ -55,6 +56,18 @@ class Policy:
         """Every scheme that may be chosen."""
         return [self.scheme, *(scheme for _, scheme in self.overrides)]
 
+    def given_overrides(self) -> dict[str, dict[str, Any]]:
+        """The overrides as they were given, but for what they left as it was."""
+        usual = inner_of(self.scheme)
+        return {
+            pattern: {
+                argument: getattr(inner_of(scheme), argument)
+                for argument in argument_names(usual)
+                if getattr(inner_of(scheme), argument) != getattr(usual, argument)
+            }
+            for pattern, scheme in self.overrides
+        }
+
     def scheme_for(self, name: str, elements: int) -> Scheme | None:
         """The scheme for a gradient, None to leave it to Horovod."""
         if (name, elements) not in self._chosen:
@@ -79,6 +92,10 @@ class Policy:
             if not any(fnmatchcase(name, pattern) for name in known):
                 shown = ", ".join(map(repr, known[:8])) + (", ..." if len(known) > 8 else "")
                 raise ValueError(f"{argument}: {pattern!r} matches no parameter; the parameters are {shown}")
+
+    def compresses_any(self, elements: Mapping[str, int]) -> bool:
+        """Whether it chooses a scheme for some gradient; ``elements`` are their numbers, by name."""
+        return any(self.scheme_for(name, count) is not None for name, count in elements.items())
 
     def check_workers(self, size: int, local_size: int = 1) -> None:
         """Raises ValueError when a scheme's arguments cannot serve ``size`` workers on nodes of ``local_size``."""

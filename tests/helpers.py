@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from horovod_quant import simulator
+from horovod_quant import methods, simulator
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import BinaryState, Decoded, Gradient, Scheme, Workers
+from horovod_quant.schemes.hierarchical import inner_of
 
 EVERY_EXAMPLE = 100
 """Of a property test that says nothing else; see conftest.py."""
@@ -32,7 +33,7 @@ ALARM = 25.0
 LENGTHS = (0, 1, 31, 33, 1024, 1025)
 
 EXPONENTIAL = GlobalQSGD(4, levels="exponential", bucket_size=64)
-SCHEMES = {
+_CHOSEN: dict[str, Scheme] = {
     "qsgd": QSGD(4, bucket_size=96),
     "qsgd-inf": QSGD(3, norm="max", bucket_size=96),
     "qsgd-elias": QSGD(4, bucket_size=96, coding="elias"),
@@ -46,6 +47,12 @@ SCHEMES = {
     "exponential-l2": GlobalQSGD(4, norm="l2", levels="exponential", bucket_size=2048),
     "binsgdm": BinSGDM(),
 }
+_KINDS = set(map(type, _CHOSEN.values()))
+SCHEMES = {
+    **_CHOSEN,
+    **{name: scheme for name, scheme in methods.examples().items() if type(scheme) not in _KINDS},
+}
+"""Chosen ones, and any further scheme of the package in each of its presets."""
 
 
 def part(count: int) -> int:
@@ -120,7 +127,7 @@ def owned_states(
 
 def simulate(scheme: Scheme, groups: Sequence[Any], **arguments: Any) -> simulator.Result:
     """The simulator with the numpy kernels, and used states for BinSGDM."""
-    if BinSGDM() in (scheme, getattr(scheme, "inner", None)) and "states" not in arguments:
+    if inner_of(scheme) == BinSGDM() and "states" not in arguments:
         members = [own if isinstance(own, list) else [own] for own in groups]
         local_size = arguments.get("local_size", 1)
         arguments["states"] = [

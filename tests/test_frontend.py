@@ -12,7 +12,8 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from horovod_quant.agreement import COMPARED, different, signature, signs_of
+from horovod_quant.agreement import COMMON, FIELD_PLACES, different, disagreement, signature, signs_of
+from horovod_quant.schemes import QSGD, BinSGDM
 
 FRONTENDS = ["horovod_quant.torch", "horovod_quant.tensorflow"]
 
@@ -66,7 +67,8 @@ WRONG_TYPES: list[tuple[str, dict[str, Any], str]] = [
     ("QSGD", {"seed": "1"}, "seed='1': use an integer from 0"),
     ("QSGD", {"seed": None}, "seed=None: use an integer from 0"),
     ("QSGD", {"group_bytes": "32MB"}, "group_bytes='32MB': use an integer from 1"),
-    ("QSGD", {"group_bytes": 32e6}, "group_bytes=32000000.0: use an integer from 1"),
+    ("QSGD", {"group_bytes": 32.5}, "group_bytes=32.5: use an integer from 1"),
+    ("QSGD", {"group_bytes": float("inf")}, "group_bytes=inf: use an integer from 1"),
     ("QSGD", {"overlap": "no"}, "overlap='no': use True or False"),
     ("QSGD", {"overlap": None}, "overlap=None: use True or False"),
     ("QSGD", {"hierarchical": "yes"}, "hierarchical='yes': use True, False, or the number of workers"),
@@ -88,7 +90,13 @@ WRONG_TYPES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("BinSGDM", {"beta": "0.9"}, "beta='0.9': use a number from 0"),
     ("BinSGDM", {"beta": True}, "beta=True: use a number from 0"),
-    ("Compressor", {"scheme": "qsgd"}, "scheme='qsgd': use one of horovod_quant.schemes"),
+    ("Compressor", {"scheme": "qsgd"}, "scheme='qsgd': 'qsgd' lacks the number of bits; use qsgd-4"),
+    ("Compressor", {"scheme": "zip"}, "scheme='zip': there is no method 'zip'; use none, fp16, qsgd-BITS"),
+    ("Compressor", {"scheme": "fp16"}, "that is Horovod's own: compression=hvd.Compression.fp16"),
+    ("Compressor", {"scheme": None}, "scheme=None: use one of horovod_quant.schemes"),
+    ("Compressor", {"scheme": QSGD}, "scheme=QSGD: that is a class; add (): QSGD()"),
+    ("Compressor", {"scheme": BinSGDM()}, "it belongs to the optimizer BinSGDM; use hvq.BinSGDM(...)"),
+    ("Compressor", {"scheme": "binsgdm"}, "it belongs to the optimizer BinSGDM; use hvq.BinSGDM(...)"),
 ]
 
 
@@ -153,9 +161,38 @@ def test_carriers_of_different_names_have_different_signs() -> None:
     assert all(abs(sign) == 1 for sign in signs_of("x"))
 
 
+def summed(workers: list[dict[str, str]]) -> list[int]:
+    return [sum(signs) for signs in zip(*map(signature, workers))]
+
+
 def test_an_argument_that_differs_is_found() -> None:
-    same = dict.fromkeys(COMPARED, "1")
-    others = [same, same, {**same, "bits": "2"}, {**same, "seed": "7"}]
-    total = [sum(signs) for signs in zip(*map(signature, others))]
-    assert different(total, 4) == ["bits", "seed"]
-    assert different([3 * sign for sign in signature(same)], 3) == []
+    same = {**dict.fromkeys(COMMON, "1"), "bits": "4", "norm": "l2"}
+    others = [same, same, {**same, "norm": "max"}, {**same, "seed": "7"}]
+    assert different(same, summed(others), 4) == ["seed", "norm"]
+    assert different(same, summed([same] * 3), 3) == []
+    assert "seed=1, norm=l2 here, and something else on other workers" in disagreement(same, ["seed", "norm"])
+
+
+def test_schemes_that_differ_are_found_whatever_their_arguments_are() -> None:
+    own, other = (
+        {**dict.fromkeys(COMMON, "1"), "compression": name, **fields}
+        for name, fields in (("QSGD", {"bits": "4", "norm": "l2"}), ("Another", {"share": "0.5"}))
+    )
+    assert len(signature(own)) == len(signature(other))
+    for mine in (own, other):
+        assert different(mine, summed([own, other]), 2) == ["compression"]
+
+
+def test_more_arguments_than_places_share_them() -> None:
+    same = {**dict.fromkeys(COMMON, "1"), **{f"field{i}": "0" for i in range(FIELD_PLACES + 1)}}
+    other = {**same, f"field{FIELD_PLACES}": "1"}
+    assert different(same, summed([same, other]), 2) == [f"field0, field{FIELD_PLACES}"]
+
+
+def test_another_release_with_a_further_argument_is_found() -> None:
+    same = {**dict.fromkeys(COMMON, "1"), "bits": "4"}
+    newer = {**same, "rounding": "joint"}
+    assert different(newer, summed([same, newer]), 2) == ["rounding"]
+    assert different(same, summed([same, newer]), 2) == [
+        "an argument that this worker's scheme does not have"
+    ]

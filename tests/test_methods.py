@@ -6,7 +6,7 @@ import pytest
 
 from horovod_quant import methods, schemes
 from horovod_quant.frontend import GROUP_BYTES
-from horovod_quant.methods import FAMILIES, METHODS, parse
+from horovod_quant.methods import compared, families, parse
 
 SCHEMES = {
     "qsgd-4": schemes.QSGD(4),
@@ -33,10 +33,10 @@ def test_names_mean_schemes(name: str) -> None:
 
 def test_every_family_has_a_name_here_and_the_defaults_are_methods() -> None:
     assert {re.sub("-[0-9]+$", "", name) for name in SCHEMES} == {
-        family.removesuffix("-BITS") for family in FAMILIES
+        family.removesuffix("-BITS") for family in families()
     }
-    assert [parse(name).name for name in METHODS] == METHODS
-    assert METHODS[:2] == [methods.NONE, methods.FP16]
+    assert [parse(name).name for name in compared()] == compared()
+    assert compared()[:2] == [methods.NONE, methods.FP16]
 
 
 def test_a_method_has_one_name() -> None:

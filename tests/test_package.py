@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from configparser import ConfigParser
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import horovod_quant
+from horovod_quant.schemes import registry
 
 
 def python(code: str) -> subprocess.CompletedProcess:
@@ -47,6 +49,28 @@ def test_mpi_without_mpi4py_says_what_to_install() -> None:
     assert blocked("mpi4py", "horovod_quant.mpi") == (
         "ImportError: horovod_quant.mpi needs mpi4py: pip install 'horovod-quant[mpi]'"
     )
+
+
+def names_in(file: Path) -> set[str]:
+    """Those that its code uses, and its texts that are names; not what texts say."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, (ast.Attribute, ast.alias)):
+            found.add(node.attr if isinstance(node, ast.Attribute) else node.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
+
+
+@pytest.mark.parametrize("scheme", [kind for kind in registry.own() if kind.own_optimizer is None])
+def test_a_scheme_is_named_in_its_own_file_and_where_it_is_imported_alone(scheme: type) -> None:
+    package = Path(horovod_quant.__file__).parent
+    own = package.joinpath(*scheme.__module__.split(".")[1:]).with_suffix(".py")
+    names = {scheme.__name__, *registry.families_of(scheme)}
+    naming = {file for file in package.rglob("*.py") if names & names_in(file)}
+    assert naming == {own, package / "schemes" / "__init__.py"}
 
 
 def test_the_version_is_the_packages() -> None:

@@ -13,13 +13,12 @@ from typing import NamedTuple
 from horovod_quant import methods
 from horovod_quant.analysis.cost_model import NONE, Cost, Method, Setting, exchange_cost, workers_of
 from horovod_quant.analysis.groups import compressed_names
-from horovod_quant.analysis.rounding import levels_left, relative_error
 from horovod_quant.analysis.steps import Step, break_even_bandwidth, step_seconds, with_bandwidth
 from horovod_quant.analysis.units import show_rate, show_seconds
 from horovod_quant.analysis.work import resolved
 from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import Scheme
-from horovod_quant.schemes.global_qsgd import GlobalQSGD
+from horovod_quant.schemes.hierarchical import inner_of
 
 LEAST_SPEED_UP = 1.05
 """From here on a method pays: the model is not so good that less would mean anything."""
@@ -53,7 +52,8 @@ class Row(NamedTuple):
         speed_up: over none.
         break_even: the bandwidth in bytes per second below which it pays against none; 0: never, inf: always.
         levels: magnitudes that an element can have, None where that means nothing.
-        error: of the averaged gradient, relative, for gradients like white noise; None where that means nothing.
+        error: of the averaged gradient, relative, for gradients like white noise; None where that means nothing, and
+            where the scheme does not tell.
     """
 
     choice: Choice
@@ -76,6 +76,18 @@ class Row(NamedTuple):
         if self.exchange is None or self.cost is None:
             return None
         return max(self.exchange - self.cost.exposed, 0.0)
+
+    @property
+    def own_optimizer(self) -> str | None:
+        """The optimizer that the method belongs to, and replaces one's own with."""
+        method = self.choice.method
+        return inner_of(method).own_optimizer if isinstance(method, Scheme) else None
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether nobody has shown that the expected average is the exact one."""
+        method = self.choice.method
+        return isinstance(method, Scheme) and not inner_of(method).unbiased
 
     @property
     def pays(self) -> bool:
@@ -120,8 +132,8 @@ def _row(choice: Choice, setting: Setting, step: Step) -> Row:
         seconds,
         step_seconds(NONE, setting, step) / seconds,
         break_even_bandwidth(method, setting, step),
-        levels_left(scheme, network.workers, network.hosts) if scheme else None,
-        relative_error(scheme, network.workers, network.hosts) if scheme else _FLOAT_ERRORS[choice.name],
+        scheme.levels_left(network.workers, network.hosts) if scheme else None,
+        scheme.relative_error(network.workers, network.hosts) if scheme else _FLOAT_ERRORS[choice.name],
     )
 
 
@@ -158,7 +170,8 @@ class Recommendation(NamedTuple):
 def recommend(rows: Sequence[Row], setting: Setting) -> Recommendation:
     """The fastest method that pays and is no rougher than `MOST_ERROR`; none where there is no such method.
 
-    BinSGDM, which is another optimizer, is named beside it where it is faster still, never in its place.
+    A method that is another optimizer, or does not tell its error, is named beside it where it is faster still, never
+    in its place.
 
     Args:
         rows: of `compare`; the first is none's.
@@ -168,9 +181,8 @@ def recommend(rows: Sequence[Row], setting: Setting) -> Recommendation:
     assert none.step is not None
     paying = [row for row in rows[1:] if row.pays]
     good = [row for row in paying if row.error is not None and row.error <= MOST_ERROR]
-    binary = [row for row in paying if row.error is None]
     if not good:
-        return Recommendation(NONE, " ".join([_stay(rows), *_rough(paying, None), *_binary(binary, none)]))
+        return Recommendation(NONE, " ".join([_stay(rows), *_rough(paying, None), *_others(paying, none)]))
     shortest = min(_step(row) for row in good)
     equal = [row for row in good if _step(row) <= AS_FAST * shortest]
     best = min(equal, key=lambda row: (row.error or 0.0, _step(row)))
@@ -178,7 +190,9 @@ def recommend(rows: Sequence[Row], setting: Setting) -> Recommendation:
         f"Take {best.name}: a step takes {show_seconds(_step(best))} instead of {show_seconds(none.step)}, "
         f"{_step_ratio(none, best)} times as fast; {_limit(best)}; {_quality(best, setting)}."
     )
-    return Recommendation(best.name, " ".join([text, *_rough(paying, best), *_binary(binary, best)]))
+    if best.is_biased:
+        text += " That its expected average is the exact one, nobody has shown."
+    return Recommendation(best.name, " ".join([text, *_rough(paying, best), *_others(paying, best)]))
 
 
 def _step(row: Row) -> float:
@@ -198,17 +212,21 @@ def _limit(row: Row) -> str:
 
 def _quality(row: Row, setting: Setting) -> str:
     scheme, network = row.choice.method, setting.network
-    summed, number = scheme, network.workers
-    if isinstance(scheme, Hierarchical):
-        summed, number = scheme.inner, network.hosts
-    if isinstance(summed, GlobalQSGD) and summed.levels == "uniform":
-        kind = "hosts" if isinstance(scheme, Hierarchical) else "workers"
+    is_nested = isinstance(scheme, Hierarchical)
+    number = network.hosts if is_nested else network.workers
+    if isinstance(scheme, Scheme) and shares_levels(inner_of(scheme), number):
+        kind = "hosts" if is_nested else "workers"
         left = f"with the {row.levels} level{'s' * (row.levels != 1)} that the sum of {number} {kind} leaves "
     elif row.levels is not None:
         left = f"with {row.levels} levels "
     else:
         left = ""
     return f"{left}its rounding adds {_share(row.error or 0.0)} of the noise that gradients have themselves"
+
+
+def shares_levels(scheme: Scheme, workers: int) -> bool:
+    """Whether a flat scheme has fewer levels because so many workers' integers are summed."""
+    return scheme.levels_left(workers, workers) != scheme.levels_left(1, 1)
 
 
 def _share(error: float) -> str:
@@ -222,12 +240,23 @@ def _stay(rows: Sequence[Row]) -> str:
         return "Stay with none: nothing else is possible here."
     best = min(others, key=_step)
     if best.pays:
-        return "Stay with none: what is faster is too rough, or another optimizer."
+        return f"Stay with none: what is faster {_why_not(row for row in others if row.pays)}."
     exposed = none.cost.exposed if none.cost else 0.0
     return (
         f"Stay with none: it makes a step {show_seconds(exposed)} longer, and the best of the others, {best.name}, "
         f"{_step_ratio(none, best)} times as fast, is no gain to count on."
     )
+
+
+def _why_not(rows: Iterable[Row]) -> str:
+    """What keeps methods that pay from being recommended."""
+    kinds = {
+        "is too rough": lambda row: row.error is not None,
+        "is another optimizer": lambda row: row.error is None and row.own_optimizer is not None,
+        "does not tell its error": lambda row: row.error is None and row.own_optimizer is None,
+    }
+    paying = list(rows)
+    return ", or ".join(text for text, fits in kinds.items() if any(map(fits, paying)))
 
 
 def _rough(paying: Sequence[Row], best: Row | None) -> list[str]:
@@ -242,12 +271,22 @@ def _rough(paying: Sequence[Row], best: Row | None) -> list[str]:
     ]
 
 
-def _binary(binary: Sequence[Row], best: Row) -> list[str]:
+def _others(paying: Sequence[Row], best: Row) -> list[str]:
+    """About the fastest that is another optimizer, and the fastest that does not tell its error."""
+    faster = sorted((row for row in paying if _step(row) * AS_FAST < _step(best)), key=_step)
+    optimizers = [row for row in faster if row.error is None and row.own_optimizer is not None]
+    untold = [row for row in faster if row.error is None and row.own_optimizer is None]
     return [
-        f"{row.name} would take {show_seconds(_step(row))}, but is another optimizer: every step moves every element "
-        f"by the learning rate."
-        for row in sorted(binary, key=_step)[:1]
-        if _step(row) * AS_FAST < _step(best)
+        *(
+            f"{row.name} would take {show_seconds(_step(row))}, but is another optimizer: "
+            f"hvq.optim.{row.own_optimizer}."
+            for row in optimizers[:1]
+        ),
+        *(
+            f"{row.name} would take {show_seconds(_step(row))}, but what error its rounding adds is not known: its "
+            f"scheme tells no relative_error."
+            for row in untold[:1]
+        ),
     ]
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from horovod_quant import kernels
-from horovod_quant.analysis.advice import Row
+from horovod_quant.analysis.advice import Row, shares_levels
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.network import float32_allreduce, messages
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import show_seconds
-from horovod_quant.schemes import GlobalQSGD, Hierarchical
+from horovod_quant.schemes import Hierarchical, registry
+from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes.hierarchical import inner_of
 
 MANY = 64
 """Workers from which on what the lab cannot show is said in full."""
@@ -40,6 +42,12 @@ def assumptions(setting: Setting, step: Step, *, calibrated: bool, rows: Sequenc
         found.append(
             f"Workers of a host exchange {1e-9 * network.local_bandwidth:g} GB/s with each other (--local-bandwidth)."
         )
+    schemes = [inner_of(row.choice.method) for row in rows if isinstance(row.choice.method, Scheme)]
+    others = dict.fromkeys(type(each).__name__ for each in schemes if not registry.is_own(type(each)))
+    if others:
+        found.append(
+            f"What {', '.join(others)} may compute without this package's kernels counts as nothing."
+        )
     if network.workers >= MANY:
         found += _of_many(setting, rows)
     return found
@@ -56,14 +64,18 @@ def _of_many(setting: Setting, rows: Sequence[Row]) -> list[str]:
         "An allgather's bytes, and the time to decode them, grow with the workers; those of an allreduce and an "
         "alltoall do not.",
     ]
-    summing = [row.choice.method for row in rows if isinstance(row.choice.method, GlobalQSGD)]
-    inside = [row.choice.method.inner for row in rows if isinstance(row.choice.method, Hierarchical)]
-    for kind, number, schemes in (("workers", network.workers, summing), ("hosts", network.hosts, inside)):
-        left = [
-            f"{scheme.bits} bits {scheme.levels_for(number) or 'none'}"
-            for scheme in dict.fromkeys(schemes)
-            if isinstance(scheme, GlobalQSGD) and scheme.levels == "uniform"
+    chosen = [row.choice.method for row in rows if isinstance(row.choice.method, Scheme)]
+    flat = [scheme for scheme in chosen if not isinstance(scheme, Hierarchical)]
+    inside = [scheme.inner for scheme in chosen if isinstance(scheme, Hierarchical)]
+    for kind, number, schemes in (("workers", network.workers, flat), ("hosts", network.hosts, inside)):
+        left: dict[str, list[str]] = {}
+        for scheme in dict.fromkeys(schemes):
+            if shares_levels(scheme, number):
+                width = f"{scheme.bits} bits" if hasattr(scheme, "bits") else str(scheme)
+                text = f"{width} {scheme.levels_left(number, number) or 'none'}"
+                left.setdefault(type(scheme).__name__, []).append(text)
+        found += [
+            f"{name}'s sums of {number:,} {kind} leave so many levels: {', '.join(texts)}."
+            for name, texts in left.items()
         ]
-        if left:
-            found.append(f"GlobalQSGD's sums of {number:,} {kind} leave so many levels: {', '.join(left)}.")
     return found

@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from horovod_quant.analysis.work import (
     KERNELS,
     NORMS,
     Call,
+    Watched,
     cached_work_of,
     describe_call,
     resolved,
@@ -71,7 +71,7 @@ class KernelSpeeds:
         """Seconds of kernel calls, one after another.
 
         Raises:
-            KeyError: a kernel has not been measured with these bits.
+            KeyError: a kernel has not been measured.
         """
         return sum(self._speed(call).seconds(call.elements, call.arrays) for call in calls)
 
@@ -89,7 +89,7 @@ class KernelSpeeds:
     def by_phase(self, calls: Sequence[Call]) -> Phases:
         """Seconds of kernel calls, by what they are for."""
         return Phases(
-            *(self.seconds(call for call in calls if KERNELS[call.kernel] == phase)
+            *(self.seconds(call for call in calls if KERNELS.get(call.kernel, ENCODE) == phase)
               for phase in (NORMS, ENCODE, DECODE))
         )  # fmt: skip
 
@@ -107,11 +107,14 @@ class KernelSpeeds:
         return KernelSpeeds(measured, tuple(found["half"]))
 
     def _speed(self, call: Call) -> Speed:
-        if (call.kernel, call.bits) not in self.kernels:
-            raise KeyError(
-                f"{call.kernel} with {call.bits} bits has not been measured: give measure_kernels() its scheme"
-            )
-        return self.kernels[call.kernel, call.bits]
+        if (call.kernel, call.bits) in self.kernels:
+            return self.kernels[call.kernel, call.bits]
+        measured = [bits for kernel, bits in self.kernels if kernel == call.kernel]
+        if not measured:
+            raise KeyError(f"{call.kernel} has not been measured: give measure_kernels() its scheme")
+        # A scheme whose bits depend on the number of workers has been measured with few of them.
+        nearest = min(measured, key=lambda bits: abs(bits - call.bits))
+        return self.kernels[call.kernel, nearest]
 
 
 def measure_kernels(
@@ -208,8 +211,7 @@ class _Stopwatch:
     def __init__(self, backend: Any) -> None:
         self.active = True
         self._seconds: dict[tuple[str, int, int], list[float]] = {}
-        timed = {name: self._timed(name, getattr(backend, name)) for name in KERNELS}
-        self.kernels = SimpleNamespace(**{**vars(backend), **timed})
+        self.kernels = Watched(backend, lambda name: self._timed(name, getattr(backend, name)), {})
 
     def _timed(self, name: str, kernel: Callable) -> Callable:
         def run(*arguments: Any, **named: Any) -> Any:
@@ -219,7 +221,8 @@ class _Stopwatch:
             if self.active:
                 call, _ = describe_call(name, arguments, named)
                 key = (call.kernel, call.bits, call.arrays)
-                self._seconds.setdefault(key, []).append(seconds / call.elements)
+                if call.elements:
+                    self._seconds.setdefault(key, []).append(seconds / call.elements)
             return result
 
         return run

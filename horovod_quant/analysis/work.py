@@ -6,26 +6,31 @@ exchange among hundreds of workers are there in milliseconds. No formula of a sc
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-from collections.abc import Sequence
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.kernels.layout import ROW, buckets, ceil_div, tiles
+from horovod_quant.kernels.layout import ROW, buckets, ceil_div, code_words, sum_words, tiles
 from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Request, Scheme, Workers
-from horovod_quant.schemes.hierarchical import Hierarchical
 
 NORMS, ENCODE, DECODE = "norms", "encode", "decode"
 
 KERNELS = {
     "bucket_maxima": NORMS,
     "bucket_square_sums": NORMS,
+    "bucket_sums": NORMS,
+    "bucket_magnitude_sums": NORMS,
+    "tensor_maximum": NORMS,
+    "tensor_mean_magnitude": NORMS,
+    "tensor_deviation": NORMS,
+    "less": ENCODE,
+    "where": ENCODE,
+    "minimum": ENCODE,
     "encode_uniform_sum": ENCODE,
     "encode_uniform_codes": ENCODE,
     "encode_exponential": ENCODE,
@@ -39,7 +44,23 @@ KERNELS = {
     "decode_signs": DECODE,
     "scale": DECODE,
 }
-"""The kernels whose work grows with the number of elements, by what they are for."""
+"""The kernels whose work grows with the number of elements, by what they are for; others count as `ENCODE`."""
+
+_OUTPUTS: dict[str, Callable[[int, dict[str, Any]], tuple[int, Any]]] = {
+    "bucket_maxima": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float32),
+    "bucket_square_sums": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float64),
+    "bucket_sums": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float64),
+    "bucket_magnitude_sums": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float64),
+    "tensor_maximum": lambda elements, given: (1, np.float32),
+    "tensor_mean_magnitude": lambda elements, given: (1, np.float32),
+    "tensor_deviation": lambda elements, given: (1, np.float32),
+    "less": lambda elements, given: (elements, np.bool_),
+    "encode_uniform_sum": lambda elements, given: (sum_words(elements, given["width"]), np.int32),
+    "encode_uniform_codes": lambda elements, given: (code_words(elements, given["bits"]), np.int32),
+    "encode_exponential": lambda elements, given: (code_words(elements, given["bits"]), np.int32),
+    "vote": lambda elements, given: (elements // ROW, np.int32),
+}
+"""Lengths and types of what kernels return that are given no place for it; else it is a float32 number an element."""
 
 _ZEROS = bytes(8)
 
@@ -72,7 +93,10 @@ class Work(NamedTuple):
 
 
 def describe_call(kernel: str, arguments: tuple, named: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
-    """A kernel's call by its arguments, and the arguments by name."""
+    """A kernel's call by its arguments, and the arguments by name, of those in `KERNELS`."""
+    if kernel not in KERNELS:
+        sizes = [each.size for each in (*arguments, *named.values()) if isinstance(each, np.ndarray)]
+        return Call(kernel, 0, max(sizes, default=0)), {}
     given = _SIGNATURES[kernel].bind(*arguments, **named).arguments
     read = given.get("words", given.get("arrays"))
     arrays = len(read) if isinstance(read, (list, tuple)) else 1
@@ -81,8 +105,8 @@ def describe_call(kernel: str, arguments: tuple, named: dict[str, Any]) -> tuple
     elif kernel == "mean":
         elements = len(given["arrays"][0])
     else:
-        source = given.get("x", given.get("gradient"))
-        elements = len(given["out"] if source is None else source)
+        source = next(given[name] for name in ("x", "gradient", "flags", "a", "out") if name in given)
+        elements = len(source)
     return Call(kernel, given.get("bits", given.get("width", 0)), elements, arrays), given
 
 
@@ -101,8 +125,7 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int =
     """What a worker does to exchange a group of gradients.
 
     Args:
-        scheme: with ``coding="elias"`` the bytes depend on the values: the work of ``coding="fixed"`` is returned,
-            whose bytes are never exceeded by more than 8 a gradient and worker.
+        scheme: one whose bytes depend on the values is replaced, see `Scheme.of_known_lengths`.
         lengths: elements of each gradient of the group.
         size: number of workers.
         local_size: of a host, for a hierarchical exchange.
@@ -111,7 +134,7 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int =
         ValueError: the scheme's arguments cannot serve so many workers.
     """
     workers = Workers(0, size, local_size=local_size)
-    scheme = resolved(_fixed(scheme), workers)
+    scheme = resolved(scheme.of_known_lengths(), workers)
     recorder = _Recorder()
     empty = [_ghost(length) for length in lengths]
     gradients = []
@@ -139,14 +162,6 @@ cached_work_of = functools.lru_cache(maxsize=4096)(work_of)
 """`work_of`, for lengths in a tuple."""
 
 
-def _fixed(scheme: Scheme) -> Scheme:
-    if isinstance(scheme, Hierarchical):
-        return Hierarchical(_fixed(scheme.inner))
-    if getattr(scheme, "coding", "fixed") != "fixed":
-        return dataclasses.replace(scheme, coding="fixed")  # type: ignore[type-var]
-    return scheme
-
-
 def _answer(request: Request, size: int) -> Any:
     if isinstance(request, Allgather):
         lengths = [len(request.array)] * size if request.lengths is None else request.lengths
@@ -162,22 +177,14 @@ def _ghost(length: int, dtype: Any = np.float32) -> np.ndarray:
 
 
 class _Recorder:
-    """A backend whose kernels note that they have been called."""
+    """A backend whose kernels note that they have been called.
+
+    Those that are not known here compute the reference's results of arrays of zeros.
+    """
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
-        self.kernels = SimpleNamespace(
-            TILES_AT_A_TIME=reference.TILES_AT_A_TIME,
-            assemble=_assemble,
-            concatenate=lambda arrays: _ghost(sum(map(len, arrays)), arrays[0].dtype),
-            view=lambda array, dtype: _ghost(len(array), dtype),
-            target=_ghost,
-            pack_flags=lambda flags: _ghost(ceil_div(len(flags), 32), np.int32),
-            unpack_flags=lambda words, count: _ghost(count, np.bool_),
-            with_nan_tiles=lambda values, broken: values,
-            norms_of_square_sums=lambda sums: _ghost(len(sums)),
-            **{name: self._noting(name) for name in KERNELS},
-        )
+        self.kernels = Watched(reference, self._noting, UNTIMED)
 
     def taken(self) -> list[Call]:
         """The calls since the last time, those alike as one."""
@@ -190,16 +197,44 @@ class _Recorder:
     def _noting(self, name: str) -> Callable:
         def note(*arguments: Any, **named: Any) -> Any:
             call, given = describe_call(name, arguments, named)
-            self._calls.append(call)
+            if call.elements or name in KERNELS:
+                self._calls.append(call)
             if name == "binarize":
                 return _ghost(ROW * tiles(call.elements), np.int32), _ghost(tiles(call.elements), np.bool_)
-            if name == "mean":
-                return _ghost(call.elements)
-            if given.get("out") is None:  # only norms are computed without a place for them
-                return _ghost(buckets(call.elements, given["bucket_size"]))
+            if name not in KERNELS:
+                return getattr(reference, name)(*arguments, **named)
+            if given.get("out") is None:
+                return _ghost(*_OUTPUTS.get(name, _as_many)(call.elements, given))
             return given["out"]
 
         return note
+
+
+def _as_many(elements: int, given: dict[str, Any]) -> tuple[int, Any]:
+    return elements, np.float32
+
+
+class Watched:
+    """A backend that is another one but for some functions, and for what becomes of the others.
+
+    Args:
+        backend: the other one.
+        watch: makes a kernel's replacement, from its name.
+        replaced: further functions.
+    """
+
+    def __init__(
+        self, backend: Any, watch: Callable[[str], Callable], replaced: Mapping[str, Callable]
+    ) -> None:
+        self._backend, self._watch, self._replaced = backend, watch, replaced
+        self._found: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._found:
+            other = getattr(self._backend, name)
+            is_kernel = inspect.isfunction(other) and name not in UNTIMED
+            self._found[name] = self._replaced.get(name, self._watch(name) if is_kernel else other)
+        return self._found[name]
 
 
 def _assemble(parts: Sequence[tuple[int, Any, Callable]]) -> np.ndarray:
@@ -208,3 +243,17 @@ def _assemble(parts: Sequence[tuple[int, Any, Callable]]) -> np.ndarray:
     types = {np.dtype(dtype) for _, dtype, _ in parts}
     dtype = types.pop() if len(types) == 1 else np.dtype(np.int32)
     return _ghost(sum(length for length, _, _ in parts), dtype)
+
+
+UNTIMED: dict[str, Callable] = {
+    "assemble": _assemble,
+    "concatenate": lambda arrays: _ghost(sum(map(len, arrays)), arrays[0].dtype),
+    "view": lambda array, dtype: _ghost(len(array), dtype),
+    "target": _ghost,
+    "pack_flags": lambda flags: _ghost(ceil_div(len(flags), 32), np.int32),
+    "unpack_flags": lambda words, count: _ghost(count, np.bool_),
+    "with_nan_tiles": lambda values, broken: values,
+    "norms_of_square_sums": lambda sums: _ghost(len(sums)),
+}
+"""What the model counts as no work, as functions of arrays without memory: it moves what kernels have made, or calls
+them."""

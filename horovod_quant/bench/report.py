@@ -117,7 +117,7 @@ def caption(setting: dict[str, Any], found: list[dict[str, Any]]) -> str:
         )
     else:
         lines.append("No network interface could be read on every host.")
-    lines.append("Error: of the average, relative to the exact one; binsgdm's result is no average.")
+    lines.append("Error: of the average, relative to the exact one; without, where the result is no average.")
     return " ".join(lines)
 
 

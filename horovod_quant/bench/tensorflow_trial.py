@@ -62,12 +62,12 @@ class Trial:
         # Other names for each variant: the same name with another shape would be a miss in Horovod's cache.
         self._scope = re.sub("[^A-Za-z0-9]+", "_", variant.label)
         self._optimizer: Any = None  # compressors hold weak references
-        if variant.is_binsgdm:
-            self._optimizer = hvq.optim.BinSGDM()
+        if variant.own_optimizer is not None:
+            self._optimizer = getattr(hvq.optim, variant.own_optimizer)()
             self._optimizer.build(gradients.variables)
         self._compression: Any = None
         if variant.method is not None:
-            ours = {"optimizer": self._optimizer} if variant.is_binsgdm else {}
+            ours = {"optimizer": self._optimizer} if variant.own_optimizer is not None else {}
             self._compression = variant.compression(hvd, hvq, **ours)
         signature = [tf.TensorSpec([], tf.bool)]
         self._exchange = tf.function(self._traced, signature, autograph=False).get_concrete_function()

@@ -118,7 +118,8 @@ class Trial:
         if variant.method is not None:
             ours = {"overlap": options.overlap} if variant.ours else {}
             self._compression = variant.compression(hvd, hvq, **ours)
-            plain = (hvq.optim.BinSGDM if variant.is_binsgdm else torch.optim.SGD)(self._parameters, lr=0.1)
+            own = variant.own_optimizer
+            plain = (torch.optim.SGD if own is None else getattr(hvq.optim, own))(self._parameters, lr=0.1)
             # Other names for each variant: the same name with another shape would be a miss in Horovod's cache.
             names = [f"{variant.label}: {name}" for name in gradients.shapes]
             self._optimizer = hvd.DistributedOptimizer(

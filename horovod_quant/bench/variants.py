@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from horovod_quant.methods import BINSGDM, FP16, NONE, Method
+from horovod_quant.methods import FP16, NONE, Method
 from horovod_quant.traffic import ring_allreduce_bytes
 
 ELEMENT_BYTES = {NONE: 4, FP16: 2}
@@ -26,16 +26,17 @@ class Variant(NamedTuple):
 
     @property
     def ours(self) -> bool:
-        return self.method is not None and self.method.class_name is not None
+        return self.method is not None and self.method.scheme_class is not None
 
     @property
-    def is_binsgdm(self) -> bool:
-        return self.method is not None and self.method.name == BINSGDM
+    def own_optimizer(self) -> str | None:
+        """Name in ``hvq.optim`` of the optimizer that the method belongs to."""
+        return None if self.method is None else self.method.own_optimizer
 
     @property
     def averages(self) -> bool:
-        """Whether the result means to be the average; BinSGDM's is a sign, which has no error in this sense."""
-        return self.method is not None and not self.is_binsgdm
+        """Whether the result means to be the average; an optimizer's update has no error in this sense."""
+        return self.method is not None and self.own_optimizer is None
 
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
         """What goes into ``compression=``; this package's compressors with further arguments."""

@@ -36,8 +36,6 @@ from horovod_quant.cli.advise_report import Found, as_json, text
 from horovod_quant.frontend import GROUP_BYTES
 from horovod_quant.schemes.base import Scheme, require_int
 
-METHODS = ["fp16", "global-qsgd-8", "global-qsgd-4", "qsgdinf-8", "qsgdinf-4", "nuqsgd-4", "binsgdm"]
-
 MEASURING_SECONDS = 1.5
 
 PROFILE = ("step_seconds", "backward_seconds", "accelerator")
@@ -88,8 +86,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument("--controller", choices=CONTROLLERS, help="default: gloo, or the calibration's")
     how = parser.add_argument_group("what to compare, and how")
+    usual = methods.compared()
     how.add_argument(
-        "--methods", nargs="+", metavar="METHOD", default=METHODS, help=f"default: {' '.join(METHODS)}"
+        "--methods",
+        nargs="+",
+        metavar="METHOD",
+        default=usual,
+        help=f"of {', '.join(methods.families())}; default: {' '.join(usual)}",
     )
     how.add_argument(
         "--hierarchical", action="store_true", help="compare the hierarchical exchange of each method, too"

@@ -4,9 +4,6 @@
     horovodrun -np 4 horovod-quant bench --methods global-qsgd-8 qsgdinf-4 --rounds 7 --json bench.json --plot bench.png
     horovodrun -np 2 horovod-quant bench --framework tensorflow --shapes 1000x1000 1000 3x3x64x64
 
-Methods: none, fp16, qsgd-BITS, qsgdinf-BITS, nuqsgd-BITS (also qsgd-alltoall-BITS and so on), global-qsgd-BITS,
-global-qsgd-l2-BITS, global-qsgd-exp-BITS, binsgdm.
-
 An exchange lasts from the start of the backward pass, which computes nothing here, until the synchronized
 gradients are there. Ctrl-C stops it: the rounds finished so far are reported and written.
 """
@@ -23,7 +20,7 @@ from horovod_quant.bench.variants import Options, Variant
 from horovod_quant.cli import probe
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.frontend import GROUP_BYTES
-from horovod_quant.methods import FP16, METHODS, NONE, parse
+from horovod_quant.methods import FP16, NONE, compared, families, parse
 from horovod_quant.schemes.base import require_int
 
 
@@ -39,8 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHAPE",
         help="own ones: 1000x1000 64 ..., or a JSON file of names and sizes",
     )
+    usual = compared()
     parser.add_argument(
-        "--methods", nargs="+", metavar="METHOD", default=METHODS, help=f"default: {' '.join(METHODS)}"
+        "--methods",
+        nargs="+",
+        metavar="METHOD",
+        default=usual,
+        help=f"of {', '.join(families())}; default: {' '.join(usual)}",
     )
     parser.add_argument(
         "--rounds", type=int, default=7, help="measurements of each method; default: %(default)s"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from horovod_quant.kernels.layout import TILE
+from horovod_quant.kernels.sums import in_a_tree
 
 
 def clip(kernels: Any, x: np.ndarray, most: float) -> np.ndarray:
@@ -17,12 +18,7 @@ def clip(kernels: Any, x: np.ndarray, most: float) -> np.ndarray:
     sums = kernels.bucket_square_sums(x, TILE)
     if not len(sums):
         return x
-    while len(sums) > 1:
-        half = (len(sums) + 1) // 2
-        upper = np.zeros(half)
-        upper[: len(sums) - half] = sums[half:]
-        sums = sums[:half] + upper
-    norm = kernels.norms_of_square_sums(sums)[0]
+    norm = kernels.norms_of_square_sums(in_a_tree(sums))[0]
     if not np.float32(most) < norm < np.inf:
         return x
     values = kernels.to_float32(x, np.empty(len(x), np.float32))

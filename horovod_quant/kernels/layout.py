@@ -13,6 +13,9 @@ from __future__ import annotations
 ROW = 32
 TILE = ROW * 32
 
+WHOLE_TENSOR = 2**40
+"""A bucket size with room for all elements of any tensor."""
+
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)

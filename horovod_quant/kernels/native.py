@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from horovod_quant.kernels import clipping, entropy, reference
+from horovod_quant.kernels import clipping, entropy, reference, sums
 from horovod_quant.kernels.arrays import (
     TILES_AT_A_TIME,
     assemble,
@@ -37,10 +37,14 @@ from horovod_quant.kernels.reference import (
     add_exponential,
     decoding_scales,
     exponential_values,
+    less,
     mean,
+    minimum,
+    next_powers_of_two,
     norms_of_square_sums,
     scale,
     to_float32,
+    where,
 )
 
 __all__ = [
@@ -54,8 +58,10 @@ __all__ = [
     "TILES_AT_A_TIME",
     "add_exponential",
     "binarize",
+    "bucket_magnitude_sums",
     "bucket_maxima",
     "bucket_square_sums",
+    "bucket_sums",
     "clip",
     "codes_of_digits",
     "decode_exponential",
@@ -69,24 +75,31 @@ __all__ = [
     "encode_uniform_codes",
     "encode_uniform_sum",
     "exponential_values",
+    "less",
     "mean",
+    "minimum",
+    "next_powers_of_two",
     "norms_of_square_sums",
     "pack_codes",
     "pack_sum",
     "round_exponential",
     "round_uniform",
     "scale",
+    "tensor_deviation",
+    "tensor_maximum",
+    "tensor_mean_magnitude",
     "to_float32",
     "unpack_codes",
     "unpack_sum",
     "vote",
+    "where",
 ]
 
 NAME = "native"
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
-_INTERFACE_VERSION = 2
+_INTERFACE_VERSION = 3
 
 _POINTER, _INT, _KEY, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32, ctypes.c_float
 _GRADIENT = (_POINTER, _INT, _INT)  # data, type, number of elements
@@ -97,6 +110,8 @@ _OUT = (_POINTER, _INT)  # data, type
 _SIGNATURES = {
     "bucket_maxima": (*_GRADIENT, _INT, _POINTER),
     "bucket_square_sums": (*_GRADIENT, _INT, _POINTER),
+    "bucket_sums": (*_GRADIENT, _INT, _POINTER),
+    "bucket_magnitude_sums": (*_GRADIENT, _INT, _POINTER),
     "round_uniform": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, _POINTER),
     "encode_uniform_sum": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, _INT, _POINTER),
     "encode_uniform_codes": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, _POINTER),
@@ -334,6 +349,26 @@ def bucket_maxima(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None
 
 def bucket_square_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
     return _bucket_norms("bucket_square_sums", x, bucket_size, out, np.float64)
+
+
+def bucket_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
+    return _bucket_norms("bucket_sums", x, bucket_size, out, np.float64)
+
+
+def bucket_magnitude_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
+    return _bucket_norms("bucket_magnitude_sums", x, bucket_size, out, np.float64)
+
+
+def tensor_maximum(x: np.ndarray) -> np.ndarray:
+    return sums.tensor_maximum(sys.modules[__name__], x)
+
+
+def tensor_mean_magnitude(x: np.ndarray) -> np.ndarray:
+    return sums.tensor_mean_magnitude(sys.modules[__name__], x)
+
+
+def tensor_deviation(x: np.ndarray) -> np.ndarray:
+    return sums.tensor_deviation(sys.modules[__name__], x)
 
 
 def _bucket_norms(kernel, x, bucket_size, out, dtype):

@@ -210,19 +210,30 @@ struct Maximum {
   }
 };
 
-struct SquareSum {
+struct Itself {
+  static INLINE double of(double x) { return x; }
+};
+struct Magnitude {
+  static INLINE double of(double x) { return __builtin_fabs(x); }
+};
+struct Square {
+  static INLINE double of(double x) { return x * x; }
+};
+
+template <class Term>
+struct Sum {
   alignas(64) double lanes[ROW] = {};
 
   INLINE void add(const float* RESTRICT x) {
-    for (i64 lane = 0; lane < ROW; lane++) lanes[lane] += (double)x[lane] * (double)x[lane];
+    for (i64 lane = 0; lane < ROW; lane++) lanes[lane] += Term::of(x[lane]);
   }
   INLINE double take() {
     for (i64 half = ROW / 2; half; half /= 2)
       for (i64 lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
     u64 bits;
     memcpy(&bits, lanes, sizeof bits);
-    const u64 infinite = 0x7FF0000000000000, half_step = 1 << 28;
-    bits = bits < infinite ? (bits + half_step) >> 29 << 29 : infinite;
+    const u64 infinite = 0x7FF0000000000000, magnitude = bits & ~(1ull << 63), half_step = 1 << 28;
+    bits = magnitude < infinite ? (bits + half_step) >> 29 << 29 : infinite;
     double sum;
     memcpy(&sum, &bits, sizeof sum);
     for (double& lane : lanes) lane = 0;
@@ -259,7 +270,15 @@ KERNEL(void, bucket_maxima)(const void* x, i64 type, i64 count, i64 bucket_size,
 }
 
 KERNEL(void, bucket_square_sums)(const void* x, i64 type, i64 count, i64 bucket_size, double* out) {
-  for_buckets<SquareSum>(x, type, count, bucket_size, out);
+  for_buckets<Sum<Square>>(x, type, count, bucket_size, out);
+}
+
+KERNEL(void, bucket_sums)(const void* x, i64 type, i64 count, i64 bucket_size, double* out) {
+  for_buckets<Sum<Itself>>(x, type, count, bucket_size, out);
+}
+
+KERNEL(void, bucket_magnitude_sums)(const void* x, i64 type, i64 count, i64 bucket_size, double* out) {
+  for_buckets<Sum<Magnitude>>(x, type, count, bucket_size, out);
 }
 
 // ---- packing ------------------------------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Callable, Union
 
 import numpy as np
 
-from horovod_quant.kernels import clipping, entropy
+from horovod_quant.kernels import clipping, entropy, sums
 from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     TILES_AT_A_TIME,
     assemble,
@@ -39,7 +40,6 @@ MIN_NORM = np.float32(2.0**-96)
 _ABS = np.uint32(0x7FFFFFFF)
 _INF_BITS = np.uint32(0x7F800000)
 _ONE_BITS = np.uint32(0x3F800000)
-_SQUARE_SUM_DROPPED_BITS = 29
 
 
 def _padded(x: np.ndarray, multiple: int) -> np.ndarray:
@@ -106,22 +106,33 @@ def bucket_square_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None =
     over workers is exact, hence the same in any order of addition, unless their norms differ by a factor of
     thousands.
     """
+    return _bucket_sums(x, bucket_size, out, lambda values: values * values)
+
+
+def bucket_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
+    """Sum of each bucket, float64, added and rounded as `bucket_square_sums`; never -0."""
+    return _bucket_sums(x, bucket_size, out, lambda values: values)
+
+
+def bucket_magnitude_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
+    """Sum of magnitudes of each bucket, float64, added and rounded as `bucket_square_sums`."""
+    return _bucket_sums(x, bucket_size, out, np.abs)
+
+
+def _bucket_sums(
+    x: np.ndarray, bucket_size: int, out: np.ndarray | None, term: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
     size = filled_bucket_size(len(x), bucket_size)
     grid = _padded(as_float32(x), size).reshape(-1, size // ROW, ROW)
     lanes = np.zeros((grid.shape[0], ROW), np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         for row in range(grid.shape[1]):
-            values = grid[:, row, :].astype(np.float64)
-            lanes += values * values
+            lanes += term(grid[:, row, :].astype(np.float64))
         half = ROW // 2
         while half:
             lanes = lanes[:, :half] + lanes[:, half : 2 * half]
             half //= 2
-    bits = np.ascontiguousarray(lanes[:, 0]).view(np.uint64)
-    finite = bits < np.uint64(0x7FF0000000000000)
-    dropped = np.uint64(_SQUARE_SUM_DROPPED_BITS)
-    bits = ((bits + (np.uint64(1) << (dropped - np.uint64(1)))) >> dropped) << dropped
-    return _store(np.where(finite, bits.view(np.float64), np.inf), out)
+    return _store(sums.to_24_bits(lanes[:, 0]), out)
 
 
 def norms_of_square_sums(square_sums: np.ndarray) -> np.ndarray:
@@ -401,6 +412,69 @@ def decode_signs(words: np.ndarray, magnitude: float, out: np.ndarray) -> np.nda
     """Writes ``+magnitude`` for a bit that is 1 and ``-magnitude`` for 0."""
     bits = unpack_codes(words, 1, len(out))
     return store_float32(np.where(bits == 1, np.float32(magnitude), np.float32(-magnitude)), out)
+
+
+# ---- arithmetic of schemes' own ----------------------------------------------------------------------------------
+# An operand is a floating-point array, read as float32, or a number, rounded to float32. An array of one element
+# stands for as many as are needed.
+
+Operand = Union[np.ndarray, float]
+
+
+def tensor_maximum(x: np.ndarray) -> np.ndarray:
+    """See `horovod_quant.kernels.sums`."""
+    return sums.tensor_maximum(sys.modules[__name__], x)
+
+
+def tensor_mean_magnitude(x: np.ndarray) -> np.ndarray:
+    """See `horovod_quant.kernels.sums`."""
+    return sums.tensor_mean_magnitude(sys.modules[__name__], x)
+
+
+def tensor_deviation(x: np.ndarray) -> np.ndarray:
+    """See `horovod_quant.kernels.sums`."""
+    return sums.tensor_deviation(sys.modules[__name__], x)
+
+
+def less(a: np.ndarray, b: Operand) -> np.ndarray:
+    """Where ``a < b``, bool: nowhere that one of them is NaN, and -0 is not less than 0."""
+    with np.errstate(invalid="ignore"):
+        return as_float32(a) < _operand(b, len(a))
+
+
+def where(flags: np.ndarray, a: Operand, b: Operand) -> np.ndarray:
+    """``a`` where there is a flag, ``b`` elsewhere, float32."""
+    return np.where(flags, _operand(a, len(flags)), _operand(b, len(flags)))
+
+
+def minimum(a: np.ndarray, b: Operand) -> np.ndarray:
+    """``b`` where ``b < a``, else ``a``, float32. So NaN stays in ``a`` and is ignored in ``b``; 0 and -0 are equal."""
+    values, most = as_float32(a), _operand(b, len(a))
+    with np.errstate(invalid="ignore"):
+        return np.where(most < values, most, values)
+
+
+def next_powers_of_two(norms: np.ndarray) -> np.ndarray:
+    """The smallest powers of two, from 2^-126 on, that are not below the magnitudes, float32.
+
+    0 for 0, and inf for what is not finite or exceeds 2^127.
+    """
+    magnitudes = np.minimum(as_float32(norms).view(np.uint32) & _ABS, _INF_BITS)
+    return ((magnitudes + np.uint32(0x007FFFFF)) & _INF_BITS).view(np.float32)
+
+
+def _operand(values: Operand, elements: int) -> np.ndarray:
+    if not isinstance(values, np.ndarray):
+        with np.errstate(over="ignore"):
+            return np.full(1, values, np.float32)
+    check_operand(len(values), elements)
+    return as_float32(values)
+
+
+def check_operand(length: int, elements: int) -> None:
+    """Raises ValueError where an array is no operand for so many elements."""
+    if length not in (1, elements):
+        raise ValueError(f"an array of {length} elements beside one of {elements}; use as many, or one")
 
 
 # ---- among the workers of a node ---------------------------------------------------------------------------------

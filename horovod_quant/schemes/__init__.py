@@ -1,9 +1,14 @@
-"""The published schemes, one file a paper; and what makes any of them hierarchical."""
+"""The published schemes, one file a paper; and what makes any of them hierarchical.
 
-from horovod_quant.schemes.binsgdm import BinSGDM
-from horovod_quant.schemes.global_qsgd import GlobalQSGD
-from horovod_quant.schemes.hierarchical import Hierarchical
-from horovod_quant.schemes.nuqsgd import NUQSGD
+A further one registers itself, as these do, and is imported here: in the order in which help texts name them.
+"""
+
+# isort: off
 from horovod_quant.schemes.qsgd import QSGD
+from horovod_quant.schemes.nuqsgd import NUQSGD
+from horovod_quant.schemes.global_qsgd import GlobalQSGD
+from horovod_quant.schemes.binsgdm import BinSGDM
+from horovod_quant.schemes.hierarchical import Hierarchical
+# isort: on
 
 __all__ = ["BinSGDM", "GlobalQSGD", "Hierarchical", "NUQSGD", "QSGD"]

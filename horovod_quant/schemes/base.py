@@ -7,8 +7,8 @@ simulator, mpi4py, Horovod) performs the collective and sends the result back in
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
-from typing import Any, Callable, NamedTuple, Union
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Callable, ClassVar, NamedTuple, Union
 
 import numpy as np
 
@@ -169,11 +169,66 @@ Exchange = Generator[Request, Any, Decoded]
 
 
 class Scheme:
-    """Base of the schemes: small immutable values that validate their arguments when they are made."""
+    """Base of the schemes: small immutable values that validate their arguments when they are made.
+
+    A scheme is a ``@dataclass(frozen=True)``. Its fields are its arguments; they must be hashable (tuples, no lists),
+    and their texts are compared between the workers. It needs `collectives` and `begin`; everything else has a default.
+    ``@horovod_quant.register`` before the class makes it ``hvq.<Name>``, and known to commands by name.
+
+    What the exchange may rely on, and must keep to:
+
+    - **Gradients are only read.** ``gradient.values`` is the user's own memory, flat, of float16, float32, float64 or,
+      as uint16, bfloat16; kernels take all of them. Do not write to it, nor keep it longer than the exchange.
+    - **Arrays are the backend's**: numpy's, or tensors in TensorFlow's graphs and on a GPU. Compute with ``kernels``
+      alone, cut with slices, take a length as ``shape[0]``, and the scheme runs everywhere. One that calls numpy itself
+      declares ``host_only = True``.
+    - **An answer is this exchange's own** array, valid until the next request. An array that was sent is spent: a
+      transport may add in place. So a request's array must not be memory that is read again.
+    - **``out=`` is a place, not a promise.** An encoding kernel given ``out`` (as `kernels.assemble` gives it to what
+      fills a part) writes there and returns it; without, or where the backend's arrays cannot be written to, it returns
+      another array. Use what is returned. A decoding kernel always needs the ``out`` that `Decoded.write` was given, or
+      one of ``kernels.target``, and what it returns is the result: return it, too.
+    - **Random bits come from keys alone**: ``gradient.keys.key(stage, gradient.step, rank)`` for what this worker
+      rounds by itself; without a rank for what any worker might round, and all must round alike. One key for one
+      rounding: another stage's text gives other bits. Draw from nothing else, or runs cannot be repeated.
+    - **``gradient.start``** is the number of the first element in the whole tensor, not 0 where an exchange is
+      hierarchical. Kernels that draw bits take it; then the result does not depend on who computes which part. The
+      number is a multiple of the scheme's ``bucket_size``, if it has one, and of 1,024.
+    - **Every worker makes the same requests**, those of `collectives` in that order, with arrays of the lengths that
+      `Allgather` and `Alltoall` tell; also for gradients without elements, and with a single worker.
+    - **A value that is no number** on any worker should reach all of them as NaN, in its part of the gradient.
+
+    Attributes:
+        presets: short names, each with some of the arguments: ``{"qsgdinf": {"norm": "max"}}``. Where a scheme has an
+            argument ``bits`` that a preset leaves open, the method's name ends with it: ``qsgdinf-4``. By default one
+            name, the class's in small letters.
+        compared: full names of the methods that ``bench`` and ``advise`` compare when nobody has chosen.
+        own_optimizer: name of the class in ``hvq.optim`` whose gradients alone it exchanges; what it delivers is that
+            optimizer's update then, and no average. A frontend that has no such class refuses the scheme.
+        unbiased: whether the expected result is the exact sum; False, too, where nobody has shown it.
+        host_only: whether it uses numpy itself, and so needs arrays in the host's memory. Then ``kernels="auto"`` gives
+            it those; otherwise TensorFlow's operations and GPUs may run it.
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    compared: ClassVar[Sequence[str]] = ()
+    own_optimizer: ClassVar[str | None] = None
+    unbiased: ClassVar[bool] = False
+    host_only: ClassVar[bool] = False
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives of an exchange on a transport without reductions of one's own, in order."""
+        """The collectives of an exchange on a transport without reductions of one's own, in order; needed."""
+        raise TypeError(f"{type(self).__name__} defines no exchange")
+
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        """The exchange of a group of gradients, at its start; needed, and a generator.
+
+        Args:
+            gradients: the group, in the same order on every worker.
+            workers: who takes part.
+            kernels: a backend of `horovod_quant.kernels`.
+        """
         raise TypeError(f"{type(self).__name__} defines no exchange")
 
     def for_workers(self, workers: Workers) -> Scheme:
@@ -184,27 +239,82 @@ class Scheme:
         """
         return self
 
+    def check_workers(self, size: int) -> None:
+        """Raises ValueError when the scheme's arguments cannot serve ``size`` workers."""
+
     def owned(self, name: str, elements: int, workers: Workers) -> tuple[int, int]:
         """The elements of a tensor whose state this worker keeps: from the first number to before the second."""
         return 0, elements
 
-    def check_workers(self, size: int) -> None:
-        """Raises ValueError when the scheme's arguments cannot serve ``size`` workers."""
-
-    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        """The exchange of a group of gradients, at its start.
+    def levels_left(self, workers: int, hosts: int) -> int | None:
+        """Magnitudes other than zero that an element can have on the wire; None where that means nothing.
 
         Args:
-            gradients: the group, in the same order on every worker.
-            workers: who takes part.
-            kernels: a backend of `horovod_quant.kernels`.
+            workers: who take part. Where their integers are summed, fewer levels may be left for each.
+            hosts: likewise, in a hierarchical exchange.
         """
-        raise TypeError(f"{type(self).__name__} defines no exchange")
+        return None
+
+    def relative_error(self, workers: int, hosts: int) -> float | None:
+        """``||average - exact|| / ||exact||`` to be expected for independent Gaussian gradients; None if nobody knows.
+
+        At 1 the rounding adds as much noise as the gradients have themselves. ``advise`` recommends nothing without it.
+        `horovod_quant.analysis.rounding` computes it for stochastic rounding to levels.
+        """
+        return None
+
+    def of_known_lengths(self) -> Scheme:
+        """What stands for this scheme in the performance model: one whose bytes do not depend on the values."""
+        return self
+
+    def host_requirement(self) -> str | None:
+        """The argument or declaration by which it needs arrays in the host's memory; None if it does not."""
+        return "host_only=True" if self.host_only else None
+
+    def compress(self, tensor: Any = None) -> Any:
+        """Raises TypeError: Horovod calls it where it was given a scheme in place of a compressor."""
+        shown = repr(self) if isinstance(self, Scheme) else "a scheme's class"
+        inner = repr(self) if isinstance(self, Scheme) else "..."
+        raise TypeError(f"compression={shown}: that is a scheme, no compressor; use hvq.Compressor({inner})")
+
+
+def explained(
+    scheme: Scheme, gradients: Sequence[Gradient], workers: Workers, kernels: Any, arrays: str
+) -> Exchange:
+    """``scheme.begin`` on a framework's tensors: what fails because they are no numpy arrays says so.
+
+    Args:
+        arrays: what the tensors are, for the message.
+
+    Raises:
+        TypeError: the scheme asked of its arrays, or of the kernels, what there is for numpy's alone.
+    """
+
+    def told(action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except (AttributeError, NotImplementedError, TypeError) as error:
+            raise TypeError(
+                f"{scheme} cannot be run on {arrays}. If it computes with numpy, declare host_only = True in its "
+                f"class, or take kernels='native'; if not, let it use the functions of kernels alone. What has failed: "
+                f"{' '.join(str(error).split())}"
+            ) from error
+
+    exchange = told(lambda: scheme.begin(gradients, workers, kernels))
+    reply: Any = None
+    while True:
+        try:
+            request = told(lambda: exchange.send(reply))  # noqa: B023
+        except StopIteration as stop:
+            found: Decoded = stop.value
+            break
+        reply = yield request
+    return found._replace(write=lambda i, factor, out: told(lambda: found.write(i, factor, out)))
 
 
 def argument_names(scheme: Any) -> list[str]:
     """Of a scheme or its class."""
-    return [field.name for field in dataclasses.fields(scheme)]
+    return [field.name for field in dataclasses.fields(scheme) if field.init]
 
 
 def split_points(lengths: Sequence[int]) -> list[int]:

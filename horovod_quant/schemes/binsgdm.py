@@ -28,8 +28,10 @@ from horovod_quant.schemes.base import (
     split_points,
 )
 from horovod_quant.schemes.chunks import Chunks, Segment
+from horovod_quant.schemes.registry import register
 
 
+@register
 @dataclass(frozen=True)
 class BinSGDM(Scheme):
     """BinSGDM's 1-bit allreduce.
@@ -42,6 +44,9 @@ class BinSGDM(Scheme):
     A tile (1,024 elements) with a non-finite gradient on any worker decodes to NaN on all; one flag bit a tile
     travels with the signs.
     """
+
+    compared = ("binsgdm",)
+    own_optimizer = "BinSGDM"
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

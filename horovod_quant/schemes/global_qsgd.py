@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isqrt
-from typing import Any, Callable
+from typing import Any, Callable, Literal, get_args
 
 import numpy as np
 
+from horovod_quant.analysis.bounds import exponential_levels, uniform_levels
+from horovod_quant.analysis.rounding import gaussian_error
 from horovod_quant.kernels.arrays import no_part
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import TILE, buckets, code_words, sum_words, tiles
@@ -37,11 +39,13 @@ from horovod_quant.schemes.base import (
     use_plain_ints,
 )
 from horovod_quant.schemes.chunks import Chunks, Segment
+from horovod_quant.schemes.registry import register
 
-NORMS = ("max", "l2")
-LEVELS = ("uniform", "exponential")
+Norm = Literal["max", "l2"]
+Levels = Literal["uniform", "exponential"]
 
 
+@register
 @dataclass(frozen=True)
 class GlobalQSGD(Scheme):
     """Global-QSGD with standard (uniform) or exponential dithering.
@@ -60,13 +64,21 @@ class GlobalQSGD(Scheme):
     """
 
     bits: int = 8
-    norm: str = "max"
-    levels: str = "uniform"
+    norm: Norm = "max"
+    levels: Levels = "uniform"
     bucket_size: int = 1024
 
+    presets = {
+        "global-qsgd": {"norm": "max"},
+        "global-qsgd-l2": {"norm": "l2"},
+        "global-qsgd-exp": {"norm": "max", "levels": "exponential"},
+    }
+    compared = ("global-qsgd-8", "global-qsgd-4")
+    unbiased = True
+
     def __post_init__(self) -> None:
-        require_choice("norm", self.norm, NORMS)
-        require_choice("levels", self.levels, LEVELS)
+        require_choice("norm", self.norm, get_args(Norm))
+        require_choice("levels", self.levels, get_args(Levels))
         require_int("bits", self.bits, 2, 16 if self.levels == "uniform" else 8)
         require_bucket_size(self.bucket_size)
         use_plain_ints(self, "bits", "bucket_size")
@@ -97,6 +109,16 @@ class GlobalQSGD(Scheme):
         if self.norm == "l2" and largest_sum > size:
             levels = max(levels, isqrt((largest_sum - size) ** 2 // size))
         return min(levels, largest_sum)
+
+    def levels_left(self, workers: int, hosts: int) -> int:
+        return self.levels_for(workers) if self.levels == "uniform" else (1 << (self.bits - 1)) - 1
+
+    def relative_error(self, workers: int, hosts: int) -> float:
+        """It grows with the number of workers, with which the scale grows, and the levels become fewer."""
+        uniform, levels = self.levels == "uniform", self.levels_left(workers, hosts)
+        grid = uniform_levels(levels) if uniform else exponential_levels(levels - 1)
+        # With exponential levels the server of a chunk rounds the average once more.
+        return gaussian_error(grid, self.norm, self.bucket_size * workers, 1 if uniform else 2)
 
     def check_workers(self, size: int) -> None:
         if self.levels == "exponential" or self.levels_for(size) >= 1:

@@ -33,7 +33,6 @@ from horovod_quant.schemes.base import (
     require_whole_nodes,
     split_points,
 )
-from horovod_quant.schemes.binsgdm import BinSGDM
 from horovod_quant.schemes.chunks import owned_range
 
 
@@ -46,19 +45,15 @@ class Hierarchical(Scheme):
     3. the workers that own the same elements, one of each node, run ``inner`` on them;
     4. they decode the average, and an allgather inside the node brings it to everybody, in float32.
 
-    With one worker a node the exchange is ``inner``'s, bit for bit. On a single node nothing is quantized; BinSGDM,
-    whose bits are the update, binarizes the mean. Buckets and random bits are those of the whole tensors, so the result
-    does not depend on who owns what.
+    With one worker a node the exchange is ``inner``'s, bit for bit. On a single node nothing is quantized, unless the
+    scheme has an optimizer of its own: BinSGDM, whose bits are the update, binarizes the mean. Buckets and random bits
+    are those of the whole tensors, so the result does not depend on who owns what.
 
     Args:
         inner: the scheme between the nodes.
     """
 
     inner: Scheme
-
-    @property
-    def coding(self) -> str:
-        return getattr(self.inner, "coding", "fixed")
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -74,12 +69,24 @@ class Hierarchical(Scheme):
         self.inner.check_workers(workers.nodes)
         if workers.nodes > 1:
             return Hierarchical(self.inner.for_workers(_between(workers)))
-        return Hierarchical(_Single(self.inner) if isinstance(self.inner, BinSGDM) else _Exact())
+        return Hierarchical(_Single(self.inner) if self.inner.own_optimizer else _Exact())
 
     def owned(self, name: str, elements: int, workers: Workers) -> tuple[int, int]:
         """Whole buckets and whole tiles, about 1 / local_size of the elements."""
         bucket_size = getattr(self.inner, "bucket_size", TILE)
         return owned_range(name, elements, workers.local_size, workers.local_rank, lcm(bucket_size, TILE))
+
+    def levels_left(self, workers: int, hosts: int) -> int | None:
+        return self.inner.levels_left(hosts, hosts)
+
+    def relative_error(self, workers: int, hosts: int) -> float | None:
+        return self.inner.relative_error(hosts, hosts)
+
+    def of_known_lengths(self) -> Scheme:
+        return Hierarchical(self.inner.of_known_lengths())
+
+    def host_requirement(self) -> str | None:
+        return self.inner.host_requirement()
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         node = [workers._replace(rank=local_rank) for local_rank in range(workers.local_size)]
@@ -124,6 +131,11 @@ class Hierarchical(Scheme):
             return kernels.scale(found, factor * workers.size, out)
 
         return Decoded(workers.size, write)
+
+
+def inner_of(scheme: Scheme) -> Scheme:
+    """The scheme between the nodes; a flat one itself."""
+    return scheme.inner if isinstance(scheme, Hierarchical) else scheme
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from horovod_quant.analysis.bounds import exponential_levels
 from horovod_quant.schemes.base import require_int
 from horovod_quant.schemes.qsgd import GatheredScheme
+from horovod_quant.schemes.registry import register
 
 
+@register
 @dataclass(frozen=True)
 class NUQSGD(GatheredScheme):
     """NUQSGD: ``2^(bits-1) - 1`` non-zero exponential levels, so s = ``2^(bits-1) - 2``.
@@ -29,9 +32,15 @@ class NUQSGD(GatheredScheme):
         ValueError: an argument is out of range.
     """
 
+    presets = {"nuqsgd": {"norm": "l2"}, "nuqsgd-alltoall": {"norm": "l2", "exchange": "alltoall"}}
+    compared = ("nuqsgd-4",)
+
     def __post_init__(self) -> None:
         require_int("bits", self.bits, 2, 8)
         super().__post_init__()
+
+    def grid(self):
+        return exponential_levels((1 << (self.bits - 1)) - 2)
 
     def encode(self, kernels, values, norms, key, start=0, out=None):
         return kernels.encode_exponential(values, norms, self.bucket_size, self.bits, key, start, out)

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
+from horovod_quant.analysis.bounds import uniform_levels
+from horovod_quant.analysis.rounding import gaussian_error
 from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.layout import TILE, buckets, code_words
@@ -35,10 +37,14 @@ from horovod_quant.schemes.base import (
     use_plain_ints,
 )
 from horovod_quant.schemes.chunks import Chunks, Segment
+from horovod_quant.schemes.registry import register
 
-NORMS = ("l2", "max")
-CODINGS = ("fixed", "elias", "elias-omega")
-ALLGATHER, ALLTOALL, AUTO = "allgather", "alltoall", "auto"
+Norm = Literal["l2", "max"]
+Coding = Literal["fixed", "elias", "elias-omega"]
+Route = Literal["allgather", "alltoall", "auto"]
+ALLGATHER: Final = "allgather"
+ALLTOALL: Final = "alltoall"
+AUTO: Final = "auto"
 
 MOST_GATHERED = 4
 """Workers with whom an allgather moves at most twice the bytes of an alltoall and an allgather of chunks.
@@ -69,15 +75,17 @@ class GatheredScheme(Scheme):
     """
 
     bits: int = 4
-    norm: str = "l2"
+    norm: Norm = "l2"
     bucket_size: int = 1024
-    coding: str = "fixed"
-    exchange: str = ALLGATHER
+    coding: Coding = "fixed"
+    exchange: Route = ALLGATHER
+
+    unbiased = True
 
     def __post_init__(self) -> None:
-        require_choice("norm", self.norm, NORMS)
-        require_choice("coding", self.coding, CODINGS)
-        require_choice("exchange", self.exchange, (ALLGATHER, ALLTOALL, AUTO))
+        require_choice("norm", self.norm, get_args(Norm))
+        require_choice("coding", self.coding, get_args(Coding))
+        require_choice("exchange", self.exchange, get_args(Route))
         require_bucket_size(self.bucket_size)
         use_plain_ints(self, "bits", "bucket_size")
         if self.exchange == ALLTOALL and self.coding != "fixed":
@@ -99,6 +107,26 @@ class GatheredScheme(Scheme):
             return self
         few = workers.size <= MOST_GATHERED or self.coding != "fixed"
         return replace(self, exchange=ALLGATHER if few else ALLTOALL)
+
+    def of_known_lengths(self) -> Scheme:
+        """With ``coding="elias"``: codes of fixed width, whose bytes are never exceeded by more than 8 a stream."""
+        return replace(self, coding="fixed")
+
+    def host_requirement(self) -> str | None:
+        return super().host_requirement() if self.coding == "fixed" else f"coding={self.coding!r}"
+
+    def levels_left(self, workers: int, hosts: int) -> int:
+        return (1 << (self.bits - 1)) - 1
+
+    def relative_error(self, workers: int, hosts: int) -> float:
+        """The same for any number of workers: their errors average out, just as such gradients do."""
+        # The server of a chunk rounds the average once more.
+        roundings = 2 if self.exchange == ALLTOALL else 1
+        return gaussian_error(self.grid(), self.norm, self.bucket_size, roundings)
+
+    def grid(self) -> np.ndarray:
+        """The levels, from 0 to 1."""
+        raise TypeError(f"{type(self).__name__} defines no levels")
 
     def norms(self, kernels: Any, values: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         """Norms of the buckets of one gradient, float32; inf where a bucket is not finite."""
@@ -310,6 +338,7 @@ class GatheredScheme(Scheme):
         raise TypeError(f"{type(self).__name__} defines no levels")
 
 
+@register
 @dataclass(frozen=True)
 class QSGD(GatheredScheme):
     """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``) with ``2^(bits-1) - 1`` uniform levels.
@@ -326,9 +355,20 @@ class QSGD(GatheredScheme):
         ValueError: an argument is out of range.
     """
 
+    presets = {
+        "qsgd": {"norm": "l2"},
+        "qsgdinf": {"norm": "max"},
+        "qsgd-alltoall": {"norm": "l2", "exchange": "alltoall"},
+        "qsgdinf-alltoall": {"norm": "max", "exchange": "alltoall"},
+    }
+    compared = ("qsgdinf-4",)
+
     def __post_init__(self) -> None:
         require_int("bits", self.bits, 2, 16)
         super().__post_init__()
+
+    def grid(self):
+        return uniform_levels((1 << (self.bits - 1)) - 1)
 
     def encode(self, kernels, values, norms, key, start=0, out=None):
         return kernels.encode_uniform_codes(values, norms, self.bucket_size, self.bits, key, start, out)

@@ -12,9 +12,18 @@ except ImportError as error:
         "horovod_quant.tensorflow needs TensorFlow, which is not installed: pip install 'horovod-quant[tensorflow]'"
     ) from error
 
+from horovod_quant.compressor_classes import Classes
 from horovod_quant.nodes import hierarchical_process_sets
 from horovod_quant.tensorflow import optim
-from horovod_quant.tensorflow.binsgdm import BinSGDM
-from horovod_quant.tensorflow.compressor import NUQSGD, QSGD, Compressor, GlobalQSGD
+from horovod_quant.tensorflow.binsgdm import BinSGDMCompressor
+from horovod_quant.tensorflow.compressor import Compressor
 
-__all__ = ["BinSGDM", "Compressor", "GlobalQSGD", "NUQSGD", "QSGD", "hierarchical_process_sets", "optim"]
+# ``__init__.pyi`` tells type checkers and editors what this makes of this package's schemes.
+_classes = Classes(__name__, Compressor, {BinSGDMCompressor.own_optimizer: BinSGDMCompressor})
+__getattr__ = _classes.find
+
+__all__ = ["Compressor", "hierarchical_process_sets", "optim", *_classes.own_names()]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_classes.names()})

@@ -6,8 +6,8 @@ import weakref
 from typing import Any
 
 from horovod_quant import nodes
-from horovod_quant.frontend import BinSGDMArguments
-from horovod_quant.schemes.base import LOCAL
+from horovod_quant.binsgdm import require_beta, require_same_beta
+from horovod_quant.schemes.base import LOCAL, Scheme
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.horovod_call import (
@@ -19,21 +19,26 @@ from horovod_quant.tensorflow.horovod_call import (
 from horovod_quant.tensorflow.member import HeldState, Member
 
 
-class BinSGDM(BinSGDMArguments, Compressor):
-    """BinSGDM's 1-bit exchange, for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`.
+class BinSGDMCompressor(Compressor):
+    """For the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`, one of them.
 
-    Momentum and scale are the optimizer's slot variables; the optimizer's ``beta`` counts. One compressor serves one
-    optimizer.
+    Momentum and scale are the optimizer's slot variables.
 
     Args:
-        beta: None, or the optimizer's ``beta`` once more, to have it checked.
+        beta: None, or the optimizer's ``beta``, which counts, once more, to have it checked.
         optimizer: the optimizer, for ``hvd.DistributedGradientTape``, which does not know it;
             ``hvd.DistributedOptimizer`` does.
-        **common: see `Compressor`.
     """
 
-    def __init__(self, beta: float | None = None, *, optimizer: Any = None, **common: Any) -> None:
-        super().__init__(beta, **common)
+    own_optimizer = optim.BinSGDM.__name__
+
+    def __init__(
+        self, scheme: Scheme | str, beta: float | None = None, *, optimizer: Any = None, **common: Any
+    ) -> None:
+        if beta is not None:
+            require_beta(beta)
+        self.beta = beta
+        super().__init__(scheme, **common)
         if optimizer is not None:
             self._welcome(optimizer)
 
@@ -58,7 +63,7 @@ class BinSGDM(BinSGDMArguments, Compressor):
                 "compression=BinSGDM(): this compressor serves another optimizer already, whose momentum it knows; "
                 "make one for each"
             )
-        self._check_beta([own.beta])
+        require_same_beta(self.beta, [own.beta])
         self._optimizer = weakref.ref(own)
 
     def _state(self, call: HorovodCall, name: str) -> HeldState:

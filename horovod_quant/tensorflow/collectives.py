@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from horovod_quant.agreement import COMPARED, SIGNS
+from horovod_quant.agreement import COMMON, PLACES, SIGNS
 from horovod_quant.nodes import Nodes, flat
 from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, Collective, Workers
 from horovod_quant.tensorflow.horovod_call import HorovodCall
 
 
 class Scope(NamedTuple):
-    """Where collectives run, and how they are called; ``nodes`` where they are hierarchical; ``signature`` of the
-    compressor's arguments.
+    """Where collectives run, and how they are called; ``nodes`` where they are hierarchical; ``signature`` and
+    ``labels`` of the compressor's arguments.
     """
 
     label: str | None
@@ -29,6 +29,7 @@ class Scope(NamedTuple):
     ignore_name_scope: bool
     nodes: Nodes | None = None
     signature: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
 
     def workers(self) -> Workers:
         """Who takes part, as it is now."""
@@ -143,11 +144,13 @@ def _check_roll(scope: Scope) -> tf.Tensor:
         tf.minimum(count, 1) * tf.constant([1, *scope.signature]), op=hvd.Sum, name=name,
         process_set=scope.process_set, ignore_name_scope=scope.ignore_name_scope,
     )  # fmt: skip
-    agreed = tf.reduce_all(tf.reshape(tf.equal(tf.abs(total[1:]), total[0]), [len(COMPARED), SIGNS]), axis=1)
+    agreed = tf.reduce_all(tf.reshape(tf.equal(tf.abs(total[1:]), total[0]), [PLACES, SIGNS]), axis=1)
+    # As `agreement.is_told`: of schemes that are different themselves their arguments are left out.
+    told = tf.logical_and(tf.logical_not(agreed), tf.logical_or(agreed[0], tf.range(PLACES) < len(COMMON)))
     checks = [
         tf.debugging.Assert(tf.equal(total[0], count), [_JOINED]),
         tf.debugging.Assert(
-            tf.reduce_all(agreed), [_UNEQUAL, tf.boolean_mask(tf.constant(COMPARED), tf.logical_not(agreed))]
+            tf.reduce_all(agreed), [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), told)]
         ),
     ]
     with tf.control_dependencies([check for check in checks if check is not None]):

@@ -7,21 +7,15 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import tensorflow as tf
 
 from horovod_quant import kernels as kernel_backends
 from horovod_quant import nodes
-from horovod_quant.agreement import SIGNS, signature
-from horovod_quant.frontend import (
-    UNNAMED,
-    BaseCompressor,
-    GlobalQSGDArguments,
-    NUQSGDArguments,
-    QSGDArguments,
-)
+from horovod_quant.agreement import SIGNS, labels, signature
+from horovod_quant.frontend import UNNAMED, BaseCompressor, of_instances, require_no_host
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.stats import OTHER_NAMES, Stats, Traffic, total_of
@@ -51,7 +45,7 @@ from horovod_quant.traffic import ring_allreduce_bytes
 # A carrier in float32, as nearly all are.
 _CARRIER_BYTES = 4 * (1 + SIGNS)
 
-_KERNELS = ("auto", "native", "numpy", "tensorflow")
+Kernels = Literal["auto", "native", "numpy", "tensorflow"]
 
 _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
@@ -76,11 +70,11 @@ class Compressor(BaseCompressor):
     One that serves two models counts their variables of the same name together; BinSGDM's serves one optimizer.
 
     Args:
-        scheme: the scheme and its arguments.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, that the graph calls back;
             ``"tensorflow"`` for kernels of TensorFlow operations, which run where the gradient is. ``"auto"`` takes
-            these where TensorFlow sees a GPU. Where a shape is not known when the graph is made, and under elastic
-            training, the kernels on the CPU are taken anyway: the bits are the same.
+            these where TensorFlow sees a GPU. Where a shape is not known when the graph is made, under elastic
+            training, and for schemes that are ``host_only``, the kernels on the CPU are taken anyway: the bits are the
+            same.
         named_parameters: pairs of a name and a variable; by default the variables' own names count.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are there.
@@ -93,9 +87,9 @@ class Compressor(BaseCompressor):
 
     _in_copies = ("_names_in_copies",)
 
-    def __init__(self, scheme: Scheme, **common: Any) -> None:
+    def __init__(self, scheme: Scheme | str, *, kernels: Kernels = "auto", **common: Any) -> None:
         require_horovod()
-        super().__init__(scheme, **common)
+        super().__init__(scheme, kernels=kernels, **common)
         if not self.overlap:
             raise ValueError("overlap=False: TensorFlow itself decides when an exchange starts; leave it out")
 
@@ -119,18 +113,14 @@ class Compressor(BaseCompressor):
             )
 
     def _check_kernels(self) -> None:
-        if self._kernels not in _KERNELS:
-            usable = ", ".join(map(repr, _KERNELS[:-1]))
-            raise ValueError(f"kernels={self._kernels!r}: use {usable} or {_KERNELS[-1]!r}")
+        if self._kernels not in get_args(Kernels):
+            *usable, last = map(repr, get_args(Kernels))
+            raise ValueError(f"kernels={self._kernels!r}: use {', '.join(usable)} or {last}")
         if self._wanted_kernels() != "tensorflow":
             super()._check_kernels()
         for scheme in self.policy.schemes:
-            coding = getattr(scheme, "coding", "fixed")
-            if self._kernels == "tensorflow" and coding != "fixed":
-                raise ValueError(
-                    f"coding={coding!r}: kernels='tensorflow' have no Elias coding; use coding='fixed' or "
-                    f"kernels='native'"
-                )
+            if self._kernels == "tensorflow":
+                require_no_host(scheme, "tensorflow")
 
     def _wanted_kernels(self) -> str:
         name = self._kernels
@@ -146,6 +136,7 @@ class Compressor(BaseCompressor):
         self._names_in_copies = _by_own_name(named)
         if named:
             self.policy.check_names(self._names.values())
+            self._warn_if_nothing_is_compressed(_elements_of(named))
 
     def _bind(self) -> None:
         self._chains: dict[str, KeyChain] = {}
@@ -190,6 +181,7 @@ class Compressor(BaseCompressor):
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
+    @of_instances
     @tf.autograph.experimental.do_not_convert
     @integer_shapes()
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -214,6 +206,7 @@ class Compressor(BaseCompressor):
             return self._pass_through(tensor, name, call)
         return self._submit(tensor, name, scheme, call)
 
+    @of_instances
     @tf.autograph.experimental.do_not_convert
     @integer_shapes()
     def decompress(self, output: tf.Tensor, ctx: Any) -> tf.Tensor:
@@ -275,6 +268,7 @@ class Compressor(BaseCompressor):
         names = unique_names(call.variables)
         if names and not self._names_in_copies and names not in self._known_names:
             self.policy.check_names(names)
+            self._warn_if_nothing_is_compressed(_elements_of(zip(names, call.variables)))
             self._known_names.add(names)
 
     def _pass_through(self, tensor: tf.Tensor, name: str, call: HorovodCall) -> tuple[tf.Tensor, Any]:
@@ -358,7 +352,9 @@ class Compressor(BaseCompressor):
         return result_of
 
     def _exchange(self, members: list[Member], call: HorovodCall) -> TracedExchange | CallbackExchange:
-        scope = scope_of(call, members[0].tensor)._replace(signature=tuple(signature(self._arguments())))
+        arguments = self._arguments()
+        scope = scope_of(call, members[0].tensor)
+        scope = scope._replace(signature=tuple(signature(arguments)), labels=tuple(labels(arguments)))
         if self.hierarchical:
             found = self._nodes()
             scope = scope._replace(nodes=found)
@@ -401,7 +397,7 @@ class Compressor(BaseCompressor):
             self._wanted_kernels() == "tensorflow"
             and tensor.shape.is_fully_defined()
             and not is_elastic()
-            and getattr(scheme, "coding", "fixed") == "fixed"
+            and (scheme is None or scheme.host_requirement() is None)
         )
 
     def _enter(self, name: str, elements: int, size: int) -> int:
@@ -458,20 +454,14 @@ def _elements(call: HorovodCall, tensor: tf.Tensor) -> int | None:
     return next((shape.num_elements() for shape in shapes if shape.is_fully_defined()), None)
 
 
+def _elements_of(named: Iterable[tuple[str, Any]]) -> dict[str, int]:
+    """How many elements variables have, by name; without those of unknown shapes."""
+    counts = {name: variable.shape.num_elements() for name, variable in named}
+    return {name: count for name, count in counts.items() if count is not None}
+
+
 def _without_gradient(result: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
     """``result``, tied to ``gradient`` for automatic differentiation, which is refused rather than silently zero."""
     tied, _ = tf.identity_n([result, gradient])
     message = "a quantized allreduce cannot be differentiated; leave compression out of this call"
     return tf.raw_ops.PreventGradient(input=tied, message=message)
-
-
-class QSGD(QSGDArguments, Compressor):
-    __doc__ = QSGDArguments.__doc__
-
-
-class NUQSGD(NUQSGDArguments, Compressor):
-    __doc__ = NUQSGDArguments.__doc__
-
-
-class GlobalQSGD(GlobalQSGDArguments, Compressor):
-    __doc__ = GlobalQSGDArguments.__doc__

@@ -23,8 +23,17 @@ import tensorflow as tf
 
 from horovod_quant.kernels import keys
 from horovod_quant.kernels.keys import MULTIPLIER_1, MULTIPLIER_2, WEYL, Key
-from horovod_quant.kernels.layout import ROW, TILE, code_words, filled_bucket_size, sum_words, tiles
-from horovod_quant.kernels.reference import MIN_NORM, fraction_bits, uniform_levels
+from horovod_quant.kernels.layout import (
+    ROW,
+    TILE,
+    WHOLE_TENSOR,
+    code_words,
+    filled_bucket_size,
+    sum_words,
+    tiles,
+)
+from horovod_quant.kernels.reference import MIN_NORM, check_operand, fraction_bits, uniform_levels
+from horovod_quant.kernels.sums import inverse_count
 
 NAME = "tensorflow"
 
@@ -32,6 +41,8 @@ TILES_AT_A_TIME = 2**31
 """More than any tensor has: pieces are for caches, which a graph of operations on whole tensors does not use."""
 
 Number = Union[int, float, tf.Tensor]
+Operand = Any
+"""See `horovod_quant.kernels.reference.Operand`."""
 
 _MASK32 = 0xFFFFFFFF
 _ABS = np.uint32(0x7FFFFFFF)
@@ -42,7 +53,7 @@ _NORMAL_BITS = np.uint32(0x00800000)
 _NORMAL = 2.0**-126
 _STEP = 2.0**-149  # of the subnormal numbers
 _STEPS_IN_ONE = 2.0**149
-_SQUARE_SUM_DROPPED_BITS = 29
+_DROPPED_BITS = 29
 _MOST_ROWS_IN_A_CHAIN = 256
 
 
@@ -207,19 +218,38 @@ def _largest_bits(bits: tf.Tensor, bucket_size: int) -> tf.Tensor:
 
 
 def bucket_square_sums(x: tf.Tensor, bucket_size: int, out: None = None) -> tf.Tensor:
+    return _bucket_sums(x, bucket_size, out, lambda values: -values * values)
+
+
+def bucket_sums(x: tf.Tensor, bucket_size: int, out: None = None) -> tf.Tensor:
+    return _bucket_sums(x, bucket_size, out, operator.neg)
+
+
+def bucket_magnitude_sums(x: tf.Tensor, bucket_size: int, out: None = None) -> tf.Tensor:
+    return _bucket_sums(x, bucket_size, out, lambda values: -tf.abs(values))
+
+
+def _bucket_sums(
+    x: tf.Tensor, bucket_size: int, out: None, minus_term: Callable[[tf.Tensor], tf.Tensor]
+) -> tf.Tensor:
     _no_buffer(out)
     size = filled_bucket_size(x.shape[0], bucket_size)
     values = _padded(_wide(x), size)
-    lanes = _minus_sum_of_rows(tf.reshape(-values * values, [-1, size // ROW, ROW]))
+    lanes = _minus_sum_of_rows(tf.reshape(minus_term(values), [-1, size // ROW, ROW]))
     half = ROW // 2
     while half:
         lanes = lanes[:, :half] + lanes[:, half:]
         half //= 2
-    bits = tf.bitcast(lanes[:, 0], tf.uint64)
-    dropped = _uint64(_SQUARE_SUM_DROPPED_BITS)
-    kept = tf.bitwise.right_shift(bits + _uint64(1 << (_SQUARE_SUM_DROPPED_BITS - 1)), dropped)
+    return _to_24_bits(lanes[:, 0])
+
+
+def _to_24_bits(values: tf.Tensor) -> tf.Tensor:
+    bits = tf.bitcast(values, tf.uint64)
+    dropped = _uint64(_DROPPED_BITS)
+    kept = tf.bitwise.right_shift(bits + _uint64(1 << (_DROPPED_BITS - 1)), dropped)
     rounded = tf.bitcast(tf.bitwise.left_shift(kept, dropped), tf.float64)
-    return tf.where(bits < _uint64(0x7FF0000000000000), rounded, np.float64(np.inf))
+    finite = tf.bitwise.bitwise_and(bits, _uint64(0x7FFFFFFFFFFFFFFF)) < _uint64(0x7FF0000000000000)
+    return tf.where(finite, rounded, np.float64(np.inf))
 
 
 def _minus_sum_of_rows(grid: tf.Tensor) -> tf.Tensor:
@@ -474,6 +504,61 @@ def decode_signs(words: tf.Tensor, magnitude: Number, out: tf.TensorSpec) -> tf.
     return tf.where(bits > 0, _stored(wide, out.dtype), _stored(-wide, out.dtype))
 
 
+# ---- arithmetic of schemes' own ----------------------------------------------------------------------------------
+
+
+def tensor_maximum(x: tf.Tensor) -> tf.Tensor:
+    return bucket_maxima(x, WHOLE_TENSOR) if x.shape[0] else tf.zeros([1])
+
+
+def tensor_mean_magnitude(x: tf.Tensor) -> tf.Tensor:
+    total = _to_24_bits(_in_a_tree(bucket_magnitude_sums(x, TILE)))
+    return _stored(total * inverse_count(x.shape[0]), tf.float32)
+
+
+def tensor_deviation(x: tf.Tensor) -> tf.Tensor:
+    inverse = inverse_count(x.shape[0])
+    mean = _to_24_bits(_to_24_bits(_in_a_tree(bucket_sums(x, TILE))) * inverse)
+    squares = _to_24_bits(_in_a_tree(bucket_square_sums(x, TILE)))
+    variance = squares * inverse - mean * mean
+    deviation = norms_of_square_sums(tf.where(variance > 0, variance, np.float64(0)))
+    return tf.where(squares < np.inf, deviation, np.float32(np.inf))
+
+
+def less(a: tf.Tensor, b: Operand) -> tf.Tensor:
+    return _wide(a) < _operand(b, a.shape[0])
+
+
+def where(flags: tf.Tensor, a: Operand, b: Operand) -> tf.Tensor:
+    elements = flags.shape[0]
+    return tf.where(flags, _narrow_operand(a, elements), _narrow_operand(b, elements))
+
+
+def minimum(a: tf.Tensor, b: Operand) -> tf.Tensor:
+    most = _narrow_operand(b, a.shape[0])
+    return tf.where(_operand(b, a.shape[0]) < _wide(a), most, to_float32(a))
+
+
+def next_powers_of_two(norms: tf.Tensor) -> tf.Tensor:
+    magnitudes = tf.minimum(_bits(tf.convert_to_tensor(norms)) & _ABS, _INF_BITS)
+    return tf.bitcast((magnitudes + np.uint32(0x007FFFFF)) & _INF_BITS, tf.float32)
+
+
+def _operand(values: Operand, elements: int) -> Any:
+    """A wide number, or wide values of one or all elements."""
+    if not tf.is_tensor(values) and not isinstance(values, np.ndarray):
+        return _wide_scalar(values)
+    check_operand(values.shape[0], elements)
+    return _wide(values)
+
+
+def _narrow_operand(values: Operand, elements: int) -> tf.Tensor:
+    if not tf.is_tensor(values) and not isinstance(values, np.ndarray):
+        return _stored(tf.constant([_wide_scalar(values)], tf.float64), tf.float32)
+    check_operand(values.shape[0], elements)
+    return to_float32(tf.convert_to_tensor(values))
+
+
 # ---- among the workers of a node -------------------------------------------------------------------------------------
 
 
@@ -492,15 +577,20 @@ def mean(arrays: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def clip(x: tf.Tensor, most: float) -> tf.Tensor:
     """As `horovod_quant.kernels.clipping.clip`; always float32."""
-    sums = bucket_square_sums(x, TILE)
-    while (count := sums.shape[0]) > 1:
-        half = (count + 1) // 2
-        sums = sums[:half] + tf.pad(sums[half:], [[0, 2 * half - count]])
-    norm = _wide(norms_of_square_sums(sums))
+    norm = _wide(norms_of_square_sums(_in_a_tree(bucket_square_sums(x, TILE))))
     longest = np.float64(np.float32(most))
     too_long = (norm > longest) & (norm < np.inf)
     factors = tf.where(too_long, _rounded(longest / tf.where(too_long, norm, np.float64(1))), np.float64(1))
-    return _stored(_wide(x) * (factors[0] if count else np.float64(1)), tf.float32)
+    return _stored(_wide(x) * factors[0], tf.float32)
+
+
+def _in_a_tree(sums: tf.Tensor) -> tf.Tensor:
+    if not sums.shape[0]:
+        return tf.zeros([1], tf.float64)
+    while (count := sums.shape[0]) > 1:
+        half = (count + 1) // 2
+        sums = sums[:half] + tf.pad(sums[half:], [[0, 2 * half - count]])
+    return sums
 
 
 def scale(pieces: Sequence[tf.Tensor], factor: Number, out: tf.TensorSpec) -> tf.Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from horovod_quant.binsgdm import clipped
-from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Workers
+from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Workers, explained
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.collectives import Scope, after_roll_call, perform, unfoldable, worker_count
 from horovod_quant.tensorflow.member import Member
@@ -41,7 +41,7 @@ class TracedExchange:
             _gradient(member, unfoldable(member.tensor, process_set), ledger)
             for member, ledger in zip(self._members, self._ledgers)
         ]
-        exchange = scheme.begin(gradients, workers, kernels)
+        exchange = explained(scheme, gradients, workers, kernels, "TensorFlow's tensors")
         request, output = next(exchange), None
         for stage in range(len(collectives)):
             for ledger, sent in zip(self._ledgers, sent_bytes(request, workers.size_of(request.group))):

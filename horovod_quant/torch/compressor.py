@@ -5,25 +5,17 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Literal, NamedTuple
 
 import torch
 
 from horovod_quant import nodes
-from horovod_quant.binsgdm import clipped
-from horovod_quant.frontend import (
-    BaseCompressor,
-    BinSGDMArguments,
-    GlobalQSGDArguments,
-    NUQSGDArguments,
-    QSGDArguments,
-)
+from horovod_quant.frontend import BaseCompressor, of_instances
 from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.schemes.base import BinaryState, Gradient, Scheme
+from horovod_quant.schemes.base import Gradient, Scheme
 from horovod_quant.stats import OTHER_NAMES
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch import optim
-from horovod_quant.torch.backward import BACKWARD
 from horovod_quant.torch.direct import DirectSchedules
 from horovod_quant.torch.exchange import OpenState, Submission
 from horovod_quant.torch.horovod_call import (
@@ -37,6 +29,8 @@ from horovod_quant.torch.horovod_call import (
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.schedule import Schedule
 from horovod_quant.traffic import ring_allreduce_bytes
+
+Kernels = Literal["auto", "native", "numpy", "triton"]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -60,12 +54,11 @@ class Compressor(BaseCompressor):
     """A compressor for ``hvd.DistributedOptimizer``, ``hvd.allreduce`` and ``hvd.grouped_allreduce``.
 
     Args:
-        scheme: the scheme and its arguments.
         named_parameters: names for the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Without it they
             start when the pass is over.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"``; or ``"triton"`` for gradients on a GPU, which ``"auto"`` takes
-            for them, where Triton is installed, except with Elias coding.
+            for them, where Triton is installed, except with Elias coding and schemes that are ``host_only``.
         **common: see `horovod_quant.frontend.BaseCompressor`.
 
     Raises:
@@ -75,9 +68,9 @@ class Compressor(BaseCompressor):
 
     _in_copies = ("_finder",)
 
-    def __init__(self, scheme: Scheme, **common: Any) -> None:
+    def __init__(self, scheme: Scheme | str, *, kernels: Kernels = "auto", **common: Any) -> None:
         require_horovod()
-        super().__init__(scheme, **common)
+        super().__init__(scheme, kernels=kernels, **common)
 
     def _check_kernels(self) -> None:
         memories.check(self._kernels, self.policy.schemes)
@@ -87,6 +80,7 @@ class Compressor(BaseCompressor):
         if named_parameters is not None:
             self._finder = ParameterFinder(named_parameters)
             self.policy.check_names(name for name, _ in named_parameters)
+            self._warn_if_nothing_is_compressed({name: each.numel() for name, each in named_parameters})
 
     def _bind(self) -> None:
         self._direct = DirectSchedules()
@@ -104,6 +98,7 @@ class Compressor(BaseCompressor):
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
+    @of_instances
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Takes a gradient; returns what Horovod shall reduce, and a context for `decompress`.
 
@@ -123,6 +118,7 @@ class Compressor(BaseCompressor):
             return self._pass_through(tensor, call, size)
         return self._submit(tensor, call, scheme, schedule, size)
 
+    @of_instances
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Takes what Horovod reduced and the context; returns the reduced gradient in its own dtype and shape.
 
@@ -188,6 +184,7 @@ class Compressor(BaseCompressor):
             self._check_workers(size)
             if isinstance(call, OptimizerCall) and self._finder is None:
                 self.policy.check_names(call.names)
+                self._warn_if_nothing_is_compressed(call.elements())
             self._checked[call.caller] = size
 
     def _check_optimizer(self, optimizer: Any) -> None:
@@ -312,59 +309,3 @@ def _is_reduced_there(device: torch.device) -> bool:
     import horovod.torch as hvd
 
     return device.type == "cpu" or (bool(hvd.cuda_built()) and not memories.is_staging_asked_for())
-
-
-class QSGD(QSGDArguments, Compressor):
-    __doc__ = QSGDArguments.__doc__
-
-
-class NUQSGD(NUQSGDArguments, Compressor):
-    __doc__ = NUQSGDArguments.__doc__
-
-
-class GlobalQSGD(GlobalQSGDArguments, Compressor):
-    __doc__ = GlobalQSGDArguments.__doc__
-
-
-class BinSGDM(BinSGDMArguments, Compressor):
-    """BinSGDM's 1-bit exchange, for the optimizer `horovod_quant.torch.optim.BinSGDM`.
-
-    Momentum and scale are the optimizer's state; the optimizer's ``beta`` counts.
-
-    Args:
-        beta: None, or the optimizer's ``beta`` once more, to have it checked.
-        **common: see `Compressor`.
-    """
-
-    def _check_optimizer(self, optimizer: Any) -> None:
-        if not isinstance(optimizer, optim.BinSGDM):
-            given = "no optimizer" if optimizer is None else f"the optimizer {type(optimizer).__name__}"
-            raise ValueError(
-                f"compression=BinSGDM(): it needs the optimizer of the same name, and was used with {given}; use "
-                f"hvd.DistributedOptimizer(horovod_quant.torch.optim.BinSGDM(model.parameters(), lr=...), ...)"
-            )
-        self._check_beta(group["beta"] for group in optimizer.param_groups)
-
-    def _state(self, call: Any, memory: Memory) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
-        step = call.optimizer.count_update(call.parameter)
-        return step, functools.partial(self._open_state, call, memory)
-
-    def _taken(self, call: Any, values: Any, memory: Memory) -> Any:
-        with memory.working():
-            return clipped(memory.kernels, values, call.optimizer.clip_norm_of(call.parameter))
-
-    def _open_state(self, call: Any, memory: Memory, start: int, stop: int, process_set: Any) -> OpenState:
-        held = call.optimizer.held_state(call.parameter, start, stop, process_set)
-        momentum, scale = held.momentum.to(memory.device), held.scale.to(memory.device)
-        in_place = momentum is held.momentum
-        copies = () if in_place else ((held.momentum, momentum), (held.scale, scale))
-        return BinaryState(memory.flat(momentum), memory.flat(scale), held.beta), copies
-
-    def _also_carried(self, call: Any, tensor: torch.Tensor) -> tuple[float, ...]:
-        """Whether there is a gradient. Horovod makes zeros for a parameter that no backward pass has reached."""
-        return (float(BACKWARD.current is not None or bool(tensor.any())),)
-
-    def _delivered(self, call: Any, submission: Submission, sums: Sequence[float]) -> None:
-        if sums[-1] == 0.0:  # on no worker: bits, of which each is up or down, would move it
-            submission.destination.zero_()
-        call.optimizer.mark_exchanged(call.parameter, moves=sums[-1] != 0.0)

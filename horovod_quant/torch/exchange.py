@@ -140,7 +140,7 @@ class Group:
         gradients = [member.opened(scheme, nodes) for member in members]
         memory.catch_up()
         some_are_gone = workers.size < nodes.workers.size
-        exchange = memory.resumed(scheme.begin(gradients, workers, memory.kernels), some_are_gone)
+        exchange = memory.resumed(memory.begun(scheme, gradients, workers), some_are_gone)
         if some_are_gone:
             self._stages = collectives_over_allreduce(scheme)
             exchange = over_allreduce(exchange, workers)

@@ -80,6 +80,12 @@ class OptimizerCall:
         """Horovod's, of all gradients of the optimizer."""
         return list(self.optimizer._parameter_names.values())
 
+    def elements(self) -> dict[str, int]:
+        """Numbers of elements of the optimizer's gradients, by Horovod's names."""
+        return {
+            name: each.numel() for each, name in self.optimizer._parameter_names.items() if each.requires_grad
+        }
+
     def handles(self) -> Any:
         """A function that tells Horovod's handles of the operations that the optimizer has under way; another
         operation's may be no number.

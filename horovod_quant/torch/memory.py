@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant.schemes.base import Decoded, Exchange, Scheme
+from horovod_quant.frontend import require_no_host
+from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers, explained
 
 TRITON = "triton"
 
@@ -58,6 +59,9 @@ class Memory(Protocol):
 
     def catch_up(self) -> None:
         """To be called when others have computed what kernels will read."""
+
+    def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
+        """A scheme's exchange of arrays of this memory, at its start."""
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
         """An exchange whose requests and answers are what those who perform collectives take and return.
@@ -107,6 +111,9 @@ class HostMemory(Memory):
 
     def catch_up(self) -> None:
         pass
+
+    def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
+        return scheme.begin(gradients, workers, self.kernels)
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
         return exchange
@@ -196,6 +203,9 @@ class DeviceMemory(Memory):
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
+    def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
+        return explained(scheme, gradients, workers, self.kernels, "tensors of a GPU")
+
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
         """They are tensors, unless ``on_host``, or Horovod takes no tensors of the device."""
         answer: Any = None
@@ -248,20 +258,21 @@ def check(kernels: str, schemes: Iterable[Scheme]) -> None:
     """Raises what `choose` would raise for any gradient.
 
     Raises:
-        ValueError: there are no such kernels, or not for this coding.
+        ValueError: there are no such kernels, or not for such schemes.
         ImportError: they were asked for by name and cannot be loaded.
     """
     if kernels != TRITON:
+        if not isinstance(kernels, str) or kernels not in ("auto", *kernel_backends.BACKENDS):
+            usable = ", ".join(map(repr, ("auto", *sorted(kernel_backends.BACKENDS))))
+            raise ValueError(
+                f"kernels={kernels!r}: no such backend; use {usable}, or {TRITON!r} for gradients on a GPU"
+            )
         kernel_backends.get(kernels)
         return
     from horovod_quant.kernels import triton  # noqa: F401
 
     for scheme in schemes:
-        if _is_elias_coded(scheme):
-            raise ValueError(
-                f"coding={scheme.coding!r}: kernels='triton' have no Elias coding; use coding='fixed' or "  # type: ignore[attr-defined]
-                f"kernels='native'"
-            )
+        require_no_host(scheme, TRITON)
 
 
 def choose(kernels: str, device: torch.device, schemes: Iterable[Scheme] = ()) -> Memory:
@@ -271,20 +282,16 @@ def choose(kernels: str, device: torch.device, schemes: Iterable[Scheme] = ()) -
         kernels: the backend that was asked for. ``"auto"`` takes Triton's kernels for gradients on a GPU; others but
             ``"triton"`` work in the host's memory.
         device: that of the gradients.
-        schemes: those that may exchange them; Elias coding is done in the host's memory.
+        schemes: those that may exchange them; some need the host's memory.
 
     Raises:
         ValueError: Triton's kernels were asked for by name, and the gradients are in the host's memory.
     """
     name = (os.environ.get("HOROVOD_QUANT_KERNELS") or "auto") if kernels == "auto" else kernels
     wants_triton = name == TRITON or (name == "auto" and device.type == "cuda" and _has_triton())
-    if wants_triton and not any(map(_is_elias_coded, schemes)):
+    if wants_triton and all(scheme.host_requirement() is None for scheme in schemes):
         return _device_memory(device)
     return HostMemory(kernel_backends.get(kernels))
-
-
-def _is_elias_coded(scheme: Any) -> bool:
-    return getattr(scheme, "coding", "fixed") != "fixed"
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from horovod_quant.binsgdm import SPREAD, clipped, require_beta, require_clip_norm, require_step_sizes
+from horovod_quant.frontend import in_short
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import require_int
 
@@ -278,7 +279,9 @@ def _check_group(group: dict[str, Any]) -> None:
 def _check_saved(state_dict: Any, parameters: Sequence[torch.Tensor]) -> None:
     """Raises ValueError unless it is what `BinSGDM.state_dict` returns for such parameters."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
-        raise ValueError(f"state_dict={state_dict!r}: use what the state_dict() of a BinSGDM returned")
+        raise ValueError(
+            f"state_dict={in_short(state_dict)}: use what the state_dict() of a BinSGDM returned"
+        )
     for group in state_dict["param_groups"]:
         lacking = [name for name in _REQUIRED if name not in group]
         if lacking:

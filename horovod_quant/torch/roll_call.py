@@ -57,7 +57,7 @@ class RollCall:
             wait(self.handle)
             total = hvd.synchronize(self.handle).tolist()
             self._ranks = [rank for rank, there in enumerate(total[: self._size]) if there]
-            unequal = different(total[self._size :], len(self._ranks))
+            unequal = different(self._arguments, total[self._size :], len(self._ranks))
             if unequal:
                 raise RuntimeError(disagreement(self._arguments, unequal))
         return self._ranks

@@ -11,6 +11,7 @@ from horovod_quant.analysis.cost_model import Setting, exchange_cost
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, Speed, measure_kernels
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.analysis.network import Network
+from horovod_quant.analysis.work import Call
 from horovod_quant.schemes import QSGD, BinSGDM, GlobalQSGD, Hierarchical
 
 
@@ -21,8 +22,14 @@ def test_phases_by_hand() -> None:
 
 
 def test_a_kernel_that_was_not_measured_is_named() -> None:
-    with pytest.raises(KeyError, match="encode_uniform_sum with 8 bits has not been measured"):
+    with pytest.raises(KeyError, match="encode_uniform_sum has not been measured"):
         KernelSpeeds({("bucket_maxima", 0): Speed(1e-9)}).phases(GlobalQSGD(8), 2)
+
+
+def test_a_kernel_takes_as_long_as_with_the_nearest_number_of_bits() -> None:
+    speeds = {("encode_uniform_sum", bits): Speed(bits * 1e-9) for bits in (2, 4)}
+    calls = [Call("encode_uniform_sum", bits, 1) for bits in (1, 2, 5)]
+    assert KernelSpeeds(speeds).seconds(calls) == pytest.approx((2 + 2 + 4) * 1e-9)
 
 
 @pytest.mark.parametrize("backend", ["auto", "numpy"])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from horovod_quant import methods, simulator
-from horovod_quant.analysis.rounding import levels_left, relative_error
 from horovod_quant.schemes import BinSGDM, GlobalQSGD, Hierarchical
 
 
@@ -21,20 +20,20 @@ def test_errors_are_those_of_the_simulator(name: str, workers: int) -> None:
     assert scheme is not None
     gradients = np.random.default_rng(1).standard_normal((workers, 32 * 1024))
     simulated = np.sqrt(simulator.run(scheme, gradients).error)
-    assert relative_error(scheme, workers, workers) == pytest.approx(simulated, rel=0.05)
+    assert scheme.relative_error(workers, workers) == pytest.approx(simulated, rel=0.05)
 
 
 def test_levels_by_hand() -> None:
     """shared/ALGORITHMS.md: (2^(bits-1) - 1) // n; 64 workers on 8 hosts at 8 bits have 15, not 1."""
-    assert levels_left(GlobalQSGD(8), 4, 4) == 31
-    assert levels_left(GlobalQSGD(8), 64, 8) == 1
-    assert levels_left(Hierarchical(GlobalQSGD(8)), 64, 8) == 15
-    assert [levels_left(methods.parse(name).scheme(), 9, 9) for name in ("qsgd-4", "nuqsgd-4")] == [7, 7]
-    assert levels_left(BinSGDM(), 4, 4) is None
-    assert relative_error(BinSGDM(), 4, 4) is None
+    assert GlobalQSGD(8).levels_left(4, 4) == 31
+    assert GlobalQSGD(8).levels_left(64, 8) == 1
+    assert Hierarchical(GlobalQSGD(8)).levels_left(64, 8) == 15
+    assert [methods.parse(name).scheme().levels_left(9, 9) for name in ("qsgd-4", "nuqsgd-4")] == [7, 7]
+    assert BinSGDM().levels_left(4, 4) is None
+    assert BinSGDM().relative_error(4, 4) is None
 
 
 def test_fewer_workers_in_the_sum_mean_less_error() -> None:
     flat, hierarchical = GlobalQSGD(8), Hierarchical(GlobalQSGD(8))
-    errors = [relative_error(scheme, 64, 8) for scheme in (flat, hierarchical)]
+    errors = [scheme.relative_error(64, 8) for scheme in (flat, hierarchical)]
     assert errors[0] > 5 * errors[1]

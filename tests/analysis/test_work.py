@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from helpers import SCHEMES, used_states
+from literature import LITERATURE
 
 from horovod_quant import simulator
+from horovod_quant.analysis.kernel_speeds import measure_kernels
 from horovod_quant.analysis.work import Call, work_of
 from horovod_quant.schemes import QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes.base import Allgather, Collective, Decoded, Scheme
 from horovod_quant.traffic import sent_bytes
 
-FIXED = [name for name, scheme in SCHEMES.items() if getattr(scheme, "coding", "fixed") == "fixed"]
+FIXED = {
+    name: scheme
+    for name, scheme in {**SCHEMES, **LITERATURE}.items()
+    if getattr(scheme, "coding", "fixed") == "fixed"
+}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -20,9 +29,9 @@ def test_bytes_are_those_of_the_simulator(name: str, size: int) -> None:
     lengths = [3000, 1, 0, 1024, 5000]
     gradients = [[np.ones(length, np.float32) for length in lengths] for _ in range(size)]
     states = [used_states(own) for own in gradients]
-    simulated = simulator.run(SCHEMES[name], gradients, states=states)
+    simulated = simulator.run(FIXED[name], gradients, states=states)
     found: dict[str, float] = {}
-    for _, asked in work_of(SCHEMES[name], lengths, size).stages:
+    for _, asked in work_of(FIXED[name], lengths, size).stages:
         kind = type(asked).__name__.lower()
         found[kind] = found.get(kind, 0.0) + sum(sent_bytes(asked, size))
     assert found == pytest.approx(simulated.bytes_sent)
@@ -43,9 +52,57 @@ def test_kernel_calls_are_those_of_the_scheme() -> None:
         [Call("encode_uniform_sum", 8, 5000)],
     ]
     assert decode == [Call("decode_uniform_sum", 8, 5000)]
+    stages, decode = work_of(LITERATURE["terngrad"], [3000, 2000], 4)
+    (before_scales, scales), (before_words, _) = stages
+    assert scales.array.shape == (2,)
+    assert before_scales == [
+        Call("tensor_deviation", 0, 5000),
+        Call("scale", 0, 4),
+        Call("less", 0, 5000),
+        Call("minimum", 0, 5000),
+        Call("where", 0, 5000),
+        Call("tensor_maximum", 0, 5000),
+    ]
+    assert before_words == [Call("encode_uniform_sum", 4, 5000)]
+    assert decode == [Call("decode_uniform_sum", 4, 5000)]
     stages, decode = work_of(BinSGDM(), [4 * 1024], 4)
     assert [calls for calls, _ in stages] == [[Call("binarize", 0, 4096)], [Call("vote", 0, 1024, 4)]]
     assert decode == [Call("decode_signs", 0, 4096)]
+
+
+@dataclass(frozen=True)
+class Foreign(Scheme):
+    """One that gives kernels no place for their results, and calls one that the model does not know."""
+
+    collectives = (Collective(Allgather, "int32"),)
+
+    def begin(self, gradients, workers, kernels):
+        (gradient,) = gradients
+        norms = kernels.bucket_maxima(gradient.values, 1024)
+        key = gradient.keys.key("worker", gradient.step, workers.rank)
+        codes = kernels.encode_uniform_codes(gradient.values, norms, 1024, 2, key)
+        values = kernels.clip(gradient.values, 100.0)
+        signs = kernels.encode_exponential(values, norms, 1024, 4, key)
+        parts = [(len(each), np.int32, lambda out, each=each: each) for each in (codes, signs)]
+        words = kernels.assemble(parts)
+        pieces = yield Allgather(words, [4 * len(words)])
+
+        def write(i, factor, out):
+            own = [piece[: len(codes)] for piece in pieces]
+            return kernels.decode_uniform_codes(own, [norms] * workers.size, 1024, 2, factor, out)
+
+        return Decoded(workers.size, write)
+
+
+def test_another_packages_scheme_is_modelled_and_measured() -> None:
+    found = work_of(Foreign(), [5000], 3)
+    simulated = simulator.run(Foreign(), [np.ones(5000, np.float32)] * 3)
+    ((calls, request),) = found.stages
+    assert sum(sent_bytes(request, 3)) == simulated.bytes_sent["allgather"]
+    assert Call("clip", 0, 5000) in calls
+    speeds = measure_kernels([Foreign()], elements=2**16, seconds=0.01)
+    assert speeds.seconds(found.calls) > 0
+    assert speeds.by_phase(found.calls).encode > 0
 
 
 def test_a_hierarchical_exchange_by_hand() -> None:

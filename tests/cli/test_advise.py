@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from horovod_quant import methods
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.cli import advise, advise_plot
 from horovod_quant.cli.main import main
@@ -31,7 +32,7 @@ def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture) -> None:
     )
     table = out.split("\n\n")[1].splitlines()
     assert table[0].split() == "method exchange hidden step speed-up pays below MB sent levels error".split()
-    assert [line.split()[0] for line in table[1:]] == ["none", *advise.METHODS]
+    assert [line.split()[0] for line in table[1:]] == methods.compared()
     assert out.split("\n\n")[2].startswith(("Take ", "Stay with none"))
     assert "Assumed:\n- Every worker's kernels are as fast as this machine's" in out
 

@@ -19,7 +19,7 @@ from helpers import extended
 from parallel.launching import elastic, horovodrun
 from test_digits import alone, driver, path
 
-from horovod_quant.methods import BINSGDM, FAMILIES, parse
+from horovod_quant.methods import BINSGDM, families, parse
 
 BENCHMARKS = ("torch_synthetic_benchmark", "tf2_synthetic_benchmark")
 TRAININGS = ("torch_digits_elastic", "tf2_digits_elastic")
@@ -35,7 +35,7 @@ ELASTIC_LIMIT = 900
 
 def methods_for(script: str, bits: int, thorough: bool) -> list[str]:
     """Every method, this package's first; or a half of them, the other being for the other script of the kind."""
-    every = [family.replace("BITS", str(bits)) for family in reversed(FAMILIES)]
+    every = [family.replace("BITS", str(bits)) for family in reversed(families())]
     first = BENCHMARKS[1], TRAININGS[0]
     return every if thorough else every[0 if script in first else 1 :: 2]
 

@@ -205,6 +205,18 @@ def test_norms(given: Input) -> None:
 
 @each_instruction_set
 @few
+@given(given=inputs)
+def test_sums_and_statistics(given: Input) -> None:
+    count = buckets(len(given.x), given.bucket_size)
+    for kernel in ("bucket_sums", "bucket_magnitude_sums"):
+        assert_same(kernel, given.x, given.bucket_size)
+        assert_same(kernel, given.x, given.bucket_size, np.full(count, 7, np.float64))
+    for kernel in ("tensor_maximum", "tensor_mean_magnitude", "tensor_deviation"):
+        assert_same(kernel, given.x)
+
+
+@each_instruction_set
+@few
 @given(given=inputs, levels=st.one_of(st.integers(1, 200), st.integers(1, native.MAX_LEVELS)), key=keys)
 def test_round_uniform(given: Input, levels: int, key: Key) -> None:
     assert_same("round_uniform", given.x, given.norms, given.bucket_size, levels, key, given.start)

@@ -162,6 +162,140 @@ def test_unusable_norms_quantize_to_zero_and_infinite_ones_decode_to_nan() -> No
     assert np.array_equal(np.isnan(scales), [False] * 6 + [True] * 2)
 
 
+# ---- sums and statistics
+
+
+def sum_in_a_tree(values: list[float]) -> float:
+    while len(values) > 1:
+        half = (len(values) + 1) // 2
+        values = [a + b for a, b in zip(values, [*values[half:], 0.0])][:half]
+    return values[0] if values else 0.0
+
+
+def in_24_bits(value: float) -> float:
+    if not math.isfinite(value):
+        return math.inf
+    mantissa, exponent = math.frexp(abs(value))
+    return math.copysign(math.ldexp(math.floor(mantissa * 2**24 + 0.5), exponent - 24), value)
+
+
+def sum_of(values: list[float]) -> float:
+    """Of a bucket: 32 lanes, a tree over them, 24 bits."""
+    lanes = [0.0] * 32
+    for i, value in enumerate(values):
+        lanes[i % 32] += value
+    for half in (16, 8, 4, 2, 1):
+        lanes = [lanes[i] + lanes[i + half] for i in range(half)]
+    return in_24_bits(lanes[0])
+
+
+@given(x=arrays(any_floats32), bucket_size=st.sampled_from([32, 64, 96]))
+def test_bucket_sums_are_lanes_then_a_tree_then_24_bits(x: np.ndarray, bucket_size: int) -> None:
+    starts = range(0, len(x), bucket_size)
+    for kernel, term in ((reference.bucket_sums, float), (reference.bucket_magnitude_sums, abs)):
+        got = kernel(x, bucket_size)
+        assert got.dtype == np.float64
+        assert got.tolist() == [sum_of([term(float(v)) for v in x[at : at + bucket_size]]) for at in starts]
+        assert not np.any(np.signbit(got) & (got == 0))
+
+
+def test_sums_that_cancel_and_sums_below_zero() -> None:
+    x = np.zeros(96, np.float32)
+    x[:3], x[32:34], x[64] = (1, -1, -0.0), (-1, -(2.0**-23)), -np.inf
+    assert reference.bucket_sums(x, 32).tolist() == [0.0, -(1 + 2.0**-23), np.inf]
+    x[33] = -(2.0**-24)  # a half of the last bit: away from zero
+    assert reference.bucket_sums(x, 32)[1] == -(1 + 2.0**-23)
+
+
+def tile_sums(x: np.ndarray, power: int) -> list[float]:
+    return [sum_of([float(v) ** power for v in x[at : at + TILE]]) for at in range(0, len(x), TILE)]
+
+
+@pytest.mark.parametrize("count", [1, 31, 1024, 1025, 5000])
+def test_statistics_of_a_tensor(count: int) -> None:
+    x = (gaussian(count, count) + np.float32(0.3)) * np.float32(1e-20)
+    inverse = in_24_bits(1 / count)
+    mean_magnitude = in_24_bits(sum_in_a_tree(tile_sums(np.abs(x), 1))) * inverse
+    mean = in_24_bits(in_24_bits(sum_in_a_tree(tile_sums(x, 1))) * inverse)
+    variance = in_24_bits(sum_in_a_tree(tile_sums(x, 2))) * inverse - mean * mean
+    expected = [
+        np.abs(x).max(),
+        np.float32(mean_magnitude),
+        np.float32(math.sqrt(max(variance, 0.0))),
+    ]
+    kernels = (reference.tensor_maximum, reference.tensor_mean_magnitude, reference.tensor_deviation)
+    for kernel, value in zip(kernels, expected):
+        assert same_bits(kernel(x), np.array([value], np.float32)), kernel.__name__
+    wide = x.astype(np.float64)
+    assert reference.tensor_mean_magnitude(x)[0] == pytest.approx(np.abs(wide).mean(), rel=2.0**-21)
+    assert abs(reference.tensor_deviation(x)[0] - wide.std()) < 2.0**-10 * np.sqrt(np.mean(wide**2))
+
+
+@pytest.mark.parametrize(
+    "kernel", [reference.tensor_maximum, reference.tensor_mean_magnitude, reference.tensor_deviation]
+)
+def test_statistics_of_nothing_of_zeros_and_of_what_is_not_finite(kernel: Any) -> None:
+    zero = np.zeros(1, np.float32)
+    for x in (np.zeros(0, np.float32), np.zeros(5, np.float16), np.full(2000, -0.0, np.float32)):
+        assert same_bits(kernel(x), zero)
+        assert not np.signbit(kernel(x)[0])
+    for bad in (np.nan, np.inf, -np.inf):
+        x = np.ones(3000)
+        x[2500] = bad
+        assert kernel(x).tolist() == [np.inf]
+    assert kernel(np.array([1e300, -1e300])).tolist() == [np.inf]
+
+
+def test_elements_that_are_equal_hardly_deviate() -> None:
+    for value in (0.3, -1e-30, 3e38):
+        assert reference.tensor_deviation(np.full(5000, value, np.float32))[0] < 2.0**-10 * abs(value)
+
+
+# ---- arithmetic of schemes' own
+
+
+@given(pairs=st.lists(st.tuples(any_floats32, any_floats32)))
+def test_comparisons_choices_and_minima(pairs: list[tuple[float, float]]) -> None:
+    a, b = (np.array([pair[i] for pair in pairs], np.float32) for i in (0, 1))
+    flags = reference.less(a, b)
+    assert flags.tolist() == [x < y for x, y in zip(a.tolist(), b.tolist())]
+    chosen = reference.where(flags, a, b)
+    least = reference.minimum(a, b)
+    assert chosen.dtype == least.dtype == np.float32
+    for i in range(len(a)):
+        # view: 0 and -0 differ, and a NaN is the one that was given
+        assert chosen[i].view(np.int32) == (a if a[i] < b[i] else b)[i].view(np.int32)
+        assert least[i].view(np.int32) == (b if b[i] < a[i] else a)[i].view(np.int32)
+
+
+def test_an_operand_is_a_number_or_an_array_of_one_or_of_as_many() -> None:
+    x = np.array([-1, 2, np.nan], np.float16)
+    one = np.array([1.5], np.float32)
+    assert reference.less(x, 0).tolist() == reference.less(x, np.zeros(1)).tolist() == [True, False, False]
+    assert reference.minimum(x, one)[:2].tolist() == reference.minimum(x, 1.5)[:2].tolist() == [-1, 1.5]
+    assert np.isnan(reference.minimum(x, one)[2])
+    flags = np.array([True, False])
+    assert reference.where(flags, one, -one).tolist() == [1.5, -1.5]
+    assert reference.where(flags, 1e300, np.array([1, 2], np.float64)).tolist() == [np.inf, 2]
+    assert reference.where(flags[:0], one, 0.0).tolist() == []
+    for kernel in (reference.less, reference.minimum):
+        with pytest.raises(ValueError, match="an array of 2 elements beside one of 3"):
+            kernel(x, np.ones(2, np.float32))
+    with pytest.raises(ValueError, match="an array of 3 elements beside one of 2"):
+        reference.where(flags, x, 0.0)
+
+
+@given(x=arrays(any_floats32))
+def test_next_powers_of_two(x: np.ndarray) -> None:
+    for value, power in zip(np.abs(x).tolist(), reference.next_powers_of_two(x).tolist()):
+        if value == 0 or not value <= 2.0**127:
+            assert power == (0 if value == 0 else np.inf)
+        else:
+            assert math.frexp(power)[0] == 0.5
+            assert power >= value
+            assert power / 2 < value or power == 2.0**-126
+
+
 # ---- uniform levels
 
 

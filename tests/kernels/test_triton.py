@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -38,6 +39,7 @@ with pytest.MonkeyPatch.context() as at_import:
 from helpers import SCHEMES, used_states  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from literature import LITERATURE  # noqa: E402
 from test_native import (  # noqa: E402
     BFLOAT16,
     DTYPES,
@@ -179,6 +181,11 @@ def test_norms_of_a_bucket_that_is_larger_than_any_tensor(count: int) -> None:
     x = np.random.default_rng(count).standard_normal(count).astype(np.float32)
     for kernel in ("bucket_maxima", "bucket_square_sums"):
         assert_same(kernel, x, 2**40)
+    norms = np.full(1, 3, np.float32)
+    words = assert_same("encode_uniform_codes", x, norms, 2**40, 2, KEY)
+    assert_same("decode_uniform_codes", [words], [norms], 2**40, 2, 1.0, np.zeros(count, np.float32))
+    words = assert_same("encode_uniform_sum", x, norms, 2**40, 1, 4, KEY)
+    assert_same("decode_uniform_sum", words, norms, 2**40, 1, 4, 1.0, np.zeros(count, np.float32))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
@@ -218,6 +225,55 @@ def test_clipping(count: int, broken: bool) -> None:
         x[: count // 2 : 7] = np.nan
     for most in (1e-30, 0.01, 1.0, 1e6):
         assert_same("clip", x, most)
+
+
+# ---- sums, statistics, arithmetic of schemes' own
+
+
+@pytest.mark.parametrize("number", range(len(LENGTHS)))
+def test_sums_and_statistics(number: int) -> None:
+    for case in inputs_of(number):
+        out = np.full(buckets(len(case.x), case.bucket_size), 7, np.float64)
+        assert_same("bucket_sums", case.x, case.bucket_size)
+        assert_same("bucket_magnitude_sums", case.x, case.bucket_size, out)
+        for kernel in ("tensor_maximum", "tensor_mean_magnitude", "tensor_deviation"):
+            assert_same(kernel, case.x)
+
+
+@pytest.mark.parametrize("kernel", ["tensor_maximum", "tensor_mean_magnitude", "tensor_deviation"])
+def test_statistics_of_every_short_float_and_of_nothing(kernel: str) -> None:
+    for dtype in (np.float16, BFLOAT16):
+        every = np.arange(65536, dtype=np.uint32).astype(np.uint16).view(dtype)
+        assert_same(kernel, every[np.isfinite(reference.as_float32(every))])
+    for x in (np.zeros(0, np.float32), np.full(5, -0.0, np.float32), np.array([1e300, 1])):
+        assert_same(kernel, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_comparisons_choices_and_minima(dtype: Any) -> None:
+    values = np.concatenate([SPECIAL, -SPECIAL, NOT_FINITE, -NOT_FINITE])
+    a, b = (as_type(pair.reshape(-1), dtype) for pair in np.meshgrid(values, values))
+    assert_same("next_powers_of_two", a)
+    for other in (b, b[7:8], b[-1:], 1e-45, -0.0, math.nan, 1e300):
+        flags = assert_same("less", a, other)
+        assert_same("minimum", a, other)
+        assert_same("where", flags, a, other)
+        assert_same("where", flags, other, np.float32(3))
+    for kernel in ("less", "minimum", "where"):
+        first = flags if kernel == "where" else a
+        with pytest.raises(ValueError, match="an array of 2 elements beside"):
+            getattr(kernels, kernel)(*to_tensor([first, *[b[:2]] * (1 + (kernel == "where"))]))
+
+
+def test_arithmetic_finds_what_was_collected() -> None:
+    x = torch.full([3000], -2.0, device=DEVICE)
+    with kernels.batch():
+        own = kernels.to_float32(x, None)
+        doubled = kernels.scale([own], 2.0, kernels.target(3000))
+        least = kernels.minimum(doubled, kernels.tensor_mean_magnitude(doubled))
+        assert bool(torch.all(kernels.less(own, 0.0)))
+        chosen = kernels.where(kernels.less(own, 0.0), least, 0.0)
+    assert chosen.tolist() == [-4.0] * 3000
 
 
 # ---- levels
@@ -554,6 +610,8 @@ EXCHANGES = {
         for name, scheme in SCHEMES.items()
         if getattr(scheme, "coding", "fixed") == "fixed"
     },
+    **{name: (scheme, 3, 1) for name, scheme in LITERATURE.items()},
+    "hierarchical-terngrad": (Hierarchical(LITERATURE["terngrad"]), 4, 2),
     "hierarchical": (Hierarchical(SCHEMES["global-max"]), 4, 2),
     "hierarchical-binsgdm": (Hierarchical(SCHEMES["binsgdm"]), 4, 2),
     "one-node": (Hierarchical(SCHEMES["global-max"]), 2, 2),

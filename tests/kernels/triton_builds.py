@@ -52,6 +52,8 @@ def call_everything() -> None:
     x, out = torch.ones(ELEMENTS), torch.zeros(ELEMENTS)
     norms = kernels.bucket_maxima(x, 64)
     kernels.bucket_square_sums(x, 64)
+    kernels.bucket_sums(x, 64)
+    kernels.bucket_magnitude_sums(x, 64)
     words = kernels.encode_uniform_sum(x, norms, 64, 7, 4, KEY)
     kernels.decode_uniform_sum(words, norms, 64, 7, 4, 1.0, out)
     words = kernels.encode_uniform_codes(x, norms, 64, 3, KEY)

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from horovod_quant.methods import BINSGDM, FAMILIES, METHODS, Method, parse
+from horovod_quant.methods import BINSGDM, Method, compared, families, parse
 
 HIERARCHICAL_BINSGDM = f"hierarchical {BINSGDM}"
 """All workers on one node, where each keeps a share of momentum and scale."""
 
 TRAINED = {
     "torch": [
-        *dict.fromkeys([*METHODS, *(family.replace("BITS", "8") for family in FAMILIES)]),
+        *dict.fromkeys([*compared(), *(family.replace("BITS", "8") for family in families())]),
         HIERARCHICAL_BINSGDM,
     ],
     "tensorflow": [BINSGDM, "global-qsgd-8", HIERARCHICAL_BINSGDM],

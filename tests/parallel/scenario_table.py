@@ -7,11 +7,17 @@ functions are in the module that a `TABLES` entry is called after, which worker.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-METHODS = ["qsgd", "nuqsgd", "global-qsgd", "binsgdm"]
+from horovod_quant.schemes import registry
+
+OWN = {next(iter(registry.families_of(kind))): kind for kind in registry.own()}
+"""The package's schemes, by the first of their short names."""
+
+METHODS = list(OWN)
 BINSGDM = ["binsgdm"]
 OTHERS = [method for method in METHODS if method not in BINSGDM]
 
@@ -27,6 +33,14 @@ TORCH_VARIANTS = [
 TORCH_GPU_VARIANTS = ["qsgdinf", "qsgd-alltoall", "global-qsgd-exponential"]
 TF_VARIANTS = ["nuqsgd-alltoall" if name == "qsgd-alltoall" else name for name in TORCH_VARIANTS]
 IN_TENSORFLOW = [f"{name}-in-tensorflow" for name in (*METHODS, "nuqsgd-alltoall", "global-qsgd-exponential")]
+
+
+def makers(kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a compressor with each of `METHODS`, from the frontend's classes by name."""
+    return {
+        name: functools.partial(kinds[kind.__name__], **registry.families_of(kind)[name])
+        for name, kind in OWN.items()
+    }
 
 
 class Part(NamedTuple):

@@ -16,11 +16,11 @@ import pytest
 from launching import horovodrun
 from soak_worker import LEAKING, SAMPLES
 
-from horovod_quant.methods import FAMILIES, FP16, NONE
+from horovod_quant.methods import FP16, NONE, families
 
 pytestmark = [pytest.mark.parallel, pytest.mark.extended]
 
-METHODS = [family.replace("BITS", "4") for family in FAMILIES] + ["qsgd-4 elias", "nuqsgd-4 elias-omega"]
+METHODS = [family.replace("BITS", "4") for family in families()] + ["qsgd-4 elias", "nuqsgd-4 elias-omega"]
 IN_TENSORFLOW = [
     "qsgd-4",
     "qsgd-4 elias",

@@ -10,6 +10,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from oracle import Oracle
+from scenario_table import OWN, makers
 
 import horovod_quant.tensorflow as hvq
 
@@ -53,14 +54,10 @@ def recording(kind: type) -> Any:
     return Recording
 
 
-QSGD, NUQSGD, GlobalQSGD, BinSGDM = map(recording, (hvq.QSGD, hvq.NUQSGD, hvq.GlobalQSGD, hvq.BinSGDM))
+RECORDING = {kind.__name__: recording(getattr(hvq, kind.__name__)) for kind in OWN.values()}
+QSGD, NUQSGD, GlobalQSGD, BinSGDM = (RECORDING[name] for name in ("QSGD", "NUQSGD", "GlobalQSGD", "BinSGDM"))
 
-METHODS: dict[str, Make] = {
-    "qsgd": lambda **common: QSGD(bits=4, **common),
-    "nuqsgd": lambda **common: NUQSGD(bits=4, **common),
-    "global-qsgd": lambda **common: GlobalQSGD(bits=8, **common),
-    "binsgdm": lambda **common: BinSGDM(**common),
-}
+METHODS: dict[str, Make] = makers(RECORDING)
 
 VARIANTS: dict[str, Make] = {
     "qsgdinf": lambda **common: QSGD(bits=3, norm="max", bucket_size=96, **common),

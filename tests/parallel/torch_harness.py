@@ -11,6 +11,7 @@ from typing import Any, Callable
 import horovod.torch as hvd
 import torch
 from oracle import Oracle, assert_average
+from scenario_table import makers
 
 import horovod_quant.torch as hvq
 
@@ -20,12 +21,7 @@ DEVICE = torch.device(os.environ.get("TORCH_DEVICE", "cpu"))
 Batch = Callable[[torch.nn.Module, int], torch.Tensor]
 """Gives the loss of a model in a step, with this rank's own data."""
 
-METHODS: dict[str, Callable[..., hvq.Compressor]] = {
-    "qsgd": lambda **common: hvq.QSGD(bits=4, **common),
-    "nuqsgd": lambda **common: hvq.NUQSGD(bits=4, **common),
-    "global-qsgd": lambda **common: hvq.GlobalQSGD(bits=8, **common),
-    "binsgdm": lambda **common: hvq.BinSGDM(**common),
-}
+METHODS: dict[str, Callable[..., hvq.Compressor]] = makers({name: getattr(hvq, name) for name in hvq.__all__})
 
 VARIANTS: dict[str, Callable[..., hvq.Compressor]] = {
     "qsgdinf": lambda **common: hvq.QSGD(bits=3, norm="max", bucket_size=96, **common),

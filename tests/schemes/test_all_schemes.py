@@ -37,7 +37,7 @@ COPIES = 4000
 
 
 def bucket_of(scheme: Scheme) -> int:
-    return 1024 if isinstance(scheme, BinSGDM) else scheme.bucket_size
+    return getattr(scheme, "bucket_size", 1024)
 
 
 def damaged(gradients: list, worker: int, element: int, value: float) -> list:

@@ -16,7 +16,7 @@ from helpers import gaussian, owned_states, same_bits
 from horovod_quant import kernels, simulator
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.methods import FAMILIES, parse
+from horovod_quant.methods import families, parse
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Allgather, Gradient, Scheme, Workers, ragged_payload, split_gathered
 from horovod_quant.schemes.split_sums import split_sums
@@ -43,7 +43,7 @@ class Setting(NamedTuple):
 
 
 def settings() -> Iterator[tuple[str, Setting]]:
-    named = {family: parse(family.replace("BITS", "4")).scheme() for family in FAMILIES}
+    named = {family: parse(family.replace("BITS", "4")).scheme() for family in families()}
     schemes = {name: scheme for name, scheme in named.items() if scheme is not None}
     schemes["qsgd-elias"] = QSGD(4, coding="elias")
     schemes["nuqsgd-elias-omega"] = NUQSGD(4, coding="elias-omega")

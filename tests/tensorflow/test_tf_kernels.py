@@ -12,6 +12,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from helpers import SCHEMES, extended, gaussian, lockstep, used_states  # noqa: E402
+from literature import LITERATURE  # noqa: E402
 
 from horovod_quant.kernels import keys, reference  # noqa: E402
 from horovod_quant.kernels.keys import Key  # noqa: E402
@@ -203,6 +204,68 @@ def test_clipping(way: Callable, count: int, broken: bool) -> None:
         return [backend.clip(x, most) for most in (1e-30, 0.01, 1.0, 1e6)]
 
     assert_same(way, clipped, x)
+
+
+@cases
+def test_sums_and_statistics(way: Callable, count: int, bucket_size: int, dtype: Any, bits: int) -> None:
+    given = make_input(count, bucket_size, dtype, count)
+    finite = np.where(np.isfinite(reference.as_float32(given.x)), given.x, np.zeros(1, given.x.dtype))
+
+    def statistics(backend, out, *tensors):
+        return [
+            result
+            for x in tensors
+            for result in (
+                backend.bucket_sums(x, bucket_size),
+                backend.bucket_magnitude_sums(x, bucket_size),
+                backend.tensor_maximum(x),
+                backend.tensor_mean_magnitude(x),
+                backend.tensor_deviation(x),
+            )
+        ]
+
+    assert_same(way, statistics, given.x, finite.astype(given.x.dtype))
+
+
+@pytest.mark.parametrize("count", [3000])
+def test_statistics_of_ordinary_gradients(way: Callable, count: int) -> None:
+    """A contraction of a product and a sum, or a division by a rounded inverse, would show in the deviation."""
+
+    def statistics(backend, out, tensors):
+        return [
+            result
+            for x in tensors
+            for result in (backend.tensor_mean_magnitude(x), backend.tensor_deviation(x))
+        ]
+
+    scales = 10.0 ** np.array([-40, -22, -3, 0, 1, 35])
+    gradients = [
+        ((gaussian(count + i, count) + i % 3) * scale).astype(np.float32) for i, scale in enumerate(scales)
+    ]
+    assert_same(way, statistics, gradients)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64, BFLOAT16])
+def test_comparisons_choices_and_minima(way: Callable, dtype: Any) -> None:
+    values = np.concatenate([SPECIAL, NOT_FINITE, -NOT_FINITE])
+    a, b = (as_type(pair.reshape(-1), dtype) for pair in np.meshgrid(values, values))
+
+    def arithmetic(backend, out, a, b):
+        found = [backend.next_powers_of_two(a)]
+        for other in (b, b[7:8], b[-1:], 1e-45, -0.0, np.nan, 1e300):
+            flags = backend.less(a, other)
+            found += [flags, backend.minimum(a, other), backend.where(flags, a, other)]
+            found.append(backend.where(flags, other, 3.0))
+        return found
+
+    assert_same(way, arithmetic, a, b)
+
+
+def test_operands_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="an array of 2 elements beside one of 5"):
+        kernels.minimum(tf.ones(5), tf.ones(2))
+    with pytest.raises(ValueError, match="an array of 2 elements beside one of 5"):
+        kernels.where(tf.ones(5) > 0, tf.ones(2), 0.0)
 
 
 @cases
@@ -624,10 +687,12 @@ def perform(requests: Sequence[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("way", [*list(WAYS.values())[:2], extended(WAYS["xla"])], ids=WAYS)
-@pytest.mark.parametrize("name", [name for name in SCHEMES if "elias" not in name and "omega" not in name])
+@pytest.mark.parametrize(
+    "name", [*(name for name in SCHEMES if "elias" not in name and "omega" not in name), *LITERATURE]
+)
 def test_schemes(way: Callable, name: str) -> None:
     """Whole exchanges of three workers, with a scheme's own numpy arrays among the tensors."""
-    scheme, lengths = SCHEMES[name], (0, 33, 1025)
+    scheme, lengths = {**SCHEMES, **LITERATURE}[name], (0, 33, 1025)
     groups = [[gaussian(10 * rank + count, count) for count in lengths] for rank in range(3)]
     groups[1][-1][1024] = np.inf
     states = [used_states(own) for own in groups]

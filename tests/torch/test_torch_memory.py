@@ -12,6 +12,7 @@ import torch
 import horovod_quant.torch as hvq
 from horovod_quant import kernels
 from horovod_quant.kernels import native, reference
+from horovod_quant.schemes import QSGD, Hierarchical
 from horovod_quant.torch import memory
 
 CPU = torch.device("cpu")
@@ -37,6 +38,19 @@ def test_gradients_on_a_gpu_that_are_elias_coded_go_to_the_host() -> None:
     assert memory.choose("auto", torch.device("cuda", 0), schemes).device == CPU
 
 
+def test_gradients_on_a_gpu_go_to_the_host_for_schemes_that_ask_for_it() -> None:
+    class Asking(QSGD):
+        host_only = True
+
+    for scheme in (Asking(), Hierarchical(Asking())):
+        assert memory.choose("auto", torch.device("cuda", 0), [QSGD(), scheme]).device == CPU
+    pytest.importorskip("triton")
+    with pytest.raises(
+        ValueError, match="host_only=True: kernels='triton' do not work in the host's memory, where As"
+    ):
+        hvq.Compressor(Asking(), kernels="triton")
+
+
 def test_without_triton_gradients_on_a_gpu_go_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod_quant.kernels.triton", None)
     monkeypatch.delattr(kernels, "triton", raising=False)
@@ -51,14 +65,15 @@ def test_without_triton_gradients_on_a_gpu_go_to_the_host(monkeypatch: pytest.Mo
 def test_triton_has_no_elias_coding() -> None:
     pytest.importorskip("triton")
     with pytest.raises(
-        ValueError, match="coding='elias': kernels='triton' have no Elias coding; use coding='fixed'"
+        ValueError, match="coding='elias': kernels='triton' do not work in the host's memory, where QSGD"
     ):
         hvq.QSGD(kernels="triton", coding="elias")
 
 
 def test_no_such_kernels() -> None:
-    with pytest.raises(ValueError, match="kernels='gpu': no such backend"):
-        hvq.QSGD(kernels="gpu")
+    usable = "'auto', 'native', 'numpy', or 'triton' for gradients on a GPU"
+    with pytest.raises(ValueError, match=f"kernels='cuda': no such backend; use {usable}"):
+        hvq.QSGD(kernels="cuda")
 
 
 PROGRAM = """

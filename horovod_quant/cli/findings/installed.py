@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import shutil
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from horovod_quant import __version__
 from horovod_quant.cli import probe
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding
+from horovod_quant.schemes import registry
 
 TESTED_HOROVOD = "0.28.1"
 
@@ -32,6 +34,7 @@ def findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
             f"horovod-quant {__version__}, Python {platform.python_version()}, numpy {np.__version__}, "
             f"{platform.system()} {platform.machine()}",
         ),
+        *scheme_findings(),
         horovod_finding(facts),
     ]
     has_horovod = probe.horovod_folder() is not None
@@ -39,6 +42,16 @@ def findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     for name, own in facts.items():
         found += framework_findings(name, own, has_horovod, usable)
     return found
+
+
+def scheme_findings() -> list[Finding]:
+    """On schemes of other packages."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it says is found here
+        others = [kind for kind in registry.registered() if not registry.is_own(kind)]
+    shown = ", ".join(f"{kind.__name__} of {kind.__module__}" for kind in others)
+    problems = [Finding(PROBLEM, text, "repair or remove its package") for text in registry.problems()]
+    return [*([Finding(OK, f"schemes of other packages: {shown}")] if others else []), *problems]
 
 
 def horovod_finding(facts: Mapping[str, Mapping[str, Any]]) -> Finding:

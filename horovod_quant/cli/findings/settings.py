@@ -9,7 +9,8 @@ from horovod_quant.analysis.groups import compressed_names, tensorflow_cache_nam
 from horovod_quant.analysis.models import MODELS, Shapes, elements
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.report import OK, WARNING, Finding
-from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
+from horovod_quant.methods import examples
+from horovod_quant.schemes.base import Scheme
 
 # Horovod 0.28.1: operations.cc.
 DEFAULT_CACHE, DEFAULT_FUSION, DEFAULT_CYCLE = 1024, 128 * 2**20, 1.0
@@ -17,8 +18,10 @@ DEFAULT_CACHE, DEFAULT_FUSION, DEFAULT_CYCLE = 1024, 128 * 2**20, 1.0
 LONG_CYCLE = 5.0
 """Milliseconds; from here on waiting for cycles is a good part of a short step."""
 
-SCHEMES = (GlobalQSGD(8), GlobalQSGD(4, levels="exponential"), QSGD(4), NUQSGD(4), BinSGDM())
-"""Between them as few and as many collectives as there are."""
+
+def schemes() -> list[Scheme]:
+    """Between them as few and as many collectives as there are."""
+    return list(examples().values())
 
 
 def findings(environment: Mapping[str, str], model: str | None, frameworks: list[str]) -> list[Finding]:
@@ -61,7 +64,7 @@ def cache_finding(
     needs = {
         FRAMEWORKS[name]: max(
             (torch_cache_names if name == "torch" else tensorflow_cache_names)(scheme, shapes)
-            for scheme in SCHEMES
+            for scheme in schemes()
         )
         for name in frameworks
     }
@@ -85,7 +88,7 @@ def fusion_finding(environment: Mapping[str, str], model: str | None, shapes: Sh
         if threshold < 2**20:
             return Finding(WARNING, f"{text}: hardly anything is sent together", "unset it")
         return Finding(OK, f"{text}: small gradients and carriers are sent together")
-    compressed = compressed_names(SCHEMES[0], shapes)
+    compressed = compressed_names(schemes()[0], shapes)
     small = {name: shape for name, shape in shapes.items() if name not in set(compressed)}
     together = 4 * elements(small) + 68 * len(compressed)
     what = f"{model}'s {len(small)} small gradients and {len(compressed)} carriers ({together:,} bytes)"
@@ -98,7 +101,7 @@ def fusion_finding(environment: Mapping[str, str], model: str | None, shapes: Sh
 
 def cycle_finding(environment: Mapping[str, str]) -> Finding:
     cycle, text = number(environment, "HOROVOD_CYCLE_TIME", DEFAULT_CYCLE)
-    deepest = max(len(scheme.collectives) for scheme in SCHEMES)
+    deepest = max(len(scheme.collectives) for scheme in schemes())
     text = f"{text} ms: how often Horovod looks for new collectives"
     if cycle <= 0:
         return Finding(

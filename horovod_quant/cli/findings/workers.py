@@ -9,6 +9,8 @@ from typing import Any
 from horovod_quant.cli.place import Place
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding
+from horovod_quant.methods import examples
+from horovod_quant.schemes.split_sums import group_of_sums
 
 
 def findings(facts: Mapping[str, Mapping[str, Any]], place: Place) -> list[Finding]:
@@ -97,9 +99,18 @@ def exactness_finding(name: str, facts: Mapping[str, Any], place: Place) -> Find
     wrong = {rank: worker["wrong"] for rank, worker in enumerate(workers) if worker["wrong"]}
     if wrong:
         rank, operations = next(iter(wrong.items()))
+        summing, others = _by_sums()
         return Finding(
             PROBLEM,
             f"{what}: not exact on {len(wrong)} of {len(workers)} workers (worker {rank}: {', '.join(operations)})",
-            "GlobalQSGD cannot be used here; try the other controller, or QSGD, NUQSGD or BinSGDM",
+            f"{', '.join(summing)} cannot be used here; try the other controller, or {' or '.join(others)}",
         )
     return Finding(OK, f"{what}: exact, sums wrap around modulo 2^32 and 2^64")
+
+
+def _by_sums() -> tuple[list[str], list[str]]:
+    """The names of the schemes that need exact sums of integers, and of those that do not."""
+    schemes = examples().values()
+    summing = {type(scheme).__name__: None for scheme in schemes if group_of_sums(scheme) is not None}
+    others = {type(scheme).__name__: None for scheme in schemes}
+    return list(summing), [name for name in others if name not in summing]

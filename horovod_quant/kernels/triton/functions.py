@@ -5,15 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW, TILE, buckets, ceil_div, code_words, sum_words, tiles
-from horovod_quant.kernels.reference import fraction_bits, uniform_levels
+from horovod_quant.kernels.layout import (
+    ROW,
+    TILE,
+    WHOLE_TENSOR,
+    buckets,
+    ceil_div,
+    code_words,
+    sum_words,
+    tiles,
+)
+from horovod_quant.kernels.reference import check_operand, fraction_bits, uniform_levels
+from horovod_quant.kernels.sums import inverse_count
 from horovod_quant.kernels.triton import arrays, decoding, encoding, norms, one_bit, whole
 from horovod_quant.kernels.triton.arguments import (
     KINDS,
     aligned,
+    as_tensor,
     check_bucket_size,
     check_range,
     check_same_length,
@@ -25,7 +37,7 @@ from horovod_quant.kernels.triton.arguments import (
     result,
     typed,
 )
-from horovod_quant.kernels.triton.launching import Job, Kernel, run, settle
+from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, Job, Kernel, run, settle
 
 MAX_LEVELS = 2**15 - 1
 
@@ -33,12 +45,14 @@ MAX_LEVELS = 2**15 - 1
 _ROWS = 128  # of elements, to decode
 _WORD_ROWS = 16  # to encode
 _BUCKETS_TO_ADD = 16
+_LARGEST_BUCKET = MAX_ELEMENTS + 1  # for larger ones Triton's integers are too short
 _CHUNK = 1024  # elements of a bucket at a time, and ...
 _ELEMENTS_TO_COMPARE = 4096  # ... of all buckets of a program
 _TILES = 2  # of single bits
 
 _bucket_maxima = Kernel(norms.bucket_maxima)
 _bucket_square_sums = Kernel(norms.bucket_square_sums)
+_bucket_sums = Kernel(norms.bucket_sums)
 _encode_sum = Kernel(encoding.encode_sum)
 _encode_codes = Kernel(encoding.encode_codes)
 _decode_sum = Kernel(decoding.decode_sum)
@@ -74,6 +88,24 @@ def bucket_square_sums(x: torch.Tensor, bucket_size: int, out: torch.Tensor | No
     return sums
 
 
+def bucket_sums(x: torch.Tensor, bucket_size: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    return _sums(x, bucket_size, out, "itself")
+
+
+def bucket_magnitude_sums(x: torch.Tensor, bucket_size: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    return _sums(x, bucket_size, out, "magnitude")
+
+
+def _sums(x: torch.Tensor, bucket_size: int, out: torch.Tensor | None, term: str) -> torch.Tensor:
+    x = floats(x, "x")
+    check_bucket_size(bucket_size)
+    sums = result(out, buckets(len(x), bucket_size), torch.float64, x.device)
+    bucket_size = _norm_bucket_size(len(x), bucket_size)
+    job = Job(len(x), _BUCKETS_TO_ADD * bucket_size, {"source": x, "target": sums})
+    run(_bucket_sums, job, **_shape(x), BUCKET=bucket_size, BUCKETS=_BUCKETS_TO_ADD, TERM=term)
+    return sums
+
+
 def _norm_bucket_size(elements: int, bucket_size: int) -> int:
     """One with the same norms: where one bucket has room for more than all elements, a program need not go through it.
 
@@ -92,16 +124,89 @@ def clip(x: torch.Tensor, most: float) -> torch.Tensor:
     sums = bucket_square_sums(x, TILE)
     if not len(sums):
         return x
+    out = arrays.target(len(x))
+    norm = arrays.norms_of_square_sums(_in_a_tree(sums))
+    entries = {"source": x, "norms": norm, "target": out, "factor": float_entry(most)}
+    run(_shorten, Job(len(x), TILE, entries), KIND=KINDS[x.dtype], ALIGNED=aligned(x, out), COUNT=TILE)
+    return out
+
+
+def _in_a_tree(sums: torch.Tensor) -> torch.Tensor:
     settle([sums])
+    if not len(sums):
+        return sums.new_zeros(1)
     while len(sums) > 1:
         half = ceil_div(len(sums), 2)
         upper = torch.nn.functional.pad(sums[half:], (0, 2 * half - len(sums)))
         sums = sums[:half] + upper
-    out = arrays.target(len(x))
-    norm = arrays.norms_of_square_sums(sums)
-    entries = {"source": x, "norms": norm, "target": out, "factor": float_entry(most)}
-    run(_shorten, Job(len(x), TILE, entries), KIND=KINDS[x.dtype], ALIGNED=aligned(x, out), COUNT=TILE)
-    return out
+    return sums
+
+
+# ---- arithmetic of schemes' own ----------------------------------------------------------------------------------
+# By PyTorch, whose operations are rounded one by one, and are not collected in a batch.
+
+
+def tensor_maximum(x: torch.Tensor) -> torch.Tensor:
+    if not len(floats(x, "x")):
+        return torch.zeros(1, device=x.device)
+    # Two stages, because one program would go through a bucket of all elements alone.
+    return bucket_maxima(bucket_maxima(x, TILE), WHOLE_TENSOR)
+
+
+def tensor_mean_magnitude(x: torch.Tensor) -> torch.Tensor:
+    total = _to_24_bits(_in_a_tree(bucket_magnitude_sums(x, TILE)))
+    return (total * inverse_count(len(x))).to(torch.float32)
+
+
+def tensor_deviation(x: torch.Tensor) -> torch.Tensor:
+    inverse = inverse_count(len(x))
+    sums, square_sums = bucket_sums(x, TILE), bucket_square_sums(x, TILE)
+    mean = _to_24_bits(_to_24_bits(_in_a_tree(sums)) * inverse)
+    squares = _to_24_bits(_in_a_tree(square_sums))
+    variance = squares * inverse - mean * mean
+    deviation = torch.where(variance > 0, variance, 0.0).sqrt().to(torch.float32)
+    return torch.where(squares < float("inf"), deviation, float("inf"))
+
+
+def _to_24_bits(values: torch.Tensor) -> torch.Tensor:
+    rounded = ((values.view(torch.int64) + (1 << 28)) >> 29 << 29).view(torch.float64)
+    return torch.where(values.isfinite(), rounded, float("inf"))
+
+
+def less(a: torch.Tensor, b: Any) -> torch.Tensor:
+    return _values(a) < _operand(b, a)
+
+
+def where(flags: torch.Tensor, a: Any, b: Any) -> torch.Tensor:
+    flags = typed(flags, torch.bool, "flags")
+    settle([flags])
+    return torch.where(flags, _operand(a, flags), _operand(b, flags))
+
+
+def minimum(a: torch.Tensor, b: Any) -> torch.Tensor:
+    values, most = _values(a), _operand(b, a)
+    return torch.where(most < values, most, values)
+
+
+def next_powers_of_two(norms: Any) -> torch.Tensor:
+    magnitudes = (_values(as_tensor(norms)).view(torch.int32) & 0x7FFFFFFF).clamp(max=0x7F800000)
+    return ((magnitudes + 0x007FFFFF) & 0x7F800000).view(torch.float32)
+
+
+def _values(x: torch.Tensor) -> torch.Tensor:
+    """The elements as float32, computed."""
+    x = floats(x, "x")
+    settle([x])
+    return x.to(torch.float32)
+
+
+def _operand(values: Any, other: torch.Tensor) -> torch.Tensor:
+    """What stands beside another tensor: see `horovod_quant.kernels.reference.Operand`."""
+    if not isinstance(values, (np.ndarray, torch.Tensor)):
+        with np.errstate(over="ignore"):
+            values = np.full(1, values, np.float32)
+    check_operand(len(values), len(other))
+    return _values(as_tensor(values, other.device))
 
 
 # ---- uniform levels ----------------------------------------------------------------------------------------------
@@ -126,7 +231,7 @@ def encode_uniform_sum(
         _encoding_job(x, norms, bucket_size, key, start, words, 32 // width),
         **_shape(x),
         **_rounding(levels),
-        BUCKET=bucket_size,
+        BUCKET=min(bucket_size, _LARGEST_BUCKET),
         WIDTH=width,
         TILES=_WORD_ROWS,
     )
@@ -169,7 +274,7 @@ def _encoded_codes(x, norms, bucket_size, bits, key, start, out, rounding):
         _encoding_job(x, norms, bucket_size, key, start, words, 32),
         **_shape(x),
         **rounding,
-        BUCKET=bucket_size,
+        BUCKET=min(bucket_size, _LARGEST_BUCKET),
         BITS=bits,
         TILES=_WORD_ROWS,
     )
@@ -218,7 +323,7 @@ def decode_uniform_sum(
         _decode_sum,
         Job(len(out), _ROWS * ROW, entries),
         **_shape(out),
-        BUCKET=bucket_size,
+        BUCKET=min(bucket_size, _LARGEST_BUCKET),
         LEVELS=float(levels),
         WIDTH=width,
         BIAS=sum(1 << (width * field + width - 1) for field in range(32 // width)),
@@ -268,7 +373,7 @@ def _decoded_codes(words, norms, bucket_size, bits, factor, out, **constants):
         Job(len(out), _ROWS * ROW, {"target": out, "factor": float_entry(factor)}, pointers=pointers),
         **_shape(out),
         **constants,
-        BUCKET=bucket_size,
+        BUCKET=min(bucket_size, _LARGEST_BUCKET),
         BITS=bits,
         WORKERS=len(words),
         ROWS=_ROWS,

@@ -60,16 +60,30 @@ def bucket_square_sums(
     row, block = place(table, owners)
     left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
     if left == BUCKETS * BUCKET:
-        _bucket_square_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, WHOLE=True)
+        _bucket_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, TERM="square", WHOLE=True)
     else:
-        _bucket_square_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, WHOLE=False)
+        _bucket_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, TERM="square", WHOLE=False)
 
 
 @triton.jit
-def _bucket_square_sums(
+def bucket_sums(
+    table, owners,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, TERM: tl.constexpr,
+):  # fmt: skip
+    """As `bucket_square_sums`, of the elements (``TERM="itself"``) or their magnitudes (``"magnitude"``)."""
+    row, block = place(table, owners)
+    left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
+    if left == BUCKETS * BUCKET:
+        _bucket_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, TERM, WHOLE=True)
+    else:
+        _bucket_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, TERM, WHOLE=False)
+
+
+@triton.jit
+def _bucket_sums(
     row, block, left,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr,
-    WHOLE: tl.constexpr,
+    TERM: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + block * (BUCKETS * BUCKET)
     bucket = tl.arange(0, BUCKETS)
@@ -78,7 +92,12 @@ def _bucket_square_sums(
     for at in range(0, BUCKET, ROW):
         offsets = bucket[:, None] * BUCKET + (at + lane)[None, :]
         x = read(source, offsets, below(offsets, left, WHOLE), KIND).to(tl.float64)
-        lanes = lanes + x * x
+        if TERM == "square":
+            lanes = lanes + x * x
+        elif TERM == "magnitude":
+            lanes = lanes + tl.abs(x)
+        else:
+            lanes = lanes + x
     lanes = _halves_added(lanes, BUCKETS, 16)
     lanes = _halves_added(lanes, BUCKETS, 8)
     lanes = _halves_added(lanes, BUCKETS, 4)
@@ -87,7 +106,7 @@ def _bucket_square_sums(
     total = tl.reshape(lanes, [BUCKETS])
     bits = total.to(tl.uint64, bitcast=True)
     rounded = (((bits + 0x10000000) >> 29) << 29).to(tl.float64, bitcast=True)
-    sums = tl.where(total < float("inf"), rounded, float("inf"))
+    sums = tl.where(tl.abs(total) < float("inf"), rounded, float("inf"))
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.float64)) + block * BUCKETS
     tl.store(target + bucket, sums, mask=below(bucket * BUCKET, left, WHOLE))
 

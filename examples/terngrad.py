@@ -1,0 +1,196 @@
+"""TernGrad, a scheme from outside the package, in a training on scikit-learn's handwritten digits.
+
+    horovodrun -np 4 python examples/terngrad.py
+
+docs/new-scheme.md explains the scheme step by step. It needs no framework: PyTorch and Horovod are imported where the
+training begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import horovod_quant
+from horovod_quant.kernels.layout import WHOLE_TENSOR, sum_words
+from horovod_quant.schemes.base import (
+    Allreduce,
+    Collective,
+    Decoded,
+    Exchange,
+    Gradient,
+    Scheme,
+    Workers,
+    checked,
+    split_points,
+)
+
+
+@horovod_quant.register
+@dataclass(frozen=True)
+class TernGrad(Scheme):
+    """TernGrad: -1, 0 or 1 for each element, and one scale for each tensor.
+
+    Wen, Xu, Yan, Wu, Wang, Chen, Li. TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep
+    Learning. NeurIPS 2017. With the scales shared among the workers, as in its section on scaler sharing.
+
+    1. elements beyond ``clip`` standard deviations of their tensor are cut down to that;
+    2. the largest magnitude that is left, over all workers, is the tensor's scale (an allreduce);
+    3. an element x becomes sign(x) with probability |x| / scale, and 0 otherwise;
+    4. the sum of the workers' integers (an allreduce), times scale / n, is the average.
+
+    Args:
+        clip: in standard deviations; None clips nothing, and leaves the average without bias.
+
+    Raises:
+        ValueError: ``clip`` is no positive number.
+    """
+
+    clip: float | None = 2.5
+
+    presets = {"terngrad": {}}
+    unbiased = False
+    bucket_size = WHOLE_TENSOR
+
+    def __post_init__(self) -> None:
+        if self.clip is None:
+            return
+        is_number = isinstance(self.clip, (int, float)) and not isinstance(self.clip, bool)
+        if not is_number or not 0 < self.clip < math.inf:
+            raise ValueError(f"clip={self.clip!r}: use a positive number, for example 2.5, or None")
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        return Collective(Allreduce, "float32", "max"), Collective(Allreduce, "int32", "sum")
+
+    def check_workers(self, size: int) -> None:
+        if bits_of_sums(size) > 16:
+            raise ValueError(f"{size} workers: TernGrad adds the integers of 32767 at most")
+
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        self.check_workers(workers.size)
+        bits = bits_of_sums(workers.size)
+        values = [self.clipped(gradient.values, kernels) for gradient in gradients]
+
+        scales = kernels.assemble(
+            [(1, np.float32, lambda out, x=x: kernels.tensor_maximum(x)) for x in values]
+        )
+        scales = yield from checked(Allreduce(scales, "max", [4] * len(values)), workers)
+
+        def encode(i: int, out: Any) -> Any:
+            gradient, scale = gradients[i], scales[i : i + 1]
+            key = gradient.keys.key("worker", gradient.step, workers.rank)
+            return kernels.encode_uniform_sum(
+                values[i], scale, WHOLE_TENSOR, 1, bits, key, gradient.start, out
+            )
+
+        counts = [sum_words(gradient.elements, bits) for gradient in gradients]
+        parts = [(count, np.int32, partial(encode, i)) for i, count in enumerate(counts)]
+        head_count = (1, np.int32, lambda out: np.ones(1, np.int32))
+        words = kernels.assemble([*parts, head_count])
+        words = yield from checked(Allreduce(words, "sum", [4 * count for count in counts]), workers)
+        at = split_points(counts)
+
+        def write(i: int, factor: float, out: Any) -> Any:
+            own, scale = words[at[i] : at[i + 1]], scales[i : i + 1]
+            return kernels.decode_uniform_sum(own, scale, WHOLE_TENSOR, 1, bits, factor, out)
+
+        return Decoded(words[-1], write)
+
+    def clipped(self, x: Any, kernels: Any) -> Any:
+        if self.clip is None:
+            return x
+        deviation = kernels.tensor_deviation(x)
+        most = kernels.scale([deviation], self.clip, kernels.target(1))
+        least = kernels.scale([deviation], -self.clip, kernels.target(1))
+        return kernels.where(kernels.less(x, least), least, kernels.minimum(x, most))
+
+    def levels_left(self, workers: int, hosts: int) -> int:
+        return 1
+
+    def relative_error(self, workers: int, hosts: int) -> float | None:
+        if self.clip is None:
+            return None  # the scale depends on how many elements a tensor has
+        x = np.abs(np.random.default_rng(0).standard_normal(2**16))
+        kept = np.minimum(x, self.clip)
+        rounding, clipping = (self.clip * kept - kept**2).mean(), ((x - kept) ** 2).mean()
+        return math.sqrt((rounding + clipping) / (x**2).mean())
+
+
+def bits_of_sums(workers: int) -> int:
+    """That hold the sum of so many integers from -1 to 1."""
+    return workers.bit_length() + 1
+
+
+# ---- a training --------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    import digits
+    import horovod.torch as hvd
+    import torch
+    import training
+    from torch_digits import make_model
+
+    import horovod_quant.torch as hvq
+
+    hvd.init()
+    torch.set_num_threads(1)  # several workers share a machine
+    parser = training.Parser(
+        hvd, prog="terngrad.py", description="Trains on digits with TernGrad's gradients."
+    )
+    parser.add_argument("--clip", type=float, default=2.5, help="in standard deviations (2.5)")
+    parser.add_argument("--no-clip", dest="clip", action="store_const", const=None, help="clip nothing")
+    parser.add_argument("--lr", type=float, default=0.05, help="(0.05)")
+    parser.add_argument("--steps", type=int, default=200, help="(200)")
+    parser.add_argument("--batch-size", type=int, default=128, help="images in a step, of all workers (128)")
+    parser.add_argument("--seed", type=int, default=0, help="(0)")
+    args = parser.parse_args()
+    if args.steps < 1 or args.batch_size < hvd.size() or not 0 < args.lr < math.inf:
+        parser.error(f"use --steps from 1 on, --batch-size from {hvd.size()} on, and a positive --lr")
+    try:
+        compression = hvq.TernGrad(args.clip, seed=args.seed)
+    except ValueError as error:
+        parser.error(str(error))
+
+    torch.manual_seed(args.seed)
+    model = make_model()
+    train_x, train_y, test_x, test_y = map(torch.from_numpy, digits.load_data())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9),
+        named_parameters=model.named_parameters(),
+        compression=compression,
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
+
+    for step in range(args.steps):
+        order = torch.randperm(len(train_y), generator=torch.Generator().manual_seed(args.seed + step))
+        own = order[: args.batch_size][hvd.rank() :: hvd.size()]
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(train_x[own].unsqueeze(1)), train_y[own])
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+    with torch.no_grad():
+        accuracy = (model(test_x.unsqueeze(1)).argmax(1) == test_y).float().mean().item()
+    weights = [parameter.detach().numpy() for parameter in model.parameters()]
+    if len(set(hvd.allgather_object(training.fingerprint(weights)))) > 1:
+        raise SystemExit("the workers have trained different models")
+    if hvd.rank() == 0:
+        sent = compression.stats().total
+        ratio = sent.float32_bytes / sent.bytes_sent if sent.bytes_sent else 1.0
+        print(
+            f"{compression.policy.scheme}: test accuracy {accuracy:.2%} after {args.steps} steps, "
+            f"{ratio:.1f} times fewer bytes than float32"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Makes a frontend's classes from the schemes: ``hvq.QSGD(bits=4)`` is a ``hvq.Compressor(schemes.QSGD(bits=4))``.
+
+Signature and documentation follow from the scheme's fields and from the constructors of the frontend's own class, so
+that nothing is written down twice. What a type checker sees is written from the same (scripts/write_stubs).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import re
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import Any
+
+from horovod_quant.schemes import registry
+from horovod_quant.schemes.base import Scheme
+
+
+class Classes:
+    """A frontend's classes, each made when it is first asked for.
+
+    Args:
+        module: that they shall belong to.
+        base: its compressor's class.
+        with_optimizer: the classes of compressors that belong to an optimizer, by the optimizer's name.
+    """
+
+    def __init__(self, module: str, base: type, with_optimizer: Mapping[str, type]) -> None:
+        self._module = module
+        self._base = base
+        self._with_optimizer = with_optimizer
+        self._made: dict[type[Scheme], type] = {}
+        for kind in (base, *with_optimizer.values()):
+            _describe_constructor(kind)
+        base.__doc__ = documentation(base)
+
+    def find(self, name: str) -> type:
+        """The class of that name, for a module's ``__getattr__``.
+
+        Raises:
+            AttributeError: no scheme has that name.
+        """
+        scheme_class = None if name.startswith("_") else registry.find(name)
+        if scheme_class is None:
+            raise AttributeError(f"module {self._module!r} has no attribute {name!r}")
+        if scheme_class not in self._made:
+            self._made[scheme_class] = self._make(scheme_class)
+        return self._made[scheme_class]
+
+    def own_names(self) -> list[str]:
+        """Of this package's schemes."""
+        return [scheme_class.__name__ for scheme_class in registry.own()]
+
+    def names(self) -> list[str]:
+        """Of all schemes."""
+        return [scheme_class.__name__ for scheme_class in registry.registered()]
+
+    def base_of(self, scheme_class: type[Scheme]) -> type:
+        """What a scheme's class is derived from.
+
+        Raises:
+            TypeError: it needs an optimizer that this frontend does not have.
+        """
+        wanted = scheme_class.own_optimizer
+        if wanted is None:
+            return self._base
+        if wanted not in self._with_optimizer:
+            raise TypeError(
+                f"{scheme_class.__name__}: it needs the optimizer {wanted}, which {self._module} does not have"
+            )
+        return self._with_optimizer[wanted]
+
+    def _make(self, scheme_class: type[Scheme]) -> type:
+        base, name = self.base_of(scheme_class), scheme_class.__name__
+        signature = signature_of(base, scheme_class)
+        fields = {field.name for field in _fields(scheme_class)}
+
+        def __init__(self: Any, *given: Any, **named: Any) -> None:
+            arguments = _bound(signature, name, given, named)
+            own = {argument: arguments.pop(argument) for argument in fields & set(arguments)}
+            base.__init__(self, scheme_class(**own), **arguments)  # type: ignore[misc]
+
+        _set_signature(__init__, signature)
+        contents = {
+            "__init__": __init__,
+            "__doc__": documentation(base, scheme_class),
+            "__module__": self._module,
+        }
+        return type(name, (base,), contents)
+
+
+# ---- signatures ------------------------------------------------------------------------------------------------------
+
+
+def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signature:
+    """A compressor's: the scheme's arguments in place of the scheme, then those of all compressors, by name alone.
+
+    Args:
+        base: `BaseCompressor`, or what is derived from it.
+        scheme_class: None for the signature of ``base`` itself.
+    """
+    found: dict[str, Parameter] = {}
+    constructors = [
+        vars(kind)["__init__"] for kind in base.__mro__ if "__init__" in vars(kind) and kind is not object
+    ]
+    for constructor in reversed(constructors):
+        hints = _hints(constructor)
+        for parameter in _written_signature(constructor).parameters.values():
+            if parameter.name != "self" and parameter.kind is not Parameter.VAR_KEYWORD:
+                found[parameter.name] = parameter.replace(
+                    annotation=hints.get(parameter.name, parameter.annotation)
+                )
+    first = [found.pop("scheme")]
+    if scheme_class is not None:
+        hints = _hints(scheme_class)
+        first = [
+            Parameter(
+                field.name,
+                Parameter.POSITIONAL_OR_KEYWORD,
+                default=_default(field),
+                annotation=hints.get(field.name, field.type),
+            )
+            for field in _fields(scheme_class)
+        ]
+    by_place = [each for each in found.values() if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    by_name = [each for each in found.values() if each.kind is Parameter.KEYWORD_ONLY]
+    return Signature([*first, *by_place, *by_name], return_annotation=None)
+
+
+def _written_signature(constructor: Any) -> Signature:
+    """As in the source."""
+    return getattr(constructor, "_written", None) or inspect.signature(constructor)
+
+
+def _describe_constructor(base: type) -> None:
+    """Makes ``inspect.signature`` show what the constructors of the classes above take, too."""
+    constructor: Any = vars(base)["__init__"]
+    whole, constructor._written = signature_of(base), inspect.signature(constructor)
+    _set_signature(constructor, whole)
+
+
+def _set_signature(constructor: Any, signature: Signature) -> None:
+    own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    constructor.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])
+
+
+def _fields(scheme_class: type[Scheme]) -> list[dataclasses.Field]:
+    return [field for field in dataclasses.fields(scheme_class) if field.init]  # type: ignore[arg-type]
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return Parameter.empty if field.default is dataclasses.MISSING else field.default
+
+
+def _hints(of: Any) -> dict[str, Any]:
+    """Annotations as types; as they are written, where this Python cannot read them."""
+    try:
+        return typing.get_type_hints(of)
+    except (TypeError, NameError):
+        return {}
+
+
+def _bound(signature: Signature, name: str, given: tuple, named: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that a constructor was given, by name; raises TypeError, which names the class."""
+    refuse_unknown(name, [each for each in named if each not in signature.parameters], signature.parameters)
+    try:
+        return signature.bind(*given, **named).arguments
+    except TypeError as error:
+        raise TypeError(f"{name}(): {error}") from None
+
+
+def refuse_unknown(name: str, unknown: Sequence[str], known: Iterable[str]) -> None:
+    """Raises TypeError where a class was given arguments that it does not have."""
+    if not unknown:
+        return
+    usable = list(known)
+    nearest = difflib.get_close_matches(unknown[0], usable, 1)
+    remedy = f"did you mean {nearest[0]!r}?" if nearest else f"use {', '.join(usable)}"
+    raise TypeError(f"{name}() has no argument {unknown[0]!r}; {remedy}")
+
+
+# ---- documentation ---------------------------------------------------------------------------------------------------
+
+
+def documentation(base: type, scheme_class: type[Scheme] | None = None) -> str:
+    """The scheme's, with every argument explained; that of ``base`` without one."""
+    head, own, rest = _parts(scheme_class or base)
+    above = [_parts(kind)[1] for kind in reversed(base.__mro__) if kind is not object]
+    texts = {name: text for each in above for name, text in each.items()}
+    texts.update(own)
+    lines = []
+    for name in signature_of(base, scheme_class).parameters:
+        first, *more = texts.get(name, "see the scheme.").splitlines()
+        lines += [f"    {name}: {first}", *(f"        {line}" for line in more)]
+    if scheme_class is not None and scheme_class.own_optimizer is not None:
+        head += f"\n\n{_parts(base)[0].strip()}"
+    return "\n".join([head.strip(), "", "Args:", *lines, *(["", rest.strip()] if rest.strip() else []), ""])
+
+
+def _parts(kind: type) -> tuple[str, dict[str, str], str]:
+    """A docstring: what comes before the arguments, each argument's text, and what comes after them."""
+    text = inspect.cleandoc(vars(kind).get("__doc__") or kind.__name__)
+    head, _, rest = text.partition("\nArgs:\n")
+    listed, _, rest = re.sub(r"\n\n(?=\S)", "\0", rest, count=1).partition("\0")
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in listed.splitlines():
+        item = re.match(r"    ([*\w]+(?:, \w+)*): (.*)", line)
+        if item:
+            names = item[1].split(", ")
+            found.update(dict.fromkeys(names, item[2]))
+        else:
+            found.update({name: f"{found[name]}\n{line.strip()}" for name in names})
+    return head, found, rest

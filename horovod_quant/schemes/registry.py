@@ -1,0 +1,169 @@
+"""Which schemes there are: this package's own, those that a program registers, and those of installed packages.
+
+Everything that has to know all schemes (names of methods, the frontends' classes, ``bench``, ``advise``, ``doctor``,
+the shared tests) asks here. A package's schemes are found by its entry points, in its ``setup.cfg``::
+
+    [options.entry_points]
+    horovod_quant.schemes =
+        terngrad = its_module:TernGrad
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+import warnings
+from collections.abc import Iterable
+from importlib import metadata
+from typing import Any, TypeVar
+
+from horovod_quant.agreement import COMMON
+from horovod_quant.schemes.base import Scheme, argument_names
+
+GROUP = "horovod_quant.schemes"
+"""Of entry points."""
+
+HOROVODS_OWN = ("none", "fp16")
+"""Names of methods that are Horovod's."""
+
+_OF_COMPRESSORS = {*COMMON, "scheme", "kernels", "named_parameters", "process_set"}
+
+Kind = TypeVar("Kind", bound=type[Scheme])
+
+_registered: dict[str, type[Scheme]] = {}
+_problems: list[str] = []
+_lock = threading.RLock()
+_searched = False
+
+
+def register(scheme_class: Kind) -> Kind:
+    """Makes a scheme known: as ``hvq.<Name>`` in the frontends, and by its names in commands. Usable as a decorator.
+
+    A class of the same module and name takes the place of the one before, as in a notebook's cell that is run again.
+
+    Args:
+        scheme_class: a frozen dataclass, see `horovod_quant.schemes.base.Scheme`.
+
+    Returns:
+        The class.
+
+    Raises:
+        TypeError: it is no class of that kind.
+        ValueError: what it declares cannot be used, or another scheme has its name or a family's.
+    """
+    check(scheme_class)
+    with _lock:
+        name = scheme_class.__name__
+        before = _registered.get(name)
+        if before is not None and (before.__module__, before.__qualname__) != (
+            scheme_class.__module__,
+            scheme_class.__qualname__,
+        ):
+            raise ValueError(f"{name}: {before.__module__} has registered a scheme of that name; rename one")
+        for other in _registered.values():
+            taken = set(families_of(other)) & set(families_of(scheme_class)) if other is not before else set()
+            if taken:
+                names = ", ".join(map(repr, sorted(taken)))
+                raise ValueError(f"{name}.presets: {other.__name__} has {names} already; use other names")
+        _registered[name] = scheme_class
+    return scheme_class
+
+
+def check(scheme_class: Any) -> None:
+    """Raises what `register` raises for a class that cannot be used, whatever else is registered."""
+    if not isinstance(scheme_class, type) or not issubclass(scheme_class, Scheme):
+        shown = scheme_class.__name__ if isinstance(scheme_class, type) else repr(scheme_class)
+        raise TypeError(f"{shown}: register a class that is derived from horovod_quant.schemes.base.Scheme")
+    name = scheme_class.__name__
+    if not getattr(getattr(scheme_class, "__dataclass_params__", None), "frozen", False):
+        raise TypeError(f"{name}: put @dataclass(frozen=True) before the class")
+    names = argument_names(scheme_class)
+    for argument in names:
+        if argument in _OF_COMPRESSORS:
+            raise ValueError(
+                f"{name}.{argument}: compressors have an argument of that name; rename the field"
+            )
+    for declared in ("presets", "compared", "own_optimizer", "unbiased", "host_only"):
+        if declared in names:
+            raise TypeError(f"{name}.{declared}: declare it without a type, or it is an argument")
+    for family, preset in families_of(scheme_class).items():
+        if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", family) or family in HOROVODS_OWN:
+            raise ValueError(f"{name}.presets: {family!r} is no name; use small letters, digits and hyphens")
+        for argument in preset:
+            if argument not in names:
+                usable = ", ".join(names) or "nothing (it takes none)"
+                raise ValueError(f"{name}.presets[{family!r}]: no argument {argument!r}; use {usable}")
+    for method in scheme_class.compared:
+        if not any(re.fullmatch(f"{family}(-[0-9]+)?", method) for family in families_of(scheme_class)):
+            raise ValueError(
+                f"{name}.compared: {method!r} is none of its methods; its short names are in presets"
+            )
+
+
+def families_of(scheme_class: type[Scheme]) -> dict[str, dict[str, Any]]:
+    """The scheme's short names with their arguments; one that declares none has its own name in small letters."""
+    presets = scheme_class.presets or {scheme_class.__name__.lower(): {}}
+    return {family: dict(preset) for family, preset in presets.items()}
+
+
+def registered() -> list[type[Scheme]]:
+    """All schemes, in the order of registration; those of installed packages last."""
+    _search()
+    with _lock:
+        return list(_registered.values())
+
+
+def find(name: str) -> type[Scheme] | None:
+    """The scheme whose class has that name; None if there is none."""
+    if name not in _registered:
+        _search()
+    return _registered.get(name)
+
+
+def own() -> list[type[Scheme]]:
+    """This package's."""
+    return [kind for kind in _registered.values() if is_own(kind)]
+
+
+def is_own(scheme_class: type[Scheme]) -> bool:
+    """Whether it is this package's."""
+    return scheme_class.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def problems() -> list[str]:
+    """What is wrong with installed packages' schemes that could not be registered."""
+    _search()
+    return list(_problems)
+
+
+def _search() -> None:
+    """Registers the schemes of installed packages, once."""
+    global _searched
+    with _lock:
+        if _searched:
+            return
+        _searched = True
+        for entry in _entry_points():
+            try:
+                register(entry.load())
+            except Exception as error:  # whatever another package does wrong, the other schemes are there
+                _problems.append(
+                    f"the entry point {entry.name} = {entry.value} of {GROUP} cannot be used: "
+                    f"{type(error).__name__}: {error}"
+                )
+                warnings.warn(_problems[-1], RuntimeWarning, stacklevel=4)
+
+
+def _entry_points() -> Iterable[metadata.EntryPoint]:
+    found: Any = metadata.entry_points()
+    return found.select(group=GROUP) if hasattr(found, "select") else dict.fromkeys(found.get(GROUP, ()))
+
+
+def required_arguments(scheme_class: type[Scheme]) -> list[str]:
+    """Those without a default."""
+    return [
+        field.name
+        for field in dataclasses.fields(scheme_class)  # type: ignore[arg-type]
+        if field.init and field.default is field.default_factory is dataclasses.MISSING
+    ]

@@ -1,0 +1,243 @@
+"""Written by scripts/write-stubs: this module for type checkers and editors."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from horovod_quant.nodes import hierarchical_process_sets as hierarchical_process_sets
+from horovod_quant.schemes.base import Scheme
+from horovod_quant.torch import compressor as _compressor
+from horovod_quant.torch import optim as optim
+
+__all__ = ["BinSGDM", "Compressor", "GlobalQSGD", "NUQSGD", "QSGD", "hierarchical_process_sets", "optim"]
+
+class Compressor(_compressor.Compressor):
+    """A compressor for ``hvd.DistributedOptimizer``, ``hvd.allreduce`` and ``hvd.grouped_allreduce``.
+
+    Args:
+        scheme: the scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or a method's name,
+            such as ``"qsgdinf-4"``.
+        min_elements: smaller gradients go through Horovod unchanged.
+        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
+        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: of the random rounding; the same on all workers.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"``; or ``"triton"`` for gradients on a GPU, which ``"auto"`` takes
+            for them, where Triton is installed, except with Elias coding and schemes that are ``host_only``.
+        named_parameters: names for the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
+        process_set: where the gradients are reduced; by default what the optimizer says.
+        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
+            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        group_bytes: bytes of gradients that share collectives.
+        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Without it they
+            start when the pass is over.
+
+    Raises:
+        ValueError: an argument is out of range.
+        ImportError: Horovod is missing, or was built without PyTorch.
+    """
+    def __init__(
+        self,
+        scheme: Scheme | str,
+        *,
+        min_elements: int = 1024,
+        exclude: str | Iterable[str] | None = (),
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        seed: int = 0,
+        kernels: Literal["auto", "native", "numpy", "triton"] = "auto",
+        named_parameters: Iterable[tuple[str, Any]] | None = None,
+        process_set: Any = None,
+        hierarchical: bool | int = False,
+        group_bytes: int = 33554432,
+        overlap: bool = True,
+    ) -> None: ...
+
+class QSGD(Compressor):
+    """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``) with ``2^(bits-1) - 1`` uniform levels.
+
+    Args:
+        bits: width of a code, 2 to 16: a sign and a magnitude.
+        norm: ``"l2"`` or ``"max"``, of each bucket of each worker.
+        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
+            that float32 does not hold makes NaN of the bucket.
+        coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
+        exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
+        min_elements: smaller gradients go through Horovod unchanged.
+        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
+        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: of the random rounding; the same on all workers.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"``; or ``"triton"`` for gradients on a GPU, which ``"auto"`` takes
+            for them, where Triton is installed, except with Elias coding and schemes that are ``host_only``.
+        named_parameters: names for the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
+        process_set: where the gradients are reduced; by default what the optimizer says.
+        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
+            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        group_bytes: bytes of gradients that share collectives.
+        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Without it they
+            start when the pass is over.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    def __init__(
+        self,
+        bits: int = 4,
+        norm: Literal["l2", "max"] = "l2",
+        bucket_size: int = 1024,
+        coding: Literal["fixed", "elias", "elias-omega"] = "fixed",
+        exchange: Literal["allgather", "alltoall", "auto"] = "allgather",
+        *,
+        min_elements: int = 1024,
+        exclude: str | Iterable[str] | None = (),
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        seed: int = 0,
+        kernels: Literal["auto", "native", "numpy", "triton"] = "auto",
+        named_parameters: Iterable[tuple[str, Any]] | None = None,
+        process_set: Any = None,
+        hierarchical: bool | int = False,
+        group_bytes: int = 33554432,
+        overlap: bool = True,
+    ) -> None: ...
+
+class NUQSGD(Compressor):
+    """NUQSGD: ``2^(bits-1) - 1`` non-zero exponential levels, so s = ``2^(bits-1) - 2``.
+
+    Args:
+        bits: width of a code, 2 to 8: a sign and a level index. (8 bits reach down to 2^-126, the smallest normal
+            float; more would add levels that no gradient uses.)
+        norm: ``"l2"`` or ``"max"``, of each bucket of each worker.
+        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
+            that float32 does not hold makes NaN of the bucket.
+        coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
+        exchange: see `horovod_quant.schemes.QSGD`.
+        min_elements: smaller gradients go through Horovod unchanged.
+        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
+        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: of the random rounding; the same on all workers.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"``; or ``"triton"`` for gradients on a GPU, which ``"auto"`` takes
+            for them, where Triton is installed, except with Elias coding and schemes that are ``host_only``.
+        named_parameters: names for the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
+        process_set: where the gradients are reduced; by default what the optimizer says.
+        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
+            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        group_bytes: bytes of gradients that share collectives.
+        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Without it they
+            start when the pass is over.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    def __init__(
+        self,
+        bits: int = 4,
+        norm: Literal["l2", "max"] = "l2",
+        bucket_size: int = 1024,
+        coding: Literal["fixed", "elias", "elias-omega"] = "fixed",
+        exchange: Literal["allgather", "alltoall", "auto"] = "allgather",
+        *,
+        min_elements: int = 1024,
+        exclude: str | Iterable[str] | None = (),
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        seed: int = 0,
+        kernels: Literal["auto", "native", "numpy", "triton"] = "auto",
+        named_parameters: Iterable[tuple[str, Any]] | None = None,
+        process_set: Any = None,
+        hierarchical: bool | int = False,
+        group_bytes: int = 33554432,
+        overlap: bool = True,
+    ) -> None: ...
+
+class GlobalQSGD(Compressor):
+    """Global-QSGD with standard (uniform) or exponential dithering.
+
+    Args:
+        bits: width of an integer on the wire. Uniform levels: 2 to 16, wide enough for the sum of all workers'
+            integers. Exponential levels: 2 to 8, a sign and a level index.
+        norm: of a bucket over all workers: ``"max"`` (largest magnitude) or ``"l2"`` (square root of the sum of all
+            squares; for the same width about sqrt(n) times more levels of a scale that is larger).
+        levels: ``"uniform"`` or ``"exponential"``.
+        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
+            that float32 does not hold makes NaN of the bucket.
+        min_elements: smaller gradients go through Horovod unchanged.
+        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
+        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: of the random rounding; the same on all workers.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"``; or ``"triton"`` for gradients on a GPU, which ``"auto"`` takes
+            for them, where Triton is installed, except with Elias coding and schemes that are ``host_only``.
+        named_parameters: names for the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
+        process_set: where the gradients are reduced; by default what the optimizer says.
+        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
+            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        group_bytes: bytes of gradients that share collectives.
+        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Without it they
+            start when the pass is over.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    def __init__(
+        self,
+        bits: int = 8,
+        norm: Literal["max", "l2"] = "max",
+        levels: Literal["uniform", "exponential"] = "uniform",
+        bucket_size: int = 1024,
+        *,
+        min_elements: int = 1024,
+        exclude: str | Iterable[str] | None = (),
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        seed: int = 0,
+        kernels: Literal["auto", "native", "numpy", "triton"] = "auto",
+        named_parameters: Iterable[tuple[str, Any]] | None = None,
+        process_set: Any = None,
+        hierarchical: bool | int = False,
+        group_bytes: int = 33554432,
+        overlap: bool = True,
+    ) -> None: ...
+
+class BinSGDM(Compressor):
+    """BinSGDM's 1-bit allreduce.
+
+    1. every worker updates its momentum and scale and draws a bit an element;
+    2. an alltoall brings the bits of a chunk to the worker that serves it;
+    3. the server averages the n bits and draws one from the average;
+    4. an allgather brings the servers' bits to everybody.
+
+    A tile (1,024 elements) with a non-finite gradient on any worker decodes to NaN on all; one flag bit a tile
+    travels with the signs.
+
+    For the optimizer `horovod_quant.torch.optim.BinSGDM`, whose state are momentum and scale.
+
+    Args:
+        beta: None, or the optimizer's ``beta``, which counts, once more, to have it checked.
+        min_elements: smaller gradients go through Horovod unchanged.
+        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
+        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: of the random rounding; the same on all workers.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"``; or ``"triton"`` for gradients on a GPU, which ``"auto"`` takes
+            for them, where Triton is installed, except with Elias coding and schemes that are ``host_only``.
+        named_parameters: names for the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
+        process_set: where the gradients are reduced; by default what the optimizer says.
+        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
+            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        group_bytes: bytes of gradients that share collectives.
+        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Without it they
+            start when the pass is over.
+    """
+    def __init__(
+        self,
+        beta: float | None = None,
+        *,
+        min_elements: int = 1024,
+        exclude: str | Iterable[str] | None = (),
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        seed: int = 0,
+        kernels: Literal["auto", "native", "numpy", "triton"] = "auto",
+        named_parameters: Iterable[tuple[str, Any]] | None = None,
+        process_set: Any = None,
+        hierarchical: bool | int = False,
+        group_bytes: int = 33554432,
+        overlap: bool = True,
+    ) -> None: ...

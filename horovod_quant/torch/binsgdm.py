@@ -1,0 +1,66 @@
+"""BinSGDM's compressor (Peng et al., published as Birder, NeurIPS 2023); its optimizer is in ``optim.py``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import torch
+
+from horovod_quant.binsgdm import clipped, require_beta, require_same_beta
+from horovod_quant.schemes.base import BinaryState, Scheme
+from horovod_quant.torch import optim
+from horovod_quant.torch.backward import BACKWARD
+from horovod_quant.torch.compressor import Compressor
+from horovod_quant.torch.exchange import OpenState, Submission
+from horovod_quant.torch.memory import Memory
+
+
+class BinSGDMCompressor(Compressor):
+    """For the optimizer `horovod_quant.torch.optim.BinSGDM`, whose state are momentum and scale.
+
+    Args:
+        beta: None, or the optimizer's ``beta``, which counts, once more, to have it checked.
+    """
+
+    own_optimizer = optim.BinSGDM.__name__
+
+    def __init__(self, scheme: Scheme | str, beta: float | None = None, **common: Any) -> None:
+        if beta is not None:
+            require_beta(beta)
+        self.beta = beta
+        super().__init__(scheme, **common)
+
+    def _check_optimizer(self, optimizer: Any) -> None:
+        if not isinstance(optimizer, optim.BinSGDM):
+            given = "no optimizer" if optimizer is None else f"the optimizer {type(optimizer).__name__}"
+            raise ValueError(
+                f"compression=BinSGDM(): it needs the optimizer of the same name, and was used with {given}; use "
+                f"hvd.DistributedOptimizer(horovod_quant.torch.optim.BinSGDM(model.parameters(), lr=...), ...)"
+            )
+        require_same_beta(self.beta, (group["beta"] for group in optimizer.param_groups))
+
+    def _state(self, call: Any, memory: Memory) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
+        step = call.optimizer.count_update(call.parameter)
+        return step, functools.partial(self._open_state, call, memory)
+
+    def _taken(self, call: Any, values: Any, memory: Memory) -> Any:
+        with memory.working():
+            return clipped(memory.kernels, values, call.optimizer.clip_norm_of(call.parameter))
+
+    def _open_state(self, call: Any, memory: Memory, start: int, stop: int, process_set: Any) -> OpenState:
+        held = call.optimizer.held_state(call.parameter, start, stop, process_set)
+        momentum, scale = held.momentum.to(memory.device), held.scale.to(memory.device)
+        in_place = momentum is held.momentum
+        copies = () if in_place else ((held.momentum, momentum), (held.scale, scale))
+        return BinaryState(memory.flat(momentum), memory.flat(scale), held.beta), copies
+
+    def _also_carried(self, call: Any, tensor: torch.Tensor) -> tuple[float, ...]:
+        """Whether there is a gradient. Horovod makes zeros for a parameter that no backward pass has reached."""
+        return (float(BACKWARD.current is not None or bool(tensor.any())),)
+
+    def _delivered(self, call: Any, submission: Submission, sums: Sequence[float]) -> None:
+        if sums[-1] == 0.0:  # on no worker: bits, of which each is up or down, would move it
+            submission.destination.zero_()
+        call.optimizer.mark_exchanged(call.parameter, moves=sums[-1] != 0.0)

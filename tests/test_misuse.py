@@ -1,0 +1,149 @@
+"""What is often given by mistake gets a message that says what to do, in both frontends."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+from horovod_quant import schemes
+
+FRONTENDS = ["horovod_quant.torch", "horovod_quant.tensorflow"]
+every_frontend = pytest.mark.parametrize("frontend", FRONTENDS)
+
+MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda hvq: hvq.QSGD(bit=8), "QSGD() has no argument 'bit'; did you mean 'bits'?"),
+    (
+        lambda hvq: hvq.NUQSGD(min_element=1),
+        "NUQSGD() has no argument 'min_element'; did you mean 'min_elements'?",
+    ),
+    (
+        lambda hvq: hvq.GlobalQSGD(through=1),
+        "GlobalQSGD() has no argument 'through'; use bits, norm, levels, bucket",
+    ),
+    (lambda hvq: hvq.BinSGDM(betas=0.9), "BinSGDM() has no argument 'betas'; did you mean 'beta'?"),
+    (lambda hvq: hvq.QSGD(4, "l2", 1024, "fixed", "auto", 0), "QSGD(): too many positional arguments"),
+    (lambda hvq: hvq.QSGD(4, bits=4), "QSGD(): multiple values for argument 'bits'"),
+    (lambda hvq: hvq.Compressor("qsgd-4", sed=1), "Compressor() has no argument 'sed'; did you mean 'seed'?"),
+    (lambda hvq: hvq.Compressor(), "missing 1 required positional argument: 'scheme'"),
+    (lambda hvq: hvq.QSGD.compress(np.ones(3)), "compression=QSGD: that is a class; add (): QSGD()"),
+    (lambda hvq: hvq.BinSGDM.compress(np.ones(3)), "compression=BinSGDM: that is a class; add (): BinSGDM()"),
+    (lambda hvq: hvq.QSGD.decompress(np.ones(3), None), "compression=QSGD: that is a class; add (): QSGD()"),
+    (
+        lambda hvq: schemes.QSGD(bits=2).compress(np.ones(3)),
+        "that is a scheme, no compressor; use hvq.Compressor(QSGD(bits=2, norm='l2'",
+    ),
+    (
+        lambda hvq: schemes.QSGD.compress(np.ones(3)),
+        "that is a scheme, no compressor; use hvq.Compressor(...)",
+    ),
+]
+
+
+@every_frontend
+@pytest.mark.parametrize(("make", "message"), MISTAKES, ids=[message for _, message in MISTAKES])
+def test_mistakes_are_explained(make: Callable[[Any], Any], message: str, frontend: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
+        make(importlib.import_module(frontend))
+
+
+@every_frontend
+def test_a_subclass_may_call_the_methods_on_its_base(frontend: str) -> None:
+    hvq = importlib.import_module(frontend)
+
+    class Own(hvq.QSGD):
+        def decompress(self, output: Any, ctx: Any) -> Any:
+            return super().decompress(output, ctx), hvq.QSGD.decompress(self, output, ctx)
+
+    assert Own().decompress("as it is", None) == ("as it is", "as it is")
+
+
+@every_frontend
+def test_a_compressor_is_no_scheme(frontend: str) -> None:
+    hvq = importlib.import_module(frontend)
+    with pytest.raises(ValueError, match=re.escape("scheme=QSGD(bits=4, norm='l2'")) as caught:
+        hvq.Compressor(hvq.QSGD())
+    assert str(caught.value).endswith("that is a compressor; use it as it is")
+    with pytest.raises(ValueError, match=re.escape("scheme=QSGD: that is a class; add (): QSGD()")):
+        hvq.Compressor(hvq.QSGD)
+
+
+@every_frontend
+def test_whole_floats_are_bytes(frontend: str) -> None:
+    hvq = importlib.import_module(frontend)
+    assert hvq.QSGD(group_bytes=32e6).group_bytes == 32_000_000
+    assert hvq.QSGD(group_bytes=32e6)._arguments() == hvq.QSGD(group_bytes=32_000_000)._arguments()
+
+
+@every_frontend
+def test_of_a_foreign_state_dict_the_keys_alone_are_shown(frontend: str) -> None:
+    hvq = importlib.import_module(frontend)
+    foreign = {f"layer{i}": np.zeros(10_000) for i in range(50)}
+    with pytest.raises(ValueError, match="use what a compressor's state_dict") as caught:
+        hvq.QSGD().load_state_dict(foreign)
+    message = str(caught.value)
+    assert message.startswith("state=<dict with the keys 'layer0', 'layer1', 'layer2'")
+    assert len(message) < 200
+    with pytest.raises(ValueError, match=re.escape("state=[0, 0")) as caught:
+        hvq.QSGD().load_state_dict([0] * 10_000)
+    assert len(str(caught.value)) < 200
+    with pytest.raises(ValueError, match="with the keys 'exchanges'"):
+        hvq.QSGD().load_state_dict({"exchanges": {"layer": -1}})
+
+
+def parameters(frontend: str, *sizes: int) -> list[tuple[str, Any]]:
+    if frontend == "horovod_quant.torch":
+        torch = importlib.import_module("torch")
+        return [(f"layer{i}", torch.nn.Parameter(torch.zeros(size))) for i, size in enumerate(sizes)]
+    tf = importlib.import_module("tensorflow")
+    return [(f"layer{i}", tf.Variable(tf.zeros([size]))) for i, size in enumerate(sizes)]
+
+
+@every_frontend
+def test_a_model_of_small_tensors_is_worth_a_warning(frontend: str) -> None:
+    hvq = importlib.import_module(frontend)
+    with pytest.warns(RuntimeWarning, match="NUQSGD compresses nothing: each of the model's 2 gradients has less than "
+                      "min_elements=1024 elements .the largest has 1023."):  # fmt: skip
+        hvq.NUQSGD(named_parameters=parameters(frontend, 3, 1023))
+    with pytest.warns(RuntimeWarning, match="compresses nothing"):
+        hvq.QSGD(exclude="layer*", named_parameters=parameters(frontend, 5000))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hvq.NUQSGD(named_parameters=parameters(frontend, 3, 1024))
+
+
+@every_frontend
+@pytest.mark.parametrize(
+    "arguments", [{"exclude": "*.bais"}, {"overrides": {"*.bais": {"bits": 8}}}], ids=str
+)
+def test_patterns_are_checked_at_construction(frontend: str, arguments: dict[str, Any]) -> None:
+    """One worker's Horovod never calls the compressor."""
+    hvq = importlib.import_module(frontend)
+    with pytest.raises(ValueError, match="'[*].bais' matches no parameter; the parameters are 'layer0'"):
+        hvq.QSGD(named_parameters=parameters(frontend, 5000), **arguments)
+
+
+@every_frontend
+def test_what_is_shown_can_be_pasted_back(frontend: str) -> None:
+    hvq = importlib.import_module(frontend)
+    names = {name: getattr(hvq, name) for name in hvq.__all__}
+    for made in (
+        hvq.QSGD(),
+        hvq.GlobalQSGD(4, levels="exponential", seed=7, min_elements=0, hierarchical=2, kernels="numpy"),
+        hvq.NUQSGD(exclude=["b", "a.*"], overrides={"head.*": {"bits": 8, "norm": "max"}}, group_bytes=2**20),
+        hvq.BinSGDM(beta=0.5, seed=1),
+    ):
+        again = eval(repr(made), dict(names))
+        assert type(again) is type(made)
+        assert (repr(again), again._arguments()) == (repr(made), made._arguments())
+    assert repr(hvq.BinSGDM()) == "BinSGDM()"
+    assert repr(hvq.BinSGDM(beta=0.5, seed=1)) == "BinSGDM(beta=0.5, seed=1)"
+    whole = hvq.Compressor("qsgdinf-4", exclude="b")
+    assert repr(whole) == f"Compressor({schemes.QSGD(4, 'max')!r}, exclude=('b',))"
+    again = eval(repr(whole), {"Compressor": hvq.Compressor, **vars(schemes)})
+    assert again._arguments() == whole._arguments()
+    assert eval(repr(schemes.GlobalQSGD(5)), vars(schemes)) == schemes.GlobalQSGD(5)
