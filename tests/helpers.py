@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import settings
+from hypothesis import strategies as st
 
 from horovod_quant import simulator
 from horovod_quant.kernels import reference
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import BinaryState, Decoded, Gradient, Scheme, Workers
 
@@ -46,6 +47,20 @@ SCHEMES = {
     "exponential-l2": GlobalQSGD(4, norm="l2", levels="exponential", bucket_size=2048),
     "binsgdm": BinSGDM(),
 }
+
+
+_words = st.integers(0, ALL_ONES)
+_all_or_none = st.sampled_from([0, ALL_ONES])
+plain_keys = st.builds(Key, _words, _words, st.just(0), st.just(0), st.just(0), st.just(0))
+joint_keys = st.tuples(st.integers(0, 2**40), st.integers(1, 9), st.integers(0, 8)).map(
+    lambda drawn: KeyChain(0, "w").joint("worker", drawn[0], drawn[2] % drawn[1], drawn[1])
+)
+keys = st.one_of(
+    plain_keys,
+    joint_keys,
+    st.builds(Key, _words, _words, st.integers(0, 3), _words, _all_or_none, _all_or_none),
+)
+"""Of any rounding: of one worker, of workers that draw jointly, and whatever the kernels take besides."""
 
 
 def part(count: int) -> int:

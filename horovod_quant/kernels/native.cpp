@@ -22,6 +22,7 @@ using u64 = uint64_t;
 // Without `restrict` the compiler must assume that a store changes what it is about to load.
 #define RESTRICT __restrict
 #define INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -97,7 +98,7 @@ class DefaultArithmetic {
 #endif  // __x86_64__
 
 // Changes with every signature, so that native.py does not call a library that was built from other sources.
-EXPORT i64 interface_version() { return 2; }
+EXPORT i64 interface_version() { return 3; }
 
 // Index of the best instruction set this processor has: 0 baseline, 1 AVX2, 2 AVX-512.
 EXPORT i64 best_instruction_set() {
