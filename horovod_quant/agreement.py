@@ -9,8 +9,8 @@ SIGNS = 16
 """Signs that stand for a text. Texts that differ have the same ones once in 65,536 times."""
 
 COMPARED = (
-    "compression", "bits", "norm", "levels", "bucket_size", "coding", "exchange", "min_elements", "exclude",
-    "overrides", "seed", "hierarchical", "group_bytes", "overlap",
+    "compression", "bits", "norm", "levels", "bucket_size", "coding", "exchange", "rounding", "min_elements",
+    "exclude", "overrides", "seed", "hierarchical", "group_bytes", "overlap",
 )  # fmt: skip
 """Arguments that must be the same on all workers."""
 

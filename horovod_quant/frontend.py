@@ -332,17 +332,19 @@ class _GatheredArguments:
         bucket_size: int = 1024,
         coding: str = "fixed",
         exchange: str = "allgather",
+        rounding: str = "joint",
         **common: Any,
     ) -> None:
-        super().__init__(self._scheme(bits, norm, bucket_size, coding, exchange), **common)  # type: ignore[call-arg]
+        scheme = self._scheme(bits, norm, bucket_size, coding, exchange, rounding)
+        super().__init__(scheme, **common)  # type: ignore[call-arg]
 
 
 class QSGDArguments(_GatheredArguments):
     """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``): each worker's own norm, uniform levels.
 
     Args:
-        bits, norm, bucket_size, coding, exchange: see `horovod_quant.schemes.QSGD`. A bucket whose norm is below 2^-96
-            becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
+        bits, norm, bucket_size, coding, exchange, rounding: see `horovod_quant.schemes.QSGD`. A bucket whose norm is
+            below 2^-96 becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
         **common: see `Compressor`.
     """
 
@@ -353,8 +355,8 @@ class NUQSGDArguments(_GatheredArguments):
     """NUQSGD: each worker's own norm, exponential levels.
 
     Args:
-        bits, norm, bucket_size, coding, exchange: see `horovod_quant.schemes.NUQSGD`. A bucket whose norm is below
-            2^-96 becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
+        bits, norm, bucket_size, coding, exchange, rounding: see `horovod_quant.schemes.NUQSGD`. A bucket whose norm is
+            below 2^-96 becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
         **common: see `Compressor`.
     """
 
@@ -365,8 +367,8 @@ class GlobalQSGDArguments:
     """Global-QSGD: one scale for all workers, integers that an allreduce sums.
 
     Args:
-        bits, norm, levels, bucket_size: see `horovod_quant.schemes.GlobalQSGD`. A bucket whose norm, of all workers, is
-            below 2^-96 becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
+        bits, norm, levels, bucket_size, rounding: see `horovod_quant.schemes.GlobalQSGD`. A bucket whose norm, of all
+            workers, is below 2^-96 becomes 0, one with a value that float32 does not hold NaN (docs/reliability.md).
         **common: see `Compressor`.
     """
 
@@ -377,9 +379,11 @@ class GlobalQSGDArguments:
         levels: str = "uniform",
         *,
         bucket_size: int = 1024,
+        rounding: str = "joint",
         **common: Any,
     ) -> None:
-        super().__init__(schemes.GlobalQSGD(bits, norm, levels, bucket_size), **common)  # type: ignore[call-arg]
+        scheme = schemes.GlobalQSGD(bits, norm, levels, bucket_size, rounding)
+        super().__init__(scheme, **common)  # type: ignore[call-arg]
 
 
 class BinSGDMArguments:

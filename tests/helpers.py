@@ -35,16 +35,16 @@ LENGTHS = (0, 1, 31, 33, 1024, 1025)
 EXPONENTIAL = GlobalQSGD(4, levels="exponential", bucket_size=64)
 SCHEMES = {
     "qsgd": QSGD(4, bucket_size=96),
-    "qsgd-inf": QSGD(3, norm="max", bucket_size=96),
+    "qsgd-inf": QSGD(3, norm="max", bucket_size=96, rounding="independent"),
     "qsgd-elias": QSGD(4, bucket_size=96, coding="elias"),
     "qsgd-alltoall": QSGD(4, bucket_size=96, exchange="alltoall"),
     "nuqsgd-inf-alltoall": NUQSGD(4, norm="max", exchange="alltoall"),
     "nuqsgd": NUQSGD(4, bucket_size=96),
-    "nuqsgd-inf-omega": NUQSGD(4, norm="max", bucket_size=96, coding="elias-omega"),
+    "nuqsgd-inf-omega": NUQSGD(4, "max", 96, "elias-omega", rounding="independent"),
     "global-max": GlobalQSGD(12, bucket_size=96),
-    "global-l2": GlobalQSGD(12, norm="l2", bucket_size=96),
+    "global-l2": GlobalQSGD(12, norm="l2", bucket_size=96, rounding="independent"),
     "exponential-max": EXPONENTIAL,
-    "exponential-l2": GlobalQSGD(4, norm="l2", levels="exponential", bucket_size=2048),
+    "exponential-l2": GlobalQSGD(4, "l2", "exponential", 2048, "independent"),
     "binsgdm": BinSGDM(),
 }
 

@@ -11,14 +11,15 @@ from statistics import NormalDist
 
 import numpy as np
 
-from horovod_quant.analysis.bounds import exponential_levels, rounding_variance, uniform_levels
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.analysis.bounds import exponential_levels, joint_dither, rounding_variance, uniform_levels
+from horovod_quant.schemes.base import JOINT, Scheme
 from horovod_quant.schemes.global_qsgd import GlobalQSGD
 from horovod_quant.schemes.hierarchical import Hierarchical
 from horovod_quant.schemes.nuqsgd import NUQSGD
 from horovod_quant.schemes.qsgd import ALLTOALL, QSGD
 
 _VALUES = 2**16
+_NUMBERS = 2**12
 
 
 def levels_left(scheme: Scheme, workers: int, hosts: int) -> int | None:
@@ -41,8 +42,9 @@ def levels_left(scheme: Scheme, workers: int, hosts: int) -> int | None:
 def relative_error(scheme: Scheme, workers: int, hosts: int) -> float | None:
     """``||average - exact|| / ||exact||`` to be expected for independent Gaussian gradients; None for BinSGDM.
 
-    It does not depend on the number of workers where the levels do not: rounding errors average out just as such
-    gradients do. At 1 the rounding adds as much noise as the gradients have themselves.
+    It does not depend on the number of workers where the levels do not, if they draw independently or their number is
+    even: rounding errors average out just as such gradients do. At 1 the rounding adds as much noise as the gradients
+    have themselves.
     """
     if isinstance(scheme, Hierarchical):
         return relative_error(scheme.inner, hosts, hosts)
@@ -55,11 +57,35 @@ def relative_error(scheme: Scheme, workers: int, hosts: int) -> float | None:
     norm = _largest(size * shared) if scheme.norm == "max" else math.sqrt(size * shared)
     exponential = isinstance(scheme, NUQSGD) or getattr(scheme, "levels", "uniform") == "exponential"
     grid = exponential_levels(levels - 1) if exponential else uniform_levels(levels)
-    variance = rounding_variance(np.minimum(values / norm, 1.0), grid)
-    error = norm * np.sqrt(variance.sum() / (values**2).sum())
+    ratios = np.minimum(values / norm, 1.0)
+    one = float(rounding_variance(ratios, grid).mean())
+    square = one - (_cancelled(ratios, grid, workers) if scheme.rounding == JOINT else 0.0)
     # The owner of a chunk rounds the sum once more.
     again = exponential if isinstance(scheme, GlobalQSGD) else scheme.exchange == ALLTOALL
-    return float(error * np.sqrt(2) if again else error)
+    return norm * math.sqrt((square + one * again) / float((values**2).mean()))
+
+
+def _cancelled(ratios: np.ndarray, grid: np.ndarray, workers: int) -> float:
+    """What joint rounding takes off each worker's share of the variance of a sum, where gradients are independent.
+
+    Given the uniform number that all have in common, the workers' errors are independent, with means that depend on
+    the worker's own number u alone: g(u), an odd function around 1/2, as values are as often negative. So covariances
+    are those of the g(u_i), which cancel each other in pairs.
+    """
+    above = np.clip(np.searchsorted(grid, ratios, side="right"), 1, len(grid) - 1)
+    steps = grid[above] - grid[above - 1]
+    fractions = (ratios - grid[above - 1]) / steps
+    order = np.argsort(fractions)
+    rounded_up = np.append(np.cumsum(steps[order][::-1])[::-1], 0.0) / len(steps)
+
+    def mean_error(u: np.ndarray) -> np.ndarray:
+        ups = [rounded_up[np.searchsorted(fractions[order], limit)] for limit in (1 - u, u)]
+        return (ups[0] - ups[1]) / 2
+
+    common = (np.arange(_NUMBERS) + 0.5) / _NUMBERS
+    dithers = [joint_dither(rank, workers) for rank in range(workers)]
+    means = [mean_error(np.mod(c * common + a, 1.0)) for c, a in dithers]
+    return float((sum(mean.var() for mean in means) - np.sum(means, axis=0).var()) / workers)
 
 
 def _largest(count: int) -> float:

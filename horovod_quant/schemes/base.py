@@ -12,11 +12,16 @@ from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
 
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import Key, KeyChain
 from horovod_quant.kernels.layout import ROW
 
 ALL, LOCAL, CROSS = "all", "local", "cross"
 """Groups of workers: everybody; those of a node; those with the same place on their nodes, one of each."""
+
+
+JOINT, INDEPENDENT = "joint", "independent"
+ROUNDINGS = (JOINT, INDEPENDENT)
+"""How the workers draw the bits that round their gradients, see `worker_key`."""
 
 
 class Workers(NamedTuple):
@@ -79,6 +84,17 @@ class Gradient(NamedTuple):
     @property
     def elements(self) -> int:
         return self.values.shape[0]
+
+
+def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:
+    """The key by which a worker rounds its own gradient.
+
+    ``"joint"``: each worker's numbers in [0, 1) are uniform, and all workers' sum to a constant, see
+    `horovod_quant.kernels.keys`. ``"independent"``: each worker draws for itself.
+    """
+    if rounding == JOINT:
+        return gradient.keys.joint("worker", gradient.step, workers.rank, workers.size)
+    return gradient.keys.key("worker", gradient.step, workers.rank)
 
 
 # Requests. ``parts`` are the bytes of ``array`` that belong to each gradient of the group: what `stats` reports.

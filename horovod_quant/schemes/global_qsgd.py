@@ -19,6 +19,8 @@ from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import TILE, buckets, code_words, sum_words, tiles
 from horovod_quant.kernels.reference import per_element, store_float32
 from horovod_quant.schemes.base import (
+    JOINT,
+    ROUNDINGS,
     Allgather,
     Allreduce,
     Alltoall,
@@ -35,6 +37,7 @@ from horovod_quant.schemes.base import (
     require_int,
     split_points,
     use_plain_ints,
+    worker_key,
 )
 from horovod_quant.schemes.chunks import Chunks, Segment
 
@@ -54,6 +57,7 @@ class GlobalQSGD(Scheme):
         levels: ``"uniform"`` or ``"exponential"``.
         bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
             that float32 does not hold makes NaN of the bucket.
+        rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -63,10 +67,12 @@ class GlobalQSGD(Scheme):
     norm: str = "max"
     levels: str = "uniform"
     bucket_size: int = 1024
+    rounding: str = JOINT
 
     def __post_init__(self) -> None:
         require_choice("norm", self.norm, NORMS)
         require_choice("levels", self.levels, LEVELS)
+        require_choice("rounding", self.rounding, ROUNDINGS)
         require_int("bits", self.bits, 2, 16 if self.levels == "uniform" else 8)
         require_bucket_size(self.bucket_size)
         use_plain_ints(self, "bits", "bucket_size")
@@ -145,7 +151,7 @@ class GlobalQSGD(Scheme):
         word_at = split_points([sum_words(gradient.elements, self.bits) for gradient in gradients])
 
         def encode(i: int, out: Any) -> np.ndarray:
-            key = gradients[i].keys.key("worker", gradients[i].step, workers.rank)
+            key = worker_key(gradients[i], workers, self.rounding)
             return kernels.encode_uniform_sum(
                 gradients[i].values,
                 norms[i],
@@ -177,7 +183,7 @@ class GlobalQSGD(Scheme):
         splits = [chunks.tile_count(server) * tile_words for server in range(workers.size)]
 
         def encode(i: int, out: Any) -> np.ndarray:
-            key = gradients[i].keys.key("worker", gradients[i].step, workers.rank)
+            key = worker_key(gradients[i], workers, self.rounding)
             return kernels.encode_exponential(
                 gradients[i].values, norms[i], self.bucket_size, self.bits, key, gradients[i].start, out
             )
@@ -258,7 +264,7 @@ class GlobalQSGD(Scheme):
         at = split_points([gradient.elements for gradient in gradients])
         digits = np.empty(at[-1], dtype)
         for i, gradient in enumerate(gradients):
-            key = gradient.keys.key("worker", gradient.step, workers.rank)
+            key = worker_key(gradient, workers, self.rounding)
             digits[at[i] : at[i + 1]] = kernels.round_exponential(
                 gradient.values, norms[i], self.bucket_size, self.bits, key
             )

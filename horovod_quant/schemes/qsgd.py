@@ -18,6 +18,8 @@ from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.layout import TILE, buckets, code_words
 from horovod_quant.schemes.base import (
+    JOINT,
+    ROUNDINGS,
     Allgather,
     Alltoall,
     Collective,
@@ -33,6 +35,7 @@ from horovod_quant.schemes.base import (
     require_int,
     split_points,
     use_plain_ints,
+    worker_key,
 )
 from horovod_quant.schemes.chunks import Chunks, Segment
 
@@ -55,7 +58,8 @@ class GatheredScheme(Scheme):
     """What QSGD and NUQSGD share: everything but the levels.
 
     1. the norm of each bucket, of this worker alone;
-    2. stochastic rounding to the levels, packed;
+    2. stochastic rounding to the levels, packed; with ``rounding="joint"`` by bits that make the errors of the workers
+       cancel each other in part, each worker's own law being the same;
     3. one allgather of a payload that holds norms and codes;
     4. decoding of every worker's codes with its own norms, added in rank order.
 
@@ -73,11 +77,13 @@ class GatheredScheme(Scheme):
     bucket_size: int = 1024
     coding: str = "fixed"
     exchange: str = ALLGATHER
+    rounding: str = JOINT
 
     def __post_init__(self) -> None:
         require_choice("norm", self.norm, NORMS)
         require_choice("coding", self.coding, CODINGS)
         require_choice("exchange", self.exchange, (ALLGATHER, ALLTOALL, AUTO))
+        require_choice("rounding", self.rounding, ROUNDINGS)
         require_bucket_size(self.bucket_size)
         use_plain_ints(self, "bits", "bucket_size")
         if self.exchange == ALLTOALL and self.coding != "fixed":
@@ -124,7 +130,7 @@ class GatheredScheme(Scheme):
             return norms[-1]
 
         def fill_words(i: int, out: Any) -> np.ndarray:
-            key = gradients[i].keys.key("worker", gradients[i].step, workers.rank)
+            key = worker_key(gradients[i], workers, self.rounding)
             return self.encode(kernels, gradients[i].values, norms[i], key, gradients[i].start, out)
 
         parts: list[Part] = [
@@ -194,7 +200,7 @@ class GatheredScheme(Scheme):
         """This worker's norms and codes, by server."""
         norms, words = [], []
         for gradient in gradients:
-            key = gradient.keys.key("worker", gradient.step, workers.rank)
+            key = worker_key(gradient, workers, self.rounding)
             norms.append(self.norms(kernels, gradient.values, None))
             words.append(self.encode(kernels, gradient.values, norms[-1], key, gradient.start))
         return [
@@ -263,7 +269,7 @@ class GatheredScheme(Scheme):
         for i, gradient in enumerate(gradients):
             own = norms[norm_at[i] : norm_at[i + 1]]
             own[...] = self.norms(kernels, gradient.values, own)
-            key = gradient.keys.key("worker", gradient.step, workers.rank)
+            key = worker_key(gradient, workers, self.rounding)
             words = self.encode(kernels, gradient.values, own, key, gradient.start)
             streams.append(self._elias_streams(kernels, words, gradient.elements, code))
             del words  # before the next tensor's are made
@@ -321,6 +327,10 @@ class QSGD(GatheredScheme):
             that float32 does not hold makes NaN of the bucket.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
+        rounding: of the workers' gradients. ``"joint"``: the workers' random numbers sum to a constant. That leaves half
+            of the sum's error where gradients differ (more where most elements are smaller than a step between levels),
+            and 1 / n of it where an even number n of gradients are equal. ``"independent"``: each worker draws for
+            itself, as in the paper.
 
     Raises:
         ValueError: an argument is out of range.
