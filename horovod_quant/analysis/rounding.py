@@ -70,22 +70,25 @@ def _cancelled(ratios: np.ndarray, grid: np.ndarray, workers: int) -> float:
 
     Given the uniform number that all have in common, the workers' errors are independent, with means that depend on
     the worker's own number u alone: g(u), an odd function around 1/2, as values are as often negative. So covariances
-    are those of the g(u_i), which cancel each other in pairs.
+    are those of the g(u_i), which cancel each other in pairs; of an odd number three do in part.
     """
+    if workers == 1:
+        return 0.0
     above = np.clip(np.searchsorted(grid, ratios, side="right"), 1, len(grid) - 1)
     steps = grid[above] - grid[above - 1]
     fractions = (ratios - grid[above - 1]) / steps
     order = np.argsort(fractions)
+    ascending = fractions[order]
     rounded_up = np.append(np.cumsum(steps[order][::-1])[::-1], 0.0) / len(steps)
 
     def mean_error(u: np.ndarray) -> np.ndarray:
-        ups = [rounded_up[np.searchsorted(fractions[order], limit)] for limit in (1 - u, u)]
+        ups = [rounded_up[np.searchsorted(ascending, limit)] for limit in (1 - u, u)]
         return (ups[0] - ups[1]) / 2
 
     common = (np.arange(_NUMBERS) + 0.5) / _NUMBERS
-    dithers = [joint_dither(rank, workers) for rank in range(workers)]
-    means = [mean_error(np.mod(c * common + a, 1.0)) for c, a in dithers]
-    return float((sum(mean.var() for mean in means) - np.sum(means, axis=0).var()) / workers)
+    unpaired = [joint_dither(rank, workers) for rank in range(3)] if workers % 2 else []
+    left = np.sum([mean_error(np.mod(c * common + a, 1.0)) for c, a in unpaired], axis=0)
+    return float(mean_error(common).var() - left.var() / workers)
 
 
 def _largest(count: int) -> float:

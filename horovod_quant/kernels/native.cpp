@@ -35,6 +35,11 @@ enum Type : i64 { FLOAT32, FLOAT16, FLOAT64, BFLOAT16 };
 constexpr i64 ROW = 32;  // elements that share a word's position in its lane: layout.py
 constexpr i64 TILE = 32 * ROW;
 
+// keys.Key
+struct Key {
+  u32 k0, k1, shift, addend, flip, mirror;
+};
+
 // Rounds to nearest and keeps subnormals until the end of the scope, whatever the caller's settings are (PyTorch can
 // be told to flush subnormals). No load or store moves across the barriers, and all operands come from memory.
 class DefaultArithmetic {

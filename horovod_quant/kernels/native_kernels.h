@@ -138,11 +138,6 @@ struct Writer : Tiles<void> {
 
 constexpr u32 WEYL = 0x9E3779B9;
 
-// keys.Key
-struct Key {
-  u32 k0, k1, shift, addend, flip, mirror;
-};
-
 // How random bits are made of the hash: they are the hash itself; it is added to a constant, or subtracted from one, as
 // by joint keys of all but one of an odd number of workers; as any key says.
 enum Bits { PLAIN, SUM, DIFFERENCE, GENERAL };

@@ -327,8 +327,8 @@ class QSGD(GatheredScheme):
             that float32 does not hold makes NaN of the bucket.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
-        rounding: of the workers' gradients. ``"joint"``: the workers' random numbers sum to a constant. That leaves half
-            of the sum's error where gradients differ (more where most elements are smaller than a step between levels),
+        rounding: of the workers' gradients. ``"joint"``: the workers' random numbers sum to a constant. Half of the
+            sum's error is left where gradients differ (more where most elements are smaller than a step of the levels),
             and 1 / n of it where an even number n of gradients are equal. ``"independent"``: each worker draws for
             itself, as in the paper.
 
