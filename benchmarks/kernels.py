@@ -71,7 +71,8 @@ def fp16_cast(source: np.ndarray) -> Callable[[], Any]:
 
 def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
     rng = np.random.default_rng(1)
-    key = KeyChain(0, "benchmark").key("worker", 0)
+    chain = KeyChain(0, "benchmark")
+    key, own_key = chain.joint("worker", 0, 1, WORKERS), chain.key("worker", 0)
     x = rng.standard_normal(elements, np.float32) * np.float32(1e-3)
     out = np.zeros(elements, np.float32)
     norms = k.bucket_maxima(x, bucket_size)
@@ -118,10 +119,10 @@ def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
 
     momentum, scale = np.zeros(elements, np.float32), np.zeros(elements, np.float32)
     signs = np.zeros(tiles(elements) * ROW, np.int32)
-    k.binarize(x, momentum, scale, 0.9, key, 0, signs)
+    k.binarize(x, momentum, scale, 0.9, own_key, 0, signs)
     votes = [signs.copy() for _ in range(WORKERS)]
-    add("binarize", k.binarize, x, momentum, scale, 0.9, key, 0, signs, targets=(3.5, 2.8))
-    add(f"vote, n = {WORKERS}", k.vote, votes, key, 0, signs, targets=(1.5, 0.8))
+    add("binarize", k.binarize, x, momentum, scale, 0.9, own_key, 0, signs, targets=(3.5, 2.8))
+    add(f"vote, n = {WORKERS}", k.vote, votes, own_key, 0, signs, targets=(1.5, 0.8))
     add("decode_signs", k.decode_signs, signs, 0.25, out, targets=(1.5, 0.8))
 
     for percent in (1, 10, 30):

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import settings
+from hypothesis import strategies as st
 
 from horovod_quant import methods, simulator
 from horovod_quant.kernels import reference
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import BinaryState, Decoded, Gradient, Scheme, Workers
 from horovod_quant.schemes.hierarchical import inner_of
@@ -35,16 +36,16 @@ LENGTHS = (0, 1, 31, 33, 1024, 1025)
 EXPONENTIAL = GlobalQSGD(4, levels="exponential", bucket_size=64)
 _CHOSEN: dict[str, Scheme] = {
     "qsgd": QSGD(4, bucket_size=96),
-    "qsgd-inf": QSGD(3, norm="max", bucket_size=96),
+    "qsgd-inf": QSGD(3, norm="max", bucket_size=96, rounding="independent"),
     "qsgd-elias": QSGD(4, bucket_size=96, coding="elias"),
     "qsgd-alltoall": QSGD(4, bucket_size=96, exchange="alltoall"),
     "nuqsgd-inf-alltoall": NUQSGD(4, norm="max", exchange="alltoall"),
     "nuqsgd": NUQSGD(4, bucket_size=96),
-    "nuqsgd-inf-omega": NUQSGD(4, norm="max", bucket_size=96, coding="elias-omega"),
+    "nuqsgd-inf-omega": NUQSGD(4, "max", 96, "elias-omega", rounding="independent"),
     "global-max": GlobalQSGD(12, bucket_size=96),
-    "global-l2": GlobalQSGD(12, norm="l2", bucket_size=96),
+    "global-l2": GlobalQSGD(12, norm="l2", bucket_size=96, rounding="independent"),
     "exponential-max": EXPONENTIAL,
-    "exponential-l2": GlobalQSGD(4, norm="l2", levels="exponential", bucket_size=2048),
+    "exponential-l2": GlobalQSGD(4, "l2", "exponential", 2048, "independent"),
     "binsgdm": BinSGDM(),
 }
 _KINDS = set(map(type, _CHOSEN.values()))
@@ -53,6 +54,20 @@ SCHEMES = {
     **{name: scheme for name, scheme in methods.examples().items() if type(scheme) not in _KINDS},
 }
 """Chosen ones, and any further scheme of the package in each of its presets."""
+
+
+_words = st.integers(0, ALL_ONES)
+_all_or_none = st.sampled_from([0, ALL_ONES])
+plain_keys = st.builds(Key, _words, _words, st.just(0), st.just(0), st.just(0), st.just(0))
+joint_keys = st.tuples(st.integers(0, 2**40), st.integers(1, 9), st.integers(0, 8)).map(
+    lambda drawn: KeyChain(0, "w").joint("worker", drawn[0], drawn[2] % drawn[1], drawn[1])
+)
+keys = st.one_of(
+    plain_keys,
+    joint_keys,
+    st.builds(Key, _words, _words, st.integers(0, 3), _words, _all_or_none, _all_or_none),
+)
+"""Of any rounding: of one worker, of workers that draw jointly, and whatever the kernels take besides."""
 
 
 def part(count: int) -> int:

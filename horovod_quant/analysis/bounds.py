@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from horovod_quant.kernels.keys import ALL_ONES, KeyChain
+
 _Floats = npt.NDArray[np.float64]
 
 # Elias(k) <= factor * log2(k) + 1 bits. QSGD's lengths take 1 (the limit for large k of the omega code, up to
@@ -128,6 +130,63 @@ def exponential_rounding_variance(v: npt.ArrayLike, norm: float, s: int) -> floa
     return _scaled_variance(v, norm, exponential_levels(s))
 
 
+def joint_rounding_variance(fractions: npt.ArrayLike, steps: npt.ArrayLike = 1.0) -> _Floats:
+    """Exact variance of ``sum_i steps_i floor(fractions_i + u_i)`` where the workers draw the u_i jointly.
+
+    Worker i rounds a value that lies ``fractions_i`` of the way from one level to the next, ``steps_i`` above; its u_i
+    is ``frac(c U + a)`` with c = 1, -1 or -2 of one uniform U. Then ``floor(f + u) - f = u - frac(f + u)``, and by the
+    Fourier series of frac ``cov(frac(c U + s), frac(d U + t))`` is ``b(s - t)`` for c = d, ``-b(s + t)`` for c = -d,
+    where ``b(x) = 1/12 - frac(x) (1 - frac(x)) / 2``, and ``-+ b(2 s +- t) / 2`` for c = +-1 and d = -2. Of two workers
+    with equal steps it is ``x (1 - x)``, x the fraction of the sum.
+
+    Args:
+        fractions: of each worker, [n, ...], each in [0, 1].
+        steps: of the same shape, or one that broadcasts to it.
+
+    Returns:
+        float64 array of the shape after the first axis, in the square of the steps' unit.
+
+    Raises:
+        ValueError: there is no worker.
+
+    Source: `horovod_quant.kernels.keys.KeyChain.joint`; derived in this docstring.
+    """
+    f = _stacked("fractions", fractions)
+    widths = np.broadcast_to(np.asarray(steps, np.float64), f.shape)
+    dithers = [joint_dither(rank, len(f)) for rank in range(len(f))]
+    total = np.asarray((widths**2 * f * (1 - f)).sum(axis=0))
+    for i, (c, a) in enumerate(dithers):
+        for j, (d, b) in enumerate(dithers[:i]):
+            covariance = (
+                _covariance(c, a, d, b)
+                - _covariance(c, a + f[i], d, b)
+                - _covariance(c, a, d, b + f[j])
+                + _covariance(c, a + f[i], d, b + f[j])
+            )
+            total += 2 * widths[i] * widths[j] * covariance
+    return total
+
+
+def joint_dither(rank: int, size: int) -> tuple[int, float]:
+    """c and a of worker ``rank`` of ``size``, which draws ``frac(c U + a)`` of the uniform U that all have in common.
+
+    Source: `horovod_quant.kernels.keys.KeyChain.joint`.
+    """
+    key = KeyChain(0, "").joint("", 0, rank, size)
+    sign = -1 if key.flip else 1
+    return sign << key.shift, sign * key.addend / (ALL_ONES + 1)
+
+
+def _covariance(c: int, s: _Floats | float, d: int, t: _Floats | float) -> _Floats | float:
+    """Of ``frac(c U + s)`` and ``frac(d U + t)``, see `joint_rounding_variance`."""
+    if abs(c) > abs(d):
+        c, s, d, t = d, t, c, s
+    sign = 1 if c * d > 0 else -1
+    ratio = abs(d // c)
+    x = np.mod(ratio * s - sign * t, 1.0)
+    return sign * (1 / 12 - x * (1 - x) / 2) / ratio
+
+
 # ---- QSGD and NUQSGD
 
 
@@ -227,13 +286,14 @@ def global_scale(gradients: npt.ArrayLike, norm: str) -> float:
     return largest * math.sqrt(float(((matrix / largest) ** 2).sum()))
 
 
-def global_qsgd_error(gradients: npt.ArrayLike, s: int, norm: str) -> float:
+def global_qsgd_error(gradients: npt.ArrayLike, s: int, norm: str, rounding: str = "joint") -> float:
     """Exact ``E||estimate - average||^2`` of Global-QSGD with uniform levels.
 
     Args:
         gradients: one bucket of every worker, [n, B], finite.
         s: number of non-zero levels.
         norm: ``"max"`` or ``"l2"``.
+        rounding: ``"joint"``, or the paper's ``"independent"``.
 
     Returns:
         Variance summed over the bucket, in the square of the unit of the gradients.
@@ -241,22 +301,37 @@ def global_qsgd_error(gradients: npt.ArrayLike, s: int, norm: str) -> float:
     Raises:
         TypeError, ValueError: an argument is not as above.
 
-    Source: Global-QSGD (2023), standard dithering; the workers round independently.
+    Source: Global-QSGD (2023), standard dithering; `joint_rounding_variance`.
     """
-    matrix = _workers(gradients)
-    return uniform_rounding_variance(matrix.ravel(), global_scale(matrix, norm), s) / len(matrix) ** 2
+    matrix, s = _workers(gradients), _positive_int("s", s)
+    scale = global_scale(matrix, norm)
+    if not _is_joint(rounding):
+        return uniform_rounding_variance(matrix.ravel(), scale, s) / len(matrix) ** 2
+    if not scale:
+        return 0.0
+    step = scale / s
+    return step**2 * float(joint_rounding_variance(np.mod(matrix / step, 1.0)).sum()) / len(matrix) ** 2
 
 
-def global_qsgd_error_bounds(gradients: npt.ArrayLike, s: int, norm: str) -> ErrorBounds:
+def global_qsgd_error_bounds(
+    gradients: npt.ArrayLike, s: int, norm: str, rounding: str = "joint"
+) -> ErrorBounds:
     """The two bounds on ``global_qsgd_error``.
 
-    ``dense`` is ``B N^2 / (4 n s^2)``, from ``x (1 - x) <= 1/4``; ``sparse`` is
+    Of independent roundings ``dense`` is ``B N^2 / (4 n s^2)``, from ``x (1 - x) <= 1/4``; ``sparse`` is
     ``N / (s n^2) sum_i ||g_i||_1``, from ``x (1 - x) <= x``. Both hold for either scale ``N``.
+
+    Joint roundings are better on average, not for every vector: errors of pairs whose differences are exactly those of
+    their random numbers add up. The n // 2 pairs (or pairs and a triple) have sums of variance at most 1/4 each (a
+    triple: 1), and no more than independent ones (a triple: three times as much); their deviations add up at most. So
+    the numbers are ``dense * m^2 / (4 n)`` with m = n, or n + 1 for an odd n, and ``sparse`` times n // 2, three times
+    as much for an odd n; for one worker they are the same.
 
     Args:
         gradients: one bucket of every worker, [n, B], finite.
         s: number of non-zero levels.
         norm: ``"max"`` or ``"l2"``.
+        rounding: ``"joint"``, or the paper's ``"independent"``.
 
     Returns:
         Both bounds, in the square of the unit of the gradients.
@@ -264,15 +339,16 @@ def global_qsgd_error_bounds(gradients: npt.ArrayLike, s: int, norm: str) -> Err
     Raises:
         TypeError, ValueError: an argument is not as above.
 
-    Source: Global-QSGD (2023), standard dithering.
+    Source: Global-QSGD (2023), standard dithering; for joint rounding derived in this docstring.
     """
     matrix, s = _workers(gradients), _positive_int("s", s)
     n, bucket = matrix.shape
     scale = global_scale(matrix, norm)
-    return ErrorBounds(
-        dense=bucket * scale**2 / (4 * n * s**2),
-        sparse=scale * float(np.abs(matrix).sum()) / (s * n**2),
-    )
+    dense = bucket * scale**2 / (4 * n * s**2)
+    sparse = scale * float(np.abs(matrix).sum()) / (s * n**2)
+    if not _is_joint(rounding) or n == 1:
+        return ErrorBounds(dense, sparse)
+    return ErrorBounds(dense * (n + n % 2) ** 2 / (4 * n), sparse * (n // 2) * (3 if n % 2 else 1))
 
 
 def global_qsgd_sum_limit(workers: int, s: int, norm: str) -> int:
@@ -354,7 +430,8 @@ def one_bit_server_variance(u: npt.ArrayLike) -> _Floats:
     Raises:
         ValueError: ``u`` has no worker, or an element is outside [-1, 1].
 
-    Source: BinSGDM, the server's binarization.
+    Source: BinSGDM, the server's binarization. The sum does not depend on how the workers' bits depend on each other:
+    the bit that is sent back is +1 or -1 with mean ``ubar`` in any case, so joint draws would gain nothing.
     """
     ratios = _unit("u", _stacked("u", u))
     return np.asarray(1 - ratios.mean(axis=0) ** 2 - one_bit_average_variance(ratios))
@@ -537,6 +614,12 @@ def _norm(norm: str) -> str:
     if norm not in ("max", "l2"):
         raise ValueError(f"norm={norm!r} is unknown; use 'max' or 'l2'")
     return norm
+
+
+def _is_joint(rounding: str) -> bool:
+    if rounding not in ("joint", "independent"):
+        raise ValueError(f"rounding={rounding!r} is unknown; use 'joint' or 'independent'")
+    return rounding == "joint"
 
 
 def _log_factor(code: str | None) -> float:

@@ -11,28 +11,60 @@ from statistics import NormalDist
 
 import numpy as np
 
-from horovod_quant.analysis.bounds import rounding_variance
+from horovod_quant.analysis.bounds import joint_dither, rounding_variance
 
 _VALUES = 2**16
+_NUMBERS = 2**12
 
 
-def gaussian_error(grid: np.ndarray, norm: str, elements: int, roundings: int = 1) -> float:
+def gaussian_error(
+    grid: np.ndarray, norm: str, elements: int, rounding: str, workers: int, again: bool = False
+) -> float:
     """``||average - exact|| / ||exact||`` to be expected for independent Gaussian gradients.
 
-    It does not depend on the number of workers where the levels do not: rounding errors average out just as such
-    gradients do.
+    It does not depend on the number of workers where the levels do not, if they draw independently or their number is
+    even: rounding errors average out just as such gradients do.
 
     Args:
         grid: the levels, from 0 to 1, to which magnitudes divided by the norm are rounded stochastically.
         norm: ``"max"`` or ``"l2"``.
         elements: that share a norm, those of all workers for a norm that these share.
-        roundings: how often the sum is rounded on its way.
+        rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.base.worker_key`.
+        workers: who round.
+        again: whether a server rounds the average once more.
     """
     values = np.abs(np.random.default_rng(0).standard_normal(_VALUES))
     scale = _largest(elements) if norm == "max" else math.sqrt(elements)
-    variance = rounding_variance(np.minimum(values / scale, 1.0), grid)
-    error = scale * np.sqrt(variance.sum() / (values**2).sum())
-    return float(error * np.sqrt(roundings))
+    ratios = np.minimum(values / scale, 1.0)
+    one = float(rounding_variance(ratios, grid).mean())
+    square = one - (_cancelled(ratios, grid, workers) if rounding == "joint" else 0.0)
+    return scale * math.sqrt((square + one * again) / float((values**2).mean()))
+
+
+def _cancelled(ratios: np.ndarray, grid: np.ndarray, workers: int) -> float:
+    """What joint rounding takes off each worker's share of the variance of a sum, where gradients are independent.
+
+    Given the uniform number that all have in common, the workers' errors are independent, with means that depend on
+    the worker's own number u alone: g(u), an odd function around 1/2, as values are as often negative. So covariances
+    are those of the g(u_i), which cancel each other in pairs; of an odd number three do in part.
+    """
+    if workers == 1:
+        return 0.0
+    above = np.clip(np.searchsorted(grid, ratios, side="right"), 1, len(grid) - 1)
+    steps = grid[above] - grid[above - 1]
+    fractions = (ratios - grid[above - 1]) / steps
+    order = np.argsort(fractions)
+    ascending = fractions[order]
+    rounded_up = np.append(np.cumsum(steps[order][::-1])[::-1], 0.0) / len(steps)
+
+    def mean_error(u: np.ndarray) -> np.ndarray:
+        ups = [rounded_up[np.searchsorted(ascending, limit)] for limit in (1 - u, u)]
+        return (ups[0] - ups[1]) / 2
+
+    common = (np.arange(_NUMBERS) + 0.5) / _NUMBERS
+    unpaired = [joint_dither(rank, workers) for rank in range(3)] if workers % 2 else []
+    left = np.sum([mean_error(np.mod(c * common + a, 1.0)) for c, a in unpaired], axis=0)
+    return float(mean_error(common).var() - left.var() / workers)
 
 
 def _largest(count: int) -> float:

@@ -22,6 +22,7 @@ using u64 = uint64_t;
 // Without `restrict` the compiler must assume that a store changes what it is about to load.
 #define RESTRICT __restrict
 #define INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -33,6 +34,11 @@ enum Type : i64 { FLOAT32, FLOAT16, FLOAT64, BFLOAT16 };
 
 constexpr i64 ROW = 32;  // elements that share a word's position in its lane: layout.py
 constexpr i64 TILE = 32 * ROW;
+
+// keys.Key
+struct Key {
+  u32 k0, k1, shift, addend, flip, mirror;
+};
 
 // Rounds to nearest and keeps subnormals until the end of the scope, whatever the caller's settings are (PyTorch can
 // be told to flush subnormals). No load or store moves across the barriers, and all operands come from memory.
@@ -97,7 +103,7 @@ class DefaultArithmetic {
 #endif  // __x86_64__
 
 // Changes with every signature, so that native.py does not call a library that was built from other sources.
-EXPORT i64 interface_version() { return 3; }
+EXPORT i64 interface_version() { return 4; }
 
 // Index of the best instruction set this processor has: 0 baseline, 1 AVX2, 2 AVX-512.
 EXPORT i64 best_instruction_set() {

@@ -99,12 +99,12 @@ NAME = "native"
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
-_INTERFACE_VERSION = 3
+_INTERFACE_VERSION = 4
 
-_POINTER, _INT, _KEY, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32, ctypes.c_float
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _GRADIENT = (_POINTER, _INT, _INT)  # data, type, number of elements
 _NORMS = (_POINTER, _INT)  # norms, bucket size
-_RANDOM = (_KEY, _KEY, _INT)  # k0, k1, start
+_RANDOM = (_POINTER, _INT)  # key, start
 _OUT = (_POINTER, _INT)  # data, type
 
 _SIGNATURES = {
@@ -132,6 +132,7 @@ _SIGNATURES = {
     "elias_encode_codes": (_POINTER, _INT, _INT, _INT, _INT, _POINTER),
     "elias_decode_codes": (_POINTER, _INT, _INT, _INT, _INT, _POINTER),
 }
+_KEY = ctypes.c_uint32 * len(Key._fields)
 _WITH_RESULT = ("elias_decode_codes",)
 
 _TYPES = {
@@ -340,6 +341,10 @@ def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array:
     return (_POINTER * len(arrays))(*map(_pointer, arrays))
 
 
+def _words(key: Key) -> ctypes.Array:
+    return _KEY(*key)
+
+
 # ---- norms -------------------------------------------------------------------------------------------------------
 
 
@@ -391,7 +396,7 @@ def round_uniform(
     x: np.ndarray, norms: np.ndarray, bucket_size: int, levels: int, key: Key, start: int = 0
 ) -> np.ndarray:
     _check_range("levels", levels, 1, MAX_LEVELS)
-    return _encode("round_uniform", x, norms, bucket_size, (levels, *key, start), len(x), None)
+    return _encode("round_uniform", x, norms, bucket_size, (levels, _words(key), start), len(x), None)
 
 
 def encode_uniform_sum(
@@ -406,7 +411,7 @@ def encode_uniform_sum(
 ) -> np.ndarray:
     _check_range("levels", levels, 1, MAX_LEVELS)
     _check_range("width", width, 1, 16)
-    arguments = (levels, *key, start, width)
+    arguments = (levels, _words(key), start, width)
     return _encode("encode_uniform_sum", x, norms, bucket_size, arguments, sum_words(len(x), width), out)
 
 
@@ -420,7 +425,7 @@ def encode_uniform_codes(
     out: np.ndarray | None = None,
 ) -> np.ndarray:
     _check_range("bits", bits, 2, 16)
-    arguments = (*key, start, bits)
+    arguments = (_words(key), start, bits)
     return _encode("encode_uniform_codes", x, norms, bucket_size, arguments, code_words(len(x), bits), out)
 
 
@@ -487,7 +492,7 @@ def round_exponential(
     x: np.ndarray, norms: np.ndarray, bucket_size: int, bits: int, key: Key, start: int = 0
 ) -> np.ndarray:
     _check_range("bits", bits, 2, 8)
-    return _encode("round_exponential", x, norms, bucket_size, (*key, start, bits), len(x), None)
+    return _encode("round_exponential", x, norms, bucket_size, (_words(key), start, bits), len(x), None)
 
 
 def encode_exponential(
@@ -500,7 +505,7 @@ def encode_exponential(
     out: np.ndarray | None = None,
 ) -> np.ndarray:
     _check_range("bits", bits, 2, 8)
-    arguments = (*key, start, bits)
+    arguments = (_words(key), start, bits)
     return _encode("encode_exponential", x, norms, bucket_size, arguments, code_words(len(x), bits), out)
 
 
@@ -536,7 +541,7 @@ def binarize(
     broken = np.empty(tiles(count), bool)
     _call(
         "binarize", _pointer(gradient), kind, count, _pointer(m.array), _pointer(b.array), beta, 1.0 - beta,
-        *key, start, _pointer(words.array), _pointer(broken),
+        _words(key), start, _pointer(words.array), _pointer(broken),
     )  # fmt: skip
     m.done()
     b.done()
@@ -550,7 +555,9 @@ def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray 
         )
     words = [_input(own, np.int32, "words") for own in words]
     result = _Out(out, len(words[0]), np.int32)
-    _call("vote", _pointers(words), len(words), len(words[0]) // ROW, *key, start, _pointer(result.array))
+    _call(
+        "vote", _pointers(words), len(words), len(words[0]) // ROW, _words(key), start, _pointer(result.array)
+    )
     return result.done()
 
 

@@ -138,10 +138,24 @@ struct Writer : Tiles<void> {
 
 constexpr u32 WEYL = 0x9E3779B9;
 
-// keys.hash32: the counter of a row's first element, then the hash of a lane.
+// How random bits are made of the hash: they are the hash itself; it is added to a constant, or subtracted from one, as
+// by joint keys of all but one of an odd number of workers; as any key says.
+enum Bits { PLAIN, SUM, DIFFERENCE, GENERAL };
+
+// keys.hash32: the counter of a row's first element, then the bits of a lane. ((h << shift) + addend) ^ flip, where the
+// flip is of all bits or none, is `factor * h + addend`.
+template <Bits BITS>
 struct Random {
-  u32 k0, k1;
+  u32 k0, k1, factor, addend, mirror;
   i64 start;
+
+  INLINE Random(const Key& key, i64 start)
+      : k0(key.k0),
+        k1(key.k1),
+        factor((key.flip ? -1u : 1u) << key.shift),
+        addend(key.addend ^ key.flip),
+        mirror(key.mirror),
+        start(start) {}
 
   INLINE u32 counter(i64 row) const { return (u32)(start + row * ROW) * WEYL + k0; }
   INLINE u32 hash(u32 counter, u32 lane) const {
@@ -151,9 +165,47 @@ struct Random {
     h ^= h >> 15;
     h += k1;
     h *= 0x846CA68B;
-    return h ^ h >> 16;
+    h ^= h >> 16;
+    switch (BITS) {
+      case PLAIN: return h;
+      case SUM: return addend + h;
+      case DIFFERENCE: return addend - h;
+      default: return factor * h + addend;
+    }
+  }
+  // A magnitude in units of 2^-FRACTION, rounded by the bits h, and its sign. With the mirror of joint keys that is
+  // floor(y + u) of the element.
+  template <i64 FRACTION>
+  INLINE i32 rounded(i32 magnitude, u32 h, bool negative) const {
+    if (BITS == GENERAL) h ^= negative ? mirror : 0;
+    const i32 fraction = h >> (32 - FRACTION);
+    if (BITS == SUM || BITS == DIFFERENCE) return ((negative ? -magnitude : magnitude) + fraction) >> FRACTION;
+    const i32 index = (magnitude + fraction) >> FRACTION;
+    return negative ? -index : index;
   }
 };
+
+// Calls `use` with what makes the random bits of a key.
+template <class Use>
+INLINE void with_random(const Key* key, i64 start, Use use) {
+  if (!(key->shift | key->addend | key->flip | key->mirror))
+    use(Random<PLAIN>(*key, start));
+  else if (key->shift || !key->mirror)
+    use(Random<GENERAL>(*key, start));
+  else if (key->flip)
+    use(Random<DIFFERENCE>(*key, start));
+  else
+    use(Random<SUM>(*key, start));
+}
+
+// As `with_random`, for what need not be fast with joint keys.
+template <class Use>
+INLINE void with_any_random(const Key* key, i64 start, Use use) {
+  if (!(key->shift | key->addend | key->flip | key->mirror))
+    use(Random<PLAIN>(*key, start));
+  else
+    use(Random<GENERAL>(*key, start));
+}
 
 struct InverseNorm {  // reference.inverse_norms
   float numerator;
@@ -470,7 +522,7 @@ KERNEL(void, unpack_codes)(const u32* words, i64 count, i64 bits, u32* out) {
 // ---- encoders -----------------------------------------------------------------------------------------------------
 
 // reference.round_uniform. Up to 127 levels have 24 fraction bits; shifts by a constant are faster.
-template <bool IS_24>
+template <bool IS_24, class Random>
 struct UniformRounding {
   const float* norms;
   i64 fraction_bits;
@@ -503,7 +555,7 @@ struct UniformRounding {
 
 // reference.round_exponential. At 8 bits the smallest level is the smallest normal float, below which floats are linear
 // anyway.
-template <bool IS_8_BITS>
+template <bool IS_8_BITS, class Random>
 struct ExponentialRounding {
   const float* norms;
   u32 top;
@@ -514,20 +566,23 @@ struct ExponentialRounding {
   INLINE ExponentialRounding(const float* norms, i64 bucket_size, i64 bits, Random random)
       : norms(norms), top((1u << (bits - 1)) - 1), buckets(bucket_size), random(random) {}
 
+  // Indices with fraction bits, linear between levels; then their rounding.
   INLINE void row(const float* RESTRICT x, i64 row, i32* RESTRICT digits) {
     if (buckets.begins()) scale = InverseNorm{1.0f}(*norms++);
     const u32 counter = random.counter(row), smallest = (128 - top) << 23;
     const float unit = float_of((top + 150) << 23);  // 2^24 / smallest
     for (u32 lane = 0; lane < ROW; lane++) {
-      const u32 y = bits_of(x[lane] * scale), h = random.hash(counter, lane);
+      const u32 y = bits_of(x[lane] * scale);
       const u32 magnitude = (i32)(y & ABS) < (i32)ONE ? y & ABS : ONE;
-      i32 index = (i32)((magnitude + (h >> 9)) >> 23) - (i32)(127 - top);
-      if (!IS_8_BITS) {
-        const float value = float_of((i32)magnitude < (i32)smallest ? magnitude : smallest);
-        const i32 below = ((i32)(value * unit) + (i32)(h >> 8)) >> 24;
-        index = (i32)magnitude < (i32)smallest ? below : index;
+      const u32 h = random.hash(counter, lane);
+      if (IS_8_BITS) {
+        digits[lane] = random.template rounded<23>(magnitude, h, (i32)y < 0);
+        continue;
       }
-      digits[lane] = (i32)y < 0 ? -index : index;
+      const float value = float_of((i32)magnitude < (i32)smallest ? magnitude : smallest);
+      const i32 above = (magnitude - ((127 - top) << 23)) * 2;
+      const i32 index = (i32)magnitude < (i32)smallest ? (i32)(value * unit) : above;
+      digits[lane] = random.template rounded<24>(index, h, (i32)y < 0);
     }
   }
 };
@@ -551,47 +606,53 @@ INLINE void encode(const void* x, i64 type, i64 count, Rounding&& rounding, Pack
 
 template <class Packer>
 INLINE void encode_uniform(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 levels,
-                           Random random, Packer&& packer) {
+                           const Key* key, i64 start, Packer&& packer) {
   const i64 bits = smaller(24, __builtin_clz((u32)levels) - 1);  // reference.fraction_bits
-  if (bits == 24)
-    encode(x, type, count, UniformRounding<true>(norms, bucket_size, levels, bits, random), packer);
-  else
-    encode(x, type, count, UniformRounding<false>(norms, bucket_size, levels, bits, random), packer);
+  with_random(key, start, [&](auto random) INLINE_LAMBDA {
+    using Random = decltype(random);
+    if (bits == 24)
+      encode(x, type, count, UniformRounding<true, Random>(norms, bucket_size, levels, bits, random), packer);
+    else
+      encode(x, type, count, UniformRounding<false, Random>(norms, bucket_size, levels, bits, random), packer);
+  });
 }
 
 template <class Packer>
 INLINE void encode_exponential(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 bits,
-                               Random random, Packer&& packer) {
-  if (bits == 8)
-    encode(x, type, count, ExponentialRounding<true>(norms, bucket_size, bits, random), packer);
-  else
-    encode(x, type, count, ExponentialRounding<false>(norms, bucket_size, bits, random), packer);
+                               const Key* key, i64 start, Packer&& packer) {
+  with_random(key, start, [&](auto random) INLINE_LAMBDA {
+    using Random = decltype(random);
+    if (bits == 8)
+      encode(x, type, count, ExponentialRounding<true, Random>(norms, bucket_size, bits, random), packer);
+    else
+      encode(x, type, count, ExponentialRounding<false, Random>(norms, bucket_size, bits, random), packer);
+  });
 }
 
 KERNEL(void, round_uniform)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 levels,
-                            u32 k0, u32 k1, i64 start, i32* out) {
-  encode_uniform(x, type, count, norms, bucket_size, levels, {k0, k1, start}, PlainDigits{out, count});
+                            const Key* key, i64 start, i32* out) {
+  encode_uniform(x, type, count, norms, bucket_size, levels, key, start, PlainDigits{out, count});
 }
 
 KERNEL(void, encode_uniform_sum)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 levels,
-                                 u32 k0, u32 k1, i64 start, i64 width, u32* out) {
-  encode_uniform(x, type, count, norms, bucket_size, levels, {k0, k1, start}, SumPacker(out, width));
+                                 const Key* key, i64 start, i64 width, u32* out) {
+  encode_uniform(x, type, count, norms, bucket_size, levels, key, start, SumPacker(out, width));
 }
 
-KERNEL(void, encode_uniform_codes)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, u32 k0,
-                                   u32 k1, i64 start, i64 bits, u32* out) {
+KERNEL(void, encode_uniform_codes)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size,
+                                   const Key* key, i64 start, i64 bits, u32* out) {
   const i64 levels = (1 << (bits - 1)) - 1;
-  encode_uniform(x, type, count, norms, bucket_size, levels, {k0, k1, start}, CodePacker(out, bits));
+  encode_uniform(x, type, count, norms, bucket_size, levels, key, start, CodePacker(out, bits));
 }
 
-KERNEL(void, round_exponential)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, u32 k0,
-                                u32 k1, i64 start, i64 bits, i32* out) {
-  encode_exponential(x, type, count, norms, bucket_size, bits, {k0, k1, start}, PlainDigits{out, count});
+KERNEL(void, round_exponential)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size,
+                                const Key* key, i64 start, i64 bits, i32* out) {
+  encode_exponential(x, type, count, norms, bucket_size, bits, key, start, PlainDigits{out, count});
 }
 
-KERNEL(void, encode_exponential)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, u32 k0,
-                                 u32 k1, i64 start, i64 bits, u32* out) {
-  encode_exponential(x, type, count, norms, bucket_size, bits, {k0, k1, start}, CodePacker(out, bits));
+KERNEL(void, encode_exponential)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size,
+                                 const Key* key, i64 start, i64 bits, u32* out) {
+  encode_exponential(x, type, count, norms, bucket_size, bits, key, start, CodePacker(out, bits));
 }
 
 // ---- decoders -----------------------------------------------------------------------------------------------------
@@ -673,6 +734,7 @@ KERNEL(void, decode_exponential)(const u32* const* words, const float* const* no
 
 // ---- one bit ------------------------------------------------------------------------------------------------------
 
+template <class Random>
 struct Binarizer {  // reference.binarize
   float keep, take;
   Random random;
@@ -723,11 +785,11 @@ struct Binarizer {  // reference.binarize
   }
 };
 
-KERNEL(void, binarize)(const void* x, i64 type, i64 count, float* momentum, float* scale, float keep, float take,
-                       u32 k0, u32 k1, i64 start, u32* out, u8* broken) {
+template <class Random>
+INLINE void binarize(const void* x, i64 type, i64 count, float* momentum, float* scale,
+                     const Binarizer<Random>& binarizer, u32* out, u8* broken) {
   DefaultArithmetic scope;
   Reader in(x, type, count);
-  const Binarizer binarizer{keep, take, {k0, k1, start}};
   for (i64 tile = 0; tile < in.tiles(); tile++, momentum += TILE, scale += TILE, out += ROW) {
     const float* values = in.tile(tile);
     Maximum largest;
@@ -737,14 +799,21 @@ KERNEL(void, binarize)(const void* x, i64 type, i64 count, float* momentum, floa
     }
     broken[tile] = largest.take() == float_of(INFINITE);
     if (broken[tile])
-      binarizer.tile<false>(values, tile * ROW, in.elements(tile), momentum, scale, out);
+      binarizer.template tile<false>(values, tile * ROW, in.elements(tile), momentum, scale, out);
     else
-      binarizer.tile<true>(values, tile * ROW, in.elements(tile), momentum, scale, out);
+      binarizer.template tile<true>(values, tile * ROW, in.elements(tile), momentum, scale, out);
   }
 }
 
-KERNEL(void, vote)(const u32* const* words, i64 workers, i64 tiles, u32 k0, u32 k1, i64 start, u32* out) {
-  const Random random{k0, k1, start};
+KERNEL(void, binarize)(const void* x, i64 type, i64 count, float* momentum, float* scale, float keep, float take,
+                       const Key* key, i64 start, u32* out, u8* broken) {
+  with_any_random(key, start, [&](auto random) INLINE_LAMBDA {
+    binarize(x, type, count, momentum, scale, Binarizer<decltype(random)>{keep, take, random}, out, broken);
+  });
+}
+
+template <class Random>
+INLINE void vote(const u32* const* words, i64 workers, i64 tiles, const Random& random, u32* out) {
   const i64 random_bits = smaller(24, __builtin_clz((u32)workers));
   for (i64 tile = 0; tile < tiles; tile++, out += ROW) {
     alignas(64) u32 result[ROW] = {};
@@ -763,6 +832,10 @@ KERNEL(void, vote)(const u32* const* words, i64 workers, i64 tiles, u32 k0, u32 
     }
     memcpy(out, result, sizeof result);
   }
+}
+
+KERNEL(void, vote)(const u32* const* words, i64 workers, i64 tiles, const Key* key, i64 start, u32* out) {
+  with_any_random(key, start, [&](auto random) INLINE_LAMBDA { vote(words, workers, tiles, random, out); });
 }
 
 KERNEL(void, decode_signs)(const u32* words, i64 count, float magnitude, void* data, i64 type) {

@@ -168,7 +168,8 @@ def round_uniform(
 
     With k = fraction_bits(levels): ``y = x * (levels 2^k / norm)``, clamped to ``+-levels 2^k``, is cut to an
     integer, k random bits are added and shifted out: the arithmetic shift rounds down, and the random bits carry
-    into the result with the probability of the fraction.
+    into the result with the probability of the fraction. With u in [0, 1) for the bits that is ``floor(y + u)``,
+    for elements of either sign, as joint dithers want it.
     """
     k = fraction_bits(levels)
     limit = np.float32(levels << k)
@@ -257,6 +258,10 @@ def round_exponential(
     With ``top = 2^(bits-1) - 1``, index k >= 1 stands for ``2^(k - top)`` and 0 for 0. A float's mantissa is linear
     between powers of two, so random bits added to it carry into the exponent with the right probability; below the
     smallest level the rounding is that of a uniform level.
+
+    The magnitude is rounded. Where the key has ``mirror``, a negative element's bits are flipped by it: 1 - u rounds
+    its magnitude up where u rounds the element itself down. The bits do not matter to what lies on a level, such as
+    zeros of either sign, nor to a NaN, which becomes the largest level.
     """
     top = uniform_levels(bits)
     inverse = inverse_norms(norms, 1.0)
@@ -265,6 +270,7 @@ def round_exponential(
     y_bits = y.view(np.uint32)
     magnitude = np.minimum(y_bits & _ABS, _ONE_BITS)
     h = hash32(start, len(x), key)
+    h = np.where(y_bits > _ABS, h ^ np.uint32(key.mirror), h)
     index = ((magnitude + (h >> np.uint32(9))) >> np.uint32(23)).astype(np.int32) - np.int32(127 - top)
     if (
         top < 127

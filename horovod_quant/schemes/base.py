@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Callable, ClassVar, NamedTuple, Union
+from typing import Any, Callable, ClassVar, Final, Literal, NamedTuple, Union
 
 import numpy as np
 
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import Key, KeyChain
 from horovod_quant.kernels.layout import ROW
 
 ALL, LOCAL, CROSS = "all", "local", "cross"
 """Groups of workers: everybody; those of a node; those with the same place on their nodes, one of each."""
+
+
+Rounding = Literal["joint", "independent"]
+JOINT: Final = "joint"
+"""How the workers draw the bits that round their gradients, see `worker_key`."""
 
 
 class Workers(NamedTuple):
@@ -79,6 +84,17 @@ class Gradient(NamedTuple):
     @property
     def elements(self) -> int:
         return self.values.shape[0]
+
+
+def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:
+    """The key by which a worker rounds its own gradient.
+
+    ``"joint"``: each worker's numbers in [0, 1) are uniform, and all workers' sum to a constant, see
+    `horovod_quant.kernels.keys`. ``"independent"``: each worker draws for itself.
+    """
+    if rounding == JOINT:
+        return gradient.keys.joint("worker", gradient.step, workers.rank, workers.size)
+    return gradient.keys.key("worker", gradient.step, workers.rank)
 
 
 # Requests. ``parts`` are the bytes of ``array`` that belong to each gradient of the group: what `stats` reports.
@@ -182,7 +198,7 @@ class Scheme:
     - **Arrays are the backend's**: numpy's, or tensors in TensorFlow's graphs and on a GPU. Compute with ``kernels``
       alone, cut with slices, take a length as ``shape[0]``, and the scheme runs everywhere. One that calls numpy itself
       declares ``host_only = True``.
-    - **An answer is this exchange's own** array, valid until the next request. An array that was sent is spent: a
+    - **An answer is this exchange's own** array, valid until the exchange is over. An array that was sent is spent: a
       transport may add in place. So a request's array must not be memory that is read again.
     - **``out=`` is a place, not a promise.** An encoding kernel given ``out`` (as `kernels.assemble` gives it to what
       fills a part) writes there and returns it; without, or where the backend's arrays cannot be written to, it returns

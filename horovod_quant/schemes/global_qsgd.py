@@ -21,6 +21,7 @@ from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import TILE, buckets, code_words, sum_words, tiles
 from horovod_quant.kernels.reference import per_element, store_float32
 from horovod_quant.schemes.base import (
+    JOINT,
     Allgather,
     Allreduce,
     Alltoall,
@@ -29,6 +30,7 @@ from horovod_quant.schemes.base import (
     Decoded,
     Exchange,
     Gradient,
+    Rounding,
     Scheme,
     Workers,
     checked,
@@ -37,6 +39,7 @@ from horovod_quant.schemes.base import (
     require_int,
     split_points,
     use_plain_ints,
+    worker_key,
 )
 from horovod_quant.schemes.chunks import Chunks, Segment
 from horovod_quant.schemes.registry import register
@@ -58,6 +61,7 @@ class GlobalQSGD(Scheme):
         levels: ``"uniform"`` or ``"exponential"``.
         bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
             that float32 does not hold makes NaN of the bucket.
+        rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -67,6 +71,7 @@ class GlobalQSGD(Scheme):
     norm: Norm = "max"
     levels: Levels = "uniform"
     bucket_size: int = 1024
+    rounding: Rounding = JOINT
 
     presets = {
         "global-qsgd": {"norm": "max"},
@@ -79,6 +84,7 @@ class GlobalQSGD(Scheme):
     def __post_init__(self) -> None:
         require_choice("norm", self.norm, get_args(Norm))
         require_choice("levels", self.levels, get_args(Levels))
+        require_choice("rounding", self.rounding, get_args(Rounding))
         require_int("bits", self.bits, 2, 16 if self.levels == "uniform" else 8)
         require_bucket_size(self.bucket_size)
         use_plain_ints(self, "bits", "bucket_size")
@@ -118,7 +124,8 @@ class GlobalQSGD(Scheme):
         uniform, levels = self.levels == "uniform", self.levels_left(workers, hosts)
         grid = uniform_levels(levels) if uniform else exponential_levels(levels - 1)
         # With exponential levels the server of a chunk rounds the average once more.
-        return gaussian_error(grid, self.norm, self.bucket_size * workers, 1 if uniform else 2)
+        again = not uniform
+        return gaussian_error(grid, self.norm, self.bucket_size * workers, self.rounding, workers, again)
 
     def check_workers(self, size: int) -> None:
         if self.levels == "exponential" or self.levels_for(size) >= 1:
@@ -167,7 +174,7 @@ class GlobalQSGD(Scheme):
         word_at = split_points([sum_words(gradient.elements, self.bits) for gradient in gradients])
 
         def encode(i: int, out: Any) -> np.ndarray:
-            key = gradients[i].keys.key("worker", gradients[i].step, workers.rank)
+            key = worker_key(gradients[i], workers, self.rounding)
             return kernels.encode_uniform_sum(
                 gradients[i].values,
                 norms[i],
@@ -199,7 +206,7 @@ class GlobalQSGD(Scheme):
         splits = [chunks.tile_count(server) * tile_words for server in range(workers.size)]
 
         def encode(i: int, out: Any) -> np.ndarray:
-            key = gradients[i].keys.key("worker", gradients[i].step, workers.rank)
+            key = worker_key(gradients[i], workers, self.rounding)
             return kernels.encode_exponential(
                 gradients[i].values, norms[i], self.bucket_size, self.bits, key, gradients[i].start, out
             )
@@ -280,7 +287,7 @@ class GlobalQSGD(Scheme):
         at = split_points([gradient.elements for gradient in gradients])
         digits = np.empty(at[-1], dtype)
         for i, gradient in enumerate(gradients):
-            key = gradient.keys.key("worker", gradient.step, workers.rank)
+            key = worker_key(gradient, workers, self.rounding)
             digits[at[i] : at[i + 1]] = kernels.round_exponential(
                 gradient.values, norms[i], self.bucket_size, self.bits, key
             )

@@ -26,7 +26,8 @@ class NUQSGD(GatheredScheme):
         bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
             that float32 does not hold makes NaN of the bucket.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        exchange: see `horovod_quant.schemes.QSGD`.
+        exchange, rounding: see `horovod_quant.schemes.QSGD`. Levels of unequal distances cancel less: 0.6 to 0.75
+            of the error is left where gradients differ.
 
     Raises:
         ValueError: an argument is out of range.

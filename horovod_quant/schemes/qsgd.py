@@ -20,12 +20,14 @@ from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.layout import TILE, buckets, code_words
 from horovod_quant.schemes.base import (
+    JOINT,
     Allgather,
     Alltoall,
     Collective,
     Decoded,
     Exchange,
     Gradient,
+    Rounding,
     Scheme,
     Workers,
     checked,
@@ -35,6 +37,7 @@ from horovod_quant.schemes.base import (
     require_int,
     split_points,
     use_plain_ints,
+    worker_key,
 )
 from horovod_quant.schemes.chunks import Chunks, Segment
 from horovod_quant.schemes.registry import register
@@ -61,7 +64,8 @@ class GatheredScheme(Scheme):
     """What QSGD and NUQSGD share: everything but the levels.
 
     1. the norm of each bucket, of this worker alone;
-    2. stochastic rounding to the levels, packed;
+    2. stochastic rounding to the levels, packed; with ``rounding="joint"`` by bits that make the errors of the workers
+       cancel each other in part, each worker's own law being the same;
     3. one allgather of a payload that holds norms and codes;
     4. decoding of every worker's codes with its own norms, added in rank order.
 
@@ -79,6 +83,7 @@ class GatheredScheme(Scheme):
     bucket_size: int = 1024
     coding: Coding = "fixed"
     exchange: Route = ALLGATHER
+    rounding: Rounding = JOINT
 
     unbiased = True
 
@@ -86,6 +91,7 @@ class GatheredScheme(Scheme):
         require_choice("norm", self.norm, get_args(Norm))
         require_choice("coding", self.coding, get_args(Coding))
         require_choice("exchange", self.exchange, get_args(Route))
+        require_choice("rounding", self.rounding, get_args(Rounding))
         require_bucket_size(self.bucket_size)
         use_plain_ints(self, "bits", "bucket_size")
         if self.exchange == ALLTOALL and self.coding != "fixed":
@@ -119,10 +125,10 @@ class GatheredScheme(Scheme):
         return (1 << (self.bits - 1)) - 1
 
     def relative_error(self, workers: int, hosts: int) -> float:
-        """The same for any number of workers: their errors average out, just as such gradients do."""
+        """The same for any even number of workers: their errors average out, just as such gradients do."""
         # The server of a chunk rounds the average once more.
-        roundings = 2 if self.exchange == ALLTOALL else 1
-        return gaussian_error(self.grid(), self.norm, self.bucket_size, roundings)
+        again = self.exchange == ALLTOALL
+        return gaussian_error(self.grid(), self.norm, self.bucket_size, self.rounding, workers, again)
 
     def grid(self) -> np.ndarray:
         """The levels, from 0 to 1."""
@@ -152,7 +158,7 @@ class GatheredScheme(Scheme):
             return norms[-1]
 
         def fill_words(i: int, out: Any) -> np.ndarray:
-            key = gradients[i].keys.key("worker", gradients[i].step, workers.rank)
+            key = worker_key(gradients[i], workers, self.rounding)
             return self.encode(kernels, gradients[i].values, norms[i], key, gradients[i].start, out)
 
         parts: list[Part] = [
@@ -222,7 +228,7 @@ class GatheredScheme(Scheme):
         """This worker's norms and codes, by server."""
         norms, words = [], []
         for gradient in gradients:
-            key = gradient.keys.key("worker", gradient.step, workers.rank)
+            key = worker_key(gradient, workers, self.rounding)
             norms.append(self.norms(kernels, gradient.values, None))
             words.append(self.encode(kernels, gradient.values, norms[-1], key, gradient.start))
         return [
@@ -291,7 +297,7 @@ class GatheredScheme(Scheme):
         for i, gradient in enumerate(gradients):
             own = norms[norm_at[i] : norm_at[i + 1]]
             own[...] = self.norms(kernels, gradient.values, own)
-            key = gradient.keys.key("worker", gradient.step, workers.rank)
+            key = worker_key(gradient, workers, self.rounding)
             words = self.encode(kernels, gradient.values, own, key, gradient.start)
             streams.append(self._elias_streams(kernels, words, gradient.elements, code))
             del words  # before the next tensor's are made
@@ -350,6 +356,10 @@ class QSGD(GatheredScheme):
             that float32 does not hold makes NaN of the bucket.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
+        rounding: of the workers' gradients. ``"joint"``: the workers' random numbers sum to a constant. Half of the
+            sum's error is left where gradients differ (more where most elements are smaller than a step of the levels),
+            and 1 / n of it where an even number n of gradients are equal. ``"independent"``: each worker draws for
+            itself, as in the paper.
 
     Raises:
         ValueError: an argument is out of range.

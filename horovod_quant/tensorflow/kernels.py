@@ -172,7 +172,13 @@ def hash32(start: int, count: int, key: Key) -> tf.Tensor:
     h ^= tf.bitwise.right_shift(h, np.uint32(15))
     h += key.k1 if tf.is_tensor(key.k1) else np.uint32(key.k1)
     h *= np.uint32(MULTIPLIER_2)
-    return h ^ tf.bitwise.right_shift(h, np.uint32(16))
+    h ^= tf.bitwise.right_shift(h, np.uint32(16))
+    # Most keys have none of these.
+    if key.shift:
+        h = tf.bitwise.left_shift(h, np.uint32(key.shift))
+    if key.addend:
+        h += np.uint32(key.addend)
+    return h ^ np.uint32(key.flip) if key.flip else h
 
 
 class KeyChain(keys.KeyChain):
@@ -382,6 +388,8 @@ def round_exponential(
     y_bits = _narrow_bits(_wide(x) * inverse)
     magnitude = tf.minimum(y_bits & _ABS, _ONE_BITS)
     h = hash32(start, x.shape[0], key)
+    if key.mirror:
+        h = tf.where(y_bits > _ABS, h ^ np.uint32(key.mirror), h)
     exponent = tf.bitwise.right_shift(magnitude + tf.bitwise.right_shift(h, np.uint32(9)), np.uint32(23))
     index = exponent - np.uint32(127 - top)
     if (

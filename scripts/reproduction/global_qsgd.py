@@ -137,8 +137,11 @@ def _scaling(settings: Settings, seed: int) -> dict[str, Any]:
 
 
 def _exchange(name: str, own: np.ndarray, seed: int) -> tuple[float, float] | None:
-    """Error by the mean of ||g_i||^2, and bytes that a worker sends; None where the bits do not hold the sum."""
-    scheme = common.scheme(name, bucket_size=BUCKET)
+    """Error by the mean of ||g_i||^2, and bytes that a worker sends; None where the bits do not hold the sum.
+
+    With independent roundings, as the paper's are.
+    """
+    scheme = common.scheme(name, bucket_size=BUCKET, rounding="independent")
     try:
         scheme.check_workers(len(own))
     except ValueError:
@@ -152,8 +155,10 @@ def _expected_error(own: np.ndarray, norm: str, bits: int) -> tuple[float, float
     """Exact expectation of the error, and its bound (of each bucket the smaller one), by the mean of ||g_i||^2."""
     levels = common.scheme(f"{METHOD_OF_NORM[norm]}-{bits}").levels_for(len(own))
     buckets = own.reshape(len(own), -1, BUCKET).transpose(1, 0, 2)
-    error = sum(bounds.global_qsgd_error(bucket, levels, norm) for bucket in buckets)
-    bound = sum(min(bounds.global_qsgd_error_bounds(bucket, levels, norm)) for bucket in buckets)
+    error = sum(bounds.global_qsgd_error(bucket, levels, norm, "independent") for bucket in buckets)
+    bound = sum(
+        min(bounds.global_qsgd_error_bounds(bucket, levels, norm, "independent")) for bucket in buckets
+    )
     scale = len(own) / variance.squared([own])
     return error * scale, bound * scale
 

@@ -140,12 +140,75 @@ def test_exponential_levels_beat_uniform_ones_on_gaussian_buckets_with_the_two_n
 # ---- Global-QSGD
 
 
+roundings = pytest.mark.parametrize("rounding", ["joint", "independent"])
+
+
+@roundings
 @given(gradients=matrices, s=levels_used, norm=st.sampled_from(["max", "l2"]))
-def test_global_qsgd_error_stays_below_both_bounds(gradients: np.ndarray, s: int, norm: str) -> None:
-    exact = bounds.global_qsgd_error(gradients, s, norm)
-    dense, sparse = bounds.global_qsgd_error_bounds(gradients, s, norm)
+def test_global_qsgd_error_stays_below_both_bounds(
+    gradients: np.ndarray, s: int, norm: str, rounding: str
+) -> None:
+    exact = bounds.global_qsgd_error(gradients, s, norm, rounding)
+    dense, sparse = bounds.global_qsgd_error_bounds(gradients, s, norm, rounding)
+    # Where a value is next to a level, its fraction is that of float64's rounding.
+    slack = 1e-14 * gradients.size * bounds.global_scale(gradients, norm) ** 2
     assert exact <= dense * ROUNDING
-    assert exact <= sparse * ROUNDING
+    assert exact <= sparse * ROUNDING + slack
+
+
+def test_the_joint_dense_bound_is_reached() -> None:
+    # Four workers in two pairs, the second pair's numbers shifted by 1/2: both pairs' sums, of fraction 1/2, are
+    # rounded up by the same numbers.
+    fractions = np.array([0.25, 0.25, 0.75, 0.75])
+    assert bounds.joint_rounding_variance(fractions) == pytest.approx(1.0)
+    gradients = np.concatenate([fractions, [1.0, 1.0, 1.0, 1.0]]).reshape(2, 4).T
+    dense, _ = bounds.global_qsgd_error_bounds(gradients, 1, "max")
+    assert bounds.global_qsgd_error(gradients, 1, "max") == pytest.approx(dense / 2)  # in one of two elements
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize("equal_steps", [True, False])
+def test_joint_rounding_variance_is_what_random_numbers_show(size: int, equal_steps: bool) -> None:
+    rng = np.random.default_rng(size)
+    fractions = rng.random((size, 12))
+    steps = np.ones_like(fractions) if equal_steps else rng.random((size, 12))
+    common = rng.random((100_000, 1))
+    sums = np.zeros((100_000, 12))
+    for rank in range(size):
+        c, a = bounds.joint_dither(rank, size)
+        sums += steps[rank] * (np.floor(fractions[rank] + np.mod(c * common + a, 1)) - fractions[rank])
+    exact = bounds.joint_rounding_variance(fractions, steps)
+    for column, expected in zip(sums.T, exact):
+        assert_mean(column**2, expected)
+
+
+def test_joint_rounding_variances_by_hand() -> None:
+    # Two workers: x (1 - x) of the sum's fraction x.
+    np.testing.assert_allclose(
+        bounds.joint_rounding_variance([[0.3, 0.5], [0.4, 0.5]]), [0.21, 0], atol=1e-15
+    )
+    # One worker: as alone.
+    np.testing.assert_allclose(bounds.joint_rounding_variance([[0.3]]), [0.21])
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "expected"),
+    [
+        ("different", 2, 0.083), ("different", 4, 0.083), ("different", 16, 0.083),
+        ("equal", 2, 0.083), ("equal", 4, 0.042), ("equal", 16, 0.010), ("small", 4, 0.073),
+    ],
+)  # fmt: skip
+def test_joint_rounding_variances_of_shared_rotation_md(kind: str, size: int, expected: float) -> None:
+    rng = np.random.default_rng(1)
+    values = {
+        "different": lambda: rng.random((size, 40_000)),
+        "equal": lambda: np.tile((np.arange(40_000) + 0.5) / 40_000, (size, 1)),
+        "small": lambda: np.mod(0.2 * rng.standard_normal((size, 40_000)), 1),
+    }[kind]()
+    variance = bounds.joint_rounding_variance(values).mean() / size
+    assert variance == pytest.approx(expected, abs=0.0011)
+    independent = (values * (1 - values)).mean()
+    assert independent == pytest.approx(0.120 if kind == "small" else 1 / 6, abs=0.002)
 
 
 @pytest.mark.parametrize("norm", ["max", "l2"])
@@ -158,7 +221,7 @@ def test_global_qsgd_error_is_what_the_exchange_shows(norm: str, s: int) -> None
     integers = np.sign(gradients) * np.rint(s * round_to(ratios, bounds.uniform_levels(s), rng))
     sums = integers.sum(axis=1)
     errors = scale / (s * 5) * sums - gradients.mean(axis=0)
-    assert_mean((errors**2).sum(axis=1), bounds.global_qsgd_error(gradients, s, norm))
+    assert_mean((errors**2).sum(axis=1), bounds.global_qsgd_error(gradients, s, norm, "independent"))
     assert np.abs(sums).max() <= bounds.global_qsgd_sum_limit(5, s, norm)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,15 +11,15 @@ from horovod_quant import methods, simulator
 from horovod_quant.schemes import BinSGDM, GlobalQSGD, Hierarchical
 
 
-@pytest.mark.parametrize("workers", [2, 5])
+@pytest.mark.parametrize("rounding", ["joint", "independent"])
+@pytest.mark.parametrize("workers", [2, 3, 5])
 @pytest.mark.parametrize(
     "name",
     ["qsgdinf-8", "qsgdinf-4", "qsgdinf-2", "qsgd-4", "nuqsgd-8", "nuqsgd-4", "nuqsgd-2", "global-qsgd-8",
      "global-qsgd-5", "global-qsgd-l2-8", "global-qsgd-exp-4", "qsgdinf-alltoall-4", "nuqsgd-alltoall-8"],
 )  # fmt: skip
-def test_errors_are_those_of_the_simulator(name: str, workers: int) -> None:
-    scheme = methods.parse(name).scheme()
-    assert scheme is not None
+def test_errors_are_those_of_the_simulator(name: str, workers: int, rounding: str) -> None:
+    scheme = dataclasses.replace(methods.parse(name).scheme(), rounding=rounding)
     gradients = np.random.default_rng(1).standard_normal((workers, 32 * 1024))
     simulated = np.sqrt(simulator.run(scheme, gradients).error)
     assert scheme.relative_error(workers, workers) == pytest.approx(simulated, rel=0.05)

@@ -261,7 +261,11 @@ bool decodes_to_finite(const Kernels& kernels, Dice& dice) {
     case 2:
       kernels.decode_exponential(words, norms, workers, count, bucket_size, bits, factor, units.get(), out.get(), type);
       break;
-    case 3: kernels.vote(words, workers, tiles, (u32)dice.next(), (u32)dice.next(), 0, integers.get()); break;
+    case 3: {
+      const Key key{(u32)dice.next(), (u32)dice.next(), 0, (u32)dice.next() & 1, 0, 0};
+      kernels.vote(words, workers, tiles, &key, 0, integers.get());
+      break;
+    }
     case 4: kernels.decode_signs(words[0], count, factor, out.get(), type); break;
     case 5:
       kernels.unpack_sum(words[0], count, bits, (i32*)integers.get());

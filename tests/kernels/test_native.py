@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from helpers import SCHEMES, examples, same_bits
+from helpers import SCHEMES, examples, keys, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_builds import BUILDS, CONTROL_REGISTER, SANITIZERS, SOURCE, compile_library
@@ -153,7 +153,6 @@ inputs = st.builds(
     st.sampled_from(["max", "l2", "any"]),
     st.sampled_from([0.0, 0.1, 0.5]),
 )
-keys = st.builds(Key, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 factors = st.sampled_from([1.0, 0.25, 1 / 3, -2.0, 1e-30, 1e38])
 dtypes = st.sampled_from(DTYPES)
 code_bits = st.integers(2, 16)

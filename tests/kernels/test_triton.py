@@ -36,7 +36,7 @@ with pytest.MonkeyPatch.context() as at_import:
     from horovod_quant.kernels.triton import launching
     from horovod_quant.kernels.triton.ranges import Ranges
 
-from helpers import SCHEMES, used_states  # noqa: E402
+from helpers import SCHEMES, keys, used_states  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from literature import LITERATURE  # noqa: E402
@@ -639,11 +639,23 @@ def test_the_backend_offers_what_the_reference_does() -> None:
     assert set(kernels.__all__) - {"batch", "INTERPRETED"} <= set(dir(reference))
 
 
+@pytest.mark.parametrize(("rank", "size"), [(0, 2), (3, 8), (2, 3)])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_joint_rounding(rank: int, size: int, bits: int) -> None:
+    key = KeyChain(3, "w").joint("worker", 5, rank, size)
+    x = np.random.default_rng(4).standard_normal(3000).astype(np.float32)
+    x[:6] = [0.0, -0.0, np.nan, -np.inf, 1e-40, -1e-40]
+    norms = reference.bucket_maxima(x, 64)
+    assert_same("encode_uniform_sum", x, norms, 64, 1, bits, key, 64)
+    assert_same("encode_uniform_codes", x, norms, 64, bits, key)
+    assert_same("encode_exponential", x, norms, 64, bits, key)
+
+
 @many
 @given(
     count=st.integers(0, 9000), bucket_size=st.integers(1, 70).map(lambda rows: 32 * rows),
     dtype=st.sampled_from(DTYPES), seed=st.integers(0, 2**32 - 1), bits=st.integers(2, 8),
-    key=st.builds(Key, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
+    key=keys,
 )  # fmt: skip
 def test_any_gradient(count: int, bucket_size: int, dtype: Any, seed: int, bits: int, key: Key) -> None:
     x, norms, _, start, _ = make_input(count, bucket_size, seed * TILE, seed, dtype, "any", 0.1)

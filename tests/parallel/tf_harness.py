@@ -63,9 +63,9 @@ VARIANTS: dict[str, Make] = {
     "qsgdinf": lambda **common: QSGD(bits=3, norm="max", bucket_size=96, **common),
     "qsgd-elias": lambda **common: QSGD(bits=4, coding="elias", **common),
     "nuqsgd-alltoall": lambda **common: NUQSGD(bits=4, exchange="alltoall", **common),
-    "nuqsgd-omega": lambda **common: NUQSGD(bits=8, coding="elias-omega", **common),
+    "nuqsgd-omega": lambda **common: NUQSGD(bits=8, coding="elias-omega", rounding="independent", **common),
     "global-qsgd-l2": lambda **common: GlobalQSGD(bits=8, norm="l2", **common),
-    "global-qsgd-16": lambda **common: GlobalQSGD(bits=16, **common),
+    "global-qsgd-16": lambda **common: GlobalQSGD(bits=16, rounding="independent", **common),
     "global-qsgd-exponential": lambda **common: GlobalQSGD(bits=4, levels="exponential", **common),
 }
 

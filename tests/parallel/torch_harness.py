@@ -27,9 +27,11 @@ VARIANTS: dict[str, Callable[..., hvq.Compressor]] = {
     "qsgdinf": lambda **common: hvq.QSGD(bits=3, norm="max", bucket_size=96, **common),
     "qsgd-elias": lambda **common: hvq.QSGD(bits=4, coding="elias", **common),
     "qsgd-alltoall": lambda **common: hvq.QSGD(bits=4, exchange="alltoall", **common),
-    "nuqsgd-omega": lambda **common: hvq.NUQSGD(bits=8, coding="elias-omega", **common),
+    "nuqsgd-omega": lambda **common: hvq.NUQSGD(
+        bits=8, coding="elias-omega", rounding="independent", **common
+    ),
     "global-qsgd-l2": lambda **common: hvq.GlobalQSGD(bits=8, norm="l2", **common),
-    "global-qsgd-16": lambda **common: hvq.GlobalQSGD(bits=16, **common),
+    "global-qsgd-16": lambda **common: hvq.GlobalQSGD(bits=16, rounding="independent", **common),
     "global-qsgd-exponential": lambda **common: hvq.GlobalQSGD(bits=4, levels="exponential", **common),
 }
 

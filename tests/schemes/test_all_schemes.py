@@ -32,6 +32,7 @@ averaging = [
     *exponential,
     *(QSGD(bits, norm, 64, exchange="alltoall") for bits in (3, 8) for norm in ("l2", "max")),
     *(NUQSGD(bits, norm, 64, exchange="alltoall") for bits in (3, 8) for norm in ("l2", "max")),
+    *(kind(4, "max", bucket_size=64, rounding="independent") for kind in (QSGD, NUQSGD, GlobalQSGD)),
 ]
 COPIES = 4000
 

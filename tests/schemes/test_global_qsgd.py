@@ -41,17 +41,20 @@ def squared_errors(scheme: GlobalQSGD, gradients: np.ndarray, **arguments: bool)
 
 
 @norms
+@pytest.mark.parametrize("rounding", ["joint", "independent"])
 @pytest.mark.parametrize("kind", ["gaussian", "heavy-tailed", "equal", "unequal scales"])
 @pytest.mark.parametrize(("bits", "size"), [(2, 1), (4, 3), (8, 3), (8, 8), (12, 2)])
-def test_error_is_the_exact_one_and_below_both_bounds(kind: str, norm: str, bits: int, size: int) -> None:
-    scheme, gradients = GlobalQSGD(bits, norm, bucket_size=BUCKET), workers(kind, size)
+def test_error_is_the_exact_one_and_below_both_bounds(
+    kind: str, rounding: str, norm: str, bits: int, size: int
+) -> None:
+    scheme, gradients = GlobalQSGD(bits, norm, bucket_size=BUCKET, rounding=rounding), workers(kind, size)
     levels = scheme.levels_for(size)
     errors = squared_errors(scheme, gradients)
     scale = bounds.global_scale(gradients, norm)
-    rounding = BUCKET * (scale * 2.0**-22) ** 2  # float32's own, where a gradient lies on the levels
-    assert_mean(errors, bounds.global_qsgd_error(gradients, levels, norm), rounding)
-    limit = min(bounds.global_qsgd_error_bounds(gradients, levels, norm))
-    assert errors.mean() <= limit * (1 + 6 / math.sqrt(COPIES)) + rounding
+    own = BUCKET * (scale * 2.0**-22) ** 2  # float32's own, where a gradient lies on the levels
+    assert_mean(errors, bounds.global_qsgd_error(gradients, levels, norm, rounding), own)
+    limit = min(bounds.global_qsgd_error_bounds(gradients, levels, norm, rounding))
+    assert errors.mean() <= limit * (1 + 6 / math.sqrt(COPIES)) + own
 
 
 def test_error_falls_with_the_number_of_workers_at_equal_levels() -> None:
@@ -61,7 +64,7 @@ def test_error_falls_with_the_number_of_workers_at_equal_levels() -> None:
     fractions = np.modf(7 * np.abs(gradient[0].astype(np.float64)) / np.abs(gradient).max())[0]
     one = float(np.abs(gradient).max() / 7) ** 2 * (fractions * (1 - fractions)).sum()
     for bits, size in ((4, 1), (5, 2), (6, 4), (7, 8), (8, 16)):
-        scheme = GlobalQSGD(bits, bucket_size=BUCKET)
+        scheme = GlobalQSGD(bits, bucket_size=BUCKET, rounding="independent")
         assert scheme.levels_for(size) == 7
         assert_mean(squared_errors(scheme, np.repeat(gradient, size, axis=0)), one / size)
 
@@ -86,7 +89,7 @@ def test_error_of_served_exponential_levels_is_that_of_independent_draws(
     norm: str, bits: int, size: int
 ) -> None:
     gradients = workers("gaussian", size)[:, :64]
-    scheme = GlobalQSGD(bits, norm, "exponential", 64)
+    scheme = GlobalQSGD(bits, norm, "exponential", 64, "independent")
     rng, s = np.random.default_rng(bits), 2 ** (bits - 1) - 2
     scale = bounds.global_scale(gradients, norm)
     first = draw_exponential(np.tile(gradients / scale, (COPIES, 1, 1)), s, rng)
@@ -110,7 +113,7 @@ def test_error_of_reduced_exponential_levels_is_that_of_independent_draws(
     norm: str, bits: int, size: int
 ) -> None:
     gradients = workers("gaussian", size)[:, :64]
-    scheme = GlobalQSGD(bits, norm, "exponential", 64)
+    scheme = GlobalQSGD(bits, norm, "exponential", 64, "independent")
     rng = np.random.default_rng(bits)
     scale = bounds.global_scale(gradients, norm)
     drawn = draw_exponential(np.tile(gradients / scale, (COPIES, 1, 1)), 2 ** (bits - 1) - 2, rng)

@@ -115,7 +115,7 @@ def aligned(*tensors: torch.Tensor) -> bool:
 
 
 def key_entries(key: Key, start: int) -> Mapping[str, int]:
-    return {"k0": key.k0, "k1": key.k1, "start": start}
+    return {**key._asdict(), "start": start}
 
 
 def float_entry(value: float) -> int:

@@ -14,8 +14,12 @@ NAMES = (
     "momentum",
     "scale",
     "broken",
-    "k0",
+    "k0",  # the words of a key
     "k1",
+    "shift",
+    "addend",
+    "flip",
+    "mirror",
     "start",  # index of the first element in its tensor: it selects the random bits
     "factor",  # bits of a float32
     "second_factor",
@@ -33,6 +37,10 @@ NAMES = (
     BROKEN,
     K0,
     K1,
+    SHIFT,
+    ADDEND,
+    FLIP,
+    MIRROR,
     START,
     FACTOR,
     SECOND_FACTOR,

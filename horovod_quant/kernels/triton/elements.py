@@ -8,7 +8,17 @@ import triton
 import triton.language as tl
 
 from horovod_quant.kernels import keys, layout
-from horovod_quant.kernels.triton.columns import COLUMNS, ELEMENTS, FIRST_BLOCK, K0, K1, START
+from horovod_quant.kernels.triton.columns import (
+    ADDEND,
+    COLUMNS,
+    ELEMENTS,
+    FIRST_BLOCK,
+    FLIP,
+    K0,
+    K1,
+    SHIFT,
+    START,
+)
 
 ROW = tl.constexpr(layout.ROW)
 TILE = tl.constexpr(layout.TILE)
@@ -117,13 +127,19 @@ def write(target, offsets, values, inside, KIND: tl.constexpr):
 
 @triton.jit
 def hash_key(row, first):
-    """What `hash32` needs for the tensor's elements from ``first`` on: two uint32 numbers."""
+    """What `hash32` needs for the tensor's elements from ``first`` on: five uint32 numbers."""
     index = (tl.load(row + START) + first).to(tl.uint32)
-    return index * _WEYL + tl.load(row + K0).to(tl.uint32), tl.load(row + K1).to(tl.uint32)
+    return (
+        index * _WEYL + tl.load(row + K0).to(tl.uint32),
+        tl.load(row + K1).to(tl.uint32),
+        tl.load(row + SHIFT).to(tl.uint32),
+        tl.load(row + ADDEND).to(tl.uint32),
+        tl.load(row + FLIP).to(tl.uint32),
+    )
 
 
 @triton.jit
-def hash32(offsets, k0, k1):
+def hash32(offsets, k0, k1, shift, addend, flip):
     """`horovod_quant.kernels.keys.hash32` of the elements at ``offsets`` behind the first one of `hash_key`."""
     h = offsets.to(tl.uint32) * _WEYL + k0
     h = h ^ (h >> 16)
@@ -131,7 +147,8 @@ def hash32(offsets, k0, k1):
     h = h ^ (h >> 15)
     h = h + k1
     h = h * _MULTIPLIER_2
-    return h ^ (h >> 16)
+    h = h ^ (h >> 16)
+    return ((h << shift) + addend) ^ flip
 
 
 # ---- norms -------------------------------------------------------------------------------------------------------

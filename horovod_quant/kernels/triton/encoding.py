@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from horovod_quant.kernels.triton.columns import NORMS, SOURCE, TARGET
+from horovod_quant.kernels.triton.columns import MIRROR, NORMS, SOURCE, TARGET
 from horovod_quant.kernels.triton.elements import (
     ABS,
     INF_BITS,
@@ -47,7 +47,7 @@ def _encode_sum(
     first = block * (TILES * FIELDS * ROW)
     source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first
     norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32))
-    k0, k1 = hash_key(row, first)
+    k0, k1, shift, addend, flip = hash_key(row, first)
     first_row = (first // ROW).to(tl.int32)
     tile = tl.arange(0, TILES)
     lane = tl.arange(0, ROW)
@@ -57,7 +57,7 @@ def _encode_sum(
         inverse = _inverses(norms, first_row, own, left, BUCKET, LIMIT, WHOLE)
         offsets = own[:, None] * ROW + lane[None, :]
         x = read(source, offsets, below(offsets, left, WHOLE), KIND)
-        digits = uniform_digits(x, inverse, hash32(offsets, k0, k1), LIMIT, FRACTION)
+        digits = uniform_digits(x, inverse, hash32(offsets, k0, k1, shift, addend, flip), LIMIT, FRACTION)
         words = words + (digits.to(tl.uint32, bitcast=True) << (WIDTH * field))
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * ROW)
     used = below(tile * (FIELDS * ROW), left, WHOLE)
@@ -95,8 +95,9 @@ def _encode_codes(
     source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first
     norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32))
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW)
+    mirror = tl.load(row + MIRROR).to(tl.uint32)
     word_rows = ((left + (ROW - 1)) // ROW * BITS + 31) // 32
-    k0, k1 = hash_key(row, first)
+    k0, k1, shift, addend, flip = hash_key(row, first)
     first_row = (first // ROW).to(tl.int32)
     tile = tl.arange(0, TILES)
     lane = tl.arange(0, ROW)
@@ -106,9 +107,9 @@ def _encode_codes(
         inverse = _inverses(norms, first_row, own, left, BUCKET, LIMIT, WHOLE)
         offsets = own[:, None] * ROW + lane[None, :]
         x = read(source, offsets, below(offsets, left, WHOLE), KIND)
-        h = hash32(offsets, k0, k1)
+        h = hash32(offsets, k0, k1, shift, addend, flip)
         if EXPONENTIAL:
-            digits = exponential_digits(x, inverse, h, BITS)
+            digits = exponential_digits(x, inverse, h, mirror, BITS)
         else:
             digits = uniform_digits(x, inverse, h, LIMIT, FRACTION)
         sign = (digits < 0).to(tl.uint32) << (BITS - 1)
@@ -143,11 +144,13 @@ def uniform_digits(x, inverse, h, LIMIT: tl.constexpr, FRACTION: tl.constexpr):
 
 
 @triton.jit
-def exponential_digits(x, inverse, h, BITS: tl.constexpr):
+def exponential_digits(x, inverse, h, mirror, BITS: tl.constexpr):
     TOP: tl.constexpr = 2 ** (BITS - 1) - 1
     SMALLEST: tl.constexpr = (128 - TOP) << 23
     STEPS: tl.constexpr = 2.0 ** (TOP - 1 + 24)
-    magnitude = tl.minimum((x * inverse).to(tl.int32, bitcast=True) & ABS, ONE_BITS)
+    y = (x * inverse).to(tl.int32, bitcast=True)
+    h = tl.where(y < 0, h ^ mirror, h)
+    magnitude = tl.minimum(y & ABS, ONE_BITS)
     index = ((magnitude + (h >> 9).to(tl.int32)) >> 23) - (127 - TOP)
     if TOP < 127:
         value = tl.minimum(magnitude, SMALLEST).to(tl.float32, bitcast=True)

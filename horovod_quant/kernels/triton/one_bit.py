@@ -67,8 +67,10 @@ def _binarize(
     tl.store(momentum_at + offsets, momentum, mask=inside)
     tl.store(scale_at + offsets, scale, mask=inside)
 
-    k0, k1 = hash_key(row, first)
-    draw = (hash32(offsets, k0, k1).to(tl.int32, bitcast=True) >> 8).to(tl.float32) * _STEP
+    k0, k1, shift, addend, flip = hash_key(row, first)
+    draw = (hash32(offsets, k0, k1, shift, addend, flip).to(tl.int32, bitcast=True) >> 8).to(
+        tl.float32
+    ) * _STEP
     width = tl.where(scale >= _TINY, scale, 1.0)
     _store_bits((draw * width < momentum) & inside, row, block, left, TILES, WHOLE)
     flags = tl.load(row + BROKEN).to(tl.pointer_type(tl.int8)) + block * TILES
@@ -94,8 +96,8 @@ def vote(
     for worker in range(WORKERS):
         words = tl.load(pointers + worker).to(tl.pointer_type(tl.uint32)) + block * (TILES * ROW)
         ones = ones + ((tl.load(words + at, mask=inside, other=0) >> number) & 1)
-    k0, k1 = hash_key(row, first)
-    draw = (hash32(offsets, k0, k1) >> (32 - FRACTION)) * WORKERS
+    k0, k1, shift, addend, flip = hash_key(row, first)
+    draw = (hash32(offsets, k0, k1, shift, addend, flip) >> (32 - FRACTION)) * WORKERS
     _store_bits(draw < (ones << FRACTION), row, block, left, TILES, WHOLE=False)
 
 

@@ -482,6 +482,46 @@ def test_vote_and_signs(way: Callable, tile_count: int, workers: int, dtype: Any
 # ---- keys
 
 
+def joint_keys() -> list[Key]:
+    """Of both workers of a pair, and of the third of three."""
+    chain = keys.KeyChain(3, "w")
+    return [chain.joint("worker", 5, rank, size) for rank, size in ((0, 2), (3, 8), (2, 3))]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_joint_rounding(way: Callable, dtype: Any) -> None:
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal(3000).astype(np.float32)
+    x[:6] = [0.0, -0.0, np.nan, -np.inf, 1e-40, -1e-40]
+    x = x.astype(dtype)
+
+    def rounded(backend, out, x):
+        norms = backend.bucket_maxima(x[64:], 64)
+        norms = backend.concatenate([np.float32([np.inf]), norms])
+        return [
+            found
+            for key in joint_keys()
+            for found in (
+                backend.round_uniform(x, norms, 64, 7, key),
+                backend.encode_uniform_sum(x, norms, 64, 31, 8, key, 64),
+                backend.encode_exponential(x, norms, 64, 4, key),
+                backend.round_exponential(x, norms, 64, 8, key),
+            )
+        ]
+
+    assert_same(way, rounded, x)
+
+
+@pytest.mark.parametrize("rank", range(5))
+def test_joint_keys_of_tensors(way: Callable, rank: int) -> None:
+    plain, chain = keys.KeyChain(5, "w"), kernels.KeyChain(5, "w")
+    joint = way(lambda step: chain.joint("worker", step, rank, 5)[:2])
+    for step in (0, 2**40):
+        expected = plain.joint("worker", step, rank, 5)
+        assert tuple(map(int, joint(tf.constant(step, tf.int64)))) == expected[:2]
+        assert chain.joint("worker", tf.constant(step, tf.int64), rank, 5)[2:] == expected[2:]
+
+
 @pytest.mark.parametrize("seed", [0, -1, 2**70 + 3])
 def test_keys_of_tensors(way: Callable, seed: int) -> None:
     plain, chain = keys.KeyChain(seed, "layer/weight"), kernels.KeyChain(seed, "layer/weight")
@@ -519,6 +559,8 @@ def test_hash(way: Callable) -> None:
         found = []
         for start, count in ((0, 0), (0, 1), (37, 100), (2**32 - 50, 100), (2**40, 5)):
             found += [hash32(start, count, key), hash32(start, count, KEY)]
+            found += [hash32(start, count, joint) for joint in joint_keys()]
+            found += [hash32(start, count, key._replace(shift=1, addend=7, flip=keys.ALL_ONES))]
         return found
 
     assert_same(way, hashes, np.uint32(0xFFFFFFFF), np.uint32(0xFEDCBA98))

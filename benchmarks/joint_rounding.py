@@ -1,0 +1,58 @@
+"""What joint rounding leaves of the error, by method, number of workers, and how much their gradients have in common.
+
+Simulated, with Gaussian gradients: a worker's is ``sqrt(rho) common + sqrt(1 - rho) own``. The error is
+``||average - exact||^2 / ||exact||^2``, with independent and with joint rounding.
+
+    python benchmarks/joint_rounding.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from horovod_quant import methods, simulator
+
+METHODS = ("global-qsgd-8", "qsgdinf-4", "nuqsgd-4", "qsgdinf-alltoall-4", "global-qsgd-exp-4")
+SIZES = (2, 3, 4, 5, 8, 16)
+CORRELATIONS = (0.0, 0.5, 1.0)
+
+
+def gradients(size: int, rho: float, elements: int) -> np.ndarray:
+    rng = np.random.default_rng(size)
+    own = rng.standard_normal((size, elements))
+    return math.sqrt(rho) * rng.standard_normal(elements) + math.sqrt(1 - rho) * own
+
+
+def errors(method: str, size: int, rho: float, elements: int) -> tuple[float, float]:
+    """With independent and with joint rounding."""
+    scheme: Any = methods.parse(method).scheme()
+    given = gradients(size, rho, elements)
+    independent, joint = (
+        simulator.run(replace(scheme, rounding=rounding), given).error
+        for rounding in ("independent", "joint")
+    )
+    return independent, joint
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Show what joint rounding leaves of the error.")
+    parser.add_argument("--elements", type=int, default=2**17, help="of a gradient")
+    arguments = parser.parse_args()
+    print("| method | " + " | ".join(f"n = {size}" for size in SIZES) + " |")
+    print("| --- |" + " --- |" * len(SIZES))
+    for method in METHODS:
+        for rho in CORRELATIONS:
+            cells = []
+            for size in SIZES:
+                independent, joint = errors(method, size, rho, arguments.elements)
+                cells.append(f"{independent:.2g}, {joint:.2g}")
+            print(f"| `{method}`, {rho:g} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

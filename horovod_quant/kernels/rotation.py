@@ -1,0 +1,198 @@
+"""EDEN's kernels in numpy, the specification: a random rotation, Lloyd-Max levels for a Gaussian, one scale a bucket.
+
+DRIVE (Vargaftik et al., NeurIPS 2021) for one bit, EDEN (Vargaftik et al., ICML 2022) for more. A bucket is a tile of
+1,024 elements, and has less only at a tensor's end: there zeros fill it up to a power of two from 32 on.
+
+1. *Range*: ``x`` times the power of two that brings the largest magnitude to 1 .. 2 (for the largest floats to 2 .. 4),
+   so that no sum overflows.
+2. *Rotation*: ``z = H D2 H D1 x``. D1 and D2 are random signs, H the Walsh-Hadamard transform without a factor: stages
+   h = 1, 2, 4, ..., each of which makes ``(a + b, a - b)`` of elements at a distance of h, in float32. Two rounds,
+   because one is biased where few elements of a bucket are not zero.
+3. *Levels*: with d elements, ``z / sqrt(d ||x||^2)`` is all but normally distributed. A coordinate's code is its sign
+   (a zero of either sign counts as positive) and the number of thresholds that its magnitude exceeds; one on a
+   threshold belongs to the lower level.
+4. *Scale*: ``||x||^2 / <z, q>``, q the coordinates' levels; this makes ``scale * (H D2 H D1)^T q`` unbiased over the
+   rotations. Sums are float64's, row by row into 32 lanes, then a tree over the lanes.
+
+A bucket whose largest magnitude is below 2^-96 counts as zeros and has scale 0, one that is not finite has scale NaN;
+both have codes 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from horovod_quant.kernels.keys import Key, hash32
+from horovod_quant.kernels.layout import ROW, TILE, ceil_div
+from horovod_quant.kernels.reference import (
+    MIN_NORM,
+    _store,
+    as_float32,
+    bucket_maxima,
+    pack_codes,
+    store_float32,
+    unpack_codes,
+)
+
+LEVELS: dict[int, tuple[float, ...]] = {
+    1: (0.7978846,),
+    2: (0.4527800, 1.5104176),
+    3: (0.2450942, 0.7560053, 1.3439093, 2.1519457),
+    4: (0.1283950, 0.3880483, 0.6567591, 0.9423405, 1.2562312, 1.6180464, 2.0690172, 2.7325896),
+}
+"""The positive levels of each number of bits; the others are their negatives."""
+
+THRESHOLDS: dict[int, tuple[float, ...]] = {
+    1: (),
+    2: (0.9815988,),
+    3: (0.5005497, 1.0499573, 1.7479275),
+    4: (0.2582217, 0.5224037, 0.7995498, 1.0992858, 1.4371388, 1.8435318, 2.4008034),
+}
+"""The boundaries between positive levels."""
+
+DISTORTIONS = {1: 0.363380, 2: 0.117482, 3: 0.034548, 4: 0.009501}
+"""D, the squared error of the levels for a normal variable of variance 1; ``D / (1 - D)`` is that of the kernels."""
+
+_LARGEST_SHIFT = 126  # 2^-127 is no normal number
+
+
+def rotated_elements(elements: int) -> int:
+    """How many coordinates that many elements have."""
+    rest = elements % TILE
+    return elements - rest + (max(ROW, 1 << (rest - 1).bit_length()) if rest else 0)
+
+
+def encode_rotated(
+    x: np.ndarray,
+    bits: int,
+    key: Key,
+    start: int = 0,
+    out: np.ndarray | None = None,
+    scales: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rotates, and rounds to levels.
+
+    Args:
+        x: flat, of a gradient's types.
+        bits: of a code, 1 to 4.
+        key: selects the signs; each rounding needs its own.
+        start: index of the first element, a multiple of 1,024.
+        out, scales: where the results shall be.
+
+    Returns:
+        The codes, packed (int32 words), and the buckets' scales (float32).
+    """
+    _check_bits(bits)
+    words, found = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
+    for values, first in _grids(as_float32(x), start):
+        codes, own_scales = _encoded(values, bits, key, first)
+        words.append(pack_codes(codes, bits))
+        found.append(own_scales)
+    return _store(np.concatenate(words), out), _store(np.concatenate(found), scales)
+
+
+def decode_rotated(
+    words: np.ndarray, scales: np.ndarray, bits: int, key: Key, factor: float, out: np.ndarray, start: int = 0
+) -> np.ndarray:
+    """Writes the decoded elements times ``factor``; undoes `encode_rotated` with the same key and start."""
+    _check_bits(bits)
+    codes = unpack_codes(words, bits, rotated_elements(len(out)))
+    units = scales * np.float32(factor)
+    if len(scales) < ceil_div(len(out), TILE):
+        raise ValueError(
+            f"scales: {len(scales)} scales for {len(out)} elements; {ceil_div(len(out), TILE)} are needed"
+        )
+    decoded = [np.zeros(0, np.float32)]
+    position = 0
+    for values, first in _grids(np.zeros(len(out), np.float32), start):
+        count, size = values.shape
+        own = codes[position : position + count * size].reshape(count, size)
+        at = position // TILE
+        levels = _transformed(level_values(own, bits)) * _signs(count, size, key, first, 1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            restored = (
+                _transformed(levels) * _signs(count, size, key, first, 0) * units[at : at + count, None]
+            )
+        decoded.append(restored.reshape(-1))
+        position += count * size
+    return store_float32(np.concatenate(decoded)[: len(out)], out)
+
+
+def level_values(codes: np.ndarray, bits: int) -> np.ndarray:
+    """The levels of sign-and-magnitude codes, float32."""
+    magnitudes = np.array(LEVELS[bits], np.float32)[codes & np.uint32((1 << (bits - 1)) - 1)]
+    return np.where(codes >> np.uint32(bits - 1), -magnitudes, magnitudes)
+
+
+def _grids(x: np.ndarray, start: int) -> list[tuple[np.ndarray, int]]:
+    """The whole buckets, and the last one if it is not whole, by bucket; and the index of the first element of each."""
+    whole = len(x) // TILE * TILE
+    found = [(x[:whole].reshape(-1, TILE), start)] if whole else []
+    if whole < len(x):
+        last = np.zeros(rotated_elements(len(x)) - whole, np.float32)
+        last[: len(x) - whole] = x[whole:]
+        found.append((last[None, :], start + whole))
+    return found
+
+
+def _encoded(x: np.ndarray, bits: int, key: Key, first: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of all coordinates of buckets, flat, and the buckets' scales."""
+    count, size = x.shape
+    maxima = bucket_maxima(x.reshape(-1), size)[:count]
+    usable = (maxima >= MIN_NORM) & (maxima < np.inf)
+    x = np.where(usable[:, None], x, np.float32(0))
+    exponents = (maxima.view(np.int32) >> 23) - 127
+    shift = np.where(usable, np.minimum(exponents, _LARGEST_SHIFT), 0).astype(np.int32)
+    x = x * np.ldexp(np.float32(1), -shift)[:, None]
+
+    z = _transformed(x * _signs(count, size, key, first, 0))
+    z = _transformed(z * _signs(count, size, key, first, 1))
+    squares = _lane_sums(x, x)
+    unit = np.sqrt(squares * size).astype(np.float32)
+    magnitudes = np.abs(z)
+    codes = np.zeros((count, size), np.uint32)
+    for threshold in THRESHOLDS[bits]:
+        codes += magnitudes > (np.float32(threshold) * unit)[:, None]
+    codes |= (z < 0).astype(np.uint32) << np.uint32(bits - 1)
+
+    products = _lane_sums(z, level_values(codes, bits))
+    scales = np.ldexp(squares / np.where(usable, products, 1), shift).astype(np.float32)
+    scales = np.where(usable, scales, np.where(maxima < np.inf, np.float32(0), np.float32(np.nan)))
+    return codes.reshape(-1), scales
+
+
+def _transformed(values: np.ndarray) -> np.ndarray:
+    """The Walsh-Hadamard transform of each row."""
+    count, size = values.shape
+    h = 1
+    while h < size:
+        pairs = values.reshape(count, size // (2 * h), 2, h)
+        a, b = pairs[:, :, 0], pairs[:, :, 1]
+        values = np.stack([a + b, a - b], axis=2).reshape(count, size)
+        h *= 2
+    return values
+
+
+def _signs(count: int, size: int, key: Key, first: int, number: int) -> np.ndarray:
+    """+-1 for each element. Bit i of hash ``2 r + number`` is set where element i of the tensor's row r is negated."""
+    rows = hash32(2 * (first // ROW), 2 * count * (size // ROW), key)[number::2]
+    bits = rows[:, None] >> np.arange(ROW, dtype=np.uint32) & np.uint32(1)
+    return (np.float32(1) - np.float32(2) * bits.astype(np.float32)).reshape(count, size)
+
+
+def _lane_sums(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The sum of each row's products, float64: 32 elements after another into 32 lanes, then a tree over the lanes."""
+    grid = (a.astype(np.float64) * b.astype(np.float64)).reshape(len(a), -1, ROW)
+    lanes = np.zeros((len(a), ROW), np.float64)
+    for row in range(grid.shape[1]):
+        lanes += grid[:, row]
+    half = ROW // 2
+    while half:
+        lanes = lanes[:, :half] + lanes[:, half : 2 * half]
+        half //= 2
+    return lanes[:, 0]
+
+
+def _check_bits(bits: int) -> None:
+    if bits not in LEVELS:
+        raise ValueError(f"bits={bits!r}: use 1 to 4")

@@ -1,0 +1,187 @@
+"""EDEN's kernels: against models, and by what they promise for every distribution."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from helpers import assert_mean, assert_unbiased, gaussian, heavy_tailed, same_bits
+
+from horovod_quant.kernels import rotation
+from horovod_quant.kernels.keys import Key, KeyChain, hash32
+from horovod_quant.kernels.layout import TILE, code_words
+
+KEY = Key(0x12345678, 0x9ABCDEF0)
+every_width = pytest.mark.parametrize("bits", [1, 2, 3, 4])
+
+
+def decoded(x: np.ndarray, bits: int, key: Key = KEY, factor: float = 1.0) -> np.ndarray:
+    words, scales = rotation.encode_rotated(x, bits, key)
+    return rotation.decode_rotated(words, scales, bits, key, factor, np.empty(len(x), x.dtype))
+
+
+# ---- tables
+
+
+@every_width
+def test_levels_are_those_of_lloyds_iteration(bits: int) -> None:
+    normal = NormalDist()
+
+    def density(t: float) -> float:
+        return 0.0 if math.isinf(t) else normal.pdf(t)
+
+    levels = list(rotation.LEVELS[bits])
+    for _ in range(3000):
+        edges = [0.0, *((a + b) / 2 for a, b in zip(levels, levels[1:])), math.inf]
+        masses = [normal.cdf(high) - normal.cdf(low) for low, high in zip(edges, edges[1:])]
+        levels = [(density(low) - density(high)) / mass for low, high, mass in zip(edges, edges[1:], masses)]
+    assert levels == pytest.approx(rotation.LEVELS[bits], abs=2e-7)
+    assert edges[1:-1] == pytest.approx(rotation.THRESHOLDS[bits], abs=2e-7)
+    # E q^2 = E x q at the optimum, so D = 1 - E q^2.
+    assert 1 - 2 * sum(m * q * q for m, q in zip(masses, levels)) == pytest.approx(
+        rotation.DISTORTIONS[bits], abs=1e-6
+    )
+
+
+# ---- models
+
+
+def scalar_transform(values: list) -> list:
+    h = 1
+    while h < len(values):
+        for i in range(0, len(values), 2 * h):
+            for j in range(i, i + h):
+                a, b = values[j], values[j + h]
+                values[j], values[j + h] = a + b, a - b
+        h *= 2
+    return values
+
+
+@pytest.mark.parametrize("elements", [1, 31, 32, 33, 500, 1024])
+@every_width
+def test_encoding_is_the_scalar_model(elements: int, bits: int) -> None:
+    x = heavy_tailed(elements, elements)
+    size = rotation.rotated_elements(elements)
+    words, scales = rotation.encode_rotated(x, bits, KEY, 5 * TILE)
+    exponent = math.floor(math.log2(np.abs(x).max()))
+    values = [np.float32(v * 2.0**-exponent) for v in (*x, *[0.0] * (size - elements))]
+    squares = sum(float(v) ** 2 for v in values)
+    for number in (0, 1):
+        for i in range(size):
+            bit = int(hash32(2 * (5 * TILE // 32 + i // 32) + number, 1, KEY)[0]) >> i % 32 & 1
+            values[i] = -values[i] if bit else values[i]
+        values = scalar_transform(values)
+    unit = np.float32(math.sqrt(squares * size))
+    codes, product = [], 0.0
+    for value in values:
+        index = sum(bool(abs(value) > np.float32(t) * unit) for t in rotation.THRESHOLDS[bits])
+        codes.append(index | int(value < 0) << (bits - 1))
+        product += abs(float(value)) * float(np.float32(rotation.LEVELS[bits][index]))
+    assert rotation.unpack_codes(words, bits, size).tolist() == codes
+    assert scales.dtype == np.float32
+    assert scales.tolist() == pytest.approx([squares / product * 2.0**exponent], rel=3e-7)
+
+
+def test_lengths() -> None:
+    found = [rotation.rotated_elements(n) for n in (0, 1, 32, 33, 1000, 1024, 1025, 2048, 2100)]
+    assert found == [0, 32, 32, 64, 1024, 1024, 1056, 2048, 2112]
+    for elements in (0, 1, 1025, 2100):
+        words, scales = rotation.encode_rotated(gaussian(0, elements), 3, KEY)
+        assert len(words) == code_words(rotation.rotated_elements(elements), 3)
+        assert len(scales) == -(-elements // TILE)
+
+
+def test_a_bucket_alone_has_the_bits_that_it_has_among_others() -> None:
+    x = heavy_tailed(1, 3 * TILE + 100)
+    everything = decoded(x, 3)
+    words, scales = rotation.encode_rotated(x[TILE:], 3, KEY, TILE)
+    out = np.empty(len(x) - TILE, np.float32)
+    rotation.decode_rotated(words, scales, 3, KEY, 1.0, out, TILE)
+    assert same_bits(out, everything[TILE:])
+
+
+# ---- error
+
+
+def spikes(count: int) -> np.ndarray:
+    x = np.zeros(TILE, np.float32)
+    x[np.arange(count) * 37] = np.arange(count, 0, -1)
+    return x
+
+
+VECTORS = {
+    "gaussian": gaussian(0, TILE),
+    "laplace": np.random.default_rng(1).laplace(size=TILE).astype(np.float32),
+    "t": heavy_tailed(2, TILE),
+    "90% zeros": gaussian(3, TILE) * (np.random.default_rng(3).random(TILE) < 0.1),
+    "one spike": spikes(1),
+    "two spikes": spikes(2),
+    "five spikes": spikes(5),
+    "ten spikes": spikes(10),
+    "short": gaussian(4, 100),
+}
+
+
+@every_width
+@pytest.mark.parametrize("x", VECTORS.values(), ids=VECTORS)
+def test_decoding_is_unbiased_over_rotations_and_its_variance_is_the_widths(x: np.ndarray, bits: int) -> None:
+    """Means by the bound of helpers.py (6e-11 a comparison); the variance, D / (1 - D), is of long Gaussian vectors."""
+    x = x.astype(np.float32)
+    chain = KeyChain(0, "w")
+    samples = np.array([decoded(x, bits, chain.key("worker", step)) for step in range(400)])
+    length = float(np.linalg.norm(x.astype(np.float64)))
+    assert_unbiased(samples, x.astype(np.float64), 4 * length, 1e-6 * length)
+    errors = ((samples - x.astype(np.float64)) ** 2).sum(axis=1) / length**2
+    expected = rotation.DISTORTIONS[bits] / (1 - rotation.DISTORTIONS[bits])
+    # Few coordinates, or few different sums of signs, are not quite Gaussian.
+    assert_mean(errors, expected, (0.3 if len(x) < TILE else 0.06) * expected)
+
+
+# ---- values out of the ordinary
+
+
+@every_width
+def test_zeros_and_what_is_not_finite(bits: int) -> None:
+    x = gaussian(0, 5 * TILE)
+    x[:TILE] = np.where(np.arange(TILE) % 2, -0.0, 0.0)
+    x[2 * TILE + 7], x[4 * TILE] = np.inf, np.nan
+    result = decoded(x, bits).reshape(5, TILE)
+    assert not result[0].any()
+    assert np.isfinite(result[[1, 3]]).all()
+    assert np.isnan(result[[2, 4]]).all()
+
+
+@every_width
+@pytest.mark.parametrize("exponent", [127, 100, -90, -95])
+def test_huge_and_tiny_values_are_as_any_others(bits: int, exponent: int) -> None:
+    x = gaussian(0, TILE)
+    x *= np.float32(1.75) / np.abs(x).max()  # 1.75 * 2^127: close to the largest float
+    words, scales = rotation.encode_rotated(x, bits, KEY)
+    words_of_scaled, scales_of_scaled = rotation.encode_rotated(np.ldexp(x, exponent), bits, KEY)
+    assert same_bits(words_of_scaled, words)
+    assert same_bits(scales_of_scaled, np.ldexp(scales, exponent))
+
+
+@every_width
+def test_buckets_below_the_smallest_norm_are_zeros(bits: int) -> None:
+    x = np.ldexp(np.where(np.arange(TILE) == 5, 1.0, 0.25).astype(np.float32), -96)
+    assert decoded(x, bits).any()
+    assert not decoded(x * np.float32(1 - 2.0**-20), bits).any()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.uint16])
+def test_other_types_are_converted_first_and_last(dtype: type) -> None:
+    wide = heavy_tailed(0, 1500)
+    x = rotation.store_float32(wide, np.empty(1500, dtype))
+    exact = decoded(rotation.as_float32(x), 3)
+    assert same_bits(decoded(x, 3), rotation.store_float32(exact, np.empty(1500, dtype)))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="^bits=5: use 1 to 4"):
+        rotation.encode_rotated(np.ones(5, np.float32), 5, KEY)
+    words, scales = rotation.encode_rotated(np.ones(1025, np.float32), 3, KEY)
+    with pytest.raises(ValueError, match="^scales: 1 scales for 1025 elements; 2 are needed"):
+        rotation.decode_rotated(words, scales[:1], 3, KEY, 1.0, np.empty(1025, np.float32))
