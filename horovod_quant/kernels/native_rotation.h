@@ -72,8 +72,8 @@ INLINE void stages_between(Floats* values, i64 count) {
     for (i64 i = 0; i < h; i++) butterfly(values[i], values[i + h]);
 }
 
-// Of the elements of a row, the sign bit where the row's hash says so.
-INLINE u32 random_sign(u32 hash, i64 lane) { return hash >> lane << 31; }
+// A bit of a word, as a sign bit.
+INLINE u32 sign_at(u32 word, i64 place) { return word >> place << 31; }
 
 struct Signs {
   Random<GENERAL> random;
@@ -85,7 +85,7 @@ struct Signs {
   }
   INLINE void flip(float* RESTRICT values, i64 row, i64 number) const {
     const u32 hash = of(row, number);
-    for (i64 lane = 0; lane < ROW; lane++) values[lane] = float_of(bits_of(values[lane]) ^ random_sign(hash, lane));
+    for (i64 lane = 0; lane < ROW; lane++) values[lane] = float_of(bits_of(values[lane]) ^ sign_at(hash, lane));
   }
 };
 
@@ -139,26 +139,41 @@ INLINE LloydMax lloyd_max(i64 bits) {
   return {bits, LEVELS + (1 << (bits - 1)) - 1, THRESHOLDS + (1 << (bits - 1)) - bits};
 }
 
+// Elements of a table of eight, by the lower bits of the indices of a row.
+INLINE void look_up(const float* table, const u32* RESTRICT indices, float* RESTRICT values) {
+#if !defined(__clang__)
+  if (VECTOR >= 8) {  // a shuffle takes the indices modulo the number of lanes
+    Floats lanes;
+    for (i64 lane = 0; lane < VECTOR; lane++) lanes[lane] = table[lane % 8];
+    for (i64 i = 0; i < ROW; i += VECTOR) {
+      Ints own;
+      memcpy(&own, indices + i, sizeof own);
+      const Floats found = __builtin_shuffle(lanes, own);
+      memcpy(values + i, &found, sizeof found);
+    }
+    return;
+  }
+#endif
+  for (i64 lane = 0; lane < ROW; lane++) values[lane] = table[indices[lane] % 8];
+}
+
 // A row's codes, and their levels times the coordinates, added to the lanes.
 template <i64 BITS>
 INLINE void level_row(const float* RESTRICT z, const float* RESTRICT limits, const float* RESTRICT levels,
                       u32* RESTRICT codes, double* RESTRICT lanes) {
   constexpr i64 COUNT = 1 << (BITS - 1);
-  alignas(64) float products[ROW];
+  alignas(64) u32 indices[ROW];
+  alignas(64) float chosen[ROW];
   for (i64 lane = 0; lane < ROW; lane++) {
     const float magnitude = float_of(bits_of(z[lane]) & ABS);
     u32 index = 0;
-    float level = levels[0];
-    for (i64 k = 0; k < COUNT - 1; k++) {
-      const bool above = magnitude > limits[k];
-      index += above;
-      level = above ? levels[k + 1] : level;
-    }
+    for (i64 k = 0; k < COUNT - 1; k++) index += magnitude > limits[k];
+    indices[lane] = index;
     codes[lane] = index | (u32)(z[lane] < 0) << (BITS - 1);
-    products[lane] = level;
   }
+  look_up(levels, indices, chosen);
   for (i64 lane = 0; lane < ROW; lane++)
-    lanes[lane] += (double)float_of(bits_of(z[lane]) & ABS) * (double)products[lane];
+    lanes[lane] += (double)float_of(bits_of(z[lane]) & ABS) * (double)chosen[lane];
 }
 
 template <i64 BITS>
@@ -195,11 +210,12 @@ INLINE void encode_rotated(const void* x, i64 type, i64 count, const Signs& sign
     bucket.round(signs, tile * ROW, 1, size);
 
     const float unit = (float)__builtin_sqrt(squares * (double)size);
-    float limits[8];
+    float limits[8], levels[8];
+    for (i64 k = 0; k < 8; k++) levels[k] = table.levels[k & ((1 << (BITS - 1)) - 1)];
     for (i64 k = 0; k < (1 << (BITS - 1)) - 1; k++) limits[k] = table.thresholds[k] * unit;
     for (double& lane : lanes) lane = 0;
     for (i64 i = 0; i < size; i += ROW) {
-      level_row<BITS>(bucket.values + i, limits, table.levels, codes, lanes);
+      level_row<BITS>(bucket.values + i, limits, levels, codes, lanes);
       packer.put_codes(codes);
     }
     packer.finish();
@@ -227,19 +243,21 @@ KERNEL(void, decode_rotated)(const u32* words, const float* scales, i64 count, i
   Writer out(data, type, count);
   const Signs signs(key, start);
   const LloydMax table = lloyd_max(bits);
-  alignas(64) float levels[16];
-  for (i64 code = 0; code < 1 << bits; code++) {
-    const float level = table.levels[code & ((1 << (bits - 1)) - 1)];
-    levels[code] = code >> (bits - 1) ? -level : level;
-  }
-  const u32 mask = (1u << bits) - 1;
+  float levels[8];
+  for (i64 i = 0; i < 8; i++) levels[i] = table.levels[i & ((1 << (bits - 1)) - 1)];
   for (i64 tile = 0; tile < out.tiles(); tile++) {
     const i64 size = rotated_elements(out.elements(tile));
     CodeFields fields(bits);
     Bucket bucket;
-    for (i64 i = 0; i < size; i += ROW, fields.advance())
-      fields.read_codes(words + tile * bits * ROW, fields.straddles(),
-                        [&](i64 lane, u32 code) { bucket.values[i + lane] = levels[code & mask]; });
+    for (i64 i = 0; i < size; i += ROW, fields.advance()) {
+      out.prefetch_next(tile, i / ROW);
+      alignas(64) u32 codes[ROW];
+      fields.read_codes(words + tile * bits * ROW, fields.straddles(), [&](i64 lane, u32 code) { codes[lane] = code; });
+      float* RESTRICT values = bucket.values + i;
+      look_up(levels, codes, values);
+      for (i64 lane = 0; lane < ROW; lane++)
+        values[lane] = float_of(bits_of(values[lane]) ^ sign_at(codes[lane], bits - 1));
+    }
     bucket.unround(signs, tile * ROW, 1, size);
     bucket.unround(signs, tile * ROW, 0, size);
     const float unit = scales[tile] * factor;
