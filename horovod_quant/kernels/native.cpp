@@ -65,8 +65,11 @@ class DefaultArithmetic {
 }  // namespace
 
 #define ISA baseline
+#define VECTOR_BYTES 16
 #include "native_kernels.h"
 #include "native_elias.h"
+#include "native_rotation.h"
+#undef VECTOR_BYTES
 #undef ISA
 
 #if defined(__x86_64__)
@@ -78,8 +81,11 @@ class DefaultArithmetic {
 #pragma GCC target("avx2,bmi,bmi2")
 #endif
 #define ISA avx2
+#define VECTOR_BYTES 32
 #include "native_kernels.h"
 #include "native_elias.h"
+#include "native_rotation.h"
+#undef VECTOR_BYTES
 #undef ISA
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -91,8 +97,11 @@ class DefaultArithmetic {
 #pragma GCC target("avx2,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #endif
 #define ISA avx512
+#define VECTOR_BYTES 64
 #include "native_kernels.h"
 #include "native_elias.h"
+#include "native_rotation.h"
+#undef VECTOR_BYTES
 #undef ISA
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -103,7 +112,7 @@ class DefaultArithmetic {
 #endif  // __x86_64__
 
 // Changes with every signature, so that native.py does not call a library that was built from other sources.
-EXPORT i64 interface_version() { return 4; }
+EXPORT i64 interface_version() { return 5; }
 
 // Index of the best instruction set this processor has: 0 baseline, 1 AVX2, 2 AVX-512.
 EXPORT i64 best_instruction_set() {

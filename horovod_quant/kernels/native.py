@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from horovod_quant.kernels import clipping, entropy, reference, sums
+from horovod_quant.kernels import clipping, entropy, reference, rotation, sums
 from horovod_quant.kernels.arrays import (
     TILES_AT_A_TIME,
     assemble,
@@ -99,7 +99,7 @@ NAME = "native"
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
-_INTERFACE_VERSION = 4
+_INTERFACE_VERSION = 5
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _GRADIENT = (_POINTER, _INT, _INT)  # data, type, number of elements
@@ -128,6 +128,8 @@ _SIGNATURES = {
     "pack_codes": (_POINTER, _INT, _INT, _POINTER),
     "unpack_sum": (_POINTER, _INT, _INT, _POINTER),
     "unpack_codes": (_POINTER, _INT, _INT, _POINTER),
+    "encode_rotated": (*_GRADIENT, _INT, *_RANDOM, _POINTER, _POINTER),
+    "decode_rotated": (_POINTER, _POINTER, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
     "elias_measure": (_POINTER, _INT, _INT, _INT, _POINTER),
     "elias_encode_codes": (_POINTER, _INT, _INT, _INT, _INT, _POINTER),
     "elias_decode_codes": (_POINTER, _INT, _INT, _INT, _INT, _POINTER),
@@ -567,6 +569,43 @@ def decode_signs(words: np.ndarray, magnitude: float, out: np.ndarray) -> np.nda
     result = _Out(out, len(out), out.dtype)
     _call("decode_signs", _pointer(words), len(out), magnitude, _pointer(result.array), kind)
     return result.done()
+
+
+# ---- rotation ----------------------------------------------------------------------------------------------------
+
+
+def encode_rotated(
+    x: np.ndarray,
+    bits: int,
+    key: Key,
+    start: int = 0,
+    out: np.ndarray | None = None,
+    scales: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    _check_range("bits", bits, 1, 4)
+    kind = _type(x, "x")
+    x = _flat(x, "x")
+    words = _Out(out, code_words(rotation.rotated_elements(len(x)), bits), np.int32)
+    own_scales = _Out(scales, tiles(len(x)), np.float32)
+    _call(
+        "encode_rotated", _pointer(x), kind, len(x), bits, _words(key), start, _pointer(words.array),
+        _pointer(own_scales.array),
+    )  # fmt: skip
+    return words.done(), own_scales.done()
+
+
+def decode_rotated(
+    words: np.ndarray, scales: np.ndarray, bits: int, key: Key, factor: float, out: np.ndarray, start: int = 0
+) -> np.ndarray:
+    _check_range("bits", bits, 1, 4)
+    if len(scales) < tiles(len(out)):
+        raise ValueError(
+            f"scales: {len(scales)} scales for {len(out)} elements; {tiles(len(out))} are needed"
+        )
+    words = _code_words(words, rotation.rotated_elements(len(out)), bits)
+    scales = _input(scales, np.float32, "scales")
+    arguments = (len(out), bits, factor, _words(key), start)
+    return _decode("decode_rotated", _pointer(words), _pointer(scales), arguments, out)
 
 
 # ---- packing -----------------------------------------------------------------------------------------------------
