@@ -198,6 +198,8 @@ class Scheme:
       `Allgather` and `Alltoall` tell; also for gradients without elements, and with a single worker.
     - **A value that is no number** on any worker should reach all of them as NaN, in its part of the gradient.
 
+    Declared in the class, each without a type, for that makes it an argument; the first two are not inherited:
+
     Attributes:
         presets: short names, each with some of the arguments: ``{"qsgdinf": {"norm": "max"}}``. Where a scheme has an
             argument ``bits`` that a preset leaves open, the method's name ends with it: ``qsgdinf-4``. By default one

@@ -84,6 +84,18 @@ def test_a_scheme_whose_name_does_not_tell_enough() -> None:
         methods.parse("demanding")
 
 
+def test_a_scheme_that_is_derived_from_another_has_names_of_its_own() -> None:
+    @horovod_quant.register
+    @dataclass(frozen=True)
+    class Finer(schemes.QSGD):
+        bits: int = 8
+
+    assert methods.families()[-1] == "finer-BITS"
+    assert methods.parse("finer-6").scheme() == Finer(6)
+    assert methods.compared().count("qsgdinf-4") == 1
+    assert Finer.unbiased
+
+
 def test_a_class_that_is_made_again_takes_the_place_of_the_one_before() -> None:
     def make() -> type[Scheme]:
         @horovod_quant.register
@@ -111,6 +123,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (int, TypeError, "int: register a class that is derived from"),
     (Plain(), TypeError, "Plain(share=0.5): register a class"),
     (type("Bare", (Scheme,), {}), TypeError, "Bare: put @dataclass(frozen=True) before the class"),
+    (changed("Compressor"), ValueError, "Compressor: the frontends have a class of that name"),
     (changed("QSGD"), ValueError, "QSGD: horovod_quant.schemes.qsgd has registered a scheme of that name"),
     (changed(presets={"qsgd": {}}), ValueError, "Other.presets: QSGD has 'qsgd' already; use other names"),
     (changed(presets={"Other": {}}), ValueError, "Other.presets: 'Other' is no name; use small letters"),
