@@ -182,8 +182,8 @@ class Scheme:
     - **Arrays are the backend's**: numpy's, or tensors in TensorFlow's graphs and on a GPU. Compute with ``kernels``
       alone, cut with slices, take a length as ``shape[0]``, and the scheme runs everywhere. One that calls numpy itself
       declares ``host_only = True``.
-    - **An answer is this exchange's own** array, valid until the next request. An array that was sent is spent: a
-      transport may add in place. So a request's array must not be memory that is read again.
+    - **An answer is this exchange's own**, and stays as it is until all is decoded. An array that was sent is spent: a
+      transport may add in place, and answer with the same memory. So do not send what is read again.
     - **``out=`` is a place, not a promise.** An encoding kernel given ``out`` (as `kernels.assemble` gives it to what
       fills a part) writes there and returns it; without, or where the backend's arrays cannot be written to, it returns
       another array. Use what is returned. A decoding kernel always needs the ``out`` that `Decoded.write` was given, or
