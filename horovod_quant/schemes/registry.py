@@ -78,6 +78,9 @@ def check(scheme_class: Any) -> None:
     name = scheme_class.__name__
     if not getattr(getattr(scheme_class, "__dataclass_params__", None), "frozen", False):
         raise TypeError(f"{name}: put @dataclass(frozen=True) before the class")
+    for needed in ("collectives", "begin"):
+        if getattr(scheme_class, needed) is getattr(Scheme, needed):
+            raise TypeError(f"{name}.{needed}: define it, see horovod_quant.schemes.base.Scheme")
     if name == "Compressor":
         raise ValueError(f"{name}: the frontends have a class of that name; rename it")
     names = argument_names(scheme_class)
