@@ -41,7 +41,7 @@ class Classes:
         """The class of that name, for a module's ``__getattr__``.
 
         Raises:
-            AttributeError: no scheme has that name.
+            AttributeError: no scheme has that name, or it needs an optimizer that this frontend does not have.
         """
         scheme_class = None if name.startswith("_") else registry.find(name)
         if scheme_class is None:
@@ -59,16 +59,12 @@ class Classes:
         return [scheme_class.__name__ for scheme_class in registry.registered()]
 
     def base_of(self, scheme_class: type[Scheme]) -> type:
-        """What a scheme's class is derived from.
-
-        Raises:
-            TypeError: it needs an optimizer that this frontend does not have.
-        """
+        """What a scheme's class is derived from."""
         wanted = scheme_class.own_optimizer
         if wanted is None:
             return self._base
         if wanted not in self._with_optimizer:
-            raise TypeError(
+            raise AttributeError(
                 f"{scheme_class.__name__}: it needs the optimizer {wanted}, which {self._module} does not have"
             )
         return self._with_optimizer[wanted]
@@ -113,21 +109,22 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
                 found[parameter.name] = parameter.replace(
                     annotation=hints.get(parameter.name, parameter.annotation)
                 )
-    first = [found.pop("scheme")]
+    own = [found.pop("scheme")]
     if scheme_class is not None:
         hints = _hints(scheme_class)
-        first = [
+        own = [
             Parameter(
                 field.name,
-                Parameter.POSITIONAL_OR_KEYWORD,
+                Parameter.KEYWORD_ONLY
+                if getattr(field, "kw_only", False)
+                else Parameter.POSITIONAL_OR_KEYWORD,
                 default=_default(field),
                 annotation=hints.get(field.name, field.type),
             )
             for field in _fields(scheme_class)
         ]
-    by_place = [each for each in found.values() if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
-    by_name = [each for each in found.values() if each.kind is Parameter.KEYWORD_ONLY]
-    return Signature([*first, *by_place, *by_name], return_annotation=None)
+    parameters = sorted([*own, *found.values()], key=lambda each: each.kind)
+    return Signature(parameters, return_annotation=None)
 
 
 def _written_signature(constructor: Any) -> Signature:

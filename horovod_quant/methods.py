@@ -60,7 +60,7 @@ def families() -> list[str]:
 
 def compared() -> list[str]:
     """The names of those that are compared where nobody has chosen."""
-    return [NONE, FP16, *(name for kind in registry.registered() for name in kind.compared)]
+    return [NONE, FP16, *(name for kind in registry.registered() for name in registry.compared_of(kind))]
 
 
 def examples() -> dict[str, Scheme]:

@@ -198,21 +198,24 @@ class Scheme:
     - **Arrays are the backend's**: numpy's, or tensors in TensorFlow's graphs and on a GPU. Compute with ``kernels``
       alone, cut with slices, take a length as ``shape[0]``, and the scheme runs everywhere. One that calls numpy itself
       declares ``host_only = True``.
-    - **An answer is this exchange's own** array, valid until the exchange is over. An array that was sent is spent: a
-      transport may add in place. So a request's array must not be memory that is read again.
+    - **An answer is this exchange's own**, and stays as it is until all is decoded. An array that was sent is spent: a
+      transport may add in place, and answer with the same memory. So do not send what is read again.
     - **``out=`` is a place, not a promise.** An encoding kernel given ``out`` (as `kernels.assemble` gives it to what
       fills a part) writes there and returns it; without, or where the backend's arrays cannot be written to, it returns
       another array. Use what is returned. A decoding kernel always needs the ``out`` that `Decoded.write` was given, or
       one of ``kernels.target``, and what it returns is the result: return it, too.
     - **Random bits come from keys alone**: ``gradient.keys.key(stage, gradient.step, rank)`` for what this worker
-      rounds by itself; without a rank for what any worker might round, and all must round alike. One key for one
-      rounding: another stage's text gives other bits. Draw from nothing else, or runs cannot be repeated.
+      rounds by itself, or `worker_key`, by which the workers' errors cancel each other in part; without a rank for
+      what any worker might round, and all must round alike. One key for one rounding: another stage's text gives
+      other bits. Draw from nothing else, or runs cannot be repeated.
     - **``gradient.start``** is the number of the first element in the whole tensor, not 0 where an exchange is
       hierarchical. Kernels that draw bits take it; then the result does not depend on who computes which part. The
       number is a multiple of the scheme's ``bucket_size``, if it has one, and of 1,024.
     - **Every worker makes the same requests**, those of `collectives` in that order, with arrays of the lengths that
       `Allgather` and `Alltoall` tell; also for gradients without elements, and with a single worker.
     - **A value that is no number** on any worker should reach all of them as NaN, in its part of the gradient.
+
+    Declared in the class, each without a type, for that makes it an argument; the first two are not inherited:
 
     Attributes:
         presets: short names, each with some of the arguments: ``{"qsgdinf": {"norm": "max"}}``. Where a scheme has an

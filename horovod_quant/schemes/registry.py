@@ -78,6 +78,11 @@ def check(scheme_class: Any) -> None:
     name = scheme_class.__name__
     if not getattr(getattr(scheme_class, "__dataclass_params__", None), "frozen", False):
         raise TypeError(f"{name}: put @dataclass(frozen=True) before the class")
+    for needed in ("collectives", "begin"):
+        if getattr(scheme_class, needed) is getattr(Scheme, needed):
+            raise TypeError(f"{name}.{needed}: define it, see horovod_quant.schemes.base.Scheme")
+    if name == "Compressor":
+        raise ValueError(f"{name}: the frontends have a class of that name; rename it")
     names = argument_names(scheme_class)
     for argument in names:
         if argument in _OF_COMPRESSORS:
@@ -94,7 +99,7 @@ def check(scheme_class: Any) -> None:
             if argument not in names:
                 usable = ", ".join(names) or "nothing (it takes none)"
                 raise ValueError(f"{name}.presets[{family!r}]: no argument {argument!r}; use {usable}")
-    for method in scheme_class.compared:
+    for method in compared_of(scheme_class):
         if not any(re.fullmatch(f"{family}(-[0-9]+)?", method) for family in families_of(scheme_class)):
             raise ValueError(
                 f"{name}.compared: {method!r} is none of its methods; its short names are in presets"
@@ -102,9 +107,17 @@ def check(scheme_class: Any) -> None:
 
 
 def families_of(scheme_class: type[Scheme]) -> dict[str, dict[str, Any]]:
-    """The scheme's short names with their arguments; one that declares none has its own name in small letters."""
-    presets = scheme_class.presets or {scheme_class.__name__.lower(): {}}
+    """The scheme's short names with their arguments; one that declares none has its own name in small letters.
+
+    What it inherits are another's names.
+    """
+    presets = vars(scheme_class).get("presets") or {scheme_class.__name__.lower(): {}}
     return {family: dict(preset) for family, preset in presets.items()}
+
+
+def compared_of(scheme_class: type[Scheme]) -> list[str]:
+    """Full names of those methods that are compared when nobody has chosen."""
+    return list(vars(scheme_class).get("compared", ()))
 
 
 def registered() -> list[type[Scheme]]:

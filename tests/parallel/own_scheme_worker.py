@@ -104,7 +104,6 @@ def with_tensorflow() -> None:
     def hierarchical(**arguments: Any) -> Any:
         return own(hierarchical=True, **arguments)
 
-    scenarios.keras_fit(make)
     for each in (make, in_operations, hierarchical):
         scenarios.tape_in_a_function(each)
     scenarios.overrides_and_excluded(make)

@@ -27,13 +27,22 @@ def as_before() -> Iterator[None]:
     registry._registered.update(before)
 
 
+class Sending(Scheme):
+    """What a scheme needs."""
+
+    collectives = ()
+
+    def begin(self, gradients: Any, workers: Any, kernels: Any) -> Any:
+        yield from ()
+
+
 @dataclass(frozen=True)
-class Plain(Scheme):
+class Plain(Sending):
     share: float = 0.5
 
 
 @dataclass(frozen=True)
-class Named(Scheme):
+class Named(Sending):
     bits: int = 4
     mode: str = "a"
 
@@ -76,7 +85,7 @@ def test_names_and_their_bits() -> None:
 def test_a_scheme_whose_name_does_not_tell_enough() -> None:
     @horovod_quant.register
     @dataclass(frozen=True)
-    class Demanding(Scheme):
+    class Demanding(Sending):
         share: float
 
     assert "demanding" not in methods.examples()
@@ -84,11 +93,23 @@ def test_a_scheme_whose_name_does_not_tell_enough() -> None:
         methods.parse("demanding")
 
 
+def test_a_scheme_that_is_derived_from_another_has_names_of_its_own() -> None:
+    @horovod_quant.register
+    @dataclass(frozen=True)
+    class Finer(schemes.QSGD):
+        bits: int = 8
+
+    assert methods.families()[-1] == "finer-BITS"
+    assert methods.parse("finer-6").scheme() == Finer(6)
+    assert methods.compared().count("qsgdinf-4") == 1
+    assert Finer.unbiased
+
+
 def test_a_class_that_is_made_again_takes_the_place_of_the_one_before() -> None:
     def make() -> type[Scheme]:
         @horovod_quant.register
         @dataclass(frozen=True)
-        class Again(Scheme):
+        class Again(Sending):
             pass
 
         return Again
@@ -98,7 +119,7 @@ def test_a_class_that_is_made_again_takes_the_place_of_the_one_before() -> None:
 
 
 @dataclass(frozen=True)
-class _Base(Scheme):
+class _Base(Sending):
     share: float = 0.5
 
 
@@ -110,7 +131,9 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (5, TypeError, "5: register a class that is derived from"),
     (int, TypeError, "int: register a class that is derived from"),
     (Plain(), TypeError, "Plain(share=0.5): register a class"),
-    (type("Bare", (Scheme,), {}), TypeError, "Bare: put @dataclass(frozen=True) before the class"),
+    (type("Bare", (Sending,), {}), TypeError, "Bare: put @dataclass(frozen=True) before the class"),
+    (dataclass(frozen=True)(type("Idle", (Scheme,), {})), TypeError, "Idle.collectives: define it, see"),
+    (changed("Compressor"), ValueError, "Compressor: the frontends have a class of that name"),
     (changed("QSGD"), ValueError, "QSGD: horovod_quant.schemes.qsgd has registered a scheme of that name"),
     (changed(presets={"qsgd": {}}), ValueError, "Other.presets: QSGD has 'qsgd' already; use other names"),
     (changed(presets={"Other": {}}), ValueError, "Other.presets: 'Other' is no name; use small letters"),
@@ -130,14 +153,14 @@ def test_what_cannot_be_registered(given: Any, kind: type[Exception], message: s
 
 def test_fields_that_would_be_mixed_up() -> None:
     @dataclass(frozen=True)
-    class Seeded(Scheme):
+    class Seeded(Sending):
         seed: int = 0
 
     with pytest.raises(ValueError, match="Seeded.seed: compressors have an argument of that name; rename"):
         horovod_quant.register(Seeded)
 
     @dataclass(frozen=True)
-    class Typed(Scheme):
+    class Typed(Sending):
         host_only: bool = True  # type: ignore[misc]
 
     with pytest.raises(TypeError, match="Typed.host_only: declare it without a type, or it is an argument"):
@@ -148,13 +171,32 @@ def test_fields_that_are_no_values_are_refused() -> None:
     frontend = pytest.importorskip("horovod_quant.torch")
 
     @dataclass(frozen=True)
-    class Listed(Scheme):
+    class Listed(Sending):
         layers: Any = field(default_factory=list)
 
     with pytest.raises(ValueError, match="unhashable type: 'list'; give it tuples and numbers"):
         frontend.Compressor(Listed())
     with pytest.raises(TypeError, match="Bare: put @dataclass.frozen=True. before the class"):
-        frontend.Compressor(type("Bare", (Scheme,), {})())
+        frontend.Compressor(type("Bare", (Sending,), {})())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="dataclasses have no kw_only")
+def test_fields_by_name_alone_and_fields_without_defaults() -> None:
+    frontend = pytest.importorskip("horovod_quant.torch")
+
+    @horovod_quant.register
+    @dataclass(frozen=True)
+    class Chosen(Sending):
+        share: float
+        mode: str = field(default="a", kw_only=True)
+
+    made = frontend.Chosen(0.25, mode="b", seed=3)
+    assert (made.policy.scheme, made.seed) == (Chosen(0.25, mode="b"), 3)
+    assert repr(made) == "Chosen(share=0.25, mode='b', seed=3)"
+    with pytest.raises(TypeError, match="Chosen..: missing a required argument: 'share'"):
+        frontend.Chosen()
+    with pytest.raises(TypeError, match="Chosen..: too many positional arguments"):
+        frontend.Chosen(0.25, "b")
 
 
 def test_an_optimizer_that_a_frontend_does_not_have() -> None:
@@ -162,11 +204,12 @@ def test_an_optimizer_that_a_frontend_does_not_have() -> None:
 
     @horovod_quant.register
     @dataclass(frozen=True)
-    class Adaptive(Scheme):
+    class Adaptive(Sending):
         own_optimizer = "OneBitAdam"
 
     with pytest.raises(
-        TypeError, match="Adaptive: it needs the optimizer OneBitAdam, which horovod_quant.torch does not"
+        AttributeError,
+        match="Adaptive: it needs the optimizer OneBitAdam, which horovod_quant.torch does not",
     ):
         frontend.Adaptive  # noqa: B018
 
@@ -178,6 +221,10 @@ from horovod_quant.schemes.base import Scheme
 @dataclass(frozen=True)
 class FromElsewhere(Scheme):
     share: float = 0.5
+    collectives = ()
+
+    def begin(self, gradients, workers, kernels):
+        yield from ()
 """
 ENTRIES = """[horovod_quant.schemes]
 broken = installed_schemes:NoSuchScheme
