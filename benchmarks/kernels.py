@@ -117,6 +117,13 @@ def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
         add(f"decode_exponential, {bits} bits, n = {WORKERS}", k.decode_exponential,
             [words.copy() for _ in range(WORKERS)], [norms] * WORKERS, bucket_size, bits, 0.25, out)  # fmt: skip
 
+    for bits in (1, 2, 3, 4):
+        words, scales = k.encode_rotated(x, bits, own_key)
+        add(f"encode_rotated, {bits} bits", k.encode_rotated,
+            x, bits, own_key, 0, words, scales, targets=(5.0, 2.5))  # fmt: skip
+        add(f"decode_rotated, {bits} bits", k.decode_rotated,
+            words, scales, bits, own_key, 0.25, out, targets=(4.4, 2.2))  # fmt: skip
+
     momentum, scale = np.zeros(elements, np.float32), np.zeros(elements, np.float32)
     signs = np.zeros(tiles(elements) * ROW, np.int32)
     k.binarize(x, momentum, scale, 0.9, own_key, 0, signs)

@@ -83,33 +83,30 @@ struct Signs {
   INLINE u32 of(i64 row, i64 number) const {
     return random.hash((u32)(2 * (first_row + row) + number) * WEYL + random.k0, 0);
   }
-  INLINE void flip(float* RESTRICT values, i64 row, i64 number) const {
-    const u32 hash = of(row, number);
-    for (i64 lane = 0; lane < ROW; lane++) values[lane] = float_of(bits_of(values[lane]) ^ sign_at(hash, lane));
-  }
 };
 
 struct Bucket {
   alignas(64) float values[TILE];
 
-  // Signs, then the transform, of `size` elements whose first row in the array is `row`.
-  INLINE void round(const Signs& signs, i64 row, i64 number, i64 size) {
+  // The transform of `size` elements; before it the signs of that number, whose first row in the array is `row`.
+  template <bool SIGNED>
+  INLINE void transform(const Signs& signs, i64 row, i64 number, i64 size) {
+    Floats* vectors = (Floats*)values;
+    Ints places;
+    for (i64 lane = 0; lane < VECTOR; lane++) places[lane] = 31 - lane;
     for (i64 i = 0; i < size; i += ROW) {
-      signs.flip(values + i, row + i / ROW, number);
-      within(i);
+      const u32 hash = SIGNED ? signs.of(row + i / ROW, number) : 0;
+      for (i64 part = 0; part < ROW / VECTOR; part++) {
+        Floats& own = vectors[i / VECTOR + part];
+        Floats flipped = own;
+        if (SIGNED) {
+          const Ints bits = (Ints{} + (i32)(hash >> part * VECTOR)) << places;
+          flipped = (Floats)((Ints)flipped ^ (bits & (i32)0x80000000));
+        }
+        own = stages_within(flipped);
+      }
     }
-    stages_between((Floats*)values, size / VECTOR);
-  }
-  // The transform, then the signs.
-  INLINE void unround(const Signs& signs, i64 row, i64 number, i64 size) {
-    for (i64 i = 0; i < size; i += ROW) within(i);
-    stages_between((Floats*)values, size / VECTOR);
-    for (i64 i = 0; i < size; i += ROW) signs.flip(values + i, row + i / ROW, number);
-  }
-
- private:
-  INLINE void within(i64 i) {
-    for (Floats* at = (Floats*)(values + i); at < (Floats*)(values + i + ROW); at++) *at = stages_within(*at);
+    stages_between(vectors, size / VECTOR);
   }
 };
 
@@ -206,8 +203,8 @@ INLINE void encode_rotated(const void* x, i64 type, i64 count, const Signs& sign
       for (i64 lane = 0; lane < ROW; lane++) lanes[lane] += (double)values[lane] * (double)values[lane];
     }
     const double squares = tree(lanes);
-    bucket.round(signs, tile * ROW, 0, size);
-    bucket.round(signs, tile * ROW, 1, size);
+    bucket.transform<true>(signs, tile * ROW, 0, size);
+    bucket.transform<true>(signs, tile * ROW, 1, size);
 
     const float unit = (float)__builtin_sqrt(squares * (double)size);
     float limits[8], levels[8];
@@ -258,11 +255,15 @@ KERNEL(void, decode_rotated)(const u32* words, const float* scales, i64 count, i
       for (i64 lane = 0; lane < ROW; lane++)
         values[lane] = float_of(bits_of(values[lane]) ^ sign_at(codes[lane], bits - 1));
     }
-    bucket.unround(signs, tile * ROW, 1, size);
-    bucket.unround(signs, tile * ROW, 0, size);
+    bucket.transform<false>(signs, 0, 0, size);
+    bucket.transform<true>(signs, tile * ROW, 1, size);
     const float unit = scales[tile] * factor;
     float* RESTRICT values = out.tile(tile);
-    for (i64 i = 0; i < size; i++) values[i] = bucket.values[i] * unit;
+    for (i64 i = 0; i < size; i += ROW) {
+      const u32 hash = signs.of(tile * ROW + i / ROW, 0);
+      for (i64 lane = 0; lane < ROW; lane++)
+        values[i + lane] = float_of(bits_of(bucket.values[i + lane]) ^ sign_at(hash, lane)) * unit;
+    }
     out.store(tile);
   }
 }

@@ -626,3 +626,9 @@ def elias_decode_codes(
     """
     digits = entropy.decode(payload, elements, uniform_levels(bits), code)
     return pack_codes(codes_of_digits(digits, bits), bits, out)
+
+
+# ---- rotation ----------------------------------------------------------------------------------------------------
+# Last, because it is made of the functions above.
+
+from horovod_quant.kernels.rotation import decode_rotated, encode_rotated  # noqa: E402, F401

@@ -274,6 +274,23 @@ def test_exponential_codes_of_each_width(
     check_decoder("decode_exponential", given, words, bits, factor, dtype, workers)
 
 
+# ---- rotation
+
+
+@each_instruction_set
+@pytest.mark.parametrize("bits", range(1, 5))
+@settings(max_examples=8)
+@given(given=inputs, key=keys, factor=factors, dtype=dtypes)
+def test_rotation(bits: int, given: Input, key: Key, factor: float, dtype: Any) -> None:
+    words, scales = assert_same("encode_rotated", given.x, bits, key, given.start)
+    assert_same(
+        "encode_rotated", given.x, bits, key, given.start, np.zeros_like(words), np.zeros_like(scales)
+    )
+    for codes, units in ((words, scales), (given.words(len(words)), np.float32([-2.5, 1e38, np.inf]))):
+        units = np.resize(units, len(scales))
+        assert_same("decode_rotated", codes, units, bits, key, factor, given.out(dtype), given.start)
+
+
 # ---- one bit
 
 
