@@ -26,7 +26,10 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
         "GlobalQSGD() has no argument 'through'; use bits, norm, levels, bucket",
     ),
     (lambda hvq: hvq.BinSGDM(betas=0.9), "BinSGDM() has no argument 'betas'; did you mean 'beta'?"),
-    (lambda hvq: hvq.QSGD(4, "l2", 1024, "fixed", "auto", "joint", 0), "QSGD(): too many positional arguments"),
+    (
+        lambda hvq: hvq.QSGD(4, "l2", 1024, "fixed", "auto", "joint", 0),
+        "QSGD(): too many positional arguments",
+    ),
     (lambda hvq: hvq.QSGD(4, bits=4), "QSGD(): multiple values for argument 'bits'"),
     (lambda hvq: hvq.Compressor("qsgd-4", sed=1), "Compressor() has no argument 'sed'; did you mean 'seed'?"),
     (lambda hvq: hvq.Compressor(), "missing 1 required positional argument: 'scheme'"),

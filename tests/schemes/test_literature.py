@@ -110,7 +110,7 @@ def test_terngrad_cuts_elements_off_before_it_rounds_them() -> None:
 
 def test_terngrad_without_clipping_is_global_qsgd_of_one_level_and_one_bucket() -> None:
     groups = [heavy_tailed(rank, 3000) for rank in range(4)]
-    one_level = GlobalQSGD(4, bucket_size=4096)
+    one_level = GlobalQSGD(4, bucket_size=4096, rounding="independent")
     assert one_level.levels_for(4) == 1
     ours, theirs = (simulator.run(scheme, groups).decoded[0][0] for scheme in (TernGrad(None), one_level))
     assert same_bits(ours, theirs)
