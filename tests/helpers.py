@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from horovod_quant import methods, simulator
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain
-from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
+from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import BinaryState, Decoded, Gradient, Scheme, Workers
 from horovod_quant.schemes.hierarchical import inner_of
 
@@ -46,6 +46,8 @@ _CHOSEN: dict[str, Scheme] = {
     "global-l2": GlobalQSGD(12, norm="l2", bucket_size=96, rounding="independent"),
     "exponential-max": EXPONENTIAL,
     "exponential-l2": GlobalQSGD(4, "l2", "exponential", 2048, "independent"),
+    "eden": EDEN(),
+    "eden-alltoall": EDEN(1, server_bits=4, exchange="alltoall"),
     "binsgdm": BinSGDM(),
 }
 _KINDS = set(map(type, _CHOSEN.values()))
