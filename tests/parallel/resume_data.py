@@ -15,7 +15,7 @@ HIERARCHICAL_BINSGDM = f"hierarchical {BINSGDM}"
 
 TRAINED = {
     "torch": [
-        *dict.fromkeys([*compared(), *(family.replace("BITS", "8") for family in families())]),
+        *dict.fromkeys([*compared(), *(family.replace("BITS", "4") for family in families())]),
         HIERARCHICAL_BINSGDM,
     ],
     "tensorflow": [BINSGDM, "global-qsgd-8", HIERARCHICAL_BINSGDM],
