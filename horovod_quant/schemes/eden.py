@@ -15,7 +15,7 @@ import numpy as np
 
 from horovod_quant.analysis.bounds import eden_error, eden_variance_factor
 from horovod_quant.kernels.arrays import Part, no_part
-from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.keys import Key, KeyChain
 from horovod_quant.kernels.layout import TILE, code_words, tiles
 from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.schemes.base import (
@@ -168,14 +168,14 @@ class EDEN(Scheme):
 
     def widths(self, workers: int) -> Widths:
         """What so many workers run."""
-        if self.bits is None:
-            fitting = [widths for widths in self._possible() if widths.error() <= (self.error or 0.0)]
+        if self.error is not None:
+            fitting = [widths for widths in self._possible() if widths.error() <= self.error]
             ratio = _usual_ratio(workers)
             return min(fitting, key=lambda widths: (widths.bits_sent(workers), widths.error(ratio)))
-        exchange = self.exchange
+        assert self.bits is not None
+        exchange, server_bits = self.exchange, self.server_bits
         if exchange == AUTO:
             exchange = ALLGATHER if workers <= MOST_GATHERED else ALLTOALL
-        server_bits = self.server_bits
         if isinstance(server_bits, str):
             server_bits = balanced(self.bits, workers)
         return Widths(self.bits, server_bits, exchange)
@@ -206,7 +206,7 @@ def _usual_ratio(workers: int) -> float:
     return 1 / (1 + (workers - 1) * IN_COMMON)
 
 
-class Coder(NamedTuple):
+class _Coder(NamedTuple):
     """What some elements of a tensor are on the wire: their codes, then the scales of their buckets."""
 
     kernels: Any
@@ -248,29 +248,28 @@ class Coder(NamedTuple):
 
 
 def _exchange_all(gradients: Sequence[Gradient], workers: Workers, kernels: Any, bits: int) -> Exchange:
-    coder = Coder(kernels, bits)
+    coder = _Coder(kernels, bits)
     # With signs that all workers share, one inverse rotation would do for the sum. But equal gradients would have equal
     # errors then, of which n times as much is left (with half of the energy in common 4% more at one bit, 2% at three),
     # and of two workers' exchange that would save no more than a quarter of the kernels' time.
-    keys = [_worker_keys(gradient, workers.size) for gradient in gradients]
-    places = [(gradient.elements, gradient.start) for gradient in gradients]
+    # What decoding needs of the gradients, without their values, which are not to be kept.
+    sources = [(gradient.keys, gradient.step, gradient.start, gradient.elements) for gradient in gradients]
     lengths = [coder.length(gradient.elements) for gradient in gradients]
     at = split_points(lengths)
 
-    parts = [
-        part
-        for gradient, own in zip(gradients, keys)
-        for part in coder.parts(gradient.values, own[workers.rank], gradient.start)
-    ]
+    parts = []
+    for gradient in gradients:
+        key = gradient.keys.key("worker", gradient.step, workers.rank)
+        parts += coder.parts(gradient.values, key, gradient.start)
     payload = kernels.assemble([*parts, no_part(np.int32)])
     # An empty array does not tell how many there are.
     known = None if at[-1] else [0] * workers.size
     payloads = yield from checked(Allgather(payload, [4 * length for length in lengths], known), workers)
 
     def write(i: int, factor: float, out: Any) -> Any:
-        elements, start = places[i]
+        keys, step, start, elements = sources[i]
         pieces = [payload[at[i] : at[i + 1]] for payload in payloads]
-        return coder.add(pieces, keys[i], factor, elements, out, start)
+        return coder.add(pieces, _worker_keys(keys, step, workers.size), factor, elements, out, start)
 
     return Decoded(len(payloads), write)
 
@@ -278,8 +277,8 @@ def _exchange_all(gradients: Sequence[Gradient], workers: Workers, kernels: Any,
 def _exchange_chunks(
     gradients: Sequence[Gradient], workers: Workers, kernels: Any, widths: Widths
 ) -> Exchange:
-    up, down = Coder(kernels, widths.bits), Coder(kernels, widths.server_bits)
-    worker_keys = [_worker_keys(gradient, workers.size) for gradient in gradients]
+    up, down = _Coder(kernels, widths.bits), _Coder(kernels, widths.server_bits)
+    own_keys = [gradient.keys.key("worker", gradient.step, workers.rank) for gradient in gradients]
     # Every worker would draw the same signs here, so the result does not depend on who serves what.
     server_keys = [gradient.keys.key("server", gradient.step) for gradient in gradients]
     elements, starts = [g.elements for g in gradients], [g.start for g in gradients]
@@ -290,7 +289,7 @@ def _exchange_chunks(
     for segment in (segment for own in served for segment in own):
         i = segment.gradient
         values = gradients[i].values[segment.start : segment.stop]
-        parts += up.parts(values, worker_keys[i][workers.rank], starts[i] + segment.start)
+        parts += up.parts(values, own_keys[i], starts[i] + segment.start)
     offsets = [split_points([up.length(segment.elements) for segment in own]) for own in served]
     request = Alltoall(
         kernels.assemble([*parts, no_part(np.int32)]),
@@ -301,9 +300,11 @@ def _exchange_chunks(
 
     parts = []
     for segment, at in zip(served[workers.rank], offsets[workers.rank]):
-        i, start, count = segment.gradient, starts[segment.gradient] + segment.start, segment.elements
+        i, count = segment.gradient, segment.elements
+        start = starts[i] + segment.start
+        keys = _worker_keys(gradients[i].keys, gradients[i].step, workers.size)
         pieces = [piece[at:] for piece in received]
-        average = up.add(pieces, worker_keys[i], 1.0 / workers.size, count, kernels.target(count), start)
+        average = up.add(pieces, keys, 1.0 / workers.size, count, kernels.target(count), start)
         parts += down.parts(average, server_keys[i], start)
     offsets = [split_points([down.length(segment.elements) for segment in own]) for own in served]
     gathered = yield from checked(
@@ -338,6 +339,6 @@ def _exchange_chunks(
     return Decoded(workers.size, write)
 
 
-def _worker_keys(gradient: Gradient, size: int) -> list[Key]:
+def _worker_keys(keys: KeyChain, step: int, size: int) -> list[Key]:
     """Of all workers, by rank: whoever decodes needs them."""
-    return [gradient.keys.key("worker", gradient.step, rank) for rank in range(size)]
+    return [keys.key("worker", step, rank) for rank in range(size)]

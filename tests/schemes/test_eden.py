@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import UNLIKE_BUCKETS, assert_mean, assert_unbiased, gaussian, same_bits, simulate
+from helpers import UNLIKE_BUCKETS, assert_mean, assert_unbiased, extended, gaussian, same_bits, simulate
 
 from horovod_quant import simulator
 from horovod_quant.analysis import bounds
@@ -58,7 +58,7 @@ def test_averages_are_unbiased(bucket: np.ndarray, bits: int, exchange: Any, wor
 
 @every_width
 @every_bucket
-@pytest.mark.parametrize("workers", [1, 3, 16])
+@pytest.mark.parametrize("workers", [1, 5, extended(16)])
 @pytest.mark.parametrize("server_bits", [None, 4])
 def test_error_is_the_same_for_every_gradient_and_number_of_workers(
     bucket: np.ndarray, workers: int, bits: int, server_bits: Any
