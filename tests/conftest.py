@@ -59,6 +59,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(left)]
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # a process of pytest-xdist's, which tells the first one
+        output["launches"] = [list(launch) for launch in timings.LAUNCHES]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    for launch in getattr(node, "workeroutput", {}).get("launches", ()):
+        timings.LAUNCHES.append(timings.Launch(*launch))
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     left_out = (
         "" if is_extended(config) else "; tests marked `extended` are left to --all, and deselected here"
