@@ -23,7 +23,7 @@ TIERS = {
 }
 
 FOR_WORKERS = {
-    "SCRIPT_DRAWS": ("8", "250"),  # torch_scripts.any_script
+    "SCRIPT_DRAWS": ("20", "250"),  # torch_scripts.any_script
     "EVERY_CASE": ("0", "1"),  # turns.py
     "ELASTIC_PHASES": ("few", "all"),  # elastic_job.py
 }
@@ -57,6 +57,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # a process of pytest-xdist's, which tells the first one
+        output["launches"] = [list(launch) for launch in timings.LAUNCHES]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    for launch in getattr(node, "workeroutput", {}).get("launches", ()):
+        timings.LAUNCHES.append(timings.Launch(*launch))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -32,7 +32,7 @@ from horovod_quant.torch import direct
 from horovod_quant.torch.backward import BACKWARD
 from horovod_quant.torch.waiting import Patience
 
-DRAWS = int(os.environ.get("SCRIPT_DRAWS", "8"))
+DRAWS = int(os.environ.get("SCRIPT_DRAWS", "20"))
 """Of scripts, for each method."""
 
 
