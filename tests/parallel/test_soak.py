@@ -29,7 +29,6 @@ IN_TENSORFLOW = [
     "nuqsgd-alltoall-4",
     "global-qsgd-4",
     "global-qsgd-exp-4",
-    "eden-3",
     "binsgdm",
 ]
 

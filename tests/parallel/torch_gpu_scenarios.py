@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 import horovod.torch as hvd
 import torch
-from scenario_table import ON_DEVICES, TORCH_GPU_VARIANTS
 from torch_harness import DEVICE, METHODS, VARIANTS, net, train_and_compare
 from torch_scenarios import clean, direct_calls, finish, nan_on_one_rank, workers_that_join  # noqa: F401
 
@@ -105,4 +104,7 @@ def join_early(make: Any) -> None:
     workers_that_join(make, outputs=60)
 
 
-MAKERS = {name: {**METHODS, **VARIANTS}[name] for name in (*ON_DEVICES, *TORCH_GPU_VARIANTS)}
+MAKERS = {
+    **METHODS,
+    **{name: VARIANTS[name] for name in ("qsgdinf", "qsgd-alltoall", "global-qsgd-exponential")},
+}
