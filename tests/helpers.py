@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from horovod_quant import methods, simulator
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain
-from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
+from horovod_quant.kernels.layout import TILE
+from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import BinaryState, Decoded, Gradient, Scheme, Workers
 from horovod_quant.schemes.hierarchical import inner_of
 
@@ -46,6 +47,8 @@ _CHOSEN: dict[str, Scheme] = {
     "global-l2": GlobalQSGD(12, norm="l2", bucket_size=96, rounding="independent"),
     "exponential-max": EXPONENTIAL,
     "exponential-l2": GlobalQSGD(4, "l2", "exponential", 2048, "independent"),
+    "eden": EDEN(),
+    "eden-alltoall": EDEN(1, server_bits=4, exchange="alltoall"),
     "binsgdm": BinSGDM(),
 }
 _KINDS = set(map(type, _CHOSEN.values()))
@@ -190,6 +193,26 @@ def gaussian(seed: int, *shape: int) -> np.ndarray:
 def heavy_tailed(seed: int, *shape: int) -> np.ndarray:
     """Student's t with 2 degrees of freedom: no variance."""
     return np.random.default_rng(seed).standard_t(2, size=shape).astype(np.float32)
+
+
+def spikes(count: int) -> np.ndarray:
+    """A bucket with so many elements that are not zero."""
+    x = np.zeros(TILE, np.float32)
+    x[np.arange(count) * 37] = np.arange(count, 0, -1)
+    return x
+
+
+UNLIKE_BUCKETS = {
+    "gaussian": gaussian(0, TILE),
+    "laplace": np.random.default_rng(1).laplace(size=TILE).astype(np.float32),
+    "t": heavy_tailed(2, TILE),
+    "90% zeros": gaussian(3, TILE) * (np.random.default_rng(3).random(TILE) < 0.1).astype(np.float32),
+    "one spike": spikes(1),
+    "two spikes": spikes(2),
+    "five spikes": spikes(5),
+    "ten spikes": spikes(10),
+}
+"""Buckets of distributions that have little in common: what a rotation makes alike."""
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:

@@ -67,7 +67,7 @@ def test_mypy_finds_wrong_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_a_class_shows_every_argument_with_type_default_and_a_line(frontend: str) -> None:
     hvq = importlib.import_module(frontend)
-    for name in ("Compressor", "QSGD", "NUQSGD", "GlobalQSGD", "BinSGDM"):
+    for name in ("Compressor", "QSGD", "NUQSGD", "GlobalQSGD", "EDEN", "BinSGDM"):
         shown = inspect.signature(getattr(hvq, name)).parameters
         documented = inspect.getdoc(getattr(hvq, name))
         assert {"min_elements", "exclude", "overrides", "seed", "kernels", "hierarchical"} < set(shown)
@@ -85,7 +85,16 @@ def test_a_class_shows_every_argument_with_type_default_and_a_line(frontend: str
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_the_module_shows_its_public_names_alone(frontend: str) -> None:
     hvq = importlib.import_module(frontend)
-    public = ["BinSGDM", "Compressor", "GlobalQSGD", "NUQSGD", "QSGD", "hierarchical_process_sets", "optim"]
+    public = [
+        "BinSGDM",
+        "Compressor",
+        "EDEN",
+        "GlobalQSGD",
+        "NUQSGD",
+        "QSGD",
+        "hierarchical_process_sets",
+        "optim",
+    ]
     assert dir(hvq) == sorted(hvq.__all__) == public
     assert hvq.QSGD is hvq.QSGD
     assert (hvq.QSGD.__module__, hvq.QSGD.__qualname__) == (frontend, "QSGD")

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from horovod_quant.kernels.keys import ALL_ONES, KeyChain
+from horovod_quant.kernels.rotation import DISTORTIONS
 
 _Floats = npt.NDArray[np.float64]
 
@@ -375,6 +376,80 @@ def global_qsgd_sum_limit(workers: int, s: int, norm: str) -> int:
     if _norm(norm) == "max":
         return workers * s
     return min(workers * s, math.isqrt(s * s * workers) + workers)
+
+
+# ---- EDEN
+
+
+def eden_variance_factor(bits: int) -> float:
+    """EDEN's ``E||Q(v) - v||^2 / ||v||_2^2``, over the rotations: ``D / (1 - D)``, for every vector v.
+
+    With z the rotated vector, q its levels and the scale ``||v||^2 / <z, q>`` the squared error is
+    ``||v||^4 ||q||^2 / <z, q>^2 - ||v||^2``. The coordinates of z are all but independent and normally distributed, and
+    Lloyd-Max levels have ``E z q = E q^2 = 1 - D``. Vectors of fewer elements than a bucket come less close to it.
+
+    Args:
+        bits: width of a code, 1 to 4.
+
+    Returns:
+        A ratio of variances, without unit.
+
+    Raises:
+        ValueError: ``bits`` is none of these.
+
+    Source: EDEN (Vargaftik et al., ICML 2022), the error with optimal levels; for one bit DRIVE (Vargaftik et al.,
+    NeurIPS 2021), with its ``pi / 2 - 1``.
+    """
+    if bits not in DISTORTIONS:
+        raise ValueError(f"bits={bits!r}: use 1 to 4")
+    return DISTORTIONS[bits] / (1 - DISTORTIONS[bits])
+
+
+def eden_error(bits: int, server_bits: int | None = None, ratio: float = 1.0) -> float:
+    """``E||estimate - average||^2 / ||average||^2`` of EDEN: ``a v_up``, or ``a v_up + v_down (1 + a v_up)``.
+
+    v is `eden_variance_factor` and a the ratio. The workers' errors are independent, so ``a v_up`` is left of them; the
+    server rounds what it has found, errors and all.
+
+    Args:
+        bits: of the workers' codes.
+        server_bits: of the server's second rounding; None for an allgather, which has none.
+        ratio: see `energy_ratio`; 1 for gradients that have nothing in common.
+
+    Returns:
+        A ratio of variances, without unit.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Source: EDEN (ICML 2022) for the first part; derived in this docstring.
+    """
+    if not ratio > 0:
+        raise ValueError(f"ratio={ratio!r} must be positive")
+    workers = ratio * eden_variance_factor(bits)
+    return workers if server_bits is None else workers + eden_variance_factor(server_bits) * (1 + workers)
+
+
+def energy_ratio(gradients: npt.ArrayLike) -> float:
+    """The workers' mean ``||g_i||^2`` by n times ``||average||^2``.
+
+    About 1 where gradients have nothing in common, 1/n where they are equal, and ``1 / (1 + (n - 1) rho)`` where they
+    have a share rho of their energy in common.
+
+    Args:
+        gradients: of every worker, [n, d], finite, with an average that is not zero.
+
+    Returns:
+        A ratio, without unit.
+
+    Raises:
+        ValueError: ``gradients`` is not as above.
+    """
+    matrix = _workers(gradients)
+    average = float((matrix.mean(axis=0) ** 2).sum())
+    if not average:
+        raise ValueError("gradients have an average of zero")
+    return float((matrix**2).sum()) / len(matrix) ** 2 / average
 
 
 # ---- BinSGDM

@@ -16,6 +16,7 @@ import numpy as np
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.layout import ROW, buckets, ceil_div, code_words, sum_words, tiles
+from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Request, Scheme, Workers
 
 NORMS, ENCODE, DECODE = "norms", "encode", "decode"
@@ -34,6 +35,7 @@ KERNELS = {
     "encode_uniform_sum": ENCODE,
     "encode_uniform_codes": ENCODE,
     "encode_exponential": ENCODE,
+    "encode_rotated": ENCODE,
     "binarize": ENCODE,
     "vote": ENCODE,
     "to_float32": ENCODE,
@@ -41,6 +43,8 @@ KERNELS = {
     "decode_uniform_sum": DECODE,
     "decode_uniform_codes": DECODE,
     "decode_exponential": DECODE,
+    "decode_rotated": DECODE,
+    "add_rotated": DECODE,
     "decode_signs": DECODE,
     "scale": DECODE,
 }
@@ -58,6 +62,10 @@ _OUTPUTS: dict[str, Callable[[int, dict[str, Any]], tuple[int, Any]]] = {
     "encode_uniform_sum": lambda elements, given: (sum_words(elements, given["width"]), np.int32),
     "encode_uniform_codes": lambda elements, given: (code_words(elements, given["bits"]), np.int32),
     "encode_exponential": lambda elements, given: (code_words(elements, given["bits"]), np.int32),
+    "encode_rotated": lambda elements, given: (
+        code_words(rotated_elements(elements), given["bits"]),
+        np.int32,
+    ),
     "vote": lambda elements, given: (elements // ROW, np.int32),
 }
 """Lengths and types of what kernels return that are given no place for it; else it is a float32 number an element."""
@@ -203,9 +211,10 @@ class _Recorder:
                 return _ghost(ROW * tiles(call.elements), np.int32), _ghost(tiles(call.elements), np.bool_)
             if name not in KERNELS:
                 return getattr(reference, name)(*arguments, **named)
-            if given.get("out") is None:
-                return _ghost(*_OUTPUTS.get(name, _as_many)(call.elements, given))
-            return given["out"]
+            out = given.get("out")
+            if out is None:
+                out = _ghost(*_OUTPUTS.get(name, _as_many)(call.elements, given))
+            return (out, _ghost(tiles(call.elements))) if name == "encode_rotated" else out
 
         return note
 

@@ -57,6 +57,7 @@ __all__ = [
     "assemble",
     "TILES_AT_A_TIME",
     "add_exponential",
+    "add_rotated",
     "binarize",
     "bucket_magnitude_sums",
     "bucket_maxima",
@@ -608,6 +609,18 @@ def decode_rotated(
     scales = _input(scales, np.float32, "scales")
     arguments = (len(out), bits, factor, _words(key), start)
     return _decode("decode_rotated", _pointer(words), _pointer(scales), arguments, out)
+
+
+def add_rotated(
+    words: Sequence[np.ndarray],
+    scales: Sequence[np.ndarray],
+    bits: int,
+    keys: Sequence[Key],
+    factor: float,
+    out: np.ndarray,
+    start: int = 0,
+) -> np.ndarray:
+    return rotation.add_rotated(words, scales, bits, keys, factor, out, start, decode_rotated)
 
 
 # ---- packing -----------------------------------------------------------------------------------------------------

@@ -631,4 +631,4 @@ def elias_decode_codes(
 # ---- rotation ----------------------------------------------------------------------------------------------------
 # Last, because it is made of the functions above.
 
-from horovod_quant.kernels.rotation import decode_rotated, encode_rotated  # noqa: E402, F401
+from horovod_quant.kernels.rotation import add_rotated, decode_rotated, encode_rotated  # noqa: E402, F401

@@ -20,10 +20,14 @@ both have codes 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Callable
+
 import numpy as np
 
+from horovod_quant.kernels.arrays import TILES_AT_A_TIME
 from horovod_quant.kernels.keys import Key, hash32
-from horovod_quant.kernels.layout import ROW, TILE, ceil_div
+from horovod_quant.kernels.layout import ROW, TILE, ceil_div, code_words
 from horovod_quant.kernels.reference import (
     MIN_NORM,
     _store,
@@ -116,6 +120,40 @@ def decode_rotated(
         decoded.append(restored.reshape(-1))
         position += count * size
     return store_float32(np.concatenate(decoded)[: len(out)], out)
+
+
+def add_rotated(
+    words: Sequence[np.ndarray],
+    scales: Sequence[np.ndarray],
+    bits: int,
+    keys: Sequence[Key],
+    factor: float,
+    out: np.ndarray,
+    start: int = 0,
+    decode: Callable[..., np.ndarray] = decode_rotated,
+) -> np.ndarray:
+    """Writes the sum of the workers' decoded elements times ``factor``, each with its own key, added in rank order.
+
+    Args:
+        decode: the backend's `decode_rotated`.
+    """
+    if not 0 < len(words) == len(scales) == len(keys):
+        raise ValueError(f"{len(words)} workers' words, {len(scales)} workers' scales, {len(keys)} keys")
+    for low in range(0, len(out), TILES_AT_A_TIME * TILE):
+        part = out[low : low + TILES_AT_A_TIME * TILE]
+        codes = slice(code_words(low, bits), code_words(low + rotated_elements(len(part)), bits))
+        total = part if part.dtype == np.float32 else np.empty(len(part), np.float32)
+        more = np.empty(len(part) if len(words) > 1 else 0, np.float32)
+        for worker, (own, units, key) in enumerate(zip(words, scales, keys)):
+            decoded = decode(
+                own[codes], units[low // TILE :], bits, key, factor, more if worker else total, start + low
+            )
+            if worker:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    total += decoded
+        if total is not part:
+            store_float32(total, part)
+    return out
 
 
 def level_values(codes: np.ndarray, bits: int) -> np.ndarray:

@@ -8,7 +8,16 @@ from horovod_quant.schemes.base import Scheme
 from horovod_quant.torch import compressor as _compressor
 from horovod_quant.torch import optim as optim
 
-__all__ = ["BinSGDM", "Compressor", "GlobalQSGD", "NUQSGD", "QSGD", "hierarchical_process_sets", "optim"]
+__all__ = [
+    "BinSGDM",
+    "Compressor",
+    "EDEN",
+    "GlobalQSGD",
+    "NUQSGD",
+    "QSGD",
+    "hierarchical_process_sets",
+    "optim",
+]
 
 class Compressor(_compressor.Compressor):
     """A compressor for ``hvd.DistributedOptimizer``, ``hvd.allreduce`` and ``hvd.grouped_allreduce``.
@@ -194,6 +203,69 @@ class GlobalQSGD(Compressor):
         levels: Literal["uniform", "exponential"] = "uniform",
         bucket_size: int = 1024,
         rounding: Literal["joint", "independent"] = "joint",
+        *,
+        min_elements: int = 1024,
+        exclude: str | Iterable[str] | None = (),
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        seed: int = 0,
+        kernels: Literal["auto", "native", "numpy", "triton"] = "auto",
+        named_parameters: Iterable[tuple[str, Any]] | None = None,
+        process_set: Any = None,
+        hierarchical: bool | int = False,
+        group_bytes: int = 33554432,
+        overlap: bool = True,
+    ) -> None: ...
+
+class EDEN(Compressor):
+    """EDEN: a random rotation, ``2^bits`` Lloyd-Max levels for a Gaussian, and one scale a bucket of 1,024 elements.
+
+    1. each worker rotates its buckets by signs of its own, rounds to the nearest level, and finds the scale that makes
+       the result right on average over the rotations;
+    2. an alltoall brings everybody's codes and scales of a chunk to the worker that serves it;
+    3. the server decodes and averages them, and encodes the average with another rotation: with one of the workers' it
+       would be wrong on average;
+    4. an allgather brings the servers' codes and scales to everybody.
+
+    With an allgather instead, for two workers, everybody decodes and adds all workers' codes after step 1.
+
+    A rounding adds a constant share of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096 for
+    1 to 4 bits. It is spread evenly over the bucket: a bucket of zeros stays one, zeros among other elements do not.
+
+    Args:
+        bits: width of a code, 1 to 4; 3 unless ``error`` is given. A bucket whose largest magnitude is below 2^-96
+            counts as 0; an element that float32 does not hold makes NaN of its bucket.
+        server_bits: width of the servers' codes. The second rounding's error does not shrink with the workers, so
+            ``"auto"`` takes the fewest, no fewer than ``bits``, with which it is at most twice what is left of the
+            workers' own: ``bits`` for up to 11 workers, one more from 12 on, two more from about 70 on, and 4 at most.
+            An allgather has no second rounding.
+        exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an allgather for two workers, an alltoall for more.
+        error: instead of ``bits``, the largest squared error of the average, relative to its own square, that
+            gradients without anything in common may have: the exchange with the fewest bytes that keeps to it is
+            taken, given the number of workers. 0.0193 and more can be had by an alltoall, 0.0096 by an allgather.
+        min_elements: smaller gradients go through Horovod unchanged.
+        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
+        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: of the random rounding; the same on all workers.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"``; or ``"triton"`` for gradients on a GPU, which ``"auto"`` takes
+            for them, where Triton is installed, except with Elias coding and schemes that are ``host_only``.
+        named_parameters: names for the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
+        process_set: where the gradients are reduced; by default what the optimizer says.
+        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
+            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        group_bytes: bytes of gradients that share collectives.
+        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Without it they
+            start when the pass is over.
+
+    Raises:
+        ValueError: an argument is out of range, or ``error`` is given beside ``bits`` or ``server_bits``.
+    """
+    def __init__(
+        self,
+        bits: int | None = None,
+        server_bits: int | str = "auto",
+        exchange: Literal["allgather", "alltoall", "auto"] = "auto",
+        error: float | None = None,
         *,
         min_elements: int = 1024,
         exclude: str | Iterable[str] | None = (),

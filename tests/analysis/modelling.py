@@ -10,20 +10,24 @@ from horovod_quant.analysis.kernel_speeds import KernelSpeeds, Speed
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.analysis.network import NO_SOFTWARE, PAYLOAD_SHARE, Network
 from horovod_quant.analysis.work import KERNELS as NAMES
-from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
+from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD
 
 METHODS = {
     "global-qsgd": GlobalQSGD(8),
     "exponential": GlobalQSGD(4, levels="exponential"),
     "qsgd": QSGD(4),
     "nuqsgd": NUQSGD(4, norm="max"),
+    "eden": EDEN(),
     "binsgdm": BinSGDM(),
 }
 
 # Every kernel takes 1 ns an element, decoding and voting 0.5 ns more for each further worker.
 KERNELS = {
     (kernel, bits): Speed(
-        1e-9, 5e-10 if kernel in ("decode_uniform_codes", "decode_exponential", "vote", "mean") else 0
+        1e-9,
+        5e-10
+        if kernel in ("decode_uniform_codes", "decode_exponential", "add_rotated", "vote", "mean")
+        else 0,
     )
     for kernel in NAMES
     for bits in range(17)

@@ -263,6 +263,41 @@ def test_sum_limit_is_reached_in_the_two_norm() -> None:
     )
 
 
+# ---- EDEN
+
+
+def test_edens_variances_are_those_of_levels_for_a_gaussian() -> None:
+    factors = [bounds.eden_variance_factor(bits) for bits in (1, 2, 3, 4)]
+    assert factors == pytest.approx([math.pi / 2 - 1, 0.1331, 0.0358, 0.0096], abs=5e-5)
+    z = np.random.default_rng(0).standard_normal(2**20)
+    q = np.sign(z) * np.where(np.abs(z) < 0.9815988, 0.45278, 1.5104176)
+    estimate = (z @ z) / (z @ q) * q
+    # Of 2^20 draws the error is within 1%: each deviates by less than 2 of the mean.
+    assert ((estimate - z) ** 2).mean() == pytest.approx(factors[1], rel=0.01)
+    with pytest.raises(ValueError, match="bits=5: use 1 to 4"):
+        bounds.eden_variance_factor(5)
+
+
+def test_errors_of_edens_exchanges_by_hand() -> None:
+    up, down = bounds.eden_variance_factor(2), bounds.eden_variance_factor(4)
+    assert bounds.eden_error(2) == up
+    assert bounds.eden_error(2, ratio=0.25) == up / 4
+    assert bounds.eden_error(2, 4, 0.25) == pytest.approx(up / 4 + down * (1 + up / 4))
+    with pytest.raises(ValueError, match="ratio=0"):
+        bounds.eden_error(2, ratio=0)
+
+
+def test_the_ratio_of_energies_tells_what_gradients_have_in_common() -> None:
+    rng = np.random.default_rng(0)
+    own, common = rng.standard_normal((8, 2**16)), rng.standard_normal(2**16)
+    for share in (0.0, 0.1, 1.0):
+        gradients = math.sqrt(share) * common + math.sqrt(1 - share) * own
+        assert bounds.energy_ratio(gradients) == pytest.approx(1 / (1 + 7 * share), rel=0.03)
+    assert bounds.energy_ratio([[1.0, 2.0]]) == 1
+    with pytest.raises(ValueError, match="average of zero"):
+        bounds.energy_ratio([[1.0], [-1.0]])
+
+
 # ---- BinSGDM
 
 

@@ -12,7 +12,7 @@ from literature import LITERATURE
 from horovod_quant import simulator
 from horovod_quant.analysis.kernel_speeds import measure_kernels
 from horovod_quant.analysis.work import Call, work_of
-from horovod_quant.schemes import QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes import EDEN, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Allgather, Collective, Decoded, Scheme
 from horovod_quant.traffic import sent_bytes
 
@@ -65,6 +65,15 @@ def test_kernel_calls_are_those_of_the_scheme() -> None:
     ]
     assert before_words == [Call("encode_uniform_sum", 4, 5000)]
     assert decode == [Call("decode_uniform_sum", 4, 5000)]
+    stages, decode = work_of(EDEN(3), [3000, 2000], 2)
+    assert [calls for calls, _ in stages] == [[Call("encode_rotated", 3, 5000)]]
+    assert decode == [Call("add_rotated", 3, 5000, 2)]
+    stages, decode = work_of(EDEN(2, server_bits=4), [16 * 1024], 4)
+    assert [calls for calls, _ in stages] == [
+        [Call("encode_rotated", 2, 16384)],
+        [Call("add_rotated", 2, 4096, 4), Call("encode_rotated", 4, 4096)],
+    ]
+    assert decode == [Call("decode_rotated", 4, 16384)]
     stages, decode = work_of(BinSGDM(), [4 * 1024], 4)
     assert [calls for calls, _ in stages] == [[Call("binarize", 0, 4096)], [Call("vote", 0, 1024, 4)]]
     assert decode == [Call("decode_signs", 0, 4096)]

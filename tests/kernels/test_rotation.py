@@ -7,9 +7,9 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from helpers import assert_mean, assert_unbiased, gaussian, heavy_tailed, same_bits
+from helpers import UNLIKE_BUCKETS, assert_mean, assert_unbiased, gaussian, heavy_tailed, same_bits
 
-from horovod_quant.kernels import rotation
+from horovod_quant.kernels import native, reference, rotation
 from horovod_quant.kernels.keys import Key, KeyChain, hash32
 from horovod_quant.kernels.layout import TILE, code_words
 
@@ -102,33 +102,30 @@ def test_a_bucket_alone_has_the_bits_that_it_has_among_others() -> None:
     assert same_bits(out, everything[TILE:])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
+@pytest.mark.parametrize("elements", [0, 100, 70 * TILE + 33])
+def test_workers_are_added_in_rank_order(elements: int, dtype: type) -> None:
+    keys = [KeyChain(0, "w").key("worker", 0, rank) for rank in range(3)]
+    encoded = [rotation.encode_rotated(gaussian(i, elements), 3, key, TILE) for i, key in enumerate(keys)]
+    words, scales = zip(*encoded)
+    total = np.zeros(elements, np.float32)
+    for own, units, key in zip(words, scales, keys):
+        total += rotation.decode_rotated(own, units, 3, key, 0.7, np.empty(elements, np.float32), TILE)
+    for kernels in (reference, native):
+        found = kernels.add_rotated(words, scales, 3, keys, 0.7, np.empty(elements, dtype), TILE)
+        assert same_bits(found, rotation.store_float32(total, np.empty(elements, dtype)))
+
+
 # ---- error
 
 
-def spikes(count: int) -> np.ndarray:
-    x = np.zeros(TILE, np.float32)
-    x[np.arange(count) * 37] = np.arange(count, 0, -1)
-    return x
-
-
-VECTORS = {
-    "gaussian": gaussian(0, TILE),
-    "laplace": np.random.default_rng(1).laplace(size=TILE).astype(np.float32),
-    "t": heavy_tailed(2, TILE),
-    "90% zeros": gaussian(3, TILE) * (np.random.default_rng(3).random(TILE) < 0.1),
-    "one spike": spikes(1),
-    "two spikes": spikes(2),
-    "five spikes": spikes(5),
-    "ten spikes": spikes(10),
-    "short": gaussian(4, 100),
-}
+VECTORS = {**UNLIKE_BUCKETS, "short": gaussian(4, 100)}
 
 
 @every_width
 @pytest.mark.parametrize("x", VECTORS.values(), ids=VECTORS)
 def test_decoding_is_unbiased_over_rotations_and_its_variance_is_the_widths(x: np.ndarray, bits: int) -> None:
     """Means by the bound of helpers.py (6e-11 a comparison); the variance, D / (1 - D), is of long Gaussian vectors."""
-    x = x.astype(np.float32)
     chain = KeyChain(0, "w")
     samples = np.array([decoded(x, bits, chain.key("worker", step)) for step in range(400)])
     length = float(np.linalg.norm(x.astype(np.float64)))
@@ -183,5 +180,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="^bits=5: use 1 to 4"):
         rotation.encode_rotated(np.ones(5, np.float32), 5, KEY)
     words, scales = rotation.encode_rotated(np.ones(1025, np.float32), 3, KEY)
+    with pytest.raises(ValueError, match="^1 workers' words, 1 workers' scales, 2 keys"):
+        rotation.add_rotated([words], [scales], 3, [KEY, KEY], 1.0, np.empty(1025, np.float32))
     with pytest.raises(ValueError, match="^scales: 1 scales for 1025 elements; 2 are needed"):
         rotation.decode_rotated(words, scales[:1], 3, KEY, 1.0, np.empty(1025, np.float32))

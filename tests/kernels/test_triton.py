@@ -605,11 +605,7 @@ def exchanged(
 
 
 EXCHANGES = {
-    **{
-        name: (scheme, 2, 1)
-        for name, scheme in SCHEMES.items()
-        if getattr(scheme, "coding", "fixed") == "fixed"
-    },
+    **{name: (scheme, 2, 1) for name, scheme in SCHEMES.items() if scheme.host_requirement() is None},
     **{name: (scheme, 3, 1) for name, scheme in LITERATURE.items()},
     "hierarchical-terngrad": (Hierarchical(LITERATURE["terngrad"]), 4, 2),
     "hierarchical": (Hierarchical(SCHEMES["global-max"]), 4, 2),

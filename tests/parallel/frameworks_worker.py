@@ -20,6 +20,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "global-qsgd": ("GlobalQSGD", {"bits": 8}),
     "global-qsgd-l2": ("GlobalQSGD", {"bits": 8, "norm": "l2"}),
     "global-qsgd-exponential": ("GlobalQSGD", {"bits": 4, "levels": "exponential"}),
+    "eden": ("EDEN", {"bits": 2}),
     "binsgdm": ("BinSGDM", {}),
 }
 

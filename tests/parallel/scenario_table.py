@@ -20,6 +20,8 @@ OWN = {next(iter(registry.families_of(kind))): kind for kind in registry.own()}
 METHODS = list(OWN)
 BINSGDM = ["binsgdm"]
 OTHERS = [method for method in METHODS if method not in BINSGDM]
+ON_DEVICES = [method for method, kind in OWN.items() if not kind.host_only]
+"""Those with kernels of TensorFlow's operations, and for GPUs."""
 
 TORCH_VARIANTS = [
     "qsgdinf",
@@ -29,10 +31,13 @@ TORCH_VARIANTS = [
     "global-qsgd-l2",
     "global-qsgd-16",
     "global-qsgd-exponential",
+    "eden-alltoall",
 ]
 TORCH_GPU_VARIANTS = ["qsgdinf", "qsgd-alltoall", "global-qsgd-exponential"]
 TF_VARIANTS = ["nuqsgd-alltoall" if name == "qsgd-alltoall" else name for name in TORCH_VARIANTS]
-IN_TENSORFLOW = [f"{name}-in-tensorflow" for name in (*METHODS, "nuqsgd-alltoall", "global-qsgd-exponential")]
+IN_TENSORFLOW = [
+    f"{name}-in-tensorflow" for name in (*ON_DEVICES, "nuqsgd-alltoall", "global-qsgd-exponential")
+]
 
 
 def makers(kinds: Mapping[str, Any]) -> dict[str, Any]:
@@ -369,10 +374,10 @@ ON_A_GPU = [
 ]
 TORCH_GPU = Table(
     [
-        Part(METHODS, ON_A_GPU),
+        Part(ON_DEVICES, ON_A_GPU),
         Part(TORCH_GPU_VARIANTS, ON_A_GPU, extra=True),
         # Last: after it a later unnamed operation of Horovod would hang.
-        Part(METHODS, ["join_early"]),
+        Part(ON_DEVICES, ["join_early"]),
         Part(TORCH_GPU_VARIANTS, ["join_early"], extra=True),
     ],
     core=["overlapped", "hooks_do_not_wait"],

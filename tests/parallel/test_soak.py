@@ -29,6 +29,7 @@ IN_TENSORFLOW = [
     "nuqsgd-alltoall-4",
     "global-qsgd-4",
     "global-qsgd-exp-4",
+    "eden-3",
     "binsgdm",
 ]
 

@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 import horovod.tensorflow as hvd
 import numpy as np
+import scenario_table
 import tensorflow as tf
 from oracle import Oracle
 from scenario_table import OWN, makers
@@ -55,7 +56,9 @@ def recording(kind: type) -> Any:
 
 
 RECORDING = {kind.__name__: recording(getattr(hvq, kind.__name__)) for kind in OWN.values()}
-QSGD, NUQSGD, GlobalQSGD, BinSGDM = (RECORDING[name] for name in ("QSGD", "NUQSGD", "GlobalQSGD", "BinSGDM"))
+QSGD, NUQSGD, GlobalQSGD, EDEN, BinSGDM = (
+    RECORDING[name] for name in ("QSGD", "NUQSGD", "GlobalQSGD", "EDEN", "BinSGDM")
+)
 
 METHODS: dict[str, Make] = makers(RECORDING)
 
@@ -67,12 +70,13 @@ VARIANTS: dict[str, Make] = {
     "global-qsgd-l2": lambda **common: GlobalQSGD(bits=8, norm="l2", **common),
     "global-qsgd-16": lambda **common: GlobalQSGD(bits=16, rounding="independent", **common),
     "global-qsgd-exponential": lambda **common: GlobalQSGD(bits=4, levels="exponential", **common),
+    "eden-alltoall": lambda **common: EDEN(bits=2, server_bits=4, exchange="alltoall", **common),
 }
 
 IN_TENSORFLOW: dict[str, Make] = {
     f"{method}-in-tensorflow": lambda make=make, **common: make(kernels="tensorflow", **common)
     for method, make in {**METHODS, **VARIANTS}.items()
-    if method in METHODS or method in ("global-qsgd-exponential", "nuqsgd-alltoall")
+    if f"{method}-in-tensorflow" in scenario_table.IN_TENSORFLOW
 }
 
 

@@ -375,7 +375,8 @@ def tape_dtypes(make: Make) -> None:
 
 def overrides_and_excluded(make: Make) -> None:
     binary = isinstance(make(), hvq.BinSGDM)
-    changed = {"first/*": {} if binary else {"bucket_size": 64}}
+    other = {"bits": 2} if isinstance(make(), hvq.EDEN) else {"bucket_size": 64}
+    changed = {"first/*": {} if binary else other}
     arguments = {"exclude": ["second/kernel:0"], "overrides": changed, "seed": 7, "min_elements": 65}
     model = keras_model()
     compressor, optimizer = make_for_tape(make, model, **arguments)
@@ -886,7 +887,7 @@ def bad_arguments(make: Make) -> None:
         return message_of(begin)
 
     compressor = make()
-    arguments = {} if isinstance(compressor, hvq.BinSGDM) else {"bits": 5}
+    arguments = {} if isinstance(compressor, hvq.BinSGDM) else {"bits": 4}
     message = first_step(make(overrides={"layer7.*": arguments}))
     assert "'layer7.*' matches no parameter" in message
     assert "first/kernel:0" in message

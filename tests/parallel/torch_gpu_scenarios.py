@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import horovod.torch as hvd
 import torch
+from scenario_table import ON_DEVICES, TORCH_GPU_VARIANTS
 from torch_harness import DEVICE, METHODS, VARIANTS, net, train_and_compare
 from torch_scenarios import clean, direct_calls, finish, nan_on_one_rank, workers_that_join  # noqa: F401
 
@@ -104,7 +105,4 @@ def join_early(make: Any) -> None:
     workers_that_join(make, outputs=60)
 
 
-MAKERS = {
-    **METHODS,
-    **{name: VARIANTS[name] for name in ("qsgdinf", "qsgd-alltoall", "global-qsgd-exponential")},
-}
+MAKERS = {name: {**METHODS, **VARIANTS}[name] for name in (*ON_DEVICES, *TORCH_GPU_VARIANTS)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import functools
+import inspect
 import io
 import itertools
 import os
@@ -354,7 +355,8 @@ def dtypes(make: Any) -> None:
 
 
 def overrides_and_excluded(make: Any) -> None:
-    changed = {} if isinstance(make(), hvq.BinSGDM) else {"2.*": {"bits": 5}}
+    other = {"bits": 2 if isinstance(make(), hvq.EDEN) else 5}
+    changed = {} if isinstance(make(), hvq.BinSGDM) else {"2.*": other}
     compressor = make(exclude=["4.weight"], overrides=changed, seed=7, min_elements=100)
     train_and_compare(compressor)
     parameters = compressor.stats().parameters
@@ -476,7 +478,7 @@ def bad_arguments(make: Any) -> None:
     compressor = make()
     if hvd.size() & (hvd.size() - 1) == 0:
         assert "op=Adasum" in first_step(compressor, op=hvd.Adasum)
-    arguments = {} if isinstance(compressor, hvq.BinSGDM) else {"bits": 5}
+    arguments = {} if isinstance(compressor, hvq.BinSGDM) else {"bits": 4}
     message = first_step(make(overrides={"layer7.*": arguments}))
     assert "'layer7.*' matches no parameter" in message
     assert "0.weight" in message
@@ -511,13 +513,13 @@ def workers_disagree(make: Any) -> None:
     for argument, value, usual in [
         ("seed", 1, 0),
         ("bucket_size", 512, 1024),
-        ("bits", 7, 6),
+        ("bits", 4, 3),
         ("min_elements", 100000, 1024),
         ("exclude", "0.*", ()),
         ("group_bytes", 4096, 2**25),
         ("overlap", False, True),
     ]:
-        if argument in ("bits", "bucket_size") and isinstance(make(), hvq.BinSGDM):
+        if argument not in inspect.signature(type(make())).parameters:
             continue
         compressor = type(make())(**{argument: value if last else usual})
         model = net()

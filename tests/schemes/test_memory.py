@@ -34,6 +34,7 @@ def answered_alone(request: Any) -> Any:
         schemes.QSGD(4, coding="elias"),
         schemes.NUQSGD(4, coding="elias"),
         schemes.QSGD(2, coding="elias-omega"),
+        schemes.EDEN(3),
         schemes.BinSGDM(),
     ],
     ids=str,

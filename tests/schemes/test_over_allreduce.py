@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import lockstep
 
-from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
+from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import Allreduce, BinaryState, Exchange, Gradient, Scheme, Workers, answered
 from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, over_allreduce
 
@@ -20,6 +20,8 @@ SCHEMES = [
     NUQSGD(3, coding="elias-omega"),
     GlobalQSGD(8),
     GlobalQSGD(4, levels="exponential"),
+    EDEN(3, exchange="allgather"),
+    EDEN(2, server_bits=4, exchange="alltoall"),
     BinSGDM(),
 ]
 LENGTHS = (5000, 1, 1024)

@@ -52,7 +52,7 @@ class Named(Sending):
 
 def test_the_packages_schemes_are_registered_in_the_order_of_help_texts() -> None:
     assert registry.registered() == registry.own() == [
-        schemes.QSGD, schemes.NUQSGD, schemes.GlobalQSGD, schemes.BinSGDM
+        schemes.QSGD, schemes.NUQSGD, schemes.GlobalQSGD, schemes.EDEN, schemes.BinSGDM
     ]  # fmt: skip
     assert registry.problems() == []
 

@@ -730,7 +730,7 @@ def perform(requests: Sequence[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("way", [*list(WAYS.values())[:2], extended(WAYS["xla"])], ids=WAYS)
 @pytest.mark.parametrize(
-    "name", [*(name for name in SCHEMES if "elias" not in name and "omega" not in name), *LITERATURE]
+    "name", [*(name for name, scheme in SCHEMES.items() if scheme.host_requirement() is None), *LITERATURE]
 )
 def test_schemes(way: Callable, name: str) -> None:
     """Whole exchanges of three workers, with a scheme's own numpy arrays among the tensors."""

@@ -1,0 +1,344 @@
+"""EDEN: Communication-Efficient and Robust Distributed Mean Estimation for Federated Learning.
+
+Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher. ICML 2022; with one bit it is DRIVE (NeurIPS 2021).
+A random rotation makes every bucket look Gaussian, so that one table of levels serves all gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from horovod_quant.analysis.bounds import eden_error, eden_variance_factor
+from horovod_quant.kernels.arrays import Part, no_part
+from horovod_quant.kernels.keys import Key, KeyChain
+from horovod_quant.kernels.layout import TILE, code_words, tiles
+from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.schemes.base import (
+    Allgather,
+    Alltoall,
+    Collective,
+    Decoded,
+    Exchange,
+    Gradient,
+    Scheme,
+    Workers,
+    checked,
+    require_choice,
+    require_int,
+    split_points,
+    use_plain_ints,
+)
+from horovod_quant.schemes.chunks import Chunks
+from horovod_quant.schemes.qsgd import ALLGATHER, ALLTOALL, AUTO, Route
+from horovod_quant.schemes.registry import register
+
+DEFAULT_BITS = 3
+MOST_BITS = 4
+
+MOST_GATHERED = 2
+"""Workers with whom ``exchange="auto"`` is an allgather: it has half of the error of an alltoall of as many bits.
+
+For that error an alltoall needs half a bit more each way (a bit is worth a factor of 3.7). An allgather sends
+``(n - 1) b`` bits an element, that alltoall ``(n - 1) / n (2 b + 1)``: fewer with 3 workers, but for one bit, and more
+with 2. The kernels' time agrees: an element takes 1.1 ns to encode and 0.75 to decode (AVX-512, one thread), so an
+allgather of 2 takes 2.6 and an alltoall 3.1; of 3 both take about 3.2, and of 4 the allgather 4.1 and the alltoall 2.9.
+"""
+
+IN_COMMON = 0.1
+"""Share of a gradient's energy that ``server_bits="auto"`` takes all workers to have in common.
+
+4 workers' gradients of a character model had as much in the middle of a training, and 16 workers' a fifth of it. The
+larger it is, the less do the workers' errors count beside the server's.
+"""
+
+
+class Widths(NamedTuple):
+    """What some number of workers run."""
+
+    bits: int
+    server_bits: int
+    exchange: Route
+
+    def bits_sent(self, workers: int) -> int:
+        """For an element, by one of so many workers, times ``n / (n - 1)``."""
+        return workers * self.bits if self.exchange == ALLGATHER else self.bits + self.server_bits
+
+    def error(self, ratio: float = 1.0) -> float:
+        """See `horovod_quant.analysis.bounds.eden_error`."""
+        return eden_error(self.bits, None if self.exchange == ALLGATHER else self.server_bits, ratio)
+
+
+@register
+@dataclass(frozen=True)
+class EDEN(Scheme):
+    """EDEN: a random rotation, ``2^bits`` Lloyd-Max levels for a Gaussian, and one scale a bucket of 1,024 elements.
+
+    1. each worker rotates its buckets by signs of its own, rounds to the nearest level, and finds the scale that makes
+       the result right on average over the rotations;
+    2. an alltoall brings everybody's codes and scales of a chunk to the worker that serves it;
+    3. the server decodes and averages them, and encodes the average with another rotation: with one of the workers' it
+       would be wrong on average;
+    4. an allgather brings the servers' codes and scales to everybody.
+
+    With an allgather instead, for two workers, everybody decodes and adds all workers' codes after step 1.
+
+    A rounding adds a constant share of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096 for
+    1 to 4 bits. It is spread evenly over the bucket: a bucket of zeros stays one, zeros among other elements do not.
+
+    Args:
+        bits: width of a code, 1 to 4; 3 unless ``error`` is given. A bucket whose largest magnitude is below 2^-96
+            counts as 0; an element that float32 does not hold makes NaN of its bucket.
+        server_bits: width of the servers' codes. The second rounding's error does not shrink with the workers, so
+            ``"auto"`` takes the fewest, no fewer than ``bits``, with which it is at most twice what is left of the
+            workers' own: ``bits`` for up to 11 workers, one more from 12 on, two more from about 70 on, and 4 at most.
+            An allgather has no second rounding.
+        exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an allgather for two workers, an alltoall for more.
+        error: instead of ``bits``, the largest squared error of the average, relative to its own square, that
+            gradients without anything in common may have: the exchange with the fewest bytes that keeps to it is
+            taken, given the number of workers. 0.0193 and more can be had by an alltoall, 0.0096 by an allgather.
+
+    Raises:
+        ValueError: an argument is out of range, or ``error`` is given beside ``bits`` or ``server_bits``.
+    """
+
+    bits: int | None = None
+    server_bits: int | str = AUTO
+    exchange: Route = AUTO
+    error: float | None = None
+
+    presets = {"eden": {}}
+    compared = ("eden-3",)
+    unbiased = True
+    host_only = True  # no other backend has these kernels yet
+    bucket_size = TILE
+
+    def __post_init__(self) -> None:
+        require_choice("exchange", self.exchange, get_args(Route))
+        if isinstance(self.server_bits, str) and self.server_bits != AUTO:
+            raise ValueError(
+                f"server_bits={self.server_bits!r}: use 'auto', or an integer from 1 to {MOST_BITS}"
+            )
+        if self.server_bits != AUTO:
+            require_int("server_bits", self.server_bits, 1, MOST_BITS)
+            use_plain_ints(self, "server_bits")
+        if self.error is not None:
+            self._check_error(self.error)
+            return
+        if self.bits is None:
+            object.__setattr__(self, "bits", DEFAULT_BITS)
+        require_int("bits", self.bits, 1, MOST_BITS)
+        use_plain_ints(self, "bits")
+
+    def _check_error(self, error: Any) -> None:
+        for name, usual in (("bits", None), ("server_bits", AUTO)):
+            if getattr(self, name) != usual:
+                raise ValueError(
+                    f"error={error!r} chooses the bits; leave {name}={getattr(self, name)!r} out, or the error"
+                )
+        if isinstance(error, bool) or not isinstance(error, (int, float)) or not 0 < error < math.inf:
+            raise ValueError(f"error={error!r}: use a positive number, for example 0.1")
+        least = min(widths.error() for widths in self._possible())
+        if error < least:
+            raise ValueError(
+                f"error={error!r}: exchange={self.exchange!r} has {least:.6f} at least"
+                + ("; an allgather has half of that" if self.exchange == ALLTOALL else "")
+            )
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Of ``exchange="auto"`` those for many workers."""
+        gathered = Collective(Allgather, "int32")
+        return (gathered,) if self.exchange == ALLGATHER else (Collective(Alltoall, "int32"), gathered)
+
+    def for_workers(self, workers: Workers) -> Scheme:
+        """With everything chosen that depends on their number."""
+        return replace(self, error=None, **self.widths(workers.size)._asdict())
+
+    def levels_left(self, workers: int, hosts: int) -> int | None:
+        return None if self.bits is None else 1 << (self.bits - 1)
+
+    def relative_error(self, workers: int, hosts: int) -> float:
+        """The same for any number of workers that run the same: errors average out, just as such gradients do."""
+        return math.sqrt(self.widths(workers).error())
+
+    def widths(self, workers: int) -> Widths:
+        """What so many workers run."""
+        if self.error is not None:
+            fitting = [widths for widths in self._possible() if widths.error() <= self.error]
+            ratio = _usual_ratio(workers)
+            return min(fitting, key=lambda widths: (widths.bits_sent(workers), widths.error(ratio)))
+        assert self.bits is not None
+        exchange, server_bits = self.exchange, self.server_bits
+        if exchange == AUTO:
+            exchange = ALLGATHER if workers <= MOST_GATHERED else ALLTOALL
+        if isinstance(server_bits, str):
+            server_bits = balanced(self.bits, workers)
+        return Widths(self.bits, server_bits, exchange)
+
+    def _possible(self) -> list[Widths]:
+        """What there is to choose from by error."""
+        every = range(1, MOST_BITS + 1)
+        gathered = [Widths(bits, bits, ALLGATHER) for bits in every]
+        served = [Widths(bits, server_bits, ALLTOALL) for bits in every for server_bits in every]
+        return [widths for widths in gathered + served if self.exchange in (AUTO, widths.exchange)]
+
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        widths = self.widths(workers.size)
+        if widths.exchange == ALLGATHER:
+            return _exchange_all(gradients, workers, kernels, widths.bits)
+        return _exchange_chunks(gradients, workers, kernels, widths)
+
+
+def balanced(bits: int, workers: int) -> int:
+    """What ``server_bits="auto"`` is."""
+    left = _usual_ratio(workers) * eden_variance_factor(bits)
+    fitting = (more for more in range(bits, MOST_BITS) if eden_variance_factor(more) <= 2 * left)
+    return next(fitting, MOST_BITS)
+
+
+def _usual_ratio(workers: int) -> float:
+    """See `horovod_quant.analysis.bounds.energy_ratio`."""
+    return 1 / (1 + (workers - 1) * IN_COMMON)
+
+
+class _Coder(NamedTuple):
+    """What some elements of a tensor are on the wire: their codes, then the scales of their buckets."""
+
+    kernels: Any
+    bits: int
+
+    def length(self, elements: int) -> int:
+        """Of them, in words."""
+        return self._words(elements) + tiles(elements)
+
+    def parts(self, values: Any, key: Key, start: int) -> list[Part]:
+        """To be assembled, in this order."""
+        scales: list[Any] = []
+
+        def encode(out: Any) -> Any:
+            words, found = self.kernels.encode_rotated(values, self.bits, key, start, out)
+            scales.append(found)
+            return words
+
+        elements = values.shape[0]
+        return [
+            (self._words(elements), np.int32, encode),
+            (tiles(elements), np.float32, lambda out: scales.pop()),
+        ]
+
+    def open(self, piece: Any, elements: int) -> tuple[Any, Any]:
+        """The codes and scales at the beginning of a piece."""
+        words = self._words(elements)
+        return piece[:words], self.kernels.view(piece[words : self.length(elements)], np.float32)
+
+    def add(
+        self, pieces: Sequence[Any], keys: Sequence[Key], factor: float, elements: int, out: Any, start: int
+    ) -> Any:
+        """Writes the sum, times a factor, of what the workers have at the beginning of their pieces."""
+        words, scales = zip(*(self.open(piece, elements) for piece in pieces))
+        return self.kernels.add_rotated(words, scales, self.bits, keys, factor, out, start)
+
+    def _words(self, elements: int) -> int:
+        return code_words(rotated_elements(elements), self.bits)
+
+
+def _exchange_all(gradients: Sequence[Gradient], workers: Workers, kernels: Any, bits: int) -> Exchange:
+    coder = _Coder(kernels, bits)
+    # With signs that all workers share, one inverse rotation would do for the sum. But equal gradients would have equal
+    # errors then, of which n times as much is left (with half of the energy in common 4% more at one bit, 2% at three),
+    # and of two workers' exchange that would save no more than a quarter of the kernels' time.
+    # What decoding needs of the gradients, without their values, which are not to be kept.
+    sources = [(gradient.keys, gradient.step, gradient.start, gradient.elements) for gradient in gradients]
+    lengths = [coder.length(gradient.elements) for gradient in gradients]
+    at = split_points(lengths)
+
+    parts = []
+    for gradient in gradients:
+        key = gradient.keys.key("worker", gradient.step, workers.rank)
+        parts += coder.parts(gradient.values, key, gradient.start)
+    payload = kernels.assemble([*parts, no_part(np.int32)])
+    # An empty array does not tell how many there are.
+    known = None if at[-1] else [0] * workers.size
+    payloads = yield from checked(Allgather(payload, [4 * length for length in lengths], known), workers)
+
+    def write(i: int, factor: float, out: Any) -> Any:
+        keys, step, start, elements = sources[i]
+        pieces = [payload[at[i] : at[i + 1]] for payload in payloads]
+        return coder.add(pieces, _worker_keys(keys, step, workers.size), factor, elements, out, start)
+
+    return Decoded(len(payloads), write)
+
+
+def _exchange_chunks(
+    gradients: Sequence[Gradient], workers: Workers, kernels: Any, widths: Widths
+) -> Exchange:
+    up, down = _Coder(kernels, widths.bits), _Coder(kernels, widths.server_bits)
+    own_keys = [gradient.keys.key("worker", gradient.step, workers.rank) for gradient in gradients]
+    # Every worker would draw the same signs here, so the result does not depend on who serves what.
+    server_keys = [gradient.keys.key("server", gradient.step) for gradient in gradients]
+    elements, starts = [g.elements for g in gradients], [g.start for g in gradients]
+    chunks = Chunks(elements, workers.size)
+    served = [chunks.segments(server) for server in range(workers.size)]
+
+    parts = []
+    for segment in (segment for own in served for segment in own):
+        i = segment.gradient
+        values = gradients[i].values[segment.start : segment.stop]
+        parts += up.parts(values, own_keys[i], starts[i] + segment.start)
+    offsets = [split_points([up.length(segment.elements) for segment in own]) for own in served]
+    request = Alltoall(
+        kernels.assemble([*parts, no_part(np.int32)]),
+        [at[-1] for at in offsets],
+        [4 * up.length(count) for count in elements],
+    )
+    received = yield from checked(request, workers)
+
+    parts = []
+    for segment, at in zip(served[workers.rank], offsets[workers.rank]):
+        i, count = segment.gradient, segment.elements
+        start = starts[i] + segment.start
+        keys = _worker_keys(gradients[i].keys, gradients[i].step, workers.size)
+        pieces = [piece[at:] for piece in received]
+        average = up.add(pieces, keys, 1.0 / workers.size, count, kernels.target(count), start)
+        parts += down.parts(average, server_keys[i], start)
+    offsets = [split_points([down.length(segment.elements) for segment in own]) for own in served]
+    gathered = yield from checked(
+        Allgather(
+            kernels.assemble([*parts, no_part(np.int32)]),
+            [4 * down.length(count) / workers.size for count in elements],
+            [at[-1] for at in offsets],
+        ),
+        workers,
+    )
+
+    # Segments end where buckets do, so one after another they are what the whole gradient's codes would be.
+    words: list[list] = [[np.zeros(0, np.int32)] for _ in gradients]
+    scales: list[list] = [[np.zeros(0, np.float32)] for _ in gradients]
+    for own, starts_in_piece, piece in zip(served, offsets, gathered):
+        for segment, at in zip(own, starts_in_piece):
+            codes, units = down.open(piece[at:], segment.elements)
+            words[segment.gradient].append(codes)
+            scales[segment.gradient].append(units)
+
+    def write(i: int, factor: float, out: Any) -> Any:
+        return kernels.decode_rotated(
+            kernels.concatenate(words[i]),
+            kernels.concatenate(scales[i]),
+            widths.server_bits,
+            server_keys[i],
+            factor * workers.size,
+            out,
+            starts[i],
+        )
+
+    return Decoded(workers.size, write)
+
+
+def _worker_keys(keys: KeyChain, step: int, size: int) -> list[Key]:
+    """Of all workers, by rank: whoever decodes needs them."""
+    return [keys.key("worker", step, rank) for rank in range(size)]
