@@ -87,6 +87,9 @@ class EDEN(Scheme):
 
     With an allgather instead, for two workers, everybody decodes and adds all workers' codes after step 1.
 
+    With the codes goes the number of the step that selected the signs, one word for each server's part of a gradient:
+    the workers' counts need not be the same.
+
     A rounding adds a constant share of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096 for
     1 to 4 bits. It is spread evenly over the bucket: a bucket of zeros stays one, zeros among other elements do not.
 
@@ -206,17 +209,25 @@ def _usual_ratio(workers: int) -> float:
     return 1 / (1 + (workers - 1) * IN_COMMON)
 
 
+LARGEST_STEP = 2**31 - 1
+"""A step counts on from 0 after it: what an int32 word holds."""
+
+
 class _Coder(NamedTuple):
-    """What some elements of a tensor are on the wire: their codes, then the scales of their buckets."""
+    """What some elements of a tensor are on the wire: the step that selected their signs, codes, the buckets' scales.
+
+    The step is the sender's own count, from which a receiver's differs after a worker has come later, has died in the
+    middle of a step, or has missed some after ``hvd.join()``. Where there are no elements, there is no step either.
+    """
 
     kernels: Any
     bits: int
 
     def length(self, elements: int) -> int:
         """Of them, in words."""
-        return self._words(elements) + tiles(elements)
+        return _step_words(elements) + self._words(elements) + tiles(elements)
 
-    def parts(self, values: Any, key: Key, start: int) -> list[Part]:
+    def parts(self, values: Any, step: int, key: Key, start: int) -> list[Part]:
         """To be assembled, in this order."""
         scales: list[Any] = []
 
@@ -227,24 +238,40 @@ class _Coder(NamedTuple):
 
         elements = values.shape[0]
         return [
+            (_step_words(elements), np.int32, lambda out: np.full(_step_words(elements), step, np.int32)),
             (self._words(elements), np.int32, encode),
             (tiles(elements), np.float32, lambda out: scales.pop()),
         ]
 
     def open(self, piece: Any, elements: int) -> tuple[Any, Any]:
         """The codes and scales at the beginning of a piece."""
-        words = self._words(elements)
-        return piece[:words], self.kernels.view(piece[words : self.length(elements)], np.float32)
+        start = _step_words(elements)
+        end = start + self._words(elements)
+        return piece[start:end], self.kernels.view(piece[end : self.length(elements)], np.float32)
 
     def add(
-        self, pieces: Sequence[Any], keys: Sequence[Key], factor: float, elements: int, out: Any, start: int
+        self, pieces: Sequence[Any], keys: KeyChain, factor: float, elements: int, out: Any, start: int
     ) -> Any:
-        """Writes the sum, times a factor, of what the workers have at the beginning of their pieces."""
+        """Writes the sum, times a factor, of what the workers, by rank, have at the beginning of their pieces."""
+        own_keys = [keys.key("worker", _step(piece, elements), rank) for rank, piece in enumerate(pieces)]
         words, scales = zip(*(self.open(piece, elements) for piece in pieces))
-        return self.kernels.add_rotated(words, scales, self.bits, keys, factor, out, start)
+        return self.kernels.add_rotated(words, scales, self.bits, own_keys, factor, out, start)
 
     def _words(self, elements: int) -> int:
         return code_words(rotated_elements(elements), self.bits)
+
+
+def _step_words(elements: int) -> int:
+    return min(elements, 1)
+
+
+def _step(piece: Any, elements: int) -> int:
+    """Of the sender of the elements at the beginning of a piece."""
+    return int(piece[0]) if elements else 0
+
+
+def _own_step(gradient: Gradient) -> int:
+    return gradient.step & LARGEST_STEP
 
 
 def _exchange_all(gradients: Sequence[Gradient], workers: Workers, kernels: Any, bits: int) -> Exchange:
@@ -253,23 +280,24 @@ def _exchange_all(gradients: Sequence[Gradient], workers: Workers, kernels: Any,
     # errors then, of which n times as much is left (with half of the energy in common 4% more at one bit, 2% at three),
     # and of two workers' exchange that would save no more than a quarter of the kernels' time.
     # What decoding needs of the gradients, without their values, which are not to be kept.
-    sources = [(gradient.keys, gradient.step, gradient.start, gradient.elements) for gradient in gradients]
+    sources = [(gradient.keys, gradient.start, gradient.elements) for gradient in gradients]
     lengths = [coder.length(gradient.elements) for gradient in gradients]
     at = split_points(lengths)
 
     parts = []
     for gradient in gradients:
-        key = gradient.keys.key("worker", gradient.step, workers.rank)
-        parts += coder.parts(gradient.values, key, gradient.start)
+        step = _own_step(gradient)
+        key = gradient.keys.key("worker", step, workers.rank)
+        parts += coder.parts(gradient.values, step, key, gradient.start)
     payload = kernels.assemble([*parts, no_part(np.int32)])
     # An empty array does not tell how many there are.
     known = None if at[-1] else [0] * workers.size
     payloads = yield from checked(Allgather(payload, [4 * length for length in lengths], known), workers)
 
     def write(i: int, factor: float, out: Any) -> Any:
-        keys, step, start, elements = sources[i]
+        keys, start, elements = sources[i]
         pieces = [payload[at[i] : at[i + 1]] for payload in payloads]
-        return coder.add(pieces, _worker_keys(keys, step, workers.size), factor, elements, out, start)
+        return coder.add(pieces, keys, factor, elements, out, start)
 
     return Decoded(len(payloads), write)
 
@@ -278,40 +306,47 @@ def _exchange_chunks(
     gradients: Sequence[Gradient], workers: Workers, kernels: Any, widths: Widths
 ) -> Exchange:
     up, down = _Coder(kernels, widths.bits), _Coder(kernels, widths.server_bits)
-    own_keys = [gradient.keys.key("worker", gradient.step, workers.rank) for gradient in gradients]
-    # Every worker would draw the same signs here, so the result does not depend on who serves what.
-    server_keys = [gradient.keys.key("server", gradient.step) for gradient in gradients]
-    elements, starts = [g.elements for g in gradients], [g.start for g in gradients]
-    chunks = Chunks(elements, workers.size)
+    chains, starts = [g.keys for g in gradients], [g.start for g in gradients]
+    chunks = Chunks([g.elements for g in gradients], workers.size)
     served = [chunks.segments(server) for server in range(workers.size)]
+
+    def offsets(coder: _Coder) -> list[list[int]]:
+        """Where each server's segments are in its piece."""
+        return [split_points([coder.length(segment.elements) for segment in own]) for own in served]
+
+    def sizes(coder: _Coder) -> list[int]:
+        """Bytes of each gradient's segments."""
+        found = [0] * len(gradients)
+        for segment in (segment for own in served for segment in own):
+            found[segment.gradient] += 4 * coder.length(segment.elements)
+        return found
 
     parts = []
     for segment in (segment for own in served for segment in own):
         i = segment.gradient
+        step = _own_step(gradients[i])
+        key = chains[i].key("worker", step, workers.rank)
         values = gradients[i].values[segment.start : segment.stop]
-        parts += up.parts(values, own_keys[i], starts[i] + segment.start)
-    offsets = [split_points([up.length(segment.elements) for segment in own]) for own in served]
-    request = Alltoall(
-        kernels.assemble([*parts, no_part(np.int32)]),
-        [at[-1] for at in offsets],
-        [4 * up.length(count) for count in elements],
-    )
+        parts += up.parts(values, step, key, starts[i] + segment.start)
+    piece_at = offsets(up)
+    request = Alltoall(kernels.assemble([*parts, no_part(np.int32)]), [at[-1] for at in piece_at], sizes(up))
     received = yield from checked(request, workers)
 
     parts = []
-    for segment, at in zip(served[workers.rank], offsets[workers.rank]):
+    for segment, at in zip(served[workers.rank], piece_at[workers.rank]):
         i, count = segment.gradient, segment.elements
         start = starts[i] + segment.start
-        keys = _worker_keys(gradients[i].keys, gradients[i].step, workers.size)
         pieces = [piece[at:] for piece in received]
-        average = up.add(pieces, keys, 1.0 / workers.size, count, kernels.target(count), start)
-        parts += down.parts(average, server_keys[i], start)
-    offsets = [split_points([down.length(segment.elements) for segment in own]) for own in served]
+        average = up.add(pieces, chains[i], 1.0 / workers.size, count, kernels.target(count), start)
+        # The first worker's step, which all servers of the gradient know: the signs do not depend on who serves what.
+        step = _step(pieces[0], count)
+        parts += down.parts(average, step, chains[i].key("server", step), start)
+    piece_at = offsets(down)
     gathered = yield from checked(
         Allgather(
             kernels.assemble([*parts, no_part(np.int32)]),
-            [4 * down.length(count) / workers.size for count in elements],
-            [at[-1] for at in offsets],
+            [size / workers.size for size in sizes(down)],
+            [at[-1] for at in piece_at],
         ),
         workers,
     )
@@ -319,26 +354,23 @@ def _exchange_chunks(
     # Segments end where buckets do, so one after another they are what the whole gradient's codes would be.
     words: list[list] = [[np.zeros(0, np.int32)] for _ in gradients]
     scales: list[list] = [[np.zeros(0, np.float32)] for _ in gradients]
-    for own, starts_in_piece, piece in zip(served, offsets, gathered):
+    steps = [0] * len(gradients)
+    for own, starts_in_piece, piece in zip(served, piece_at, gathered):
         for segment, at in zip(own, starts_in_piece):
             codes, units = down.open(piece[at:], segment.elements)
             words[segment.gradient].append(codes)
             scales[segment.gradient].append(units)
+            steps[segment.gradient] = _step(piece[at:], segment.elements)
 
     def write(i: int, factor: float, out: Any) -> Any:
         return kernels.decode_rotated(
             kernels.concatenate(words[i]),
             kernels.concatenate(scales[i]),
             widths.server_bits,
-            server_keys[i],
+            chains[i].key("server", steps[i]),
             factor * workers.size,
             out,
             starts[i],
         )
 
     return Decoded(workers.size, write)
-
-
-def _worker_keys(keys: KeyChain, step: int, size: int) -> list[Key]:
-    """Of all workers, by rank: whoever decodes needs them."""
-    return [keys.key("worker", step, rank) for rank in range(size)]
