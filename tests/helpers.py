@@ -23,8 +23,18 @@ from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD
-from horovod_quant.schemes.base import BinaryState, Decoded, Gradient, Scheme, Workers
+from horovod_quant.schemes.base import (
+    Allreduce,
+    BinaryState,
+    Decoded,
+    Exchange,
+    Gradient,
+    Scheme,
+    Workers,
+    answered,
+)
 from horovod_quant.schemes.hierarchical import inner_of
+from horovod_quant.schemes.over_allreduce import over_allreduce
 
 EVERY_EXAMPLE = 100
 """Of a property test that says nothing else; see conftest.py."""
@@ -163,13 +173,19 @@ def lockstep(
     states: Sequence[Sequence[BinaryState]] | None = None,
     custom_reduction: bool = False,
     local_size: int = 1,
+    steps: Sequence[int] | None = None,
 ) -> list[Decoded]:
-    """What each worker's exchange of arrays of any dtype leaves, not yet decoded."""
+    """What each worker's exchange of arrays of any dtype leaves, not yet decoded.
+
+    Args:
+        steps: the number of the exchange by each worker's own count.
+    """
     size = len(groups)
     exchanges = []
     for rank, own in enumerate(groups):
         state = states[rank] if states else used_states(own)
-        members = [Gradient(a, KeyChain(0, str(i)), 0, state[i]) for i, a in enumerate(own)]
+        step = steps[rank] if steps else 0
+        members = [Gradient(a, KeyChain(0, str(i)), step, state[i]) for i, a in enumerate(own)]
         workers = Workers(rank, size, custom_reduction, local_size)
         exchanges.append(scheme.begin(members, workers, reference))
     answers: list[Any] = [None] * size
@@ -184,6 +200,22 @@ def lockstep(
             assert not requests
             return finished
         answers = simulator._answers(requests, local_size, None)
+
+
+class OverAllreduce(Scheme):
+    """Another scheme by sums alone; counts them."""
+
+    def __init__(self, inner: Scheme) -> None:
+        self.inner = inner
+        self.requests = 0
+
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        def answer(request: Any) -> Any:
+            assert isinstance(request, Allreduce)
+            self.requests += workers.rank == 0
+            return (yield request)
+
+        return answered(over_allreduce(self.inner.begin(gradients, workers, kernels), workers), answer)
 
 
 def gaussian(seed: int, *shape: int) -> np.ndarray:

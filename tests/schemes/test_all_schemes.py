@@ -7,19 +7,22 @@ import pytest
 from helpers import (
     LENGTHS,
     SCHEMES,
+    OverAllreduce,
     assert_unbiased,
     extended,
     fresh_states,
     gaussian,
     heavy_tailed,
     lockstep,
+    owned_states,
     same_bits,
     simulate,
 )
 
 from horovod_quant.kernels import reference
-from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes.base import Scheme, Workers
+from horovod_quant.schemes.hierarchical import inner_of
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 WITH_ZERO = {name: scheme for name, scheme in SCHEMES.items() if name != "binsgdm"}
@@ -116,6 +119,28 @@ def test_all_workers_decode_the_same_at_any_length(scheme: Scheme, size: int) ->
             # No element is off by more than the norm (two, where exponential levels are rounded twice).
             norm = np.abs(parts).max() if getattr(scheme, "norm", "l2") == "max" else np.linalg.norm(parts)
             assert np.abs(decoded[bucket] - parts.mean(axis=0)).max() <= 2.0001 * norm
+
+
+@pytest.mark.parametrize("exchange", ["flat", "hierarchical", "by sums"])
+@every_scheme
+def test_workers_that_count_differently_decode_the_same(scheme: Scheme, exchange: str) -> None:
+    """As after one has come later, or has missed steps: no worker knows another's count."""
+    groups = [[gaussian(100 * worker + i, d) for i, d in enumerate((3000, 0, 33))] for worker in range(4)]
+    local_size = 2 if exchange == "hierarchical" else 1
+    workers = Workers(0, 4, local_size=local_size)
+    scheme = (Hierarchical(scheme) if local_size > 1 else scheme).for_workers(workers)
+    states = [owned_states(scheme, own, workers._replace(rank=rank)) for rank, own in enumerate(groups)]
+    same = lockstep(scheme, groups, states, local_size=local_size)
+    run = OverAllreduce(scheme) if exchange == "by sums" else scheme
+    finished = lockstep(run, groups, states, local_size=local_size, steps=[5, 2**32 + 3, 0, 5])
+    for i, first in enumerate(groups[0]):
+        decoded, *others = (result.write(i, 0.25, np.empty(len(first), np.float32)) for result in finished)
+        assert all(same_bits(decoded, other) for other in others)
+        if i == 0 and not isinstance(inner_of(scheme), BinSGDM):
+            exact = np.mean([own[0] for own in groups], axis=0, dtype=np.float64)
+            usual = same[0].write(0, 0.25, np.empty(3000, np.float32))
+            # Joint rounding's gain is lost.
+            assert ((decoded - exact) ** 2).sum() < 4 * ((usual - exact) ** 2).sum()
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import UNLIKE_BUCKETS, assert_mean, assert_unbiased, extended, gaussian, same_bits, simulate
+from helpers import (
+    UNLIKE_BUCKETS,
+    assert_mean,
+    assert_unbiased,
+    extended,
+    gaussian,
+    lockstep,
+    same_bits,
+    simulate,
+)
 
 from horovod_quant import simulator
 from horovod_quant.analysis import bounds
 from horovod_quant.frontend import require_no_host
+from horovod_quant.kernels import reference
+from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.layout import TILE, code_words
 from horovod_quant.schemes import EDEN, Hierarchical
 from horovod_quant.schemes.base import Allgather, Alltoall, Workers
@@ -133,6 +144,33 @@ def test_the_server_has_a_rotation_of_its_own() -> None:
     assert error == pytest.approx(bounds.eden_variance_factor(3), rel=0.3)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "scheme",
+    [EDEN(2, exchange="allgather"), EDEN(1, 3, "alltoall"), EDEN(3)],
+    ids=["gathered", "served", "auto"],
+)
+def test_signs_are_those_of_the_senders_counts(scheme: EDEN, workers: int) -> None:
+    """A server's are those of the first worker's. Every average is what the kernels make of whole gradients."""
+    steps = [9, 0, 10**6, 2**31 + 4, 9][:workers]
+    lengths = (4 * TILE + 1, 0, 33, 2 * TILE)
+    groups = [[gaussian(10 * rank + i, count) for i, count in enumerate(lengths)] for rank in range(workers)]
+    chosen = scheme.widths(workers)
+    finished = lockstep(scheme.for_workers(Workers(0, workers)), groups, steps=steps)
+    for i, count in enumerate(lengths):
+        chain = KeyChain(0, str(i))
+        keys = [chain.key("worker", step % 2**31, rank) for rank, step in enumerate(steps)]
+        sent = [reference.encode_rotated(own[i], chosen.bits, key) for own, key in zip(groups, keys)]
+        expected, factor = np.empty(count, np.float32), 1.0 / workers
+        reference.add_rotated(*zip(*sent), chosen.bits, keys, factor, expected)
+        if chosen.exchange == "alltoall":
+            key = chain.key("server", steps[0])
+            served = reference.encode_rotated(expected, chosen.server_bits, key)
+            reference.decode_rotated(*served, chosen.server_bits, key, 1.0, expected)
+        for result in finished:
+            assert same_bits(result.write(i, factor, np.empty(count, np.float32)), expected)
+
+
 def test_the_place_in_the_tensor_selects_the_signs() -> None:
     """Equal buckets are decoded to different ones, whoever serves them, and alike where nodes share them out."""
     gradients = [np.tile(gaussian(rank, TILE), 6) for rank in range(4)]
@@ -181,13 +219,18 @@ def test_what_leaves_float32_is_not_silently_something_else(exchange: Any) -> No
 
 
 @pytest.mark.parametrize("elements", [5 * TILE, 1025, 33, 1])
-def test_bytes_are_those_of_codes_and_scales(elements: int) -> None:
+def test_bytes_are_those_of_steps_codes_and_scales(elements: int) -> None:
     gradients = [gaussian(rank, elements) for rank in range(4)]
     padded = {1: 32, 33: 64, 1025: 1024 + 32}.get(elements, elements)
-    up, down = (4 * (code_words(padded, bits) + -(-elements // TILE)) for bits in (2, 4))
+    buckets = -(-elements // TILE)
+    up, down = (4 * (code_words(padded, bits) + buckets) for bits in (2, 4))
+    steps = 4 * min(buckets, 4)  # one for each server
     sent = simulator.run(EDEN(2, 4, "alltoall"), gradients).bytes_sent
-    assert sent == {"alltoall": pytest.approx(up * 3 / 4), "allgather": pytest.approx(down * 3 / 4)}
-    assert simulator.run(EDEN(2, exchange="allgather"), gradients).bytes_sent == {"allgather": 3 * up}
+    assert sent == {
+        "alltoall": pytest.approx((up + steps) * 3 / 4),
+        "allgather": pytest.approx((down + steps) * 3 / 4),
+    }
+    assert simulator.run(EDEN(2, exchange="allgather"), gradients).bytes_sent == {"allgather": 3 * (up + 4)}
 
 
 # ---- what is chosen

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pytest
-from helpers import lockstep
+from helpers import OverAllreduce, lockstep
 
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD
-from horovod_quant.schemes.base import Allreduce, BinaryState, Exchange, Gradient, Scheme, Workers, answered
-from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, over_allreduce
+from horovod_quant.schemes.base import BinaryState, Scheme
+from horovod_quant.schemes.over_allreduce import collectives_over_allreduce
 
 SCHEMES = [
     QSGD(4),
@@ -25,22 +22,6 @@ SCHEMES = [
     BinSGDM(),
 ]
 LENGTHS = (5000, 1, 1024)
-
-
-class OverAllreduce(Scheme):
-    """Another scheme by sums alone; counts them."""
-
-    def __init__(self, inner: Scheme) -> None:
-        self.inner = inner
-        self.requests = 0
-
-    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        def answer(request: Any) -> Any:
-            assert isinstance(request, Allreduce)
-            self.requests += workers.rank == 0
-            return (yield request)
-
-        return answered(over_allreduce(self.inner.begin(gradients, workers, kernels), workers), answer)
 
 
 def decoded_by(scheme: Scheme, size: int) -> list[list[np.ndarray]]:
