@@ -163,8 +163,9 @@ class BaseCompressor:
     def state_dict(self) -> dict[str, Any]:
         """What random bits depend on, besides the seed: how often each gradient has been exchanged, by its name.
 
-        The same on all workers. Saved with a checkpoint, and loaded into a new compressor of the same arguments, it
-        lets training go on with the bits that it would have had without an interruption.
+        The same on all workers that have taken part in the same steps. Saved with a checkpoint, and loaded into a new
+        compressor of the same arguments, it lets training go on with the bits that it would have had without an
+        interruption.
         """
         return {"exchanges": self._exchange_counts()}
 

@@ -153,8 +153,8 @@ TORCH = Table(
         ),
         # Last, because workers outside the process set, and those that have joined, start fewer operations, and a
         # later unnamed one would hang, with Horovod alone as well.
-        Part(METHODS, ["workers_that_join"]),
-        Part(TORCH_VARIANTS, ["workers_that_join"], extra=True),
+        Part(METHODS, ["workers_that_join", "training_goes_on_after_joining"]),
+        Part(TORCH_VARIANTS, ["workers_that_join", "training_goes_on_after_joining"], extra=True),
         Part(METHODS, ["process_set"]),
     ],
     core=["average", "overlap_with_any_order", "direct_calls", "several_backward_passes_in_a_step"],

@@ -26,6 +26,7 @@ from torch_harness import (
     assert_bits_equal,
     assert_same_on_all_ranks,
     base_optimizer,
+    gather_objects,
     message_of,
     net,
     net_loss,
@@ -920,6 +921,26 @@ def _average_of_present(
     return simulator.run(
         scheme, arrays, seed=compressor.seed, names=[name], step=step, factor=1 / size, states=own_states
     ).decoded[0][0]
+
+
+def training_goes_on_after_joining(make: Any) -> None:
+    """Everybody has joined, each after other steps: from then on the workers' counts of exchanges differ."""
+    compressor, model = make(), net()
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+    )
+    for own_steps in (1 + hvd.rank(), 1 + 2 * (hvd.size() - 1 - hvd.rank())):
+        for step in range(own_steps):
+            optimizer.zero_grad()
+            net_loss(model, step).backward()
+            optimizer.step()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.join())
+        counts = gather_objects(compressor.state_dict(), hvd.global_process_set)
+        # BinSGDM counts in its optimizer's state.
+        assert isinstance(compressor, hvq.BinSGDM) or len(set(map(str, counts))) == hvd.size(), counts
+        for step in range(10, 13):
+            train_one_step_and_check(compressor, model, optimizer, step)
+            assert_same_on_all_ranks([p.grad for p in model.parameters()], "gradients")
 
 
 MAKERS = {**METHODS, **VARIANTS}
