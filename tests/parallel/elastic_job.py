@@ -136,4 +136,14 @@ def assert_nothing_lost(entries: Sequence[list[dict[str, Any]]], printed: str) -
         changes = [size for size, before in zip(sizes, [0, *sizes]) if size != before]
         assert changes == [phase.size for phase in PHASES], sizes
         assert [entry["step"] for entry in own] == list(range(1, len(own) + 1)), "a step was lost or repeated"
+    steps = [{entry["step"]: entry["exchanges"] for entry in own if "step" in entry} for own in entries]
+    late = [own for own in steps if 1 not in own]
+    first = {entry["step"]: entry["exchanges"] for entry in finished[0]}
+    assert any(late), "no worker has come later"
+    assert all(own[step] < first[step] for own in late for step in own), "a new worker has old counts"
     return finished
+
+
+def exchanges_of(compressors: Iterable[Any]) -> int:
+    """How many exchanges the compressors have counted together."""
+    return sum(sum(each.state_dict()["exchanges"].values()) for each in compressors)

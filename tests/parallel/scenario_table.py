@@ -206,6 +206,7 @@ TF = Table(
                 "bad_arguments",
                 "workers_disagree",
                 "resuming_gives_the_same_bits",
+                "counts_that_differ",
                 "a_worker_that_joins",
             ],
         ),
@@ -213,7 +214,7 @@ TF = Table(
         Part(BINSGDM, ["binsgdm_moves_by_the_rate"]),
         Part(
             TF_VARIANTS,
-            ["tape_in_a_function", "tape_groups", "dynamic_shapes", "nan_on_one_rank"],
+            ["tape_in_a_function", "tape_groups", "dynamic_shapes", "nan_on_one_rank", "counts_that_differ"],
             extra=True,
         ),
         Part(

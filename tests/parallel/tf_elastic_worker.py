@@ -15,7 +15,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from elastic_job import PHASES, Kept, Log, assert_levels, count_step, fatal_method
+from elastic_job import PHASES, Kept, Log, assert_levels, count_step, exchanges_of, fatal_method
 from oracle import assert_average
 from tf_harness import (
     METHODS,
@@ -147,7 +147,8 @@ def main() -> None:
             updates = int(binary.iterations)
             assert updates == state.step, f"BinSGDM counts {updates} updates after {state.step} steps"
             traces = [training.traces for training in trainings]
-            log.write(step=state.step, size=hvd.size(), phase=state.phase, traces=traces)
+            exchanges = exchanges_of(training.compressor for training in trainings)
+            log.write(step=state.step, size=hvd.size(), phase=state.phase, exchanges=exchanges, traces=traces)
             kept.note(binary_state())
             state.commit()
 

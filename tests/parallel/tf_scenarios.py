@@ -986,6 +986,19 @@ def binsgdm_moves_by_the_rate(make: Make) -> None:
         np.testing.assert_allclose(np.abs(new - old), 1e-3, rtol=1e-2)
 
 
+def counts_that_differ(make: Make) -> None:
+    """As after a worker has come later: the averages are right nevertheless, and the same on all."""
+    for eager in (False, True):
+        model = keras_model()
+        compressor, optimizer = make_for_tape(make, model)
+        compressor.load_state_dict({"exchanges": {v.name: 7 * hvd.rank() for v in model.variables}})
+        step = tape_step(compressor, model, optimizer)
+        step = step if eager else tf.function(step)
+        for x, y in batches(2):
+            step(x, y)
+        _check_averages(compressor, 2)
+
+
 def a_worker_that_joins(make: Make) -> None:
     """GlobalQSGD goes on without it, with the average over all, as Horovod's own; the others say that they cannot."""
     for eager in (False, True):

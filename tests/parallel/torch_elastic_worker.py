@@ -13,7 +13,7 @@ from typing import Any
 import horovod.torch as hvd
 import numpy as np
 import torch
-from elastic_job import PHASES, Kept, Log, assert_levels, count_step, fatal_method
+from elastic_job import PHASES, Kept, Log, assert_levels, count_step, exchanges_of, fatal_method
 from oracle import assert_average
 from torch_harness import METHODS, assert_same_on_all_ranks, base_optimizer, gather_objects, net, net_loss
 
@@ -102,7 +102,8 @@ def main() -> None:
             count_step(state, hvd.size(), hvd.rank(), hosts)
             updates = binary.updates()
             assert updates == {state.step}, f"BinSGDM counts {updates} updates after {state.step} steps"
-            log.write(step=state.step, size=hvd.size(), phase=state.phase)
+            exchanges = exchanges_of(training.compressor for training in trainings)
+            log.write(step=state.step, size=hvd.size(), phase=state.phase, exchanges=exchanges)
             kept.note(binary.binary_state())
             state.commit()
 
