@@ -228,6 +228,9 @@ class EDEN(Compressor):
 
     With an allgather instead, for two workers, everybody decodes and adds all workers' codes after step 1.
 
+    With the codes goes the number of the step that selected the signs, one word for each server's part of a gradient:
+    the workers' counts need not be the same.
+
     A rounding adds a constant share of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096 for
     1 to 4 bits. It is spread evenly over the bucket: a bucket of zeros stays one, zeros among other elements do not.
 
