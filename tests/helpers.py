@@ -10,7 +10,7 @@ variance V, the mean is off by more than ``sqrt(2 V L / N) + 7 R L / (3 (N - 1))
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,20 @@ def examples(count: int) -> settings:
 def extended(*values: Any) -> Any:
     """Values of a test's parameters that are left to --all."""
     return pytest.param(*values, marks=pytest.mark.extended)
+
+
+def by_default(chosen: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """A test's parameter: those ``chosen``, and all the others with --all."""
+    return [value if value in chosen else extended(value) for value in values]
+
+
+def in_turn(ways: Sequence[Any], cases: Iterable[Sequence[Any]]) -> list[Any]:
+    """Parameters of a test, a way and a case: by default each case in one of the ways, with --all in each."""
+    return [
+        (way, *case) if number % len(ways) == turn else extended(way, *case)
+        for number, case in enumerate(cases)
+        for turn, way in enumerate(ways)
+    ]
 
 
 def no_more_than(variance: Any, reach: float, samples: int) -> Any:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import same_bits, simulate
+from helpers import by_default, same_bits, simulate
 from mpi_worker import Case, cases, gradients, states
 
 FOLDER = Path(__file__).parent
@@ -36,7 +36,7 @@ def launch(size: int, path: Path) -> list:
     return pickle.loads(path.read_bytes())
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4, 5])
+@pytest.fixture(scope="module", params=by_default((2, 3, 5), range(1, 6)))
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list:
     return launch(request.param, tmp_path_factory.mktemp("mpi") / "results")
 

@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from helpers import UNLIKE_BUCKETS, assert_mean, assert_unbiased, gaussian, heavy_tailed, same_bits
+from helpers import UNLIKE_BUCKETS, assert_mean, assert_unbiased, gaussian, heavy_tailed, part, same_bits
 
 from horovod_quant.kernels import native, reference, rotation
 from horovod_quant.kernels.keys import Key, KeyChain, hash32
@@ -127,7 +127,7 @@ VECTORS = {**UNLIKE_BUCKETS, "short": gaussian(4, 100)}
 def test_decoding_is_unbiased_over_rotations_and_its_variance_is_the_widths(x: np.ndarray, bits: int) -> None:
     """Means by the bound of helpers.py (6e-11 a comparison); the variance, D / (1 - D), is of long Gaussian vectors."""
     chain = KeyChain(0, "w")
-    samples = np.array([decoded(x, bits, chain.key("worker", step)) for step in range(400)])
+    samples = np.array([decoded(x, bits, chain.key("worker", step)) for step in range(part(1000))])
     length = float(np.linalg.norm(x.astype(np.float64)))
     assert_unbiased(samples, x.astype(np.float64), 4 * length, 1e-6 * length)
     errors = ((samples - x.astype(np.float64)) ** 2).sum(axis=1) / length**2

@@ -36,7 +36,7 @@ with pytest.MonkeyPatch.context() as at_import:
     from horovod_quant.kernels.triton import launching
     from horovod_quant.kernels.triton.ranges import Ranges
 
-from helpers import SCHEMES, keys, used_states  # noqa: E402
+from helpers import SCHEMES, by_default, keys, used_states  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from literature import LITERATURE  # noqa: E402
@@ -63,6 +63,7 @@ FACTORS = (1.0, 0.25, 1 / 3, -2.0, 1e-30, 1e38)
 LENGTHS = (0, 1, 31, 33, 1023, 1025, 5000)
 LONG = 17_000  # more than a program of any kernel takes
 BUCKETS = (32, 96, 1024, 2048, 64, 1120, 128)
+FEW_WIDTHS = (2, 3, 4, 8, 13)
 FAR = 2**35 * TILE  # an element's index beyond 32 bits
 
 
@@ -279,7 +280,7 @@ def test_arithmetic_finds_what_was_collected() -> None:
 # ---- levels
 
 
-@pytest.mark.parametrize("width", range(2, 17))
+@pytest.mark.parametrize("width", by_default(FEW_WIDTHS, range(2, 17)))
 def test_uniform_sums_of_each_width(width: int) -> None:
     levels = max(1, ((1 << (width - 1)) - 1) // (1 + width % 3))
     for case in inputs_of(width):
@@ -290,13 +291,13 @@ def test_uniform_sums_of_each_width(width: int) -> None:
             assert_same("decode_uniform_sum", sums, norms, bucket_size, levels, width, factor, out)
 
 
-@pytest.mark.parametrize("bits", range(2, 17))
+@pytest.mark.parametrize("bits", by_default(FEW_WIDTHS, range(2, 17)))
 def test_uniform_codes_of_each_width(bits: int) -> None:
     for case in inputs_of(bits):
         assert_same_codes("uniform_codes", case, bits)
 
 
-@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("bits", by_default(FEW_WIDTHS, range(2, 9)))
 def test_exponential_codes_of_each_width(bits: int) -> None:
     for case in inputs_of(bits):
         assert_same_codes("exponential", case, bits)

@@ -23,6 +23,8 @@ ELASTIC = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "30"}
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
 
+HOROVODRUN = [sys.executable, str(Path(__file__).with_name("horovodrun.py"))]
+
 SCENARIOS_LIMIT = 2400
 """Seconds of a launch of many scenarios."""
 
@@ -53,7 +55,7 @@ def horovodrun(
     The time limit is generous: a loaded machine is no failure. ``own_network``: behind a loopback interface of its
     own, where the system allows it, so that nobody else's traffic is counted.
     """
-    launch: list[str] = [str(BIN / "horovodrun"), f"--{controller}", "-np", str(workers)]
+    launch: list[str] = [*HOROVODRUN, f"--{controller}", "-np", str(workers)]
     launch += [str(part) for part in command]
     if own_network:
         launch = [*network_namespace(), *launch]

@@ -159,6 +159,7 @@ TORCH = Table(
     ],
     core=["average", "overlap_with_any_order", "direct_calls", "several_backward_passes_in_a_step"],
     also=["torch_scripts"],
+    sampled=TORCH_VARIANTS,
 )
 
 TF = Table(

@@ -29,6 +29,7 @@ from tf_harness import (
     rank_data,
 )
 from tf_scenarios import clean, finish  # noqa: F401 (part of a module of scenarios)
+from turns import taken
 
 import horovod_quant.tensorflow as hvq
 from horovod_quant.kernels.layout import TILE, ceil_div
@@ -100,7 +101,7 @@ def the_state_of_binsgdm_survives_the_broadcast(make: Make) -> None:
 def the_state_of_binsgdm_is_shared_out(make: Make) -> None:
     """It is saved whole or not at all, and shared out again when it was loaded, whatever is there."""
     local_size = _local_size()
-    for legacy in (False, True):
+    for legacy in taken(False, True):
         model, compressor = keras_model(), make(min_elements=0)
         optimizer = keras_hvd.DistributedOptimizer(optimizer_for(compressor, legacy), compression=compressor)
         model.compile(optimizer=optimizer, loss="mse")

@@ -150,8 +150,8 @@ def keras_legacy_run_eagerly(make: Make) -> None:
 
 
 def keras_module_of_its_own(make: Make) -> None:
-    fit(make(), module=plain_keras_hvd)
-    fit(make(), module=plain_keras_hvd, legacy=True)
+    for legacy in taken(False, True):
+        fit(make(), module=plain_keras_hvd, legacy=legacy)
 
 
 def keras_optimizer_from_horovod_tensorflow(make: Make) -> None:
@@ -163,10 +163,16 @@ def keras_sum(make: Make) -> None:
 
 
 def keras_groups(make: Make) -> None:
-    fit(make(), groups=2, steps=2)
-    model = keras_model()
-    kernels = [variable for variable in model.trainable_variables if len(variable.shape) > 1]
-    fit(make(group_bytes=20000), model=model, groups=[kernels], legacy=True, steps=2)
+    for own in taken(False, True):
+        model = keras_model()
+        kernels = [variable for variable in model.trainable_variables if len(variable.shape) > 1]
+        fit(
+            make(**({"group_bytes": 20000} if own else {})),
+            model=model,
+            groups=[kernels] if own else 2,
+            legacy=own,
+            steps=2,
+        )
 
 
 def keras_backward_passes(make: Make) -> None:
@@ -344,8 +350,8 @@ def tape_eager(make: Make) -> None:
 
 
 def tape_generic_names(make: Make) -> None:
-    train_with_tape(make, generic=True)
-    train_with_tape(make, generic=True, groups=2)
+    for groups in taken(None, 2):
+        train_with_tape(make, generic=True, groups=groups)
 
 
 def tape_sum(make: Make) -> None:
@@ -358,8 +364,8 @@ def tape_predivide(make: Make) -> None:
 
 
 def tape_groups(make: Make) -> None:
-    train_with_tape(make, groups=1)
-    train_with_tape(make, num_groups=2, arguments={"group_bytes": 1})
+    for options in taken({"groups": 1}, {"num_groups": 2, "arguments": {"group_bytes": 1}}):
+        train_with_tape(make, **options)
 
 
 def tape_process_set(make: Make) -> None:
@@ -368,9 +374,8 @@ def tape_process_set(make: Make) -> None:
 
 
 def tape_dtypes(make: Make) -> None:
-    for dtype in taken("float16", "bfloat16", "float64"):
-        train_with_tape(make, dtype=dtype)
-    train_with_tape(make, dtype="float16", groups=1)
+    for dtype, groups in taken(("float16", None), ("bfloat16", None), ("float64", None), ("float16", 1)):
+        train_with_tape(make, dtype=dtype, groups=groups)
 
 
 def overrides_and_excluded(make: Make) -> None:
@@ -452,9 +457,15 @@ def one_gradient_for_two_variables(make: Make) -> None:
         assert named == sent.keys() == {"a:0", "b:0"}
         assert all(traffic.bytes_sent > 0 for traffic in sent.values())
 
-    train()
-    for groups, eager in taken((None, False), (1, False), (None, True), ("in turn", False)):
-        train(groups, eager, exclude="b:0")
+    excluding = {"exclude": "b:0"}
+    for groups, eager, arguments in taken(
+        (None, False, {}),
+        (None, False, excluding),
+        (1, False, excluding),
+        (None, True, excluding),
+        ("in turn", False, excluding),
+    ):
+        train(groups, eager, **arguments)
     for legacy in taken(True, False):
         a, b = (tf.Variable(tf.zeros([40, 30]), name=name) for name in "ab")
         compressor = make(exclude="b:0")
@@ -521,7 +532,7 @@ def embedding_in_fit(make: Make) -> None:
     compressor = make()
     if not isinstance(compressor, hvq.BinSGDM):
         return
-    for legacy in (False, True):
+    for legacy in taken(False, True):
         tf.keras.utils.set_random_seed(3)
         layers = tf.keras.layers
         model = tf.keras.Sequential(
@@ -645,7 +656,7 @@ def shapes_that_differ(make: Make) -> None:
     compressor = make()
     if isinstance(compressor, hvq.BinSGDM):
         return
-    for lengths in ((2000, 2001), (2000, 9000), (500, 3000), (3000, 500)):
+    for lengths in taken((2000, 2001), (2000, 9000), (500, 3000), (3000, 500)):
         own = tf.ones(lengths[min(hvd.rank(), 1)])
         for name in (None, "differs"):
             reduce = functools.partial(hvd.allreduce, name=name, compression=compressor)
@@ -831,7 +842,7 @@ def copies_keep_names(make: Make) -> None:
     model = keras_model()
     named = [(f"mine.{i}", variable) for i, variable in enumerate(model.trainable_variables)]
     compressor = make(named_parameters=named, exclude="mine.0")
-    for copied in (copy.deepcopy(compressor), pickle.loads(pickle.dumps(copy.copy(compressor)))):
+    for copied in taken(copy.deepcopy(compressor), pickle.loads(pickle.dumps(copy.copy(compressor)))):
         fit(copied, model=keras_model(), steps=1, check=False)
         assert {name for name, _, _ in copied.records} == {name for name, _ in named}
         assert check_records(copied, 1) == {"mine.2"}
@@ -1001,7 +1012,7 @@ def counts_that_differ(make: Make) -> None:
 
 def a_worker_that_joins(make: Make) -> None:
     """GlobalQSGD goes on without it, with the average over all, as Horovod's own; the others say that they cannot."""
-    for eager in (False, True):
+    for eager in taken(False, True):
         model = keras_model()
         compressor, optimizer = make_for_tape(make, model)
         step = tape_step(compressor, model, optimizer)

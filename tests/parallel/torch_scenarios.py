@@ -35,6 +35,7 @@ from torch_harness import (
     train_and_compare,
     train_one_step_and_check,
 )
+from turns import taken
 
 import horovod_quant.torch as hvq
 from horovod_quant import simulator
@@ -767,7 +768,7 @@ def overlap_with_any_order(make: Any) -> None:
         order = list(range(8)) if step == 0 else _shuffled(step, hvd.rank())
         return model(rank_data(step, 8, 40), order, slow=hvd.rank() == step % hvd.size()).pow(2).mean()
 
-    for between in (_unnamed_sum, _later(_unnamed_sum)):
+    for between in taken(_unnamed_sum, _later(_unnamed_sum)):
         train_and_compare(make(group_bytes=1), model=Many(), loss=loss, steps=6, between=between)
 
 
@@ -778,7 +779,7 @@ def overlap_with_parts_left_out(make: Any) -> None:
         order = _shuffled(step, hvd.rank())[: 8 if step < 2 else 3]
         return model(rank_data(step, 8, 40), order).pow(2).mean()
 
-    for between in (_named_sum, _later(_named_sum)):
+    for between in taken(_named_sum, _later(_named_sum)):
         train_and_compare(make(group_bytes=1), model=Many(), loss=loss, steps=6, between=between)
 
 

@@ -26,6 +26,7 @@ from torch_harness import (
     net_loss,
     rank_data,
 )
+from turns import taken
 
 import horovod_quant.torch as hvq
 from horovod_quant.torch import direct
@@ -152,7 +153,7 @@ def _but(rank: int, other: Batches, batches: Batches = FULL) -> list[Batches]:
 
 def a_worker_skips_its_backward_pass(make: Any) -> None:
     """Its loss is not finite, or its batch is empty; all agree by a sum whether to step. Any rank, any step."""
-    for rank in (0, -1):
+    for rank in taken(0, -1):
         script = [Step(_everywhere(FULL), between="named") for _ in range(5)]
         script[2] = Step(_but(rank, NONE), between="named")
         _perform(script, make())
@@ -171,7 +172,7 @@ def operations_after_giving_up(make: Any) -> None:
     """Who has waited in vain at the end of its pass has launched fewer collectives than who comes late; operations
     without a name meet all the same.
     """
-    for group_bytes in (1, 2**20):
+    for group_bytes in taken(1, 2**20):
         script = [
             Step(_everywhere(FULL), between="unnamed", after="unnamed", behind=(step % (hvd.size() + 1)))
             for step in range(5)
@@ -231,7 +232,7 @@ def a_worker_does_not_reach_the_second_optimizer(make: Any) -> None:
     """A backward pass for two optimizers, of which a batch of one worker has nothing for the second; either may be
     first in the alphabet.
     """
-    for prefix in ("a", "z"):
+    for prefix in taken("a", "z"):
         trunk, head = net(seed=5), torch.nn.Linear(30, 40)
         optimizers = [
             _distributed(make(group_bytes=1), model, f"{name}.")
@@ -437,14 +438,14 @@ def it_says_what_it_waits_for(make: Any) -> None:
     handler.emit = lambda record: heard.append(record.getMessage())
     log, usual = logging.getLogger("horovod_quant"), schedule.WATCH
     log.addHandler(handler)
-    schedule.WATCH = waiting.Watch(long=0.4)
+    schedule.WATCH = waiting.Watch(long=0.3)
     try:
         model = net()
         optimizer = _distributed(make(), model)
         for step in range(2):
             optimizer.zero_grad()
             if step == 1 and hvd.rank() == 1:
-                time.sleep(2.0)
+                time.sleep(1.0)
             net_loss(model, step).backward()
             _operation("named", "between")
             optimizer.step()

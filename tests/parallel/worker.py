@@ -47,10 +47,11 @@ def main() -> None:
     module = importlib.import_module(module_name)
     check_table(module)
     scenarios = {name: scenario(module, name) for name in (folder / "names").read_text().split()}
+    features = [feature for part in TABLES[module_name].parts for feature in part.features]
     rank = module.start()
     with open(folder / f"{rank}.jsonl", "w") as log:
         for name, run in scenarios.items():
-            turns.begin(name, list(module.MAKERS))
+            turns.begin(name, list(module.MAKERS), features)
             failure, begin = "", time.monotonic()
             try:
                 run()

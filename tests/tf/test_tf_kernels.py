@@ -11,7 +11,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from helpers import SCHEMES, extended, gaussian, lockstep, used_states  # noqa: E402
+from helpers import SCHEMES, gaussian, in_turn, lockstep, used_states  # noqa: E402
 from literature import LITERATURE  # noqa: E402
 
 from horovod_quant.kernels import keys, reference  # noqa: E402
@@ -46,6 +46,7 @@ WAYS = {
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> Callable:
+    """To run a computation in; a test with many cases names it among its parameters."""
     return WAYS[request.param]
 
 
@@ -148,10 +149,11 @@ CASES = [
     (4999, 2048, np.float32, 16),
 ]
 cases = pytest.mark.parametrize(
-    ("count", "bucket_size", "dtype", "bits"),
-    CASES,
+    ("way", "count", "bucket_size", "dtype", "bits"),
+    in_turn(list(WAYS), CASES),
+    indirect=["way"],
     ids=lambda value: (
-        str(value) if isinstance(value, int) else "bfloat16" if value == BFLOAT16 else value.__name__
+        str(value) if isinstance(value, (int, str)) else "bfloat16" if value == BFLOAT16 else value.__name__
     ),
 )
 
@@ -569,7 +571,9 @@ def test_hash(way: Callable) -> None:
 # ---- packing
 
 
-@pytest.mark.parametrize("counts", [(0, 1, 33), (1024, 5000)])
+@pytest.mark.parametrize(
+    ("way", "counts"), in_turn(list(WAYS), [[(1024, 5000)], [(0, 1, 33)]]), indirect=["way"]
+)
 def test_packing(way: Callable, counts: Sequence[int]) -> None:
     rng = np.random.default_rng(len(counts))
     widths = range(1, 17) if max(counts) > 33 else (1, 2, 5, 16)
@@ -728,9 +732,13 @@ def perform(requests: Sequence[Any]) -> list[Any]:
     return [list(received) for received in zip(*pieces)]
 
 
-@pytest.mark.parametrize("way", [*list(WAYS.values())[:2], extended(WAYS["xla"])], ids=WAYS)
 @pytest.mark.parametrize(
-    "name", [*(name for name, scheme in SCHEMES.items() if scheme.host_requirement() is None), *LITERATURE]
+    ("way", "name"),
+    in_turn(
+        list(WAYS),
+        [[name] for name, scheme in {**SCHEMES, **LITERATURE}.items() if scheme.host_requirement() is None],
+    ),
+    indirect=["way"],
 )
 def test_schemes(way: Callable, name: str) -> None:
     """Whole exchanges of three workers, with a scheme's own numpy arrays among the tensors."""
