@@ -935,7 +935,10 @@ def training_goes_on_after_joining(make: Any) -> None:
             optimizer.zero_grad()
             net_loss(model, step).backward()
             optimizer.step()
-        hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.join())
+        last = hvd.join()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+        if isinstance(compressor, hvq.BinSGDM):  # by whose momentum small gradients move
+            hvd.broadcast_optimizer_state(optimizer, root_rank=last)
         counts = gather_objects(compressor.state_dict(), hvd.global_process_set)
         # BinSGDM counts in its optimizer's state.
         assert isinstance(compressor, hvq.BinSGDM) or len(set(map(str, counts))) == hvd.size(), counts
