@@ -27,10 +27,17 @@ METHOD_OPTIONS = {
     "qsgd": ("bits", "norm", "bucket_size", "exchange"),
     "nuqsgd": ("bits", "norm", "bucket_size", "exchange"),
     "global-qsgd": ("bits", "norm", "levels", "bucket_size"),
+    "eden": ("bits", "server_bits", "exchange"),
     "binsgdm": (),
 }
 
-COMPRESSORS = {"qsgd": "QSGD", "nuqsgd": "NUQSGD", "global-qsgd": "GlobalQSGD", "binsgdm": "BinSGDM"}
+COMPRESSORS = {
+    "qsgd": "QSGD",
+    "nuqsgd": "NUQSGD",
+    "global-qsgd": "GlobalQSGD",
+    "eden": "EDEN",
+    "binsgdm": "BinSGDM",
+}
 
 # Bytes of an element with Horovod's own compressions.
 ELEMENT_BYTES = {"none": 4, "fp16": 2}
@@ -72,10 +79,15 @@ def make_parser(
     add = parser.add_argument
     add("--compression", choices=METHOD_OPTIONS, default="none")
     add("--bits", type=int, help="bits an element on the wire (default: the method's)")
+    add(
+        "--server-bits",
+        type=int,
+        help="eden: bits of the second rounding (default: by the number of workers)",
+    )
     add("--norm", choices=("max", "l2"), help="what a bucket is scaled by (default: the method's)")
     add("--levels", choices=("uniform", "exponential"), help="global-qsgd: spacing of the levels")
     add("--bucket-size", type=int, help="elements that share a scale (default: the method's)")
-    add("--exchange", choices=("allgather", "alltoall", "auto"), help="qsgd, nuqsgd: how codes travel")
+    add("--exchange", choices=("allgather", "alltoall", "auto"), help="qsgd, nuqsgd, eden: how codes travel")
     add(
         "--optimizer",
         choices=learning_rates,

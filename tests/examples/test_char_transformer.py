@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import extended
 from parallel.launching import ROOT, environment, horovodrun
 
 EXAMPLES = ROOT / "examples"
@@ -21,6 +22,7 @@ TRAININGS = {
     "qsgd": "--compression qsgd --norm max --bits 4",
     "global-qsgd": "--compression global-qsgd --bits 8",
     "exponential": "--compression global-qsgd --bits 8 --levels exponential",
+    "eden": "--compression eden --bits 2 --server-bits 4",
     "binsgdm": "--compression binsgdm --lr 0.005",
 }
 
@@ -79,10 +81,10 @@ def test_needs_no_launcher_and_writes_after_each_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--steps 0", "--steps 0: use at least 1"),
-        ("--batch-size 0", "--batch-size 0: use at least 1, a sequence a worker"),
-        ("--width 30 --heads 4", "--width 30: use a multiple of --heads 4"),
-        ("--compression none --bits 4", "--bits is for qsgd, nuqsgd, global-qsgd; --compression none"),
+        extended("--steps 0", "--steps 0: use at least 1"),
+        extended("--batch-size 0", "--batch-size 0: use at least 1, a sequence a worker"),
+        extended("--width 30 --heads 4", "--width 30: use a multiple of --heads 4"),
+        ("--compression none --bits 4", "--bits is for qsgd, nuqsgd, global-qsgd, eden; --compression none"),
     ],
 )
 def test_wrong_arguments_are_named(options: str, message: str) -> None:

@@ -26,6 +26,7 @@ TRAININGS = {
     "global-qsgd": "--compression global-qsgd",
     "global l2": "--compression global-qsgd --norm l2",
     "exponential": "--compression global-qsgd --levels exponential --norm l2 --bits 5",
+    "eden": "--compression eden",
     "binsgdm": "--compression binsgdm",
     "binsgdm again": "--compression binsgdm",
 }

@@ -103,7 +103,8 @@ def counted(
     return figures
 
 
-@pytest.mark.parametrize("hosts", [2, extended(4)])
+@pytest.mark.extended
+@pytest.mark.parametrize("hosts", [2, 4])
 def test_hierarchical_bytes_between_hosts(hosts: int, four_hosts: None, tmp_path: Path) -> None:
     """They are those of the hosts alone, by the formulas of shared/ALGORITHMS.md, whatever the workers of a host."""
     width, steps = 2048, 4

@@ -11,7 +11,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from helpers import SCHEMES, gaussian, in_turn, lockstep, used_states  # noqa: E402
+from helpers import SCHEMES, by_default, gaussian, in_turn, lockstep, used_states  # noqa: E402
 from literature import LITERATURE  # noqa: E402
 
 from horovod_quant.kernels import keys, reference  # noqa: E402
@@ -44,7 +44,7 @@ WAYS = {
 }
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=by_default(["function"], WAYS))
 def way(request: pytest.FixtureRequest) -> Callable:
     """To run a computation in; a test with many cases names it among its parameters."""
     return WAYS[request.param]
