@@ -85,6 +85,7 @@ def with_torch() -> None:
 def with_tensorflow() -> None:
     import horovod.tensorflow as hvd
     import tensorflow as tf
+    import tf_calls
     import tf_scenarios as scenarios
     from tf_harness import gather_objects, message_of, rank_data, recording
 
@@ -107,7 +108,7 @@ def with_tensorflow() -> None:
     for each in (make, in_operations, hierarchical):
         scenarios.tape_in_a_function(each)
     scenarios.overrides_and_excluded(make)
-    scenarios.resuming_gives_the_same_bits(in_operations)
+    tf_calls.resuming_gives_the_same_bits(in_operations)
     scenarios.nan_on_one_rank(make)
 
     def reduced(compressor: Any) -> np.ndarray:

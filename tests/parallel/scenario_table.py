@@ -290,6 +290,7 @@ TF = Table(
         "differentiation_is_refused",
         "bad_arguments",
     ],
+    also=["tf_calls"],
     sampled=[*TF_VARIANTS, *IN_TENSORFLOW],
 )
 
@@ -360,7 +361,7 @@ TF_HIERARCHICAL = Table(
         Part(TF_VARIANTS, NOT_OF_BINSGDM, extra=True),
     ],
     core=["keras_fit", "tape_groups", *NOT_OF_BINSGDM, *OF_BINSGDM],
-    borrows=["tf_scenarios"],
+    borrows=["tf_scenarios", "tf_calls"],
 )
 
 ON_A_GPU = [

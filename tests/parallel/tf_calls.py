@@ -1,0 +1,185 @@
+"""Reductions that a script calls itself, without an optimizer: scenarios of tf_scenarios.py."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from oracle import Oracle
+from tf_harness import (
+    Make,
+    assert_bits_equal,
+    assert_same_on_all_ranks,
+    gather_objects,
+    message_of,
+    rank_data,
+)
+from turns import taken
+
+import horovod_quant.tensorflow as hvq
+from horovod_quant.stats import OTHER_NAMES
+from horovod_quant.tensorflow import recent
+
+
+def direct_calls(make: Make) -> None:
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        message = message_of(lambda: hvd.allreduce(tf.ones(2000), compression=compressor), ValueError)
+        assert "needs the optimizer" in message
+        return
+    oracle = Oracle(compressor)
+
+    def call(a: Any, b: Any, c: Any) -> Any:
+        single = hvd.allreduce(a, name="direct", compression=compressor)
+        return [single, *hvd.grouped_allreduce([b, c], name="s", op=hvd.Sum, compression=compressor)]
+
+    for function in (call, tf.function(call)):
+        given = [rank_data(40, 50, seed=i) for i in range(3)]
+        results = function(*given)
+        everyone = gather_objects(dict(zip(("direct", "s.0", "s.1"), given)))
+        for name, factor, result in zip(("direct", "s.0", "s.1"), (1 / hvd.size(), 1.0, 1.0), results):
+            expected = oracle.expected(everyone, name, factor)
+            assert_bits_equal(result.numpy().reshape(-1), expected, name)
+    same = tf.constant(given[0])
+    twice = functools.partial(hvd.grouped_allreduce, [same, same], name="twice", compression=compressor)
+    everyone = gather_objects({"twice.0": given[0], "twice.1": given[0]})
+    for function in (twice, tf.function(twice)):
+        for name, result in zip(("twice.0", "twice.1"), function()):
+            expected = oracle.expected(everyone, name, 1 / hvd.size())
+            assert_bits_equal(result.numpy().reshape(-1), expected, name)
+    unnamed = hvd.allreduce(tf.constant(given[0]), compression=compressor)
+    assert_same_on_all_ranks([unnamed], "an unnamed allreduce")
+    small = hvd.allreduce(tf.fill([3], tf.constant(2.0, tf.bfloat16)), compression=compressor)
+    assert small.dtype is tf.bfloat16
+    assert small.numpy().tolist() == [2.0] * 3
+
+
+def shapes_that_differ(make: Make) -> None:
+    """An error on every worker at once, as Horovod's own, whatever the worker's own shape is, small ones included."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        return
+    for lengths in taken((2000, 2001), (2000, 9000), (500, 3000), (3000, 500)):
+        own = tf.ones(lengths[min(hvd.rank(), 1)])
+        for name in (None, "differs"):
+            reduce = functools.partial(hvd.allreduce, name=name, compression=compressor)
+            for function in (reduce, tf.function(reduce)):
+                message_of(lambda: function(own))  # noqa: B023
+                gather_objects(None)
+    assert hvd.allreduce(tf.ones(2000), compression=compressor).shape == (2000,)
+
+
+def fresh_names(make: Make) -> None:
+    """A name for each call: those of long ago are forgotten, and counted together; graphs keep theirs."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        return
+    usual, recent.REMEMBERED_NAMES = recent.REMEMBERED_NAMES, 4
+    try:
+        reduce = functools.partial(hvd.allreduce, compression=compressor)
+        given, small = rank_data(1100), tf.ones(5)
+        oracle = Oracle(compressor)
+        tf.function(reduce)(given, name="kept")
+        oracle.expected(gather_objects({"kept": given}), "kept", 1.0)
+        for number in [*range(6), *range(6)]:  # forgotten between: a name begins anew
+            name = f"name {number}"
+            wanted = Oracle(compressor).expected(gather_objects({name: given}), name, 1 / hvd.size())
+            assert_bits_equal(reduce(given, name=name).numpy(), wanted, name)
+            reduce(small, name=f"small {number}")
+        wanted = oracle.expected(gather_objects({"kept": given}), "kept", 1 / hvd.size())
+        assert_bits_equal(reduce(given, name="kept").numpy(), wanted, "kept")
+    finally:
+        recent.REMEMBERED_NAMES = usual
+    stats = compressor.stats()
+    assert len(stats.parameters) == 1 + 1 + 4
+    assert OTHER_NAMES in stats.parameters
+    for remembered in (compressor._chains, compressor._ledgers, compressor._steps):
+        assert len(remembered) <= 1 + 4
+    whole = 2 * (hvd.size() - 1) / hvd.size() * 4
+    np.testing.assert_allclose(stats.total.float32_bytes, whole * (14 * 1100 + 12 * 5), rtol=1e-6)
+
+
+def dynamic_shapes(make: Make) -> None:
+    """One trace serves gradients of any length, empty ones included."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        return
+    oracle, traces = Oracle(compressor), []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None])])
+    def call(x: Any) -> Any:
+        traces.append(x)
+        return hvd.allreduce(x, name="dynamic", compression=compressor)
+
+    for shape in ((30, 50), (1, 3), (77, 41), (0, 5)):
+        given = rank_data(*shape)
+        result = call(given).numpy()
+        assert result.shape == shape
+        if not given.size:
+            continue
+        scheme = compressor.policy.scheme
+        compressor.policy.min_elements = 1  # the oracle's: what has no shape yet is quantized
+        compressor.policy._chosen.clear()
+        expected = oracle.expected(gather_objects({"dynamic": given}), "dynamic", 1 / hvd.size())
+        assert scheme is not None
+        assert_bits_equal(result.reshape(-1), expected, f"shape {shape}")
+    assert len(traces) == 1
+
+
+def resuming_gives_the_same_bits(make: Make) -> None:
+    """A compressor with another's state goes on with the bits that the other would have drawn."""
+    if isinstance(make(), hvq.BinSGDM):  # whose optimizer counts
+        return
+    compressor = make()
+    oracle = Oracle(compressor)
+    for exchange in range(4):
+        if exchange == 2:
+            state, used = compressor.state_dict(), compressor
+            assert state == {"exchanges": {"resumed": 2}}
+            compressor = make()
+            compressor.load_state_dict(state)
+            assert compressor.state_dict() == state
+            assert "already" in message_of(lambda: used.load_state_dict(state), RuntimeError)  # noqa: B023
+        reduce = tf.function(functools.partial(hvd.allreduce, name="resumed", compression=compressor))
+        given = rank_data(5000, seed=exchange)
+        expected = oracle.expected(gather_objects({"resumed": given}), "resumed", 1 / hvd.size())
+        assert_bits_equal(reduce(tf.constant(given)).numpy(), expected, f"exchange {exchange}")
+
+
+def subnormal_numbers(make: Make) -> None:
+    """TensorFlow's threads flush them to zero; the results are defined without that."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        return
+    given = rank_data(64, 64) * np.float32(1e-38)
+    call = tf.function(lambda x: hvd.allreduce(x, name="tiny", op=hvd.Sum, compression=compressor))
+    expected = Oracle(compressor).expected(gather_objects({"tiny": given}), "tiny", 1.0)
+    assert_bits_equal(call(given).numpy().reshape(-1), expected, "tiny numbers")
+    given = rank_data(64, 64) * np.float32(1e-28)
+    given[::2] *= np.float32(1e-12)
+    call = tf.function(
+        lambda x: hvd.allreduce(x, name="wide", postscale_factor=1e-9, op=hvd.Sum, compression=compressor)
+    )
+    factor = float(hvd.allreduce(tf.ones(1), op=hvd.Sum, postscale_factor=1e-9, name="one")[0]) / hvd.size()
+    expected = Oracle(compressor).expected(gather_objects({"wide": given}), "wide", factor)
+    if np.count_nonzero(expected):
+        assert_bits_equal(call(given).numpy().reshape(-1), expected, "a wide range of numbers")
+
+
+def differentiation_is_refused(make: Make) -> None:
+    kind = type(make()).__mro__[1]  # one that does not record, which ends differentiation as well
+    if kind is hvq.BinSGDM:
+        return
+    compressor = kind()
+
+    def outer() -> Any:
+        x = tf.Variable(tf.ones(2000))
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(hvd.allreduce(x * 2.0, name="inner", compression=compressor))
+        return tape.gradient(total, x)
+
+    assert "leave compression out" in message_of(outer)
+    assert "leave compression out" in message_of(tf.function(outer))
