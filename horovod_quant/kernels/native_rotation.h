@@ -199,7 +199,10 @@ INLINE void encode_rotated(const void* x, i64 type, i64 count, const Signs& sign
     for (i64 i = 0; i < size; i += ROW) {
       in.prefetch_next(tile, i / ROW);
       float* RESTRICT values = bucket.values + i;
-      for (i64 lane = 0; lane < ROW; lane++) values[lane] = source[i + lane] * power;
+      for (i64 lane = 0; lane < ROW; lane++) {
+        const float value = source[i + lane] * power;
+        values[lane] = float_of(bits_of(value) & ABS) < 0x1p-100f ? 0.0f : value;
+      }
       for (i64 lane = 0; lane < ROW; lane++) lanes[lane] += (double)values[lane] * (double)values[lane];
     }
     const double squares = tree(lanes);

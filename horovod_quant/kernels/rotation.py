@@ -4,7 +4,8 @@ DRIVE (Vargaftik et al., NeurIPS 2021) for one bit, EDEN (Vargaftik et al., ICML
 1,024 elements, and has less only at a tensor's end: there zeros fill it up to a power of two from 32 on.
 
 1. *Range*: ``x`` times the power of two that brings the largest magnitude to 1 .. 2 (for the largest floats to 2 .. 4),
-   so that no sum overflows.
+   so that no sum overflows. What is below 2^-100 then counts as zero: coordinates are multiples of 2^-123, never
+   subnormal, which some processors and frameworks would flush to zero.
 2. *Rotation*: ``z = H D2 H D1 x``. D1 and D2 are random signs, H the Walsh-Hadamard transform without a factor: stages
    h = 1, 2, 4, ..., each of which makes ``(a + b, a - b)`` of elements at a distance of h, in float32. Two rounds,
    because one is biased where few elements of a bucket are not zero.
@@ -27,7 +28,7 @@ import numpy as np
 
 from horovod_quant.kernels.arrays import TILES_AT_A_TIME
 from horovod_quant.kernels.keys import Key, hash32
-from horovod_quant.kernels.layout import ROW, TILE, ceil_div, code_words
+from horovod_quant.kernels.layout import ROW, TILE, code_words, tiles
 from horovod_quant.kernels.reference import (
     MIN_NORM,
     _store,
@@ -57,7 +58,9 @@ THRESHOLDS: dict[int, tuple[float, ...]] = {
 DISTORTIONS = {1: 0.363380, 2: 0.117482, 3: 0.034548, 4: 0.009501}
 """D, the squared error of the levels for a normal variable of variance 1; ``D / (1 - D)`` is that of the kernels."""
 
-_LARGEST_SHIFT = 126  # 2^-127 is no normal number
+LARGEST_SHIFT = 126  # 2^-127 is no normal number
+SMALLEST = np.float32(2.0**-100)
+"""Smaller elements count as zero, when their bucket's largest is between 1 and 4."""
 
 
 def rotated_elements(elements: int) -> int:
@@ -86,7 +89,7 @@ def encode_rotated(
     Returns:
         The codes, packed (int32 words), and the buckets' scales (float32).
     """
-    _check_bits(bits)
+    check_bits(bits)
     words, found = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
     for values, first in _grids(as_float32(x), start):
         codes, own_scales = _encoded(values, bits, key, first)
@@ -99,13 +102,10 @@ def decode_rotated(
     words: np.ndarray, scales: np.ndarray, bits: int, key: Key, factor: float, out: np.ndarray, start: int = 0
 ) -> np.ndarray:
     """Writes the decoded elements times ``factor``; undoes `encode_rotated` with the same key and start."""
-    _check_bits(bits)
+    check_bits(bits)
     codes = unpack_codes(words, bits, rotated_elements(len(out)))
     units = scales * np.float32(factor)
-    if len(scales) < ceil_div(len(out), TILE):
-        raise ValueError(
-            f"scales: {len(scales)} scales for {len(out)} elements; {ceil_div(len(out), TILE)} are needed"
-        )
+    check_scales(len(scales), len(out))
     decoded = [np.zeros(0, np.float32)]
     position = 0
     for values, first in _grids(np.zeros(len(out), np.float32), start):
@@ -137,8 +137,7 @@ def add_rotated(
     Args:
         decode: the backend's `decode_rotated`.
     """
-    if not 0 < len(words) == len(scales) == len(keys):
-        raise ValueError(f"{len(words)} workers' words, {len(scales)} workers' scales, {len(keys)} keys")
+    check_workers(words, scales, keys)
     for low in range(0, len(out), TILES_AT_A_TIME * TILE):
         part = out[low : low + TILES_AT_A_TIME * TILE]
         codes = slice(code_words(low, bits), code_words(low + rotated_elements(len(part)), bits))
@@ -180,8 +179,9 @@ def _encoded(x: np.ndarray, bits: int, key: Key, first: int) -> tuple[np.ndarray
     usable = (maxima >= MIN_NORM) & (maxima < np.inf)
     x = np.where(usable[:, None], x, np.float32(0))
     exponents = (maxima.view(np.int32) >> 23) - 127
-    shift = np.where(usable, np.minimum(exponents, _LARGEST_SHIFT), 0).astype(np.int32)
+    shift = np.where(usable, np.minimum(exponents, LARGEST_SHIFT), 0).astype(np.int32)
     x = x * np.ldexp(np.float32(1), -shift)[:, None]
+    x = np.where(np.abs(x) < SMALLEST, np.float32(0), x)
 
     z = _transformed(x * _signs(count, size, key, first, 0))
     z = _transformed(z * _signs(count, size, key, first, 1))
@@ -231,6 +231,16 @@ def _lane_sums(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return lanes[:, 0]
 
 
-def _check_bits(bits: int) -> None:
+def check_scales(count: int, elements: int) -> None:
+    if count < tiles(elements):
+        raise ValueError(f"scales: {count} scales for {elements} elements; {tiles(elements)} are needed")
+
+
+def check_workers(words: Sequence, scales: Sequence, keys: Sequence[Key]) -> None:
+    if not 0 < len(words) == len(scales) == len(keys):
+        raise ValueError(f"{len(words)} workers' words, {len(scales)} workers' scales, {len(keys)} keys")
+
+
+def check_bits(bits: int) -> None:
     if bits not in LEVELS:
         raise ValueError(f"bits={bits!r}: use 1 to 4")

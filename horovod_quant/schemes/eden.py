@@ -117,7 +117,7 @@ class EDEN(Scheme):
     presets = {"eden": {}}
     compared = ("eden-3",)
     unbiased = True
-    host_only = True  # no other backend has these kernels yet
+    host_only = True  # Triton has no such kernels yet, and a step is read from a piece
     bucket_size = TILE
 
     def __post_init__(self) -> None:

@@ -241,12 +241,17 @@ def _bucket_sums(
     _no_buffer(out)
     size = filled_bucket_size(x.shape[0], bucket_size)
     values = _padded(_wide(x), size)
-    lanes = _minus_sum_of_rows(tf.reshape(minus_term(values), [-1, size // ROW, ROW]))
+    return _to_24_bits(
+        _lanes_in_a_tree(_minus_sum_of_rows(tf.reshape(minus_term(values), [-1, size // ROW, ROW])))
+    )
+
+
+def _lanes_in_a_tree(lanes: tf.Tensor) -> tf.Tensor:
     half = ROW // 2
     while half:
         lanes = lanes[:, :half] + lanes[:, half:]
         half //= 2
-    return _to_24_bits(lanes[:, 0])
+    return lanes[:, 0]
 
 
 def _to_24_bits(values: tf.Tensor) -> tf.Tensor:
@@ -719,3 +724,8 @@ def unpack_flags(words: tf.Tensor, count: int) -> tf.Tensor:
 def with_nan_tiles(values: tf.Tensor, broken: tf.Tensor) -> tf.Tensor:
     nan = tf.constant(np.nan, values.dtype)
     return tf.where(_per_element(broken, TILE, values.shape[0]), nan, values)
+
+
+# ---- EDEN --------------------------------------------------------------------------------------------------------
+
+from horovod_quant.tensorflow.rotation import add_rotated, decode_rotated, encode_rotated  # noqa: E402, F401

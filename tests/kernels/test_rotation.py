@@ -116,6 +116,21 @@ def test_workers_are_added_in_rank_order(elements: int, dtype: type) -> None:
         assert same_bits(found, rotation.store_float32(total, np.empty(elements, dtype)))
 
 
+@every_width
+def test_what_is_tiny_beside_the_largest_counts_as_zero(bits: int) -> None:
+    """No coordinate is subnormal, so nothing depends on whether a processor keeps such numbers."""
+    x = gaussian(5, TILE)
+    x[0], x[1::3], x[2::3] = 1.5, 2.0**-101, np.float32(-1e-45)
+    without = np.where(np.abs(x) < 2.0**-100, np.float32(0), x)
+    for kernels in (reference, native):
+        for given, same in ((x, without), (x * np.float32(2.0**-90), without * np.float32(2.0**-90))):
+            found, expected = (
+                kernels.encode_rotated(given, bits, KEY),
+                kernels.encode_rotated(same, bits, KEY),
+            )
+            assert all(map(same_bits, found, expected))
+
+
 # ---- error
 
 

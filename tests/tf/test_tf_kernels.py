@@ -17,6 +17,7 @@ from literature import LITERATURE  # noqa: E402
 from horovod_quant.kernels import keys, reference  # noqa: E402
 from horovod_quant.kernels.keys import Key  # noqa: E402
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles  # noqa: E402
+from horovod_quant.kernels.rotation import rotated_elements  # noqa: E402
 from horovod_quant.schemes.base import Allgather, Allreduce, BinaryState, Gradient, Workers  # noqa: E402
 from horovod_quant.tensorflow import kernels  # noqa: E402
 
@@ -384,6 +385,73 @@ def test_squares_are_added_row_by_row(way: Callable, bucket_size: int) -> None:
     )
     assert in_order != backwards
     assert_same(way, lambda backend, out, x: [backend.bucket_square_sums(x, bucket_size)], x)
+
+
+# ---- rotated
+
+
+@cases
+def test_rotated(way: Callable, count: int, bucket_size: int, dtype: Any, bits: int) -> None:
+    bits = 1 + bits % 4
+    given = make_input(count, bucket_size, dtype, count + 3)
+    keys_of_all = [Key(rank, 7) for rank in range(3)]
+    coordinates = rotated_elements(count)
+    words = [any_words(code_words(coordinates, bits), seed) for seed in range(3)]
+    scales = [np.roll(given.norms, worker)[: tiles(count)] for worker in range(3)]
+    scales = [np.resize(own, tiles(count)).astype(np.float32) for own in scales]
+    start = 96 * 1024 * 2**26  # beyond 2^32
+
+    def rotated(backend, out, x, words, scales):
+        return [
+            *backend.encode_rotated(x, bits, KEY, start),
+            *backend.encode_rotated(x, bits, joint_keys()[1]),
+            backend.decode_rotated(
+                words[0], scales[0], bits, KEY, FACTORS[1 + bits], out(count, dtype), start
+            ),
+            backend.add_rotated(words, scales, bits, keys_of_all, 1 / 3, out(count, dtype)),
+            backend.add_rotated(words[:1], scales[:1], bits, keys_of_all[:1], 1.0, out(count, np.float16)),
+        ]
+
+    assert_same(way, rotated, given.x, words, scales)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_rotated_numbers_of_all_sizes(way: Callable, bits: int) -> None:
+    """Elements that count as zero beside their bucket's largest, buckets that are, and what nearly overflows."""
+    rng = np.random.default_rng(bits)
+    x = rng.standard_normal(8 * TILE).astype(np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        x *= np.float32(2.0) ** rng.integers(-149, 0, x.size).astype(np.float32)
+    x.reshape(8, TILE)[:] *= np.float32([1, 2.0**-90, 2.0**-30, 1, 2.0**127, 1, 1, 1])[:, None]
+    x.reshape(8, TILE)[3:, :4] = [
+        [0, 0, 0, 0],
+        [3e38, -3e38, 3e38, 1],
+        [1, -1, 1e-40, -1e-40],
+        *[[1, 1, 1, 1]] * 2,
+    ]
+
+    def rotated(backend, out, x):
+        words, scales = backend.encode_rotated(x, bits, KEY)
+        return [
+            words,
+            scales,
+            backend.decode_rotated(words, scales, bits, KEY, 0.5, out(x.shape[0], np.float32)),
+        ]
+
+    assert_same(way, rotated, x)
+
+
+def test_rotated_arrays_that_do_not_fit() -> None:
+    spec = tf.TensorSpec([2000], tf.float32)
+    words, scales = tf.zeros([code_words(2048, 2)], tf.int32), tf.ones([2])
+    with pytest.raises(ValueError, match="1 scales for 2000 elements; 2 are needed"):
+        kernels.decode_rotated(words, scales[:1], 2, KEY, 1.0, spec)
+    with pytest.raises(ValueError, match="words cannot hold"):
+        kernels.decode_rotated(words[:64], scales, 2, KEY, 1.0, spec)
+    with pytest.raises(ValueError, match="bits=5: use 1 to 4"):
+        kernels.encode_rotated(tf.ones(5), 5, KEY)
+    with pytest.raises(ValueError, match="1 workers' words, 1 workers' scales, 2 keys"):
+        kernels.add_rotated([words], [scales], 2, [KEY, KEY], 1.0, spec)
 
 
 # ---- one bit

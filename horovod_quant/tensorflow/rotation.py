@@ -1,0 +1,185 @@
+"""EDEN's kernels in TensorFlow's operations: the bits of `horovod_quant.kernels.rotation`, on tensors of static length.
+
+The transforms are float32's, since coordinates are never subnormal; what is before and behind them is wide
+(see `horovod_quant.tensorflow.kernels`, whose functions these are).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.layout import ROW, TILE, tiles
+from horovod_quant.kernels.reference import MIN_NORM
+from horovod_quant.kernels.rotation import (
+    LARGEST_SHIFT,
+    LEVELS,
+    SMALLEST,
+    THRESHOLDS,
+    check_bits,
+    check_scales,
+    check_workers,
+    rotated_elements,
+)
+from horovod_quant.tensorflow.kernels import (
+    Number,
+    _bits,
+    _lanes_in_a_tree,
+    _largest_bits,
+    _minus_sum_of_rows,
+    _no_buffer,
+    _rounded,
+    _stored,
+    _wide,
+    _wide_scalar,
+    hash32,
+    pack_codes,
+    unpack_codes,
+)
+
+_INFINITE = np.uint32(0x7F800000)
+
+
+def encode_rotated(
+    x: tf.Tensor, bits: int, key: Key, start: int = 0, out: None = None, scales: None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    _no_buffer(out)
+    _no_buffer(scales)
+    check_bits(bits)
+    words, found = [tf.zeros([0], tf.uint32)], [tf.zeros([0], tf.float64)]
+    for first, elements in _grids(x.shape[0]):
+        codes, own_scales = _encoded(x[first : first + elements], bits, key, start + first)
+        words.append(tf.bitcast(pack_codes(codes, bits), tf.uint32))
+        found.append(own_scales)
+    return tf.bitcast(tf.concat(words, 0), tf.int32), _stored(tf.concat(found, 0), tf.float32)
+
+
+def decode_rotated(
+    words: tf.Tensor,
+    scales: tf.Tensor,
+    bits: int,
+    key: Key,
+    factor: Number,
+    out: tf.TensorSpec,
+    start: int = 0,
+) -> tf.Tensor:
+    return _stored(_decoded(words, scales, bits, key, factor, out.shape[0], start), out.dtype)
+
+
+def add_rotated(
+    words: Sequence[tf.Tensor],
+    scales: Sequence[tf.Tensor],
+    bits: int,
+    keys: Sequence[Key],
+    factor: Number,
+    out: tf.TensorSpec,
+    start: int = 0,
+) -> tf.Tensor:
+    check_workers(words, scales, keys)
+    elements = out.shape[0]
+    decoded = (
+        _decoded(own, units, bits, key, factor, elements, start)
+        for own, units, key in zip(words, scales, keys)
+    )
+    return _stored(functools.reduce(lambda total, more: _rounded(total + more), decoded), out.dtype)
+
+
+def _grids(elements: int) -> list[tuple[int, int]]:
+    """First element and number of elements of the whole buckets, and of the last one if it is not whole."""
+    whole = elements // TILE * TILE
+    return [(first, count) for first, count in ((0, whole), (whole, elements - whole)) if count]
+
+
+def _encoded(x: tf.Tensor, bits: int, key: Key, first: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Codes of all coordinates of buckets, flat, and the buckets' scales, wide."""
+    count = tiles(x.shape[0])
+    size = rotated_elements(x.shape[0]) // count
+    maxima = _largest_bits(_bits(x), TILE)
+    finite = maxima < _INFINITE
+    usable = finite & (maxima >= np.float32(MIN_NORM).view(np.uint32))
+    exponents = tf.cast(tf.bitwise.right_shift(maxima, np.uint32(23)), tf.int64) - 127
+    shift = tf.where(usable, tf.minimum(exponents, np.int64(LARGEST_SHIFT)), np.int64(0))
+
+    values = tf.where(usable[:, None], _grid(_wide(x), count, size), np.float64(0)) * _power(-shift)[:, None]
+    values = tf.where(tf.abs(values) < np.float64(SMALLEST), np.float64(0), values)
+    squares = _lane_sums(-values * values)
+    z = _transformed(tf.cast(values, tf.float32) * _signs(count, size, key, first, 0))
+    z = tf.cast(_transformed(z * _signs(count, size, key, first, 1)), tf.float64)
+    unit = _rounded(tf.sqrt(squares * size))[:, None]
+    magnitudes = tf.abs(z)
+    index = tf.zeros([count, size], tf.uint32)
+    for threshold in THRESHOLDS[bits]:
+        index += tf.cast(magnitudes > _rounded(unit * np.float64(np.float32(threshold))), tf.uint32)
+    negative = tf.cast(z < 0, tf.uint32)
+    codes = index | tf.bitwise.left_shift(negative, np.uint32(bits - 1))
+
+    products = _lane_sums(-magnitudes * tf.cast(_magnitudes(index, bits), tf.float64))
+    scales = squares / tf.where(usable, products, np.float64(1)) * _power(shift)
+    scales = tf.where(usable, _rounded(scales), tf.where(finite, np.float64(0), np.float64(np.nan)))
+    return tf.reshape(codes, [-1]), scales
+
+
+def _decoded(
+    words: tf.Tensor, scales: tf.Tensor, bits: int, key: Key, factor: Number, elements: int, start: int
+) -> tf.Tensor:
+    """Wide values."""
+    check_bits(bits)
+    check_scales(scales.shape[0], elements)
+    codes = unpack_codes(words, bits, rotated_elements(elements))
+    units = _rounded(_wide(scales) * _wide_scalar(factor))
+    found = [tf.zeros([0], tf.float64)]
+    for first, own in _grids(elements):
+        count = tiles(own)
+        size = rotated_elements(own) // count
+        grid = tf.reshape(codes[first : first + count * size], [count, size])
+        levels = _magnitudes(grid & np.uint32((1 << (bits - 1)) - 1), bits)
+        levels = tf.where(grid >= np.uint32(1 << (bits - 1)), -levels, levels)
+        rotated = _transformed(_transformed(levels) * _signs(count, size, key, start + first, 1))
+        restored = tf.cast(rotated * _signs(count, size, key, start + first, 0), tf.float64)
+        at = first // TILE
+        found.append(tf.reshape(_rounded(restored * units[at : at + count, None]), [-1])[:own])
+    return tf.concat(found, 0)
+
+
+def _grid(values: tf.Tensor, count: int, size: int) -> tf.Tensor:
+    missing = count * size - values.shape[0]
+    return tf.reshape(tf.pad(values, [[0, missing]]), [count, size])
+
+
+def _magnitudes(index: tf.Tensor, bits: int) -> tf.Tensor:
+    """The positive levels of these numbers."""
+    return tf.gather(tf.constant(LEVELS[bits], tf.float32), tf.cast(index, tf.int64))
+
+
+def _power(exponent: tf.Tensor) -> tf.Tensor:
+    """2 to an int64, float64."""
+    return tf.bitcast(tf.bitwise.left_shift(exponent + 1023, np.int64(52)), tf.float64)
+
+
+def _transformed(values: tf.Tensor) -> tf.Tensor:
+    """The Walsh-Hadamard transform of each row."""
+    count, size = values.shape
+    h = 1
+    while h < size:
+        pairs = tf.reshape(values, [count, size // (2 * h), 2, h])
+        a, b = pairs[:, :, 0], pairs[:, :, 1]
+        values = tf.reshape(tf.stack([a + b, a - b], axis=2), [count, size])
+        h *= 2
+    return values
+
+
+def _signs(count: int, size: int, key: Key, first: int, number: int) -> tf.Tensor:
+    """+-1 for each element: see `horovod_quant.kernels.rotation`."""
+    rows = hash32(2 * (first // ROW), 2 * count * (size // ROW), key)[number::2]
+    bits = tf.bitwise.right_shift(rows[:, None], np.arange(ROW, dtype=np.uint32)) & np.uint32(1)
+    return tf.reshape(tf.where(bits > 0, np.float32(-1), np.float32(1)), [count, size])
+
+
+def _lane_sums(minus_terms: tf.Tensor) -> tf.Tensor:
+    """The sum of each row: 32 elements after another into 32 lanes, then a tree over the lanes."""
+    count, size = minus_terms.shape
+    return _lanes_in_a_tree(_minus_sum_of_rows(tf.reshape(minus_terms, [count, size // ROW, ROW])))
