@@ -171,6 +171,7 @@ def test_covering_prefers_cheap_launches_and_keeps_the_order() -> None:
 
 def test_each_feature_once_takes_methods_by_turns() -> None:
     assert each_feature_once(["f-a", "g-a", "h", "f-b", "g-b"]) == ["f-a", "h", "g-b"]
+    assert each_feature_once(["f-a", "g-a", "g-b", "h-b"], last=["b"]) == ["f-a", "g-a", "h-b"]
 
 
 def test_time_of_a_launch_is_that_of_its_scenarios() -> None:

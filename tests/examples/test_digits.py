@@ -130,7 +130,7 @@ def test_a_wrong_argument_gives_one_message_and_fails(script: str) -> None:
 @pytest.mark.parametrize("script", ["torch_digits", extended("tf2_digits")])
 def test_wrong_arguments_are_named(script: str) -> None:
     messages = {
-        "--compression binsgdm --bits 4": "--bits is for qsgd, nuqsgd, global-qsgd; --compression binsgdm",
+        "--compression binsgdm --bits 4": "--bits is for qsgd, nuqsgd, global-qsgd, eden; --compression binsgdm",
         "--compression qsgd --levels uniform": "--levels is for global-qsgd",
         "--compression binsgdm --optimizer sgd": "needs the optimizer of the same name",
         "--compression zip": "invalid choice: 'zip'",

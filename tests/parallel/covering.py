@@ -101,12 +101,12 @@ def _by_feature(names: Sequence[str]) -> Collection[list[str]]:
     return found.values()
 
 
-def each_feature_once(names: Sequence[str]) -> list[str]:
-    """One scenario of each feature, with the method that has had the fewest."""
+def each_feature_once(names: Sequence[str], last: Collection[str] = ()) -> list[str]:
+    """One scenario of each feature, by the method that has had the fewest; of ``last`` only where there is no other."""
     methods: Counter[str] = Counter()
     once = set()
     for own in _by_feature(names):
-        name = min(own, key=lambda name: methods[split(name)[1]])
+        name = min(own, key=lambda name: (split(name)[1] in last, methods[split(name)[1]]))
         methods[split(name)[1]] += 1
         once.add(name)
     return [name for name in names if name in once]

@@ -163,4 +163,6 @@ def _by_breadths(breadths: Mapping[Run, str], tier: str, default: Sequence[Run])
 
 
 def _names(module: str, breadth: str) -> Sequence[str]:
-    return each_feature_once(names(module, "full")) if breadth == "once" else names(module, breadth)
+    if breadth != "once":
+        return names(module, breadth)
+    return each_feature_once(names(module, "full"), last=TABLES[module].sampled)

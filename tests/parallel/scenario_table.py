@@ -361,6 +361,7 @@ TF_HIERARCHICAL = Table(
         Part(TF_VARIANTS, NOT_OF_BINSGDM, extra=True),
     ],
     core=["keras_fit", "tape_groups", *NOT_OF_BINSGDM, *OF_BINSGDM],
+    sampled=[*TF_VARIANTS, *IN_TENSORFLOW],
     borrows=["tf_scenarios", "tf_calls"],
 )
 
