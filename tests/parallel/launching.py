@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import timings
 
@@ -27,6 +28,12 @@ HOROVODRUN = [sys.executable, str(Path(__file__).with_name("horovodrun.py"))]
 
 SCENARIOS_LIMIT = 2400
 """Seconds of a launch of many scenarios."""
+
+SCENARIO_LIMIT = 600
+"""Seconds of one of them."""
+
+LOOK = 5.0
+"""Seconds between looks at how far a launch is."""
 
 GLOO_TIMEOUT = "300"
 """Seconds. Of 30, its default, a machine with more workers than cores has been seen to take all."""
@@ -49,11 +56,18 @@ def horovodrun(
     timeout: float = 600,
     env: dict[str, str] | None = None,
     own_network: bool = False,
+    progress: Callable[[], Any] = lambda: None,
+    standstill: float = math.inf,
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``horovodrun --gloo|--mpi -np workers command``; kills the whole session when time is up.
 
-    The time limit is generous: a loaded machine is no failure. ``own_network``: behind a loopback interface of its
-    own, where the system allows it, so that nobody else's traffic is counted.
+    The time limits are generous: a loaded machine is no failure.
+
+    Args:
+        own_network: whether to run it behind a loopback interface of its own, where the system allows it, so that
+            nobody else's traffic is counted.
+        progress: returns something else whenever the launch has got on.
+        standstill: seconds without that, after which time is up as well.
     """
     launch: list[str] = [*HOROVODRUN, f"--{controller}", "-np", str(workers)]
     launch += [str(part) for part in command]
@@ -63,14 +77,21 @@ def horovodrun(
         launch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(env), cwd=ROOT,
         stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        output, _ = process.communicate()
-        output += f"\n[killed after {timeout} seconds]"
-        return subprocess.CompletedProcess(launch, -9, output)
-    return subprocess.CompletedProcess(launch, process.returncode, output)
+    begin = last = time.monotonic()
+    seen = progress()
+    while True:
+        try:
+            output, _ = process.communicate(timeout=LOOK)
+            return subprocess.CompletedProcess(launch, process.returncode, output)
+        except subprocess.TimeoutExpired:
+            now, before, seen = time.monotonic(), seen, progress()
+            last = last if seen == before else now
+            if now - begin > timeout or now - last > standstill:
+                break
+    os.killpg(process.pid, 9)
+    output, _ = process.communicate()
+    output += f"\n[killed after {now - begin:.0f} seconds, {now - last:.0f} of them without progress]"
+    return subprocess.CompletedProcess(launch, -9, output)
 
 
 class Outcome(NamedTuple):
@@ -87,12 +108,18 @@ def scenarios(run: Run, names: Sequence[str], folder: Path) -> Outcome:
     (folder / "names").write_text("\n".join(names))
     command = [*run.options, sys.executable, Path(__file__).with_name("worker.py"), folder, run.module]
     begin = time.monotonic()
+    logs = [folder / f"{rank}.jsonl" for rank in range(run.workers)]
     done = horovodrun(
-        run.controller, run.workers, command, timeout=SCENARIOS_LIMIT, env=dict(run.environment)
+        run.controller,
+        run.workers,
+        command,
+        timeout=SCENARIOS_LIMIT,
+        env=dict(run.environment),
+        progress=lambda: [log.stat().st_size for log in logs if log.exists()],
+        standstill=SCENARIO_LIMIT,
     )
     failures, seconds = [], dict[str, float]()
-    for rank in range(run.workers):
-        log = folder / f"{rank}.jsonl"
+    for log in logs:
         entries = list(map(json.loads, log.read_text().splitlines())) if log.exists() else []
         failures.append({entry["scenario"]: entry["failure"] for entry in entries})
         for entry in entries:
