@@ -85,6 +85,16 @@ CONFIGURATIONS = (
         "sgd",
         {"color": "#009E73", "linestyle": "--"},
     ),
+    Configuration(
+        "eden-3", "EDEN, 3 bits", "--compression eden --bits 3", "sgd", {"color": "#0072B2", "linewidth": 3}
+    ),
+    Configuration(
+        "eden-2",
+        "EDEN, 2 bits",
+        "--compression eden --bits 2",
+        "sgd",
+        {"color": "#0072B2", "linestyle": "--"},
+    ),
     Configuration("adam", "float32, Adam", "--optimizer adam", None, {"color": "black", "linestyle": "--"}),
     Configuration("binsgdm", "BinSGDM, 1 bit", "--compression binsgdm", "adam", {"color": "#D55E00"}),
 )

@@ -23,7 +23,7 @@ TIERS = {
 }
 
 FOR_WORKERS = {
-    "SCRIPT_DRAWS": ("20", "160"),  # torch_scripts.any_script
+    "SCRIPT_DRAWS": ("20", "180"),  # torch_scripts.any_script
     "EVERY_CASE": ("0", "1"),  # turns.py
     "ELASTIC_PHASES": ("few", "all"),  # elastic_job.py
 }
