@@ -7,8 +7,10 @@ import functools
 import os
 import pickle
 import random
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -428,29 +430,38 @@ def fresh_names(make: Any) -> None:
 
 
 def it_says_what_it_waits_for(make: Any) -> None:
-    """Where a worker is far behind, another says after some seconds for which gradient it waits, and goes on."""
+    """Where a worker is far behind, another says after a while for which gradient it waits, and goes on."""
     import logging
 
     from horovod_quant.torch import schedule, waiting
 
     heard: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())
     log, usual = logging.getLogger("horovod_quant"), schedule.WATCH
-    log.addHandler(handler)
     schedule.WATCH = waiting.Watch(long=0.3)
-    try:
-        model = net()
-        optimizer = _distributed(make(), model)
-        for step in range(2):
-            optimizer.zero_grad()
-            if step == 1 and hvd.rank() == 1:
-                time.sleep(1.0)
-            net_loss(model, step).backward()
-            _operation("named", "between")
-            optimizer.step()
-    finally:
-        log.removeHandler(handler)
-        schedule.WATCH = usual
+    with tempfile.TemporaryDirectory() as own_folder:
+        folder = Path(hvd.broadcast_object(own_folder))
+
+        def note(record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+            (folder / str(hvd.rank())).touch()
+
+        handler = logging.Handler()
+        handler.emit = note
+        log.addHandler(handler)
+        try:
+            model = net()
+            optimizer = _distributed(make(), model)
+            for step in range(2):
+                optimizer.zero_grad()
+                limit = time.monotonic() + 60.0
+                while step == 1 and hvd.rank() == 1 and not (folder / "0").exists() and time.monotonic() < limit:
+                    time.sleep(0.05)
+                net_loss(model, step).backward()
+                _operation("named", "between")
+                optimizer.step()
+        finally:
+            log.removeHandler(handler)
+            schedule.WATCH = usual
+        hvd.barrier()
     if hvd.rank() == 0:
         assert any("weight" in message and "step()" in message for message in heard), heard
