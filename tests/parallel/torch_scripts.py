@@ -454,7 +454,9 @@ def it_says_what_it_waits_for(make: Any) -> None:
             for step in range(2):
                 optimizer.zero_grad()
                 limit = time.monotonic() + 60.0
-                while step == 1 and hvd.rank() == 1 and not (folder / "0").exists() and time.monotonic() < limit:
+                while (
+                    step == 1 and hvd.rank() == 1 and not (folder / "0").exists() and time.monotonic() < limit
+                ):
                     time.sleep(0.05)
                 net_loss(model, step).backward()
                 _operation("named", "between")
