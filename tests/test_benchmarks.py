@@ -51,6 +51,7 @@ def test_exchange_benchmark_runs(framework: str, controller: str, tmp_path: Path
 
 
 @pytest.mark.parallel
+@pytest.mark.extended
 def test_pytorchs_own_compression_is_measured_in_the_same_rounds(tmp_path: Path) -> None:
     report = tmp_path / "exchange.json"
     done = horovodrun(
@@ -110,7 +111,8 @@ def exchange_on_a_gpu(built: str, workers: int, report: Path) -> str:
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("workers", [extended(1), 2])
+@pytest.mark.extended
+@pytest.mark.parametrize("workers", [1, 2])
 def test_the_time_in_hooks_is_beside_the_total(workers: int, tmp_path: Path) -> None:
     report = tmp_path / "exchange.json"
     told = exchange_on_a_gpu("cuda", workers, report)
@@ -131,9 +133,10 @@ def test_the_time_in_hooks_is_beside_the_total(workers: int, tmp_path: Path) -> 
 
 
 @pytest.mark.parallel
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("built", "why"),
-    [("host", "built without CUDA: it takes"), extended("nccl", "refuses two workers on a GPU")],
+    [("host", "built without CUDA: it takes"), ("nccl", "refuses two workers on a GPU")],
 )
 def test_what_horovod_cannot_reduce_on_a_gpu_is_left_out(built: str, why: str, tmp_path: Path) -> None:
     report = tmp_path / "exchange.json"
@@ -147,6 +150,7 @@ def test_what_horovod_cannot_reduce_on_a_gpu_is_left_out(built: str, why: str, t
 
 
 @pytest.mark.parallel
+@pytest.mark.extended
 def test_without_a_gpu_the_benchmark_says_so() -> None:
     done = horovodrun(
         "gloo", 2,

@@ -16,7 +16,7 @@ sys.path.append(str(PARALLEL))
 import plan  # noqa: E402
 import scenario_table  # noqa: E402
 from covering import Launch, cover, each_feature_once  # noqa: E402
-from plan import BREADTHS, Plan, flat, hierarchical, on_a_gpu, with_settings  # noqa: E402
+from plan import BREADTHS, DEFAULT, Plan, flat, hierarchical, on_a_gpu, with_settings  # noqa: E402
 from scenario_table import METHODS, ON_DEVICES, TABLES, Part, Table, names, problems, split  # noqa: E402
 
 Trial = tuple[str, str, str, int]
@@ -33,7 +33,7 @@ def trials(chosen: Plan, module: str) -> Iterator[Trial]:
 def uncovered(chosen: Plan, module: str) -> set[tuple]:
     """The pairs that scripts/test promises and a plan does not have."""
     table, tried = TABLES[module], set(trials(chosen, module))
-    wanted: set[tuple] = {("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 3)}
+    wanted: set[tuple] = set(DEFAULT[module])
     for feature, method in map(split, names(module, "extra")):
         wanted |= {
             (feature, "gloo"),

@@ -94,6 +94,7 @@ def test_measures_every_method(framework: str, controller: str, tmp_path: Path) 
 
 
 @pytest.mark.parallel
+@pytest.mark.extended
 @needs_horovod
 def test_shapes_of_ones_own_and_the_same_gradients_again(tmp_path: Path) -> None:
     def run(name: str, *shapes: Any) -> dict[str, Any]:
@@ -245,8 +246,9 @@ def test_interrupted_launcher(controller: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parallel
+@pytest.mark.extended
 @needs_horovod
-@pytest.mark.parametrize(("controller", "rank"), [extended("gloo", 0), extended("gloo", 1), ("mpi", 1)])
+@pytest.mark.parametrize(("controller", "rank"), [("gloo", 0), ("gloo", 1), ("mpi", 1)])
 def test_one_interrupted_worker_stops_all(controller: str, rank: int, tmp_path: Path) -> None:
     with endless(controller, tmp_path) as run:
         os.kill(run.workers[rank], signal.SIGINT)
@@ -256,6 +258,7 @@ def test_one_interrupted_worker_stops_all(controller: str, rank: int, tmp_path: 
 
 
 @pytest.mark.parallel
+@pytest.mark.extended
 @needs_horovod
 def test_what_there_is_survives_a_worker_that_dies(tmp_path: Path) -> None:
     with endless("gloo", tmp_path) as run:
@@ -335,7 +338,9 @@ def test_one_worker_is_told_to_start_more() -> None:
         extended("mpi", ["--json", "/"], "--json: / is not a file"),
         extended("gloo", ["--plot", "{folder}/bench.xyz"], "must end in one of"),
         extended("gloo", ["--shapes", "3x", "4"], "--shapes: '3x' is no shape"),
-        ("mpi", ["--shapes", "{folder}/missing.json"], "--shapes: [Errno 2] No such file or directory"),
+        extended(
+            "mpi", ["--shapes", "{folder}/missing.json"], "--shapes: [Errno 2] No such file or directory"
+        ),
     ],
 )
 def test_mistakes_end_all_workers(

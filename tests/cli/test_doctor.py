@@ -121,6 +121,7 @@ def test_under_mpi_one_framework_is_tested_and_workers_are_compared(tmp_path) ->
 
 
 @pytest.mark.parallel
+@pytest.mark.extended
 @needs_horovod
 def test_under_mpi_with_tensorflow() -> None:
     done = horovodrun("mpi", 2, [COMMAND, "doctor", "--framework", "tensorflow"])

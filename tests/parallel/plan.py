@@ -22,6 +22,12 @@ COSTS = {Launch("gloo", 2): 1.0, Launch("mpi", 2): 1.0, Launch("mpi", 3): 1.6, L
 yield.
 """
 
+DEFAULT = {
+    "torch_scenarios": COSTS,
+    "tf_scenarios": {launch: cost for launch, cost in COSTS.items() if launch != Launch("gloo", 3)},
+}
+"""The launches of the default tier. Where three workers take turns under Gloo is no matter of the framework."""
+
 BREADTHS = {
     "torch_scenarios": {
         Launch("gloo", 2): "full",
@@ -79,14 +85,15 @@ def flat(tier: str) -> Plan:
     plan = {}
     for module, breadths in BREADTHS.items():
         every, table = names(module, "extra"), TABLES[module]
-        coverings = [cover(every, COSTS, [*table.slow, *table.in_pairs], table.sampled)]
+        coverings = [cover(every, DEFAULT[module], [*table.slow, *table.in_pairs], table.sampled)]
         if tier != "default":
             coverings.append(cover(every, COSTS, table.slow))
         for launch, breadth in breadths.items():
-            chosen = {name for covering in coverings for name in covering[launch]}
+            chosen = {name for covering in coverings for name in covering.get(launch, ())}
             if tier != "default":
                 chosen.update(names(module, "extra" if tier == "thorough" else breadth))
-            plan[Run(module, *launch)] = [name for name in every if name in chosen]
+            if chosen:
+                plan[Run(module, *launch)] = [name for name in every if name in chosen]
     return plan
 
 

@@ -47,11 +47,10 @@ def main() -> None:
 
 
 def _meet(folder: Path, session: int, rank: int) -> None:
-    """Waits for all workers, and a while: one that begins the next session before this one is over makes Gloo fail."""
+    """Waits for all workers: one that begins the next session before this one is over makes Gloo fail."""
     (folder / f"{session}.{rank}").touch()
     while len(list(folder.glob(f"{session}.*"))) < 4:
         time.sleep(0.05)
-    time.sleep(2)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,9 @@ IMPOSSIBLE = [
         "True",
         "construction: ValueError: hierarchical=True: some hosts have more workers",
     ),
-    (["-np", 3], "2", "construction: ValueError: hierarchical: 3 workers cannot be on nodes of 2 each"),
+    extended(
+        ["-np", 3], "2", "construction: ValueError: hierarchical: 3 workers cannot be on nodes of 2 each"
+    ),
     (["-np", 4], "2", "exchange: RuntimeError: hierarchical: Horovod has no process set of the ranks [0, 1]"),
 ]
 
@@ -51,7 +53,7 @@ def test_every_worker_says_what_is_wrong(
 
 
 @pytest.mark.timeout(360)
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", ["torch", extended("tensorflow")])
 def test_horovod_is_initialized_again(framework: str, tmp_path: Path) -> None:
     """Process sets are looked for again: those of before may be gone, or others have their numbers."""
     command = [sys.executable, HERE / "reinit_worker.py", tmp_path, framework]

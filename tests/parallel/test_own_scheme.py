@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import extended
 from launching import BIN, ROOT, environment, horovodrun
 
 pytestmark = pytest.mark.parallel
@@ -138,7 +139,7 @@ def command(folder: Path, *words: Any) -> str:
 
 @pytest.mark.parametrize(
     ("controller", "workers", "framework"),
-    [("gloo", 2, "torch"), ("mpi", 4, "torch"), ("gloo", 2, "tensorflow")],
+    [extended("gloo", 2, "torch"), ("mpi", 4, "torch"), ("gloo", 2, "tensorflow")],
 )
 def test_it_trains_with_the_simulators_bits(
     controller: str, workers: int, framework: str, folder: Path

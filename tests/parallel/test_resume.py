@@ -78,7 +78,7 @@ def outcome(case: tuple[str, str], outcomes: dict[str, Path], tmp_path: Path) ->
     framework, method = case
     if framework not in outcomes:
         outcomes[framework] = tmp_path
-        for task, workers in (("save", SAVING), ("resume", RESUMING)):
+        for controller, task, workers in (("gloo", "save", SAVING), ("mpi", "resume", RESUMING)):
             program = [
                 sys.executable,
                 Path(__file__).with_name("resume_worker.py"),
@@ -86,7 +86,7 @@ def outcome(case: tuple[str, str], outcomes: dict[str, Path], tmp_path: Path) ->
                 task,
                 tmp_path,
             ]
-            done = horovodrun("gloo", workers, program)
+            done = horovodrun(controller, workers, program)
             assert done.returncode == 0, done.stdout[-4000:]
     return Outcome(outcomes[framework], framework, method)
 
