@@ -338,7 +338,7 @@ def add_exponential(a: np.ndarray, b: np.ndarray, key: Key) -> np.ndarray:
     The reduction of Global-QSGD's exponential dithering. Index k stands for ``2^(k-1)`` in units of the smallest
     level. Equal magnitudes double or cancel; otherwise the larger magnitude ``2^i`` and the smaller ``2^j`` give
     with the same signs ``2^(i+1)`` with probability ``2^(j-i)``, else ``2^i``; with opposite signs ``2^(i-1)``
-    with probability ``2^(j-i+1)``, else ``2^i``.
+    with probability ``2^(j-i+1)``, else ``2^i``. A probability below 2^-32 counts as zero.
 
     Args:
         a: int32 level indices.

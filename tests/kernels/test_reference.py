@@ -489,9 +489,9 @@ def test_pairwise_addition_is_the_integer_model(a: np.ndarray, b: np.ndarray, ke
         if small == 0:
             expected = large
         elif (large < 0) == (small < 0):
-            expected = sign * (abs(large) + (draw < Fraction(2) ** (32 - gap)))
+            expected = sign * (abs(large) + (draw < 1 << 32 >> gap))
         else:
-            expected = 0 if gap == 0 else sign * (abs(large) - (draw < Fraction(2) ** (33 - gap)))
+            expected = 0 if gap == 0 else sign * (abs(large) - (draw < 1 << 33 >> gap))
         assert got[i] == expected
     assert np.array_equal(got, reference.add_exponential(b, a, key))
 
