@@ -81,7 +81,7 @@ IN_TENSORFLOW: dict[str, Make] = {
 
 
 def keras_model(dtype: str = "float32") -> tf.keras.Model:
-    """The same weights on every worker; kernels that are quantized, and biases that are not."""
+    """The same weights on every worker; kernels that are quantized, and a bias that is not."""
     tf.keras.backend.clear_session()
     tf.keras.utils.set_random_seed(1)
     dense = tf.keras.layers.Dense
@@ -89,7 +89,7 @@ def keras_model(dtype: str = "float32") -> tf.keras.Model:
         [
             tf.keras.Input((40,)),
             dense(70, activation="tanh", dtype=dtype, name="first"),
-            dense(30, dtype=dtype, name="second"),
+            dense(30, use_bias=False, dtype=dtype, name="second"),
         ]
     )
 
