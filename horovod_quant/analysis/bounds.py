@@ -401,8 +401,9 @@ def rotated_sum_step(bits: int, workers: int, rounding: str = "joint") -> float:
     `OVERFLOWS` at most. A coordinate T of the sum, in steps, is normally distributed, by the signs of the second
     round. The roundings' errors are those of pairs of workers, ``1 - x`` with probability x and else ``-x`` for a
     fraction x of the pair's sum; c is the logarithm of the mean of ``exp(s error)`` over a pair's x, and over the
-    errors. By Chernoff's bound ``log P(T + errors >= 2^(b-1)) <= min over s of s^2 / (2 step^2) + c(s) n / 2 - 2^(b-1) s``.
-    The smallest ``-z^2 / 2`` that a normal variable's own tail allows is asked of it.
+    errors. By Chernoff's bound
+    ``log P(T + errors >= 2^(b-1)) <= min over s of s^2 / (2 step^2) + c(s) n / 2 - 2^(b-1) s``, and that shall be what
+    it is for a normal variable alone that leaves the field so rarely, ``-z^2 / 2``.
 
     The errors have a variance of n / 12, and less where the step is large beside a worker's own coordinates, for an
     integer is mostly 0 then: that is why there is a step for any number of workers. They share the energy equally here,

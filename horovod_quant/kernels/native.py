@@ -677,7 +677,13 @@ def rotated_sum_checks(words: np.ndarray, width: int, elements: int) -> np.ndarr
 
 
 def decode_rotated_sum(
-    words: np.ndarray, steps: np.ndarray, width: int, signs: Key, factor: float, out: np.ndarray, start: int = 0
+    words: np.ndarray,
+    steps: np.ndarray,
+    width: int,
+    signs: Key,
+    factor: float,
+    out: np.ndarray,
+    start: int = 0,
 ) -> np.ndarray:
     rotated_sums.check_steps(len(steps), len(out))
     words = _sum_words(words, rotation.rotated_elements(len(out)), width)

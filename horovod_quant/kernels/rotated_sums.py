@@ -7,8 +7,9 @@ coordinates are ``z = H D2 H D1 (x / d)``, a rotation without a change of length
 2. *Words*: the integers are packed as any sum's (`reference.pack_sum`), but need not fit their fields. Words are added
    modulo 2^32, so it is only the sum that has to, from ``-2^(width-1)`` to ``2^(width-1) - 1``.
 3. *Check*: the workers also add, modulo 2^32, a weighted sum of each bucket's integers. A sum that left its field has
-   another one after unpacking: one such field in a bucket always, and two, for the weights have been chosen so; more of
-   them except with a probability of about 2^(width-32).
+   another one after unpacking, and the next field of its word is off by one, which may be another bucket's. One or two
+   such sums in a bucket always change its check, for the weights have been chosen so; more of them except with a
+   probability of about 2^(width-32).
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ WEIGHTS = hash32(0, TILE, Key(0, 0)) | np.uint32(1)
 """Of a bucket's integers in its check. They are odd: then no multiple of 2^width that fits a word vanishes."""
 
 LARGEST_QUOTIENT = np.float32(2.0**22)
-"""``z / step`` is cut down to it, so that conversions to integers are defined; no step that a scheme chooses is so small.
-"""
+"""``z / step`` is cut down to it, so that it can be converted to an integer; no step that is chosen is so small."""
 
 _FRACTION = np.float32(2.0**24)
 
@@ -105,7 +105,13 @@ def rotated_sum_checks(words: np.ndarray, width: int, elements: int) -> np.ndarr
 
 
 def decode_rotated_sum(
-    words: np.ndarray, steps: np.ndarray, width: int, signs: Key, factor: float, out: np.ndarray, start: int = 0
+    words: np.ndarray,
+    steps: np.ndarray,
+    width: int,
+    signs: Key,
+    factor: float,
+    out: np.ndarray,
+    start: int = 0,
 ) -> np.ndarray:
     """Writes the elements of a sum, times a factor: undoes `encode_rotated_sum` with the same signs and start.
 

@@ -105,10 +105,15 @@ class GlobalQSGD(Scheme):
         require_int("bits", self.bits, 2, 16 if self.levels == "uniform" else 8)
         require_bucket_size(self.bucket_size)
         use_plain_ints(self, "bits", "bucket_size")
-        if self.levels == "exponential" and TILE % self.bucket_size and self.bucket_size % TILE:
+        if self.levels == "exponential" and TILE % self._bucket and self._bucket % TILE:
             raise ValueError(
                 f"bucket_size={self.bucket_size!r}: with levels='exponential' use a divisor or a multiple of {TILE}"
             )
+
+    @property
+    def _bucket(self) -> int:
+        assert self.bucket_size is not None
+        return self.bucket_size
 
     def _check_rotated(self) -> None:
         require_int("bits", self.bits, 4, 8)
@@ -156,11 +161,11 @@ class GlobalQSGD(Scheme):
         if self.rotate:
             return sqrt(rotated_sum_error(self.bits, workers, self.rounding))
         uniform, levels = self.levels == "uniform", self.levels_left(workers, hosts)
-        assert levels is not None and self.bucket_size is not None
+        assert levels is not None
         grid = uniform_levels(levels) if uniform else exponential_levels(levels - 1)
         # With exponential levels the server of a chunk rounds the average once more.
         again = not uniform
-        return gaussian_error(grid, self.norm, self.bucket_size * workers, self.rounding, workers, again)
+        return gaussian_error(grid, self.norm, self._bucket * workers, self.rounding, workers, again)
 
     def check_workers(self, size: int) -> None:
         if self.rotate or self.levels == "exponential" or self.levels_for(size) >= 1:
@@ -178,7 +183,7 @@ class GlobalQSGD(Scheme):
         if self.rotate:
             return (yield from rotated_sum.exchange(gradients, workers, kernels, self.bits, self.rounding))
         self.check_workers(workers.size)
-        norm_counts = [buckets(gradient.elements, self.bucket_size) for gradient in gradients]
+        norm_counts = [buckets(gradient.elements, self._bucket) for gradient in gradients]
         norm_at = split_points(norm_counts)
         norms = yield from self._global_norms(gradients, norm_at, workers, kernels)
         per_gradient = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(gradients))]
@@ -196,7 +201,7 @@ class GlobalQSGD(Scheme):
         dtype = np.dtype(np.float32 if largest else np.float64)
         local = kernels.assemble(
             [
-                (norm_at[i + 1] - norm_at[i], dtype, partial(compute, gradient.values, self.bucket_size))
+                (norm_at[i + 1] - norm_at[i], dtype, partial(compute, gradient.values, self._bucket))
                 for i, gradient in enumerate(gradients)
             ]
         )
@@ -215,7 +220,7 @@ class GlobalQSGD(Scheme):
             return kernels.encode_uniform_sum(
                 gradients[i].values,
                 norms[i],
-                self.bucket_size,
+                self._bucket,
                 levels,
                 self.bits,
                 key,
@@ -230,7 +235,7 @@ class GlobalQSGD(Scheme):
 
         def write(i: int, factor: float, out: Any) -> Any:
             own = words[word_at[i] : word_at[i + 1]]
-            return kernels.decode_uniform_sum(own, norms[i], self.bucket_size, levels, self.bits, factor, out)
+            return kernels.decode_uniform_sum(own, norms[i], self._bucket, levels, self.bits, factor, out)
 
         return Decoded(words[-1], write)
 
@@ -245,7 +250,7 @@ class GlobalQSGD(Scheme):
         def encode(i: int, out: Any) -> np.ndarray:
             key = worker_key(gradients[i], workers, self.rounding)
             return kernels.encode_exponential(
-                gradients[i].values, norms[i], self.bucket_size, self.bits, key, gradients[i].start, out
+                gradients[i].values, norms[i], self._bucket, self.bits, key, gradients[i].start, out
             )
 
         sent = kernels.assemble(
@@ -267,7 +272,7 @@ class GlobalQSGD(Scheme):
         def write(i: int, factor: float, out: Any) -> Any:
             own = gathered[tile_at[i] * tile_words : tile_at[i + 1] * tile_words]
             return kernels.decode_exponential(
-                [own], [norms[i]], self.bucket_size, self.bits, factor * workers.size, out
+                [own], [norms[i]], self._bucket, self.bits, factor * workers.size, out
             )
 
         return Decoded(workers.size, write)
@@ -326,7 +331,7 @@ class GlobalQSGD(Scheme):
         for i, gradient in enumerate(gradients):
             key = worker_key(gradient, workers, self.rounding)
             digits[at[i] : at[i + 1]] = kernels.round_exponential(
-                gradient.values, norms[i], self.bucket_size, self.bits, key
+                gradient.values, norms[i], self._bucket, self.bits, key
             )
 
         def combine(left: np.ndarray, right: np.ndarray, low: int, high: int) -> np.ndarray:
@@ -344,7 +349,7 @@ class GlobalQSGD(Scheme):
         def write(i: int, factor: float, out: np.ndarray) -> np.ndarray:
             values = kernels.exponential_values(total[at[i] : at[i + 1]].astype(np.int32), self.bits)
             scales = kernels.decoding_scales(norms[i], 1, factor)
-            return store_float32(values * per_element(scales, self.bucket_size, len(out)), out)
+            return store_float32(values * per_element(scales, self._bucket, len(out)), out)
 
         return Decoded(workers.size, write)
 

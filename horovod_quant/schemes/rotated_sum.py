@@ -18,7 +18,7 @@ steps by themselves. What makes an average right in the mean is the rounding, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ _STEP_BITS = np.uint32(0xFFFFF000)
 
 
 class _Pieces(NamedTuple):
-    """Of a gradient, where neighbouring buckets share an estimate: how many there are and how many samples each has."""
+    """Buckets of a gradient, from the first on, in groups of as many neighbours that share an estimate."""
 
     first: int
     buckets: int
@@ -73,11 +73,11 @@ class _Pieces(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Of a bucket."""
+        """Of each bucket."""
         return ceil_div(SAMPLES, self.buckets // self.groups)
 
     @property
-    def count(self) -> int:
+    def all_samples(self) -> int:
         return self.buckets * self.samples
 
 
@@ -153,7 +153,7 @@ def exchange(
 
 
 def _known_count(elements: int) -> int:
-    return tiles(elements) + sum(pieces.count for pieces in _pieces(elements))
+    return tiles(elements) + sum(pieces.all_samples for pieces in _pieces(elements))
 
 
 def _known_parts(gradient: Gradient, kernels: Any) -> list[Part]:
@@ -170,8 +170,13 @@ def _known_parts(gradient: Gradient, kernels: Any) -> list[Part]:
             _sign_key(gradient),
             gradient.start + low,
         )
-        found.append((pieces.count, np.float64, lambda out, samples=samples: samples()))
+        found.append((pieces.all_samples, np.float64, _filled_by(samples)))
     return found
+
+
+def _filled_by(compute: Callable[[], Any]) -> Callable[[Any], Any]:
+    """What an array's part of another type is filled with."""
+    return lambda out: compute()
 
 
 def _steps(known: np.ndarray, elements: int, size: int, step: float) -> np.ndarray:
@@ -189,8 +194,8 @@ def _steps(known: np.ndarray, elements: int, size: int, step: float) -> np.ndarr
         for pieces in _pieces(elements):
             own = slice(pieces.first, pieces.first + pieces.buckets)
             together = (pieces.groups, -1)
-            grid = samples[: pieces.count].reshape(pieces.groups, -1, pieces.samples)
-            samples = samples[pieces.count :]
+            grid = samples[: pieces.all_samples].reshape(pieces.groups, -1, pieces.samples)
+            samples = samples[pieces.all_samples :]
             shares = _sums(np.square(grid) * inverse[own].reshape(*together, 1))
             taken = np.minimum(pieces.samples, dimensions[own]) * ~counts_as_zero[own]
             numbers = taken.reshape(together).sum(axis=1)

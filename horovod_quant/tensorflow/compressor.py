@@ -362,9 +362,7 @@ class Compressor(BaseCompressor):
         if not all(self._is_traced(member.tensor, member.scheme) for member in members):
             on_cpu = self._wanted_kernels() != "tensorflow"
             kernels = kernel_backends.get(self._kernels) if on_cpu else kernel_backends.fastest()
-            return CallbackExchange(
-                members, kernels, scope, self._enter, self._traffic, self._state_memory
-            )
+            return CallbackExchange(members, kernels, scope, self._enter, self._traffic, self._state_memory)
         ledgers = [self._ledger(member.name, member.tensor, call) for member in members]
         for ledger in ledgers:
             ledger.bytes_sent = ring_allreduce_bytes(_CARRIER_BYTES, call.process_set.size())

@@ -31,6 +31,7 @@ TORCH_VARIANTS = [
     "global-qsgd-l2",
     "global-qsgd-16",
     "global-qsgd-exponential",
+    "global-qsgd-rotated",
     "eden-alltoall",
 ]
 TORCH_GPU_VARIANTS = ["qsgdinf", "qsgd-alltoall", "global-qsgd-exponential"]
