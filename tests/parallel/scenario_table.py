@@ -152,6 +152,7 @@ TORCH = Table(
             ["average", "op_sum", "hook_order_differs", "overlap_with_any_order", "nan_on_one_rank"],
             extra=True,
         ),
+        Part(["global-qsgd-rotated"], ["sums_that_leave_their_fields"], extra=True),
         # Last, because workers outside the process set, and those that have joined, start fewer operations, and a
         # later unnamed one would hang, with Horovod alone as well.
         Part(METHODS, ["workers_that_join", "training_goes_on_after_joining"]),
@@ -219,6 +220,7 @@ TF = Table(
             ["tape_in_a_function", "tape_groups", "dynamic_shapes", "nan_on_one_rank", "counts_that_differ"],
             extra=True,
         ),
+        Part(["global-qsgd-rotated"], ["sums_that_leave_their_fields"], extra=True),
         Part(
             IN_TENSORFLOW,
             [
