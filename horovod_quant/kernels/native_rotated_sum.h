@@ -48,12 +48,13 @@ KERNEL(void, rotated_samples)(const void* x, i64 type, i64 count, i64 samples, c
 template <class Random>
 INLINE void round_row(const float* RESTRICT z, float inverse, const Random& random, u32 counter,
                       const u32* RESTRICT weight, i32* RESTRICT digits, u32* RESTRICT lanes) {
-  constexpr float LARGEST = 0x1p22f;
+  constexpr float LARGEST = 0x1p22f, SHIFT = 0x1.8p23f;  // with which a float's last bit is 1
   for (u32 lane = 0; lane < ROW; lane++) {
     float y = z[lane] * inverse;
     y = y < LARGEST ? y : LARGEST;  // in this form for NaN
     y = y > -LARGEST ? y : -LARGEST;
-    const i32 whole = (i32)y, fraction = (i32)((y - (float)whole) * 0x1p24f);
+    const float shifted = y + SHIFT;
+    const i32 whole = bits_of(shifted) - bits_of(SHIFT), fraction = (i32)((y - (shifted - SHIFT)) * 0x1p24f);
     digits[lane] = whole + ((fraction + (i32)(random.hash(counter, lane) >> 8)) >> 24);
     lanes[lane] += (u32)digits[lane] * weight[lane];
   }
@@ -77,17 +78,19 @@ KERNEL(void, encode_rotated_sum)(const void* x, i64 type, i64 count, const float
     for (i64 tile = 0; tile < in.tiles(); tile++) {
       const i64 size = rotated_elements(in.elements(tile));
       const float* source = in.tile(tile);
-      const bool usable = is_usable(steps[tile]);
-      const float inverse = 1.0f / steps[tile];
       alignas(64) u32 lanes[ROW] = {};
       alignas(64) i32 digits[ROW] = {};
-      if (usable) rotate(bucket, source, size, signs, tile * ROW);
-      for (i64 i = 0; i < size; i += ROW) {
-        in.prefetch_next(tile, i / ROW);
-        if (usable)
-          round_row(bucket.values + i, inverse, random, random.counter(tile * ROW + i / ROW), weight + i, digits,
-                    lanes);
-        packer.put(digits);
+      if (is_usable(steps[tile])) {
+        const float inverse = 1.0f / steps[tile];
+        rotate(bucket, source, size, signs, tile * ROW);
+        for (i64 i = 0; i < size; i += ROW) {
+          in.prefetch_next(tile, i / ROW);
+          const u32 counter = random.counter(tile * ROW + i / ROW);
+          round_row(bucket.values + i, inverse, random, counter, weight + i, digits, lanes);
+          packer.put(digits);
+        }
+      } else {
+        for (i64 i = 0; i < size; i += ROW) packer.put(digits);
       }
       checks[tile] = sum_of(lanes);
     }

@@ -91,10 +91,10 @@ def encode_rotated_sum(
             y = np.where(y < LARGEST_QUOTIENT, y, LARGEST_QUOTIENT)
             y = np.where(y > -LARGEST_QUOTIENT, y, -LARGEST_QUOTIENT)
         y = np.where((own > 0) & (own < np.inf), y, np.float32(0))
-        whole = y.astype(np.int32)
-        fraction = ((y - whole.astype(np.float32)) * _FRACTION).astype(np.int32)
+        whole = np.rint(y)
+        fraction = ((y - whole) * _FRACTION).astype(np.int32)
         random = (hash32(first, y.size, key) >> np.uint32(8)).astype(np.int32).reshape(y.shape)
-        digits.append((whole + ((fraction + random) >> np.int32(24))).reshape(-1))
+        digits.append((whole.astype(np.int32) + ((fraction + random) >> np.int32(24))).reshape(-1))
     every = np.concatenate(digits)
     return pack_sum(every, width, out), _store(_checks(every), checks)
 
