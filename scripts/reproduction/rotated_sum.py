@@ -70,7 +70,7 @@ def study(settings: Settings) -> dict[str, Any]:
 
 
 def _count(settings: Settings) -> dict[str, int]:
-    """Buckets, and how many of them left their fields: of two gradients under many names, which have signs of their own."""
+    """Buckets, and how many left their fields: of two gradients under many names, each with signs of its own."""
     scheme, size = common.scheme(f"{METHODS[1]}-{max(settings.bits)}"), 1024
     own = list(np.random.default_rng(0).standard_normal((2, size * TILE), np.float32))
     again = sum(
