@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -199,7 +199,7 @@ def _steps(known: np.ndarray, elements: int, size: int, step: float) -> np.ndarr
             shares = _sums(np.square(grid) * inverse[own].reshape(*together, 1))
             taken = np.minimum(pieces.samples, dimensions[own]) * ~counts_as_zero[own]
             numbers = taken.reshape(together).sum(axis=1)
-            share = np.array([_margin(number) for number in numbers]) * np.maximum(
+            share = np.array([_margin(number) for number in numbers.tolist()]) * np.maximum(
                 shares / np.maximum(numbers, 1), LEAST_SHARE
             )
             share = np.where((norms[own] < np.inf).reshape(together).all(axis=1), share, np.nan)
@@ -211,8 +211,9 @@ def _steps(known: np.ndarray, elements: int, size: int, step: float) -> np.ndarr
     return np.where(counts_as_zero & ~np.isnan(steps), np.float32(0), steps)
 
 
+@lru_cache(maxsize=256)
 def _margin(samples: int) -> float:
-    return estimate_margin(int(samples)) if samples else 1.0
+    return estimate_margin(samples) if samples else 1.0
 
 
 def _sums(grid: np.ndarray) -> np.ndarray:

@@ -179,8 +179,8 @@ class GlobalQSGD(Compressor):
 
     With ``rotate`` (not in the paper) all workers rotate their gradients alike, which makes every coordinate of the
     *sum* look Gaussian, and round to multiples of a step with which the sum fits its field, by an estimate of its norm:
-    any number of workers can take part, and the error is less the more they are. A bucket of 1,024 elements whose sum
-    does not fit, expected once in a million, is noticed and exchanged again, exactly; ``stats()`` counts them.
+    any number of workers can take part. A bucket of 1,024 elements whose sum does not fit, less than one in a million,
+    is noticed and exchanged again, exactly; ``stats()`` counts them.
 
     Args:
         bits: width of an integer on the wire. Uniform levels: 2 to 16, wide enough for the sum of all workers'
