@@ -13,7 +13,10 @@ SOURCES = "horovod_quant/kernels/"
 native = Extension(
     "horovod_quant.kernels._native",
     sources=[SOURCES + "native.cpp"],
-    depends=[SOURCES + name for name in ("native_kernels.h", "native_elias.h", "native_rotation.h")],
+    depends=[
+        SOURCES + name
+        for name in ("native_kernels.h", "native_elias.h", "native_rotation.h", "native_rotated_sum.h")
+    ],
     # The same bits from every compiler: no contraction; -fno-*-math only drops errno and trap handling.
     extra_compile_args=[
         "-std=c++17",

@@ -124,6 +124,16 @@ def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
         add(f"decode_rotated, {bits} bits", k.decode_rotated,
             words, scales, bits, own_key, 0.25, out, targets=(4.4, 2.2))  # fmt: skip
 
+    steps, signs = np.full(tiles(elements), 0.1, np.float32), KeyChain(0, "benchmark").key("rotation", 0)
+    add("rotated_samples, 8 a bucket", k.rotated_samples, x, 8, signs)
+    for width in (4, 8):
+        words, checks = k.encode_rotated_sum(x, steps, width, signs, key)
+        add(f"encode_rotated_sum, {width} bits", k.encode_rotated_sum,
+            x, steps, width, signs, key, 0, words, checks)  # fmt: skip
+        add(f"rotated_sum_checks, {width} bits", k.rotated_sum_checks, words, width, elements)
+        add(f"decode_rotated_sum, {width} bits", k.decode_rotated_sum,
+            words, steps, width, signs, 0.25, out)  # fmt: skip
+
     momentum, scale = np.zeros(elements, np.float32), np.zeros(elements, np.float32)
     signs = np.zeros(tiles(elements) * ROW, np.int32)
     k.binarize(x, momentum, scale, 0.9, own_key, 0, signs)

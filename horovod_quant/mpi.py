@@ -36,10 +36,13 @@ except ImportError as error:
 
 
 class Result(NamedTuple):
-    """The decoded gradients (float32, flat), and how a custom reduction was bracketed (empty without one)."""
+    """The decoded gradients (float32, flat), how a custom reduction was bracketed (empty without one), and how many
+    buckets were exchanged a second time, see `horovod_quant.simulator.Result`.
+    """
 
     decoded: list[np.ndarray]
     merges: list[Merge]
+    exchanged_again: int = 0
 
 
 def run(
@@ -104,7 +107,7 @@ def run(
     decoded = [np.empty(len(member.values), np.float32) for member in members]
     for i, out in enumerate(decoded):
         result.write(i, factor, out)
-    return Result(decoded, merges)
+    return Result(decoded, merges, sum(result.exchanged_again))
 
 
 def _groups(comm: Any, scheme: Scheme, local_size: int | None) -> tuple[Workers, dict[str, Any]]:

@@ -38,11 +38,14 @@ class Result(NamedTuple):
             ``"cross allreduce"`` where only the workers of a node, or one of each node, take part.
         error: ``sum_i ||decoded_i - exact_i||^2 / ||exact_i||^2`` over the gradients of the group, where exact is
             ``factor`` times the float64 sum over the workers; 0 where both are zero, inf where exact alone is.
+        exchanged_again: how many buckets were exchanged a second time, because a sum had left its field (Global-QSGD
+            with ``rotate=True``); in a hierarchical exchange those of the first node's first worker.
     """
 
     decoded: list[list[np.ndarray]]
     bytes_sent: dict[str, float]
     error: float
+    exchanged_again: int = 0
 
 
 def run(
@@ -121,7 +124,8 @@ def run(
     for rank, result in enumerate(finished):
         for i in range(count):
             result.write(i, factor, decoded[rank][i])
-    return Result(decoded, bytes_sent, _error(groups, decoded[0], factor))
+    again = sum(finished[0].exchanged_again)
+    return Result(decoded, bytes_sent, _error(groups, decoded[0], factor), again)
 
 
 def _members(group: str, size: int, local_size: int) -> list[range]:

@@ -12,10 +12,13 @@ class Traffic(NamedTuple):
     Attributes:
         bytes_sent: by this compressor.
         float32_bytes: that a ring allreduce of the same gradients in float32 would have sent.
+        exchanged_again: buckets that were exchanged a second time, because a sum had left its field: Global-QSGD's with
+            ``rotate=True``. Their bytes are among those sent.
     """
 
     bytes_sent: float
     float32_bytes: float
+    exchanged_again: int = 0
 
     @property
     def ratio(self) -> float:
@@ -38,7 +41,8 @@ class Stats(NamedTuple):
         lines = [f"{'parameter':{width}} {'bytes sent':>14} {'float32':>14} {'ratio':>7}"]
         for name, traffic in [*self.parameters.items(), ("total", self.total)]:
             figures = f"{traffic.bytes_sent:14,.0f} {traffic.float32_bytes:14,.0f} {traffic.ratio:7.2f}"
-            lines.append(f"{name:{width}} {figures}")
+            again = f" ({traffic.exchanged_again} buckets again)" if traffic.exchanged_again else ""
+            lines.append(f"{name:{width}} {figures}{again}")
         return "\n".join(lines)
 
 
@@ -47,6 +51,7 @@ def total_of(parameters: dict[str, Traffic]) -> Stats:
     total = Traffic(
         sum(traffic.bytes_sent for traffic in parameters.values()),
         sum(traffic.float32_bytes for traffic in parameters.values()),
+        sum(traffic.exchanged_again for traffic in parameters.values()),
     )
     return Stats(parameters, total)
 
@@ -58,6 +63,7 @@ class TrafficCounter:
         self._lock = threading.Lock()
         self._sent: dict[str, float] = {}
         self._expected: dict[str, float] = {}
+        self._again: dict[str, int] = {}
 
     def expect(self, name: str, float32_bytes: float) -> None:
         with self._lock:
@@ -67,6 +73,12 @@ class TrafficCounter:
         with self._lock:
             self._sent[name] = self._sent.get(name, 0.0) + sent
 
+    def count_again(self, name: str, buckets: int) -> None:
+        """Counts buckets that were exchanged a second time."""
+        if buckets:
+            with self._lock:
+                self._again[name] = self._again.get(name, 0) + buckets
+
     def merge(self, of: str, into: str) -> list[str]:
         """Counts what was sent in the operation ``of`` as sent for ``into``; returns the names that it had."""
         with self._lock:
@@ -74,12 +86,14 @@ class TrafficCounter:
             for counts in (self._sent, self._expected):
                 for name in merged:
                     counts[into] = counts.get(into, 0.0) + counts.pop(name, 0.0)
+            for name in merged:
+                self._again[into] = self._again.get(into, 0) + self._again.pop(name, 0)
         return merged
 
     def stats(self) -> Stats:
         with self._lock:
             parameters = {
-                name: Traffic(self._sent.get(name, 0.0), expected)
+                name: Traffic(self._sent.get(name, 0.0), expected, self._again.get(name, 0))
                 for name, expected in self._expected.items()
             }
         return total_of(parameters)

@@ -55,6 +55,7 @@ _CHOSEN: dict[str, Scheme] = {
     "nuqsgd-inf-omega": NUQSGD(4, "max", 96, "elias-omega", rounding="independent"),
     "global-max": GlobalQSGD(12, bucket_size=96),
     "global-l2": GlobalQSGD(12, norm="l2", bucket_size=96, rounding="independent"),
+    "global-rotated": GlobalQSGD(8, rotate=True),
     "exponential-max": EXPONENTIAL,
     "exponential-l2": GlobalQSGD(4, "l2", "exponential", 2048, "independent"),
     "eden": EDEN(),

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from helpers import SCHEMES, gaussian, owned_states
 
+from horovod_quant.kernels.layout import TILE
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Scheme, Workers
+from horovod_quant.schemes.rotated_sum import SHARED
 
 
 class Case(NamedTuple):
@@ -21,6 +23,8 @@ class Case(NamedTuple):
     custom_reduction: bool = False
     nodes: int = 0
     arguments: dict[str, Any] = {"seed": 5, "step": 3}
+    cancel: bool = False
+    """Whether all but one in 16 buckets cancel each other among the workers."""
 
     def local_size(self, size: int) -> int:
         """Workers of a node: all where they cannot be on as many nodes."""
@@ -39,6 +43,7 @@ def cases() -> dict[str, Case]:
     )
     for name, scheme in SCHEMES.items():
         found[f"hierarchical {name}"] = Case(Hierarchical(scheme), nodes=2)
+    found["rotated, some exchanged again"] = Case(SCHEMES["global-rotated"], (10 * SHARED, 100), cancel=True)
     for name in ("exponential-max", "exponential-l2"):
         found[f"{name}, reduced"] = Case(SCHEMES[name], custom_reduction=True)
     # Open MPI reduces messages of some size by other algorithms than small ones, with another bracketing.
@@ -51,7 +56,10 @@ def cases() -> dict[str, Case]:
 def gradients(case: Case, rank: int) -> list[np.ndarray]:
     """Rank 1 has a NaN and an infinity in tensors that are large enough for sound buckets besides."""
     own = [gaussian(100 * rank + i, length) for i, length in enumerate(case.lengths)]
-    if rank == 1:
+    if case.cancel:
+        own[0] = gaussian(0, case.lengths[0])
+        own[0].reshape(-1, 16, TILE)[:, 1:] *= (-1) ** rank
+    elif rank == 1:
         for g in own:
             if len(g) >= 5000:
                 g[2] = np.nan
@@ -84,7 +92,7 @@ def main(path: str) -> None:
             local_size=case.local_size(MPI.COMM_WORLD.Get_size()) if case.nodes else None,
             **case.arguments,
         )
-        results[name] = (result.decoded, result.merges, own_states)
+        results[name] = (result.decoded, result.merges, own_states, result.exchanged_again)
     gathered = MPI.COMM_WORLD.gather(results)
     if rank == 0:
         with open(path, "wb") as file:

@@ -18,6 +18,7 @@ SCHEMES = {
     "global-qsgd-8": schemes.GlobalQSGD(8),
     "global-qsgd-l2-16": schemes.GlobalQSGD(16, norm="l2"),
     "global-qsgd-exp-4": schemes.GlobalQSGD(4, levels="exponential"),
+    "global-qsgd-rotated-6": schemes.GlobalQSGD(6, rotate=True),
     "eden-2": schemes.EDEN(2),
     "binsgdm": schemes.BinSGDM(),
     "none": None,

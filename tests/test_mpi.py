@@ -46,7 +46,7 @@ def test_real_processes_decode_the_simulators_bits(ranks: list, name: str) -> No
     case: Case = cases()[name]
     size = len(ranks)
     expected_states = [states(case, rank, size) for rank in range(size)]
-    _, merges, _ = ranks[0][name]
+    _, merges, *_ = ranks[0][name]
     expected = simulate(
         case.scheme,
         [gradients(case, rank) for rank in range(size)],
@@ -57,10 +57,12 @@ def test_real_processes_decode_the_simulators_bits(ranks: list, name: str) -> No
         **case.arguments,
     )
     for rank in range(size):
-        decoded, own_merges, own_states = ranks[rank][name]
+        decoded, own_merges, own_states, again = ranks[rank][name]
         assert [len(tensor) for tensor in decoded] == list(case.lengths)
         assert all(map(same_bits, decoded, expected.decoded[rank]))
         assert own_merges == merges
+        if case.cancel:
+            assert again == expected.exchanged_again > 0
         for own, other in zip(own_states or [], expected_states[rank] or []):
             assert same_bits(own.momentum, other.momentum)
             assert same_bits(own.scale, other.scale)
@@ -68,7 +70,7 @@ def test_real_processes_decode_the_simulators_bits(ranks: list, name: str) -> No
 
 @pytest.mark.parametrize("name", [name for name, case in cases().items() if case.custom_reduction])
 def test_a_reduction_joins_every_neighbour_once(ranks: list, name: str) -> None:
-    _, merges, _ = ranks[0][name]
+    _, merges, *_ = ranks[0][name]
     assert sorted(middle for _, middle, _ in merges) == list(range(1, len(ranks)))
     sums = {(rank, rank + 1) for rank in range(len(ranks))}
     for low, middle, high in merges:

@@ -63,3 +63,22 @@ def test_stats_print_as_a_table() -> None:
         ["total", "1,234", "12,345", "10.00"],
     ]
     assert len({len(line) for line in table.splitlines()}) == 1
+
+
+def test_buckets_that_were_exchanged_again_are_counted() -> None:
+    counter = TrafficCounter()
+    for name in ("a", "b"):
+        counter.expect(name, 100.0)
+        counter.count(name, 25.0)
+    counter.count_again("a", 2)
+    counter.count_again("a", 3)
+    counter.count_again("b", 0)
+    stats = counter.stats()
+    assert stats.parameters == {"a": Traffic(25.0, 100.0, 5), "b": Traffic(25.0, 100.0)}
+    assert stats.total.exchanged_again == 5
+    a, b, total = str(stats).splitlines()[1:]
+    assert a.endswith("4.00 (5 buckets again)")
+    assert b.endswith("4.00")
+    assert total.endswith("4.00 (5 buckets again)")
+    counter.merge("a", "others")
+    assert counter.stats().parameters["others"] == Traffic(25.0, 100.0, 5)

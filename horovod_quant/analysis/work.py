@@ -26,6 +26,7 @@ KERNELS = {
     "bucket_square_sums": NORMS,
     "bucket_sums": NORMS,
     "bucket_magnitude_sums": NORMS,
+    "rotated_samples": NORMS,
     "tensor_maximum": NORMS,
     "tensor_mean_magnitude": NORMS,
     "tensor_deviation": NORMS,
@@ -36,6 +37,7 @@ KERNELS = {
     "encode_uniform_codes": ENCODE,
     "encode_exponential": ENCODE,
     "encode_rotated": ENCODE,
+    "encode_rotated_sum": ENCODE,
     "binarize": ENCODE,
     "vote": ENCODE,
     "to_float32": ENCODE,
@@ -45,6 +47,8 @@ KERNELS = {
     "decode_exponential": DECODE,
     "decode_rotated": DECODE,
     "add_rotated": DECODE,
+    "rotated_sum_checks": DECODE,
+    "decode_rotated_sum": DECODE,
     "decode_signs": DECODE,
     "scale": DECODE,
 }
@@ -66,9 +70,18 @@ _OUTPUTS: dict[str, Callable[[int, dict[str, Any]], tuple[int, Any]]] = {
         code_words(rotated_elements(elements), given["bits"]),
         np.int32,
     ),
+    "encode_rotated_sum": lambda elements, given: (
+        sum_words(rotated_elements(elements), given["width"]),
+        np.int32,
+    ),
+    "rotated_samples": lambda elements, given: (tiles(elements) * given["samples"], np.float32),
+    "rotated_sum_checks": lambda elements, given: (tiles(elements), np.int32),
     "vote": lambda elements, given: (elements // ROW, np.int32),
 }
 """Lengths and types of what kernels return that are given no place for it; else it is a float32 number an element."""
+
+_SECOND = {"encode_rotated": np.float32, "encode_rotated_sum": np.int32}
+"""Types of the further results, one a tile, of kernels that have one."""
 
 _ZEROS = bytes(8)
 
@@ -112,6 +125,8 @@ def describe_call(kernel: str, arguments: tuple, named: dict[str, Any]) -> tuple
         elements = ROW * len(given["words"][0])
     elif kernel == "mean":
         elements = len(given["arrays"][0])
+    elif kernel == "rotated_sum_checks":
+        elements = given["elements"]
     else:
         source = next(given[name] for name in ("x", "gradient", "flags", "a", "out") if name in given)
         elements = len(source)
@@ -214,7 +229,7 @@ class _Recorder:
             out = given.get("out")
             if out is None:
                 out = _ghost(*_OUTPUTS.get(name, _as_many)(call.elements, given))
-            return (out, _ghost(tiles(call.elements))) if name == "encode_rotated" else out
+            return (out, _ghost(tiles(call.elements), _SECOND[name])) if name in _SECOND else out
 
         return note
 

@@ -69,6 +69,7 @@ class DefaultArithmetic {
 #include "native_kernels.h"
 #include "native_elias.h"
 #include "native_rotation.h"
+#include "native_rotated_sum.h"
 #undef VECTOR_BYTES
 #undef ISA
 
@@ -85,6 +86,7 @@ class DefaultArithmetic {
 #include "native_kernels.h"
 #include "native_elias.h"
 #include "native_rotation.h"
+#include "native_rotated_sum.h"
 #undef VECTOR_BYTES
 #undef ISA
 #if defined(__clang__)
@@ -101,6 +103,7 @@ class DefaultArithmetic {
 #include "native_kernels.h"
 #include "native_elias.h"
 #include "native_rotation.h"
+#include "native_rotated_sum.h"
 #undef VECTOR_BYTES
 #undef ISA
 #if defined(__clang__)
@@ -112,7 +115,7 @@ class DefaultArithmetic {
 #endif  // __x86_64__
 
 // Changes with every signature, so that native.py does not call a library that was built from other sources.
-EXPORT i64 interface_version() { return 5; }
+EXPORT i64 interface_version() { return 6; }
 
 // Index of the best instruction set this processor has: 0 baseline, 1 AVX2, 2 AVX-512.
 EXPORT i64 best_instruction_set() {

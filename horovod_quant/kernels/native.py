@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from horovod_quant.kernels import clipping, entropy, reference, rotation, sums
+from horovod_quant.kernels import clipping, entropy, reference, rotated_sums, rotation, sums
 from horovod_quant.kernels.arrays import (
     TILES_AT_A_TIME,
     assemble,
@@ -32,7 +32,7 @@ from horovod_quant.kernels.arrays import (
     with_nan_tiles,
 )
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW, buckets, code_words, sum_words, tiles
+from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
 from horovod_quant.kernels.reference import (
     add_exponential,
     decoding_scales,
@@ -67,6 +67,7 @@ __all__ = [
     "codes_of_digits",
     "decode_exponential",
     "decode_rotated",
+    "decode_rotated_sum",
     "decode_signs",
     "decode_uniform_codes",
     "decode_uniform_sum",
@@ -75,6 +76,7 @@ __all__ = [
     "elias_encode_codes",
     "encode_exponential",
     "encode_rotated",
+    "encode_rotated_sum",
     "encode_uniform_codes",
     "encode_uniform_sum",
     "exponential_values",
@@ -85,6 +87,8 @@ __all__ = [
     "norms_of_square_sums",
     "pack_codes",
     "pack_sum",
+    "rotated_samples",
+    "rotated_sum_checks",
     "round_exponential",
     "round_uniform",
     "scale",
@@ -102,7 +106,7 @@ NAME = "native"
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
-_INTERFACE_VERSION = 5
+_INTERFACE_VERSION = 6
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _GRADIENT = (_POINTER, _INT, _INT)  # data, type, number of elements
@@ -133,6 +137,10 @@ _SIGNATURES = {
     "unpack_codes": (_POINTER, _INT, _INT, _POINTER),
     "encode_rotated": (*_GRADIENT, _INT, *_RANDOM, _POINTER, _POINTER),
     "decode_rotated": (_POINTER, _POINTER, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
+    "rotated_samples": (*_GRADIENT, _INT, *_RANDOM, _POINTER),
+    "encode_rotated_sum": (*_GRADIENT, _POINTER, _INT, _POINTER, *_RANDOM, _POINTER, _POINTER),
+    "rotated_sum_checks": (_POINTER, _INT, _INT, _POINTER),
+    "decode_rotated_sum": (_POINTER, _POINTER, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
     "elias_measure": (_POINTER, _INT, _INT, _INT, _POINTER),
     "elias_encode_codes": (_POINTER, _INT, _INT, _INT, _INT, _POINTER),
     "elias_decode_codes": (_POINTER, _INT, _INT, _INT, _INT, _POINTER),
@@ -621,6 +629,67 @@ def add_rotated(
     start: int = 0,
 ) -> np.ndarray:
     return rotation.add_rotated(words, scales, bits, keys, factor, out, start, decode_rotated)
+
+
+def rotated_samples(
+    x: np.ndarray, samples: int, key: Key, start: int = 0, out: np.ndarray | None = None
+) -> np.ndarray:
+    _check_range("samples", samples, 1, TILE)
+    kind = _type(x, "x")
+    x = _flat(x, "x")
+    result = _Out(out, tiles(len(x)) * samples, np.float32)
+    _call(
+        "rotated_samples", _pointer(x), kind, len(x), samples, _words(key), start, _pointer(result.array)
+    )  # fmt: skip
+    return result.done()
+
+
+def encode_rotated_sum(
+    x: np.ndarray,
+    steps: np.ndarray,
+    width: int,
+    signs: Key,
+    key: Key,
+    start: int = 0,
+    out: np.ndarray | None = None,
+    checks: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    _check_range("width", width, 1, 16)
+    rotated_sums.check_steps(len(steps), len(x))
+    kind = _type(x, "x")
+    x = _flat(x, "x")
+    steps = _input(steps, np.float32, "steps")
+    words = _Out(out, sum_words(rotation.rotated_elements(len(x)), width), np.int32)
+    own_checks = _Out(checks, tiles(len(x)), np.int32)
+    _call(
+        "encode_rotated_sum", _pointer(x), kind, len(x), _pointer(steps), width, _words(signs), _words(key), start,
+        _pointer(words.array), _pointer(own_checks.array),
+    )  # fmt: skip
+    return words.done(), own_checks.done()
+
+
+def rotated_sum_checks(words: np.ndarray, width: int, elements: int) -> np.ndarray:
+    coordinates = rotation.rotated_elements(elements)
+    words = _sum_words(words, coordinates, width)
+    checks = np.empty(tiles(elements), np.int32)
+    _call("rotated_sum_checks", _pointer(words), width, coordinates, _pointer(checks))
+    return checks
+
+
+def decode_rotated_sum(
+    words: np.ndarray,
+    steps: np.ndarray,
+    width: int,
+    signs: Key,
+    factor: float,
+    out: np.ndarray,
+    start: int = 0,
+) -> np.ndarray:
+    rotated_sums.check_steps(len(steps), len(out))
+    words = _sum_words(words, rotation.rotated_elements(len(out)), width)
+    steps = _input(steps, np.float32, "steps")
+    arguments = (len(out), width, factor, _words(signs), start)
+    return _decode("decode_rotated_sum", _pointer(words), _pointer(steps), arguments, out)
 
 
 # ---- packing -----------------------------------------------------------------------------------------------------

@@ -108,6 +108,17 @@ struct Bucket {
     }
     stages_between(vectors, size / VECTOR);
   }
+
+  // The inverse rotation, times a unit.
+  INLINE void turn_back(const Signs& signs, i64 first_row, i64 size, float unit, float* RESTRICT out) {
+    transform<false>(signs, 0, 0, size);
+    transform<true>(signs, first_row, 1, size);
+    for (i64 i = 0; i < size; i += ROW) {
+      const u32 hash = signs.of(first_row + i / ROW, 0);
+      for (i64 lane = 0; lane < ROW; lane++)
+        out[i + lane] = float_of(bits_of(values[i + lane]) ^ sign_at(hash, lane)) * unit;
+    }
+  }
 };
 
 INLINE i64 rotated_elements(i64 count) {  // of a bucket
@@ -258,15 +269,7 @@ KERNEL(void, decode_rotated)(const u32* words, const float* scales, i64 count, i
       for (i64 lane = 0; lane < ROW; lane++)
         values[lane] = float_of(bits_of(values[lane]) ^ sign_at(codes[lane], bits - 1));
     }
-    bucket.transform<false>(signs, 0, 0, size);
-    bucket.transform<true>(signs, tile * ROW, 1, size);
-    const float unit = scales[tile] * factor;
-    float* RESTRICT values = out.tile(tile);
-    for (i64 i = 0; i < size; i += ROW) {
-      const u32 hash = signs.of(tile * ROW + i / ROW, 0);
-      for (i64 lane = 0; lane < ROW; lane++)
-        values[i + lane] = float_of(bits_of(bucket.values[i + lane]) ^ sign_at(hash, lane)) * unit;
-    }
+    bucket.turn_back(signs, tile * ROW, size, scales[tile] * factor, out.tile(tile));
     out.store(tile);
   }
 }

@@ -631,4 +631,10 @@ def elias_decode_codes(
 # ---- rotation ----------------------------------------------------------------------------------------------------
 # Last, because it is made of the functions above.
 
+from horovod_quant.kernels.rotated_sums import (  # noqa: E402, F401
+    decode_rotated_sum,
+    encode_rotated_sum,
+    rotated_samples,
+    rotated_sum_checks,
+)
 from horovod_quant.kernels.rotation import add_rotated, decode_rotated, encode_rotated  # noqa: E402, F401

@@ -175,10 +175,12 @@ class Decoded(NamedTuple):
 
     ``active`` is the number of workers that contributed. ``write(i, factor, out)`` decodes the sum over the workers
     of gradient i of the group, times ``factor``, into a flat floating-point array, and returns it.
+    ``exchanged_again``: for each gradient, how many of its buckets were exchanged a second time; empty for none.
     """
 
     active: int
     write: Callable[[int, float, Any], Any]
+    exchanged_again: Sequence[int] = ()
 
 
 Exchange = Generator[Request, Any, Decoded]

@@ -1,7 +1,7 @@
 """Global-QSGD: Practical Floatless Quantization for Distributed Learning with Theoretical Guarantees.
 
 Xin, Canini, Richtarik, Horvath. 2023 (ECAI 2025). One scale for all workers, so that their integers can be summed
-by an ordinary allreduce.
+by an ordinary allreduce. With ``rotate=True`` the scale is that of the sum: `horovod_quant.schemes.rotated_sum`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isqrt
+from math import isqrt, sqrt
 from typing import Any, Callable, Literal, get_args
 
 import numpy as np
 
-from horovod_quant.analysis.bounds import exponential_levels, uniform_levels
+from horovod_quant.analysis.bounds import exponential_levels, rotated_sum_error, uniform_levels
 from horovod_quant.analysis.rounding import gaussian_error
 from horovod_quant.kernels.arrays import no_part
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import TILE, buckets, code_words, sum_words, tiles
 from horovod_quant.kernels.reference import per_element, store_float32
+from horovod_quant.schemes import rotated_sum
 from horovod_quant.schemes.base import (
     JOINT,
     Allgather,
@@ -53,15 +54,23 @@ Levels = Literal["uniform", "exponential"]
 class GlobalQSGD(Scheme):
     """Global-QSGD with standard (uniform) or exponential dithering.
 
+    With ``rotate`` (not in the paper) all workers rotate their gradients alike, which makes every coordinate of the
+    *sum* look Gaussian, and round to multiples of a step with which the sum fits its field, by an estimate of its norm:
+    any number of workers can take part. A bucket of 1,024 elements whose sum does not fit, less than one in a million,
+    is noticed and exchanged again, exactly; ``stats()`` counts them.
+
     Args:
         bits: width of an integer on the wire. Uniform levels: 2 to 16, wide enough for the sum of all workers'
-            integers. Exponential levels: 2 to 8, a sign and a level index.
+            integers. Exponential levels: 2 to 8, a sign and a level index. With ``rotate`` 4 to 8.
         norm: of a bucket over all workers: ``"max"`` (largest magnitude) or ``"l2"`` (square root of the sum of all
             squares; for the same width about sqrt(n) times more levels of a scale that is larger).
         levels: ``"uniform"`` or ``"exponential"``.
-        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
-            that float32 does not hold makes NaN of the bucket.
+        bucket_size: elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts as 0; an
+            element or a norm that float32 does not hold makes NaN of the bucket. With ``rotate`` it is 16,384, of which
+            each 1,024 are rotated together and have a norm of their own.
         rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
+        rotate: whether the scale is the sum's, after a rotation; with uniform levels, and without a choice of ``norm``.
+            Its kernels run on the host.
 
     Raises:
         ValueError: an argument is out of range.
@@ -70,13 +79,15 @@ class GlobalQSGD(Scheme):
     bits: int = 8
     norm: Norm = "max"
     levels: Levels = "uniform"
-    bucket_size: int = 1024
+    bucket_size: int | None = None
     rounding: Rounding = JOINT
+    rotate: bool = False
 
     presets = {
         "global-qsgd": {"norm": "max"},
         "global-qsgd-l2": {"norm": "l2"},
         "global-qsgd-exp": {"norm": "max", "levels": "exponential"},
+        "global-qsgd-rotated": {"rotate": True},
     }
     compared = ("global-qsgd-8", "global-qsgd-4")
     unbiased = True
@@ -85,16 +96,37 @@ class GlobalQSGD(Scheme):
         require_choice("norm", self.norm, get_args(Norm))
         require_choice("levels", self.levels, get_args(Levels))
         require_choice("rounding", self.rounding, get_args(Rounding))
+        if not isinstance(self.rotate, bool):
+            raise ValueError(f"rotate={self.rotate!r}: use True or False")
+        if self.rotate:
+            self._check_rotated()
+        if self.bucket_size is None:
+            object.__setattr__(self, "bucket_size", rotated_sum.SHARED if self.rotate else TILE)
         require_int("bits", self.bits, 2, 16 if self.levels == "uniform" else 8)
         require_bucket_size(self.bucket_size)
         use_plain_ints(self, "bits", "bucket_size")
-        if self.levels == "exponential" and TILE % self.bucket_size and self.bucket_size % TILE:
+        if self.levels == "exponential" and TILE % self._bucket and self._bucket % TILE:
             raise ValueError(
                 f"bucket_size={self.bucket_size!r}: with levels='exponential' use a divisor or a multiple of {TILE}"
             )
 
     @property
+    def _bucket(self) -> int:
+        assert self.bucket_size is not None
+        return self.bucket_size
+
+    def _check_rotated(self) -> None:
+        require_int("bits", self.bits, 4, 8)
+        for name, usual in (("norm", "max"), ("levels", "uniform"), ("bucket_size", rotated_sum.SHARED)):
+            if getattr(self, name) not in (usual, None):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r}: rotate=True has {name}={usual!r} alone; leave {name} out"
+                )
+
+    @property
     def collectives(self) -> tuple[Collective, ...]:
+        if self.rotate:
+            return rotated_sum.COLLECTIVES
         scale = (
             Collective(Allreduce, "float32", "max")
             if self.norm == "max"
@@ -116,32 +148,42 @@ class GlobalQSGD(Scheme):
             levels = max(levels, isqrt((largest_sum - size) ** 2 // size))
         return min(levels, largest_sum)
 
-    def levels_left(self, workers: int, hosts: int) -> int:
+    def host_requirement(self) -> str | None:
+        return "rotate=True" if self.rotate else super().host_requirement()
+
+    def levels_left(self, workers: int, hosts: int) -> int | None:
+        if self.rotate:
+            return None
         return self.levels_for(workers) if self.levels == "uniform" else (1 << (self.bits - 1)) - 1
 
     def relative_error(self, workers: int, hosts: int) -> float:
         """It grows with the number of workers, with which the scale grows, and the levels become fewer."""
+        if self.rotate:
+            return sqrt(rotated_sum_error(self.bits, workers, self.rounding))
         uniform, levels = self.levels == "uniform", self.levels_left(workers, hosts)
+        assert levels is not None
         grid = uniform_levels(levels) if uniform else exponential_levels(levels - 1)
         # With exponential levels the server of a chunk rounds the average once more.
         again = not uniform
-        return gaussian_error(grid, self.norm, self.bucket_size * workers, self.rounding, workers, again)
+        return gaussian_error(grid, self.norm, self._bucket * workers, self.rounding, workers, again)
 
     def check_workers(self, size: int) -> None:
-        if self.levels == "exponential" or self.levels_for(size) >= 1:
+        if self.rotate or self.levels == "exponential" or self.levels_for(size) >= 1:
             return
         wide_enough = [bits for bits in range(2, 17) if GlobalQSGD(bits, self.norm).levels_for(size) >= 1]
         remedy = (
             f"{size} workers need bits >= {wide_enough[0]} with norm={self.norm!r}"
             if wide_enough
-            else f"{size} workers are too many for levels='uniform'; use levels='exponential'"
+            else f"{size} workers are too many for levels='uniform'; use levels='exponential', or rotate=True"
         )
         raise ValueError(f"bits={self.bits!r}: the sum of {size} workers' integers does not fit; {remedy}")
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         """1. one scale for all workers (an allreduce of norms); 2. rounding; 3. the sum of the integers."""
+        if self.rotate:
+            return (yield from rotated_sum.exchange(gradients, workers, kernels, self.bits, self.rounding))
         self.check_workers(workers.size)
-        norm_counts = [buckets(gradient.elements, self.bucket_size) for gradient in gradients]
+        norm_counts = [buckets(gradient.elements, self._bucket) for gradient in gradients]
         norm_at = split_points(norm_counts)
         norms = yield from self._global_norms(gradients, norm_at, workers, kernels)
         per_gradient = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(gradients))]
@@ -159,7 +201,7 @@ class GlobalQSGD(Scheme):
         dtype = np.dtype(np.float32 if largest else np.float64)
         local = kernels.assemble(
             [
-                (norm_at[i + 1] - norm_at[i], dtype, partial(compute, gradient.values, self.bucket_size))
+                (norm_at[i + 1] - norm_at[i], dtype, partial(compute, gradient.values, self._bucket))
                 for i, gradient in enumerate(gradients)
             ]
         )
@@ -178,7 +220,7 @@ class GlobalQSGD(Scheme):
             return kernels.encode_uniform_sum(
                 gradients[i].values,
                 norms[i],
-                self.bucket_size,
+                self._bucket,
                 levels,
                 self.bits,
                 key,
@@ -193,7 +235,7 @@ class GlobalQSGD(Scheme):
 
         def write(i: int, factor: float, out: Any) -> Any:
             own = words[word_at[i] : word_at[i + 1]]
-            return kernels.decode_uniform_sum(own, norms[i], self.bucket_size, levels, self.bits, factor, out)
+            return kernels.decode_uniform_sum(own, norms[i], self._bucket, levels, self.bits, factor, out)
 
         return Decoded(words[-1], write)
 
@@ -208,7 +250,7 @@ class GlobalQSGD(Scheme):
         def encode(i: int, out: Any) -> np.ndarray:
             key = worker_key(gradients[i], workers, self.rounding)
             return kernels.encode_exponential(
-                gradients[i].values, norms[i], self.bucket_size, self.bits, key, gradients[i].start, out
+                gradients[i].values, norms[i], self._bucket, self.bits, key, gradients[i].start, out
             )
 
         sent = kernels.assemble(
@@ -230,7 +272,7 @@ class GlobalQSGD(Scheme):
         def write(i: int, factor: float, out: Any) -> Any:
             own = gathered[tile_at[i] * tile_words : tile_at[i + 1] * tile_words]
             return kernels.decode_exponential(
-                [own], [norms[i]], self.bucket_size, self.bits, factor * workers.size, out
+                [own], [norms[i]], self._bucket, self.bits, factor * workers.size, out
             )
 
         return Decoded(workers.size, write)
@@ -289,7 +331,7 @@ class GlobalQSGD(Scheme):
         for i, gradient in enumerate(gradients):
             key = worker_key(gradient, workers, self.rounding)
             digits[at[i] : at[i + 1]] = kernels.round_exponential(
-                gradient.values, norms[i], self.bucket_size, self.bits, key
+                gradient.values, norms[i], self._bucket, self.bits, key
             )
 
         def combine(left: np.ndarray, right: np.ndarray, low: int, high: int) -> np.ndarray:
@@ -307,7 +349,7 @@ class GlobalQSGD(Scheme):
         def write(i: int, factor: float, out: np.ndarray) -> np.ndarray:
             values = kernels.exponential_values(total[at[i] : at[i + 1]].astype(np.int32), self.bits)
             scales = kernels.decoding_scales(norms[i], 1, factor)
-            return store_float32(values * per_element(scales, self.bucket_size, len(out)), out)
+            return store_float32(values * per_element(scales, self._bucket, len(out)), out)
 
         return Decoded(workers.size, write)
 

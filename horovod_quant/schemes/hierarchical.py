@@ -130,7 +130,7 @@ class Hierarchical(Scheme):
             found = [gathered[owner][offsets[owner][i] : offsets[owner][i + 1]] for owner in owners]
             return kernels.scale(found, factor * workers.size, out)
 
-        return Decoded(workers.size, write)
+        return Decoded(workers.size, write, average.exchanged_again)
 
 
 def inner_of(scheme: Scheme) -> Scheme:

@@ -177,15 +177,23 @@ class NUQSGD(Compressor):
 class GlobalQSGD(Compressor):
     """Global-QSGD with standard (uniform) or exponential dithering.
 
+    With ``rotate`` (not in the paper) all workers rotate their gradients alike, which makes every coordinate of the
+    *sum* look Gaussian, and round to multiples of a step with which the sum fits its field, by an estimate of its norm:
+    any number of workers can take part. A bucket of 1,024 elements whose sum does not fit, less than one in a million,
+    is noticed and exchanged again, exactly; ``stats()`` counts them.
+
     Args:
         bits: width of an integer on the wire. Uniform levels: 2 to 16, wide enough for the sum of all workers'
-            integers. Exponential levels: 2 to 8, a sign and a level index.
+            integers. Exponential levels: 2 to 8, a sign and a level index. With ``rotate`` 4 to 8.
         norm: of a bucket over all workers: ``"max"`` (largest magnitude) or ``"l2"`` (square root of the sum of all
             squares; for the same width about sqrt(n) times more levels of a scale that is larger).
         levels: ``"uniform"`` or ``"exponential"``.
-        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
-            that float32 does not hold makes NaN of the bucket.
+        bucket_size: elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts as 0; an
+            element or a norm that float32 does not hold makes NaN of the bucket. With ``rotate`` it is 16,384, of which
+            each 1,024 are rotated together and have a norm of their own.
         rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
+        rotate: whether the scale is the sum's, after a rotation; with uniform levels, and without a choice of ``norm``.
+            Its kernels run on the host.
         min_elements: smaller gradients go through Horovod unchanged.
         exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
         overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
@@ -211,8 +219,9 @@ class GlobalQSGD(Compressor):
         bits: int = 8,
         norm: Literal["max", "l2"] = "max",
         levels: Literal["uniform", "exponential"] = "uniform",
-        bucket_size: int = 1024,
+        bucket_size: int | None = None,
         rounding: Literal["joint", "independent"] = "joint",
+        rotate: bool = False,
         *,
         min_elements: int = 1024,
         exclude: str | Iterable[str] | None = (),

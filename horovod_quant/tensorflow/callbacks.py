@@ -32,6 +32,7 @@ from horovod_quant.schemes.base import (
     split_gathered,
 )
 from horovod_quant.schemes.swaps import collectives_with_swaps, gathers_take_turns, with_swaps
+from horovod_quant.stats import TrafficCounter
 from horovod_quant.tensorflow.collectives import Scope, is_elastic, perform, worker_count
 from horovod_quant.tensorflow.member import Member
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
@@ -63,7 +64,7 @@ class CallbackExchange:
         kernels: backend of the kernels.
         scope: of its collectives.
         enter: called with a gradient's name, elements and workers when an exchange starts; returns its number.
-        count: called with a gradient's name and the bytes that this worker sends for it.
+        traffic: counts what this worker sends for each gradient.
         memory: for new states.
     """
 
@@ -73,7 +74,7 @@ class CallbackExchange:
         kernels: Any,
         scope: Scope,
         enter: Callable[[str, int, int], int],
-        count: Callable[[str, float], None],
+        traffic: TrafficCounter,
         memory: ReusedMemory,
     ) -> None:
         import horovod.tensorflow as hvd
@@ -82,7 +83,7 @@ class CallbackExchange:
         self._kernels = kernels
         self._scope = scope
         self._enter = enter
-        self._count = count
+        self._traffic = traffic
         self._memory = memory
         self._scheme = self._members[0].scheme
         # Whether some do is part of the graph, the number of workers under elastic training is not.
@@ -193,7 +194,7 @@ class CallbackExchange:
         run.request = run.exchange.send(answer)
         size = self._scope.workers().size_of(run.request.group)
         for member, sent in zip(self._members, sent_bytes(run.request, size)):
-            self._count(member.name, sent)
+            self._traffic.count(member.name, sent)
         splits = run.request.splits if isinstance(run.request, Alltoall) else ()
         return [run.request.array, np.array(splits, np.int32)]
 
@@ -202,10 +203,13 @@ class CallbackExchange:
         with run.lock:
             if run.decoded is None:
                 run.decoded = _finish(run, answer)
+                for each, buckets in zip(self._members, run.decoded.exchanged_again):
+                    self._traffic.count_again(each.name, buckets)
             run.undecoded -= 1
             if not run.undecoded:
                 del self._runs[int(token)]
-        self._count(member.name, ring_allreduce_bytes(carrier.nbytes, self._scope.process_set.size()))
+        carrier_bytes = ring_allreduce_bytes(carrier.nbytes, self._scope.process_set.size())
+        self._traffic.count(member.name, carrier_bytes)
         factor = member.factor(carrier.tolist()) / float(run.decoded.active)
         shape, dtype = run.shapes[place], member.tensor.dtype.as_numpy_dtype
         out = aligned_empty(int(np.prod(shape)), dtype)

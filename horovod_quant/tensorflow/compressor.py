@@ -173,9 +173,9 @@ class Compressor(BaseCompressor):
         parameters = dict(self._traffic.stats().parameters)
         for (name, *_), ledger in self._ledgers.items():
             counted, exchanges = parameters.get(name, Traffic(0.0, 0.0)), ledger.exchanges()
-            parameters[name] = Traffic(
-                counted.bytes_sent + exchanges * ledger.bytes_sent,
-                counted.float32_bytes + exchanges * ledger.float32_bytes,
+            parameters[name] = counted._replace(
+                bytes_sent=counted.bytes_sent + exchanges * ledger.bytes_sent,
+                float32_bytes=counted.float32_bytes + exchanges * ledger.float32_bytes,
             )
         return total_of(parameters)
 
@@ -362,9 +362,7 @@ class Compressor(BaseCompressor):
         if not all(self._is_traced(member.tensor, member.scheme) for member in members):
             on_cpu = self._wanted_kernels() != "tensorflow"
             kernels = kernel_backends.get(self._kernels) if on_cpu else kernel_backends.fastest()
-            return CallbackExchange(
-                members, kernels, scope, self._enter, self._traffic.count, self._state_memory
-            )
+            return CallbackExchange(members, kernels, scope, self._enter, self._traffic, self._state_memory)
         ledgers = [self._ledger(member.name, member.tensor, call) for member in members]
         for ledger in ledgers:
             ledger.bytes_sent = ring_allreduce_bytes(_CARRIER_BYTES, call.process_set.size())

@@ -219,7 +219,7 @@ class Compressor(BaseCompressor):
             overlap,
             len(call.names) if overlap else 0,
             handles,
-            self._traffic.count,
+            self._traffic,
             min(call.names),
             self._arguments(),
         )

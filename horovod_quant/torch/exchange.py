@@ -25,6 +25,7 @@ from horovod_quant.schemes.base import (
 from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, over_allreduce
 from horovod_quant.schemes.split_sums import group_of_sums, is_faster, split_sums
 from horovod_quant.schemes.swaps import gathers_take_turns, with_swaps
+from horovod_quant.stats import TrafficCounter
 from horovod_quant.torch.memory import Copying, Memory
 from horovod_quant.torch.waiting import wait
 from horovod_quant.traffic import sent_bytes
@@ -98,7 +99,7 @@ class Group:
         name: of the group's collectives, the same on every worker.
         memory: where the gradients are.
         nodes: Horovod's workers that take part.
-        count: called with a gradient's name and the bytes that this worker sends for it.
+        traffic: counts what this worker sends for each gradient.
         present: tells the ranks of those workers that have not called ``hvd.join()``, for which it may wait; asked only
             where `needs_everybody` says so.
 
@@ -112,7 +113,7 @@ class Group:
         name: str,
         memory: Memory,
         nodes: Nodes,
-        count: Callable[[str, float], None],
+        traffic: TrafficCounter,
         present: Callable[[], Sequence[int]],
     ) -> None:
         import horovod.torch as hvd
@@ -123,7 +124,7 @@ class Group:
         self._name = name
         self._memory = memory
         self._nodes = nodes
-        self._count = count
+        self._traffic = traffic
         self._decoded: Decoded | None = None
         self._stage = 0
         self._request: Any = None
@@ -228,14 +229,16 @@ class Group:
         try:
             request: Any = self._exchange.send(answer)
         except StopIteration as stop:
-            self._decoded = stop.value
+            self._decoded = decoded = stop.value
+            for member, buckets in zip(self.names, decoded.exchanged_again):
+                self._traffic.count_again(member, buckets)
             self._request = self._handle = None
             return
         if isinstance(request, Copying):
             self._copying = request
             return
         for member, sent in zip(self.names, sent_bytes(request, self._nodes.workers.size_of(request.group))):
-            self._count(member, sent)
+            self._traffic.count(member, sent)
         name = f"{self._name}.{self._stage}"
         with self._memory.working():
             self._handle = _launch(request, name, self._nodes.process_sets[request.group])

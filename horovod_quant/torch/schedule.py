@@ -46,6 +46,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable
 
 from horovod_quant.nodes import Nodes
+from horovod_quant.stats import TrafficCounter
 from horovod_quant.torch.backward import BACKWARD, knows_all
 from horovod_quant.torch.exchange import Group, Member, Submission, needs_everybody
 from horovod_quant.torch.memory import Memory
@@ -66,7 +67,7 @@ class Schedule:
         overlap: whether to launch exchanges during the backward pass.
         operations: number of operations that the optimizer itself takes in a step.
         handles: Horovod's of those that the optimizer has under way.
-        count: called with a gradient's name and the bytes that this worker sends for it.
+        traffic: counts what this worker sends for each gradient.
         label: of the roll calls, the same on every worker whatever arguments its compressor has.
         arguments: that must be the same on all workers: see `horovod_quant.agreement`.
 
@@ -84,7 +85,7 @@ class Schedule:
         overlap: bool,
         operations: int,
         handles: Callable[[], Iterable[Any]],
-        count: Callable[[str, float], None],
+        traffic: TrafficCounter,
         label: str,
         arguments: Mapping[str, str],
     ) -> None:
@@ -95,7 +96,7 @@ class Schedule:
         self._overlap = overlap
         self._operations = operations
         self._handles = handles
-        self._count = count
+        self._traffic = traffic
         self._label = label
         self._arguments = arguments
         self._session: Any = None
@@ -197,7 +198,7 @@ class Schedule:
 
     def _start(self, index: int, members: Sequence[Submission], label: str) -> None:
         name = f"horovod_quant.{label}.{index}"
-        group = Group(members, name, self._memory, self._nodes(), self._count, self._present)
+        group = Group(members, name, self._memory, self._nodes(), self._traffic, self._present)
         self._running[index] = group
         group.start()
         if not group.all_launched:

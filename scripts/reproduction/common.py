@@ -35,7 +35,7 @@ from tqdm import tqdm
 from horovod_quant import kernels, methods
 
 # In the order of the page. A claim's name is that of its module, with hyphens.
-CLAIMS = ("nuqsgd", "global-qsgd", "qsgd", "binsgdm", "transformer")
+CLAIMS = ("nuqsgd", "global-qsgd", "rotated-sum", "qsgd", "binsgdm", "transformer")
 
 # Tested only where they are named, since most machines lack what they need. Their modules also have ``problem(size)``:
 # why the claim cannot be tested here, or None.
@@ -51,6 +51,7 @@ COLORS = {
     "global-qsgd": "#009E73",
     "global-qsgd-l2": "#E69F00",
     "global-qsgd-exp": "#7F5FA8",
+    "global-qsgd-rotated": "#882255",
     "binsgdm": "#D55E00",
 }
 
@@ -63,6 +64,7 @@ TITLES = {
     "global-qsgd": "Global-QSGD",
     "global-qsgd-l2": "Global-QSGD, l2 norm",
     "global-qsgd-exp": "Global-QSGD, exponential",
+    "global-qsgd-rotated": "Global-QSGD, rotated",
     "binsgdm": "BinSGDM",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -261,6 +262,67 @@ def test_sum_limit_is_reached_in_the_two_norm() -> None:
     assert (
         0.9 * bounds.global_qsgd_sum_limit(10, 7, "l2") < levels <= bounds.global_qsgd_sum_limit(10, 7, "l2")
     )
+
+
+# ---- Global-QSGD with a rotation
+
+
+def test_the_step_of_a_sum_leaves_room_for_its_tail() -> None:
+    """With few workers, whose rounding does not count, z deviations fill half of the field."""
+    z = -NormalDist().inv_cdf(bounds.OVERFLOWS / 2048)
+    for bits in (6, 8):
+        assert bounds.rotated_sum_step(bits, 2) == pytest.approx(z / 2 ** (bits - 1), rel=0.01)
+    # With many, their errors, of variance 1/12 each, fill a part of it.
+    room = math.sqrt(128**2 - z**2 * 1024 / 12)
+    assert bounds.rotated_sum_step(8, 1024) == pytest.approx(z / room, rel=0.01)
+    for bits in (4, 8):
+        for workers in (3, 64, 10**6):
+            assert bounds.rotated_sum_step(bits, workers) <= bounds.rotated_sum_step(bits, 2 * workers)
+            assert bounds.rotated_sum_step(bits, workers, "independent") >= bounds.rotated_sum_step(
+                bits, workers
+            )
+
+
+@pytest.mark.parametrize(
+    ("workers", "step", "factor"), [(2, 0.1, 0.5), (8, 0.1, 0.5), (64, 0.5, 0.5), (64, 3, 1)]
+)
+def test_the_error_of_a_rotated_sum_is_that_of_its_rounding(workers: int, step: float, factor: float) -> None:
+    """``factor`` times the variance of independent rounding, less where few integers are not zero."""
+    rng = np.random.default_rng(workers)
+    own = rng.standard_normal((workers, 20_000)) / math.sqrt(workers)
+    exact = bounds.joint_rounding_variance(np.mod(own / step, 1.0)).mean()
+    terms, deviation = bounds._rounded_sums(workers, True, False)
+    found = terms * bounds._fraction_variance(deviation / math.sqrt(workers) / step)
+    assert found == pytest.approx(exact, rel=0.06)
+    if factor < 1:
+        assert found == pytest.approx(factor * workers / 6, rel=0.06)
+
+
+def test_a_norm_that_is_estimated_has_a_margin() -> None:
+    """The mean of a normal variable's tail over estimates is what it is without one, or less."""
+    z2 = NormalDist().inv_cdf(bounds.OVERFLOWS / 2048) ** 2
+    for samples in (8, 32, 128):
+        x = np.random.default_rng(samples).chisquare(samples, 2**16) / samples
+        mean = (1 + z2 * bounds.estimate_margin(samples) / samples) ** (-samples / 2)
+        assert mean == pytest.approx(math.exp(-z2 / 2), rel=1e-3)
+        # That this is the mean of exp(-z^2 m X / 2) is seen where it is not so rare a thing.
+        less = z2 * bounds.estimate_margin(samples) / 64
+        assert np.exp(-less * x / 2).mean() == pytest.approx((1 + less / samples) ** (-samples / 2), rel=0.02)
+    assert bounds.estimate_margin(10**6) == pytest.approx(1, abs=1e-4)
+    assert bounds.estimate_margin(128) == pytest.approx(1.169, abs=2e-3)
+
+
+def test_what_rotated_sums_cannot_have_is_refused() -> None:
+    for call, message in (
+        (lambda: bounds.rotated_sum_step(9, 2), "bits=9: use 2 to 8"),
+        (lambda: bounds.rotated_sum_step(8, 0), "workers=0"),
+        (lambda: bounds.rotated_sum_step(8, 2, "other"), "rounding='other'"),
+        (lambda: bounds.estimate_margin(0), "samples=0"),
+        (lambda: bounds.rotated_sum_bias(1.0, 2.0), "no error and probability"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert bounds.rotated_sum_bias(3.0, 1e-6) == pytest.approx(3e-6)
 
 
 # ---- EDEN

@@ -74,6 +74,16 @@ def test_kernel_calls_are_those_of_the_scheme() -> None:
         [Call("add_rotated", 2, 4096, 4), Call("encode_rotated", 4, 4096)],
     ]
     assert decode == [Call("decode_rotated", 4, 16384)]
+    stages, decode = work_of(GlobalQSGD(8, rotate=True), [3000, 2000], 4)
+    (before_norms, norms), (before_words, words), (before_more, more) = stages
+    # Of 3 and 2 buckets 43 and 64 coordinates each.
+    assert norms.array.shape == (3 + 3 * 43 + 2 + 2 * 64,)
+    assert before_norms == [Call("bucket_square_sums", 0, 5000), Call("rotated_samples", 0, 5000)]
+    assert words.array.shape == (3072 // 4 + 3 + 2048 // 4 + 2 + 1,)
+    assert before_words == [Call("encode_rotated_sum", 8, 5000)]
+    assert more.array.shape == (1,)
+    assert before_more == [Call("rotated_sum_checks", 8, 5000)]
+    assert decode == [Call("decode_rotated_sum", 8, 5000)]
     stages, decode = work_of(BinSGDM(), [4 * 1024], 4)
     assert [calls for calls, _ in stages] == [[Call("binarize", 0, 4096)], [Call("vote", 0, 1024, 4)]]
     assert decode == [Call("decode_signs", 0, 4096)]

@@ -291,6 +291,22 @@ def test_rotation(bits: int, given: Input, key: Key, factor: float, dtype: Any) 
         assert_same("decode_rotated", codes, units, bits, key, factor, given.out(dtype), given.start)
 
 
+@each_instruction_set
+@pytest.mark.parametrize("width", range(4, 9))
+@settings(max_examples=8)
+@given(given=inputs, key=keys, factor=factors, dtype=dtypes, samples=st.integers(1, TILE))
+def test_rotated_sums(width: int, given: Input, key: Key, factor: float, dtype: Any, samples: int) -> None:
+    signs = Key(3, 4)
+    assert_same("rotated_samples", given.x, samples, signs, given.start)
+    steps = np.resize(np.float32([0.03, 1e-30, 0.0, np.nan, 1e30, np.inf]), tiles(len(given.x)))
+    words, checks = assert_same("encode_rotated_sum", given.x, steps, width, signs, key, given.start)
+    out = np.zeros_like(words), np.zeros_like(checks)
+    assert_same("encode_rotated_sum", given.x, steps, width, signs, key, given.start, *out)
+    for each in (words, given.words(len(words))):
+        assert_same("rotated_sum_checks", each, width, len(given.x))
+        assert_same("decode_rotated_sum", each, steps, width, signs, factor, given.out(dtype), given.start)
+
+
 # ---- one bit
 
 

@@ -101,6 +101,15 @@ def assert_average(
     assert error < 4 * usual, f"{what}: relative error {error}, usual is {usual}"
 
 
+def unlike_neighbours(rank: int, step: int = 0) -> np.ndarray:
+    """A gradient, float32 and flat, of which one in 16 buckets is the same on all workers while the others cancel: by
+    their estimate its sum has no room in its field, if Global-QSGD rotates.
+    """
+    values = np.random.default_rng(step).standard_normal((10, 16, 1024)).astype(np.float32)
+    values[:, 1:] *= (-1) ** rank
+    return values.reshape(-1)
+
+
 def _host_size() -> int:
     """The number of workers on each host, as the launchers tell."""
     names = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")

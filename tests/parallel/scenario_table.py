@@ -31,6 +31,7 @@ TORCH_VARIANTS = [
     "global-qsgd-l2",
     "global-qsgd-16",
     "global-qsgd-exponential",
+    "global-qsgd-rotated",
     "eden-alltoall",
 ]
 TORCH_GPU_VARIANTS = ["qsgdinf", "qsgd-alltoall", "global-qsgd-exponential"]
@@ -151,11 +152,17 @@ TORCH = Table(
             ["average", "op_sum", "hook_order_differs", "overlap_with_any_order", "nan_on_one_rank"],
             extra=True,
         ),
+        Part(
+            ["global-qsgd-rotated"],
+            ["sums_that_leave_their_fields", "resuming_gives_the_same_bits"],
+            extra=True,
+        ),
         # Last, because workers outside the process set, and those that have joined, start fewer operations, and a
         # later unnamed one would hang, with Horovod alone as well.
         Part(METHODS, ["workers_that_join", "training_goes_on_after_joining"]),
         Part(TORCH_VARIANTS, ["workers_that_join", "training_goes_on_after_joining"], extra=True),
         Part(METHODS, ["process_set"]),
+        Part(["global-qsgd-rotated"], ["process_set"], extra=True),
     ],
     core=["average", "overlap_with_any_order", "direct_calls", "several_backward_passes_in_a_step"],
     also=["torch_scripts"],
@@ -218,6 +225,7 @@ TF = Table(
             ["tape_in_a_function", "tape_groups", "dynamic_shapes", "nan_on_one_rank", "counts_that_differ"],
             extra=True,
         ),
+        Part(["global-qsgd-rotated"], ["sums_that_leave_their_fields"], extra=True),
         Part(
             IN_TENSORFLOW,
             [

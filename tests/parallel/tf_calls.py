@@ -8,7 +8,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from oracle import Oracle
+from oracle import Oracle, unlike_neighbours
 from tf_harness import (
     Make,
     assert_bits_equal,
@@ -55,6 +55,21 @@ def direct_calls(make: Make) -> None:
     small = hvd.allreduce(tf.fill([3], tf.constant(2.0, tf.bfloat16)), compression=compressor)
     assert small.dtype is tf.bfloat16
     assert small.numpy().tolist() == [2.0] * 3
+
+
+def sums_that_leave_their_fields(make: Make) -> None:
+    """They are found, exchanged again by all workers, and counted."""
+    compressor = make()
+    oracle = Oracle(compressor)
+    reduce = functools.partial(hvd.allreduce, name="w", compression=compressor)
+    for step, function in enumerate((reduce, tf.function(reduce))):
+        own = unlike_neighbours(hvd.rank(), step)
+        result = function(tf.constant(own))
+        expected = oracle.expected(gather_objects({"w": own}), "w", 1 / hvd.size())
+        assert_bits_equal(result.numpy(), expected, f"step {step}")
+    again = compressor.stats().parameters["w"].exchanged_again
+    assert again > 0
+    assert gather_objects(again) == [again] * hvd.size()
 
 
 def shapes_that_differ(make: Make) -> None:

@@ -70,6 +70,7 @@ VARIANTS: dict[str, Make] = {
     "global-qsgd-l2": lambda **common: GlobalQSGD(bits=8, norm="l2", **common),
     "global-qsgd-16": lambda **common: GlobalQSGD(bits=16, rounding="independent", **common),
     "global-qsgd-exponential": lambda **common: GlobalQSGD(bits=4, levels="exponential", **common),
+    "global-qsgd-rotated": lambda **common: GlobalQSGD(bits=8, rotate=True, **common),
     "eden-alltoall": lambda **common: EDEN(bits=2, server_bits=4, exchange="alltoall", **common),
 }
 

@@ -33,6 +33,7 @@ VARIANTS: dict[str, Callable[..., hvq.Compressor]] = {
     "global-qsgd-l2": lambda **common: hvq.GlobalQSGD(bits=8, norm="l2", **common),
     "global-qsgd-16": lambda **common: hvq.GlobalQSGD(bits=16, rounding="independent", **common),
     "global-qsgd-exponential": lambda **common: hvq.GlobalQSGD(bits=4, levels="exponential", **common),
+    "global-qsgd-rotated": lambda **common: hvq.GlobalQSGD(bits=8, rotate=True, **common),
     "eden-alltoall": lambda **common: hvq.EDEN(bits=2, server_bits=4, exchange="alltoall", **common),
 }
 

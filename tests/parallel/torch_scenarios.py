@@ -18,6 +18,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 import torch.utils.checkpoint
+from oracle import unlike_neighbours
 from torch_harness import (
     DEVICE,
     METHODS,
@@ -423,6 +424,19 @@ def direct_calls(make: Any) -> None:
     assert "detach" in message_of(
         lambda: hvd.allreduce(given[0].requires_grad_(), compression=compressor), ValueError
     )
+
+
+def sums_that_leave_their_fields(make: Any) -> None:
+    """They are found, exchanged again by all workers, and counted."""
+    compressor = make()
+    oracle = TorchOracle(compressor)
+    for step in range(2):
+        own = torch.from_numpy(unlike_neighbours(hvd.rank(), step))
+        expected = oracle.expected({"w": own}, 1.0 / hvd.size())["w"]
+        assert_bits_equal(hvd.allreduce(own, name="w", compression=compressor), expected, f"step {step}")
+    again = compressor.stats().parameters["w"].exchanged_again
+    assert again > 0
+    assert gather_objects(again, hvd.global_process_set) == [again] * hvd.size()
 
 
 def explicit_names(make: Any) -> None:

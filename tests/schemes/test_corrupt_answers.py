@@ -19,6 +19,7 @@ from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.methods import families, parse
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Allgather, Gradient, Scheme, Workers, ragged_payload, split_gathered
+from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.split_sums import split_sums
 from horovod_quant.schemes.swaps import with_swaps
 
@@ -235,6 +236,10 @@ def test_altered_bits_are_decoded_to_something_or_refused(setting: Setting, back
             found = replayed(setting, backend, replaced(answers, stage, answer))
         except CorruptPayloadError:
             refused += 1
+        except ValueError as error:
+            # The others would exchange the damaged buckets again, and answer so.
+            if not getattr(inner_of(setting.scheme), "rotate", False) or not re.match(REFUSAL, str(error)):
+                raise
         else:
             changed += not all(map(same_bits, found, results))
     assert changed > 0

@@ -275,7 +275,11 @@ def test_bad_arguments_are_named_with_what_would_work(arguments: dict, message: 
         (GlobalQSGD(3, "l2"), 8, "bits=3: .* 8 workers need bits >= 5 with norm='l2'$"),
         (GlobalQSGD(2), 2, "bits=2: .* 2 workers need bits >= 3 with norm='max'$"),
         (GlobalQSGD(10), 1000, "bits=10: .* 1000 workers need bits >= 11 with norm='max'$"),
-        (GlobalQSGD(16), 32768, "bits=16: .* 32768 workers are too many .*; use levels='exponential'$"),
+        (
+            GlobalQSGD(16),
+            32768,
+            "bits=16: .* 32768 workers are too many .*; use levels='exponential', or rotate=True$",
+        ),
     ],
 )
 def test_too_few_bits_for_the_workers_are_refused_before_any_collective(

@@ -29,6 +29,7 @@ def answered_alone(request: Any) -> Any:
         schemes.GlobalQSGD(4),
         schemes.GlobalQSGD(4, "l2"),
         schemes.GlobalQSGD(4, levels="exponential"),
+        schemes.GlobalQSGD(4, rotate=True),
         schemes.QSGD(4),
         schemes.NUQSGD(4),
         schemes.QSGD(4, coding="elias"),

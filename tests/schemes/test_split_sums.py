@@ -25,7 +25,15 @@ class Split(Scheme):
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("elements", [1, 33, 5000])
 @pytest.mark.parametrize(
-    "scheme", [GlobalQSGD(8), GlobalQSGD(5, norm="l2"), GlobalQSGD(4, levels="exponential"), QSGD(4)], ids=str
+    "scheme",
+    [
+        GlobalQSGD(8),
+        GlobalQSGD(5, norm="l2"),
+        GlobalQSGD(4, levels="exponential"),
+        GlobalQSGD(5, rotate=True),
+        QSGD(4),
+    ],
+    ids=str,
 )
 def test_same_bits_and_bytes(scheme: Scheme, elements: int, size: int) -> None:
     generator = np.random.default_rng(elements)
@@ -44,5 +52,6 @@ def test_same_bits_and_bytes(scheme: Scheme, elements: int, size: int) -> None:
 def test_only_sums_of_integers_are_split() -> None:
     assert group_of_sums(GlobalQSGD(8))
     assert group_of_sums(GlobalQSGD(8, norm="l2"))
+    assert group_of_sums(GlobalQSGD(8, rotate=True))
     assert not group_of_sums(dataclasses.replace(GlobalQSGD(8), levels="exponential"))
     assert not group_of_sums(QSGD(4))

@@ -17,7 +17,7 @@ sys.path.append(str(ROOT / "scripts"))
 
 from reproduction import common, page
 
-STUDIES = ("nuqsgd", "global-qsgd", "qsgd")  # those that launch no workers
+STUDIES = ("nuqsgd", "global-qsgd", "rotated-sum", "qsgd")  # those that launch no workers
 
 
 def reproduce(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -140,6 +140,26 @@ def test_global_qsgd_holds_where_the_error_does_not_grow(folder: Path) -> None:
     for own in figures["levels"]:
         own["error"] = [1.0 + 0.01 * (i % 2) for i, _ in enumerate(own["error"])]
     assert verdict("global-qsgd", figures, "costs no accuracy").holds
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "figure"),
+    [
+        ("a tenth", "rows", "error"),
+        ("that `advise` tells", "gaussian", "error"),
+        ("leave their fields in one bucket", "gaussian", "again"),
+        ("leave no larger error", "a sixteenth alike", "error"),
+    ],
+)
+def test_a_rotated_sum_fails_with_more_error_or_overflows(
+    folder: Path, part: str, kind: str, figure: str
+) -> None:
+    figures = figures_of(folder, "rotated-sum")
+    assert verdict("rotated-sum", figures, part).holds
+    for each in figures["exchanges"]:
+        if each["kind"] == kind and each["method"] == "global-qsgd-rotated":
+            each[figure] = 100 * each[figure] + 2
+    assert not verdict("rotated-sum", figures, part).holds
 
 
 @pytest.mark.parametrize(

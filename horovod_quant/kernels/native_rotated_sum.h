@@ -1,0 +1,132 @@
+// Kernels of rotated_sums.py, which says what they mean. Included once for each instruction set, after
+// native_rotation.h.
+
+namespace ISA {
+
+// rotated_sums.WEIGHTS
+struct Weights {
+  alignas(64) u32 of[TILE];
+
+  Weights() {
+    const Key key{};
+    const Random<PLAIN> random(key, 0);
+    for (u32 i = 0; i < TILE; i++) of[i] = random.hash(random.counter(0), i) | 1;
+  }
+};
+
+inline const u32* weights() {
+  static const Weights table;
+  return table.of;
+}
+
+// The coordinates of a bucket; without `values` that are its own length.
+INLINE void rotate(Bucket& bucket, const float* RESTRICT source, i64 size, const Signs& signs, i64 row) {
+  const float share = 1.0f / (float)size;
+  for (i64 i = 0; i < size; i++) bucket.values[i] = source[i] * share;
+  bucket.transform<true>(signs, row, 0, size);
+  bucket.transform<true>(signs, row, 1, size);
+}
+
+INLINE bool is_usable(float step) { return step > 0 && step < float_of(INFINITE); }
+
+KERNEL(void, rotated_samples)(const void* x, i64 type, i64 count, i64 samples, const Key* key, i64 start, float* out) {
+  DefaultArithmetic scope;
+  Reader in(x, type, count);
+  const Signs signs(key, start);
+  Bucket bucket;
+  for (i64 tile = 0; tile < in.tiles(); tile++, out += samples) {
+    const i64 size = rotated_elements(in.elements(tile)), taken = smaller(samples, size);
+    const float* source = in.tile(tile);
+    for (i64 row = 0; row < size / ROW; row++) in.prefetch_next(tile, row);
+    rotate(bucket, source, size, signs, tile * ROW);
+    memcpy(out, bucket.values, sizeof(float) * taken);
+    for (i64 i = taken; i < samples; i++) out[i] = 0;
+  }
+}
+
+// floor(z / step + u) of a row, and its part of the bucket's check.
+template <class Random>
+INLINE void round_row(const float* RESTRICT z, float inverse, const Random& random, u32 counter,
+                      const u32* RESTRICT weight, i32* RESTRICT digits, u32* RESTRICT lanes) {
+  constexpr float LARGEST = 0x1p22f, SHIFT = 0x1.8p23f;  // with which a float's last bit is 1
+  for (u32 lane = 0; lane < ROW; lane++) {
+    float y = z[lane] * inverse;
+    y = y < LARGEST ? y : LARGEST;  // in this form for NaN
+    y = y > -LARGEST ? y : -LARGEST;
+    const float shifted = y + SHIFT;
+    const i32 whole = bits_of(shifted) - bits_of(SHIFT), fraction = (i32)((y - (shifted - SHIFT)) * 0x1p24f);
+    digits[lane] = whole + ((fraction + (i32)(random.hash(counter, lane) >> 8)) >> 24);
+    lanes[lane] += (u32)digits[lane] * weight[lane];
+  }
+}
+
+INLINE u32 sum_of(const u32* lanes) {
+  u32 total = 0;
+  for (i64 lane = 0; lane < ROW; lane++) total += lanes[lane];
+  return total;
+}
+
+KERNEL(void, encode_rotated_sum)(const void* x, i64 type, i64 count, const float* steps, i64 width,
+                                 const Key* sign_key, const Key* key, i64 start, u32* out, u32* checks) {
+  DefaultArithmetic scope;
+  Reader in(x, type, count);
+  const Signs signs(sign_key, start);
+  const u32* weight = weights();
+  SumPacker packer(out, width);
+  Bucket bucket;
+  with_random(key, start, [&](auto random) INLINE_LAMBDA {
+    for (i64 tile = 0; tile < in.tiles(); tile++) {
+      const i64 size = rotated_elements(in.elements(tile));
+      const float* source = in.tile(tile);
+      alignas(64) u32 lanes[ROW] = {};
+      alignas(64) i32 digits[ROW] = {};
+      if (is_usable(steps[tile])) {
+        const float inverse = 1.0f / steps[tile];
+        rotate(bucket, source, size, signs, tile * ROW);
+        for (i64 i = 0; i < size; i += ROW) {
+          in.prefetch_next(tile, i / ROW);
+          const u32 counter = random.counter(tile * ROW + i / ROW);
+          round_row(bucket.values + i, inverse, random, counter, weight + i, digits, lanes);
+          packer.put(digits);
+        }
+      } else {
+        for (i64 i = 0; i < size; i += ROW) packer.put(digits);
+      }
+      checks[tile] = sum_of(lanes);
+    }
+  });
+  packer.finish();
+}
+
+// `count` is the coordinates'.
+KERNEL(void, rotated_sum_checks)(const u32* words, i64 width, i64 count, u32* checks) {
+  const u32* weight = weights();
+  SumFields fields(width);
+  for (i64 first = 0; first < count; first += TILE) {
+    alignas(64) u32 lanes[ROW] = {};
+    for (i64 i = 0; i < smaller(TILE, count - first); i += ROW, fields.advance())
+      fields.read(words, false, [&](i64 lane, i32 digit) { lanes[lane] += (u32)digit * weight[i + lane]; });
+    *checks++ = sum_of(lanes);
+  }
+}
+
+KERNEL(void, decode_rotated_sum)(const u32* words, const float* steps, i64 count, i64 width, float factor,
+                                 const Key* sign_key, i64 start, void* data, i64 type) {
+  DefaultArithmetic scope;
+  Writer out(data, type, count);
+  const Signs signs(sign_key, start);
+  SumFields fields(width);
+  Bucket bucket;
+  for (i64 tile = 0; tile < out.tiles(); tile++) {
+    const i64 size = rotated_elements(out.elements(tile));
+    for (i64 i = 0; i < size; i += ROW, fields.advance()) {
+      out.prefetch_next(tile, i / ROW);
+      float* RESTRICT values = bucket.values + i;
+      fields.read(words, false, [&](i64 lane, i32 digit) { values[lane] = (float)digit; });
+    }
+    bucket.turn_back(signs, tile * ROW, size, steps[tile] * factor * (1.0f / (float)size), out.tile(tile));
+    out.store(tile);
+  }
+}
+
+}  // namespace ISA

@@ -1,0 +1,151 @@
+"""Integers of rotated gradients that are added modulo 2^width, in numpy, the specification.
+
+All workers rotate a bucket (a tile, as in `horovod_quant.kernels.rotation`) by the same signs. With d elements the
+coordinates are ``z = H D2 H D1 (x / d)``, a rotation without a change of length.
+
+1. *Rounding*: ``floor(z / step + u)``, with 24 random bits for u.
+2. *Words*: the integers are packed as any sum's (`reference.pack_sum`), but need not fit their fields. Words are added
+   modulo 2^32, so it is only the sum that has to, from ``-2^(width-1)`` to ``2^(width-1) - 1``.
+3. *Check*: the workers also add, modulo 2^32, a weighted sum of each bucket's integers. A sum that left its field has
+   another one after unpacking, and the next field of its word is off by one, which may be another bucket's. One or two
+   such sums in a bucket always change its check, for the weights have been chosen so; more of them except with a
+   probability of about 2^(width-32).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from horovod_quant.kernels.keys import Key, hash32
+from horovod_quant.kernels.layout import TILE, tiles
+from horovod_quant.kernels.reference import (
+    _store,
+    as_float32,
+    pack_sum,
+    store_float32,
+    unpack_sum,
+)
+from horovod_quant.kernels.rotation import _grids, _signs, _transformed, rotated_elements
+
+WEIGHTS = hash32(0, TILE, Key(0, 0)) | np.uint32(1)
+"""Of a bucket's integers in its check. They are odd: then no multiple of 2^width that fits a word vanishes."""
+
+LARGEST_QUOTIENT = np.float32(2.0**22)
+"""``z / step`` is cut down to it, so that it can be converted to an integer; no step that is chosen is so small."""
+
+_FRACTION = np.float32(2.0**24)
+
+
+def rotated_samples(
+    x: np.ndarray, samples: int, key: Key, start: int = 0, out: np.ndarray | None = None
+) -> np.ndarray:
+    """The first coordinates of each bucket, float32; followed by zeros where it has no more.
+
+    Args:
+        x: flat, of a gradient's types.
+        samples: how many of each bucket.
+        key: selects the signs.
+        start: index of the first element, a multiple of 1,024.
+        out: where the result shall be.
+    """
+    found = np.zeros((tiles(len(x)), samples), np.float32)
+    for values, first in _grids(as_float32(x), start):
+        row = (first - start) // TILE
+        z = _rotated(values, key, first)
+        taken = min(samples, z.shape[1])
+        found[row : row + len(z), :taken] = z[:, :taken]
+    return _store(found.reshape(-1), out)
+
+
+def encode_rotated_sum(
+    x: np.ndarray,
+    steps: np.ndarray,
+    width: int,
+    signs: Key,
+    key: Key,
+    start: int = 0,
+    out: np.ndarray | None = None,
+    checks: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rotates, rounds to multiples of a step, packs.
+
+    Args:
+        x: flat, of a gradient's types.
+        steps: float32, of each bucket; where one is 0 or not finite, the integers are 0.
+        width: of a field, in bits.
+        signs: selects those of the rotation.
+        key: selects the random bits of the rounding.
+        start: index of the first element, a multiple of 1,024.
+        out, checks: where the results shall be.
+
+    Returns:
+        The words, and the buckets' checks (int32).
+    """
+    check_steps(len(steps), len(x))
+    digits = [np.zeros(0, np.int32)]
+    for values, first in _grids(as_float32(x), start):
+        row = (first - start) // TILE
+        own = steps[row : row + len(values), None]
+        with np.errstate(all="ignore"):
+            y = _rotated(values, signs, first) * (np.float32(1) / own)
+            y = np.where(y < LARGEST_QUOTIENT, y, LARGEST_QUOTIENT)
+            y = np.where(y > -LARGEST_QUOTIENT, y, -LARGEST_QUOTIENT)
+        y = np.where((own > 0) & (own < np.inf), y, np.float32(0))
+        whole = np.rint(y)
+        fraction = ((y - whole) * _FRACTION).astype(np.int32)
+        random = (hash32(first, y.size, key) >> np.uint32(8)).astype(np.int32).reshape(y.shape)
+        digits.append((whole.astype(np.int32) + ((fraction + random) >> np.int32(24))).reshape(-1))
+    every = np.concatenate(digits)
+    return pack_sum(every, width, out), _store(_checks(every), checks)
+
+
+def rotated_sum_checks(words: np.ndarray, width: int, elements: int) -> np.ndarray:
+    """The checks of the integers in a sum's words, int32: of ``elements`` elements of a gradient."""
+    return _checks(unpack_sum(words, width, rotated_elements(elements)))
+
+
+def decode_rotated_sum(
+    words: np.ndarray,
+    steps: np.ndarray,
+    width: int,
+    signs: Key,
+    factor: float,
+    out: np.ndarray,
+    start: int = 0,
+) -> np.ndarray:
+    """Writes the elements of a sum, times a factor: undoes `encode_rotated_sum` with the same signs and start.
+
+    NaN where a step is.
+    """
+    check_steps(len(steps), len(out))
+    digits = unpack_sum(words, width, rotated_elements(len(out)))
+    decoded = [np.zeros(0, np.float32)]
+    position = 0
+    for values, first in _grids(np.zeros(len(out), np.float32), start):
+        count, size = values.shape
+        own = digits[position : position + values.size].reshape(count, size).astype(np.float32)
+        at = (first - start) // TILE
+        turned = _transformed(own) * _signs(count, size, signs, first, 1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            units = steps[at : at + count, None] * np.float32(factor) * np.float32(1 / size)
+            decoded.append((_transformed(turned) * _signs(count, size, signs, first, 0) * units).reshape(-1))
+        position += values.size
+    return store_float32(np.concatenate(decoded)[: len(out)], out)
+
+
+def _rotated(x: np.ndarray, key: Key, first: int) -> np.ndarray:
+    count, size = x.shape
+    with np.errstate(over="ignore", invalid="ignore"):
+        z = _transformed(x * np.float32(1 / size) * _signs(count, size, key, first, 0))
+        return _transformed(z * _signs(count, size, key, first, 1))
+
+
+def _checks(digits: np.ndarray) -> np.ndarray:
+    grid = np.zeros((tiles(len(digits)), TILE), np.uint32)
+    grid.reshape(-1)[: len(digits)] = digits.view(np.uint32)
+    return (grid * WEIGHTS).sum(axis=1, dtype=np.uint32).view(np.int32)
+
+
+def check_steps(count: int, elements: int) -> None:
+    if count < tiles(elements):
+        raise ValueError(f"steps: {count} steps for {elements} elements; {tiles(elements)} are needed")

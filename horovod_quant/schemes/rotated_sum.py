@@ -1,0 +1,297 @@
+"""Global-QSGD with a rotation: integers that need not fit their fields, as long as their sum does.
+
+With the paper's scale a field has room for a sum that hardly occurs, of equal gradients: 64 workers have one level of 8
+bits. After a rotation common to all workers each coordinate of the *sum* is all but normally distributed, whatever the
+gradients are, and what it needs room for is known once the sum's norm has been estimated.
+
+1. An allreduce of the norms of buckets of 1,024 elements, and of some rotated coordinates. These estimate the energy
+   of the sum by that of the gradients, for 16 neighbouring buckets at a time.
+2. Each bucket's step follows, see `horovod_quant.analysis.bounds.rotated_sum_step`.
+3. An allreduce of the rotated gradients, rounded to multiples of the step, in words that are added modulo 2^32; with
+   them go the buckets' checks, and everybody finds where a sum has left its field.
+4. An allreduce of the elements of those buckets, as integers of 64 bits, whose sum is exact; usually there are none.
+
+The signs of the rotation are a tensor's own, the same in all steps: they would have to be agreed on, for workers count
+steps by themselves. What makes an average right in the mean is the rounding, whose bits each step draws anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from horovod_quant.analysis.bounds import (
+    LEAST_SHARE,
+    SAMPLES,
+    estimate_margin,
+    rotated_sum_step,
+)
+from horovod_quant.kernels.arrays import Part
+from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.layout import TILE, ceil_div, sum_words, tiles
+from horovod_quant.kernels.reference import MIN_NORM, as_float32, store_float32
+from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.schemes.base import (
+    Allreduce,
+    Collective,
+    Decoded,
+    Exchange,
+    Gradient,
+    Workers,
+    checked,
+    split_points,
+    worker_key,
+)
+
+COLLECTIVES = (
+    Collective(Allreduce, "float64", "sum"),
+    Collective(Allreduce, "int32", "sum"),
+    Collective(Allreduce, "int64", "sum"),
+)
+
+BUCKETS_OF_AN_ESTIMATE = 16
+SHARED = BUCKETS_OF_AN_ESTIMATE * TILE
+"""Elements that share an estimate, and are NaN together."""
+
+_EXACT_BITS = 60
+"""Of a sum that is exchanged again; three more are room for what its estimate was rounded down."""
+
+_STEP_BITS = np.uint32(0xFFFFF000)
+"""What is kept of a step: so the last bits of a sum that a transport adds in another order do not matter."""
+
+
+class _Pieces(NamedTuple):
+    """Buckets of a gradient, from the first on, in groups of as many neighbours that share an estimate."""
+
+    first: int
+    buckets: int
+    groups: int
+
+    @property
+    def samples(self) -> int:
+        """Of each bucket."""
+        return ceil_div(SAMPLES, self.buckets // self.groups)
+
+    @property
+    def all_samples(self) -> int:
+        return self.buckets * self.samples
+
+
+def _pieces(elements: int) -> list[_Pieces]:
+    """The buckets of whole groups of 16, and those that are left."""
+    whole, rest = divmod(tiles(elements), BUCKETS_OF_AN_ESTIMATE)
+    found = []
+    if whole:
+        found.append(_Pieces(0, whole * BUCKETS_OF_AN_ESTIMATE, whole))
+    if rest:
+        found.append(_Pieces(whole * BUCKETS_OF_AN_ESTIMATE, rest, 1))
+    return found
+
+
+def _sign_key(gradient: Gradient) -> Key:
+    return gradient.keys.key("rotation", 0)
+
+
+def exchange(
+    gradients: Sequence[Gradient], workers: Workers, kernels: Any, bits: int, rounding: str
+) -> Exchange:
+    """The exchange of a group of gradients; a generator.
+
+    Args:
+        gradients, workers, kernels: as in `Scheme.begin`.
+        bits: width of a field.
+        rounding: see `horovod_quant.schemes.base.worker_key`.
+    """
+    counts = [tiles(gradient.elements) for gradient in gradients]
+    known_at = split_points([_known_count(gradient.elements) for gradient in gradients])
+    parts = [part for gradient in gradients for part in _known_parts(gradient, kernels)]
+    known = kernels.assemble([*parts, (0, np.float64, lambda out: out)])
+    known = yield from checked(Allreduce(known, "sum", _bytes(known_at, 8)), workers)
+    step = rotated_sum_step(bits, workers.size, rounding)
+    energies = [known[at : at + count] for at, count in zip(known_at, counts)]
+    steps = [
+        _steps(known[known_at[i] : known_at[i + 1]], gradient.elements, workers.size, step)
+        for i, gradient in enumerate(gradients)
+    ]
+
+    word_counts = [sum_words(rotated_elements(gradient.elements), bits) for gradient in gradients]
+    at = split_points([words + count for words, count in zip(word_counts, counts)])
+    parts = []
+    for i, gradient in enumerate(gradients):
+        key = worker_key(gradient, workers, rounding)
+        parts += _sum_parts(gradient, steps[i], bits, key, kernels)
+    words = kernels.assemble([*parts, (1, np.int32, lambda out: np.ones(1, np.int32))])
+    words = yield from checked(Allreduce(words, "sum", _bytes(at, 4)), workers)
+    sums = [words[at[i] : at[i] + word_counts[i]] for i in range(len(gradients))]
+
+    wrapped = []
+    for i, gradient in enumerate(gradients):
+        found = kernels.rotated_sum_checks(sums[i], bits, gradient.elements)
+        sent = words[at[i] + word_counts[i] : at[i + 1]]
+        wrapped.append(np.flatnonzero((found != sent) & (steps[i] > 0) & (steps[i] < np.inf)).tolist())
+    exact = yield from _exchange_again(gradients, wrapped, energies, workers, kernels)
+
+    # What decoding needs of the gradients, without their values, which are not to be kept.
+    sources = [(_sign_key(gradient), gradient.start) for gradient in gradients]
+
+    def write(i: int, factor: float, out: Any) -> Any:
+        signs, start = sources[i]
+        kernels.decode_rotated_sum(sums[i], steps[i], bits, signs, factor, out, start)
+        for bucket, values in zip(wrapped[i], exact[i]):
+            with np.errstate(over="ignore"):
+                store_float32((values * factor).astype(np.float32), out[bucket * TILE : (bucket + 1) * TILE])
+        return out
+
+    return Decoded(words[-1], write, [len(buckets) for buckets in wrapped])
+
+
+# ---- what the steps follow from
+
+
+def _known_count(elements: int) -> int:
+    return tiles(elements) + sum(pieces.all_samples for pieces in _pieces(elements))
+
+
+def _known_parts(gradient: Gradient, kernels: Any) -> list[Part]:
+    """The squared norms of the buckets, and the first of their coordinates."""
+    found: list[Part] = [
+        (tiles(gradient.elements), np.float64, partial(kernels.bucket_square_sums, gradient.values, TILE))
+    ]
+    for pieces in _pieces(gradient.elements):
+        low, high = pieces.first * TILE, (pieces.first + pieces.buckets) * TILE
+        samples = partial(
+            kernels.rotated_samples,
+            gradient.values[low:high],
+            pieces.samples,
+            _sign_key(gradient),
+            gradient.start + low,
+        )
+        found.append((pieces.all_samples, np.float64, _filled_by(samples)))
+    return found
+
+
+def _filled_by(compute: Callable[[], Any]) -> Callable[[Any], Any]:
+    """What an array's part of another type is filled with."""
+    return lambda out: compute()
+
+
+def _steps(known: np.ndarray, elements: int, size: int, step: float) -> np.ndarray:
+    """The step of each bucket, float32: 0 where it counts as zero, NaN where an element near it is not finite."""
+    count = tiles(elements)
+    energies, samples = known[:count], known[count:]
+    dimensions = np.full(count, TILE, np.int64)
+    if elements % TILE:
+        dimensions[-1] = rotated_elements(elements % TILE)
+    with np.errstate(all="ignore"):
+        norms = np.sqrt(energies).astype(np.float32)
+        counts_as_zero = norms < MIN_NORM
+        inverse = np.where(counts_as_zero, 0.0, dimensions / np.where(counts_as_zero, 1.0, energies))
+        found = [np.zeros(0, np.float32)]
+        for pieces in _pieces(elements):
+            own = slice(pieces.first, pieces.first + pieces.buckets)
+            together = (pieces.groups, -1)
+            grid = samples[: pieces.all_samples].reshape(pieces.groups, -1, pieces.samples)
+            samples = samples[pieces.all_samples :]
+            shares = _sums(np.square(grid) * inverse[own].reshape(*together, 1))
+            taken = np.minimum(pieces.samples, dimensions[own]) * ~counts_as_zero[own]
+            numbers = taken.reshape(together).sum(axis=1)
+            share = np.array([_margin(number) for number in numbers.tolist()]) * np.maximum(
+                shares / np.maximum(numbers, 1), LEAST_SHARE
+            )
+            share = np.where((norms[own] < np.inf).reshape(together).all(axis=1), share, np.nan)
+            share = np.where(share > size, float(size), share)  # Cauchy and Schwarz's
+            room = energies[own] / dimensions[own] * np.repeat(share, pieces.buckets // pieces.groups)
+            found.append((step * np.sqrt(room)).astype(np.float32))
+        steps = (np.concatenate(found).view(np.uint32) & _STEP_BITS).view(np.float32)
+        steps = np.where(steps < np.inf, steps, np.float32(np.nan))
+    return np.where(counts_as_zero & ~np.isnan(steps), np.float32(0), steps)
+
+
+@lru_cache(maxsize=256)
+def _margin(samples: int) -> float:
+    return estimate_margin(samples) if samples else 1.0
+
+
+def _sums(grid: np.ndarray) -> np.ndarray:
+    """Over all but the first axis, one after another: in the same order everywhere."""
+    flat = grid.reshape(len(grid), -1)
+    return np.cumsum(flat, axis=1)[:, -1]
+
+
+# ---- the sum
+
+
+def _sum_parts(gradient: Gradient, steps: np.ndarray, bits: int, key: Key, kernels: Any) -> list[Part]:
+    """The words, and the checks."""
+    checks: list[Any] = []
+
+    def encode(out: Any) -> Any:
+        words, found = kernels.encode_rotated_sum(
+            gradient.values, steps, bits, _sign_key(gradient), key, gradient.start, out
+        )
+        checks.append(found)
+        return words
+
+    elements = gradient.elements
+    return [
+        (sum_words(rotated_elements(elements), bits), np.int32, encode),
+        (tiles(elements), np.int32, lambda out: checks.pop()),
+    ]
+
+
+# ---- what is exchanged again
+
+
+def _exchange_again(
+    gradients: Sequence[Gradient],
+    wrapped: list[list[int]],
+    energies: list[np.ndarray],
+    workers: Workers,
+    kernels: Any,
+) -> Any:
+    """For each gradient the exact sums of those buckets' elements, float64."""
+    units = [
+        [_unit(float(own[bucket]), workers.size) for bucket in buckets]
+        for own, buckets in zip(energies, wrapped)
+    ]
+    lengths = [
+        [min(TILE, gradient.elements - bucket * TILE) for bucket in buckets]
+        for gradient, buckets in zip(gradients, wrapped)
+    ]
+
+    def integers(i: int, place: int, out: Any) -> np.ndarray:
+        low = wrapped[i][place] * TILE
+        values = as_float32(gradients[i].values[low : low + lengths[i][place]])
+        with np.errstate(all="ignore"):
+            return np.rint(values.astype(np.float64) / units[i][place]).astype(np.int64)
+
+    parts: list[Part] = [
+        (length, np.int64, partial(integers, i, place))
+        for i, own in enumerate(lengths)
+        for place, length in enumerate(own)
+    ]
+    # Never empty: not every transport takes an array without elements.
+    array = kernels.assemble([*parts, (1, np.int64, lambda out: np.zeros(1, np.int64))])
+    request = Allreduce(array, "sum", [8 * sum(own) for own in lengths])
+    total = yield from checked(request, workers)
+    found: list[list[np.ndarray]] = []
+    position = 0
+    for own, own_units in zip(lengths, units):
+        found.append([])
+        for length, unit in zip(own, own_units):
+            found[-1].append(total[position : position + length].astype(np.float64) * unit)
+            position += length
+    return found
+
+
+def _unit(energy: float, size: int) -> float:
+    """A power of two of which no sum of a bucket's elements has more than 2^60, by Cauchy and Schwarz."""
+    return math.ldexp(1.0, math.frexp(math.sqrt(size) * math.sqrt(energy))[1] - _EXACT_BITS)
+
+
+def _bytes(offsets: list[int], item_bytes: int) -> list[int]:
+    return [item_bytes * (offsets[i + 1] - offsets[i]) for i in range(len(offsets) - 1)]
