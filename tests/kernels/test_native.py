@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from helpers import SCHEMES, examples, keys, same_bits
+from helpers import SCHEMES, examples, extended, keys, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_builds import BUILDS, CONTROL_REGISTER, SANITIZERS, SOURCE, compile_library
+from native_builds import AS_INSTALLED, BUILDS, CONTROL_REGISTER, SANITIZERS, SOURCE, compile_library
 
 from horovod_quant import kernels, simulator
 from horovod_quant.kernels import entropy, native, reference
@@ -50,7 +50,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=[f"{build}-{name}" for build in (INSTALLED, *BUILDS) for name in native.INSTRUCTION_SETS],
+    params=[
+        extended(f"{build}-{name}") if build == AS_INSTALLED else f"{build}-{name}"
+        for build in (INSTALLED, *BUILDS)
+        for name in native.INSTRUCTION_SETS
+    ],
 )
 def instruction_set(request: pytest.FixtureRequest, folder: Path) -> Iterator[None]:
     build, name = request.param.rsplit("-", 1)
