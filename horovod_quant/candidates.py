@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from horovod_quant import methods
@@ -65,6 +65,14 @@ def find(
     return tuple(kept[:MOST])
 
 
+def any_of(
+    max_error: float, workers: Workers, hierarchical: bool, kinds: tuple[type[Scheme], ...]
+) -> Candidate | None:
+    """One of those that `find` chooses from; None if there is none. It takes less time."""
+    fitting = (found for kind in kinds[::-1] for found in _narrowest(kind, max_error, workers, hierarchical))
+    return next(fitting, None)
+
+
 def usable(on_device: bool) -> tuple[type[Scheme], ...]:
     """The registered schemes that are unbiased, and go with every optimizer.
 
@@ -98,13 +106,14 @@ def check_names(names: Any) -> tuple[str, ...]:
     Raises:
         ValueError: it is something else, or one of them is no method of this package for every optimizer.
     """
-    if isinstance(names, str) or not isinstance(names, Sequence) or not names:
+    given = list(names) if isinstance(names, Iterable) and not isinstance(names, (str, Mapping)) else []
+    if not given or not all(isinstance(name, str) for name in given):
         raise ValueError(f"methods={names!r}: use a list of names, such as ['eden-3', 'qsgdinf-4'], or None")
     found = []
-    for name in names:
+    for name in given:
         try:
             method = methods.parse(name)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"methods: {error}") from None
         if method.name == methods.NONE:
             raise ValueError("methods: 'none' is tried in any case; leave it out")

@@ -23,8 +23,7 @@ import inspect
 import logging
 import math
 import time
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -35,17 +34,30 @@ from horovod_quant.compressor_classes import refuse_unknown
 from horovod_quant.frontend import in_short, of_instances
 from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Scheme, Workers, require_int, require_whole_nodes
+from horovod_quant.stats import Stats
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.attendance import Witness, least_for_all, lengthened
 from horovod_quant.torch.compressor import Compressor, _Unchanged
-from horovod_quant.torch.horovod_call import OptimizerCall
+from horovod_quant.torch.horovod_call import OptimizerCall, glance
 from horovod_quant.torch.roll_call import RollCall
+from horovod_quant.traffic import ring_allreduce_bytes
 from horovod_quant.trial import Report, Trial, Turn, evaluate
 
 MAX_ERROR = 0.4
 """Of the methods with such an error, each of docs/results.md ends within 1% of float32's loss."""
 
+_COURSES = "_horovod_quant_courses"
+"""An optimizer's attribute: its courses, by compressor."""
+
+_NO_COURSES: Mapping[Any, _Course] = {}
+
 _log = logging.getLogger("horovod_quant")
+
+_MOST_UNTOLD = 20
+_UNTOLD = (
+    "horovod_quant: Auto cannot tell who takes part in the steps of the optimizer of %s, and so chooses nothing: its "
+    "smallest parameter has no gradient that Horovod sums, perhaps a sparse one; use sparse_as_dense=True"
+)
 
 _PAIR = Workers(0, 2)
 """Among whom every method has its smallest error."""
@@ -79,7 +91,7 @@ class Auto(Compressor):
         self,
         max_error: float = MAX_ERROR,
         *,
-        methods: Sequence[str] | None = None,
+        methods: Iterable[str] | None = None,
         again_after: int = 0,
         **common: Any,
     ) -> None:
@@ -96,15 +108,21 @@ class Auto(Compressor):
         self.methods = None if methods is None else candidates.check_names(methods)
         self.again_after = int(again_after)
         self._on_device = common.get("kernels") == memories.TRITON
-        possible = self._methods_for(_PAIR, hierarchical=False)
-        if not possible:
-            raise ValueError(
-                f"max_error={max_error!r}: no method has so small an error, even with two workers; use a larger one, "
-                f"or leave compression out"
-            )
-        self._possible = [scheme for scheme in (each.scheme for each in possible) if scheme is not None]
+        self._possible = [each.scheme for each in self._possible_ones() if each.scheme is not None]
         # Which gradients are compressed depends on no method: the first stands for all.
         super().__init__(self._possible[0], **common)
+
+    def _possible_ones(self) -> Sequence[Candidate]:
+        """Methods that would be tried with two workers: all that were named, or one of the registry's."""
+        if self.methods is not None:
+            return candidates.named(self.methods, _PAIR, False)
+        found = candidates.any_of(self.max_error, _PAIR, False, candidates.usable(self._on_device))
+        if found is None:
+            raise ValueError(
+                f"max_error={self.max_error!r}: no method has so small an error, even with two workers; use a larger "
+                f"one, or leave compression out"
+            )
+        return [found]
 
     def _check_kernels(self) -> None:
         memories.check(self._kernels, self._possible)
@@ -123,7 +141,7 @@ class Auto(Compressor):
 
     def _bind(self) -> None:
         super()._bind()
-        self._courses: Any = weakref.WeakKeyDictionary()  # by optimizer
+        self._handed: list[_Handed] = []
         self._policies: dict[Scheme, Policy] = {}
         self._reports: dict[str, Report] = {}
         self._choices: dict[str, _Choice] = {}
@@ -138,8 +156,16 @@ class Auto(Compressor):
         """
         if optimizer is None:
             return next(reversed(self._reports.values()), None)
-        course = self._courses.get(optimizer)
+        course = self.course_of(optimizer)
         return None if course is None else self._reports.get(course.label)
+
+    def stats(self) -> Stats:
+        """As of every compressor."""
+        for handed in self._handed:
+            times, handed.times = handed.times, 0
+            self._traffic.expect(handed.name, times * handed.float32_bytes)
+            self._traffic.count(handed.name, times * handed.sent_bytes)
+        return super().stats()
 
     def state_dict(self) -> dict[str, Any]:
         """As of every compressor, with what was chosen, which counts for as many workers."""
@@ -169,6 +195,9 @@ class Auto(Compressor):
         Raises:
             ValueError: it is no gradient of an optimizer's.
         """
+        course = self.course_of((caller := glance())[0])
+        if course is not None and course.hands_through(caller[1], tensor):
+            return tensor, None
         call = self._call_for(tensor)
         if not isinstance(call, OptimizerCall):
             raise ValueError(
@@ -177,7 +206,10 @@ class Auto(Compressor):
             )
         course = self._course(call, tensor)
         if course.policy is None:
-            sent, context = self._pass_through(tensor, call, self._take_note(tensor, call))
+            size = self._take_note(tensor, call)
+            sent, context = self._pass_through(tensor, call, size)
+            if sent is tensor and course.is_horovods:
+                self._handed.append(course.hand_through(call, tensor, size))
         else:
             sent, context = self._compress(tensor, call, course.policy)
         if not course.is_counting:
@@ -211,11 +243,16 @@ class Auto(Compressor):
 
     def _course(self, call: OptimizerCall, tensor: torch.Tensor) -> _Course:
         """The optimizer's, with the step that the gradient belongs to begun."""
-        course = self._courses.get(call.optimizer)
+        course = self.course_of(call.optimizer)
         if course is None:
-            course = self._courses[call.optimizer] = _Course(self, min(call.names))
+            course = _Course(self, min(call.names))
+            vars(call.optimizer).setdefault(_COURSES, {})[self] = course
         course.arrive(call, tensor)
         return course
+
+    def course_of(self, optimizer: Any) -> _Course | None:
+        """Where an optimizer's steps have got to; they live as long as it does."""
+        return getattr(optimizer, _COURSES, _NO_COURSES).get(self)
 
     def candidates_for(self, call: OptimizerCall) -> tuple[Candidate, ...]:
         """What there is to choose from for an optimizer, none first."""
@@ -275,6 +312,17 @@ class _Watched(NamedTuple):
     least: float | None
 
 
+class _Handed:
+    """How often a gradient has gone to Horovod as it is since that was last counted, and the bytes of each time."""
+
+    def __init__(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> None:
+        self.name = call.name
+        self.float32_bytes = ring_allreduce_bytes(4 * tensor.numel(), size)
+        self.sent_bytes = ring_allreduce_bytes(tensor.numel() * tensor.element_size(), size)
+        self.device = tensor.device
+        self.times = 0
+
+
 class _Course:
     """One optimizer's steps: what method each has, and what they have taken.
 
@@ -285,6 +333,7 @@ class _Course:
     Attributes:
         policy: of the step under way; None where Horovod reduces all gradients.
         is_counting: whether it matters who takes part in the step under way.
+        is_horovods: whether Horovod reduces all gradients of the step under way and those that follow.
         witness: whose gradient tells who does.
     """
 
@@ -294,7 +343,10 @@ class _Course:
         self.witness = Witness()
         self.policy: Policy | None = None
         self.is_counting = True
+        self.is_horovods = False
         self._session: Any = None
+        self._delivering = False
+        self._handed: dict[Any, _Handed] = {}
 
     # ---- a step ----------------------------------------------------------------------------------------------
 
@@ -316,22 +368,28 @@ class _Course:
         self._process_set = call.process_set
         self._phase: Literal["opening", "trial", "closing", "chosen"] = "opening"
         self._trial = Trial(len(self._candidates))
-        self._chosen = 0
+        self._chosen = 0  # none, as long as nothing is
         self._counted = 0  # steps since the choice
+        self._untold = 0  # steps in which no gradient has told who takes part
         self._turn: Turn | None = None
+        self._handed = {}
         self._last: Any = None  # the moment of the latest result
 
     def _begin_step(self, call: OptimizerCall, device: torch.device) -> None:
         self._delivering = False
         self._is_complete = False
         self._turn = self._trial.turn if self._phase == "trial" else None
-        number = (
-            self._turn.method if self._turn is not None else self._chosen if self._phase == "chosen" else 0
-        )
+        number = self._chosen if self._turn is None else self._turn.method
         self.policy = self._auto.policy_for(self._candidates[number])
+        self.is_horovods = self._phase == "chosen" and self.policy is None
         self.is_counting = self._phase != "chosen" or self._auto.again_after > 0
+        if not self.is_horovods:
+            self._handed = {}
         if self.is_counting:
             self.witness.choose(call.expected())
+            self._untold += 1
+            if self._untold == _MOST_UNTOLD:
+                _log.warning(_UNTOLD, self.label)
         self._before, self._last = self._last, None
         self._first = _now(device)
 
@@ -347,11 +405,33 @@ class _Course:
                 self._turn, _seconds(self._first, self._last), _seconds(self._before, self._last)
             )
 
+    # ---- steps that are Horovod's alone ----------------------------------------------------------------------
+
+    def hand_through(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> _Handed:
+        """From now on the parameter's gradients may go to Horovod as they come: no more than a glance at each."""
+        self._handed[call.parameter] = handed = _Handed(call, tensor, size)
+        return handed
+
+    def hands_through(self, parameter: Any, tensor: torch.Tensor) -> bool:
+        """Whether a gradient may; counts it."""
+        from horovod.torch import mpi_ops
+
+        handed = self._handed.get(parameter)
+        if handed is None or self._delivering or mpi_ops._handle_map is not self._session:
+            return False
+        if not tensor.is_contiguous() or tensor.device != handed.device:
+            return False
+        if self.is_counting and self.witness.is_of(parameter):
+            return False
+        handed.times += 1
+        return True
+
     # ---- a step that counts ----------------------------------------------------------------------------------
 
     def attend(self, everybody: bool) -> None:
         """To be called once in a step, after ``synchronize`` has begun, with whether every worker takes part."""
         self._is_complete = everybody
+        self._untold = 0
         if not everybody:
             return
         if self._phase == "opening":
@@ -369,7 +449,7 @@ class _Course:
 
     def _begin_trial(self) -> None:
         self._trial = Trial(len(self._candidates))
-        self._phase = "trial"
+        self._phase, self._chosen = "trial", 0
 
     def _compare(self) -> None:
         """All workers have the same arguments; what any of them has chosen before counts for all."""

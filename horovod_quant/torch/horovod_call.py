@@ -138,6 +138,15 @@ class DirectCall:
 Call = Union[OptimizerCall, DirectCall]
 
 
+def glance() -> tuple[Any, Any]:
+    """What called the function that calls this one has for an optimizer and a parameter: both are whatever it may be.
+
+    For what is asked of every gradient, and cheap: a tenth of `identify`.
+    """
+    variables = sys._getframe(2).f_locals
+    return variables.get("self"), variables.get("p")
+
+
 def identify(tensor: Any) -> Call | None:
     """Who wants to reduce the tensor, by the frame of Horovod's from which ``compress`` was called, itself or through
     compressors that hand their calls on; None if it is unknown.

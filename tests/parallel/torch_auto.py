@@ -87,7 +87,7 @@ class _Training:
                 assert_bits_equal(parameter.grad, exact, f"step {number}, {name}")
         with self.optimizer.skip_synchronize():
             self.optimizer.step()
-        policy = self.auto._courses[self.optimizer].policy
+        policy = self.auto.course_of(self.optimizer).policy
         self.methods.append("none" if policy is None else str(policy.scheme))
 
     def steps(self, count: int) -> None:
@@ -349,7 +349,7 @@ def auto_among_workers_that_join() -> None:
 
 
 def _phase(auto: Any, optimizer: Any) -> Any:
-    course = auto._courses.get(optimizer)
+    course = auto.course_of(optimizer)
     if course is None:  # that has not been in any step
         return "opening", None, 0
     return course._phase, course._trial.turn if course._phase == "trial" else None, course._counted
