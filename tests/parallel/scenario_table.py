@@ -314,6 +314,7 @@ TORCH_HIERARCHICAL = Table(
             [],
             [
                 "a_tensor_smaller_than_the_node",
+                "auto_between_nodes",
                 "nodes_of_one_worker",
                 "nodes_that_do_not_fit",
                 "a_process_set",

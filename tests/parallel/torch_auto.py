@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import random
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -38,6 +40,22 @@ SHORT = {"ROUNDS": 2, "MEASURED": 1, "FIRST_WARM_UP": 1, "WARM_UP": 1}
 
 def _short_trials() -> Any:
     return mock.patch.multiple(trial, **SHORT)
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    """What is written to the log meanwhile."""
+    lines: list[str] = []
+    log, handler = logging.getLogger("horovod_quant"), logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 def _steps_of_a_trial() -> int:
@@ -106,12 +124,13 @@ def auto_tries_all_and_all_choose_alike() -> None:
         auto = hvq.Auto(methods=METHODS)
         training = _Training(auto, model, **options)
         assert auto.report() is None
-        with _short_trials():
+        with _short_trials(), _logged() as lines:
             count = _steps_of_a_trial()
             for step in range(count):
                 assert auto.report() is None, step
                 training.step(step, late=step % (hvd.size() + 1))
         report = auto.report()
+        assert lines == ([f"horovod_quant: Auto has measured, and takes {report}"] if hvd.rank() == 0 else [])
         assert [each.method for each in report.measurements] == ["none", *METHODS]
         assert all(0 < each.exchange < each.whole for each in report.measurements), report
         assert len(set(training.methods)) == 4
