@@ -172,6 +172,12 @@ TORCH = Table(
         Part(METHODS, ["process_set"]),
     ],
     core=["average", "overlap_with_any_order", "direct_calls", "several_backward_passes_in_a_step"],
+    in_pairs=[
+        "auto_is_horovod_itself_where_nothing_pays",
+        "auto_with_values_that_are_not_finite",
+        "auto_while_the_model_changes",
+        "auto_says_what_is_wrong",
+    ],
     also=["torch_scripts", "torch_auto"],
     sampled=TORCH_VARIANTS,
 )
