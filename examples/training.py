@@ -29,6 +29,7 @@ METHOD_OPTIONS = {
     "global-qsgd": ("bits", "norm", "levels", "bucket_size"),
     "eden": ("bits", "server_bits", "exchange"),
     "binsgdm": (),
+    "auto": ("max_error",),
 }
 
 COMPRESSORS = {
@@ -37,6 +38,7 @@ COMPRESSORS = {
     "global-qsgd": "GlobalQSGD",
     "eden": "EDEN",
     "binsgdm": "BinSGDM",
+    "auto": "Auto",
 }
 
 # Bytes of an element with Horovod's own compressions.
@@ -87,6 +89,7 @@ def make_parser(
     add("--norm", choices=("max", "l2"), help="what a bucket is scaled by (default: the method's)")
     add("--levels", choices=("uniform", "exponential"), help="global-qsgd: spacing of the levels")
     add("--bucket-size", type=int, help="elements that share a scale (default: the method's)")
+    add("--max-error", type=float, help="auto: of the methods that it tries (default: its own)")
     add("--exchange", choices=("allgather", "alltoall", "auto"), help="qsgd, nuqsgd, eden: how codes travel")
     add(
         "--optimizer",
@@ -128,7 +131,7 @@ def parse_arguments(
         compression = make_compression(args, args.seed[0], hvd, hvq)
         if args.compression in COMPRESSORS:
             compression.policy.check_workers(hvd.size())  # the first step would, but here nothing has started
-    except ValueError as error:
+    except (NotImplementedError, ValueError) as error:
         parser.error(str(error))
     return args
 
@@ -198,8 +201,10 @@ class Record:
         """
         workers = self._hvd.allgather_object((self._losses, fingerprint(weights)))
         losses, fingerprints = zip(*workers)
+        chosen = {"chosen": str(self._compression.report())} if self._args.compression == "auto" else {}
         return {
             "seed": self._seed,
+            **chosen,
             **{name: float(value) for name, value in quality.items()},
             "seconds": self._seconds,
             "steps": self._steps,
@@ -238,7 +243,7 @@ def train_all(
             print(
                 f"{args.compression}, seed {seed}: {describe(run)}, {run['steps']} steps of "
                 f"{run['bytes_per_step']:,.0f} bytes sent ({ratio:.1f} times fewer than float32), "
-                f"{run['seconds']:.1f} s",
+                f"{run['seconds']:.1f} s" + (f"; took {run['chosen']}" if "chosen" in run else ""),
                 flush=True,
             )
         if len(set(run["fingerprints"])) > 1:

@@ -26,16 +26,20 @@ class Classes:
         module: that they shall belong to.
         base: its compressor's class.
         with_optimizer: the classes of compressors that belong to an optimizer, by the optimizer's name.
+        further: classes of compressors that are no scheme's.
     """
 
-    def __init__(self, module: str, base: type, with_optimizer: Mapping[str, type]) -> None:
+    def __init__(
+        self, module: str, base: type, with_optimizer: Mapping[str, type], further: Sequence[type] = ()
+    ) -> None:
         self._module = module
         self._base = base
         self._with_optimizer = with_optimizer
         self._made: dict[type[Scheme], type] = {}
-        for kind in (base, *with_optimizer.values()):
+        for kind in (base, *with_optimizer.values(), *further):
             _describe_constructor(kind)
-        base.__doc__ = documentation(base)
+        for kind in (base, *further):
+            kind.__doc__ = documentation(kind)
 
     def find(self, name: str) -> type:
         """The class of that name, for a module's ``__getattr__``.
@@ -95,7 +99,8 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
     """A compressor's: the scheme's arguments in place of the scheme, then those of all compressors, by name alone.
 
     Args:
-        base: `BaseCompressor`, or what is derived from it.
+        base: `BaseCompressor`, or what is derived from it; its ``not_taken`` names arguments of the classes above that
+            it does not take.
         scheme_class: None for the signature of ``base`` itself.
     """
     found: dict[str, Parameter] = {}
@@ -109,7 +114,9 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
                 found[parameter.name] = parameter.replace(
                     annotation=hints.get(parameter.name, parameter.annotation)
                 )
-    own = [found.pop("scheme")]
+    for name in getattr(base, "not_taken", ()):
+        del found[name]
+    own = [found.pop("scheme")] if "scheme" in found else []
     if scheme_class is not None:
         hints = _hints(scheme_class)
         own = [

@@ -184,10 +184,9 @@ class BaseCompressor:
 
     def _arguments(self) -> dict[str, str]:
         """What must be the same on all workers: see `horovod_quant.agreement`."""
-        policy, inner = self.policy, inner_of(self.policy.scheme)
+        policy = self.policy
         values = {
-            "compression": type(inner).__name__,
-            **{argument: getattr(inner, argument) for argument in argument_names(inner)},
+            **self._choosing_arguments(),
             "min_elements": policy.min_elements,
             "exclude": policy.exclude,
             "overrides": policy.overrides,
@@ -198,6 +197,12 @@ class BaseCompressor:
         }
         return {argument: str(value) for argument, value in values.items()}
 
+    def _choosing_arguments(self) -> dict[str, Any]:
+        """Of `_arguments`, the class, as "compression", and what says how gradients are compressed."""
+        inner = inner_of(self.policy.scheme)
+        own = {argument: getattr(inner, argument) for argument in argument_names(inner)}
+        return {"compression": type(inner).__name__, **own}
+
     def __repr__(self) -> str:
         """The call that makes one like it, but for ``named_parameters`` and ``process_set``."""
         scheme = inner_of(self.policy.scheme)
@@ -205,7 +210,8 @@ class BaseCompressor:
         if "scheme" in parameters:
             shown = [repr(scheme)]
         else:
-            shown = [f"{argument}={getattr(scheme, argument)!r}" for argument in argument_names(scheme)]
+            own = [argument for argument in argument_names(scheme) if argument in parameters]
+            shown = [f"{argument}={getattr(scheme, argument)!r}" for argument in own]
         others = {
             "exclude": tuple(self.policy.exclude),
             "overrides": self.policy.given_overrides() or None,

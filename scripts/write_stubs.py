@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 from horovod_quant.nodes import hierarchical_process_sets as hierarchical_process_sets
 from horovod_quant.schemes.base import Scheme
-from {module} import compressor as _compressor
+{auto}from {module} import compressor as _compressor
 from {module} import optim as optim
 '''
 
@@ -42,8 +42,12 @@ def stub(module: str) -> str:
     """The text of a frontend's stub, as ``ruff format`` leaves it."""
     frontend: Any = importlib.import_module(module)
     base = frontend.Compressor
-    parts = [HEAD.format(module=module), f"__all__ = {sorted(frontend.__all__)!r}\n"]
+    has_auto = "Auto" in frontend.__all__
+    auto = f"from {module} import auto as _auto\n" if has_auto else ""
+    parts = [HEAD.format(module=module, auto=auto), f"__all__ = {sorted(frontend.__all__)!r}\n"]
     parts.append(_class("Compressor", "_compressor.Compressor", base.__doc__, signature_of(base)))
+    if has_auto:
+        parts.append(_class("Auto", "_auto.Auto", frontend.Auto.__doc__, signature_of(frontend.Auto)))
     for scheme_class in registry.own():
         made = getattr(frontend, scheme_class.__name__)
         parts.append(_class(made.__name__, "Compressor", made.__doc__, inspect.signature(made)))

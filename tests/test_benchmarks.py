@@ -76,6 +76,31 @@ def test_pytorchs_own_compression_is_measured_in_the_same_rounds(tmp_path: Path)
     assert results["ddp-powersgd-1"]["relative_error"] is None
 
 
+@pytest.mark.parallel
+@pytest.mark.extended
+def test_auto_is_measured_beside_all_that_it_tries(tmp_path: Path) -> None:
+    report = tmp_path / "gloo-2-none.json"
+    done = horovodrun(
+        "gloo", 2,
+        [sys.executable, ROOT / "benchmarks" / "auto.py", "--shapes", "60x50", "64", "--rounds", 2, "--watch", 1,
+         "--json", report],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    found = json.loads(report.read_text())
+    labels = [result["method"] for result in found["results"]]
+    taken, measurements, workers = found["auto"].values()
+    assert labels == ["none", "auto", *(own[0] for own in measurements[1:])]
+    assert measurements[0][0] == "none"
+    assert taken in labels
+    assert workers == 2
+    assert "% of the time of " in done.stdout
+    said = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "lab_auto.py", tmp_path], capture_output=True, text=True
+    )
+    assert f"gloo, 2 hosts, none: took {taken}, " in said.stdout
+    assert said.returncode == int("MISSED" in said.stdout)
+
+
 # A worker for whom PyTorch has a GPU, whose tensors are the host's; Horovod is what it is, or built with CUDA.
 GPU_DRIVER = """
 import sys

@@ -34,6 +34,8 @@ torch_hvq.QSGD(bits=8, norm="max", seed=3, exclude="*.bias")
 tf_hvq.BinSGDM(beta=0.9, optimizer=None)
 torch_hvq.Compressor(QSGD(bits=4), min_elements=5)
 tf_hvq.Compressor("qsgdinf-4")
+report = torch_hvq.Auto(0.2, again_after=1000, exclude="*.bias").report()
+assert report is not None and report.measurements[0].step > 0
 """
 MISTAKES = {
     "torch_hvq.QSGD(bit=8)": 'Unexpected keyword argument "bit" for "QSGD"',
@@ -42,6 +44,8 @@ MISTAKES = {
     'torch_hvq.QSGD(kernels="tensorflow")': '"QSGD" has incompatible type "Literal[\'tensorflow\']"',
     'tf_hvq.QSGD(kernels="triton")': '"QSGD" has incompatible type "Literal[\'triton\']"',
     'torch_hvq.Compressor("qsgd-4", min_element=3)': 'Unexpected keyword argument "min_element" for "Compressor"',
+    "torch_hvq.Auto(overrides={})": 'Unexpected keyword argument "overrides" for "Auto"',
+    "tf_hvq.Auto()": 'Module has no attribute "Auto"',
     "tf_hvq.NUQSDG()": 'Module has no attribute "NUQSDG"',
     'QSGD(coding="huffman")': '"QSGD" has incompatible type "Literal[\'huffman\']"',
 }
@@ -82,6 +86,14 @@ def test_a_class_shows_every_argument_with_type_default_and_a_line(frontend: str
     assert signature_of(hvq.Compressor) == inspect.signature(hvq.Compressor)
 
 
+def test_auto_shows_its_arguments_and_those_of_all_but_two() -> None:
+    import horovod_quant.torch as hvq
+
+    shown, all_others = (set(inspect.signature(each).parameters) for each in (hvq.Auto, hvq.Compressor))
+    assert shown == (all_others - {"scheme", "overrides"}) | {"max_error", "methods", "again_after"}
+    assert all(f"\n    {argument}: " in inspect.getdoc(hvq.Auto) for argument in shown)
+
+
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_the_module_shows_its_public_names_alone(frontend: str) -> None:
     hvq = importlib.import_module(frontend)
@@ -95,6 +107,8 @@ def test_the_module_shows_its_public_names_alone(frontend: str) -> None:
         "hierarchical_process_sets",
         "optim",
     ]
+    if frontend.endswith("torch"):
+        public.insert(0, "Auto")
     assert dir(hvq) == sorted(hvq.__all__) == public
     assert hvq.QSGD is hvq.QSGD
     assert (hvq.QSGD.__module__, hvq.QSGD.__qualname__) == (frontend, "QSGD")

@@ -81,7 +81,7 @@ def check(scheme_class: Any) -> None:
     for needed in ("collectives", "begin"):
         if getattr(scheme_class, needed) is getattr(Scheme, needed):
             raise TypeError(f"{name}.{needed}: define it, see horovod_quant.schemes.base.Scheme")
-    if name == "Compressor":
+    if name in ("Auto", "Compressor"):
         raise ValueError(f"{name}: the frontends have a class of that name; rename it")
     names = argument_names(scheme_class)
     for argument in names:

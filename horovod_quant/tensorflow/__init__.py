@@ -15,6 +15,7 @@ except ImportError as error:
 from horovod_quant.compressor_classes import Classes
 from horovod_quant.nodes import hierarchical_process_sets
 from horovod_quant.tensorflow import optim
+from horovod_quant.tensorflow.auto import Auto as Auto
 from horovod_quant.tensorflow.binsgdm import BinSGDMCompressor
 from horovod_quant.tensorflow.compressor import Compressor
 

@@ -14,14 +14,15 @@ except ImportError as error:
 from horovod_quant.compressor_classes import Classes
 from horovod_quant.nodes import hierarchical_process_sets
 from horovod_quant.torch import optim
+from horovod_quant.torch.auto import Auto
 from horovod_quant.torch.binsgdm import BinSGDMCompressor
 from horovod_quant.torch.compressor import Compressor
 
 # ``__init__.pyi`` tells type checkers and editors what this makes of this package's schemes.
-_classes = Classes(__name__, Compressor, {BinSGDMCompressor.own_optimizer: BinSGDMCompressor})
+_classes = Classes(__name__, Compressor, {BinSGDMCompressor.own_optimizer: BinSGDMCompressor}, [Auto])
 __getattr__ = _classes.find
 
-__all__ = ["Compressor", "hierarchical_process_sets", "optim", *_classes.own_names()]
+__all__ = ["Auto", "Compressor", "hierarchical_process_sets", "optim", *_classes.own_names()]
 
 
 def __dir__() -> list[str]:

@@ -5,10 +5,12 @@ from typing import Any, Literal
 
 from horovod_quant.nodes import hierarchical_process_sets as hierarchical_process_sets
 from horovod_quant.schemes.base import Scheme
+from horovod_quant.torch import auto as _auto
 from horovod_quant.torch import compressor as _compressor
 from horovod_quant.torch import optim as optim
 
 __all__ = [
+    "Auto",
     "BinSGDM",
     "Compressor",
     "EDEN",
@@ -58,6 +60,56 @@ class Compressor(_compressor.Compressor):
         hierarchical: bool | int = False,
         group_bytes: int = 33554432,
         overlap: bool = True,
+    ) -> None: ...
+
+class Auto(_auto.Auto):
+    """Takes the fastest method, as measured in the first steps of the training itself, or none if that is as fast.
+
+    Horovod's own allreduce and up to five methods have three turns of a few steps each. Every step meanwhile is a
+    correct exchange. Then all workers stay with the method whose steps were the shortest; of those within 2% of it, the
+    one with the smallest error, which is none's. The same happens again when the number of workers has changed.
+
+    `report` returns the measurements, and rank 0 writes them in a line to the log ``horovod_quant`` (its level is
+    INFO). For the gradients of a ``DistributedOptimizer``; other calls need a method.
+
+    Args:
+        max_error: of the methods that are tried: ``||average - exact|| / ||exact||`` for gradients that have nothing in
+            common. They are the registered, unbiased ones, each with the fewest bits that keep to it.
+        min_elements: smaller gradients go through Horovod unchanged.
+        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
+        seed: of the random rounding; the same on all workers.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"``; or ``"triton"`` for gradients on a GPU, which ``"auto"`` takes
+            for them, where Triton is installed, except with Elias coding and schemes that are ``host_only``.
+        named_parameters: names for the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
+        process_set: where the gradients are reduced; by default what the optimizer says.
+        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
+            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        group_bytes: bytes of gradients that share collectives.
+        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Without it they
+            start when the pass is over.
+        methods: the names of those to try instead, such as ``["eden-3", "qsgdinf-4"]``; ``max_error`` does not count
+            then.
+        again_after: steps after which they are tried again, because a network may have changed; 0 for never.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    def __init__(
+        self,
+        max_error: float = 0.4,
+        *,
+        min_elements: int = 1024,
+        exclude: str | Iterable[str] | None = (),
+        seed: int = 0,
+        kernels: Literal["auto", "native", "numpy", "triton"] = "auto",
+        named_parameters: Iterable[tuple[str, Any]] | None = None,
+        process_set: Any = None,
+        hierarchical: bool | int = False,
+        group_bytes: int = 33554432,
+        overlap: bool = True,
+        methods: Iterable[str] | None = None,
+        again_after: int = 0,
     ) -> None: ...
 
 class QSGD(Compressor):

@@ -12,6 +12,7 @@ import torch
 from horovod_quant import nodes
 from horovod_quant.frontend import BaseCompressor, of_instances
 from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Gradient, Scheme
 from horovod_quant.stats import OTHER_NAMES
 from horovod_quant.torch import memory as memories
@@ -106,12 +107,12 @@ class Compressor(BaseCompressor):
             TypeError: the tensor is not of a floating-point type.
             ValueError: an argument does not fit the number of workers, the parameters' names or the operation.
         """
-        call = self._call_for(tensor)
-        size = call.process_set.size()
-        self._check(call, tensor, size)
-        self._traffic.expect(call.name, ring_allreduce_bytes(4 * tensor.numel(), size))
-        scheme = self.policy.scheme_for(call.name, tensor.numel())
-        schedule = self._schedule(call, tensor, scheme)
+        return self._compress(tensor, self._call_for(tensor), self.policy)
+
+    def _compress(self, tensor: torch.Tensor, call: Call, policy: Policy) -> tuple[torch.Tensor, Any]:
+        size = self._take_note(tensor, call)
+        scheme = policy.scheme_for(call.name, tensor.numel())
+        schedule = self._schedule(call, tensor, policy, scheme)
         if schedule is not None:
             schedule.arrive()
         if scheme is None or schedule is None:
@@ -149,6 +150,13 @@ class Compressor(BaseCompressor):
         return submission.destination
 
     # ---- compress, step by step ------------------------------------------------------------------------------
+
+    def _take_note(self, tensor: torch.Tensor, call: Call) -> int:
+        """Checks and counts what is asked for, whoever will reduce it; returns the number of workers."""
+        size = call.process_set.size()
+        self._check(call, tensor, size)
+        self._traffic.expect(call.name, ring_allreduce_bytes(4 * tensor.numel(), size))
+        return size
 
     def _call_for(self, tensor: torch.Tensor) -> Call:
         call = identify(tensor)
@@ -194,27 +202,34 @@ class Compressor(BaseCompressor):
                 f"compression={type(self).__name__}(...): the optimizer BinSGDM goes with compression=hvq.BinSGDM()"
             )
 
-    def _schedule(self, call: Call, tensor: torch.Tensor, scheme: Scheme | None) -> Schedule | None:
-        """That of the optimizer that calls, which lives as long as the optimizer; or of a direct call's name, which
-        needs one if something is exchanged under it.
+    def _schedule(
+        self, call: Call, tensor: torch.Tensor, policy: Policy, scheme: Scheme | None
+    ) -> Schedule | None:
+        """That of the optimizer that calls, one for each policy, which lives as long as the optimizer; or of a direct
+        call's name, which needs one if something is exchanged under it.
         """
         if isinstance(call, DirectCall):
             self._direct.remember(call.of, self._forget)
             if scheme is None:
                 return None
-            return self._direct.get(call.of, lambda: self._new_schedule(call, tensor, False, tuple))
+            return self._direct.get(call.of, lambda: self._new_schedule(call, tensor, policy, False, tuple))
         schedules = vars(call.optimizer).setdefault("_horovod_quant_schedules", {})
-        if self not in schedules:
-            schedules[self] = self._new_schedule(call, tensor, self.overlap, call.handles())
-        return schedules[self]
+        if policy not in schedules:
+            schedules[policy] = self._new_schedule(call, tensor, policy, self.overlap, call.handles())
+        return schedules[policy]
 
     def _new_schedule(
-        self, call: Call, tensor: torch.Tensor, overlap: bool, handles: Callable[[], Iterable[Any]]
+        self,
+        call: Call,
+        tensor: torch.Tensor,
+        policy: Policy,
+        overlap: bool,
+        handles: Callable[[], Iterable[Any]],
     ) -> Schedule:
         return Schedule(
             call.process_set,
             functools.partial(self._nodes, call.process_set),
-            memories.choose(self._kernels, call.device(tensor), self.policy.schemes),
+            memories.choose(self._kernels, call.device(tensor), policy.schemes),
             self.group_bytes,
             overlap,
             len(call.names) if overlap else 0,

@@ -148,6 +148,19 @@ TORCH = Table(
         ),
         Part(BINSGDM, ["binsgdm_state", "binsgdm_groups_schedules_and_clipping"]),
         Part(
+            [],
+            [
+                "auto_tries_all_and_all_choose_alike",
+                "auto_is_horovod_itself_where_nothing_pays",
+                "auto_knows_a_choice_from_one_worker",
+                "auto_in_any_script",
+                "auto_with_values_that_are_not_finite",
+                "auto_while_the_model_changes",
+                "auto_with_two_optimizers_again_and_again",
+                "auto_says_what_is_wrong",
+            ],
+        ),
+        Part(
             TORCH_VARIANTS,
             ["average", "op_sum", "hook_order_differs", "overlap_with_any_order", "nan_on_one_rank"],
             extra=True,
@@ -160,12 +173,19 @@ TORCH = Table(
         # Last, because workers outside the process set, and those that have joined, start fewer operations, and a
         # later unnamed one would hang, with Horovod alone as well.
         Part(METHODS, ["workers_that_join", "training_goes_on_after_joining"]),
+        Part([], ["auto_among_workers_that_join"]),
         Part(TORCH_VARIANTS, ["workers_that_join", "training_goes_on_after_joining"], extra=True),
         Part(METHODS, ["process_set"]),
         Part(["global-qsgd-rotated"], ["process_set"], extra=True),
     ],
     core=["average", "overlap_with_any_order", "direct_calls", "several_backward_passes_in_a_step"],
-    also=["torch_scripts"],
+    in_pairs=[
+        "auto_is_horovod_itself_where_nothing_pays",
+        "auto_with_values_that_are_not_finite",
+        "auto_while_the_model_changes",
+        "auto_says_what_is_wrong",
+    ],
+    also=["torch_scripts", "torch_auto"],
     sampled=TORCH_VARIANTS,
 )
 
@@ -308,6 +328,7 @@ TORCH_HIERARCHICAL = Table(
             [],
             [
                 "a_tensor_smaller_than_the_node",
+                "auto_between_nodes",
                 "nodes_of_one_worker",
                 "nodes_that_do_not_fit",
                 "a_process_set",

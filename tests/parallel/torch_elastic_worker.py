@@ -15,9 +15,25 @@ import numpy as np
 import torch
 from elastic_job import PHASES, Kept, Log, assert_levels, count_step, exchanges_of, fatal_method
 from oracle import assert_average
-from torch_harness import METHODS, assert_same_on_all_ranks, base_optimizer, gather_objects, net, net_loss
+from torch_harness import (
+    METHODS,
+    assert_same_on_all_ranks,
+    base_optimizer,
+    followed,
+    gather_objects,
+    net,
+    net_loss,
+)
 
 import horovod_quant.torch as hvq
+from horovod_quant import trial
+
+AUTO = "auto"
+MAKERS = {**METHODS, AUTO: lambda **common: hvq.Auto(methods=["global-qsgd-8"], **common)}
+
+SHORT = {"ROUNDS": 1, "MEASURED": 1, "FIRST_WARM_UP": 1}
+"""Of Auto's trials: with the first step and the one that decides they take as many steps as `AUTO_STEPS`."""
+AUTO_STEPS = 6
 
 
 class Training:
@@ -26,7 +42,7 @@ class Training:
     def __init__(self, method: str, log: Log) -> None:
         self.method, self._log = method, log
         # Small groups, so that some are under way while the backward pass goes on.
-        self.compressor, self.model = METHODS[method](group_bytes=8192), net()
+        self.compressor, self.model = MAKERS[method](group_bytes=8192), net()
         self.optimizer = hvd.DistributedOptimizer(
             base_optimizer(self.compressor, self.model.parameters()),
             self.model.named_parameters(),
@@ -43,8 +59,19 @@ class Training:
             self._log.die(self.method)
 
     def step(self, number: int, doomed: bool) -> None:
-        """One step and its check. ``doomed``: this worker shall not come back from it."""
+        """One step and its check, or a whole trial. ``doomed``: this worker shall not come back from it."""
         self.doomed = doomed
+        if self.method != AUTO:
+            self._step(number)
+            return
+        for part in range(AUTO_STEPS):
+            self._step(AUTO_STEPS * number + part)
+        report = self.compressor.report()
+        assert report.workers == hvd.size(), report
+        choices = gather_objects((report, self.compressor.state_dict()["choices"]), hvd.global_process_set)
+        assert len(set(map(str, choices))) == 1, choices
+
+    def _step(self, number: int) -> None:
         self.optimizer.zero_grad()
         net_loss(self.model, number).backward()
         self.optimizer.synchronize()
@@ -58,7 +85,7 @@ class Training:
             reduced = parameter.grad.numpy().reshape(-1)
             everyone = gather_objects((self.own[name], reduced.tobytes()), hvd.global_process_set)
             assert all(other == everyone[0][1] for _, other in everyone), f"{name} differs between ranks"
-            scheme = self.compressor.policy.scheme_for(name, reduced.size)
+            scheme = followed(self.compressor, self.optimizer).policy.scheme_for(name, reduced.size)
             gradients = [gradient for gradient, _ in everyone]
             assert_average(scheme, gradients, reduced, name, isinstance(self.compressor, hvq.BinSGDM))
             if scheme is not None and isinstance(self.compressor, hvq.GlobalQSGD):
@@ -85,7 +112,8 @@ def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
     log = Log(folder)
-    trainings = [Training(method, log) for method in METHODS]
+    vars(trial).update(SHORT)
+    trainings = [Training(method, log) for method in MAKERS]
     (binary,) = (training for training in trainings if isinstance(training.compressor, hvq.BinSGDM))
     kept = Kept()
 

@@ -84,6 +84,27 @@ def assert_same_on_all_ranks(tensors: Sequence[torch.Tensor], what: str, process
     assert all(other == everyone[0] for other in everyone), f"{what} differ between ranks"
 
 
+class Followed:
+    """An `hvq.Auto` as an `Oracle` takes a compressor: it has the policy of the optimizer's step under way."""
+
+    hierarchical = False
+
+    def __init__(self, auto: hvq.Auto, optimizer: Any) -> None:
+        self._auto, self._optimizer, self.seed = auto, optimizer, auto.seed
+
+    @property
+    def policy(self) -> Any:
+        return self._auto.course_of(self._optimizer).policy or self
+
+    def scheme_for(self, name: str, elements: int) -> None:
+        """As of a policy that leaves everything to Horovod."""
+
+
+def followed(compressor: Any, optimizer: Any) -> Any:
+    """What an `Oracle` takes for a compressor under an optimizer."""
+    return Followed(compressor, optimizer) if isinstance(compressor, hvq.Auto) else compressor
+
+
 class TorchOracle:
     """`Oracle` for tensors of one process set."""
 

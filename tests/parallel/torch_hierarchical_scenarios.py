@@ -6,6 +6,7 @@ import copy
 import functools
 import os
 from typing import Any
+from unittest import mock
 
 import horovod.torch as hvd
 import torch
@@ -26,6 +27,7 @@ from torch_harness import (
 from torch_scenarios import clean, finish  # noqa: F401 (part of a module of scenarios)
 
 import horovod_quant.torch as hvq
+from horovod_quant import trial
 
 HIERARCHICAL: Any = {"True": True}.get(os.environ["HIERARCHICAL"]) or int(os.environ["HIERARCHICAL"])
 """What the compressors are told."""
@@ -54,6 +56,22 @@ def a_tensor_smaller_than_the_node() -> None:
             model = torch.nn.Linear(10, 30, bias=False)
             compressor = make(hierarchical=HIERARCHICAL, min_elements=0)
             train_and_compare(compressor, model=model, loss=_small_loss, steps=2)
+
+
+def auto_between_nodes() -> None:
+    """A whole trial of it; every method that it tries is hierarchical."""
+    auto, model = hvq.Auto(methods=["qsgdinf-4"], hierarchical=HIERARCHICAL), net()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=auto
+    )
+    with mock.patch.multiple(trial, ROUNDS=1, MEASURED=1):
+        for step in range(len(trial.timetable(2)) + 3):
+            optimizer.zero_grad()
+            net_loss(model, step).backward()
+            optimizer.step()
+            assert_same_on_all_ranks(list(model.parameters()), "parameters")
+    tried = [each.method for each in auto.report().measurements] if hvd.size() > 1 else []
+    assert tried == ["none", "qsgdinf-4"][: 2 * (hvd.size() > 1)]
 
 
 def _small_loss(model: torch.nn.Module, step: int) -> torch.Tensor:

@@ -23,6 +23,7 @@ from torch_harness import (
     assert_bits_equal,
     assert_same_on_all_ranks,
     base_optimizer,
+    followed,
     message_of,
     net,
     net_loss,
@@ -83,7 +84,7 @@ def _operation(kind: str | None, name: str) -> None:
         assert total.item() == hvd.size()
 
 
-def _perform(script: Sequence[Step], compressor: Any, passes: int = 1) -> None:
+def perform(script: Sequence[Step], compressor: Any, passes: int = 1) -> None:
     """Runs a script under a DistributedOptimizer and checks all gradients; each bit, where they are compressed."""
     compressed = hasattr(compressor, "policy")
     model = Parts()
@@ -94,7 +95,7 @@ def _perform(script: Sequence[Step], compressor: Any, passes: int = 1) -> None:
         compression=compressor,
         backward_passes_per_step=passes,
     )
-    oracle = Oracle(compressor) if compressed else None
+    oracle = Oracle(followed(compressor, optimizer)) if compressed else None
     for number, step in enumerate(script):
         # Every worker computes all workers' gradients: whatever is exchanged is what the script exchanges.
         everyone = [_gradients(model, number, own, rank) for rank, own in enumerate(step.batches)]
@@ -158,16 +159,16 @@ def a_worker_skips_its_backward_pass(make: Any) -> None:
     for rank in taken(0, -1):
         script = [Step(_everywhere(FULL), between="named") for _ in range(5)]
         script[2] = Step(_but(rank, NONE), between="named")
-        _perform(script, make())
+        perform(script, make())
         script[0] = Step(_but(rank, NONE), between="named", after="unnamed")
-        _perform(script, make(group_bytes=1))
+        perform(script, make(group_bytes=1))
 
 
 def a_worker_has_a_batch_less(make: Any) -> None:
     """Of the two whose gradients add up, in an epoch's last step."""
     last = Step(_but(-1, (ALL,), (ALL, ALL)), between="named")
     whole = Step(_everywhere((ALL, ALL)), within="unnamed", between="unnamed")
-    _perform([whole, whole, last, whole], make(), passes=2)
+    perform([whole, whole, last, whole], make(), passes=2)
 
 
 def operations_after_giving_up(make: Any) -> None:
@@ -180,7 +181,7 @@ def operations_after_giving_up(make: Any) -> None:
             for step in range(5)
         ]
         with mock.patch.object(BACKWARD, "_patience", Patience(0.01)):
-            _perform(script, make(group_bytes=group_bytes))
+            perform(script, make(group_bytes=group_bytes))
 
 
 def any_script(make: Any) -> None:
@@ -189,15 +190,15 @@ def any_script(make: Any) -> None:
     for draw in range(DRAWS // 8 if slow else DRAWS):
         choose = random.Random(f"script {draw}")
         passes = choose.choice([1, 1, 2])
-        script = [_any_step(choose, passes, first=number == 0) for number in range(5)]
+        script = [any_step(choose, passes, first=number == 0) for number in range(5)]
         if draw % 4 == 0:
-            _perform(script, hvd.Compression.none, passes)
+            perform(script, hvd.Compression.none, passes)
         patience = Patience(choose.choice([0.0, 0.01, 0.1]))
         with mock.patch.object(BACKWARD, "_patience", patience):
-            _perform(script, make(group_bytes=choose.choice([1, 15000, 2**20])), passes)
+            perform(script, make(group_bytes=choose.choice([1, 15000, 2**20])), passes)
 
 
-def _any_step(choose: random.Random, passes: int, first: bool) -> Step:
+def any_step(choose: random.Random, passes: int, first: bool) -> Step:
     usual = choose.random() < 0.5
     everyone = [_any_batches(choose, passes, usual) for _ in range(hvd.size())]
     # The gradients that have gone to Horovod before ``synchronize``.

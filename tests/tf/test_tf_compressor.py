@@ -140,3 +140,10 @@ def test_binsgdm_takes_sparse_gradients(kind: Any) -> None:
     kind(0.5).apply_gradients([(sparse, table)])
     assert set(np.unique(table.numpy())) == {-0.5, 0.5}
     assert (table.numpy()[[3, 7]] == -0.5).all()
+
+
+def test_auto_says_what_to_use_instead() -> None:
+    with pytest.raises(NotImplementedError, match="horovod-quant bench --framework tensorflow.*advise"):
+        hvq.Auto(max_error=0.2)
+    with pytest.raises(NotImplementedError, match="fixes the method when it traces"):
+        hvq.Auto.compress(None)

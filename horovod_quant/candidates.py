@@ -1,0 +1,172 @@
+"""The methods that are worth a trial among some number of workers: of the registry's, those that keep an error."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from horovod_quant import methods
+from horovod_quant.analysis.work import resolved, work_of
+from horovod_quant.schemes import Hierarchical, registry
+from horovod_quant.schemes.base import Scheme, Workers
+from horovod_quant.schemes.hierarchical import inner_of
+from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
+
+MOST = 5
+"""Candidates beside none. Each takes a dozen steps of a training to measure."""
+
+_MOST_BITS = 16
+_ELEMENTS = 2**20
+
+
+class Candidate(NamedTuple):
+    """A method that may be taken.
+
+    Attributes:
+        name: as `horovod_quant.methods` has it.
+        scheme: None for Horovod's own allreduce of float32.
+        error: what `Scheme.relative_error` expects among these workers; None where a scheme does not tell.
+        bits_sent: by a worker for an element.
+    """
+
+    name: str
+    scheme: Scheme | None
+    error: float | None
+    bits_sent: float
+
+
+NONE = Candidate(methods.NONE, None, 0.0, 64.0)
+
+
+@functools.lru_cache(maxsize=64)
+def find(
+    max_error: float, workers: Workers, hierarchical: bool, kinds: tuple[type[Scheme], ...]
+) -> tuple[Candidate, ...]:
+    """Those whose error is expected to be no more than ``max_error``, with the fewest bytes first.
+
+    Of each of a scheme's short names the fewest bits that do, where they send less than float32 would. Of methods whose
+    collectives are the same ones, a scheme has one candidate, and a method that sends no less and is no better than
+    another has none; unless the other alone needs the host's memory, where gradients may not be.
+
+    Args:
+        max_error: see `Scheme.relative_error`.
+        workers: who take part; the rank does not matter.
+        hierarchical: whether exchanges are hierarchical.
+        kinds: the schemes to choose from, see `usable`.
+    """
+    fitting = [found for kind in kinds for found in _narrowest(kind, max_error, workers, hierarchical)]
+    most_bits = ring_allreduce_bytes(32, workers.size)
+    kept: list[Candidate] = []
+    for candidate in sorted(fitting, key=lambda each: (each.bits_sent, _error(each))):
+        alike = [each for each in kept if _wire(each, workers) == _wire(candidate, workers)]
+        if candidate.bits_sent < most_bits and not any(_replaces(each, candidate) for each in alike):
+            kept.append(candidate)
+    return tuple(kept[:MOST])
+
+
+def any_of(
+    max_error: float, workers: Workers, hierarchical: bool, kinds: tuple[type[Scheme], ...]
+) -> Candidate | None:
+    """One of those that `find` chooses from; None if there is none. It takes less time."""
+    fitting = (found for kind in kinds[::-1] for found in _narrowest(kind, max_error, workers, hierarchical))
+    return next(fitting, None)
+
+
+def usable(on_device: bool) -> tuple[type[Scheme], ...]:
+    """The registered schemes that are unbiased, and go with every optimizer.
+
+    Args:
+        on_device: whether they have to do without arrays of the host's memory.
+    """
+    return tuple(
+        kind
+        for kind in registry.registered()
+        if kind.unbiased and kind.own_optimizer is None and not (on_device and kind.host_only)
+    )
+
+
+def named(names: Iterable[str], workers: Workers, hierarchical: bool) -> list[Candidate]:
+    """The methods of these names.
+
+    Raises:
+        ValueError: there is no such method, or it cannot serve the workers.
+    """
+    found = []
+    for name in names:
+        scheme = methods.parse(name).scheme()
+        assert scheme is not None
+        found.append(_candidate(name, scheme, workers, hierarchical))
+    return found
+
+
+def check_names(names: Any) -> tuple[str, ...]:
+    """The full names of methods, in the order given.
+
+    Raises:
+        ValueError: it is something else, or one of them is no method of this package for every optimizer.
+    """
+    given = list(names) if isinstance(names, Iterable) and not isinstance(names, (str, Mapping)) else []
+    if not given or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"methods={names!r}: use a list of names, such as ['eden-3', 'qsgdinf-4'], or None")
+    found = []
+    for name in given:
+        try:
+            method = methods.parse(name)
+        except ValueError as error:
+            raise ValueError(f"methods: {error}") from None
+        if method.name == methods.NONE:
+            raise ValueError("methods: 'none' is tried in any case; leave it out")
+        if method.scheme_class is None or method.own_optimizer is not None:
+            why = "is Horovod's own" if method.scheme_class is None else "belongs to an optimizer"
+            raise ValueError(f"methods: {name!r} {why}; use methods of this package for every optimizer")
+        found.append(method.name)
+    return tuple(dict.fromkeys(found))
+
+
+def _narrowest(
+    kind: type[Scheme], max_error: float, workers: Workers, hierarchical: bool
+) -> Iterable[Candidate]:
+    """Of each of a scheme's short names, the method with the fewest bits that has an error as small."""
+    for family in registry.families_of(kind):
+        for name in (family, *(f"{family}-{bits}" for bits in range(1, _MOST_BITS + 1))):
+            try:
+                scheme = methods.parse(name).scheme()
+                assert scheme is not None
+                found = _candidate(name, scheme, workers, hierarchical)
+            except ValueError:  # no such width, or too narrow for so many
+                continue
+            if found.error is not None and found.error <= max_error:
+                yield found
+                break
+
+
+def _candidate(name: str, scheme: Scheme, workers: Workers, hierarchical: bool) -> Candidate:
+    whole = Hierarchical(scheme) if hierarchical else scheme
+    resolved(whole, workers)
+    work = work_of(whole, [_ELEMENTS], workers.size, workers.local_size)
+    sent = sum(sum(sent_bytes(request, workers.size_of(request.group))) for _, request in work.stages)
+    error = whole.relative_error(workers.size, workers.nodes)
+    return Candidate(name, whole, error, 8 * sent / _ELEMENTS)
+
+
+def _wire(candidate: Candidate, workers: Workers) -> list[type]:
+    """What its exchange is made of."""
+    assert candidate.scheme is not None
+    return [each.request for each in candidate.scheme.for_workers(workers).collectives]
+
+
+def _replaces(one: Candidate, other: Candidate) -> bool:
+    """Whether a candidate that sends no more by the same collectives makes another one needless."""
+    if _kind(one) is _kind(other):
+        return True
+    return _error(one) <= _error(other) and (_kind(other).host_only or not _kind(one).host_only)
+
+
+def _kind(candidate: Candidate) -> type[Scheme]:
+    assert candidate.scheme is not None
+    return type(inner_of(candidate.scheme))
+
+
+def _error(candidate: Candidate) -> float:
+    return float("inf") if candidate.error is None else candidate.error

@@ -1,0 +1,513 @@
+"""The compressor that finds its method by itself, by trying in the first steps of a training.
+
+Four facts shape it. Which method a step has must be known when its first gradient comes, and be the same on all
+workers, who may have taken part in different numbers of steps (``hvd.join()``). A script that ends up without
+compression shall run as with Horovod alone. Nobody may wait in a backward pass. And what one worker measures, another
+may not.
+
+1. Every step is a correct exchange: Horovod's own, handed through, or that of one method, whose schedule
+   (`horovod_quant.torch.schedule`) is its own and pauses while others have their turns.
+2. A step counts if every worker has taken part in it, as a small gradient tells (`horovod_quant.torch.attendance`). All
+   who are there learn that alike, who is missing misses no step that counts: so all have counted the same ones whenever
+   a step begins, and what comes next follows from their number alone.
+3. A session of Horovod's (``hvd.init()``) begins with steps that Horovod reduces itself, until one counts. At its end
+   the workers compare arguments, and tell what each knows of an earlier choice: only some may have loaded one.
+4. Then the methods have their turns (`horovod_quant.trial`), and a last step, again Horovod's own, brings the medians
+   together by one sum. In both steps every worker has launched all that the others wait for when it waits for these.
+5. What was chosen stays, until ``again_after`` steps have counted or Horovod has another number of workers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from horovod_quant import candidates
+from horovod_quant.candidates import Candidate
+from horovod_quant.compressor_classes import refuse_unknown
+from horovod_quant.frontend import in_short, of_instances
+from horovod_quant.policy import Policy
+from horovod_quant.schemes.base import Scheme, Workers, require_int, require_whole_nodes
+from horovod_quant.stats import Stats
+from horovod_quant.torch import memory as memories
+from horovod_quant.torch.attendance import Witness, least_for_all, lengthened
+from horovod_quant.torch.compressor import Compressor, _Unchanged
+from horovod_quant.torch.horovod_call import OptimizerCall, glance
+from horovod_quant.torch.roll_call import RollCall
+from horovod_quant.traffic import ring_allreduce_bytes
+from horovod_quant.trial import Report, Trial, Turn, evaluate
+
+MAX_ERROR = 0.4
+"""Of the methods with such an error, each of docs/results.md ends within 1% of float32's loss."""
+
+_COURSES = "_horovod_quant_courses"
+"""An optimizer's attribute: its courses, by compressor."""
+
+_NO_COURSES: Mapping[Any, _Course] = {}
+
+_log = logging.getLogger("horovod_quant")
+
+_MOST_UNTOLD = 20
+_UNTOLD = (
+    "horovod_quant: Auto cannot tell who takes part in the steps of the optimizer of %s, and so chooses nothing: its "
+    "smallest parameter has no gradient that Horovod sums, perhaps a sparse one; use sparse_as_dense=True"
+)
+
+_PAIR = Workers(0, 2)
+"""Among whom every method has its smallest error."""
+
+
+class Auto(Compressor):
+    """Takes the fastest method, as measured in the first steps of the training itself, or none if that is as fast.
+
+    Horovod's own allreduce and up to five methods have three turns of a few steps each. Every step meanwhile is a
+    correct exchange. Then all workers stay with the method whose steps were the shortest; of those within 2% of it, the
+    one with the smallest error, which is none's. The same happens again when the number of workers has changed.
+
+    `report` returns the measurements, and rank 0 writes them in a line to the log ``horovod_quant`` (its level is
+    INFO). For the gradients of a ``DistributedOptimizer``; other calls need a method.
+
+    Args:
+        max_error: of the methods that are tried: ``||average - exact|| / ||exact||`` for gradients that have nothing in
+            common. They are the registered, unbiased ones, each with the fewest bits that keep to it.
+        methods: the names of those to try instead, such as ``["eden-3", "qsgdinf-4"]``; ``max_error`` does not count
+            then.
+        again_after: steps after which they are tried again, because a network may have changed; 0 for never.
+        **common: as of every compressor, but for ``overrides``.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    not_taken = ("scheme", "overrides")
+
+    def __init__(
+        self,
+        max_error: float = MAX_ERROR,
+        *,
+        methods: Iterable[str] | None = None,
+        again_after: int = 0,
+        **common: Any,
+    ) -> None:
+        known = inspect.signature(type(self)).parameters
+        refuse_unknown(type(self).__name__, [name for name in common if name not in known], known)
+        if (
+            isinstance(max_error, bool)
+            or not isinstance(max_error, (int, float))
+            or not 0 < max_error < math.inf
+        ):
+            raise ValueError(f"max_error={max_error!r}: use a positive number, for example {MAX_ERROR}")
+        require_int("again_after", again_after, 0, 2**62)
+        self.max_error = float(max_error)
+        self.methods = None if methods is None else candidates.check_names(methods)
+        self.again_after = int(again_after)
+        self._on_device = common.get("kernels") == memories.TRITON
+        self._possible = [each.scheme for each in self._possible_ones() if each.scheme is not None]
+        # Which gradients are compressed depends on no method: the first stands for all.
+        super().__init__(self._possible[0], **common)
+
+    def _possible_ones(self) -> Sequence[Candidate]:
+        """Methods that would be tried with two workers: all that were named, or one of the registry's."""
+        if self.methods is not None:
+            return candidates.named(self.methods, _PAIR, False)
+        found = candidates.any_of(self.max_error, _PAIR, False, candidates.usable(self._on_device))
+        if found is None:
+            raise ValueError(
+                f"max_error={self.max_error!r}: no method has so small an error, even with two workers; use a larger "
+                f"one, or leave compression out"
+            )
+        return [found]
+
+    def _check_kernels(self) -> None:
+        memories.check(self._kernels, self._possible)
+
+    def _check_workers(self, size: int) -> None:
+        require_whole_nodes(size, self._local_size())
+
+    def _choosing_arguments(self) -> dict[str, Any]:
+        return {
+            "compression": type(self).__name__,
+            "max_error": self.max_error,
+            "methods": self.methods,
+            "again_after": self.again_after,
+            "registered": [kind.__name__ for kind in candidates.usable(self._on_device)],
+        }
+
+    def _bind(self) -> None:
+        super()._bind()
+        self._handed: list[_Handed] = []
+        self._policies: dict[Scheme, Policy] = {}
+        self._reports: dict[str, Report] = {}
+        self._choices: dict[str, _Choice] = {}
+
+    # ---- what users call -------------------------------------------------------------------------------------
+
+    def report(self, optimizer: Any = None) -> Report | None:
+        """What was measured and chosen last; None as long as nothing was.
+
+        Args:
+            optimizer: the ``DistributedOptimizer`` that is meant, where the compressor serves several.
+        """
+        if optimizer is None:
+            return next(reversed(self._reports.values()), None)
+        course = self.course_of(optimizer)
+        return None if course is None else self._reports.get(course.label)
+
+    def stats(self) -> Stats:
+        """As of every compressor."""
+        for handed in self._handed:
+            times, handed.times = handed.times, 0
+            self._traffic.expect(handed.name, times * handed.float32_bytes)
+            self._traffic.count(handed.name, times * handed.sent_bytes)
+        return super().stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of every compressor, with what was chosen, which counts for as many workers."""
+        return {
+            **super().state_dict(),
+            "choices": {label: choice._asdict() for label, choice in self._choices.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` returned, before the first step. It is enough if one worker does.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        choices = state.get("choices") if isinstance(state, Mapping) else None
+        if not isinstance(choices, Mapping) or not all(map(_is_choice, choices.values())):
+            raise ValueError(f"state={in_short(state)}: use what an Auto's state_dict() returned")
+        super().load_state_dict({name: value for name, value in state.items() if name != "choices"})
+        self._choices = {str(label): _Choice(**choice) for label, choice in choices.items()}
+
+    # ---- what Horovod calls ----------------------------------------------------------------------------------
+
+    @of_instances
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """As `Compressor.compress`.
+
+        Raises:
+            ValueError: it is no gradient of an optimizer's.
+        """
+        course = self.course_of((caller := glance())[0])
+        if course is not None and course.hands_through(caller[1], tensor):
+            return tensor, None
+        call = self._call_for(tensor)
+        if not isinstance(call, OptimizerCall):
+            raise ValueError(
+                f"{call.name}: compression=Auto(...) measures the steps of an hvd.DistributedOptimizer, and this is "
+                f"none; take a method, such as hvq.EDEN(): `horovod-quant bench` and `advise` say which"
+            )
+        course = self._course(call, tensor)
+        if course.policy is None:
+            size = self._take_note(tensor, call)
+            sent, context = self._pass_through(tensor, call, size)
+            if sent is tensor and course.is_horovods:
+                self._handed.append(course.hand_through(call, tensor, size))
+        else:
+            sent, context = self._compress(tensor, call, course.policy)
+        if not course.is_counting:
+            return sent, context
+        least = None
+        if course.witness.is_of(call.parameter):
+            least = least_for_all(call)
+            if context is None or isinstance(context, _Unchanged):
+                sent, context = lengthened(sent), _Unchanged(tensor)
+        return sent, _Watched(course, context, least)
+
+    @of_instances
+    def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """As `Compressor.decompress`."""
+        if not isinstance(ctx, _Watched):
+            return super().decompress(output, ctx)
+        course, context, least = ctx
+        if least is None:
+            result = super().decompress(output, context)
+        elif isinstance(context, _Unchanged):
+            shape = context.destination.shape
+            result = super().decompress(output[:-1].reshape(shape), context)
+            course.attend(float(output[-1]) > least)
+        else:
+            result = super().decompress(output, context)
+            course.attend(float(output[0]) > least)
+        course.note_delivery(result.device)
+        return result
+
+    # ---- what a course asks for ------------------------------------------------------------------------------
+
+    def _course(self, call: OptimizerCall, tensor: torch.Tensor) -> _Course:
+        """The optimizer's, with the step that the gradient belongs to begun."""
+        course = self.course_of(call.optimizer)
+        if course is None:
+            course = _Course(self, min(call.names))
+            vars(call.optimizer).setdefault(_COURSES, {})[self] = course
+        course.arrive(call, tensor)
+        return course
+
+    def course_of(self, optimizer: Any) -> _Course | None:
+        """Where an optimizer's steps have got to; they live as long as it does."""
+        return getattr(optimizer, _COURSES, _NO_COURSES).get(self)
+
+    def candidates_for(self, call: OptimizerCall) -> tuple[Candidate, ...]:
+        """What there is to choose from for an optimizer, none first."""
+        self._check(call, call.parameter, size := call.process_set.size())
+        named = call.expected() if self._finder is None else self._finder.named
+        elements = {name: parameter.numel() for name, parameter in named}
+        if size == 1 or not self.policy.compresses_any(elements):
+            return (candidates.NONE,)
+        workers = Workers(0, size, local_size=self._local_size())
+        return (candidates.NONE, *self._methods_for(workers, bool(self.hierarchical)))
+
+    def _methods_for(self, workers: Workers, hierarchical: bool) -> Sequence[Candidate]:
+        if self.methods is not None:
+            return candidates.named(self.methods, workers, hierarchical)
+        return candidates.find(self.max_error, workers, hierarchical, candidates.usable(self._on_device))
+
+    def policy_for(self, candidate: Candidate) -> Policy | None:
+        """What chooses a gradient's scheme in a candidate's turn; None where Horovod reduces all."""
+        scheme = candidate.scheme
+        if scheme is None:
+            return None
+        if scheme not in self._policies:
+            self._policies[scheme] = Policy(scheme, self.policy.min_elements, self.policy.exclude)
+        return self._policies[scheme]
+
+    def known_choice(self, label: str, workers: int) -> str | None:
+        """The method that was chosen before, by so many workers."""
+        choice = self._choices.get(label)
+        return choice.method if choice is not None and choice.workers == workers else None
+
+    def keep(self, label: str, report: Report) -> None:
+        self._reports.pop(label, None)  # the last one comes last
+        self._reports[label] = report
+        self._choices[label] = _Choice(report.method, report.workers)
+
+    def arguments(self) -> dict[str, str]:
+        """Those that must be the same on all workers."""
+        return self._arguments()
+
+
+class _Choice(NamedTuple):
+    """A method's name, and the number of workers that have chosen it."""
+
+    method: str
+    workers: int
+
+
+class _Watched(NamedTuple):
+    """Context of a gradient in a step whose workers are counted: ``context`` is what it would be otherwise.
+
+    Attributes:
+        least: what the number that it takes along must be above, if it takes one.
+    """
+
+    course: _Course
+    context: Any
+    least: float | None
+
+
+class _Handed:
+    """How often a gradient has gone to Horovod as it is since that was last counted, and the bytes of each time."""
+
+    def __init__(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> None:
+        self.name = call.name
+        self.float32_bytes = ring_allreduce_bytes(4 * tensor.numel(), size)
+        self.sent_bytes = ring_allreduce_bytes(tensor.numel() * tensor.element_size(), size)
+        self.device = tensor.device
+        self.times = 0
+
+
+class _Course:
+    """One optimizer's steps: what method each has, and what they have taken.
+
+    Args:
+        auto: the compressor.
+        label: of the optimizer, the same on every worker.
+
+    Attributes:
+        policy: of the step under way; None where Horovod reduces all gradients.
+        is_counting: whether it matters who takes part in the step under way.
+        is_horovods: whether Horovod reduces all gradients of the step under way and those that follow.
+        witness: whose gradient tells who does.
+    """
+
+    def __init__(self, auto: Auto, label: str) -> None:
+        self._auto = auto
+        self.label = label
+        self.witness = Witness()
+        self.policy: Policy | None = None
+        self.is_counting = True
+        self.is_horovods = False
+        self._session: Any = None
+        self._delivering = False
+        self._handed: dict[Any, _Handed] = {}
+
+    # ---- a step ----------------------------------------------------------------------------------------------
+
+    def arrive(self, call: OptimizerCall, tensor: torch.Tensor) -> None:
+        """To be called for each gradient, before anything is done with it."""
+        from horovod.torch import mpi_ops
+
+        if mpi_ops._handle_map is not self._session:
+            self._open(call)
+            self._session = mpi_ops._handle_map
+        elif not self._delivering:
+            return
+        self._record()
+        self._begin_step(call, tensor.device)
+
+    def _open(self, call: OptimizerCall) -> None:
+        """Horovod has been initialized: nothing from before counts, but for what was chosen."""
+        self._candidates = self._auto.candidates_for(call)
+        self._process_set = call.process_set
+        self._phase: Literal["opening", "trial", "closing", "chosen"] = "opening"
+        self._trial = Trial(len(self._candidates))
+        self._chosen = 0  # none, as long as nothing is
+        self._counted = 0  # steps since the choice
+        self._untold = 0  # steps in which no gradient has told who takes part
+        self._turn: Turn | None = None
+        self._handed = {}
+        self._last: Any = None  # the moment of the latest result
+
+    def _begin_step(self, call: OptimizerCall, device: torch.device) -> None:
+        self._delivering = False
+        self._is_complete = False
+        self._turn = self._trial.turn if self._phase == "trial" else None
+        number = self._chosen if self._turn is None else self._turn.method
+        self.policy = self._auto.policy_for(self._candidates[number])
+        self.is_horovods = self._phase == "chosen" and self.policy is None
+        self.is_counting = self._phase != "chosen" or self._auto.again_after > 0
+        if not self.is_horovods:
+            self._handed = {}
+        if self.is_counting:
+            self.witness.choose(call.expected())
+            self._untold += 1
+            if self._untold == _MOST_UNTOLD:
+                _log.warning(_UNTOLD, self.label)
+        self._before, self._last = self._last, None
+        self._first = _now(device)
+
+    def note_delivery(self, device: torch.device) -> None:
+        """To be called when a gradient's result is there: after all of a step's gradients have come."""
+        self._delivering = True
+        self._last = _now(device)
+
+    def _record(self) -> None:
+        """The step before is over: the last result was the last of all."""
+        if self._turn is not None and self._is_complete and self._before is not None:
+            self._trial.record(
+                self._turn, _seconds(self._first, self._last), _seconds(self._before, self._last)
+            )
+
+    # ---- steps that are Horovod's alone ----------------------------------------------------------------------
+
+    def hand_through(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> _Handed:
+        """From now on the parameter's gradients may go to Horovod as they come: no more than a glance at each."""
+        self._handed[call.parameter] = handed = _Handed(call, tensor, size)
+        return handed
+
+    def hands_through(self, parameter: Any, tensor: torch.Tensor) -> bool:
+        """Whether a gradient may; counts it."""
+        from horovod.torch import mpi_ops
+
+        handed = self._handed.get(parameter)
+        if handed is None or self._delivering or mpi_ops._handle_map is not self._session:
+            return False
+        if not tensor.is_contiguous() or tensor.device != handed.device:
+            return False
+        if self.is_counting and self.witness.is_of(parameter):
+            return False
+        handed.times += 1
+        return True
+
+    # ---- a step that counts ----------------------------------------------------------------------------------
+
+    def attend(self, everybody: bool) -> None:
+        """To be called once in a step, after ``synchronize`` has begun, with whether every worker takes part."""
+        self._is_complete = everybody
+        self._untold = 0
+        if not everybody:
+            return
+        if self._phase == "opening":
+            self._compare()
+        elif self._phase == "trial":
+            self._trial.count_step()
+            if self._trial.turn is None:
+                self._phase = "closing"
+        elif self._phase == "closing":
+            self._decide()
+        else:
+            self._counted += 1
+            if self._counted >= self._auto.again_after and len(self._candidates) > 1:
+                self._begin_trial()
+
+    def _begin_trial(self) -> None:
+        self._trial = Trial(len(self._candidates))
+        self._phase, self._chosen = "trial", 0
+
+    def _compare(self) -> None:
+        """All workers have the same arguments; what any of them has chosen before counts for all."""
+        size = self._process_set.size()
+        if size > 1:
+            RollCall(self._process_set, self.label, self._auto.arguments()).ranks()
+        if len(self._candidates) == 1:
+            self._choose(Report(self._candidates[0].name, (), size))
+            return
+        known = self._auto.known_choice(self.label, size)
+        votes = self._sum([int(candidate.name == known) for candidate in self._candidates], "choices")
+        voted = [candidate.name for candidate, count in zip(self._candidates, votes) if count]
+        if len(voted) == 1:
+            self._choose(Report(voted[0], (), size))
+        else:
+            self._begin_trial()
+
+    def _decide(self) -> None:
+        sums = self._sum(self._trial.medians(), "medians")
+        report = evaluate(self._candidates, sums, self._process_set.size())
+        self._choose(report)
+        if self._process_set.rank() == 0:
+            _log.info("horovod_quant: Auto has measured, and takes %s", report)
+
+    def _choose(self, report: Report) -> None:
+        self._auto.keep(self.label, report)
+        self._chosen = [candidate.name for candidate in self._candidates].index(report.method)
+        self._phase, self._counted = "chosen", 0
+
+    def _sum(self, numbers: Sequence[int], what: str) -> list[int]:
+        """Over all workers; waits for them. For steps that Horovod reduces itself."""
+        import horovod.torch as hvd
+
+        own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        name = f"horovod_quant.{self.label}.{what}"
+        return hvd.allreduce(own, op=hvd.Sum, name=name, process_set=self._process_set).tolist()
+
+
+def _now(device: torch.device) -> Any:
+    """A moment: of the device's current stream, where the gradients are on a GPU."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _seconds(begin: Any, end: Any) -> float:
+    if isinstance(begin, float):
+        return end - begin
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def _is_choice(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and set(value) == set(_Choice._fields)
+        and isinstance(value["method"], str)
+        and isinstance(value["workers"], int)
+    )

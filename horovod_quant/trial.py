@@ -1,0 +1,162 @@
+"""Methods measured in turns in the steps of a training, and the decision among them. It imports no framework.
+
+The workers count the steps of a trial alike, so that each knows which method a step has. Each measures by itself; what
+decides are sums of all workers' medians, in whole microseconds, which are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from horovod_quant.analysis.units import show_seconds
+from horovod_quant.candidates import Candidate
+
+ROUNDS = 3
+"""Turns of each method. They alternate, so that a network whose rate changes meanwhile treats all alike."""
+
+MEASURED = 3
+"""Steps of a turn that count."""
+
+WARM_UP = 1
+"""Steps before them: Horovod's response cache has other tensors' shapes."""
+
+FIRST_WARM_UP = 3
+"""The same in a method's first turn: it plans its groups in one step, and tries the plan in the next."""
+
+AS_FAST = 1.02
+"""Steps so much longer than the shortest count as equal, and the smaller error decides; none has no error."""
+
+_MICROSECONDS = 1e6
+
+
+class Turn(NamedTuple):
+    """A step of a trial: the number of its method, and whether it counts."""
+
+    method: int
+    counts: bool
+
+
+def timetable(methods: int) -> list[Turn]:
+    """The steps of a trial of so many methods, in order."""
+    return [
+        Turn(method, step >= warm_up)
+        for warm_up in (FIRST_WARM_UP, *[WARM_UP] * (ROUNDS - 1))
+        for method in range(methods)
+        for step in range(warm_up + MEASURED)
+    ]
+
+
+class Trial:
+    """What one worker has measured so far, and which method is next.
+
+    Args:
+        methods: how many there are.
+    """
+
+    def __init__(self, methods: int) -> None:
+        self._timetable = timetable(methods)
+        self._steps = 0
+        self._exchanges: list[list[float]] = [[] for _ in range(methods)]
+        self._wholes: list[list[float]] = [[] for _ in range(methods)]
+
+    @property
+    def turn(self) -> Turn | None:
+        """The next step's; None when the trial is over."""
+        return self._timetable[self._steps] if self._steps < len(self._timetable) else None
+
+    def count_step(self) -> None:
+        """To be called for each step in which every worker has taken part."""
+        self._steps += 1
+
+    def record(self, turn: Turn, exchange: float, whole: float) -> None:
+        """Takes a step's times.
+
+        Args:
+            turn: the step's.
+            exchange: seconds from the first gradient to the last result.
+            whole: seconds from the last result of the step before to this one's.
+        """
+        if turn.counts:
+            self._exchanges[turn.method].append(exchange)
+            self._wholes[turn.method].append(whole)
+
+    def medians(self) -> list[int]:
+        """In microseconds: of each method's exchanges, of each one's whole steps, and of what all steps' exchanges have
+        left of them.
+        """
+        rests = [
+            whole - exchange
+            for wholes, exchanges in zip(self._wholes, self._exchanges)
+            for whole, exchange in zip(wholes, exchanges)
+        ]
+        return [_median(times) for times in (*self._exchanges, *self._wholes, rests)]
+
+
+def _median(seconds: Sequence[float]) -> int:
+    return round(_MICROSECONDS * statistics.median(seconds))
+
+
+class Measurement(NamedTuple):
+    """What a trial has found of a method, in seconds; means over the workers of their medians.
+
+    Attributes:
+        method: its name.
+        error: what its scheme expects; None where it does not tell.
+        exchange: from a step's first gradient to the last result.
+        whole: from one step's last result to the next one's.
+        step: what decides: ``exchange``, and what the exchanges of all methods leave of their steps. What a script does
+            outside of exchanges depends on no method, but changes from step to step more than they differ.
+    """
+
+    method: str
+    error: float | None
+    exchange: float
+    whole: float
+    step: float
+
+
+class Report(NamedTuple):
+    """What a trial has decided.
+
+    Attributes:
+        method: the name of the one that was taken.
+        measurements: of each that was tried, none first; empty where the choice comes from a checkpoint, or there was
+            nothing to choose from.
+        workers: how many there were.
+    """
+
+    method: str
+    measurements: tuple[Measurement, ...]
+    workers: int
+
+    def __str__(self) -> str:
+        """A line: ``eden-3: 212 ms a step, none 417 ms, global-qsgd-5 230 ms (4 workers)``."""
+        own = [each for each in self.measurements if each.method == self.method]
+        others = [each for each in self.measurements if each.method != self.method]
+        times = [f"{each.method} {show_seconds(each.step)}" for each in others]
+        if not own:
+            return f"{self.method}, without a trial ({self.workers} workers)"
+        first = f"{self.method}: {show_seconds(own[0].step)} a step"
+        return f"{', '.join([first, *times])} ({self.workers} workers)"
+
+
+def evaluate(candidates: Sequence[Candidate], sums: Sequence[int], workers: int) -> Report:
+    """The decision: of the shortest steps the one with the smallest error.
+
+    Args:
+        candidates: in the order in which they were tried.
+        sums: of all workers' `Trial.medians`.
+        workers: how many have added theirs.
+    """
+    seconds = [each / workers / _MICROSECONDS for each in sums]
+    count = len(candidates)
+    measurements = tuple(
+        Measurement(each.name, each.error, exchange, whole, exchange + seconds[-1])
+        for each, exchange, whole in zip(candidates, seconds[:count], seconds[count:])
+    )
+    shortest = min(each.step for each in measurements)
+    equal = [each for each in measurements if each.step <= AS_FAST * shortest]
+    chosen = min(equal, key=lambda each: (float("inf") if each.error is None else each.error, each.step))
+    return Report(chosen.method, measurements, workers)

@@ -1,0 +1,134 @@
+"""What of Auto needs no other worker. (The rest is in tests/parallel/torch_auto.py.)"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import horovod_quant.torch as hvq
+from horovod_quant.torch.attendance import Witness, least_for_all, lengthened
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_error": 0}, "max_error=0: use a positive number, for example 0.4"),
+        ({"max_error": "0.1"}, "max_error='0.1': use a positive number"),
+        ({"max_error": float("nan")}, "max_error=nan: use a positive number"),
+        ({"max_error": True}, "max_error=True: use a positive number"),
+        ({"max_error": 1e-9}, "max_error=1e-09: no method has so small an error, even with two workers"),
+        ({"again_after": -1}, "again_after=-1: use an integer from 0"),
+        ({"methods": "eden-3"}, "methods='eden-3': use a list of names"),
+        ({"methods": ["eden-9"]}, "methods: 'eden-9': bits=9"),
+        ({"methods": ["global-qsgd-2"]}, "bits=2: the sum of 2 workers' integers does not fit"),
+        ({"min_elements": -1}, "min_elements=-1"),
+        ({"kernels": "cuda"}, "kernels='cuda': no such backend"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        hvq.Auto(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("overrides", "'overrides'; use max_error"),
+        ("scheme", "'scheme'"),
+        ("again_afte", "mean 'again_after'"),
+    ],
+)
+def test_arguments_that_it_does_not_have_are_refused(argument: str, message: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
+        hvq.Auto(**{argument: {}})
+
+
+def test_it_prints_what_makes_it_and_copies_keep_that() -> None:
+    auto = hvq.Auto(0.3, methods=["eden-3", "qsgdinf-4"], again_after=500, exclude="*.bias", seed=3)
+    text = (
+        "Auto(exclude=('*.bias',), seed=3, max_error=0.3, methods=('eden-3', 'qsgdinf-4'), again_after=500)"
+    )
+    assert eval(repr(auto), {"Auto": hvq.Auto}).__dict__.keys() == auto.__dict__.keys()
+    assert sorted(repr(auto)[5:-1]) == sorted(text[5:-1])
+    auto.load_state_dict({"exchanges": {}, "choices": {"a": {"method": "eden-3", "workers": 4}}})
+    for other in (pickle.loads(pickle.dumps(auto)), copy.deepcopy(auto)):
+        assert repr(other) == repr(auto)
+        assert other.state_dict()["choices"] == {}
+        assert other.report() is None
+    assert len(pickle.dumps(auto)) < 1000
+    assert repr(hvq.Auto()) == "Auto()"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"exchanges": {}},
+        {"exchanges": {}, "choices": []},
+        {"exchanges": {}, "choices": {"a": "eden-3"}},
+        {"exchanges": {}, "choices": {"a": {"method": "eden-3"}}},
+        {"exchanges": {}, "choices": {"a": {"method": "eden-3", "workers": "4"}}},
+        {"exchanges": {"a": -1}, "choices": {}},
+        [("choices", {})],
+    ],
+)
+def test_a_state_of_something_else_is_refused(state: Any) -> None:
+    auto = hvq.Auto()
+    with pytest.raises(ValueError, match="use what a"):
+        auto.load_state_dict(state)
+    assert auto.state_dict() == {"exchanges": {}, "choices": {}}
+
+
+def test_a_state_comes_back() -> None:
+    auto = hvq.Auto()
+    state = {"exchanges": {"a": 3}, "choices": {"a": {"method": "eden-3", "workers": 4}}}
+    auto.load_state_dict(state)
+    assert auto.state_dict() == state
+    assert (auto.known_choice("a", 4), auto.known_choice("a", 5), auto.known_choice("b", 4)) == (
+        "eden-3",
+        None,
+        None,
+    )
+
+
+def test_the_witness_is_a_small_vector_and_another_one_when_it_is_gone() -> None:
+    parameters = [
+        (f"p{i}", torch.zeros(shape)) for i, shape in enumerate([(2, 1), (9,), (7,), (7,), (50, 40)])
+    ]
+    witness = Witness()
+
+    def chosen() -> list[str]:
+        return [name for name, parameter in parameters if witness.is_of(parameter)]
+
+    witness.choose(parameters)
+    assert chosen() == ["p2"]
+    witness.choose(reversed(parameters))
+    assert chosen() == ["p2"]
+    witness.choose(parameters[:2] + parameters[3:])
+    assert chosen() == ["p3"]
+    witness.choose(parameters[:1])
+    assert chosen() == ["p0"]
+    witness.choose([])
+    assert chosen() == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_worker_less_is_noticed_whatever_the_type(dtype: torch.dtype) -> None:
+    """As Horovod computes an average: a sum in the type, times 1 / n, with all workers and with one missing."""
+    from horovod.torch.mpi_ops import Average, Sum
+
+    for size in (2, 3, 64, 100):
+        for op in (Average, Sum):
+            call: Any = type(
+                "Call", (), {"op": op, "process_set": type("Set", (), {"size": lambda _, n=size: n})()}
+            )()
+            for present in (size, size - 1):
+                own = lengthened(torch.full((3, 2), float("nan"), dtype=dtype))
+                assert own.shape == (7,)
+                total = own * present * (1 / size if op is Average else 1)
+                assert (float(total[-1]) > least_for_all(call)) == (present == size), (size, present)

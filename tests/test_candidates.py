@@ -1,0 +1,113 @@
+"""Which methods of the registry are worth a trial."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from helpers import by_default
+
+from horovod_quant import candidates, methods
+from horovod_quant.schemes import registry
+from horovod_quant.schemes.base import Scheme, Workers
+from horovod_quant.schemes.hierarchical import Hierarchical
+from horovod_quant.traffic import ring_allreduce_bytes
+
+MAX_ERROR = 0.4
+
+
+def found(size: int, **options: Any) -> tuple[candidates.Candidate, ...]:
+    kinds = candidates.usable(options.pop("on_device", False))
+    return candidates.find(MAX_ERROR, Workers(0, size, **options), "local_size" in options, kinds)
+
+
+@pytest.mark.parametrize("size", by_default([4], [2, 3, 4, 16, 64, 256]))
+def test_each_keeps_the_error_by_the_fewest_bits_and_sends_less_than_float32(size: int) -> None:
+    chosen = found(size)
+    assert 3 <= len(chosen) <= candidates.MOST
+    assert [each.bits_sent for each in chosen] == sorted(each.bits_sent for each in chosen)
+    for candidate in chosen:
+        assert candidate.error == candidate.scheme.relative_error(size, size) <= MAX_ERROR
+        assert candidate.scheme.unbiased
+        assert candidate.bits_sent < ring_allreduce_bytes(32, size)
+        family, bits = candidate.name.rsplit("-", 1)
+        try:
+            narrower = methods.parse(f"{family}-{int(bits) - 1}").scheme()
+            narrower.check_workers(size)
+        except ValueError:
+            continue
+        assert narrower.relative_error(size, size) > MAX_ERROR
+
+
+def test_different_ways_through_the_network_are_tried() -> None:
+    wires = [[each.request.__name__ for each in candidate.scheme.collectives] for candidate in found(4)]
+    for wire in (["Allgather"], ["Alltoall", "Allgather"], ["Allreduce", "Allreduce"]):
+        assert wire in wires, wires
+
+
+def test_a_scheme_that_needs_the_host_replaces_none_that_does_not() -> None:
+    assert any(each.scheme.host_only for each in found(16))
+    names = {each.name for each in found(16)}
+    assert any(name.startswith("qsgdinf-alltoall") for name in names), names
+    assert not any(each.scheme.host_only for each in found(16, on_device=True))
+
+
+@pytest.mark.extended
+def test_hierarchical_ones_are_judged_by_what_hosts_exchange() -> None:
+    for candidate in found(16, local_size=8):
+        assert isinstance(candidate.scheme, Hierarchical)
+        assert candidate.error == candidate.scheme.inner.relative_error(2, 2)
+
+
+@dataclass(frozen=True)
+class Sloppy(Scheme):
+    """Unbiased, of one width, and does not tell its error."""
+
+    bits: int = 4
+
+    unbiased = True
+    collectives = ()
+
+    def begin(self, gradients: Any, workers: Any, kernels: Any) -> Any:
+        return (yield)
+
+
+def test_a_registered_scheme_that_does_not_tell_its_error_or_is_biased_is_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = candidates.usable(False)
+    assert {kind.__name__ for kind in before} == {"QSGD", "NUQSGD", "GlobalQSGD", "EDEN"}
+    monkeypatch.setitem(registry._registered, "Sloppy", Sloppy)
+    assert Sloppy in candidates.usable(False)
+    monkeypatch.setattr(candidates, "work_of", lambda *_: pytest.fail("it was tried"))
+    assert not candidates.find(MAX_ERROR, Workers(0, 4), False, ())
+    monkeypatch.setattr(Sloppy, "unbiased", False)
+    assert Sloppy not in candidates.usable(False)
+
+
+def test_names_are_full_ones_without_repetition() -> None:
+    assert candidates.check_names(["qsgd-04", "eden-3", "qsgd-4"]) == ("qsgd-4", "eden-3")
+    four = candidates.named(["global-qsgd-5"], Workers(0, 4), False)[0]
+    assert (four.name, four.scheme.bits) == ("global-qsgd-5", 5)
+    with pytest.raises(ValueError, match="the sum of 64 workers' integers does not fit"):
+        candidates.named(["global-qsgd-5"], Workers(0, 64), False)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("eden-3", "methods='eden-3': use a list of names"),
+        ([], "methods=[]: use a list of names"),
+        ([3], "methods=[3]: use a list of names"),
+        (["edne-3"], "methods: there is no method 'edne-3'"),
+        (["eden-9"], "methods: 'eden-9': bits=9"),
+        (["none"], "'none' is tried in any case"),
+        (["fp16"], "'fp16' is Horovod's own"),
+        (["binsgdm"], "'binsgdm' belongs to an optimizer"),
+    ],
+)
+def test_names_of_no_use_are_refused(names: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        candidates.check_names(names)
