@@ -32,7 +32,7 @@ from horovod_quant.analysis.calibration import Observation, calibrate, observe, 
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels
 from horovod_quant.analysis.models import MODELS
-from horovod_quant.analysis.network import CONTROLLERS, MPI, Network, Software
+from horovod_quant.analysis.network import MEASURED, MPI, Network, Software
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import parse_rate, show_seconds
 
@@ -314,7 +314,7 @@ def say(text: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the performance model with the lab.")
-    parser.add_argument("--controller", choices=CONTROLLERS, default="gloo")
+    parser.add_argument("--controller", choices=MEASURED, default="gloo")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "check-model", help="of the measurements"
     )
