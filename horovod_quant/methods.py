@@ -86,7 +86,9 @@ def every_family() -> list[Family]:
     """
     found = [Family(name, (Method(name, None, {}),)) for name in (NONE, FP16)]
     for family, kind, preset in _presets():
-        names = [f"{family}-{bits}" for bits in range(1, MOST_BITS + 1)] if _has_bits(kind, preset) else [family]
+        names = (
+            [f"{family}-{bits}" for bits in range(1, MOST_BITS + 1)] if _has_bits(kind, preset) else [family]
+        )
         members = []
         for name in names:
             with suppress(ValueError):

@@ -24,8 +24,8 @@ LEAST_SPEED_UP = 1.05
 MOST_ERROR = 0.3
 """Of a method that is recommended where nobody says otherwise: as much as trainings are known to bear.
 
-In docs/results.md NUQSGD with 4 bits has 0.31 (0.24 with joint rounding) and ends within 1% of float32's loss, QSGD with
-4 bits of the l2 norm has 1.6 (1.3) and does not; nothing between them was trained.
+In docs/results.md NUQSGD with 4 bits has 0.31 (0.24 with joint rounding) and ends within 1% of float32's loss, QSGD
+with 4 bits of the l2 norm has 1.6 (1.3) and does not; nothing between them was trained.
 """
 
 WIDTHS = 3
@@ -125,9 +125,9 @@ class Row(NamedTuple):
 def steps_to_loss(method: Method, error: float | None) -> float | None:
     """How many times as many steps as without compression lead to the same loss, as far as it is known.
 
-    For an optimizer of its own what it is recommended with. Otherwise rounding is noise beside that of the minibatch: an
-    error e multiplies the variance by ``1 + e^2``, as if the batch were so much smaller. Where noise is what limits the
-    progress steps grow with it in proportion, and elsewhere less (McCandlish, Kaplan, Amodei and others, 2018, "An
+    For an optimizer of its own what it is recommended with. Otherwise rounding is noise beside that of the minibatch:
+    an error e multiplies the variance by ``1 + e^2``, as if the batch were so much smaller. Where noise is what limits
+    the progress steps grow with it in proportion, and elsewhere less (McCandlish, Kaplan, Amodei and others, 2018, "An
     empirical model of large-batch training"); so this is the most that is to be expected. For biased methods it is a
     guess.
     """
@@ -155,9 +155,9 @@ def choices(names: Iterable[str], hierarchical: bool) -> list[Choice]:
 def considered(setting: Setting, max_error: float = MOST_ERROR, *, everything: bool = False) -> list[Choice]:
     """The methods of the registry that are worth modelling on a cluster; none comes first.
 
-    Of each family, and of its hierarchical exchange where hosts have several workers, the `WIDTHS` fewest bits that serve
-    the workers and keep to the error, and the next fewer, which do not, for the reason. Of one that cannot serve them, or
-    keep to the error, with any number of bits: the last.
+    Of each family, and of its hierarchical exchange where hosts have several workers, the `WIDTHS` fewest bits that
+    serve the workers and keep to the error, and the next fewer, which do not, for the reason. Of one that cannot serve
+    them, or keep to the error, with any number of bits: the last.
 
     Args:
         setting: who takes part.
@@ -165,7 +165,7 @@ def considered(setting: Setting, max_error: float = MOST_ERROR, *, everything: b
         everything: all bits instead.
     """
     network = setting.network
-    found = []
+    found: list[Choice] = []
     for family in methods.every_family():
         is_nested = (False, True) if network.workers_per_host > 1 and network.hosts > 1 else (False,)
         for hierarchical in is_nested if family.members[0].scheme_class else (False,):

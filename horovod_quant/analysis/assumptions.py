@@ -27,8 +27,8 @@ def assumptions(
     network = setting.network
     cores = f"{network.cores_per_worker:g} core{'' if network.cores_per_worker == 1 else 's'}"
     found = [
-        "An error e takes 1 + e^2 times as many steps to the same loss, as a batch does that is so much smaller: the most "
-        "that theory expects. The error is of gradients like white noise; of heavier tails it may be larger.",
+        "An error e takes 1 + e^2 times as many steps to the same loss, as a batch does that is so much smaller: the "
+        "most that theory expects. The error is of gradients like white noise; of heavier tails it may be larger.",
         f"Errors above {max_error:g} are not recommended (--max-error), whatever their steps.",
         *_kernels(setting, rows),
         f"Each worker has {cores} (--cores-per-worker); "
@@ -90,8 +90,9 @@ def _of_many(setting: Setting, rows: Sequence[Row]) -> list[str]:
     found = [
         f"Latencies alone take an allreduce {show_seconds(latency_seconds(float32_allreduce(1), network))}."
         if network.controller == NCCL
-        else f"An allreduce is one ring through all {network.workers:,} workers: {steps:,} messages, one after another, "
-        f"whose latencies alone take {show_seconds(steps * network.latency)}. Trees, as of NCCL, would take less.",
+        else f"An allreduce is one ring through all {network.workers:,} workers: {steps:,} messages, one after "
+        f"another, whose latencies alone take {show_seconds(steps * network.latency)}. Trees, as of NCCL, would "
+        "take less.",
         f"Workers agree on a collective within {show_seconds(network.software.overhead)}, however many they are: "
         f"Horovod's coordinator was measured with 4 at most, and takes longer with thousands.",
         "An allgather's bytes, and the time to decode them, grow with the workers; those of an allreduce and an "

@@ -297,9 +297,7 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     for index, work in enumerate(works):
         clock.wait(tickets[index])
         staging = setting.staging / 2 * sum(prod(shapes[name]) for name in groups[index])
-        clock.compute(
-            frontend * len(groups[index]) + kernel_stretch * speeds.seconds(work.decode) + staging
-        )
+        clock.compute(frontend * len(groups[index]) + kernel_stretch * speeds.seconds(work.decode) + staging)
 
     calls: list[Call] = [call for work in works for call in work.calls]
     norms, encode, decode = (kernel_stretch * seconds for seconds in speeds.by_phase(calls))

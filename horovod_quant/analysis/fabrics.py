@@ -47,7 +47,9 @@ def _pcie(gigabytes: float, constant: str) -> Fabric:
 
 def _nvlink(links: int, gigabytes: float, constant: str) -> Fabric:
     return Fabric(
-        links * gigabytes * GIGABYTE, 3.4e-6, f"{links} links, each {constant} of {_TOPOLOGY}; latency: {_TUNING}"
+        links * gigabytes * GIGABYTE,
+        3.4e-6,
+        f"{links} links, each {constant} of {_TOPOLOGY}; latency: {_TUNING}",
     )
 
 

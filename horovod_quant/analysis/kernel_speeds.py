@@ -165,7 +165,8 @@ def measure_kernels(
 
 def sufficient(schemes: Iterable[Scheme]) -> list[Scheme]:
     """Of these schemes so many that every kernel and width of theirs is measured with one of them."""
-    kept, known = [], set()
+    kept: list[Scheme] = []
+    known: set[tuple[str, int]] = set()
     for scheme in dict.fromkeys(schemes):
         found = {(call.kernel, call.bits) for size in (1, 4) for call in _calls_alone(scheme, size)}
         if not found or not found <= known:

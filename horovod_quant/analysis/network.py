@@ -146,7 +146,9 @@ class Network:
         if not 0 < self.cores_per_worker < math.inf:
             raise ValueError(f"cores_per_worker={self.cores_per_worker!r}: use a number, more than 0")
         if self.controller not in CONTROLLERS:
-            raise ValueError(f"controller={self.controller!r}: use one of {', '.join(map(repr, CONTROLLERS))}")
+            raise ValueError(
+                f"controller={self.controller!r}: use one of {', '.join(map(repr, CONTROLLERS))}"
+            )
 
     @property
     def workers(self) -> int:
@@ -225,7 +227,9 @@ def turns(request: Request, network: Network) -> float:
     """
     software, workers = network.software, network.workers
     if network.controller == NCCL:
-        return {Alltoall: software.alltoall, Allgather: software.allgather}.get(type(request), software.allreduce)
+        return {Alltoall: software.alltoall, Allgather: software.allgather}.get(
+            type(request), software.allreduce
+        )
     if isinstance(request, (Allreduce, CustomAllreduce)):
         return software.allreduce * (2.0 if network.controller == MPI and workers > 2 else 1.0)
     own = software.alltoall if isinstance(request, Alltoall) else software.allgather

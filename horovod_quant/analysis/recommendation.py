@@ -43,8 +43,8 @@ def recommend(rows: Sequence[Row], setting: Setting, max_error: float = MOST_ERR
     paying = [row for row in rows[1:] if row.pays]
     good = [row for row in paying if is_fine(row, max_error)]
     if not good:
-        text = [_stay(rows, max_error), *_rough(paying, None, max_error), *_others(paying, none)]
-        return Recommendation(NONE, " ".join(text), none.choice.code)
+        stay = [_stay(rows), *_rough(paying, None, max_error), *_others(paying, none)]
+        return Recommendation(NONE, " ".join(stay), none.choice.code)
     best = first(good)
     text = (
         f"Take {best.name}: a step takes {show_seconds(_step(best))} instead of {show_seconds(_step(none))}, "
@@ -112,7 +112,7 @@ def _why_out(members: Sequence[Row], best: Row, max_error: float) -> str:
     own = min(fine, key=_time)
     times = _time(own) / _time(best)
     rough = [row.name for row in told if row not in fine and _step(row) < _step(own)]
-    which = "; ".join([f"{own.name}, {show_seconds(_step(own))} a step", *(f"{name}: too rough" for name in rough[-1:])])
+    which = f"{own.name}, {show_seconds(_step(own))} a step" + (f"; {rough[-1]}: too rough" if rough else "")
     if times < AS_FAST:
         return f"as fast, and rougher: an error of {own.error:.2g} ({which})"
     return f"slower: {times:.3g} times as long to the same loss ({which})"
@@ -170,7 +170,7 @@ def _share(error: float) -> str:
     return f"{error:.2g} times as much" if error > 1 else f"{100 * error:.2g}%"
 
 
-def _stay(rows: Sequence[Row], max_error: float) -> str:
+def _stay(rows: Sequence[Row]) -> str:
     others = [row for row in rows[1:] if row.step is not None]
     none = rows[0]
     if not others:

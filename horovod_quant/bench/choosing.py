@@ -30,7 +30,9 @@ def choose(variants: Sequence[Variant], results: Sequence[dict[str, Any]]) -> Ch
         variants: what was measured, some of them perhaps no method.
         results: see `report.results`, one for each variant.
     """
-    rows = [_row(variant, result) for variant, result in zip(variants, results) if _is_usable(variant, result)]
+    rows = [
+        _row(variant, result) for variant, result in zip(variants, results) if _is_usable(variant, result)
+    ]
     none = next((row for row in rows if row.name == NONE), None)
     if none is None:
         return None
@@ -79,7 +81,7 @@ def _optimizers(paying: Sequence[Row], best: Row) -> list[str]:
     """About the fastest that is another optimizer."""
     faster = [row for row in paying if row.own_optimizer and (row.step or 0.0) < (best.step or 0.0)]
     return [
-        f"{row.name} takes {show_seconds(row.exchange or 0.0)}, but is another optimizer, hvq.optim.{row.own_optimizer}, "
-        f"and {row.steps:g} times as many steps are recommended."
+        f"{row.name} takes {show_seconds(row.exchange or 0.0)}, but is another optimizer, "
+        f"hvq.optim.{row.own_optimizer}, and {row.steps:g} times as many steps are recommended."
         for row in sorted(faster, key=lambda row: row.step or 0.0)[:1]
     ]

@@ -5,9 +5,10 @@
     horovod-quant advise --model bert-base --workers 64 --hosts 8 --controller nccl --bandwidth 25gbe \\
         --local-bandwidth nvlink3 --memory-bandwidth a100 --step 0.35 --backward 0.23 --plot advice.png
 
-Every method that serves the workers is considered, and what leads to the same loss first is recommended. Kernels are measured on this machine, for a second or two. What Horovod takes besides the wire comes from measurements
-of the lab, or better from your own cluster: horovodrun ... horovod-quant bench --json bench.json, then --calibrate.
-Rates are such as 100mbit, 2.5gbit or none, times such as 50us, 1ms or 0.35 (seconds). docs/advise.md tells more.
+Every method that serves the workers is considered, and what leads to the same loss first is recommended. Kernels are
+measured on this machine, for a second or two. What Horovod takes besides the wire comes from measurements of the lab,
+or better from your own cluster: horovodrun ... horovod-quant bench --json bench.json, then --calibrate. Rates are such
+as 100mbit, 2.5gbit, none or a link's name, times such as 50us, 1ms or 0.35 (seconds). docs/advise.md tells more.
 """
 
 from __future__ import annotations
@@ -275,11 +276,11 @@ def read_choices(arguments: argparse.Namespace, network: Network, shapes: Shapes
         with _Blaming("--methods"):
             return advice.choices(arguments.methods, arguments.hierarchical)
     if arguments.hierarchical:
-        raise Mistake("--hierarchical: it says something about --methods; without these both kinds are considered")
+        raise Mistake(
+            "--hierarchical: it says something about --methods; without these both kinds are considered"
+        )
     nobody = KernelSpeeds({})
-    return advice.considered(
-        Setting(shapes, network, nobody), arguments.max_error, everything=arguments.all
-    )
+    return advice.considered(Setting(shapes, network, nobody), arguments.max_error, everything=arguments.all)
 
 
 def read_setting(

@@ -15,7 +15,18 @@ from horovod_quant.analysis.units import show_rate, show_seconds
 
 VERSION = 1
 
-COLUMNS = ("method", "exchange", "hidden", "step", "speed-up", "to loss", "pays below", "MB sent", "levels", "error")
+COLUMNS = (
+    "method",
+    "exchange",
+    "hidden",
+    "step",
+    "speed-up",
+    "to loss",
+    "pays below",
+    "MB sent",
+    "levels",
+    "error",
+)
 
 
 class Found(NamedTuple):
@@ -49,7 +60,8 @@ def text(found: Found) -> str:
         lines += ["Impossible here:", *refused, ""]
     lines += [found.advised.text, "", f"In the script: compression={found.advised.code}"]
     if found.fallen_out:
-        lines += ["", f"The others, beside {found.advised.method} (--all shows each):", *(f"  {line}" for line in found.fallen_out)]
+        lines += ["", f"The others, beside {found.advised.method} (--all shows each):"]
+        lines += [f"  {line}" for line in found.fallen_out]
     lines += ["", "Assumed:", *(f"- {line}" for line in found.assumed)]
     return "\n".join(lines)
 

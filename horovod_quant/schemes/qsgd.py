@@ -349,8 +349,8 @@ class GatheredScheme(Scheme):
 class QSGD(GatheredScheme):
     """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
 
-    Without arguments it is what docs/results.md recommends. The methods' names, such as ``qsgdinf-4``, are of buckets of
-    1,024 elements.
+    Without arguments it is what docs/results.md recommends. The methods' names, such as ``qsgdinf-4``, are of buckets
+    of 1,024 elements.
 
     Args:
         bits: width of a code, 2 to 16: a sign and a magnitude.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from modelling import LAYERS, SPEEDS, wires
 
 from horovod_quant import methods
-from horovod_quant.analysis import advice, curves
+from horovod_quant.analysis import curves
 from horovod_quant.analysis.advice import LEAST_SPEED_UP, MOST_ERROR, choices, compare, considered
 from horovod_quant.analysis.assumptions import assumptions
 from horovod_quant.analysis.cost_model import Setting
