@@ -55,4 +55,4 @@ def test_what_others_measured_is_predicted_within_a_tenth() -> None:
         for link, (float32, quantized) in measured.items():
             assert found[link].float32 == pytest.approx(float32, rel=WITHIN)
             assert found[link].quantized == pytest.approx(quantized, rel=WITHIN)
-            assert found[link].ratio == pytest.approx(float32 / quantized, rel=0.03)
+            assert found[link].ratio == pytest.approx(float32 / quantized, rel=0.04)
