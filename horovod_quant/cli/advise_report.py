@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from horovod_quant import kernels, methods
-from horovod_quant.analysis.advice import Row
+from horovod_quant.analysis.advice import HIERARCHICAL, Row
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.models import elements
 from horovod_quant.analysis.recommendation import Recommendation
@@ -59,6 +59,8 @@ def text(found: Found) -> str:
     if refused:
         lines += ["Impossible here:", *refused, ""]
     lines += [found.advised.text, "", f"In the script: compression={found.advised.code}"]
+    if found.advised.method.endswith(HIERARCHICAL):
+        lines.append("with hvd.init(process_sets=hvq.hierarchical_process_sets()): docs/hierarchical.md")
     if found.fallen_out:
         lines += ["", f"The others, beside {found.advised.method} (--all shows each):"]
         lines += [f"  {line}" for line in found.fallen_out]
