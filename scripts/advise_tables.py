@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from horovod_quant.analysis import advice
-from horovod_quant.analysis.accelerators import memory_bound
+from horovod_quant.analysis.accelerators import memory_bound, on_accelerators
 from horovod_quant.analysis.advice import Row
-from horovod_quant.analysis.cost_model import NONE, Host, Method, Setting, exchange_cost
+from horovod_quant.analysis.cost_model import NONE, Method, Setting, exchange_cost
 from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, INSIDE_HOST
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels, sufficient
 from horovod_quant.analysis.models import MODELS, Shapes
@@ -83,21 +83,11 @@ def setting(cluster: Cluster, speeds: KernelSpeeds) -> Setting:
         return Setting(
             shapes, Network(cluster.hosts, cluster.per_host, bandwidth, local_bandwidth=inside), speeds
         )
-    link, local, memory = BETWEEN_HOSTS[cluster.rate], INSIDE_HOST[cluster.inside], ACCELERATORS["a100"]
+    link, local = BETWEEN_HOSTS[cluster.rate], INSIDE_HOST[cluster.inside]
     network = Network(
-        cluster.hosts, cluster.per_host, link.bandwidth, link.latency, local.bandwidth, local.latency, controller=NCCL,
-        software=nccl_software(memory.memory_bandwidth),
-    )  # fmt: skip
-    on_host = Network(
-        cluster.hosts,
-        cluster.per_host,
-        link.bandwidth,
-        link.latency,
-        min(local.bandwidth, 1e9),
-        local.latency,
+        cluster.hosts, cluster.per_host, link.bandwidth, link.latency, local.bandwidth, local.latency
     )
-    host = Host(on_host, speeds, staging=2 * 4 / INSIDE_HOST["pcie3"].bandwidth)
-    return Setting(shapes, network, memory_bound(memory.memory_bandwidth), host=host)
+    return on_accelerators(shapes, network, ACCELERATORS["a100"].memory_bandwidth, speeds)
 
 
 def modelled(cluster: Cluster, speeds: KernelSpeeds, *, everything: bool = False) -> list[Row]:

@@ -7,10 +7,15 @@ reads and writes. docs/gpu.md has how to find out.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from horovod_quant.analysis.cost_model import Host, Setting
+from horovod_quant.analysis.fabrics import INSIDE_HOST
+from horovod_quant.analysis.groups import GROUP_BYTES
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, Speed
+from horovod_quant.analysis.models import Shapes
+from horovod_quant.analysis.network import GLOO, LOCAL_BANDWIDTH, NCCL, Network, Software, nccl_software
 from horovod_quant.analysis.work import DECODE, KERNELS, NORMS, Call
 
 ATTAINED = 0.8
@@ -81,3 +86,30 @@ def memory_bound(memory_bandwidth: float) -> MemoryBound:
         raise ValueError(f"memory_bandwidth={memory_bandwidth!r}: use bytes per second, more than 0")
     cast = 1.5 * _FLOAT / (ATTAINED * memory_bandwidth)
     return MemoryBound({}, (cast, cast), memory_bandwidth)
+
+
+def on_accelerators(
+    shapes: Shapes,
+    network: Network,
+    memory_bandwidth: float,
+    host_speeds: KernelSpeeds,
+    group_bytes: int = GROUP_BYTES,
+) -> Setting:
+    """Where gradients are on accelerators and NCCL exchanges them; Gloo, those of schemes that need the host's memory.
+
+    Args:
+        shapes, group_bytes: see `Setting`.
+        network: hosts and links.
+        memory_bandwidth: see `memory_bound`.
+        host_speeds: of the processor's kernels.
+    """
+    on_host = replace(
+        network,
+        controller=GLOO,
+        software=Software(),
+        local_bandwidth=min(network.local_bandwidth, LOCAL_BANDWIDTH),
+    )
+    # To the host and back, over the slot that each accelerator has for itself.
+    host = Host(on_host, host_speeds, staging=2 * _FLOAT / INSIDE_HOST["pcie3"].bandwidth)
+    network = replace(network, controller=NCCL, software=nccl_software(memory_bandwidth))
+    return Setting(shapes, network, memory_bound(memory_bandwidth), group_bytes, host=host)

@@ -39,7 +39,8 @@ def assumptions(
         + (
             "fitted to the benches given."
             if calibrated
-            else "as measured in the lab (--calibrate for yours)."
+            else "as measured in the lab"
+            + (" (--calibrate for yours)." if network.controller != NCCL else ".")
         ),
         "All links are equal, nothing else uses them, no switch is congested, and no worker is late.",
     ]

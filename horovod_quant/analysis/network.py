@@ -37,6 +37,9 @@ CONTROLLERS = (*MEASURED, NCCL)
 PAYLOAD_SHARE = 1448 / 1514
 """Of the bytes of a full Ethernet frame (MTU 1,500) those that TCP, with timestamps, carries."""
 
+LOCAL_BANDWIDTH = 1e9
+"""Bytes per second between two workers of a host, through the processor."""
+
 HALF_SUM_SECONDS = 1.5e-8
 """CPU seconds for each float16 element that Horovod adds in an allreduce: it does so in software, on one core.
 
@@ -127,7 +130,7 @@ class Network:
     workers_per_host: int = 1
     bandwidth: float = 1.25e9
     latency: float = 50e-6
-    local_bandwidth: float = 1e9
+    local_bandwidth: float = LOCAL_BANDWIDTH
     local_latency: float = 10e-6
     cores_per_worker: float = 2.0
     controller: str = GLOO

@@ -22,15 +22,15 @@ from typing import Any
 
 from horovod_quant import methods
 from horovod_quant.analysis import advice
-from horovod_quant.analysis.accelerators import memory_bound
+from horovod_quant.analysis.accelerators import memory_bound, on_accelerators
 from horovod_quant.analysis.advice import MOST_ERROR, Choice, Row
 from horovod_quant.analysis.assumptions import assumptions
 from horovod_quant.analysis.calibration import Observation, calibrate, observe, read_bench
-from horovod_quant.analysis.cost_model import Host, Setting
+from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, GIGABYTE, INSIDE_HOST, Fabric
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels, sufficient
 from horovod_quant.analysis.models import MODELS, Shapes
-from horovod_quant.analysis.network import CONTROLLERS, GLOO, MEASURED, NCCL, Network, Software, nccl_software
+from horovod_quant.analysis.network import CONTROLLERS, GLOO, NCCL, Network, Software
 from horovod_quant.analysis.recommendation import best_few, fallen_out, recommend
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import parse_rate, parse_seconds
@@ -207,16 +207,18 @@ def sort_out(
     """What to take, what to show, and why not the others."""
     limit = arguments.max_error
     best = recommend(rows, setting, limit).method
-    is_whole = bool(arguments.methods or arguments.all)
-    shown = {row.name for row in (rows if is_whole else best_few(rows, best, limit))}
-    rows = [advice.with_limit(row, setting, step) if row.name in shown else row for row in rows]
+    few = {row.name for row in best_few(rows, best, limit)}
+    named = {row.name for row in rows} if arguments.methods else few
+    rows = [advice.with_limit(row, setting, step) if row.name in named else row for row in rows]
     advised = recommend(rows, setting, limit)
-    few = [row for row in rows if row.name in shown]
-    if not is_whole:
-        few.sort(key=lambda row: (row.name != methods.NONE, row.to_loss))
-    out = [] if is_whole else fallen_out(rows, few, best, limit)
-    assumed = assumptions(setting, step, calibrated=calibrated, rows=few, max_error=limit) + sources
-    return Found(arguments.model, setting, step, rows, few, out, advised, assumed)
+    shown, out = rows, []
+    if not arguments.methods and not arguments.all:
+        shown = [row for row in rows if row.name in few]
+        shown.sort(key=lambda row: (row.name != methods.NONE, row.to_loss))
+        out = fallen_out(rows, shown, best, limit)
+    asked = [row for row in rows if row.name in named]
+    assumed = assumptions(setting, step, calibrated=calibrated, rows=asked, max_error=limit) + sources
+    return Found(arguments.model, setting, step, rows, shown, out, advised, assumed)
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
@@ -291,22 +293,11 @@ def read_setting(
     software: Software,
     observations: Sequence[Observation],
 ) -> Setting:
-    """With NCCL, gradients are on accelerators; the host serves schemes that need its memory, as without."""
+    if network.controller == NCCL:
+        return on_accelerators(shapes, network, read_memory(arguments)[0], speeds, arguments.group_bytes)
     controller = observations[0].network.controller if observations else network.controller
-    if network.controller != NCCL:
-        network = dataclasses.replace(network, software=software, controller=controller)
-        return Setting(shapes, network, speeds, arguments.group_bytes)
-    memory, _ = read_memory(arguments)
-    on_host = dataclasses.replace(
-        network,
-        software=software,
-        controller=controller if observations else GLOO,
-        local_bandwidth=min(network.local_bandwidth, parse_rate(LOCAL_BANDWIDTH)),
-    )
-    # To the host and back, over the slot that each accelerator has for itself.
-    host = Host(on_host, speeds, staging=2 * 4 / INSIDE_HOST["pcie3"].bandwidth)
-    network = dataclasses.replace(network, software=nccl_software(memory))
-    return Setting(shapes, network, memory_bound(memory), arguments.group_bytes, host=host)
+    network = dataclasses.replace(network, software=software, controller=controller)
+    return Setting(shapes, network, speeds, arguments.group_bytes)
 
 
 def read_memory(arguments: argparse.Namespace) -> tuple[float, str]:
@@ -397,6 +388,8 @@ def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
 def read_calibrations(arguments: argparse.Namespace, network: Network) -> list[Observation]:
     if arguments.lab and not arguments.calibrate:
         raise Mistake("--lab: it says something about --calibrate, which is missing")
+    if arguments.calibrate and arguments.controller == NCCL:
+        raise Mistake("--calibrate: benches are of Gloo and MPI, and say nothing of NCCL; leave it out")
     found = []
     for given in arguments.calibrate:
         path, _, rate = given.rpartition("@") if "@" in given else (given, "", "")
@@ -404,7 +397,7 @@ def read_calibrations(arguments: argparse.Namespace, network: Network) -> list[O
             bandwidth = parse_rate(rate) if rate else network.bandwidth
             found.append(observe(read_bench(path), bandwidth, network.latency, one_machine=arguments.lab))
     controllers = {observation.network.controller for observation in found}
-    if len(controllers | ({arguments.controller} & set(MEASURED))) > 1:
+    if len(controllers | ({arguments.controller} - {None})) > 1:
         raise Mistake("--calibrate: Gloo and MPI differ; take files of one, the one to be predicted")
     return found
 

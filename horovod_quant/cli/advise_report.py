@@ -99,14 +99,14 @@ def cells(row: Row) -> tuple[str, ...]:
         show_seconds(step),
         f"{speed_up:.2f}",
         "" if row.gain is None else f"{row.gain:.2f}",
-        "" if row.name == methods.NONE else _limit(row.break_even),
+        "" if row.name == methods.NONE or row.break_even is None else _limit(row.break_even),
         f"{1e-6 * cost.bytes_sent:,.1f}",
         "" if row.levels is None else f"{row.levels:,}",
         "" if row.error is None else f"{row.error:.2g}",
     )
 
 
-def _limit(bandwidth: float | None) -> str:
+def _limit(bandwidth: float) -> str:
     if not bandwidth:
         return "never"
     return "always" if bandwidth == float("inf") else show_rate(bandwidth)
@@ -124,7 +124,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_json(found: Found) -> dict[str, Any]:
-    """What is written; a bandwidth of null is no limit: the method always pays. It is of the methods shown alone."""
+    """What is written; a bandwidth of null is no limit: the method always pays. Not all methods have one."""
     network, step = found.setting.network, found.step
     return {
         "version": VERSION,

@@ -167,6 +167,7 @@ def test_the_error_that_a_user_accepts(capsys: pytest.CaptureFixture) -> None:
         (["--max-error", "-1"], "--max-error: -1.0"),
         (["--memory-bandwidth", "900"], "--memory-bandwidth: it is an accelerator's; give --controller nccl"),
         (["--memory-bandwidth", "much", "--controller", "nccl"], "--memory-bandwidth: 'much': use GB/s"),
+        (["--calibrate", "bench.json", "--controller", "nccl"], "--calibrate: benches are of Gloo and MPI"),
         (["--hierarchical"], "--hierarchical: it says something about --methods"),
         (["--latency", "5 parsec"], "--latency: '5 parsec' is no time"),
         (["--step", "soon"], "--step: 'soon' is no time"),
@@ -196,3 +197,16 @@ def test_mistakes_are_told_in_a_line(
 def test_who_takes_part_has_to_be_said(capsys: pytest.CaptureFixture) -> None:
     run("advise", "--model", "tiny", "--bandwidth", "1gbit", "--step", "1", expected=2)
     assert "how many workers?" in capsys.readouterr().err
+
+
+@pytest.mark.extended
+def test_all_methods_are_shown_on_demand(capsys: pytest.CaptureFixture) -> None:
+    run(*HERE, "--all")
+    out = capsys.readouterr().out
+    table = [line.split()[0] for line in out.split("\n\n")[1].splitlines()[1:]]
+    impossible = [
+        line.strip().partition(":")[0] for line in out.partition("Impossible here:")[2].splitlines()
+    ]
+    every = [member.name for family in methods.every_family() for member in family.members]
+    assert sorted({*table, *impossible} & set(every)) == sorted(every)
+    assert "(--all shows each)" not in out
