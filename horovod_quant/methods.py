@@ -17,6 +17,9 @@ from horovod_quant.schemes.base import Scheme, argument_names
 NONE, FP16 = registry.HOROVODS_OWN
 BINSGDM = "binsgdm"
 
+MOST_BITS = 32
+"""That are tried to find out which a scheme takes: float32 has no more."""
+
 
 class Method(NamedTuple):
     """A method: the name, the class of its scheme, and its arguments; Horovod's own have no class."""
@@ -29,6 +32,12 @@ class Method(NamedTuple):
     def class_name(self) -> str | None:
         """Of the frontends' class, too."""
         return None if self.scheme_class is None else self.scheme_class.__name__
+
+    @property
+    def family(self) -> str:
+        """The name without the bits."""
+        families = () if self.scheme_class is None else registry.families_of(self.scheme_class)
+        return self.name.rpartition("-")[0] if families and self.name not in families else self.name
 
     @property
     def own_optimizer(self) -> str | None:
@@ -49,7 +58,44 @@ class Method(NamedTuple):
         """
         if self.class_name is None:
             return getattr(hvd.Compression, self.name)
-        return getattr(hvq, self.class_name)(**self.arguments, **options)
+        return getattr(hvq, self.class_name)(**{**self.arguments, **options})
+
+    def code(self, **options: Any) -> str:
+        """What a script has after ``compression=``: ``hvq.QSGD(bits=4, norm='max')``, ``hvd.Compression.fp16``.
+
+        Args:
+            **options: further arguments of the compressor; Horovod's own take none.
+        """
+        if self.class_name is None:
+            return f"hvd.Compression.{self.name}"
+        given = {**self.arguments, **options}
+        return f"hvq.{self.class_name}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+class Family(NamedTuple):
+    """The methods that differ in their bits alone; ``members`` by ascending bits."""
+
+    name: str
+    members: tuple[Method, ...]
+
+
+def every_family() -> list[Family]:
+    """All methods that there are: Horovod's own, and each short name with every number of bits that its scheme takes.
+
+    Without those that lack an argument, or that another package's scheme refuses to be.
+    """
+    found = [Family(name, (Method(name, None, {}),)) for name in (NONE, FP16)]
+    for family, kind, preset in _presets():
+        names = (
+            [f"{family}-{bits}" for bits in range(1, MOST_BITS + 1)] if _has_bits(kind, preset) else [family]
+        )
+        members = []
+        for name in names:
+            with suppress(ValueError):
+                members.append(parse(name))
+        if members:
+            found.append(Family(family, tuple(members)))
+    return found
 
 
 def families() -> list[str]:

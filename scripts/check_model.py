@@ -32,7 +32,7 @@ from horovod_quant.analysis.calibration import Observation, calibrate, observe, 
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels
 from horovod_quant.analysis.models import MODELS
-from horovod_quant.analysis.network import CONTROLLERS, MPI, Network, Software
+from horovod_quant.analysis.network import MEASURED, MPI, Network, Software
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import parse_rate, show_seconds
 
@@ -42,9 +42,22 @@ LAB_NAME = {"LAB": "checkmodel", "VENV": sys.prefix}
 PAGE = ROOT / "docs" / "advise.md"
 
 MODEL = "resnet50"
-METHODS = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "global-qsgd-exp-2", "qsgdinf-8", "qsgdinf-4", "qsgdinf-2",
-           "nuqsgd-8", "nuqsgd-4", "nuqsgd-2", "binsgdm"]  # fmt: skip
 HOSTS = (2, 4)
+CHOSEN = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "global-qsgd-exp-2", "qsgdinf-8", "qsgdinf-4", "qsgdinf-2",
+          "qsgdinf-alltoall-4", "nuqsgd-8", "nuqsgd-4", "nuqsgd-2", "eden-3", "eden-2", "binsgdm"]  # fmt: skip
+
+
+def _of_each_family() -> list[str]:
+    """Those chosen, and of each further family of the registry the one with 4 bits, or the fewest above."""
+    families = {methods.parse(name).family for name in CHOSEN}
+    further = (family.members for family in methods.every_family() if family.name not in families)
+    return CHOSEN + [
+        next((each for each in members if each.arguments.get("bits", 4) >= 4), members[-1]).name
+        for members in further
+    ]
+
+
+METHODS = _of_each_family()
 UNSHAPED = "none"
 ROUNDS = {UNSHAPED: 9, "1gbit": 7, "100mbit": 3}
 
@@ -314,7 +327,7 @@ def say(text: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the performance model with the lab.")
-    parser.add_argument("--controller", choices=CONTROLLERS, default="gloo")
+    parser.add_argument("--controller", choices=MEASURED, default="gloo")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "check-model", help="of the measurements"
     )

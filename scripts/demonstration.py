@@ -60,7 +60,7 @@ CONFIGURATIONS = (
     Configuration(
         "qsgdinf-4",
         "QSGDinf, 4 bits",
-        "--compression qsgd --norm max --bits 4",
+        "--compression qsgd --norm max --bits 4 --bucket-size 1024",
         "sgd",
         {"color": "#F0E442", "linewidth": 7},
     ),

@@ -46,10 +46,10 @@ LENGTHS = (0, 1, 31, 33, 1024, 1025)
 
 EXPONENTIAL = GlobalQSGD(4, levels="exponential", bucket_size=64)
 _CHOSEN: dict[str, Scheme] = {
-    "qsgd": QSGD(4, bucket_size=96),
+    "qsgd": QSGD(4, "l2", 96),
     "qsgd-inf": QSGD(3, norm="max", bucket_size=96, rounding="independent"),
-    "qsgd-elias": QSGD(4, bucket_size=96, coding="elias"),
-    "qsgd-alltoall": QSGD(4, bucket_size=96, exchange="alltoall"),
+    "qsgd-elias": QSGD(4, "l2", 96, "elias"),
+    "qsgd-alltoall": QSGD(4, "l2", 96, exchange="alltoall"),
     "nuqsgd-inf-alltoall": NUQSGD(4, norm="max", exchange="alltoall"),
     "nuqsgd": NUQSGD(4, bucket_size=96),
     "nuqsgd-inf-omega": NUQSGD(4, "max", 96, "elias-omega", rounding="independent"),

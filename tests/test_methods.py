@@ -9,11 +9,11 @@ from horovod_quant.frontend import GROUP_BYTES
 from horovod_quant.methods import compared, families, parse
 
 SCHEMES = {
-    "qsgd-4": schemes.QSGD(4),
-    "qsgdinf-2": schemes.QSGD(2, norm="max"),
+    "qsgd-4": schemes.QSGD(4, "l2", 1024),
+    "qsgdinf-2": schemes.QSGD(2, "max", 1024),
     "nuqsgd-8": schemes.NUQSGD(8),
-    "qsgd-alltoall-4": schemes.QSGD(4, exchange="alltoall"),
-    "qsgdinf-alltoall-4": schemes.QSGD(4, norm="max", exchange="alltoall"),
+    "qsgd-alltoall-4": schemes.QSGD(4, "l2", 1024, exchange="alltoall"),
+    "qsgdinf-alltoall-4": schemes.QSGD(4, "max", 1024, exchange="alltoall"),
     "nuqsgd-alltoall-4": schemes.NUQSGD(4, exchange="alltoall"),
     "global-qsgd-8": schemes.GlobalQSGD(8),
     "global-qsgd-l2-16": schemes.GlobalQSGD(16, norm="l2"),

@@ -38,7 +38,7 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda hvq: hvq.QSGD.decompress(np.ones(3), None), "compression=QSGD: that is a class; add (): QSGD()"),
     (
         lambda hvq: schemes.QSGD(bits=2).compress(np.ones(3)),
-        "that is a scheme, no compressor; use hvq.Compressor(QSGD(bits=2, norm='l2'",
+        "that is a scheme, no compressor; use hvq.Compressor(QSGD(bits=2, norm='max'",
     ),
     (
         lambda hvq: schemes.QSGD.compress(np.ones(3)),
@@ -68,7 +68,7 @@ def test_a_subclass_may_call_the_methods_on_its_base(frontend: str) -> None:
 @every_frontend
 def test_a_compressor_is_no_scheme(frontend: str) -> None:
     hvq = importlib.import_module(frontend)
-    with pytest.raises(ValueError, match=re.escape("scheme=QSGD(bits=4, norm='l2'")) as caught:
+    with pytest.raises(ValueError, match=re.escape("scheme=QSGD(bits=4, norm='max'")) as caught:
         hvq.Compressor(hvq.QSGD())
     assert str(caught.value).endswith("that is a compressor; use it as it is")
     with pytest.raises(ValueError, match=re.escape("scheme=QSGD: that is a class; add (): QSGD()")):
@@ -147,7 +147,7 @@ def test_what_is_shown_can_be_pasted_back(frontend: str) -> None:
     assert repr(hvq.BinSGDM()) == "BinSGDM()"
     assert repr(hvq.BinSGDM(beta=0.5, seed=1)) == "BinSGDM(beta=0.5, seed=1)"
     whole = hvq.Compressor("qsgdinf-4", exclude="b")
-    assert repr(whole) == f"Compressor({schemes.QSGD(4, 'max')!r}, exclude=('b',))"
+    assert repr(whole) == f"Compressor({schemes.QSGD(4, 'max', 1024)!r}, exclude=('b',))"
     again = eval(repr(whole), {"Compressor": hvq.Compressor, **vars(schemes)})
     assert again._arguments() == whole._arguments()
     assert eval(repr(schemes.GlobalQSGD(5)), vars(schemes)) == schemes.GlobalQSGD(5)

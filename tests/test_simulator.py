@@ -19,10 +19,10 @@ def ring(size: int, payload: float) -> float:
 
 
 COSTS = {
-    "qsgd": (QSGD(4), lambda n: {"allgather": (n - 1) * (4 * D / 8 + 4 * D / 1024)}),
-    "qsgd 9 bits": (QSGD(9), lambda n: {"allgather": (n - 1) * (9 * D / 8 + 4 * D / 1024)}),
+    "qsgd": (QSGD(4, bucket_size=1024), lambda n: {"allgather": (n - 1) * (4 * D / 8 + 4 * D / 1024)}),
+    "qsgd 9 bits": (QSGD(9, bucket_size=1024), lambda n: {"allgather": (n - 1) * (9 * D / 8 + 4 * D / 1024)}),
     "qsgd alltoall": (
-        QSGD(4, exchange="alltoall"),
+        QSGD(4, bucket_size=1024, exchange="alltoall"),
         lambda n: dict.fromkeys(("alltoall", "allgather"), (n - 1) / n * (4 * D / 8 + 4 * D / 1024)),
     ),
     "nuqsgd": (NUQSGD(3, bucket_size=64), lambda n: {"allgather": (n - 1) * (3 * D / 8 + 4 * D / 64)}),

@@ -80,7 +80,7 @@ def test_a_class_shows_every_argument_with_type_default_and_a_line(frontend: str
             assert parameter.default is not parameter.empty or argument == "scheme"
             assert f"\n    {argument}: " in documented, (name, argument)
     assert str(inspect.signature(hvq.QSGD)).startswith(
-        "(bits: int = 4, norm: Literal['l2', 'max'] = 'l2', bucket_size"
+        "(bits: int = 4, norm: Literal['l2', 'max'] = 'max', bucket_size"
     )
     assert list(inspect.signature(hvq.BinSGDM).parameters)[0] == "beta"
     assert signature_of(hvq.Compressor) == inspect.signature(hvq.Compressor)

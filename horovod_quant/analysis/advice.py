@@ -1,20 +1,18 @@
-"""Compares methods by the performance model, and recommends one.
+"""Which methods there are for a cluster, and what the performance model says of each.
 
 Units: seconds, bytes, bytes per second.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from horovod_quant import methods
 from horovod_quant.analysis.cost_model import NONE, Cost, Method, Setting, exchange_cost, workers_of
 from horovod_quant.analysis.groups import compressed_names
-from horovod_quant.analysis.steps import Step, break_even_bandwidth, step_seconds, with_bandwidth
-from horovod_quant.analysis.units import show_rate, show_seconds
+from horovod_quant.analysis.steps import Step, break_even_bandwidth, step_seconds
 from horovod_quant.analysis.work import resolved
 from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import Scheme
@@ -23,21 +21,36 @@ from horovod_quant.schemes.hierarchical import inner_of
 LEAST_SPEED_UP = 1.05
 """From here on a method pays: the model is not so good that less would mean anything."""
 
-MOST_ERROR = 1.0
-"""Of a method that is recommended: above, its rounding adds more noise than the gradients have themselves."""
+MOST_ERROR = 0.3
+"""Of a method that is recommended where nobody says otherwise: as much as trainings are known to bear.
 
-AS_FAST = 1.02
-"""Steps so much longer than the shortest count as equal, and the smaller error decides."""
+In docs/results.md NUQSGD with 4 bits has 0.31 (0.24 with joint rounding) and ends within 1% of float32's loss, QSGD
+with 4 bits of the l2 norm has 1.6 (1.3) and does not; nothing between them was trained.
+"""
+
+WIDTHS = 3
+"""Numbers of bits of each family that are modelled, the fewest that keep to the error: a wider one sends more, and has
+almost nothing left to gain in steps.
+"""
 
 HIERARCHICAL = " hierarchical"
 """What follows a method's name whose exchange is hierarchical."""
 
 
 class Choice(NamedTuple):
-    """A method by its name; ``method`` is what the model takes."""
+    """A method by its name.
+
+    Attributes:
+        name: with `HIERARCHICAL` where it is.
+        method: what the model takes.
+        family: the name without the bits.
+        code: what a script has after ``compression=``.
+    """
 
     name: str
     method: Method
+    family: str
+    code: str
 
 
 class Row(NamedTuple):
@@ -49,11 +62,13 @@ class Row(NamedTuple):
         exchange: seconds of an exchange that no backward pass overlaps with.
         cost: of the exchange in the step.
         step: seconds.
-        speed_up: over none.
-        break_even: the bandwidth in bytes per second below which it pays against none; 0: never, inf: always.
+        speed_up: over none, of a step.
+        break_even: the bandwidth in bytes per second below which its steps are shorter than none's; 0: never, inf:
+            always; None, too, where nobody asked.
         levels: magnitudes that an element can have, None where that means nothing.
         error: of the averaged gradient, relative, for gradients like white noise; None where that means nothing, and
             where the scheme does not tell.
+        steps: how many times as many steps to the same loss, see `steps_to_loss`; None where nobody knows.
     """
 
     choice: Choice
@@ -65,6 +80,7 @@ class Row(NamedTuple):
     break_even: float | None = None
     levels: int | None = None
     error: float | None = None
+    steps: float | None = None
 
     @property
     def name(self) -> str:
@@ -90,8 +106,34 @@ class Row(NamedTuple):
         return isinstance(method, Scheme) and not inner_of(method).unbiased
 
     @property
+    def to_loss(self) -> float | None:
+        """Seconds of what takes none one step."""
+        return None if self.step is None or self.steps is None else self.step * self.steps
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as none it is to the same loss."""
+        return None if self.speed_up is None or self.steps is None else self.speed_up / self.steps
+
+    @property
     def pays(self) -> bool:
-        return self.speed_up is not None and self.speed_up >= LEAST_SPEED_UP
+        """To the same loss; where nobody knows, by the steps."""
+        gain = self.speed_up if self.gain is None else self.gain
+        return gain is not None and gain >= LEAST_SPEED_UP
+
+
+def steps_to_loss(method: Method, error: float | None) -> float | None:
+    """How many times as many steps as without compression lead to the same loss, as far as it is known.
+
+    For an optimizer of its own what it is recommended with. Otherwise rounding is noise beside that of the minibatch:
+    an error e multiplies the variance by ``1 + e^2``, as if the batch were so much smaller. Where noise is what limits
+    the progress steps grow with it in proportion, and elsewhere less (McCandlish, Kaplan, Amodei and others, 2018, "An
+    empirical model of large-batch training"); so this is the most that is to be expected. For biased methods it is a
+    guess.
+    """
+    if isinstance(method, Scheme) and inner_of(method).own_optimizer is not None:
+        return inner_of(method).own_steps
+    return None if error is None else 1 + error**2
 
 
 def choices(names: Iterable[str], hierarchical: bool) -> list[Choice]:
@@ -100,20 +142,75 @@ def choices(names: Iterable[str], hierarchical: bool) -> list[Choice]:
     Raises:
         ValueError: there is no such method.
     """
-    found = {NONE: Choice(NONE, NONE)}
+    found = {NONE: choice_of(methods.parse(NONE))}
     for name in names:
         method = methods.parse(name)
-        scheme = method.scheme()
-        found[method.name] = Choice(method.name, method.name if scheme is None else scheme)
-        if hierarchical and scheme is not None:
-            label = method.name + HIERARCHICAL
-            found[label] = Choice(label, Hierarchical(scheme))
+        found[method.name] = choice_of(method)
+        if hierarchical and method.scheme_class is not None:
+            nested = choice_of(method, hierarchical=True)
+            found[nested.name] = nested
     return list(found.values())
 
 
-def compare(chosen: Sequence[Choice], setting: Setting, step: Step) -> list[Row]:
-    """One row for each method, in their order."""
-    return [_row(choice, setting, step) for choice in chosen]
+def considered(setting: Setting, max_error: float = MOST_ERROR, *, everything: bool = False) -> list[Choice]:
+    """The methods of the registry that are worth modelling on a cluster; none comes first.
+
+    Of each family, and of its hierarchical exchange where hosts have several workers, the `WIDTHS` fewest bits that
+    serve the workers and keep to the error, and the next fewer, which do not, for the reason. Of one that cannot serve
+    them, or keep to the error, with any number of bits: the last.
+
+    Args:
+        setting: who takes part.
+        max_error: see `Row`.
+        everything: all bits instead.
+    """
+    network = setting.network
+    found: list[Choice] = []
+    for family in methods.every_family():
+        is_nested = (False, True) if network.workers_per_host > 1 and network.hosts > 1 else (False,)
+        for hierarchical in is_nested if family.members[0].scheme_class else (False,):
+            members = [choice_of(method, hierarchical=hierarchical) for method in family.members]
+            found += members if everything else _worth_modelling(members, setting, max_error)
+    return found
+
+
+def _worth_modelling(members: Sequence[Choice], setting: Setting, max_error: float) -> Iterator[Choice]:
+    last, good = None, 0
+    for choice in members:
+        if refusal_of(choice, setting) is None:
+            error = error_of(choice, setting)
+            if error is None or error <= max_error:
+                if last is not None and not good:
+                    yield last
+                yield choice
+                good += 1
+                if good == WIDTHS:
+                    return
+        last = choice
+    if last is not None and not good:
+        yield last
+
+
+def choice_of(method: methods.Method, *, hierarchical: bool = False) -> Choice:
+    """The method, or its hierarchical exchange."""
+    scheme = method.scheme()
+    label = HIERARCHICAL if hierarchical else ""
+    modelled: Method = method.name if scheme is None else Hierarchical(scheme) if hierarchical else scheme
+    code = method.code(hierarchical=True) if hierarchical else method.code()
+    return Choice(method.name + label, modelled, method.family + label, code)
+
+
+def compare(chosen: Sequence[Choice], setting: Setting, step: Step, *, limits: bool = True) -> list[Row]:
+    """One row for each method, in their order; ``limits``: with `Row.break_even`, which takes the longest."""
+    rows = [_row(choice, setting, step) for choice in chosen]
+    return [with_limit(row, setting, step) for row in rows] if limits else rows
+
+
+def with_limit(row: Row, setting: Setting, step: Step) -> Row:
+    """With its `break_even`."""
+    if row.refusal is not None or row.break_even is not None:
+        return row
+    return row._replace(break_even=break_even_bandwidth(row.choice.method, setting, step))
 
 
 def _row(choice: Choice, setting: Setting, step: Step) -> Row:
@@ -123,7 +220,7 @@ def _row(choice: Choice, setting: Setting, step: Step) -> Row:
         return Row(choice, refusal)
     cost = exchange_cost(method, setting, backward=step.backward, accelerator=step.accelerator)
     seconds = step.seconds + cost.exposed
-    scheme = method if isinstance(method, Scheme) else None
+    error = error_of(choice, setting)
     return Row(
         choice,
         None,
@@ -131,10 +228,19 @@ def _row(choice: Choice, setting: Setting, step: Step) -> Row:
         cost,
         seconds,
         step_seconds(NONE, setting, step) / seconds,
-        break_even_bandwidth(method, setting, step),
-        scheme.levels_left(network.workers, network.hosts) if scheme else None,
-        scheme.relative_error(network.workers, network.hosts) if scheme else _FLOAT_ERRORS[choice.name],
+        None,
+        method.levels_left(network.workers, network.hosts) if isinstance(method, Scheme) else None,
+        error,
+        steps_to_loss(method, error),
     )
+
+
+def error_of(choice: Choice, setting: Setting) -> float | None:
+    """See `Row`; of a method that is possible."""
+    network, method = setting.network, choice.method
+    if isinstance(method, Scheme):
+        return method.relative_error(network.workers, network.hosts)
+    return _FLOAT_ERRORS[choice.name]
 
 
 # Errors of rounding to 11 bits are spread evenly over a unit in the last place, values over an octave.
@@ -155,166 +261,3 @@ def refusal_of(choice: Choice, setting: Setting) -> str | None:
     if not compressed_names(scheme, setting.shapes, setting.min_elements):
         return f"every gradient has less than {setting.min_elements} elements, and stays as it is"
     return None
-
-
-# ---- what to do -----------------------------------------------------------------------------------------------------
-
-
-class Recommendation(NamedTuple):
-    """The method's name, and a sentence or two that say why."""
-
-    method: str
-    text: str
-
-
-def recommend(rows: Sequence[Row], setting: Setting) -> Recommendation:
-    """The fastest method that pays and is no rougher than `MOST_ERROR`; none where there is no such method.
-
-    A method that is another optimizer, or does not tell its error, is named beside it where it is faster still, never
-    in its place.
-
-    Args:
-        rows: of `compare`; the first is none's.
-        setting: what they were computed for.
-    """
-    none = rows[0]
-    assert none.step is not None
-    paying = [row for row in rows[1:] if row.pays]
-    good = [row for row in paying if row.error is not None and row.error <= MOST_ERROR]
-    if not good:
-        return Recommendation(NONE, " ".join([_stay(rows), *_rough(paying, None), *_others(paying, none)]))
-    shortest = min(_step(row) for row in good)
-    equal = [row for row in good if _step(row) <= AS_FAST * shortest]
-    best = min(equal, key=lambda row: (row.error or 0.0, _step(row)))
-    text = (
-        f"Take {best.name}: a step takes {show_seconds(_step(best))} instead of {show_seconds(none.step)}, "
-        f"{_step_ratio(none, best)} times as fast; {_limit(best)}; {_quality(best, setting)}."
-    )
-    if best.is_biased:
-        text += " That its expected average is the exact one, nobody has shown."
-    return Recommendation(best.name, " ".join([text, *_rough(paying, best), *_others(paying, best)]))
-
-
-def _step(row: Row) -> float:
-    assert row.step is not None
-    return row.step
-
-
-def _step_ratio(none: Row, row: Row) -> str:
-    return f"{_step(none) / _step(row):.2f}"
-
-
-def _limit(row: Row) -> str:
-    if row.break_even == math.inf:
-        return "it pays at any bandwidth"
-    return f"it pays below {show_rate(row.break_even or 0.0)}"
-
-
-def _quality(row: Row, setting: Setting) -> str:
-    scheme, network = row.choice.method, setting.network
-    is_nested = isinstance(scheme, Hierarchical)
-    number = network.hosts if is_nested else network.workers
-    if isinstance(scheme, Scheme) and shares_levels(inner_of(scheme), number):
-        kind = "hosts" if is_nested else "workers"
-        left = f"with the {row.levels} level{'s' * (row.levels != 1)} that the sum of {number} {kind} leaves "
-    elif row.levels is not None:
-        left = f"with {row.levels} levels "
-    else:
-        left = ""
-    return f"{left}its rounding adds {_share(row.error or 0.0)} of the noise that gradients have themselves"
-
-
-def shares_levels(scheme: Scheme, workers: int) -> bool:
-    """Whether a flat scheme has fewer levels because so many workers' integers are summed."""
-    return scheme.levels_left(workers, workers) != scheme.levels_left(1, 1)
-
-
-def _share(error: float) -> str:
-    return f"{error:.2g} times as much" if error > 1 else f"{100 * error:.2g}%"
-
-
-def _stay(rows: Sequence[Row]) -> str:
-    others = [row for row in rows[1:] if row.step is not None]
-    none = rows[0]
-    if not others:
-        return "Stay with none: nothing else is possible here."
-    best = min(others, key=_step)
-    if best.pays:
-        return f"Stay with none: what is faster {_why_not(row for row in others if row.pays)}."
-    exposed = none.cost.exposed if none.cost else 0.0
-    return (
-        f"Stay with none: it makes a step {show_seconds(exposed)} longer, and the best of the others, {best.name}, "
-        f"{_step_ratio(none, best)} times as fast, is no gain to count on."
-    )
-
-
-def _why_not(rows: Iterable[Row]) -> str:
-    """What keeps methods that pay from being recommended."""
-    kinds = {
-        "is too rough": lambda row: row.error is not None,
-        "is another optimizer": lambda row: row.error is None and row.own_optimizer is not None,
-        "does not tell its error": lambda row: row.error is None and row.own_optimizer is None,
-    }
-    paying = list(rows)
-    return ", or ".join(text for text, fits in kinds.items() if any(map(fits, paying)))
-
-
-def _rough(paying: Sequence[Row], best: Row | None) -> list[str]:
-    """About faster methods that are too rough."""
-    rough = [row for row in paying if row.error is not None and row.error > MOST_ERROR]
-    rough = [row for row in rough if best is None or _step(row) < _step(best)]
-    return [
-        f"Not recommended, though faster: {row.name}, whose "
-        f"{f'{row.levels} levels' if row.levels != 1 else 'only level'} would add {row.error:.2g} times the "
-        f"gradients' own noise."
-        for row in sorted(rough, key=_step)[:1]
-    ]
-
-
-def _others(paying: Sequence[Row], best: Row) -> list[str]:
-    """About the fastest that is another optimizer, and the fastest that does not tell its error."""
-    faster = sorted((row for row in paying if _step(row) * AS_FAST < _step(best)), key=_step)
-    optimizers = [row for row in faster if row.error is None and row.own_optimizer is not None]
-    untold = [row for row in faster if row.error is None and row.own_optimizer is None]
-    return [
-        *(
-            f"{row.name} would take {show_seconds(_step(row))}, but is another optimizer: "
-            f"hvq.optim.{row.own_optimizer}."
-            for row in optimizers[:1]
-        ),
-        *(
-            f"{row.name} would take {show_seconds(_step(row))}, but what error its rounding adds is not known: its "
-            f"scheme tells no relative_error."
-            for row in untold[:1]
-        ),
-    ]
-
-
-# ---- curves ---------------------------------------------------------------------------------------------------------
-
-
-class Curve(NamedTuple):
-    """Seconds of a step at each place; None where the method is impossible."""
-
-    name: str
-    steps: list[float | None]
-
-
-def over_bandwidths(
-    chosen: Sequence[Choice], setting: Setting, step: Step, bandwidths: Sequence[float]
-) -> list[Curve]:
-    """A step's seconds at each bandwidth, in bytes per second."""
-    return _curves(chosen, step, [with_bandwidth(setting, bandwidth) for bandwidth in bandwidths])
-
-
-def over_hosts(chosen: Sequence[Choice], setting: Setting, step: Step, hosts: Sequence[int]) -> list[Curve]:
-    """A step's seconds with each number of hosts, all with as many workers."""
-    networks = [dataclasses.replace(setting.network, hosts=number) for number in hosts]
-    return _curves(chosen, step, [setting._replace(network=network) for network in networks])
-
-
-def _curves(chosen: Sequence[Choice], step: Step, settings: Sequence[Setting]) -> list[Curve]:
-    def seconds(choice: Choice, setting: Setting) -> float | None:
-        return None if refusal_of(choice, setting) else step_seconds(choice.method, setting, step)
-
-    return [Curve(choice.name, [seconds(choice, setting) for setting in settings]) for choice in chosen]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from horovod_quant import kernels
-from horovod_quant.analysis.advice import Row, shares_levels
+from horovod_quant.analysis.accelerators import ATTAINED, MemoryBound
+from horovod_quant.analysis.advice import MOST_ERROR, Row
 from horovod_quant.analysis.cost_model import Setting
-from horovod_quant.analysis.network import float32_allreduce, messages
+from horovod_quant.analysis.network import NCCL, float32_allreduce, latency_seconds, messages
+from horovod_quant.analysis.recommendation import shares_levels
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import show_seconds
 from horovod_quant.schemes import Hierarchical, registry
@@ -18,12 +20,17 @@ MANY = 64
 """Workers from which on what the lab cannot show is said in full."""
 
 
-def assumptions(setting: Setting, step: Step, *, calibrated: bool, rows: Sequence[Row]) -> list[str]:
+def assumptions(
+    setting: Setting, step: Step, *, calibrated: bool, rows: Sequence[Row], max_error: float = MOST_ERROR
+) -> list[str]:
     """One sentence each; more of them from `MANY` workers on."""
     network = setting.network
     cores = f"{network.cores_per_worker:g} core{'' if network.cores_per_worker == 1 else 's'}"
     found = [
-        f"Every worker's kernels are as fast as this machine's: {kernels.describe()}.",
+        "An error e takes 1 + e^2 times as many steps to the same loss, as a batch does that is so much smaller: the "
+        "most that theory expects. The error is of gradients like white noise; of heavier tails it may be larger.",
+        f"Errors above {max_error:g} are not recommended (--max-error), whatever their steps.",
+        *_kernels(setting, rows),
         f"Each worker has {cores} (--cores-per-worker); "
         + (
             "its backward pass leaves them free." if step.accelerator else "its backward pass uses them, too."
@@ -32,7 +39,8 @@ def assumptions(setting: Setting, step: Step, *, calibrated: bool, rows: Sequenc
         + (
             "fitted to the benches given."
             if calibrated
-            else "as measured in the lab (--calibrate for yours)."
+            else "as measured in the lab"
+            + (" (--calibrate for yours)." if network.controller != NCCL else ".")
         ),
         "All links are equal, nothing else uses them, no switch is congested, and no worker is late.",
     ]
@@ -53,12 +61,39 @@ def assumptions(setting: Setting, step: Step, *, calibrated: bool, rows: Sequenc
     return found
 
 
+def _kernels(setting: Setting, rows: Sequence[Row]) -> list[str]:
+    here = f"as fast as this machine's: {kernels.describe()}."
+    if not isinstance(setting.speeds, MemoryBound):
+        return [f"Every worker's kernels are {here}"]
+    found = [
+        f"Kernels take what moving their bytes takes at {ATTAINED:.0%} of {1e-9 * setting.speeds.memory_bandwidth:,g} "
+        f"GB/s (--memory-bandwidth): a model that no GPU has confirmed.",
+        "NCCL takes rings, or trees where these are faster, and both directions of a link at once; nothing of it was "
+        "measured here.",
+    ]
+    staged = [
+        row.choice.family
+        for row in rows
+        if isinstance(row.choice.method, Scheme) and row.choice.method.host_requirement() is not None
+    ]
+    if staged and setting.host is not None:
+        names = ", ".join(dict.fromkeys(staged))
+        found.append(
+            f"Gradients are copied to the host and back for {names}, whose kernels are the processor's, {here} Horovod "
+            f"exchanges theirs by {setting.host.network.controller}."
+        )
+    return found
+
+
 def _of_many(setting: Setting, rows: Sequence[Row]) -> list[str]:
     network = setting.network
     steps = messages(float32_allreduce(1), network.workers)
     found = [
-        f"An allreduce is one ring through all {network.workers:,} workers: {steps:,} messages, one after another, "
-        f"whose latencies alone take {show_seconds(steps * network.latency)}. Trees, as of NCCL, would take less.",
+        f"Latencies alone take an allreduce {show_seconds(latency_seconds(float32_allreduce(1), network))}."
+        if network.controller == NCCL
+        else f"An allreduce is one ring through all {network.workers:,} workers: {steps:,} messages, one after "
+        f"another, whose latencies alone take {show_seconds(steps * network.latency)}. Trees, as of NCCL, would "
+        "take less.",
         f"Workers agree on a collective within {show_seconds(network.software.overhead)}, however many they are: "
         f"Horovod's coordinator was measured with 4 at most, and takes longer with thousands.",
         "An allgather's bytes, and the time to decode them, grow with the workers; those of an allreduce and an "

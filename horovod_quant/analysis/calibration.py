@@ -21,7 +21,7 @@ from horovod_quant import methods
 from horovod_quant.analysis.cost_model import Setting, exchange_cost
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import Shapes
-from horovod_quant.analysis.network import CONTROLLERS, Network, Software
+from horovod_quant.analysis.network import MEASURED, Network, Software
 
 UNCERTAINTY = {
     "overhead": 1.0,
@@ -105,8 +105,8 @@ def read_bench(path: str | Path) -> Bench:
         ) from None
     if found["framework"] != "torch":
         raise ValueError(f"{path}: of {found['framework']}; the model is of PyTorch's exchanges")
-    if bench.controller not in CONTROLLERS:
-        raise ValueError(f"{path}: controller {bench.controller!r} is not one of {', '.join(CONTROLLERS)}")
+    if bench.controller not in MEASURED:
+        raise ValueError(f"{path}: controller {bench.controller!r} is not one of {', '.join(MEASURED)}")
     if bench.hosts * bench.workers_per_host != bench.workers:
         raise ValueError(
             f"{path}: {bench.hosts} hosts of {bench.workers_per_host} are not {bench.workers} workers"

@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 from horovod_quant.agreement import SIGNS
 from horovod_quant.analysis.groups import (
@@ -64,7 +64,7 @@ class Cost:
 
     Attributes:
         norms, encode, decode: seconds of kernels (casts, for fp16), with what contention for cores adds.
-        frontend: seconds of the frontend's own work, for each gradient.
+        frontend: seconds of the frontend's own work, for each gradient, and of copies between accelerator and host.
         network: seconds of all collectives, Horovod's overhead included.
         exposed: seconds by which the exchange makes the step longer.
         bytes_sent: by one worker on average, carriers and gradients that are too small included.
@@ -98,6 +98,19 @@ class Cost:
         return self.total - self.exposed
 
 
+class Host(NamedTuple):
+    """What serves schemes that need the host's memory where gradients are on accelerators.
+
+    Args:
+        network, speeds: as a setting's; of the host's collectives and kernels.
+        staging: seconds for each element on its way to the host and back.
+    """
+
+    network: Network
+    speeds: KernelSpeeds
+    staging: float
+
+
 class Setting(NamedTuple):
     """Where exchanges take place.
 
@@ -107,6 +120,8 @@ class Setting(NamedTuple):
         speeds: of the kernels, for all methods of interest.
         group_bytes: as the compressor's.
         min_elements: as the compressor's.
+        host: where gradients are on accelerators; None where they are in the host's memory.
+        staging: see `Host`.
     """
 
     shapes: Shapes
@@ -114,6 +129,20 @@ class Setting(NamedTuple):
     speeds: KernelSpeeds
     group_bytes: int = GROUP_BYTES
     min_elements: int = MIN_ELEMENTS
+    host: Host | None = None
+    staging: float = 0.0
+
+    def serving(self, method: Method) -> Setting:
+        """Where this method's exchange takes place."""
+        if self.host is None or not isinstance(method, Scheme) or method.host_requirement() is None:
+            return self
+        network, speeds, staging = self.host
+        return self._replace(network=network, speeds=speeds, staging=staging, host=None)
+
+    def with_network(self, **changes: Any) -> Setting:
+        """The same with a network of which something is different."""
+        host = self.host and self.host._replace(network=replace(self.host.network, **changes))
+        return self._replace(network=replace(self.network, **changes), host=host)
 
 
 def exchange_cost(
@@ -140,6 +169,7 @@ def exchange_cost(
     """
     if not 0 <= backward < math.inf:
         raise ValueError(f"backward={backward!r}: use seconds, 0 or more")
+    setting = setting.serving(method)
     arrivals = _arrivals(setting.shapes, backward)
     clock = _Clock(accelerator, setting.network.overlap)
     if isinstance(method, Scheme):
@@ -246,7 +276,7 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     rest_ticket = 0.0
     for name in compressed:
         clock.arrive(arrivals[name])
-        clock.compute(frontend)
+        clock.compute(frontend + setting.staging / 2 * prod(shapes[name]))
         if name == compressed[-1]:  # Horovod launches it bit by bit, most of it before
             rest_ticket = clock.launch(collective_seconds(rest, network))
         if name in completes:
@@ -266,7 +296,8 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     clock.compute(frontend * small)
     for index, work in enumerate(works):
         clock.wait(tickets[index])
-        clock.compute(frontend * len(groups[index]) + kernel_stretch * speeds.seconds(work.decode))
+        staging = setting.staging / 2 * sum(prod(shapes[name]) for name in groups[index])
+        clock.compute(frontend * len(groups[index]) + kernel_stretch * speeds.seconds(work.decode) + staging)
 
     calls: list[Call] = [call for work in works for call in work.calls]
     norms, encode, decode = (kernel_stretch * seconds for seconds in speeds.by_phase(calls))
@@ -274,7 +305,8 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
         norms,
         encode,
         decode,
-        frontend=2 * frontend * len(shapes),
+        frontend=2 * frontend * len(shapes)
+        + setting.staging * sum(prod(shapes[name]) for name in compressed),
         network=clock.network_busy,
         exposed=clock.now - max(arrivals.values(), default=0.0),
         **_bytes([*_requests(works), rest], network),

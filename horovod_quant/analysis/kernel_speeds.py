@@ -163,6 +163,27 @@ def measure_kernels(
     return KernelSpeeds(stopwatch.speeds(), (to_half, from_half))
 
 
+def sufficient(schemes: Iterable[Scheme]) -> list[Scheme]:
+    """Of these schemes so many that every kernel and width of theirs is measured with one of them."""
+    kept: list[Scheme] = []
+    known: set[tuple[str, int]] = set()
+    for scheme in dict.fromkeys(schemes):
+        found = {(call.kernel, call.bits) for size in (1, 4) for call in _calls_alone(scheme, size)}
+        if not found or not found <= known:
+            kept.append(scheme)
+            known |= found
+    return kept
+
+
+def _calls_alone(scheme: Scheme, size: int) -> list[Call]:
+    """The kernels of `_run_alone`."""
+    local_size = size if isinstance(scheme, Hierarchical) else 1
+    try:
+        return cached_work_of(scheme, (2**20,), size * local_size, local_size).calls
+    except ValueError:
+        return []
+
+
 def _run_alone(scheme: Scheme, values: np.ndarray, size: int, kernels: Any) -> None:
     """One worker's part of an exchange in which all workers have the same gradient; nothing if they are too many.
 

@@ -28,11 +28,17 @@ from horovod_quant.schemes.base import (
 )
 from horovod_quant.traffic import sent_bytes
 
-GLOO, MPI = "gloo", "mpi"
-CONTROLLERS = (GLOO, MPI)
+GLOO, MPI, NCCL = "gloo", "mpi", "nccl"
+MEASURED = (GLOO, MPI)
+"""What the lab has: calibrations are of these."""
+
+CONTROLLERS = (*MEASURED, NCCL)
 
 PAYLOAD_SHARE = 1448 / 1514
 """Of the bytes of a full Ethernet frame (MTU 1,500) those that TCP, with timestamps, carries."""
+
+LOCAL_BANDWIDTH = 1e9
+"""Bytes per second between two workers of a host, through the processor."""
 
 HALF_SUM_SECONDS = 1.5e-8
 """CPU seconds for each float16 element that Horovod adds in an allreduce: it does so in software, on one core.
@@ -87,6 +93,18 @@ NO_SOFTWARE = Software(0, 0, 0, 0, 0, 1, 1)
 """The wire alone, and kernels as measured."""
 
 
+def nccl_software(memory_bandwidth: float) -> Software:
+    """Where accelerators copy and add, and NCCL moves the bytes: no processor touches them.
+
+    Horovod's own overhead, and the frontend's work for each gradient, are the lab's.
+
+    Args:
+        memory_bandwidth: of an accelerator, in bytes per second: an array is read and written on its way into Horovod's
+            buffer, and again on its way out.
+    """
+    return Software(copy=4 / memory_bandwidth, stream=0, half_sum=0, kernels=1)
+
+
 @dataclass(frozen=True)
 class Network:
     """Workers, what joins them, and the cores they run on.
@@ -101,7 +119,7 @@ class Network:
             interface moves 0.6e9 (README: 102 MB in 0.18 s, 2 workers on 2 cores), shared memory more.
         local_latency: seconds of a message between two workers of one host.
         cores_per_worker: of the processor; less than 1 where workers share cores, as all hosts of a lab do.
-        controller: ``"gloo"`` or ``"mpi"``.
+        controller: ``"gloo"``, ``"mpi"``, or ``"nccl"`` for gradients on accelerators.
         software: what it takes besides.
 
     Raises:
@@ -112,7 +130,7 @@ class Network:
     workers_per_host: int = 1
     bandwidth: float = 1.25e9
     latency: float = 50e-6
-    local_bandwidth: float = 1e9
+    local_bandwidth: float = LOCAL_BANDWIDTH
     local_latency: float = 10e-6
     cores_per_worker: float = 2.0
     controller: str = GLOO
@@ -131,7 +149,9 @@ class Network:
         if not 0 < self.cores_per_worker < math.inf:
             raise ValueError(f"cores_per_worker={self.cores_per_worker!r}: use a number, more than 0")
         if self.controller not in CONTROLLERS:
-            raise ValueError(f"controller={self.controller!r}: use {' or '.join(map(repr, CONTROLLERS))}")
+            raise ValueError(
+                f"controller={self.controller!r}: use one of {', '.join(map(repr, CONTROLLERS))}"
+            )
 
     @property
     def workers(self) -> int:
@@ -174,6 +194,25 @@ def messages(request: Request, workers: int) -> int:
     return (2 if isinstance(request, (Allreduce, CustomAllreduce)) else 1) * (workers - 1)
 
 
+def latency_seconds(request: Request, network: Network) -> float:
+    """Seconds of a collective's messages without their bytes.
+
+    A ring's steps inside a host take the local latency under NCCL, which puts the hosts' workers next to each other and
+    lets each look for itself; under Gloo and MPI all wait for the slowest. For an allreduce NCCL takes a tree between
+    hosts where that is faster: twice its depth, and down a chain inside the host (src/graph/tuning.cc of NCCL 2.8).
+    """
+    steps = messages(request, network.workers)
+    if network.controller != NCCL:
+        return steps * (network.latency if network.hosts > 1 else network.local_latency)
+    directions = steps // (network.workers - 1)
+    between, inside = network.hosts - 1, network.workers - network.hosts
+    ring = directions * (between * network.latency + inside * network.local_latency)
+    if directions == 1:
+        return ring
+    depth, chain = math.ceil(math.log2(network.hosts)), network.workers_per_host - 1
+    return min(ring, directions * (depth * network.latency + chain * network.local_latency))
+
+
 def turns(request: Request, network: Network) -> float:
     """How many times as long as by its bytes a collective takes on the wire, because directions take turns.
 
@@ -184,10 +223,16 @@ def turns(request: Request, network: Network) -> float:
     alltoall for each pair of workers, the less the more other pairs there are to fill the link. A ring of three and
     more receives from one neighbour and sends to the other, and an allreduce has several small messages under way.
 
+    NCCL's receivers are told of free buffers besides, so that both directions are full.
+
     Open MPI's default allreduce among more than two workers takes twice as long on Ethernet as its bytes need, and its
     gathers take longer, too, by less (shared/LAB.md).
     """
     software, workers = network.software, network.workers
+    if network.controller == NCCL:
+        return {Alltoall: software.alltoall, Allgather: software.allgather}.get(
+            type(request), software.allreduce
+        )
     if isinstance(request, (Allreduce, CustomAllreduce)):
         return software.allreduce * (2.0 if network.controller == MPI and workers > 2 else 1.0)
     own = software.alltoall if isinstance(request, Alltoall) else software.allgather
@@ -249,10 +294,9 @@ def collective_seconds(request: Request, network: Network, *, threads: int = 1, 
     # Where cores are short, a sender's and a receiver's both have to be free: they are for the wire's share of time.
     idle = wire / (wire + processor) if wire else 0.0
     hidden = network.overlap + (1 - network.overlap) * idle**2
-    latency = network.latency if network.hosts > 1 else network.local_latency
     return (
         software.overhead
-        + messages(request, workers) * latency
+        + latency_seconds(request, network)
         + stretch * software.copy * sum(request.parts)
         + wire
         + processor

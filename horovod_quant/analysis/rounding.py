@@ -6,6 +6,7 @@ heavier tails, and larger errors. Each scheme tells its own, by `Scheme.relative
 
 from __future__ import annotations
 
+import functools
 import math
 from statistics import NormalDist
 
@@ -33,12 +34,22 @@ def gaussian_error(
         workers: who round.
         again: whether a server rounds the average once more.
     """
-    values = np.abs(np.random.default_rng(0).standard_normal(_VALUES))
-    scale = _largest(elements) if norm == "max" else math.sqrt(elements)
-    ratios = np.minimum(values / scale, 1.0)
-    one = float(rounding_variance(ratios, grid).mean())
-    square = one - (_cancelled(ratios, grid, workers) if rounding == "joint" else 0.0)
-    return scale * math.sqrt((square + one * again) / float((values**2).mean()))
+    drawing = 1 if rounding != "joint" else workers if workers % 2 else 2  # pairs leave what one pair leaves
+    scale, one, cancelled = _variances(np.asarray(grid, np.float64).tobytes(), norm, elements, drawing)
+    return scale * math.sqrt((one - cancelled + one * again) / float((_values() ** 2).mean()))
+
+
+@functools.lru_cache(maxsize=1)
+def _values() -> np.ndarray:
+    return np.abs(np.random.default_rng(0).standard_normal(_VALUES))
+
+
+@functools.lru_cache(maxsize=1024)
+def _variances(levels: bytes, norm: str, elements: int, drawing: int) -> tuple[float, float, float]:
+    """A norm, the variance of a rounding by it, and what `_cancelled` takes off."""
+    grid, scale = np.frombuffer(levels), _largest(elements) if norm == "max" else math.sqrt(elements)
+    ratios = np.minimum(_values() / scale, 1.0)
+    return scale, float(rounding_variance(ratios, grid).mean()), _cancelled(ratios, grid, drawing)
 
 
 def _cancelled(ratios: np.ndarray, grid: np.ndarray, workers: int) -> float:

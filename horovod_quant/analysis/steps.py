@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -51,7 +50,7 @@ def speed_up(method: Method, setting: Setting, step: Step, *, than: Method = NON
 
 def with_bandwidth(setting: Setting, bandwidth: float) -> Setting:
     """The same with links of another bandwidth, in bytes per second."""
-    return setting._replace(network=dataclasses.replace(setting.network, bandwidth=bandwidth))
+    return setting.with_network(bandwidth=bandwidth)
 
 
 def break_even_bandwidth(method: Method, setting: Setting, step: Step, *, than: Method = NONE) -> float:

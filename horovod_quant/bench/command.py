@@ -16,7 +16,7 @@ import numpy as np
 
 from horovod_quant import kernels
 from horovod_quant.analysis.models import Shapes, elements
-from horovod_quant.bench import report
+from horovod_quant.bench import choosing, report
 from horovod_quant.bench.gradients import ExactAverage, gradient
 from horovod_quant.bench.rounds import EXCHANGES, Bench, Found, Stopped
 from horovod_quant.bench.stopping import Interruption, leave
@@ -114,6 +114,10 @@ class Run:
     def tables(self, results: list[dict[str, Any]]) -> list[Any]:
         """What to print of it."""
         return [report.table(self.setting, results), report.caption(self.setting, results)]
+
+    def advice(self, results: list[dict[str, Any]]) -> choosing.Chosen | None:
+        """What to take, by the results."""
+        return choosing.choose(self.variants, results) if results else None
 
     # ---- the run -------------------------------------------------------------------------------------------------
 
@@ -232,6 +236,9 @@ class Run:
             return 0
         self.setting["interrupted"] = interrupted
         results, plan, status = self.results(), self.plan, 0
+        chosen = self.advice(results)
+        if chosen is not None:
+            self.setting["recommended"], self.setting["code"] = chosen.method, chosen.code
         for argument, path, write in (
             ("--json", plan.json, report.write_json),
             ("", "", self._print),
@@ -254,6 +261,9 @@ class Run:
             console.print(f"interrupted after {len(self.found.rounds)} of {self.plan.rounds} rounds")
         for table in self.tables(results):
             console.print(table)
+        chosen = self.advice(results)
+        if chosen is not None:
+            console.print(*choosing.lines(chosen, setting["framework"]), sep="\n", soft_wrap=True)
         sys.stdout.flush()
 
     def _last_words(self) -> None:

@@ -2,12 +2,13 @@
 
     horovod-quant advise --model resnet50 --workers 32 --hosts 8 --bandwidth 10gbit --step 0.35 --backward 0.2
     horovod-quant advise --model bert-base --workers 4 --bandwidth 1gbit --step 0.9 --calibrate bench.json
-    horovod-quant advise --shapes shapes.json --workers 4096 --workers-per-host 8 --bandwidth 100gbit --step 0.2 \\
-        --accelerator --hierarchical --plot advice.png
+    horovod-quant advise --model bert-base --workers 64 --hosts 8 --controller nccl --bandwidth 25gbe \\
+        --local-bandwidth nvlink3 --memory-bandwidth a100 --step 0.35 --backward 0.23 --plot advice.png
 
-Kernels are measured on this machine, for a second or two. What Horovod takes besides the wire comes from measurements
-of the lab, or better from your own cluster: horovodrun ... horovod-quant bench --json bench.json, then --calibrate.
-Rates are such as 100mbit, 2.5gbit or none, times such as 50us, 1ms or 0.35 (seconds). docs/advise.md tells more.
+Every method that serves the workers is considered, and what leads to the same loss first is recommended. Kernels are
+measured on this machine, for a second or two. What Horovod takes besides the wire comes from measurements of the lab,
+or better from your own cluster: horovodrun ... horovod-quant bench --json bench.json, then --calibrate. Rates are such
+as 100mbit, 2.5gbit, none or a link's name, times such as 50us, 1ms or 0.35 (seconds). docs/advise.md tells more.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from horovod_quant import methods
 from horovod_quant.analysis import advice
-from horovod_quant.analysis.advice import Choice
+from horovod_quant.analysis.accelerators import memory_bound, on_accelerators
+from horovod_quant.analysis.advice import MOST_ERROR, Choice, Row
 from horovod_quant.analysis.assumptions import assumptions
 from horovod_quant.analysis.calibration import Observation, calibrate, observe, read_bench
 from horovod_quant.analysis.cost_model import Setting
-from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels
+from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, GIGABYTE, INSIDE_HOST, Fabric
+from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels, sufficient
 from horovod_quant.analysis.models import MODELS, Shapes
-from horovod_quant.analysis.network import CONTROLLERS, GLOO, Network, Software
+from horovod_quant.analysis.network import CONTROLLERS, GLOO, NCCL, Network, Software
+from horovod_quant.analysis.recommendation import best_few, fallen_out, recommend
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import parse_rate, parse_seconds
 from horovod_quant.bench.shapes import parse_shapes
@@ -37,6 +41,10 @@ from horovod_quant.frontend import GROUP_BYTES
 from horovod_quant.schemes.base import Scheme, require_int
 
 MEASURING_SECONDS = 1.5
+
+LATENCY, LOCAL_BANDWIDTH = "50us", "8gbit"
+NCCL_INSIDE, NCCL_MEMORY = "pcie3", "v100"
+"""The slowest that there are names for."""
 
 PROFILE = ("step_seconds", "backward_seconds", "accelerator")
 
@@ -70,12 +78,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers-per-host", type=int, metavar="NUMBER", help="default: workers / hosts, or 1"
     )
     where.add_argument(
-        "--bandwidth", required=True, metavar="RATE", help="of each host's link, each direction"
-    )
-    where.add_argument("--latency", default="50us", metavar="TIME", help="default: %(default)s")
+        "--bandwidth", required=True, metavar="RATE",
+        help=f"of each host's link, each direction; or {', '.join(BETWEEN_HOSTS)}",
+    )  # fmt: skip
+    where.add_argument("--latency", metavar="TIME", help=f"default: the named link's, or {LATENCY}")
     where.add_argument(
-        "--local-bandwidth", default="8gbit", metavar="RATE",
-        help="between two workers of a host, as Horovod uses it; default: %(default)s",
+        "--local-bandwidth", metavar="RATE",
+        help=f"between two workers of a host, as Horovod uses it; or {', '.join(INSIDE_HOST)}; default: "
+        f"{LOCAL_BANDWIDTH}, with NCCL {NCCL_INSIDE}",
     )  # fmt: skip
     where.add_argument(
         "--cores-per-worker",
@@ -84,18 +94,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NUMBER",
         help="that it has for itself, besides an accelerator; default: %(default)g, one of them for Horovod's thread",
     )
-    where.add_argument("--controller", choices=CONTROLLERS, help="default: gloo, or the calibration's")
+    where.add_argument(
+        "--controller", choices=CONTROLLERS, help="who moves the bytes; default: gloo, or the calibration's"
+    )
+    where.add_argument(
+        "--memory-bandwidth", metavar="GB/S",
+        help=f"of an accelerator, with nccl; or {', '.join(ACCELERATORS)}; default: {NCCL_MEMORY}",
+    )  # fmt: skip
     how = parser.add_argument_group("what to compare, and how")
-    usual = methods.compared()
-    how.add_argument(
+    which = how.add_mutually_exclusive_group()
+    which.add_argument(
         "--methods",
         nargs="+",
         metavar="METHOD",
-        default=usual,
-        help=f"of {', '.join(methods.families())}; default: {' '.join(usual)}",
+        help=f"of {', '.join(methods.families())}; default: whatever serves the workers, and the best few are shown",
+    )
+    which.add_argument("--all", action="store_true", help="show all methods, with all numbers of bits")
+    how.add_argument(
+        "--hierarchical",
+        action="store_true",
+        help="with --methods: compare the hierarchical exchange of each method, too",
     )
     how.add_argument(
-        "--hierarchical", action="store_true", help="compare the hierarchical exchange of each method, too"
+        "--max-error",
+        type=float,
+        default=MOST_ERROR,
+        metavar="NUMBER",
+        help="of a method that is recommended, relative to the average; default: %(default)s",
     )
     how.add_argument(
         "--group-bytes", type=int, default=GROUP_BYTES, metavar="BYTES", help="as the compressors'"
@@ -133,11 +158,13 @@ def advise(arguments: argparse.Namespace) -> int:
         if arguments.plot:
             advise_plot.check(arguments.plot)
     shapes, step = read_shapes(arguments), read_step(arguments)
-    network = read_network(arguments)
-    with _Blaming("--methods"):
-        chosen = advice.choices(arguments.methods, arguments.hierarchical)
+    network, sources = read_network(arguments)
     with _Blaming("--group-bytes"):
         require_int("bytes", arguments.group_bytes, 1, 2**62)
+    with _Blaming("--max-error"):
+        if not arguments.max_error >= 0:
+            raise ValueError(f"{arguments.max_error!r}: use a number, 0 or more")
+    chosen = read_choices(arguments, network, shapes)
     observations = read_calibrations(arguments, network)
     speeds = measured(chosen, observations)
     software = Software()
@@ -145,13 +172,14 @@ def advise(arguments: argparse.Namespace) -> int:
         _progress("calibrating")
         software = calibrate(observations, speeds)
         _progress("")
-    controller = observations[0].network.controller if observations else network.controller
-    network = dataclasses.replace(network, software=software, controller=controller)
-    setting = Setting(shapes, network, speeds, arguments.group_bytes)
+    setting = read_setting(arguments, shapes, network, speeds, software, observations)
 
-    rows = advice.compare(chosen, setting, step)
-    assumed = assumptions(setting, step, calibrated=bool(observations), rows=rows)
-    found = Found(arguments.model, setting, step, rows, advice.recommend(rows, setting), assumed)
+    rows = []
+    for done, choice in enumerate(chosen):
+        _progress(f"modelling: {done + 1} of {len(chosen)}")
+        rows += advice.compare([choice], setting, step, limits=False)
+    _progress("")
+    found = sort_out(arguments, setting, step, rows, sources, calibrated=bool(observations))
     if arguments.json != "-":
         print(text(found))
     if arguments.json:
@@ -159,8 +187,38 @@ def advise(arguments: argparse.Namespace) -> int:
             _write(arguments.json, json.dumps(as_json(found), indent=1, allow_nan=False) + "\n")
     if arguments.plot:
         with _Blaming("--plot"):
-            advise_plot.draw(arguments.plot, arguments.model or "own shapes", chosen, setting, step)
+            drawn = rows
+            if len(rows) > advise_plot.MOST_CURVES:
+                drawn = best_few(rows, found.advised.method, arguments.max_error)[: advise_plot.MOST_CURVES]
+            title = arguments.model or "own shapes"
+            advise_plot.draw(arguments.plot, title, [row.choice for row in drawn], setting, step)
     return 0
+
+
+def sort_out(
+    arguments: argparse.Namespace,
+    setting: Setting,
+    step: Step,
+    rows: list[Row],
+    sources: list[str],
+    *,
+    calibrated: bool,
+) -> Found:
+    """What to take, what to show, and why not the others."""
+    limit = arguments.max_error
+    best = recommend(rows, setting, limit).method
+    few = {row.name for row in best_few(rows, best, limit)}
+    named = {row.name for row in rows} if arguments.methods else few
+    rows = [advice.with_limit(row, setting, step) if row.name in named else row for row in rows]
+    advised = recommend(rows, setting, limit)
+    shown, out = rows, []
+    if not arguments.methods and not arguments.all:
+        shown = [row for row in rows if row.name in few]
+        shown.sort(key=lambda row: (row.name != methods.NONE, row.to_loss))
+        out = fallen_out(rows, shown, best, limit)
+    asked = [row for row in rows if row.name in named]
+    assumed = assumptions(setting, step, calibrated=calibrated, rows=asked, max_error=limit) + sources
+    return Found(arguments.model, setting, step, rows, shown, out, advised, assumed)
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
@@ -193,7 +251,8 @@ def read_step(arguments: argparse.Namespace) -> Step:
     with _Blaming("--step"):
         seconds = parse_seconds(arguments.step)
     with _Blaming("--backward"):
-        return Step(seconds, parse_seconds(arguments.backward or "0"), arguments.accelerator)
+        elsewhere = arguments.accelerator or arguments.controller == NCCL
+        return Step(seconds, parse_seconds(arguments.backward or "0"), elsewhere)
 
 
 def read_profile(arguments: argparse.Namespace) -> Step:
@@ -211,27 +270,97 @@ def read_profile(arguments: argparse.Namespace) -> Step:
             or type(accelerator) is not bool
         ):
             raise ValueError(f"{arguments.profile}: seconds are numbers, accelerator is true or false")
-        return Step(float(seconds), float(backward), accelerator)
+        return Step(float(seconds), float(backward), accelerator or arguments.controller == NCCL)
 
 
-def read_network(arguments: argparse.Namespace) -> Network:
+def read_choices(arguments: argparse.Namespace, network: Network, shapes: Shapes) -> list[Choice]:
+    if arguments.methods:
+        with _Blaming("--methods"):
+            return advice.choices(arguments.methods, arguments.hierarchical)
+    if arguments.hierarchical:
+        raise Mistake(
+            "--hierarchical: it says something about --methods; without these both kinds are considered"
+        )
+    nobody = KernelSpeeds({})
+    return advice.considered(Setting(shapes, network, nobody), arguments.max_error, everything=arguments.all)
+
+
+def read_setting(
+    arguments: argparse.Namespace,
+    shapes: Shapes,
+    network: Network,
+    speeds: KernelSpeeds,
+    software: Software,
+    observations: Sequence[Observation],
+) -> Setting:
+    if network.controller == NCCL:
+        return on_accelerators(shapes, network, read_memory(arguments)[0], speeds, arguments.group_bytes)
+    controller = observations[0].network.controller if observations else network.controller
+    network = dataclasses.replace(network, software=software, controller=controller)
+    return Setting(shapes, network, speeds, arguments.group_bytes)
+
+
+def read_memory(arguments: argparse.Namespace) -> tuple[float, str]:
+    """An accelerator's bandwidth, and what a sentence says of it."""
+    given = arguments.memory_bandwidth or NCCL_MEMORY
+    if given in ACCELERATORS:
+        bandwidth, source = ACCELERATORS[given]
+        return bandwidth, f"{given}: {1e-9 * bandwidth:,g} GB/s; {source}."
+    try:
+        bandwidth = float(given) * GIGABYTE
+        memory_bound(bandwidth)
+    except ValueError:
+        names = ", ".join(ACCELERATORS)
+        raise Mistake(f"--memory-bandwidth: {given!r}: use GB/s, such as 2039, or one of {names}") from None
+    return bandwidth, ""
+
+
+def read_network(arguments: argparse.Namespace) -> tuple[Network, list[str]]:
+    """The network, and where the numbers of named links are from."""
     hosts, per_host = read_places(arguments)
+    controller = arguments.controller or GLOO
+    if arguments.memory_bandwidth and controller != NCCL:
+        raise Mistake("--memory-bandwidth: it is an accelerator's; give --controller nccl, too")
     with _Blaming("--bandwidth"):
-        bandwidth = parse_rate(arguments.bandwidth)
+        outside = read_link(arguments.bandwidth, BETWEEN_HOSTS, LATENCY)
+    local = arguments.local_bandwidth or (NCCL_INSIDE if controller == NCCL else LOCAL_BANDWIDTH)
     with _Blaming("--local-bandwidth"):
-        local_bandwidth = parse_rate(arguments.local_bandwidth)
+        inside = read_link(local, INSIDE_HOST, "10us")
     with _Blaming("--latency"):
-        latency = parse_seconds(arguments.latency)
+        latency = parse_seconds(arguments.latency) if arguments.latency else outside.latency
+    sources = [
+        f"{name}: {1e-9 * link.bandwidth:g} GB/s each way; {link.source}."
+        for name, link, counts in ((arguments.bandwidth, outside, hosts > 1), (local, inside, per_host > 1))
+        if link.source and counts
+    ]
+    if controller == NCCL:
+        sources += [source for source in (read_memory(arguments)[1],) if source]
     with _Blaming("--cores-per-worker"):
-        return Network(
+        network = Network(
             hosts,
             per_host,
-            bandwidth=bandwidth,
+            bandwidth=outside.bandwidth,
             latency=latency,
-            local_bandwidth=local_bandwidth,
+            local_bandwidth=inside.bandwidth,
+            local_latency=inside.latency,
             cores_per_worker=arguments.cores_per_worker,
-            controller=arguments.controller or GLOO,
+            controller=controller,
         )
+    return network, sources
+
+
+def read_link(given: str, known: Mapping[str, Fabric], latency: str) -> Fabric:
+    """A link by its name or its rate; the latter has that latency, and no source.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if given in known:
+        return known[given]
+    try:
+        return Fabric(parse_rate(given), parse_seconds(latency), "")
+    except ValueError as error:
+        raise ValueError(f"{error}; or one of {', '.join(known)}") from None
 
 
 def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
@@ -259,6 +388,8 @@ def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
 def read_calibrations(arguments: argparse.Namespace, network: Network) -> list[Observation]:
     if arguments.lab and not arguments.calibrate:
         raise Mistake("--lab: it says something about --calibrate, which is missing")
+    if arguments.calibrate and arguments.controller == NCCL:
+        raise Mistake("--calibrate: benches are of Gloo and MPI, and say nothing of NCCL; leave it out")
     found = []
     for given in arguments.calibrate:
         path, _, rate = given.rpartition("@") if "@" in given else (given, "", "")
@@ -281,7 +412,7 @@ def measured(chosen: Sequence[Choice], observations: Sequence[Observation]) -> K
         benched = (methods.parse(name).scheme() for name in observation.bench.measured)
         schemes += [scheme for scheme in benched if scheme is not None]
     speeds = measure_kernels(
-        schemes,
+        sufficient(schemes),
         seconds=MEASURING_SECONDS,
         progress=lambda what, done, total: _progress(f"measuring kernels: {done + 1} of {total}"),
     )

@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from horovod_quant.analysis.advice import Choice, Curve, over_bandwidths, over_hosts
+from horovod_quant.analysis.advice import Choice
 from horovod_quant.analysis.cost_model import Setting
+from horovod_quant.analysis.curves import Curve, over_bandwidths, over_hosts
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import show_rate
 
 POINTS = 33
+MOST_CURVES = 5
+"""With that of no exchange six: more nobody can tell from each other."""
+
 SPAN = 100.0
 """Bandwidths are drawn from so many times less to so many times more than the given one."""
 
@@ -40,7 +44,7 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
     Args:
         path: of the file; its ending says what kind.
         model: for the title.
-        chosen: a line for each of these methods, where they are possible.
+        chosen: a line for each of these methods, where they are possible; `MOST_CURVES` at most.
         setting: around which the bandwidth and the number of hosts are varied.
         step: without the exchange.
 
@@ -89,8 +93,7 @@ def host_numbers(hosts: int) -> list[int]:
 def _lines(axes: Any, places: Sequence[float], curves: Sequence[Curve]) -> None:
     for index, curve in enumerate(curves):
         steps = [np.nan if seconds is None else seconds for seconds in curve.steps]
-        style = "--" if index >= 10 else "-"
-        axes.plot(places, steps, style, color=f"C{index % 10}", label=curve.name)
+        axes.plot(places, steps, color=f"C{index}", label=curve.name)
 
 
 def _canvas() -> Any:

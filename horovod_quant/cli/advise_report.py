@@ -6,36 +6,65 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from horovod_quant import kernels, methods
-from horovod_quant.analysis.advice import Recommendation, Row
+from horovod_quant.analysis.advice import HIERARCHICAL, Row
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.models import elements
+from horovod_quant.analysis.recommendation import Recommendation
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import show_rate, show_seconds
 
 VERSION = 1
 
-COLUMNS = ("method", "exchange", "hidden", "step", "speed-up", "pays below", "MB sent", "levels", "error")
+COLUMNS = (
+    "method",
+    "exchange",
+    "hidden",
+    "step",
+    "speed-up",
+    "to loss",
+    "pays below",
+    "MB sent",
+    "levels",
+    "error",
+)
 
 
 class Found(NamedTuple):
-    """Everything: ``model`` is its name, None for shapes of one's own."""
+    """Everything.
+
+    Attributes:
+        model: its name, None for shapes of one's own.
+        setting, step: what it is for.
+        rows: of all methods that were modelled.
+        shown: those of the table.
+        fallen_out: a line for each family that is not there.
+        advised, assumed: sentences.
+    """
 
     model: str | None
     setting: Setting
     step: Step
     rows: list[Row]
+    shown: list[Row]
+    fallen_out: list[str]
     advised: Recommendation
     assumed: list[str]
 
 
 def text(found: Found) -> str:
     """What is printed."""
-    possible = [row for row in found.rows if row.refusal is None]
+    possible = [row for row in found.shown if row.refusal is None]
     lines = [title(found), "", *_aligned([COLUMNS, *map(cells, possible)]), ""]
-    refused = [f"  {row.name}: {row.refusal}" for row in found.rows if row.refusal is not None]
+    refused = [f"  {row.name}: {row.refusal}" for row in found.shown if row.refusal is not None]
     if refused:
         lines += ["Impossible here:", *refused, ""]
-    lines += [found.advised.text, "", "Assumed:", *(f"- {line}" for line in found.assumed)]
+    lines += [found.advised.text, "", f"In the script: compression={found.advised.code}"]
+    if found.advised.method.endswith(HIERARCHICAL):
+        lines.append("with hvd.init(process_sets=hvq.hierarchical_process_sets()): docs/hierarchical.md")
+    if found.fallen_out:
+        lines += ["", f"The others, beside {found.advised.method} (--all shows each):"]
+        lines += [f"  {line}" for line in found.fallen_out]
+    lines += ["", "Assumed:", *(f"- {line}" for line in found.assumed)]
     return "\n".join(lines)
 
 
@@ -69,14 +98,15 @@ def cells(row: Row) -> tuple[str, ...]:
         show_seconds(row.hidden or 0.0),
         show_seconds(step),
         f"{speed_up:.2f}",
-        "" if row.name == methods.NONE else _limit(row.break_even),
+        "" if row.gain is None else f"{row.gain:.2f}",
+        "" if row.name == methods.NONE or row.break_even is None else _limit(row.break_even),
         f"{1e-6 * cost.bytes_sent:,.1f}",
         "" if row.levels is None else f"{row.levels:,}",
         "" if row.error is None else f"{row.error:.2g}",
     )
 
 
-def _limit(bandwidth: float | None) -> str:
+def _limit(bandwidth: float) -> str:
     if not bandwidth:
         return "never"
     return "always" if bandwidth == float("inf") else show_rate(bandwidth)
@@ -94,7 +124,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_json(found: Found) -> dict[str, Any]:
-    """What is written; a bandwidth of null is no limit: the method always pays."""
+    """What is written; a bandwidth of null is no limit: the method always pays. Not all methods have one."""
     network, step = found.setting.network, found.step
     return {
         "version": VERSION,
@@ -114,7 +144,10 @@ def as_json(found: Found) -> dict[str, Any]:
         "accelerator": step.accelerator,
         "results": [_row_as_json(row) for row in found.rows],
         "recommended": found.advised.method,
+        "code": found.advised.code,
         "why": found.advised.text,
+        "shown": [row.name for row in found.shown],
+        "others": found.fallen_out,
         "assumptions": found.assumed,
     }
 
@@ -131,7 +164,9 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "network_seconds": cost.network,
         "step_seconds": row.step,
         "speed_up": row.speed_up,
-        "pays_below_bytes_per_second": _finite(row.break_even),
+        "steps_to_loss": row.steps,
+        "speed_up_to_loss": row.gain,
+        **({} if row.break_even is None else {"pays_below_bytes_per_second": _finite(row.break_even)}),
         "bytes_sent": cost.bytes_sent,
         "host_bytes_sent": cost.host_bytes,
         "levels": row.levels,

@@ -229,6 +229,7 @@ class Scheme:
         compared: full names of the methods that ``bench`` and ``advise`` compare when nobody has chosen.
         own_optimizer: name of the class in ``hvq.optim`` whose gradients alone it exchanges; what it delivers is that
             optimizer's update then, and no average. A frontend that has no such class refuses the scheme.
+        own_steps: how many times as many steps as another optimizer that one is recommended to take.
         unbiased: whether the expected result is the exact sum; False, too, where nobody has shown it.
         host_only: whether it uses numpy itself, and so needs arrays in the host's memory. Then ``kernels="auto"`` gives
             it those; otherwise TensorFlow's operations and GPUs may run it.
@@ -237,6 +238,7 @@ class Scheme:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     compared: ClassVar[Sequence[str]] = ()
     own_optimizer: ClassVar[str | None] = None
+    own_steps: ClassVar[float] = 1.0
     unbiased: ClassVar[bool] = False
     host_only: ClassVar[bool] = False
 

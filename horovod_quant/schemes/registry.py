@@ -89,7 +89,7 @@ def check(scheme_class: Any) -> None:
             raise ValueError(
                 f"{name}.{argument}: compressors have an argument of that name; rename the field"
             )
-    for declared in ("presets", "compared", "own_optimizer", "unbiased", "host_only"):
+    for declared in ("presets", "compared", "own_optimizer", "own_steps", "unbiased", "host_only"):
         if declared in names:
             raise TypeError(f"{name}.{declared}: declare it without a type, or it is an argument")
     for family, preset in families_of(scheme_class).items():

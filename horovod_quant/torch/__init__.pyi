@@ -113,11 +113,14 @@ class Auto(_auto.Auto):
     ) -> None: ...
 
 class QSGD(Compressor):
-    """QSGD (``norm="l2"``) and QSGDinf (``norm="max"``) with ``2^(bits-1) - 1`` uniform levels.
+    """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
+
+    Without arguments it is what docs/results.md recommends. The methods' names, such as ``qsgdinf-4``, are of buckets
+    of 1,024 elements.
 
     Args:
         bits: width of a code, 2 to 16: a sign and a magnitude.
-        norm: ``"l2"`` or ``"max"``, of each bucket of each worker.
+        norm: ``"max"`` or ``"l2"``, of each bucket of each worker. The l2 norm wants 8 bits: 4 leave it too few levels.
         bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
             that float32 does not hold makes NaN of the bucket.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
@@ -147,8 +150,8 @@ class QSGD(Compressor):
     def __init__(
         self,
         bits: int = 4,
-        norm: Literal["l2", "max"] = "l2",
-        bucket_size: int = 1024,
+        norm: Literal["l2", "max"] = "max",
+        bucket_size: int = 256,
         coding: Literal["fixed", "elias", "elias-omega"] = "fixed",
         exchange: Literal["allgather", "alltoall", "auto"] = "allgather",
         rounding: Literal["joint", "independent"] = "joint",

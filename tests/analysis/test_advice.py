@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
-from helpers import examples
+from helpers import examples, extended
 from hypothesis import given
 from hypothesis import strategies as st
 from modelling import LAYERS, SPEEDS, wires
 
-from horovod_quant.analysis import advice
-from horovod_quant.analysis.advice import LEAST_SPEED_UP, MOST_ERROR, choices, compare, recommend
+from horovod_quant import methods
+from horovod_quant.analysis import curves
+from horovod_quant.analysis.advice import LEAST_SPEED_UP, MOST_ERROR, choices, compare, considered
 from horovod_quant.analysis.assumptions import assumptions
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.network import Network
+from horovod_quant.analysis.recommendation import AS_FAST, FEW, best_few, fallen_out, is_fine, recommend
 from horovod_quant.analysis.steps import Step
+from horovod_quant.schemes import QSGD, registry
 
 NAMES = ["fp16", "global-qsgd-8", "global-qsgd-4", "qsgdinf-4", "qsgdinf-2", "nuqsgd-4", "binsgdm"]
 STEP = Step(0.1)
@@ -47,7 +51,7 @@ def test_one_level_is_too_few() -> None:
     assert rows["global-qsgd-4"].levels == 1
     assert rows["global-qsgd-4"].step < rows["fp16"].step
     assert found.method == "fp16"
-    assert "Not recommended, though faster: global-qsgd-4, whose only level would add 1.1 times" in found.text
+    assert "though its steps are shorter: global-qsgd-4, whose only level would add 1.1 times" in found.text
 
 
 def test_if_only_rough_methods_pay_none_stays() -> None:
@@ -59,7 +63,8 @@ def test_if_only_rough_methods_pay_none_stays() -> None:
 def test_another_optimizer_is_only_mentioned() -> None:
     _, found = advised(wires(4, payload=12.5e6), ["global-qsgd-8", "binsgdm"])
     assert found.method == "global-qsgd-8"
-    assert "binsgdm would take" in found.text
+    assert "binsgdm is another optimizer, hvq.optim.BinSGDM: " in found.text
+    assert "2 times as many steps" in found.text
     _, found = advised(wires(4, payload=12.5e6), ["binsgdm"])
     assert found.method == "none"
 
@@ -112,11 +117,11 @@ def test_what_is_recommended_pays_and_is_fine_enough(network: Network, hierarchi
     rows, found = advised(network, hierarchical=hierarchical, shapes={"a": (300, 1000), "b": (100,)})
     row = rows[found.method]
     if found.method != "none":
-        assert row.speed_up >= LEAST_SPEED_UP
+        assert row.gain >= LEAST_SPEED_UP
         assert row.error <= MOST_ERROR
     for other in rows.values():
-        if other.refusal is None and other.error is not None and other.error <= MOST_ERROR:
-            assert not other.pays or row.step <= advice.AS_FAST * other.step
+        if other.refusal is None and is_fine(other, MOST_ERROR):
+            assert not other.pays or row.to_loss <= AS_FAST * other.to_loss
 
 
 def test_the_break_even_bandwidth_is_where_it_stops_to_pay() -> None:
@@ -124,14 +129,14 @@ def test_the_break_even_bandwidth_is_where_it_stops_to_pay() -> None:
     limit = rows["qsgdinf-4"].break_even
     assert 0 < limit < math.inf
     setting = Setting(LAYERS, wires(3), SPEEDS)
-    curves = advice.over_bandwidths(choices(["qsgdinf-4"], False), setting, STEP, [0.9 * limit, 1.1 * limit])
-    (below, above), (slower, faster) = zip(*(curve.steps for curve in curves))
+    found = curves.over_bandwidths(choices(["qsgdinf-4"], False), setting, STEP, [0.9 * limit, 1.1 * limit])
+    (below, above), (slower, faster) = zip(*(curve.steps for curve in found))
     assert (below > above, slower > faster) == (True, False)
 
 
 def test_curves_have_gaps_where_a_method_is_impossible() -> None:
     setting = Setting(LAYERS, wires(2), SPEEDS)
-    none, quantized = advice.over_hosts(choices(["global-qsgd-4"], False), setting, STEP, [2, 7, 8])
+    none, quantized = curves.over_hosts(choices(["global-qsgd-4"], False), setting, STEP, [2, 7, 8])
     assert all(none.steps)
     assert [seconds is None for seconds in quantized.steps] == [False, False, True]
 
@@ -148,3 +153,100 @@ def test_assumptions_grow_with_the_workers() -> None:
     assert "8,190 messages, one after another, whose latencies alone take 410 ms" in said
     assert "coordinator" in said
     assert "4,096 workers leave so many levels: 8 bits none" in said
+
+
+# ---- every method ----------------------------------------------------------------------------------------------------
+
+
+def names(network: Network, **options) -> list[str]:
+    return [choice.name for choice in considered(Setting(LAYERS, network, SPEEDS), **options)]
+
+
+def test_every_family_of_the_registry_is_considered_with_the_bits_that_fit() -> None:
+    found = names(wires(64))
+    assert found[:2] == ["none", "fp16"]
+    for family in methods.every_family():
+        assert [name for name in found if methods.parse(name).family == family.name], family.name
+    # 8 bits leave 64 workers one level; 10 leave them 7, and keep to the error.
+    widths = [name for name in found if name.startswith("global-qsgd-") and name[12].isdigit()]
+    assert widths == ["global-qsgd-9", "global-qsgd-10", "global-qsgd-11", "global-qsgd-12"]
+    assert "eden-3" in found
+    assert not any(name.endswith("hierarchical") for name in found)
+
+
+def test_hierarchical_exchanges_are_considered_where_a_host_has_several_workers() -> None:
+    found = names(wires(8, 8))
+    assert "global-qsgd-8 hierarchical" in found
+    assert "fp16 hierarchical" not in found
+    assert not any(name.endswith("hierarchical") for name in names(wires(1, 8)))
+
+
+def test_another_packages_scheme_appears_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Elsewhere(QSGD):
+        presets = {"elsewhere": {"norm": "l2"}, "elsewhere-wide": {"bits": 12}}
+
+    registered = [*registry.registered(), Elsewhere]
+    monkeypatch.setattr(registry, "registered", lambda: registered)
+    found = names(wires(4))
+    assert {"elsewhere-6", "elsewhere-wide"} <= set(found)
+
+
+def test_all_are_the_others_too() -> None:
+    few, everything = names(wires(4)), names(wires(4), everything=True)
+    assert set(few) < set(everything)
+    assert {"qsgd-16", "eden-1", "global-qsgd-2"} <= set(everything)
+
+
+def test_the_limit_of_the_error_decides_the_bits() -> None:
+    assert "eden-2" in names(wires(4), max_error=0.6)
+    fine, rough = names(wires(4), max_error=0.02), names(wires(4), max_error=1.0)
+    assert "qsgdinf-4" in rough
+    assert "qsgdinf-4" not in fine
+
+
+def test_the_recommendation_is_by_the_time_to_the_same_loss() -> None:
+    """Steps of equal length: the rougher method needs more of them."""
+    rows, found = advised(wires(64, payload=1.25e8), ["qsgdinf-alltoall-4", "global-qsgd-10", "eden-3"])
+    for row in rows.values():
+        assert row.to_loss == pytest.approx(row.step * (1 + row.error**2))
+        assert row.gain == pytest.approx(rows["none"].step / row.to_loss)
+    assert found.method == min(rows.values(), key=lambda row: row.to_loss).name
+    assert found.code.startswith("hvq.")
+
+
+def test_another_optimizers_steps_are_counted() -> None:
+    rows, _ = advised(wires(4, payload=12.5e6), ["binsgdm"])
+    assert rows["binsgdm"].steps == 2
+    assert rows["binsgdm"].gain == pytest.approx(rows["binsgdm"].speed_up / 2)
+
+
+@pytest.mark.parametrize("network", [wires(64, payload=1.25e8), extended(wires(8, 8, payload=3e9))])
+def test_the_best_few_are_shown_and_all_others_have_a_reason(network: Network) -> None:
+    setting = Setting(LAYERS, network, SPEEDS)
+    rows = compare(considered(setting), setting, STEP, limits=False)
+    best = recommend(rows, setting).method
+    shown = best_few(rows, best)
+    assert [row.name for row in shown].count("none") == 1
+    assert best in [row.name for row in shown]
+    assert len(shown) <= FEW + 1
+    assert len({row.choice.family for row in shown}) == len(shown)
+    out = fallen_out(rows, shown, best)
+    families = {line.partition(": ")[0] for line in out}
+    assert families | {row.choice.family for row in shown} == {row.choice.family for row in rows}
+    reasons = ("slower: ", "too rough: ", "impossible: ", "another optimizer", "as fast, ")
+    assert all(line.partition(": ")[2].startswith(reasons) for line in out)
+
+
+@pytest.mark.parametrize("network", [wires(4, payload=1.25e8), extended(wires(6, 2, payload=1e9))])
+def test_nothing_among_all_methods_beats_what_the_default_recommends(network: Network) -> None:
+    """By more than a tenth, with an error as small."""
+    setting = Setting(LAYERS, network, SPEEDS)
+    few, everything = (
+        compare(considered(setting, everything=every), setting, STEP, limits=False) for every in (False, True)
+    )
+    best = next(row for row in few if row.name == recommend(few, setting).method)
+    for row in everything:
+        if row.refusal is None and is_fine(row, best.error):
+            assert row.step >= best.step / 1.1, row.name
+    assert recommend(everything, setting).method == best.name

@@ -22,7 +22,7 @@ from horovod_quant.schemes.base import LOCAL, Allreduce
 
 @pytest.mark.parametrize(
     ("method", "megabytes"),
-    [(NONE, 102.2), (FP16, 51.1), (QSGD(4, norm="max"), 13.0), (NUQSGD(4), 13.0), (GlobalQSGD(8), 25.7),
+    [(NONE, 102.2), (FP16, 51.1), (QSGD(4, "max", 1024), 13.0), (NUQSGD(4), 13.0), (GlobalQSGD(8), 25.7),
      (GlobalQSGD(4), 13.0), (BinSGDM(), 3.3)],
 )  # fmt: skip
 def test_bytes_are_those_that_the_readme_has_measured(method, megabytes: float) -> None:

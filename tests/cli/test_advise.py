@@ -9,6 +9,7 @@ import pytest
 
 from horovod_quant import methods
 from horovod_quant.analysis.models import MODELS
+from horovod_quant.analysis.recommendation import FEW
 from horovod_quant.cli import advise, advise_plot
 from horovod_quant.cli.main import main
 
@@ -31,14 +32,18 @@ def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture) -> None:
         "tiny: 0.1 million parameters in 23 gradients; 4 workers on 4 hosts; 100 Mbit/s, 50 us, gloo"
     )
     table = out.split("\n\n")[1].splitlines()
-    assert table[0].split() == "method exchange hidden step speed-up pays below MB sent levels error".split()
-    assert [line.split()[0] for line in table[1:]] == methods.compared()
+    columns = "method exchange hidden step speed-up to loss pays below MB sent levels error"
+    assert table[0].split() == columns.split()
+    assert table[1].split()[0] == methods.NONE
+    assert 2 < len(table) <= 2 + FEW
     assert out.split("\n\n")[2].startswith(("Take ", "Stay with none"))
-    assert "Assumed:\n- Every worker's kernels are as fast as this machine's" in out
+    assert out.split("\n\n")[3].startswith("In the script: compression=hv")
+    assert "(--all shows each):\n  " in out
+    assert "- Every worker's kernels are as fast as this machine's" in out.partition("Assumed:")[2]
 
 
 def test_the_table_is_ascii_and_has_no_progress(capsys: pytest.CaptureFixture) -> None:
-    run(*HERE, "--workers", "300", "--hierarchical", "--hosts", "75")
+    run(*HERE, "--workers", "300", "--hierarchical", "--hosts", "75", "--methods", "global-qsgd-8")
     captured = capsys.readouterr()
     assert captured.out.isascii()
     assert captured.err == ""
@@ -84,7 +89,8 @@ def test_a_calibration_is_used(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     path = tmp_path / "bench.json"
     path.write_text(json.dumps(written))
     steps = []
-    for more in ([], ["--calibrate", f"{path}@none", "--lab"]):
+    usual = ["--methods", *methods.compared()]
+    for more in (usual, [*usual, "--calibrate", f"{path}@none", "--lab"]):
         run(*HERE, "--json", "-", *more)
         found = json.loads(capsys.readouterr().out)
         steps.append([result["step_seconds"] for result in found["results"]])
@@ -94,11 +100,17 @@ def test_a_calibration_is_used(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     assert "Gloo and MPI differ" in capsys.readouterr().err
 
 
-def test_a_plot_is_drawn(tmp_path: Path) -> None:
+def test_a_plot_is_drawn_of_few_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "advice.png"
-    run(*HERE, "--plot", str(path), "--methods", "global-qsgd-8")
+    drawn = []
+    original = advise_plot.over_hosts
+    monkeypatch.setattr(
+        advise_plot, "over_hosts", lambda chosen, *others: drawn.extend(chosen) or original(chosen, *others)
+    )
+    run(*HERE, "--plot", str(path), "--methods", *methods.compared())
     assert path.read_bytes().startswith(b"\x89PNG")
+    assert len(drawn) == advise_plot.MOST_CURVES < len(methods.compared())
 
 
 def test_numbers_of_hosts_to_draw() -> None:
@@ -116,14 +128,47 @@ def test_without_matplotlib_a_plot_is_an_error(
 
 def test_thousands_of_workers() -> None:
     run("advise", "--model", "resnet50", "--workers", "4096", "--workers-per-host", "8", "--bandwidth", "100gbit",
-        "--step", "0.2", "--hierarchical")  # fmt: skip
+        "--step", "0.2", "--hierarchical", "--methods", *methods.compared())  # fmt: skip
+
+
+def test_clusters_as_users_have_them(capsys: pytest.CaptureFixture) -> None:
+    """Links by their names, whose sources are told; kernels of accelerators, which nobody has confirmed."""
+    run("advise", "--model", "bert-base", "--workers", "64", "--hosts", "8", "--bandwidth", "25gbe",
+        "--controller", "nccl", "--local-bandwidth", "nvlink3", "--memory-bandwidth", "a100", "--step", "0.35",
+        "--methods", "global-qsgd-10", "eden-3", "--json", "-")  # fmt: skip
+    found = json.loads(capsys.readouterr().out)
+    assert (found["controller"], found["accelerator"], found["latency_seconds"]) == ("nccl", True, 50e-6)
+    said = " ".join(found["assumptions"])
+    for text in (
+        "25gbe: 3.125 GB/s each way; IEEE 802.3by's rate",
+        "nvlink3: 240 GB/s each way; 12 links, each SM80_NVLINK_BW of src/graph/topo.h of NCCL",
+        "80% of 2,039 GB/s (--memory-bandwidth): a model that no GPU has confirmed",
+        "Gradients are copied to the host and back for eden,",
+    ):
+        assert text in said
+    steps = {result["method"]: result["step_seconds"] for result in found["results"]}
+    assert steps["global-qsgd-10"] < steps["none"] < steps["eden-3"]
+
+
+def test_the_error_that_a_user_accepts(capsys: pytest.CaptureFixture) -> None:
+    taken = {}
+    for limit in ("0.001", "0.3"):
+        run(*HERE, "--json", "-", "--max-error", limit, "--methods", "fp16", "eden-4")
+        taken[limit] = json.loads(capsys.readouterr().out)["recommended"]
+    assert taken == {"0.001": "fp16", "0.3": "eden-4"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--bandwidth", "fast"], "--bandwidth: 'fast' is no rate"),
+        (["--bandwidth", "fast"], "or one of 10gbe, 25gbe"),
         (["--local-bandwidth", "0gbit"], "--local-bandwidth: '0gbit' is no rate"),
+        (["--max-error", "-1"], "--max-error: -1.0"),
+        (["--memory-bandwidth", "900"], "--memory-bandwidth: it is an accelerator's; give --controller nccl"),
+        (["--memory-bandwidth", "much", "--controller", "nccl"], "--memory-bandwidth: 'much': use GB/s"),
+        (["--calibrate", "bench.json", "--controller", "nccl"], "--calibrate: benches are of Gloo and MPI"),
+        (["--hierarchical"], "--hierarchical: it says something about --methods"),
         (["--latency", "5 parsec"], "--latency: '5 parsec' is no time"),
         (["--step", "soon"], "--step: 'soon' is no time"),
         (["--backward", "1s"], "--backward: backward=1.0"),
@@ -152,3 +197,16 @@ def test_mistakes_are_told_in_a_line(
 def test_who_takes_part_has_to_be_said(capsys: pytest.CaptureFixture) -> None:
     run("advise", "--model", "tiny", "--bandwidth", "1gbit", "--step", "1", expected=2)
     assert "how many workers?" in capsys.readouterr().err
+
+
+@pytest.mark.extended
+def test_all_methods_are_shown_on_demand(capsys: pytest.CaptureFixture) -> None:
+    run(*HERE, "--all")
+    out = capsys.readouterr().out
+    table = [line.split()[0] for line in out.split("\n\n")[1].splitlines()[1:]]
+    impossible = [
+        line.strip().partition(":")[0] for line in out.partition("Impossible here:")[2].splitlines()
+    ]
+    every = [member.name for family in methods.every_family() for member in family.members]
+    assert sorted({*table, *impossible} & set(every)) == sorted(every)
+    assert "(--all shows each)" not in out

@@ -24,13 +24,15 @@ from helpers import extended  # noqa: E402
 from launching import BIN, environment, horovodrun  # noqa: E402
 
 from horovod_quant.analysis.models import MODELS, elements  # noqa: E402
-from horovod_quant.bench import report  # noqa: E402
+from horovod_quant.bench import choosing, report  # noqa: E402
 from horovod_quant.bench.gradients import ExactAverage, gradient  # noqa: E402
 from horovod_quant.bench.network import Counter  # noqa: E402
 from horovod_quant.bench.rounds import Found, Measurement  # noqa: E402
 from horovod_quant.bench.shapes import parse_shapes  # noqa: E402
+from horovod_quant.bench.variants import Variant  # noqa: E402
 from horovod_quant.cli import probe  # noqa: E402
 from horovod_quant.frontend import GROUP_BYTES  # noqa: E402
+from horovod_quant.methods import parse  # noqa: E402
 
 COMMAND = Path(sys.executable).with_name("horovod-quant")
 METHODS = ["global-qsgd-8", "global-qsgd-2", "qsgdinf-4", "binsgdm"]
@@ -90,6 +92,10 @@ def test_measures_every_method(framework: str, controller: str, tmp_path: Path) 
     assert errors["binsgdm"] is None
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout.count("| qsgdinf-4 ") == 1
+    assert found["recommended"] in ("none", "fp16", "global-qsgd-8", "qsgdinf-4")
+    line, reason = (each for each in done.stdout.splitlines() if "In the script" in each or "Why: " in each)
+    assert line.endswith(f"compression={found['code']}")
+    assert "Why: " in reason
     assert "\x1b" not in done.stdout
 
 
@@ -132,6 +138,58 @@ def test_results_are_of_the_slowest_worker_and_ratios_within_a_round() -> None:
     unread = report.results(["none", "qsgd-4"], Found(list(rounds), [8.0, 4.0], [0.0, None]))[1]
     assert unread["interface_bytes_sent"] is None
     assert unread["relative_error"] is None
+
+
+def result_of(name: str, milliseconds: float, error: float | None) -> tuple[Variant, dict[str, Any]]:
+    measured = {
+        "wall_seconds": [1e-3 * milliseconds],
+        "speed_up": 100 / milliseconds,
+        "relative_error": error,
+    }
+    return Variant(name, parse(name), GROUP_BYTES), measured
+
+
+@pytest.mark.parametrize(
+    ("measured", "method", "said"),
+    [
+        ([("qsgdinf-4", 40, 0.14), ("nuqsgd-4", 39.5, 0.24)], "qsgdinf-4", "2.50 times as fast"),
+        ([("qsgdinf-4", 40, 0.14), ("qsgdinf-2", 20, 3.0)], "qsgdinf-4", "takes 40 ms instead of 100 ms"),
+        (
+            [("qsgdinf-4", 97, 0.14), ("fp16", 120, 1e-4)],
+            "none",
+            "nothing with an error of 0.3 or less is 5% faster",
+        ),
+        (
+            [("eden-3", 50, 0.2), ("binsgdm", 20, None)],
+            "eden-3",
+            "binsgdm takes 20 ms, but is another optimizer",
+        ),
+    ],
+)
+def test_the_report_ends_with_what_to_take(measured: list[tuple], method: str, said: str) -> None:
+    variants, results = zip(*(result_of(*each) for each in [("none", 100, 1e-8), *measured]))
+    chosen = choosing.choose(variants, results)
+    assert chosen is not None
+    assert chosen.method == method
+    line, reason = choosing.lines(chosen, "torch")
+    assert line.endswith(f"compression={parse(method).code()}")
+    assert said in reason
+    hvq = pytest.importorskip("horovod_quant.torch")
+    hvd = pytest.importorskip("horovod.torch")
+    assert eval(chosen.code, {"hvq": hvq, "hvd": hvd}) is not None
+
+
+def test_without_none_there_is_nothing_to_recommend() -> None:
+    variants, results = zip(result_of("qsgdinf-4", 40, 0.14))
+    assert choosing.choose(variants, results) is None
+    assert choosing.choose([Variant("no exchange", None, 1)], [results[0]]) is None
+
+
+def test_groups_of_ones_own_are_in_the_line() -> None:
+    variants, results = zip(result_of("none", 100, 1e-8), result_of("qsgdinf-4", 40, 0.14))
+    chosen = choosing.choose([variants[0], variants[1]._replace(group_bytes=2**20)], results)
+    assert chosen is not None
+    assert chosen.code.endswith("group_bytes=1048576)")
 
 
 def test_error_is_against_the_float64_average() -> None:

@@ -64,7 +64,7 @@ METHODS: dict[str, Make] = makers(RECORDING)
 
 VARIANTS: dict[str, Make] = {
     "qsgdinf": lambda **common: QSGD(bits=3, norm="max", bucket_size=96, **common),
-    "qsgd-elias": lambda **common: QSGD(bits=4, coding="elias", **common),
+    "qsgd-elias": lambda **common: QSGD(bits=4, norm="l2", coding="elias", **common),
     "nuqsgd-alltoall": lambda **common: NUQSGD(bits=4, exchange="alltoall", **common),
     "nuqsgd-omega": lambda **common: NUQSGD(bits=8, coding="elias-omega", rounding="independent", **common),
     "global-qsgd-l2": lambda **common: GlobalQSGD(bits=8, norm="l2", **common),

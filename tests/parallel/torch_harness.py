@@ -25,8 +25,8 @@ METHODS: dict[str, Callable[..., hvq.Compressor]] = makers({name: getattr(hvq, n
 
 VARIANTS: dict[str, Callable[..., hvq.Compressor]] = {
     "qsgdinf": lambda **common: hvq.QSGD(bits=3, norm="max", bucket_size=96, **common),
-    "qsgd-elias": lambda **common: hvq.QSGD(bits=4, coding="elias", **common),
-    "qsgd-alltoall": lambda **common: hvq.QSGD(bits=4, exchange="alltoall", **common),
+    "qsgd-elias": lambda **common: hvq.QSGD(bits=4, norm="l2", coding="elias", **common),
+    "qsgd-alltoall": lambda **common: hvq.QSGD(bits=4, norm="l2", exchange="alltoall", **common),
     "nuqsgd-omega": lambda **common: hvq.NUQSGD(
         bits=8, coding="elias-omega", rounding="independent", **common
     ),

@@ -62,8 +62,8 @@ def test_a_single_worker_draws_as_ever() -> None:
 @pytest.mark.parametrize(
     ("scheme", "digest"),
     [
-        (QSGD(4), "e5313fad81536a48"),
-        (QSGD(3, "max", exchange="alltoall"), "15af875014ccd262"),
+        (QSGD(4, "l2", 1024), "e5313fad81536a48"),
+        (QSGD(3, "max", 1024, exchange="alltoall"), "15af875014ccd262"),
         (NUQSGD(4, coding="elias"), "f55c406c1ea4c8e8"),
         (GlobalQSGD(8), "55812108fe8bf1b5"),
         (GlobalQSGD(4, levels="exponential"), "7f0d0bda602ce2f5"),

@@ -65,10 +65,10 @@ def test_own_buffers_stay_below_0_3_of_the_gradient(scheme: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "custom_reduction"),
     [
-        (schemes.QSGD, False),
+        (functools.partial(schemes.QSGD, norm="l2"), False),
         (functools.partial(schemes.QSGD, norm="max"), False),
         (functools.partial(schemes.QSGD, exchange="alltoall"), False),
-        (functools.partial(schemes.QSGD, coding="elias"), False),
+        (functools.partial(schemes.QSGD, norm="l2", coding="elias"), False),
         (schemes.NUQSGD, False),
         (schemes.GlobalQSGD, False),
         (functools.partial(schemes.GlobalQSGD, norm="l2"), False),

@@ -49,7 +49,7 @@ def test_variance_is_below_qsgds_at_equal_bits_in_the_two_norm(kind: str, bits: 
     # elements, uniform levels are finer. 100 different buckets; the sums of their errors differ by 6 deviations.
     gradient = {"gaussian": gaussian, "heavy-tailed": heavy_tailed}[kind](bits, 100 * 992)
     errors = []
-    for scheme in (QSGD(bits, bucket_size=992), NUQSGD(bits, bucket_size=992)):
+    for scheme in (QSGD(bits, "l2", 992), NUQSGD(bits, bucket_size=992)):
         squares = (simulate(scheme, [gradient]).decoded[0][0].astype(np.float64) - gradient) ** 2
         norms = (gradient.astype(np.float64).reshape(100, -1) ** 2).sum(axis=1)
         errors.append(squares.reshape(100, -1).sum(axis=1) / norms)

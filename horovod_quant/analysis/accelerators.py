@@ -1,0 +1,115 @@
+"""How fast kernels would be on an accelerator: by the bytes that they move. A model that no GPU has confirmed.
+
+Quantizing is a few operations for each number that is read, so a kernel that does what it should takes the time of its
+reads and writes. docs/gpu.md has how to find out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from horovod_quant.analysis.cost_model import Host, Setting
+from horovod_quant.analysis.fabrics import INSIDE_HOST
+from horovod_quant.analysis.groups import GROUP_BYTES
+from horovod_quant.analysis.kernel_speeds import KernelSpeeds, Speed
+from horovod_quant.analysis.models import Shapes
+from horovod_quant.analysis.network import GLOO, LOCAL_BANDWIDTH, NCCL, Network, Software, nccl_software
+from horovod_quant.analysis.work import DECODE, KERNELS, NORMS, Call
+
+ATTAINED = 0.8
+"""Share of the memory's bandwidth that kernels reach: docs/gpu.md's aim for quantizing and decoding."""
+
+_FLOAT = 4.0
+
+
+class Traffic(NamedTuple):
+    """Bytes that a kernel moves for an element.
+
+    Attributes:
+        once: read or written whatever the number of workers.
+        each: of each worker's array; None for the codes' bits.
+    """
+
+    once: float
+    each: float | None = None
+
+
+_OTHERS = {
+    "vote": Traffic(1 / 8, 1 / 8),
+    "decode_signs": Traffic(_FLOAT, 1 / 8),
+    "binarize": Traffic(5 * _FLOAT, 1 / 8),  # the gradient; momentum and scale, read and written
+    "mean": Traffic(_FLOAT, _FLOAT),
+    "where": Traffic(4 * _FLOAT, 0.0),
+    "minimum": Traffic(3 * _FLOAT, 0.0),
+    "less": Traffic(3 * _FLOAT, 0.0),
+    "scale": Traffic(2 * _FLOAT, 0.0),
+    "to_float32": Traffic(2 * _FLOAT, 0.0),
+}
+
+
+def traffic(kernel: str) -> Traffic:
+    """Of a kernel by its name; one that is not known reads a number and writes one."""
+    if kernel in _OTHERS:
+        return _OTHERS[kernel]
+    phase = KERNELS.get(kernel)
+    if phase == NORMS:
+        return Traffic(_FLOAT, 0.0)
+    if phase == DECODE or kernel.startswith("encode_"):
+        return Traffic(_FLOAT)
+    return Traffic(2 * _FLOAT, 0.0)
+
+
+@dataclass(frozen=True)
+class MemoryBound(KernelSpeeds):
+    """All kernels, by the bytes that they move; made by `memory_bound`."""
+
+    memory_bandwidth: float = math.inf
+
+    def _speed(self, call: Call) -> Speed:
+        moved = traffic(call.kernel)
+        each = call.bits / 8 if moved.each is None else moved.each
+        return Speed(*(count / (ATTAINED * self.memory_bandwidth) for count in (moved.once + each, each)))
+
+
+def memory_bound(memory_bandwidth: float) -> MemoryBound:
+    """The speeds of kernels on an accelerator, and of casts between float32 and float16.
+
+    Args:
+        memory_bandwidth: in bytes per second, as its data sheet has it.
+
+    Raises:
+        ValueError: it is no positive number.
+    """
+    if not 0 < memory_bandwidth < math.inf:
+        raise ValueError(f"memory_bandwidth={memory_bandwidth!r}: use bytes per second, more than 0")
+    cast = 1.5 * _FLOAT / (ATTAINED * memory_bandwidth)
+    return MemoryBound({}, (cast, cast), memory_bandwidth)
+
+
+def on_accelerators(
+    shapes: Shapes,
+    network: Network,
+    memory_bandwidth: float,
+    host_speeds: KernelSpeeds,
+    group_bytes: int = GROUP_BYTES,
+) -> Setting:
+    """Where gradients are on accelerators and NCCL exchanges them; Gloo, those of schemes that need the host's memory.
+
+    Args:
+        shapes, group_bytes: see `Setting`.
+        network: hosts and links.
+        memory_bandwidth: see `memory_bound`.
+        host_speeds: of the processor's kernels.
+    """
+    on_host = replace(
+        network,
+        controller=GLOO,
+        software=Software(),
+        local_bandwidth=min(network.local_bandwidth, LOCAL_BANDWIDTH),
+    )
+    # To the host and back, over the slot that each accelerator has for itself.
+    host = Host(on_host, host_speeds, staging=2 * _FLOAT / INSIDE_HOST["pcie3"].bandwidth)
+    network = replace(network, controller=NCCL, software=nccl_software(memory_bandwidth))
+    return Setting(shapes, network, memory_bound(memory_bandwidth), group_bytes, host=host)

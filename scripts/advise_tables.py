@@ -1,0 +1,267 @@
+"""Writes tables of docs/advise.md: recommendations for 12 clusters, and predictions beside figures from elsewhere.
+
+Both are computed by the performance model; the kernels' speeds are kept beside the page, so that the first is the same
+on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from horovod_quant.analysis import advice
+from horovod_quant.analysis.accelerators import memory_bound, on_accelerators
+from horovod_quant.analysis.advice import Row
+from horovod_quant.analysis.cost_model import NONE, Method, Setting, exchange_cost
+from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, INSIDE_HOST
+from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels, sufficient
+from horovod_quant.analysis.models import MODELS, Shapes
+from horovod_quant.analysis.network import GLOO, NCCL, NO_SOFTWARE, Network, Software, nccl_software
+from horovod_quant.analysis.recommendation import best_few, is_fine, recommend
+from horovod_quant.analysis.steps import Step
+from horovod_quant.analysis.units import parse_rate, show_seconds
+from horovod_quant.schemes import GlobalQSGD
+from horovod_quant.schemes.base import Scheme
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "advise.md"
+SPEEDS = ROOT / "docs" / "results" / "kernel-speeds.json"
+
+BEATEN = 1.1
+"""No method with an error as small may be so many times as fast as what is recommended."""
+
+
+# ---- clusters -------------------------------------------------------------------------------------------------------
+
+
+class Cluster(NamedTuple):
+    """``inside`` is the link between workers of a host; one of `INSIDE_HOST` says that they are GPUs, and NCCL's."""
+
+    model: str
+    hosts: int
+    per_host: int
+    rate: str
+    inside: str = "8gbit"
+
+    @property
+    def controller(self) -> str:
+        return NCCL if self.inside in INSIDE_HOST else GLOO
+
+    @property
+    def title(self) -> str:
+        workers = self.hosts * self.per_host
+        inside = f", {self.inside} inside" if self.inside in INSIDE_HOST else ""
+        return f"{self.model}, {workers} on {self.hosts}, {self.rate}, {self.controller}{inside}"
+
+
+STEPS = {"resnet50": Step(0.35, 0.2, True), "bert-base": Step(0.35, 0.23, True)}
+
+CLUSTERS = (
+    Cluster("resnet50", 2, 1, "1gbit"),
+    Cluster("resnet50", 4, 1, "1gbit"),
+    Cluster("bert-base", 8, 1, "10gbit"),
+    Cluster("resnet50", 16, 1, "10gbit"),
+    Cluster("resnet50", 64, 1, "1gbit"),
+    Cluster("bert-base", 64, 1, "25gbit"),
+    Cluster("resnet50", 256, 1, "10gbit"),
+    Cluster("bert-base", 2, 8, "10gbit"),
+    Cluster("bert-base", 8, 8, "25gbit"),
+    Cluster("bert-base", 2, 8, "10gbe", "pcie3"),
+    Cluster("bert-base", 8, 8, "25gbe", "nvlink3"),
+    Cluster("resnet50", 32, 8, "100gbe", "nvlink3"),
+)
+
+
+def setting(cluster: Cluster, speeds: KernelSpeeds) -> Setting:
+    """As `horovod-quant advise` makes it of the same names."""
+    shapes = MODELS[cluster.model]
+    if cluster.controller == GLOO:
+        bandwidth, inside = parse_rate(cluster.rate), parse_rate(cluster.inside)
+        return Setting(
+            shapes, Network(cluster.hosts, cluster.per_host, bandwidth, local_bandwidth=inside), speeds
+        )
+    link, local = BETWEEN_HOSTS[cluster.rate], INSIDE_HOST[cluster.inside]
+    network = Network(
+        cluster.hosts, cluster.per_host, link.bandwidth, link.latency, local.bandwidth, local.latency
+    )
+    return on_accelerators(shapes, network, ACCELERATORS["a100"].memory_bandwidth, speeds)
+
+
+def modelled(cluster: Cluster, speeds: KernelSpeeds, *, everything: bool = False) -> list[Row]:
+    """A row for each method, as ``advise``, or as ``advise --all``."""
+    where = setting(cluster, speeds)
+    chosen = advice.considered(where, everything=everything)
+    return advice.compare(chosen, where, STEPS[cluster.model], limits=False)
+
+
+def recommended(cluster: Cluster, rows: Sequence[Row], speeds: KernelSpeeds) -> Row:
+    name = recommend(rows, setting(cluster, speeds)).method
+    return next(row for row in rows if row.name == name)
+
+
+def beaten_by(best: Row, rows: Sequence[Row]) -> list[str]:
+    """Methods with an error as small, whose steps are much shorter than the recommended one's."""
+    assert best.step is not None
+    fine = [row for row in rows if row.step is not None and is_fine(row, best.error or 0.0)]
+    return [row.name for row in fine if BEATEN * (row.step or 0.0) < best.step]
+
+
+def cluster_line(cluster: Cluster, rows: Sequence[Row], speeds: KernelSpeeds) -> str:
+    best = recommended(cluster, rows, speeds)
+    shown = [row for row in best_few(rows, best.name) if row.name not in (best.name, NONE)]
+    optimizers = [row for row in rows if row.own_optimizer is not None and row.refusal is None]
+    quickest = min(optimizers, key=lambda row: row.step or 0.0)
+    cells = [
+        f"{cluster.title}",
+        show_seconds(rows[0].step or 0.0),
+        f"**{best.name}**" + ("" if best.name == NONE else f": {_figures(best)}"),
+        "; ".join(f"{row.name}: {_figures(row)}" for row in shown[:3]),
+        f"{quickest.speed_up:.2f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _figures(row: Row) -> str:
+    return f"{row.speed_up:.2f} ({row.gain:.2f}), {row.error:.2g}"
+
+
+def cluster_table(speeds: KernelSpeeds) -> str:
+    lines = [
+        "| model, workers on hosts, links | none's step | take: times as fast a step (to the same loss), error "
+        "| next | binsgdm's steps |",
+        "| --- | ---: | --- | --- | ---: |",
+    ]
+    for cluster in CLUSTERS:
+        rows = modelled(cluster, speeds)
+        lines.append(cluster_line(cluster, rows, speeds))
+        beaten = beaten_by(recommended(cluster, rows, speeds), modelled(cluster, speeds, everything=True))
+        if beaten:
+            raise SystemExit(f"{cluster.title}: the recommendation is beaten by {', '.join(beaten)}")
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+# ---- figures from elsewhere -----------------------------------------------------------------------------------------
+
+
+class Logged(NamedTuple):
+    """What the authors of Global-QSGD published of 4 A100 on one board: seconds with float32 and with 8 bits.
+
+    Attributes:
+        steps: that the seconds are of; None where the logs do not say.
+        nvlink, host_memory: float32's and 8 bits'; the latter with NCCL_P2P_DISABLE=1.
+    """
+
+    model: str
+    elements: int
+    steps: int | None
+    nvlink: tuple[float, float]
+    host_memory: tuple[float, float]
+
+
+LOGGED = (
+    Logged("DeepLight, an epoch", 607_959_302, None, (39.32, 22.81), (440.6, 123.1)),
+    Logged("ResNet-101 (wide), a step", 126_886_696, 1, (0.097, 0.081), (0.547, 0.187)),
+    Logged("Transformer-XL, a step", 191_950_298, 1, (0.632, 0.603), (1.372, 0.787)),
+)
+"""github.com/sands-lab/global-qsgd, models/*/logs_P2P and logs_SHM, read in November 2026: the second epoch; the median
+of the steps that are shown, after the first ones; and 49,152 tokens a step by the throughput at the end."""
+
+TREE = 4 / 1.5
+"""Their sums go up and down a tree of depth two, a whole array each time; a ring of four sends 1.5 of an array."""
+
+
+class Predicted(NamedTuple):
+    float32: float
+    quantized: float
+
+    @property
+    def ratio(self) -> float:
+        return self.float32 / self.quantized
+
+
+def shapes_of(elements: int, largest: int = 2**23) -> Shapes:
+    whole, rest = divmod(elements, largest)
+    return {f"p{i}": (size,) for i, size in enumerate([largest] * whole + [rest] * bool(rest))}
+
+
+def exchanges(elements: int, fabric: str, software: Software) -> Predicted:
+    """Seconds of an exchange among four workers that nothing overlaps with."""
+    link, memory = INSIDE_HOST[fabric], ACCELERATORS["a100"].memory_bandwidth
+    network = Network(
+        1, 4, local_bandwidth=link.bandwidth, local_latency=link.latency, controller=NCCL, software=software
+    )
+    where = Setting(shapes_of(elements), network, memory_bound(memory))
+    methods: tuple[Method, Method] = (NONE, GlobalQSGD(bits=8))
+    return Predicted(*(exchange_cost(method, where).exposed for method in methods))
+
+
+def predictions(logged: Logged, software: Software, pair: str) -> tuple[dict[str, Predicted], float]:
+    """By link; what is known of computing is what NVLink's float32 leaves. And the number of steps.
+
+    Where the logs do not say how many steps there are, NVLink's 8 bits tell, and predict nothing then.
+    """
+    tree = Software(**{**vars(NO_SOFTWARE), "allreduce": TREE})
+    theirs = exchanges(logged.elements, "nvlink3-pair", tree)
+    steps = float(logged.steps or (logged.nvlink[0] - logged.nvlink[1]) / (theirs.float32 - theirs.quantized))
+    computing = logged.nvlink[0] / steps - theirs.float32
+    found = {}
+    for name, fabric in (("NVLink", pair), ("host's memory", "host-memory")):
+        exchange = exchanges(logged.elements, fabric, software)
+        found[name] = Predicted(*(steps * (computing + seconds) for seconds in exchange))
+    return found, steps
+
+
+def logged_table() -> str:
+    lines = [
+        "| | measured: float32, 8 bits, times as fast | their tree, modelled | this package, by `advise` |",
+        "| --- | --- | --- | --- |",
+    ]
+    tree = Software(**{**vars(NO_SOFTWARE), "allreduce": TREE})
+    ring = nccl_software(ACCELERATORS["a100"].memory_bandwidth)
+    for logged in LOGGED:
+        (theirs, _), (ours, _) = (
+            predictions(logged, tree, "nvlink3-pair"),
+            predictions(logged, ring, "nvlink3"),
+        )
+        for name, seconds in (("host's memory", logged.host_memory), ("NVLink", logged.nvlink)):
+            cells = [f"{logged.model}, {name}", *map(_shown, (Predicted(*seconds), theirs[name], ours[name]))]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _shown(seconds: Predicted) -> str:
+    return f"{show_seconds(seconds.float32)}, {show_seconds(seconds.quantized)}, {seconds.ratio:.2f}"
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def kernel_speeds(measure: bool) -> KernelSpeeds:
+    if measure:
+        choices = advice.considered(Setting({}, Network(2, 2), KernelSpeeds({})), everything=True)
+        schemes = [choice.method for choice in choices if isinstance(choice.method, Scheme)]
+        SPEEDS.write_text(json.dumps(measure_kernels(sufficient(schemes), seconds=20.0).as_json()) + "\n")
+    return KernelSpeeds.from_json(json.loads(SPEEDS.read_text()))
+
+
+def insert(marker: str, text: str) -> None:
+    """Replaces what stands between two markers."""
+    begin, end = f"<!-- {marker}: scripts/advise-tables -->", f"<!-- /{marker} -->"
+    before, rest = PAGE.read_text().split(begin)
+    PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--measure", action="store_true", help="the kernels' speeds on this machine first")
+    speeds = kernel_speeds(parser.parse_args().measure)
+    insert("clusters", cluster_table(speeds))
+    insert("global-qsgd", logged_table())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Kernels of accelerators, links by name, and NCCL: by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from modelling import LAYERS, METHODS, SPEEDS, wires
+
+from horovod_quant.analysis.accelerators import ATTAINED, memory_bound, traffic
+from horovod_quant.analysis.cost_model import FP16, NONE, Host, Setting, exchange_cost
+from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, INSIDE_HOST
+from horovod_quant.analysis.network import (
+    GLOO,
+    NCCL,
+    Network,
+    float32_allreduce,
+    latency_seconds,
+    nccl_software,
+)
+from horovod_quant.analysis.work import KERNELS, Call
+from horovod_quant.schemes import EDEN, GlobalQSGD, Hierarchical
+
+
+def test_a_kernel_takes_what_its_bytes_take() -> None:
+    speeds = memory_bound(1e12)
+    per_byte = 1 / (ATTAINED * 1e12)
+    calls = {
+        Call("bucket_maxima", 0, 10**6): 4,
+        Call("encode_uniform_sum", 8, 10**6): 5,
+        Call("decode_uniform_codes", 4, 10**6, arrays=6): 4 + 6 / 2,
+        Call("vote", 0, 10**6, arrays=8): (1 + 8) / 8,
+        Call("unheard-of", 0, 10**6): 8,
+    }
+    for call, moved in calls.items():
+        assert speeds.seconds([call]) == pytest.approx(moved * 1e6 * per_byte), call
+    assert speeds.half == pytest.approx((6 * per_byte, 6 * per_byte))
+    assert all(sum(each or 0 for each in traffic(kernel)) > 0 for kernel in KERNELS)
+    with pytest.raises(ValueError, match="memory_bandwidth=0: use bytes per second"):
+        memory_bound(0)
+
+
+def test_every_name_has_a_source() -> None:
+    for fabric in (*BETWEEN_HOSTS.values(), *INSIDE_HOST.values()):
+        assert fabric.bandwidth > 0
+        assert fabric.latency > 0
+        assert fabric.source
+    assert all(accelerator.source for accelerator in ACCELERATORS.values())
+    assert not set(BETWEEN_HOSTS) & set(INSIDE_HOST)
+
+
+def test_nccl_takes_the_faster_of_ring_and_tree() -> None:
+    few, many = (Network(hosts, 4, latency=1e-5, local_latency=1e-6, controller=NCCL) for hosts in (2, 64))
+    request = float32_allreduce(1)
+    assert latency_seconds(request, few) == pytest.approx(2 * (1 * 1e-5 + 3 * 1e-6))
+    assert latency_seconds(request, many) == pytest.approx(2 * (6 * 1e-5 + 3 * 1e-6))
+    ring = Network(64, 4, latency=1e-5, local_latency=1e-6, controller=GLOO)
+    assert latency_seconds(request, ring) == pytest.approx(2 * 255 * 1e-5)
+
+
+def test_with_nccl_no_processor_moves_bytes() -> None:
+    """Four workers, links of 1 GB/s: an allreduce takes its bytes, and the copies in the GPU's memory."""
+    software = nccl_software(1e12)
+    network = wires(4, controller=NCCL, software=software)
+    none, half = (
+        exchange_cost(method, Setting(LAYERS, network, memory_bound(1e12))) for method in (NONE, FP16)
+    )
+    elements = 8 * 2**20
+    wire = 1.5 * 4 * elements / 1e9
+    assert none.network == pytest.approx(wire + software.overhead + 4 * 4 * elements / 1e12)
+    assert half.kernels == pytest.approx(2 * 6 * elements / (ATTAINED * 1e12))
+    assert half.network < 0.6 * none.network
+
+
+def test_what_needs_the_hosts_memory_pays_for_the_way_there() -> None:
+    gpu = wires(4, controller=NCCL, software=nccl_software(1e12))
+    host = Host(wires(4), SPEEDS, staging=2e-9)
+    setting = Setting(LAYERS, gpu, memory_bound(1e12), host=host)
+    alone = Setting(LAYERS, host.network, SPEEDS)
+    elements = 8 * 2**20
+    for scheme in (EDEN(), Hierarchical(EDEN())):
+        staged, own = (exchange_cost(scheme, each) for each in (setting, alone))
+        assert staged.frontend - own.frontend == pytest.approx(2e-9 * elements)
+        assert staged.kernels == own.kernels
+        assert staged.exposed == pytest.approx(own.exposed + 2e-9 * elements, rel=0.02)
+    for method in (NONE, GlobalQSGD(8)):
+        assert exchange_cost(method, setting) == exchange_cost(method, setting._replace(host=None))
+    assert setting.with_network(hosts=8).host.network.hosts == 8
+
+
+@pytest.mark.parametrize("scheme", METHODS.values(), ids=str)
+def test_every_scheme_can_be_modelled_on_accelerators(scheme) -> None:
+    network = Network(2, 4, controller=NCCL, software=nccl_software(9e11))
+    for each in (scheme, Hierarchical(scheme)):
+        found = exchange_cost(
+            each, Setting(LAYERS, network, memory_bound(9e11)), backward=0.1, accelerator=True
+        )
+        assert 0 < found.exposed < math.inf

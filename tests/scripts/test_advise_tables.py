@@ -1,0 +1,58 @@
+"""docs/advise.md's tables are what the model computes, and no recommendation there is beaten."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import pytest
+from helpers import by_default
+from parallel.launching import ROOT
+
+sys.path.append(str(ROOT / "scripts"))
+
+import advise_tables
+from advise_tables import CLUSTERS, LOGGED, TREE, Cluster
+
+from horovod_quant.analysis.network import NO_SOFTWARE, Software
+
+SPEEDS = advise_tables.kernel_speeds(measure=False)
+PAGE = advise_tables.PAGE.read_text()
+WITHIN = 0.1
+
+
+@pytest.mark.parametrize(
+    "cluster", by_default([CLUSTERS[4], CLUSTERS[10]], CLUSTERS), ids=lambda cluster: cluster.title
+)
+def test_a_cluster_is_on_the_page_and_its_recommendation_is_not_beaten(cluster: Cluster) -> None:
+    rows = advise_tables.modelled(cluster, SPEEDS)
+    assert advise_tables.cluster_line(cluster, rows, SPEEDS) in PAGE
+    everything = advise_tables.modelled(cluster, SPEEDS, everything=True)
+    best = advise_tables.recommended(cluster, rows, SPEEDS)
+    assert advise_tables.beaten_by(best, everything) == []
+
+
+def test_the_clusters_are_of_all_sizes() -> None:
+    workers = [cluster.hosts * cluster.per_host for cluster in CLUSTERS]
+    assert (len(CLUSTERS), min(workers), max(workers)) == (12, 2, 256)
+    assert {cluster.per_host for cluster in CLUSTERS} == {1, 8}
+
+
+def test_a_rival_that_beats_the_recommendation_is_named() -> None:
+    """An invented step: the check must be able to fail."""
+    rows = advise_tables.modelled(CLUSTERS[0], SPEEDS)
+    best = advise_tables.recommended(CLUSTERS[0], rows, SPEEDS)
+    assert advise_tables.beaten_by(best, [best._replace(step=best.step / 1.2)]) == [best.name]
+
+
+def test_what_others_measured_is_predicted_within_a_tenth() -> None:
+    """With their tree in place of the ring, nothing fitted but what a step computes; see the page."""
+    assert advise_tables.logged_table() in PAGE
+    tree = Software(**{**vars(NO_SOFTWARE), "allreduce": TREE})
+    for logged in LOGGED:
+        found, _ = advise_tables.predictions(logged, tree, "nvlink3-pair")
+        measured: dict[str, Sequence[float]] = {"NVLink": logged.nvlink, "host's memory": logged.host_memory}
+        for link, (float32, quantized) in measured.items():
+            assert found[link].float32 == pytest.approx(float32, rel=WITHIN)
+            assert found[link].quantized == pytest.approx(quantized, rel=WITHIN)
+            assert found[link].ratio == pytest.approx(float32 / quantized, rel=0.04)
