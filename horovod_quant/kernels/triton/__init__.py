@@ -32,6 +32,7 @@ from horovod_quant.kernels.triton.arrays import (
     unpack_flags,
     view,
     with_nan_tiles,
+    word,
 )
 from horovod_quant.kernels.triton.functions import (
     binarize,
@@ -57,10 +58,12 @@ from horovod_quant.kernels.triton.functions import (
     where,
 )
 from horovod_quant.kernels.triton.launching import INTERPRETED, batch
+from horovod_quant.kernels.triton.rotated import add_rotated, decode_rotated, encode_rotated, key
 
 __all__ = [
     "INTERPRETED",
     "TILES_AT_A_TIME",
+    "add_rotated",
     "assemble",
     "batch",
     "binarize",
@@ -71,12 +74,15 @@ __all__ = [
     "clip",
     "concatenate",
     "decode_exponential",
+    "decode_rotated",
     "decode_signs",
     "decode_uniform_codes",
     "decode_uniform_sum",
     "encode_exponential",
+    "encode_rotated",
     "encode_uniform_codes",
     "encode_uniform_sum",
+    "key",
     "less",
     "mean",
     "minimum",
@@ -94,6 +100,7 @@ __all__ = [
     "vote",
     "where",
     "with_nan_tiles",
+    "word",
 ]
 
 NAME = "triton"

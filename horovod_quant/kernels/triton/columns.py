@@ -14,6 +14,7 @@ NAMES = (
     "momentum",
     "scale",
     "broken",
+    "squares",
     "k0",  # the words of a key
     "k1",
     "shift",
@@ -23,6 +24,7 @@ NAMES = (
     "start",  # index of the first element in its tensor: it selects the random bits
     "factor",  # bits of a float32
     "second_factor",
+    "number",  # to be written to a word
     "pointers",  # where in the table this tensor's list of pointers begins
 )
 
@@ -35,6 +37,7 @@ NAMES = (
     MOMENTUM,
     SCALE,
     BROKEN,
+    SQUARES,
     K0,
     K1,
     SHIFT,
@@ -44,6 +47,7 @@ NAMES = (
     START,
     FACTOR,
     SECOND_FACTOR,
+    NUMBER,
     POINTERS,
 ) = (tl.constexpr(number) for number in range(len(NAMES)))
 
