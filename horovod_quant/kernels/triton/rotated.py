@@ -24,7 +24,7 @@ from horovod_quant.kernels.triton.arguments import (
 from horovod_quant.kernels.triton.launching import Entry, Job, Kernel, run
 
 # Tiles that a program takes.
-_ROTATED = 4
+_ROTATED = 2
 _ROUNDED = 16
 _ADDED = 2
 

@@ -68,10 +68,9 @@ def _rotate(
     first = block * (TILES * TILE)
     source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first
     tile = tl.arange(0, TILES)
-    within = tl.arange(0, TILE)
     lane = tl.arange(0, ROW)
-    offsets = tile[:, None] * TILE + within[None, :]
-    x = read(source, offsets, below(offsets, left, WHOLE), KIND)
+    offsets = tl.arange(0, TILES * TILE)
+    x = tl.reshape(read(source, offsets, below(offsets, left, WHOLE), KIND), [TILES, TILE])
 
     maxima = tl.max(x.to(tl.int32, bitcast=True) & ABS, axis=1)
     usable = (maxima >= _MIN_NORM_BITS) & (maxima < INF_BITS)
@@ -79,23 +78,23 @@ def _rotate(
     factor = ((127 - shift) << 23).to(tl.float32, bitcast=True)[:, None]
     lanes = tl.zeros([TILES, ROW], tl.float64)
     for at in range(0, TILE, ROW):
-        row_offsets = tile[:, None] * TILE + (at + lane)[None, :]
-        values = read(source, row_offsets, below(row_offsets, left, WHOLE), KIND)
+        row_at = tile[:, None] * TILE + (at + lane)[None, :]
+        values = read(source, row_at, below(row_at, left, WHOLE), KIND)
         values = _in_range(values, usable, factor).to(tl.float64)
         lanes = lanes + values * values
     squares = sum_of_lanes(lanes, TILES)
 
-    sizes = _sizes(tile, left)
-    k0, k1, hash_shift, addend, flip = signs_key(
-        table + tl.load(row + POINTERS), 2 * ((tl.load(row + START) + first) // ROW)
-    )
-    z = _signed(tl.reshape(_in_range(x, usable, factor), [TILES * TILE]), 0, k0, k1, hash_shift, addend, flip, TILES)
-    z = _signed(_transformed(z, sizes, TILES, WHOLE), 1, k0, k1, hash_shift, addend, flip, TILES)
-    z = tl.reshape(_transformed(z, sizes, TILES, WHOLE), [TILES, TILE])
+    count = _coordinates(left)
+    key = table + tl.load(row + POINTERS)
+    k0, k1, turn, addend, flip = signs_key(key, 2 * ((tl.load(row + START) + first) // ROW))
+    z = tl.reshape(_in_range(x, usable, factor), [TILES * TILE])
+    z = _transformed(_signed(z, 0, k0, k1, turn, addend, flip, TILES), count, TILES, WHOLE)
+    z = _transformed(_signed(z, 1, k0, k1, turn, addend, flip, TILES), count, TILES, WHOLE)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.float32)) + first
-    tl.store(target + offsets, z, mask=below(within[None, :], sizes[:, None], WHOLE))
+    tl.store(target + offsets, z, mask=below(offsets, count, WHOLE))
 
     used = below(tile * TILE, left, WHOLE)
+    sizes = tl.where(tile < count // TILE, TILE, count % TILE)
     units = tl.sqrt(squares * sizes.to(tl.float64)).to(tl.float32)
     tl.store(tl.load(row + NORMS).to(tl.pointer_type(tl.float32)) + block * TILES + tile, units, mask=used)
     squares = squares * ((shift + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
@@ -194,7 +193,7 @@ def _add_rotated(
     for worker in range(1, WORKERS):
         own = pointers + (2 + KEY_ENTRIES) * worker
         total = total + _workers_values(own, index, block, left, factor, BITS, TILES, WHOLE)
-    offsets = tl.arange(0, TILES)[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    offsets = tl.arange(0, TILES * TILE)
     target = float_pointer(tl.load(row + TARGET), KIND, ALIGNED) + first
     write(target, offsets, total, below(offsets, left, WHOLE), KIND)
 
@@ -205,55 +204,54 @@ def _workers_values(
 ):
     """One worker's elements, by tile."""
     tile = tl.arange(0, TILES)
-    sizes = _sizes(tile, left)
+    count = _coordinates(left)
     number = tl.arange(0, TILES * 32)
-    inside = below(number % 32 * ROW, tl.reshape(tl.broadcast_to(sizes[:, None], [TILES, 32]), [TILES * 32]), WHOLE)
-    inside = tl.broadcast_to(inside[:, None], [TILES * 32, ROW])
+    inside = tl.broadcast_to(below(number * ROW, count, WHOLE)[:, None], [TILES * 32, ROW])
     words = tl.load(pointers).to(tl.pointer_type(tl.uint32))
     codes = codes_at(words, (block * (TILES * 32)).to(tl.int32) + number, inside, BITS)
     levels = _magnitudes(codes & (2 ** (BITS - 1) - 1), BITS).to(tl.uint32, bitcast=True)
     levels = (levels | ((codes >> (BITS - 1)) << 31)).to(tl.float32, bitcast=True)
 
     k0, k1, shift, addend, flip = signs_key(pointers + 2, index)
-    x = _transformed(tl.reshape(levels, [TILES * TILE]), sizes, TILES, WHOLE)
-    x = _transformed(_signed(x, 1, k0, k1, shift, addend, flip, TILES), sizes, TILES, WHOLE)
+    x = _transformed(tl.reshape(levels, [TILES * TILE]), count, TILES, WHOLE)
+    x = _transformed(_signed(x, 1, k0, k1, shift, addend, flip, TILES), count, TILES, WHOLE)
     x = tl.reshape(_signed(x, 0, k0, k1, shift, addend, flip, TILES), [TILES, TILE])
     scales = tl.load(pointers + 1).to(tl.pointer_type(tl.float32)) + block * TILES
     units = tl.load(scales + tile, mask=below(tile * TILE, left, WHOLE), other=0.0) * factor
-    return x * units[:, None]
+    return tl.reshape(x * units[:, None], [TILES * TILE])
 
 
 # ---- what they share ---------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _sizes(tile, left):
-    """How many coordinates each of a program's tiles has."""
-    count = left - tile * TILE
-    sizes = tl.where(count > 0, ROW, 0)
+def _coordinates(left):
+    """How many a program's elements have."""
+    rest = left % TILE
+    size = tl.where(rest > 0, ROW, 0)
     for stage in tl.static_range(5, _STAGES):
-        sizes = tl.where(count > 2**stage, 2 ** (stage + 1), sizes)
-    return sizes
+        size = tl.where(rest > 2**stage, 2 ** (stage + 1), size)
+    return left - rest + size
 
 
 @triton.jit
-def _transformed(x, sizes, TILES: tl.constexpr, WHOLE: tl.constexpr):
-    """The Walsh-Hadamard transform of each tile, of which the last may have fewer elements."""
+def _transformed(x, count, TILES: tl.constexpr, WHOLE: tl.constexpr):
+    """The Walsh-Hadamard transform of each tile, of which the last may have fewer of the ``count`` coordinates."""
     for stage in tl.static_range(_STAGES):
-        added = _butterflies(x, TILES * TILE, 2**stage)
-        if WHOLE:
-            x = added
-        else:
-            takes_part = tl.broadcast_to((sizes > 2**stage)[:, None], [TILES, TILE])
-            x = tl.where(tl.reshape(takes_part, [TILES * TILE]), added, x)
+        x = _butterflies(x, count, TILES * TILE, 2**stage, WHOLE)
     return x
 
 
 @triton.jit
-def _butterflies(x, COUNT: tl.constexpr, H: tl.constexpr):
-    """``(a + b, a - b)`` of elements at a distance of ``H``."""
+def _butterflies(x, count, COUNT: tl.constexpr, H: tl.constexpr, WHOLE: tl.constexpr):
+    """``(a + b, a - b)`` of elements at a distance of ``H``, in tiles with more coordinates than that."""
     a, b = tl.split(tl.permute(tl.reshape(x, [COUNT // (2 * H), 2, H]), (0, 2, 1)))
-    return tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 2, 1)), [COUNT])
+    low, high = a + b, a - b
+    if not WHOLE:
+        tile = tl.arange(0, COUNT // (2 * H))[:, None] // (TILE // (2 * H))
+        takes_part = (tile < count // TILE) | (count % TILE > H)
+        low, high = tl.where(takes_part, low, a), tl.where(takes_part, high, b)
+    return tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), [COUNT])
 
 
 @triton.jit
