@@ -800,7 +800,7 @@ def perform(requests: Sequence[Any]) -> list[Any]:
     indirect=["way"],
 )
 def test_schemes(way: Callable, name: str) -> None:
-    """Whole exchanges of three workers, with a scheme's own numpy arrays among the tensors."""
+    """Whole exchanges of three workers whose counts differ, with a scheme's own numpy arrays among the tensors."""
     scheme, lengths = {**SCHEMES, **LITERATURE}[name], (0, 33, 1025)
     groups = [[gaussian(10 * rank + count, count) for count in lengths] for rank in range(3)]
     groups[1][-1][1024] = np.inf
@@ -814,7 +814,7 @@ def test_schemes(way: Callable, name: str) -> None:
         exchanges = []
         for rank, own in enumerate(groups):
             members = [
-                Gradient(values, kernels.KeyChain(0, str(i)), step, variables[rank][i])
+                Gradient(values, kernels.KeyChain(0, str(i)), step + rank, variables[rank][i])
                 for i, values in enumerate(own)
             ]
             exchanges.append(scheme.begin(members, Workers(rank, 3), kernels))
@@ -829,8 +829,8 @@ def test_schemes(way: Callable, name: str) -> None:
             answers = perform(requests)
 
     with np.errstate(all="ignore"):
-        expected = lockstep(scheme, groups, states)[0]
-    actual = way(exchange)(to_tensor(groups), tf.constant(0, tf.int64))
+        expected = lockstep(scheme, groups, states, steps=[5, 6, 7])[0]
+    actual = way(exchange)(to_tensor(groups), tf.constant(5, tf.int64))
     for i, count in enumerate(lengths):
         out = array_of(count, np.float32)
         expected.write(i, 0.5, out)
