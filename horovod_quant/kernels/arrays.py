@@ -75,14 +75,14 @@ def target(elements: int) -> np.ndarray:
     return np.empty(elements, np.float32)
 
 
-def word(number: int, out: np.ndarray | None = None) -> np.ndarray:
-    """An int32 array of one, which holds the last 32 bits of a number: see `key`."""
+def step_word(number: int, out: np.ndarray | None = None) -> np.ndarray:
+    """An int32 array of one, which holds the last 32 bits of a number: see `key_of_word`."""
     found = np.empty(1, np.int32) if out is None else out
     found[...] = np.array([number & ALL_ONES], np.uint32).view(np.int32)
     return found
 
 
-def key(chain: KeyChain, stage: str, word: np.ndarray, worker: int = 0) -> Key:
+def key_of_word(chain: KeyChain, stage: str, word: np.ndarray, worker: int = 0) -> Key:
     """The key of the step that another worker has sent as a word: ``chain.key(stage, step, worker)``.
 
     A word on a GPU or in a graph is not read before the kernels that the key is for are run there.

@@ -25,13 +25,13 @@ from horovod_quant.kernels.arrays import (
     TILES_AT_A_TIME,
     assemble,
     concatenate,
-    key,
+    key_of_word,
     pack_flags,
+    step_word,
     target,
     unpack_flags,
     view,
     with_nan_tiles,
-    word,
 )
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, buckets, code_words, sum_words, tiles
@@ -50,13 +50,13 @@ from horovod_quant.kernels.reference import (
 )
 
 __all__ = [
-    "word",
     "with_nan_tiles",
     "view",
     "unpack_flags",
     "target",
+    "step_word",
     "pack_flags",
-    "key",
+    "key_of_word",
     "concatenate",
     "assemble",
     "TILES_AT_A_TIME",

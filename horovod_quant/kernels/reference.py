@@ -23,13 +23,13 @@ from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     TILES_AT_A_TIME,
     assemble,
     concatenate,
-    key,
+    key_of_word,
     pack_flags,
+    step_word,
     target,
     unpack_flags,
     view,
     with_nan_tiles,
-    word,
 )
 from horovod_quant.kernels.keys import Key, hash32
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, filled_bucket_size, sum_words, tiles

@@ -262,7 +262,9 @@ class _Coder(NamedTuple):
         """Writes the sum, times a factor, of what the workers, by rank, have at the beginning of their pieces."""
         words, scales = zip(*(self.open(piece, elements) for piece in pieces))
         own_keys = [
-            self.kernels.key(keys, "worker", piece[:1], rank) if elements else keys.key("worker", 0, rank)
+            self.kernels.key_of_word(keys, "worker", piece[:1], rank)
+            if elements
+            else keys.key("worker", 0, rank)
             for rank, piece in enumerate(pieces)
         ]
         return self.kernels.add_rotated(words, scales, self.bits, own_keys, factor, out, start)
@@ -284,6 +286,10 @@ def _average(coder: _Coder, pieces: Sequence[Any], keys: KeyChain, elements: int
     return coder.add(pieces, keys, 1.0 / len(pieces), elements, out, start)
 
 
+def _as_it_is(array: Any, out: Any) -> Any:
+    return array
+
+
 def _own_step(gradient: Gradient) -> int:
     return gradient.step & LARGEST_STEP
 
@@ -302,7 +308,7 @@ def _exchange_all(gradients: Sequence[Gradient], workers: Workers, kernels: Any,
     for gradient in gradients:
         step = _own_step(gradient)
         key = gradient.keys.key("worker", step, workers.rank)
-        fill = partial(kernels.word, step)
+        fill = partial(kernels.step_word, step)
         parts += coder.parts(gradient.elements, partial(_values, gradient), fill, key, gradient.start)
     payload = kernels.assemble([*parts, no_part(np.int32)])
     # An empty array does not tell how many there are.
@@ -342,7 +348,7 @@ def _exchange_chunks(
         step = _own_step(gradients[i])
         key = chains[i].key("worker", step, workers.rank)
         values = partial(_values, gradients[i], segment.start, segment.stop)
-        fill = partial(kernels.word, step)
+        fill = partial(kernels.step_word, step)
         parts += up.parts(segment.elements, values, fill, key, starts[i] + segment.start)
     piece_at = offsets(up)
     request = Alltoall(kernels.assemble([*parts, no_part(np.int32)]), [at[-1] for at in piece_at], sizes(up))
@@ -356,8 +362,8 @@ def _exchange_chunks(
         average = partial(_average, up, pieces, chains[i], count, start)
         # The first worker's step, which all servers of the gradient know: the signs do not depend on who serves what.
         step = pieces[0][:1]
-        key = kernels.key(chains[i], "server", step)
-        parts += down.parts(count, average, lambda out, step=step: step, key, start)
+        key = kernels.key_of_word(chains[i], "server", step)
+        parts += down.parts(count, average, partial(_as_it_is, step), key, start)
     piece_at = offsets(down)
     gathered = yield from checked(
         Allgather(
@@ -377,7 +383,9 @@ def _exchange_chunks(
             codes, units = down.open(piece[at:], segment.elements)
             words[segment.gradient].append(codes)
             scales[segment.gradient].append(units)
-            keys[segment.gradient] = kernels.key(chains[segment.gradient], "server", piece[at : at + 1])
+            keys[segment.gradient] = kernels.key_of_word(
+                chains[segment.gradient], "server", piece[at : at + 1]
+            )
 
     def write(i: int, factor: float, out: Any) -> Any:
         return kernels.decode_rotated(

@@ -711,12 +711,12 @@ def view(array: Any, dtype: Any) -> tf.Tensor:
     return array if array.dtype == dtype else tf.bitcast(array, dtype)
 
 
-def word(number: Number, out: None = None) -> tf.Tensor:
+def step_word(number: Number, out: None = None) -> tf.Tensor:
     _no_buffer(out)
     return _signed(tf.reshape(tf.cast(_uint64(number), tf.uint32), [1]))
 
 
-def key(chain: keys.KeyChain, stage: str, word: tf.Tensor, worker: int = 0) -> Key:
+def key_of_word(chain: keys.KeyChain, stage: str, word: tf.Tensor, worker: int = 0) -> Key:
     return chain.key(stage, tf.cast(_unsigned(word)[0], tf.uint64), worker)
 
 

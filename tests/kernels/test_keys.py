@@ -170,8 +170,8 @@ def test_streams_are_no_shifted_copies_of_each_other() -> None:
 @given(step=st.integers(0, 2**40), worker=st.integers(0, 1000))
 def test_keys_of_steps_that_are_sent_as_words(step: int, worker: int) -> None:
     chain = KeyChain(3, "w")
-    word = kernels.word(step)
+    word = kernels.step_word(step)
     assert (word.dtype, word.shape) == (np.int32, (1,))
-    assert kernels.word(step, np.zeros(1, np.int32)) == word
-    assert kernels.key(chain, "worker", word, worker) == chain.key("worker", step % 2**32, worker)
-    assert kernels.key(chain, "server", word) == chain.key("server", step % 2**32)
+    assert kernels.step_word(step, np.zeros(1, np.int32)) == word
+    assert kernels.key_of_word(chain, "worker", word, worker) == chain.key("worker", step % 2**32, worker)
+    assert kernels.key_of_word(chain, "server", word) == chain.key("server", step % 2**32)

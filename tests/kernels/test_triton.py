@@ -386,11 +386,11 @@ def test_keys_of_words_are_those_of_their_steps() -> None:
         words, scales = reference.encode_rotated(x, 2, chain.key("worker", step % 2**32, worker))
         out = torch.zeros(100, device=DEVICE)
         with kernels.batch():
-            word = kernels.word(step)
-            key = kernels.key(chain, "worker", word, worker)
+            word = kernels.step_word(step)
+            key = kernels.key_of_word(chain, "worker", word, worker)
             encoded = kernels.encode_rotated(to_tensor(x), 2, key)
             kernels.decode_rotated(*encoded, 2, key, 1.0, out)
-        assert_same_bits(reference.word(step), to_array(word), "word")
+        assert_same_bits(reference.step_word(step), to_array(word), "word")
         assert_all_the_same_bits([words, scales], arrays_of(encoded), f"step {step}")
         expected = reference.decode_rotated(
             words, scales, 2, chain.key("worker", step % 2**32, worker), 1.0, np.zeros_like(x)
@@ -774,8 +774,8 @@ WORDS = torch.zeros(512, dtype=torch.int32, device=DEVICE)
         ("decode_rotated", (WORDS, NORMS[:0], 2, KEY, 1.0, X), "0 scales for 100 elements"),
         ("decode_rotated", (WORDS, WORDS, 2, KEY, 1.0, X), "scales has dtype"),
         ("add_rotated", ([WORDS], [NORMS], 2, [KEY, KEY], 1.0, X), "2 keys"),
-        ("key", (KeyChain(0, "w"), "worker", WORDS), "512 words, where one holds the step"),
-        ("key", (KeyChain(0, "w"), "worker", X[:1]), "word has dtype"),
+        ("key_of_word", (KeyChain(0, "w"), "worker", WORDS), "512 words, where one holds the step"),
+        ("key_of_word", (KeyChain(0, "w"), "worker", X[:1]), "word has dtype"),
         ("binarize", (X, X[:99], X, 0.9, KEY), r"float32\[100\]"),
         ("vote", ([], KEY), "multiple of 32"),
         ("vote", ([WORDS, WORDS[:32]], KEY), "multiple of 32"),

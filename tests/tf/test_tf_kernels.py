@@ -586,7 +586,7 @@ def test_keys_of_tensors(way: Callable, seed: int) -> None:
     of_both = way(lambda step, worker: chain.key("worker", step, worker))
     of_step = way(lambda step: chain.key("server", step))
     of_worker = way(lambda worker: chain.key("worker", 7, worker))
-    word, of_word = way(kernels.word), way(lambda word: kernels.key(chain, "worker", word, 7))
+    word, of_word = way(kernels.step_word), way(lambda word: kernels.key_of_word(chain, "worker", word, 7))
     rng = np.random.default_rng(3)
     steps = [0, 1, 2**31 - 1, 2**31, 2**32 + 1, 2**40, 2**63 - 1, *rng.integers(0, 2**62, 20).tolist()]
     for step in steps:
@@ -595,7 +595,7 @@ def test_keys_of_tensors(way: Callable, seed: int) -> None:
         assert values_of(of_both(tensor, worker_tensor)) == plain.key("worker", step, worker)
         assert values_of(of_step(tensor)) == plain.key("server", step)
         assert values_of(of_worker(worker_tensor)) == plain.key("worker", 7, worker)
-        assert_same_bits(reference.word(step), word(tensor).numpy(), "word")
+        assert_same_bits(reference.step_word(step), word(tensor).numpy(), "word")
         assert values_of(of_word(word(tensor))) == plain.key("worker", step % 2**32, 7)
 
 
@@ -610,7 +610,7 @@ def test_keys_of_integers_and_variables() -> None:
     assert chain.key("worker", np.int64(5), np.int32(2)) == plain.key("worker", 5, 2)
     assert values_of(chain.key("worker", tf.Variable(5, dtype=tf.int64))) == plain.key("worker", 5)
     assert values_of(chain.key("worker", 5, tf.constant(2))) == plain.key("worker", 5, 2)
-    assert kernels.word(5).numpy().tolist() == [5]
+    assert kernels.step_word(5).numpy().tolist() == [5]
 
 
 def test_hash(way: Callable) -> None:

@@ -27,12 +27,12 @@ from horovod_quant.kernels.triton.arrays import (
     norms_of_square_sums,
     pack_flags,
     scale,
+    step_word,
     target,
     to_float32,
     unpack_flags,
     view,
     with_nan_tiles,
-    word,
 )
 from horovod_quant.kernels.triton.functions import (
     binarize,
@@ -58,7 +58,7 @@ from horovod_quant.kernels.triton.functions import (
     where,
 )
 from horovod_quant.kernels.triton.launching import INTERPRETED, batch
-from horovod_quant.kernels.triton.rotated import add_rotated, decode_rotated, encode_rotated, key
+from horovod_quant.kernels.triton.rotated import add_rotated, decode_rotated, encode_rotated, key_of_word
 
 __all__ = [
     "INTERPRETED",
@@ -82,7 +82,7 @@ __all__ = [
     "encode_rotated",
     "encode_uniform_codes",
     "encode_uniform_sum",
-    "key",
+    "key_of_word",
     "less",
     "mean",
     "minimum",
@@ -90,6 +90,7 @@ __all__ = [
     "norms_of_square_sums",
     "pack_flags",
     "scale",
+    "step_word",
     "target",
     "tensor_deviation",
     "tensor_maximum",
@@ -100,7 +101,6 @@ __all__ = [
     "vote",
     "where",
     "with_nan_tiles",
-    "word",
 ]
 
 NAME = "triton"

@@ -74,8 +74,8 @@ def target(elements: int) -> torch.Tensor:
     return torch.empty(elements, dtype=torch.float32, device=current_device())
 
 
-def word(number: int, out: torch.Tensor | None = None) -> torch.Tensor:
-    """See `horovod_quant.kernels.arrays.word`."""
+def step_word(number: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """See `horovod_quant.kernels.arrays.step_word`."""
     found = result(out, 1, torch.int32, current_device() if out is None else out.device)
     run(_write_word, Job(1, 1, {"target": found, "number": number & ALL_ONES}))
     return found

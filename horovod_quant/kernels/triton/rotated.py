@@ -47,8 +47,8 @@ class KeyOfWord(NamedTuple):
 AnyKey = Union[Key, KeyOfWord]
 
 
-def key(chain: KeyChain, stage: str, word: torch.Tensor, worker: int = 0) -> KeyOfWord:
-    """See `horovod_quant.kernels.arrays.key`; for the kernels of this module alone."""
+def key_of_word(chain: KeyChain, stage: str, word: torch.Tensor, worker: int = 0) -> KeyOfWord:
+    """See `horovod_quant.kernels.arrays.key_of_word`; for the kernels of this module alone."""
     word = typed(word, torch.int32, "word")
     if len(word) != 1:
         raise ValueError(f"word: {len(word)} words, where one holds the step")

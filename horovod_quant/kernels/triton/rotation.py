@@ -5,7 +5,16 @@ import triton.language as tl
 
 from horovod_quant.kernels import rotation
 from horovod_quant.kernels.reference import MIN_NORM
-from horovod_quant.kernels.triton.columns import FACTOR, NORMS, POINTERS, SCALE, SOURCE, SQUARES, START, TARGET
+from horovod_quant.kernels.triton.columns import (
+    FACTOR,
+    NORMS,
+    POINTERS,
+    SCALE,
+    SOURCE,
+    SQUARES,
+    START,
+    TARGET,
+)
 from horovod_quant.kernels.triton.decoding import codes_at
 from horovod_quant.kernels.triton.elements import (
     ABS,
@@ -99,7 +108,9 @@ def _rotate(
     tl.store(tl.load(row + NORMS).to(tl.pointer_type(tl.float32)) + block * TILES + tile, units, mask=used)
     squares = squares * ((shift + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
     squares = tl.where(maxima < INF_BITS, squares, float("nan"))
-    tl.store(tl.load(row + SQUARES).to(tl.pointer_type(tl.float64)) + block * TILES + tile, squares, mask=used)
+    tl.store(
+        tl.load(row + SQUARES).to(tl.pointer_type(tl.float64)) + block * TILES + tile, squares, mask=used
+    )
 
 
 @triton.jit
