@@ -741,6 +741,7 @@ def test_any_gradient(count: int, bucket_size: int, dtype: Any, seed: int, bits:
 X = torch.ones(100, device=DEVICE)
 NORMS = torch.ones(4, device=DEVICE)
 WORDS = torch.zeros(512, dtype=torch.int32, device=DEVICE)
+KEY_OF_WORD = kernels.key_of_word(KeyChain(0, "w"), "worker", WORDS[:1])
 
 
 @pytest.mark.parametrize(
@@ -760,6 +761,7 @@ WORDS = torch.zeros(512, dtype=torch.int32, device=DEVICE)
         ("encode_uniform_sum", (X, NORMS, 32, 2**15, 4, KEY), "levels=32768"),
         ("encode_uniform_sum", (X, NORMS, 32, 7, 17, KEY), "width=17"),
         ("encode_uniform_sum", (X, NORMS, 32, 7, 4, KEY, 0, WORDS[:31]), r"int32\[32\]"),
+        ("encode_uniform_sum", (X, NORMS, 32, 7, 4, KEY_OF_WORD), "key is a KeyOfWord"),
         ("encode_uniform_codes", (X, NORMS, 32, 1, KEY), "bits=1"),
         ("encode_exponential", (X, NORMS, 32, 9, KEY), "bits=9"),
         ("decode_uniform_sum", (WORDS[:31], NORMS, 32, 7, 4, 1.0, X), "31 words cannot hold"),

@@ -33,7 +33,7 @@ TORCH_VARIANTS = [
     "global-qsgd-exponential",
     "eden-alltoall",
 ]
-TORCH_GPU_VARIANTS = ["qsgdinf", "qsgd-alltoall", "global-qsgd-exponential"]
+TORCH_GPU_VARIANTS = ["qsgdinf", "qsgd-alltoall", "global-qsgd-exponential", "eden-alltoall"]
 TF_VARIANTS = ["nuqsgd-alltoall" if name == "qsgd-alltoall" else name for name in TORCH_VARIANTS]
 IN_TENSORFLOW = [
     f"{name}-in-tensorflow" for name in (*ON_DEVICES, "nuqsgd-alltoall", "global-qsgd-exponential")
