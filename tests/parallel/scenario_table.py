@@ -256,6 +256,7 @@ TF = Table(
             extra=True,
         ),
         Part(["binsgdm-in-tensorflow"], ["binsgdm_moves_by_the_rate"], extra=True),
+        Part(["eden-in-tensorflow"], ["counts_that_differ"], extra=True),  # whose steps are sent along
         # Last, because workers outside the process set take no part in its operations.
         Part(METHODS, ["keras_process_set", "tape_process_set"]),
     ],
