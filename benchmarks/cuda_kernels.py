@@ -8,6 +8,7 @@ table shows medians over the rounds. A call's upload of its table of addresses c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -98,6 +99,15 @@ def cases(elements: int, bucket_size: int, device: torch.device) -> list[Case]:
                 4 * elements + 4 * WORKERS * (len(words) + norm_count),
             )
         )
+
+    for bits in (2, 4):
+        words, scales = k.encode_rotated(x, bits, key)
+        moved = 4 * (elements + len(words) + len(scales))
+        for name, call in (
+            ("encode_rotated", partial(k.encode_rotated, x, bits, key, 0, words, scales)),
+            ("decode_rotated", partial(k.decode_rotated, words, scales, bits, key, 0.25, out)),
+        ):
+            found.append(Case(f"{name}, {bits} bits", call, moved))
 
     momentum, scale = torch.zeros_like(x), torch.zeros_like(x)
     signs = torch.zeros(ROW * tiles(elements), dtype=torch.int32, device=device)

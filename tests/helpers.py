@@ -262,6 +262,17 @@ UNLIKE_BUCKETS = {
 """Buckets of distributions that have little in common: what a rotation makes alike."""
 
 
+def buckets_of_all_sizes(seed: int) -> np.ndarray:
+    """Elements that count as zero beside their bucket's largest, buckets that are, and what nearly overflows."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((8, TILE)).astype(np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        x *= np.float32(2.0) ** rng.integers(-149, 0, x.shape).astype(np.float32)
+        x *= np.float32([1, 2.0**-90, 2.0**-30, 1, 2.0**127, 1, 1, 1])[:, None]
+    x[3:, :4] = [[0, 0, 0, 0], [3e38, -3e38, 3e38, 1], [1, -1, 1e-40, -1e-40], *[[1, 1, 1, 1]] * 2]
+    return x.reshape(-1)
+
+
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Equal, with NaN equal to NaN."""
     return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True)

@@ -274,6 +274,8 @@ UNTIMED: dict[str, Callable] = {
     "concatenate": lambda arrays: _ghost(sum(map(len, arrays)), arrays[0].dtype),
     "view": lambda array, dtype: _ghost(len(array), dtype),
     "target": _ghost,
+    "step_word": lambda number, out=None: _ghost(1, np.int32),
+    "key_of_word": lambda chain, stage, word, worker=0: chain.key(stage, 0, worker),
     "pack_flags": lambda flags: _ghost(ceil_div(len(flags), 32), np.int32),
     "unpack_flags": lambda words, count: _ghost(count, np.bool_),
     "with_nan_tiles": lambda values, broken: values,

@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain
 from horovod_quant.kernels.layout import TILE, ceil_div
 
 _ALIGNMENT = 64
@@ -72,6 +73,21 @@ def view(array: np.ndarray, dtype: Any) -> np.ndarray:
 def target(elements: int) -> np.ndarray:
     """What a decoding kernel takes for ``out`` where the result is float32 and temporary."""
     return np.empty(elements, np.float32)
+
+
+def step_word(number: int, out: np.ndarray | None = None) -> np.ndarray:
+    """An int32 array of one, which holds the last 32 bits of a number: see `key_of_word`."""
+    found = np.empty(1, np.int32) if out is None else out
+    found[...] = np.array([number & ALL_ONES], np.uint32).view(np.int32)
+    return found
+
+
+def key_of_word(chain: KeyChain, stage: str, word: np.ndarray, worker: int = 0) -> Key:
+    """The key of the step that another worker has sent as a word: ``chain.key(stage, step, worker)``.
+
+    A word on a GPU or in a graph is not read before the kernels that the key is for are run there.
+    """
+    return chain.key(stage, int(word[0]) & ALL_ONES, worker)
 
 
 def pack_flags(flags: np.ndarray) -> np.ndarray:

@@ -23,6 +23,10 @@ WEYL = 0x9E3779B9
 MULTIPLIER_1 = 0x7FEB352D
 MULTIPLIER_2 = 0x846CA68B
 
+INCREMENT = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+
 _MASK64 = (1 << 64) - 1
 
 
@@ -47,13 +51,13 @@ class Key(NamedTuple):
 
 
 def _splitmix(state: int) -> int:
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
+    state = ((state ^ (state >> 30)) * MIX_1) & _MASK64
+    state = ((state ^ (state >> 27)) * MIX_2) & _MASK64
     return state ^ (state >> 31)
 
 
 def _absorb(state: int, value: int) -> int:
-    return _splitmix(((state ^ (value & _MASK64)) + 0x9E3779B97F4A7C15) & _MASK64)
+    return _splitmix(((state ^ (value & _MASK64)) + INCREMENT) & _MASK64)
 
 
 @functools.lru_cache(maxsize=64)  # the stages, for each key
@@ -84,8 +88,12 @@ class KeyChain:
             step: number of the exchange, from 0.
             worker: rank of the worker that rounds; left at 0 where every worker must draw the same bits.
         """
-        state = _absorb(_absorb(_absorb(self._prefix, _digest(stage)), step), worker)
+        state = _absorb(_absorb(self.state(stage), step), worker)
         return Key(state & ALL_ONES, state >> 32)
+
+    def state(self, stage: str) -> int:
+        """What the keys of a stage have in common: 64 bits, into which step and worker are yet to be mixed."""
+        return _absorb(self._prefix, _digest(stage))
 
     def joint(self, stage: str, step: int, rank: int, size: int) -> Key:
         """The key of a rounding whose results ``size`` workers add: the workers' numbers sum to a constant.

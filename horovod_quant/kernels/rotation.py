@@ -236,7 +236,7 @@ def check_scales(count: int, elements: int) -> None:
         raise ValueError(f"scales: {count} scales for {elements} elements; {tiles(elements)} are needed")
 
 
-def check_workers(words: Sequence, scales: Sequence, keys: Sequence[Key]) -> None:
+def check_workers(words: Sequence, scales: Sequence, keys: Sequence) -> None:
     if not 0 < len(words) == len(scales) == len(keys):
         raise ValueError(f"{len(words)} workers' words, {len(scales)} workers' scales, {len(keys)} keys")
 

@@ -212,7 +212,7 @@ class Scheme:
       other bits. Draw from nothing else, or runs cannot be repeated.
     - **``gradient.step`` is this worker's own count**, and another's may be different: a worker may have come later
       (elastic training), or have missed steps (``hvd.join()``). No result may need them equal: where others need the
-      key to decode, send its step along, as EDEN does.
+      key to decode, send its step along, as EDEN does with ``kernels.step_word`` and ``kernels.key_of_word``.
     - **``gradient.start``** is the number of the first element in the whole tensor, not 0 where an exchange is
       hierarchical. Kernels that draw bits take it; then the result does not depend on who computes which part. The
       number is a multiple of the scheme's ``bucket_size``, if it has one, and of 1,024.

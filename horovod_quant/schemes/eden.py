@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, get_args
+from functools import partial
+from typing import Any, Callable, NamedTuple, get_args
 
 import numpy as np
 
 from horovod_quant.analysis.bounds import eden_error, eden_variance_factor
 from horovod_quant.kernels.arrays import Part, no_part
-from horovod_quant.kernels.keys import Key, KeyChain
+from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.layout import TILE, code_words, tiles
 from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.schemes.base import (
@@ -117,7 +118,6 @@ class EDEN(Scheme):
     presets = {"eden": {}}
     compared = ("eden-3",)
     unbiased = True
-    host_only = True  # Triton has no such kernels yet, and a step is read from a piece
     bucket_size = TILE
 
     def __post_init__(self) -> None:
@@ -227,18 +227,25 @@ class _Coder(NamedTuple):
         """Of them, in words."""
         return _step_words(elements) + self._words(elements) + tiles(elements)
 
-    def parts(self, values: Any, step: int, key: Key, start: int) -> list[Part]:
-        """To be assembled, in this order."""
+    def parts(
+        self, elements: int, values: Callable[[], Any], step: Callable[[Any], Any], key: Any, start: int
+    ) -> list[Part]:
+        """To be assembled, in this order.
+
+        Args:
+            elements: how many ``values()`` will be.
+            values: computes them, where the kernels of several tensors are collected.
+            step: fills the word of the step that ``key`` is of.
+        """
         scales: list[Any] = []
 
         def encode(out: Any) -> Any:
-            words, found = self.kernels.encode_rotated(values, self.bits, key, start, out)
+            words, found = self.kernels.encode_rotated(values(), self.bits, key, start, out)
             scales.append(found)
             return words
 
-        elements = values.shape[0]
         return [
-            (_step_words(elements), np.int32, lambda out: np.full(_step_words(elements), step, np.int32)),
+            *[(1, np.int32, step)] * _step_words(elements),
             (self._words(elements), np.int32, encode),
             (tiles(elements), np.float32, lambda out: scales.pop()),
         ]
@@ -253,8 +260,13 @@ class _Coder(NamedTuple):
         self, pieces: Sequence[Any], keys: KeyChain, factor: float, elements: int, out: Any, start: int
     ) -> Any:
         """Writes the sum, times a factor, of what the workers, by rank, have at the beginning of their pieces."""
-        own_keys = [keys.key("worker", _step(piece, elements), rank) for rank, piece in enumerate(pieces)]
         words, scales = zip(*(self.open(piece, elements) for piece in pieces))
+        own_keys = [
+            self.kernels.key_of_word(keys, "worker", piece[:1], rank)
+            if elements
+            else keys.key("worker", 0, rank)
+            for rank, piece in enumerate(pieces)
+        ]
         return self.kernels.add_rotated(words, scales, self.bits, own_keys, factor, out, start)
 
     def _words(self, elements: int) -> int:
@@ -265,9 +277,17 @@ def _step_words(elements: int) -> int:
     return min(elements, 1)
 
 
-def _step(piece: Any, elements: int) -> int:
-    """Of the sender of the elements at the beginning of a piece."""
-    return int(piece[0]) if elements else 0
+def _values(gradient: Gradient, start: int = 0, stop: int | None = None) -> Any:
+    return gradient.values[start:stop]
+
+
+def _average(coder: _Coder, pieces: Sequence[Any], keys: KeyChain, elements: int, start: int) -> Any:
+    out = coder.kernels.target(elements)
+    return coder.add(pieces, keys, 1.0 / len(pieces), elements, out, start)
+
+
+def _as_it_is(array: Any, out: Any) -> Any:
+    return array
 
 
 def _own_step(gradient: Gradient) -> int:
@@ -288,7 +308,8 @@ def _exchange_all(gradients: Sequence[Gradient], workers: Workers, kernels: Any,
     for gradient in gradients:
         step = _own_step(gradient)
         key = gradient.keys.key("worker", step, workers.rank)
-        parts += coder.parts(gradient.values, step, key, gradient.start)
+        fill = partial(kernels.step_word, step)
+        parts += coder.parts(gradient.elements, partial(_values, gradient), fill, key, gradient.start)
     payload = kernels.assemble([*parts, no_part(np.int32)])
     # An empty array does not tell how many there are.
     known = None if at[-1] else [0] * workers.size
@@ -326,8 +347,9 @@ def _exchange_chunks(
         i = segment.gradient
         step = _own_step(gradients[i])
         key = chains[i].key("worker", step, workers.rank)
-        values = gradients[i].values[segment.start : segment.stop]
-        parts += up.parts(values, step, key, starts[i] + segment.start)
+        values = partial(_values, gradients[i], segment.start, segment.stop)
+        fill = partial(kernels.step_word, step)
+        parts += up.parts(segment.elements, values, fill, key, starts[i] + segment.start)
     piece_at = offsets(up)
     request = Alltoall(kernels.assemble([*parts, no_part(np.int32)]), [at[-1] for at in piece_at], sizes(up))
     received = yield from checked(request, workers)
@@ -337,10 +359,11 @@ def _exchange_chunks(
         i, count = segment.gradient, segment.elements
         start = starts[i] + segment.start
         pieces = [piece[at:] for piece in received]
-        average = up.add(pieces, chains[i], 1.0 / workers.size, count, kernels.target(count), start)
+        average = partial(_average, up, pieces, chains[i], count, start)
         # The first worker's step, which all servers of the gradient know: the signs do not depend on who serves what.
-        step = _step(pieces[0], count)
-        parts += down.parts(average, step, chains[i].key("server", step), start)
+        step = pieces[0][:1]
+        key = kernels.key_of_word(chains[i], "server", step)
+        parts += down.parts(count, average, partial(_as_it_is, step), key, start)
     piece_at = offsets(down)
     gathered = yield from checked(
         Allgather(
@@ -354,20 +377,22 @@ def _exchange_chunks(
     # Segments end where buckets do, so one after another they are what the whole gradient's codes would be.
     words: list[list] = [[np.zeros(0, np.int32)] for _ in gradients]
     scales: list[list] = [[np.zeros(0, np.float32)] for _ in gradients]
-    steps = [0] * len(gradients)
+    keys = [chain.key("server", 0) for chain in chains]
     for own, starts_in_piece, piece in zip(served, piece_at, gathered):
         for segment, at in zip(own, starts_in_piece):
             codes, units = down.open(piece[at:], segment.elements)
             words[segment.gradient].append(codes)
             scales[segment.gradient].append(units)
-            steps[segment.gradient] = _step(piece[at:], segment.elements)
+            keys[segment.gradient] = kernels.key_of_word(
+                chains[segment.gradient], "server", piece[at : at + 1]
+            )
 
     def write(i: int, factor: float, out: Any) -> Any:
         return kernels.decode_rotated(
             kernels.concatenate(words[i]),
             kernels.concatenate(scales[i]),
             widths.server_bits,
-            chains[i].key("server", steps[i]),
+            keys[i],
             factor * workers.size,
             out,
             starts[i],

@@ -186,7 +186,7 @@ class KeyChain(keys.KeyChain):
 
     def key(self, stage: str, step: Number, worker: Number = 0) -> Key:
         """As there; from a tensor come tensors of uint32."""
-        state: Any = keys._absorb(self._prefix, keys._digest(stage))
+        state: Any = self.state(stage)
         for value in (step, worker):
             if tf.is_tensor(state) or tf.is_tensor(value):
                 state = _absorb(_uint64(state), _uint64(value))
@@ -204,9 +204,9 @@ def _uint64(value: Any) -> tf.Tensor:
 
 
 def _absorb(state: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    state = (state ^ value) + _uint64(0x9E3779B97F4A7C15)
-    state = (state ^ tf.bitwise.right_shift(state, _uint64(30))) * _uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ tf.bitwise.right_shift(state, _uint64(27))) * _uint64(0x94D049BB133111EB)
+    state = (state ^ value) + _uint64(keys.INCREMENT)
+    state = (state ^ tf.bitwise.right_shift(state, _uint64(30))) * _uint64(keys.MIX_1)
+    state = (state ^ tf.bitwise.right_shift(state, _uint64(27))) * _uint64(keys.MIX_2)
     return state ^ tf.bitwise.right_shift(state, _uint64(31))
 
 
@@ -709,6 +709,15 @@ def target(elements: int) -> tf.TensorSpec:
 def view(array: Any, dtype: Any) -> tf.Tensor:
     array = tf.convert_to_tensor(array)
     return array if array.dtype == dtype else tf.bitcast(array, dtype)
+
+
+def step_word(number: Number, out: None = None) -> tf.Tensor:
+    _no_buffer(out)
+    return _signed(tf.reshape(tf.cast(_uint64(number), tf.uint32), [1]))
+
+
+def key_of_word(chain: keys.KeyChain, stage: str, word: tf.Tensor, worker: int = 0) -> Key:
+    return chain.key(stage, tf.cast(_unsigned(word)[0], tf.uint64), worker)
 
 
 def pack_flags(flags: tf.Tensor) -> tf.Tensor:

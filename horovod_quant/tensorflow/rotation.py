@@ -67,7 +67,7 @@ def decode_rotated(
     out: tf.TensorSpec,
     start: int = 0,
 ) -> tf.Tensor:
-    return _stored(_decoded(words, scales, bits, key, factor, out.shape[0], start), out.dtype)
+    return add_rotated([words], [scales], bits, [key], factor, out, start)
 
 
 def add_rotated(
@@ -80,11 +80,12 @@ def add_rotated(
     start: int = 0,
 ) -> tf.Tensor:
     check_workers(words, scales, keys)
-    elements = out.shape[0]
-    decoded = (
-        _decoded(own, units, bits, key, factor, elements, start)
-        for own, units, key in zip(words, scales, keys)
-    )
+    check_bits(bits)
+    for own in scales:
+        check_scales(own.shape[0], out.shape[0])
+    codes = [unpack_codes(own, bits, rotated_elements(out.shape[0])) for own in words]
+    units = [_rounded(_wide(own) * _wide_scalar(factor)) for own in scales]
+    decoded = _decoded(codes, units, bits, keys, out.shape[0], start)
     return _stored(functools.reduce(lambda total, more: _rounded(total + more), decoded), out.dtype)
 
 
@@ -107,8 +108,8 @@ def _encoded(x: tf.Tensor, bits: int, key: Key, first: int) -> tuple[tf.Tensor, 
     values = tf.where(usable[:, None], _grid(_wide(x), count, size), np.float64(0)) * _power(-shift)[:, None]
     values = tf.where(tf.abs(values) < np.float64(SMALLEST), np.float64(0), values)
     squares = _lane_sums(-values * values)
-    z = _transformed(tf.cast(values, tf.float32) * _signs(count, size, key, first, 0))
-    z = tf.cast(_transformed(z * _signs(count, size, key, first, 1)), tf.float64)
+    one, two = _signs(count, size, key, first)
+    z = tf.cast(_transformed(_transformed(tf.cast(values, tf.float32) * one) * two), tf.float64)
     unit = _rounded(tf.sqrt(squares * size))[:, None]
     magnitudes = tf.abs(z)
     index = tf.zeros([count, size], tf.uint32)
@@ -124,25 +125,29 @@ def _encoded(x: tf.Tensor, bits: int, key: Key, first: int) -> tuple[tf.Tensor, 
 
 
 def _decoded(
-    words: tf.Tensor, scales: tf.Tensor, bits: int, key: Key, factor: Number, elements: int, start: int
-) -> tf.Tensor:
-    """Wide values."""
-    check_bits(bits)
-    check_scales(scales.shape[0], elements)
-    codes = unpack_codes(words, bits, rotated_elements(elements))
-    units = _rounded(_wide(scales) * _wide_scalar(factor))
-    found = [tf.zeros([0], tf.float64)]
+    codes: Sequence[tf.Tensor],
+    units: Sequence[tf.Tensor],
+    bits: int,
+    keys: Sequence[Key],
+    elements: int,
+    start: int,
+) -> list[tf.Tensor]:
+    """Wide values of each worker; one transform of all workers' buckets, for its operations fill the graph."""
+    found = [tf.zeros([len(keys), 0], tf.float64)]
     for first, own in _grids(elements):
         count = tiles(own)
         size = rotated_elements(own) // count
-        grid = tf.reshape(codes[first : first + count * size], [count, size])
+        at = first // TILE
+        grid = tf.reshape(tf.concat([each[first : first + count * size] for each in codes], 0), [-1, size])
         levels = _magnitudes(grid & np.uint32((1 << (bits - 1)) - 1), bits)
         levels = tf.where(grid >= np.uint32(1 << (bits - 1)), -levels, levels)
-        rotated = _transformed(_transformed(levels) * _signs(count, size, key, start + first, 1))
-        restored = tf.cast(rotated * _signs(count, size, key, start + first, 0), tf.float64)
-        at = first // TILE
-        found.append(tf.reshape(_rounded(restored * units[at : at + count, None]), [-1])[:own])
-    return tf.concat(found, 0)
+        signs = [_signs(count, size, key, start + first) for key in keys]
+        one, two = (tf.concat(every, 0) for every in zip(*signs))
+        restored = tf.cast(_transformed(_transformed(levels) * two) * one, tf.float64)
+        own_units = tf.concat([each[at : at + count] for each in units], 0)
+        values = tf.reshape(_rounded(restored * own_units[:, None]), [len(keys), -1])
+        found.append(values[:, :own])
+    return tf.unstack(tf.concat(found, 1))
 
 
 def _grid(values: tf.Tensor, count: int, size: int) -> tf.Tensor:
@@ -165,18 +170,19 @@ def _transformed(values: tf.Tensor) -> tf.Tensor:
     count, size = values.shape
     h = 1
     while h < size:
-        pairs = tf.reshape(values, [count, size // (2 * h), 2, h])
-        a, b = pairs[:, :, 0], pairs[:, :, 1]
-        values = tf.reshape(tf.stack([a + b, a - b], axis=2), [count, size])
+        a, b = tf.unstack(tf.reshape(values, [count, size // (2 * h), 2, h]), axis=2)
+        values = tf.stack([a + b, a - b], axis=2)
         h *= 2
-    return values
+    return tf.reshape(values, [count, size])
 
 
-def _signs(count: int, size: int, key: Key, first: int, number: int) -> tf.Tensor:
-    """+-1 for each element: see `horovod_quant.kernels.rotation`."""
-    rows = hash32(2 * (first // ROW), 2 * count * (size // ROW), key)[number::2]
-    bits = tf.bitwise.right_shift(rows[:, None], np.arange(ROW, dtype=np.uint32)) & np.uint32(1)
-    return tf.reshape(tf.where(bits > 0, np.float32(-1), np.float32(1)), [count, size])
+def _signs(count: int, size: int, key: Key, first: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """+-1 for each element, of either round: see `horovod_quant.kernels.rotation`."""
+    rows = hash32(2 * (first // ROW), 2 * count * (size // ROW), key)[:, None]
+    bits = tf.bitwise.right_shift(rows, np.arange(ROW, dtype=np.uint32)) & np.uint32(1)
+    signs = tf.reshape(tf.where(bits > 0, np.float32(-1), np.float32(1)), [-1, 2, ROW])
+    one, two = (tf.reshape(each, [count, size]) for each in tf.unstack(signs, axis=1))
+    return one, two
 
 
 def _lane_sums(minus_terms: tf.Tensor) -> tf.Tensor:

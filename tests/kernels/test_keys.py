@@ -9,6 +9,7 @@ from helpers import examples, joint_keys, keys
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horovod_quant.kernels import reference as kernels
 from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain, hash32
 
 SAMPLES = 1 << 20
@@ -163,3 +164,14 @@ def test_streams_are_no_shifted_copies_of_each_other() -> None:
     first, *others = streams().values()
     for other in others:
         assert np.isin(first[: 1 << 12], other).sum() < 20
+
+
+@examples(30)
+@given(step=st.integers(0, 2**40), worker=st.integers(0, 1000))
+def test_keys_of_steps_that_are_sent_as_words(step: int, worker: int) -> None:
+    chain = KeyChain(3, "w")
+    word = kernels.step_word(step)
+    assert (word.dtype, word.shape) == (np.int32, (1,))
+    assert kernels.step_word(step, np.zeros(1, np.int32)) == word
+    assert kernels.key_of_word(chain, "worker", word, worker) == chain.key("worker", step % 2**32, worker)
+    assert kernels.key_of_word(chain, "server", word) == chain.key("server", step % 2**32)

@@ -36,7 +36,7 @@ with pytest.MonkeyPatch.context() as at_import:
     from horovod_quant.kernels.triton import launching
     from horovod_quant.kernels.triton.ranges import Ranges
 
-from helpers import SCHEMES, by_default, keys, used_states  # noqa: E402
+from helpers import SCHEMES, buckets_of_all_sizes, by_default, keys, used_states  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from literature import LITERATURE  # noqa: E402
@@ -344,6 +344,60 @@ def test_each_type_to_decode_to(dtype: Any) -> None:
         assert_same("decode_uniform_codes", words, [norms, norms[::-1].copy()], 32, 8, factor, out)
 
 
+# ---- rotated
+
+
+@pytest.mark.parametrize("bits", by_default((1, 3), range(1, 5)))
+def test_rotated(bits: int) -> None:
+    """Whole programs and parts of them, with keys of one worker and of several."""
+    own_keys = [*(KeyChain(3, "w").joint("worker", bits, rank, 3) for rank in (0, 2)), KEY]
+    for case in inputs_of(bits + 4):
+        x, norms, _, start, _ = case
+        words, scales = assert_same("encode_rotated", x, bits, KEY, start)
+        outs_of_encoding = np.zeros_like(words), np.zeros_like(scales)
+        assert_same("encode_rotated", x, bits, own_keys[0], start, *outs_of_encoding)
+        units = np.resize(np.concatenate([norms, [-2.5, np.inf]]), len(scales)).astype(np.float32)
+        everybody = [words, *(case.words(len(words)) for _ in own_keys[1:])]
+        own_scales = [np.roll(units, worker) for worker in range(len(own_keys))]
+        (factor, out), (other_factor, other_out), *_ = outs(case)
+        assert_same("add_rotated", everybody, own_scales, bits, own_keys, factor, out, start)
+        assert_same("decode_rotated", words, scales, bits, KEY, other_factor, other_out, start)
+
+
+@pytest.mark.parametrize("bits", by_default((2, 4), range(1, 5)))
+def test_rotated_numbers_of_all_sizes(bits: int) -> None:
+    x = buckets_of_all_sizes(bits)
+    words, scales = assert_same("encode_rotated", x, bits, KEY)
+    assert_same("decode_rotated", words, scales, bits, KEY, 0.5, np.zeros_like(x))
+
+
+def test_each_length_of_a_last_bucket() -> None:
+    """Each power of two that it is filled up to, alone and behind another bucket."""
+    for count in (1, 33, 65, 200, 257, 513):
+        x = np.random.default_rng(count).standard_normal(count + TILE * (count % 2)).astype(np.float32)
+        words, scales = assert_same("encode_rotated", x, 2, KEY)
+        assert_same("decode_rotated", words, scales, 2, KEY, 1.0, np.zeros_like(x))
+
+
+def test_keys_of_words_are_those_of_their_steps() -> None:
+    """The step is read by the kernels alone, and where a batch has yet to write it."""
+    chain, x = KeyChain(2**64 - 1, "w"), np.random.default_rng(0).standard_normal(100).astype(np.float32)
+    for step, worker in ((0, 0), (7, 3), (2**31 - 1, 1), (2**32 - 1, 0), (2**32 + 7, 2)):
+        words, scales = reference.encode_rotated(x, 2, chain.key("worker", step % 2**32, worker))
+        out = torch.zeros(100, device=DEVICE)
+        with kernels.batch():
+            word = kernels.step_word(step)
+            key = kernels.key_of_word(chain, "worker", word, worker)
+            encoded = kernels.encode_rotated(to_tensor(x), 2, key)
+            kernels.decode_rotated(*encoded, 2, key, 1.0, out)
+        assert_same_bits(reference.step_word(step), to_array(word), "word")
+        assert_all_the_same_bits([words, scales], arrays_of(encoded), f"step {step}")
+        expected = reference.decode_rotated(
+            words, scales, 2, chain.key("worker", step % 2**32, worker), 1.0, np.zeros_like(x)
+        )
+        assert_same_bits(expected, to_array(out), f"step {step}")
+
+
 # ---- one bit
 
 
@@ -456,6 +510,12 @@ def test_a_groups_stage_is_one_launch(launches: list) -> None:
     compare_exchanges(SCHEMES["qsgd"], gradients)
     assert Counter(launches) == {
         ("bucket_square_sums", 3): 1, ("copy_words", 3): 2, ("encode_codes", 3): 1, ("decode_codes", 3): 1,
+    }  # fmt: skip
+    launches.clear()
+    compare_exchanges(SCHEMES["eden-alltoall"], gradients)
+    assert Counter(launches) == {
+        ("write_word", 3): 1, ("rotate", 3): 2, ("round_coordinates", 3): 2, ("copy_words", 3): 3,
+        ("add_rotated", 3): 2,
     }  # fmt: skip
     launches.clear()
     compare_exchanges(SCHEMES["binsgdm"], gradients)
@@ -577,7 +637,7 @@ def exchanged(
             low, high = scheme.owned(str(i), len(array), workers[rank])
             state = BinaryState(place(state.momentum[low:high]), place(state.scale[low:high]), state.beta)
             states += state[:2]
-            members.append(Gradient(place(array), KeyChain(0, str(i)), 3, state))
+            members.append(Gradient(place(array), KeyChain(0, str(i)), 3 + rank, state))
         exchanges.append(scheme.begin(members, workers[rank], backend))
     answers: list[Any] = [None] * len(groups)
     while True:
@@ -618,6 +678,7 @@ FEW_EXCHANGES = [
     "nuqsgd-inf-alltoall",
     "global-max",
     "exponential-max",
+    "eden-alltoall",
     "binsgdm",
     "terngrad",
     "hierarchical",
@@ -680,6 +741,7 @@ def test_any_gradient(count: int, bucket_size: int, dtype: Any, seed: int, bits:
 X = torch.ones(100, device=DEVICE)
 NORMS = torch.ones(4, device=DEVICE)
 WORDS = torch.zeros(512, dtype=torch.int32, device=DEVICE)
+KEY_OF_WORD = kernels.key_of_word(KeyChain(0, "w"), "worker", WORDS[:1])
 
 
 @pytest.mark.parametrize(
@@ -699,6 +761,7 @@ WORDS = torch.zeros(512, dtype=torch.int32, device=DEVICE)
         ("encode_uniform_sum", (X, NORMS, 32, 2**15, 4, KEY), "levels=32768"),
         ("encode_uniform_sum", (X, NORMS, 32, 7, 17, KEY), "width=17"),
         ("encode_uniform_sum", (X, NORMS, 32, 7, 4, KEY, 0, WORDS[:31]), r"int32\[32\]"),
+        ("encode_uniform_sum", (X, NORMS, 32, 7, 4, KEY_OF_WORD), "key is a KeyOfWord"),
         ("encode_uniform_codes", (X, NORMS, 32, 1, KEY), "bits=1"),
         ("encode_exponential", (X, NORMS, 32, 9, KEY), "bits=9"),
         ("decode_uniform_sum", (WORDS[:31], NORMS, 32, 7, 4, 1.0, X), "31 words cannot hold"),
@@ -706,6 +769,15 @@ WORDS = torch.zeros(512, dtype=torch.int32, device=DEVICE)
         ("decode_uniform_codes", ([WORDS], [NORMS, NORMS], 32, 4, 1.0, X), "2 workers' norms"),
         ("decode_uniform_codes", ([WORDS, WORDS[:31]], [NORMS, NORMS], 32, 4, 1.0, X), "31 words"),
         ("decode_exponential", ([WORDS], [NORMS[:3]], 32, 4, 1.0, X), "3 norms"),
+        ("encode_rotated", (X, 5, KEY), "bits=5: use 1 to 4"),
+        ("encode_rotated", (X, 2, KEY, 0, WORDS[:31]), r"int32\[32\]"),
+        ("encode_rotated", (X, 2, KEY, 0, None, NORMS), r"float32\[1\]"),
+        ("decode_rotated", (WORDS[:31], NORMS, 2, KEY, 1.0, X), "31 words cannot hold 128 codes"),
+        ("decode_rotated", (WORDS, NORMS[:0], 2, KEY, 1.0, X), "0 scales for 100 elements"),
+        ("decode_rotated", (WORDS, WORDS, 2, KEY, 1.0, X), "scales has dtype"),
+        ("add_rotated", ([WORDS], [NORMS], 2, [KEY, KEY], 1.0, X), "2 keys"),
+        ("key_of_word", (KeyChain(0, "w"), "worker", WORDS), "512 words, where one holds the step"),
+        ("key_of_word", (KeyChain(0, "w"), "worker", X[:1]), "word has dtype"),
         ("binarize", (X, X[:99], X, 0.9, KEY), r"float32\[100\]"),
         ("vote", ([], KEY), "multiple of 32"),
         ("vote", ([WORDS, WORDS[:32]], KEY), "multiple of 32"),
@@ -767,10 +839,12 @@ def test_compiled_kernels_round_each_operation(tmp_path: Path) -> None:
         assert not inexact, f"{label}: {inexact}"
     names = Counter(label.split()[0] for label in compiled)
     assert names.keys() >= {kernel.function.__name__ for kernel in all_kernels()}
-    assert any("div.rn.f32" in instructions for instructions in compiled.values())
+    for exact in ("div.rn.f32", "div.rn.f64", "sqrt.rn.f64"):
+        assert any(exact in instructions for instructions in compiled.values())
     for kernel, instruction in {
         "bucket_maxima": "ld", "bucket_square_sums": "ld", "encode_sum": "ld", "encode_codes": "ld",
         "binarize": "st", "decode_sum": "st", "decode_codes": "st", "decode_signs": "st",
+        "rotate": "ld", "add_rotated": "st",
     }.items():  # fmt: skip
         moves = [instructions for label, instructions in compiled.items() if label.startswith(f"{kernel} ")]
         assert f"{instruction}.global.v4.b32" in moves[0], kernel
@@ -781,7 +855,8 @@ FORBIDDEN = re.compile(r"\b(fma|mad)\..*f(16|32|64)|\.ftz|\.approx|\.full|\.sat|
 
 def all_kernels() -> list[launching.Kernel]:
     modules = [
-        importlib.import_module(f"horovod_quant.kernels.triton.{name}") for name in ("arrays", "functions")
+        importlib.import_module(f"horovod_quant.kernels.triton.{name}")
+        for name in ("arrays", "functions", "rotated")
     ]
     return [
         value for module in modules for value in vars(module).values() if isinstance(value, launching.Kernel)

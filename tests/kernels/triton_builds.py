@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from horovod_quant.kernels import triton as kernels
-from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.keys import Key, KeyChain
 from horovod_quant.kernels.triton import arguments, launching
 
 KEY = Key(1, 2)
@@ -60,6 +60,9 @@ def call_everything() -> None:
     kernels.decode_uniform_codes([words, words], [norms, norms], 64, 3, 1.0, out)
     words = kernels.encode_exponential(x, norms, 64, 4, KEY)
     kernels.decode_exponential([words], [norms], 64, 4, 1.0, out)
+    key = kernels.key_of_word(KeyChain(0, "w"), "worker", kernels.step_word(0))
+    words, scales = kernels.encode_rotated(x, 3, key)
+    kernels.add_rotated([words, words], [scales, scales], 3, [key, KEY], 1.0, out)
     bits, broken = kernels.binarize(x, torch.zeros(ELEMENTS), torch.zeros(ELEMENTS), 0.9, KEY)
     kernels.with_nan_tiles(kernels.decode_signs(bits, 1.0, out), broken)
     kernels.vote([bits, bits], KEY)

@@ -34,7 +34,7 @@ TORCH_VARIANTS = [
     "global-qsgd-rotated",
     "eden-alltoall",
 ]
-TORCH_GPU_VARIANTS = ["qsgdinf", "qsgd-alltoall", "global-qsgd-exponential"]
+TORCH_GPU_VARIANTS = ["qsgdinf", "qsgd-alltoall", "global-qsgd-exponential", "eden-alltoall"]
 TF_VARIANTS = ["nuqsgd-alltoall" if name == "qsgd-alltoall" else name for name in TORCH_VARIANTS]
 IN_TENSORFLOW = [
     f"{name}-in-tensorflow" for name in (*ON_DEVICES, "nuqsgd-alltoall", "global-qsgd-exponential")
@@ -284,6 +284,7 @@ TF = Table(
             extra=True,
         ),
         Part(["binsgdm-in-tensorflow"], ["binsgdm_moves_by_the_rate"], extra=True),
+        Part(["eden-in-tensorflow"], ["counts_that_differ"], extra=True),  # whose steps are sent along
         # Last, because workers outside the process set take no part in its operations.
         Part(METHODS, ["keras_process_set", "tape_process_set"]),
     ],

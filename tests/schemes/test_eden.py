@@ -28,7 +28,6 @@ from helpers import (
 
 from horovod_quant import simulator
 from horovod_quant.analysis import bounds
-from horovod_quant.frontend import require_no_host
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.layout import TILE, code_words
@@ -299,8 +298,3 @@ def test_defaults_and_numpys_integers() -> None:
     assert dataclasses.replace(EDEN(), bits=2) == EDEN(2)
     assert EDEN(error=0.1).levels_left(4, 4) is None
     assert EDEN(3).levels_left(4, 4) == 4
-
-
-def test_kernels_of_frameworks_are_refused_in_words() -> None:
-    with pytest.raises(ValueError, match="kernels='triton' do not work in the host's memory, where EDEN"):
-        require_no_host(Hierarchical(EDEN()), "triton")

@@ -11,7 +11,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from helpers import SCHEMES, by_default, gaussian, in_turn, lockstep, used_states  # noqa: E402
+from helpers import SCHEMES, buckets_of_all_sizes, by_default, gaussian, in_turn, lockstep, used_states  # noqa: E402
 from literature import LITERATURE  # noqa: E402
 
 from horovod_quant.kernels import keys, reference  # noqa: E402
@@ -417,19 +417,6 @@ def test_rotated(way: Callable, count: int, bucket_size: int, dtype: Any, bits: 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_rotated_numbers_of_all_sizes(way: Callable, bits: int) -> None:
-    """Elements that count as zero beside their bucket's largest, buckets that are, and what nearly overflows."""
-    rng = np.random.default_rng(bits)
-    x = rng.standard_normal(8 * TILE).astype(np.float32)
-    with np.errstate(over="ignore", under="ignore"):
-        x *= np.float32(2.0) ** rng.integers(-149, 0, x.size).astype(np.float32)
-    x.reshape(8, TILE)[:] *= np.float32([1, 2.0**-90, 2.0**-30, 1, 2.0**127, 1, 1, 1])[:, None]
-    x.reshape(8, TILE)[3:, :4] = [
-        [0, 0, 0, 0],
-        [3e38, -3e38, 3e38, 1],
-        [1, -1, 1e-40, -1e-40],
-        *[[1, 1, 1, 1]] * 2,
-    ]
-
     def rotated(backend, out, x):
         words, scales = backend.encode_rotated(x, bits, KEY)
         return [
@@ -438,7 +425,7 @@ def test_rotated_numbers_of_all_sizes(way: Callable, bits: int) -> None:
             backend.decode_rotated(words, scales, bits, KEY, 0.5, out(x.shape[0], np.float32)),
         ]
 
-    assert_same(way, rotated, x)
+    assert_same(way, rotated, buckets_of_all_sizes(bits))
 
 
 def test_rotated_arrays_that_do_not_fit() -> None:
@@ -599,6 +586,7 @@ def test_keys_of_tensors(way: Callable, seed: int) -> None:
     of_both = way(lambda step, worker: chain.key("worker", step, worker))
     of_step = way(lambda step: chain.key("server", step))
     of_worker = way(lambda worker: chain.key("worker", 7, worker))
+    word, of_word = way(kernels.step_word), way(lambda word: kernels.key_of_word(chain, "worker", word, 7))
     rng = np.random.default_rng(3)
     steps = [0, 1, 2**31 - 1, 2**31, 2**32 + 1, 2**40, 2**63 - 1, *rng.integers(0, 2**62, 20).tolist()]
     for step in steps:
@@ -607,6 +595,8 @@ def test_keys_of_tensors(way: Callable, seed: int) -> None:
         assert values_of(of_both(tensor, worker_tensor)) == plain.key("worker", step, worker)
         assert values_of(of_step(tensor)) == plain.key("server", step)
         assert values_of(of_worker(worker_tensor)) == plain.key("worker", 7, worker)
+        assert_same_bits(reference.step_word(step), word(tensor).numpy(), "word")
+        assert values_of(of_word(word(tensor))) == plain.key("worker", step % 2**32, 7)
 
 
 def values_of(key: Key) -> Key:
@@ -620,6 +610,7 @@ def test_keys_of_integers_and_variables() -> None:
     assert chain.key("worker", np.int64(5), np.int32(2)) == plain.key("worker", 5, 2)
     assert values_of(chain.key("worker", tf.Variable(5, dtype=tf.int64))) == plain.key("worker", 5)
     assert values_of(chain.key("worker", 5, tf.constant(2))) == plain.key("worker", 5, 2)
+    assert kernels.step_word(5).numpy().tolist() == [5]
 
 
 def test_hash(way: Callable) -> None:
@@ -809,7 +800,7 @@ def perform(requests: Sequence[Any]) -> list[Any]:
     indirect=["way"],
 )
 def test_schemes(way: Callable, name: str) -> None:
-    """Whole exchanges of three workers, with a scheme's own numpy arrays among the tensors."""
+    """Whole exchanges of three workers whose counts differ, with a scheme's own numpy arrays among the tensors."""
     scheme, lengths = {**SCHEMES, **LITERATURE}[name], (0, 33, 1025)
     groups = [[gaussian(10 * rank + count, count) for count in lengths] for rank in range(3)]
     groups[1][-1][1024] = np.inf
@@ -823,7 +814,7 @@ def test_schemes(way: Callable, name: str) -> None:
         exchanges = []
         for rank, own in enumerate(groups):
             members = [
-                Gradient(values, kernels.KeyChain(0, str(i)), step, variables[rank][i])
+                Gradient(values, kernels.KeyChain(0, str(i)), step + rank, variables[rank][i])
                 for i, values in enumerate(own)
             ]
             exchanges.append(scheme.begin(members, Workers(rank, 3), kernels))
@@ -838,8 +829,8 @@ def test_schemes(way: Callable, name: str) -> None:
             answers = perform(requests)
 
     with np.errstate(all="ignore"):
-        expected = lockstep(scheme, groups, states)[0]
-    actual = way(exchange)(to_tensor(groups), tf.constant(0, tf.int64))
+        expected = lockstep(scheme, groups, states, steps=[5, 6, 7])[0]
+    actual = way(exchange)(to_tensor(groups), tf.constant(5, tf.int64))
     for i, count in enumerate(lengths):
         out = array_of(count, np.float32)
         expected.write(i, 0.5, out)

@@ -27,6 +27,7 @@ from horovod_quant.kernels.triton.arrays import (
     norms_of_square_sums,
     pack_flags,
     scale,
+    step_word,
     target,
     to_float32,
     unpack_flags,
@@ -57,10 +58,12 @@ from horovod_quant.kernels.triton.functions import (
     where,
 )
 from horovod_quant.kernels.triton.launching import INTERPRETED, batch
+from horovod_quant.kernels.triton.rotated import add_rotated, decode_rotated, encode_rotated, key_of_word
 
 __all__ = [
     "INTERPRETED",
     "TILES_AT_A_TIME",
+    "add_rotated",
     "assemble",
     "batch",
     "binarize",
@@ -71,12 +74,15 @@ __all__ = [
     "clip",
     "concatenate",
     "decode_exponential",
+    "decode_rotated",
     "decode_signs",
     "decode_uniform_codes",
     "decode_uniform_sum",
     "encode_exponential",
+    "encode_rotated",
     "encode_uniform_codes",
     "encode_uniform_sum",
+    "key_of_word",
     "less",
     "mean",
     "minimum",
@@ -84,6 +90,7 @@ __all__ = [
     "norms_of_square_sums",
     "pack_flags",
     "scale",
+    "step_word",
     "target",
     "tensor_deviation",
     "tensor_maximum",

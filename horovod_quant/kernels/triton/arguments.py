@@ -115,6 +115,10 @@ def aligned(*tensors: torch.Tensor) -> bool:
 
 
 def key_entries(key: Key, start: int) -> Mapping[str, int]:
+    if not isinstance(key, Key):
+        raise TypeError(
+            f"key is a {type(key).__name__}; on a GPU only the kernels of rotations take such a one"
+        )
     return {**key._asdict(), "start": start}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from horovod_quant.kernels.arrays import Part
+from horovod_quant.kernels.keys import ALL_ONES
 from horovod_quant.kernels.layout import TILE, ceil_div
 from horovod_quant.kernels.triton import one_bit, whole
 from horovod_quant.kernels.triton.arguments import (
@@ -31,6 +32,7 @@ _COUNT = 4096  # elements that a program takes
 _FLAG_WORDS = 16
 
 _copy_words = Kernel(whole.copy_words)
+_write_word = Kernel(whole.write_word)
 _convert = Kernel(whole.convert)
 _mean = Kernel(whole.mean)
 _pack_flags = Kernel(one_bit.pack_flags)
@@ -70,6 +72,13 @@ def view(array: torch.Tensor, dtype: Any) -> torch.Tensor:
 def target(elements: int) -> torch.Tensor:
     """What a decoding kernel takes for ``out`` where the result is float32 and temporary."""
     return torch.empty(elements, dtype=torch.float32, device=current_device())
+
+
+def step_word(number: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """See `horovod_quant.kernels.arrays.step_word`."""
+    found = result(out, 1, torch.int32, current_device() if out is None else out.device)
+    run(_write_word, Job(1, 1, {"target": found, "number": number & ALL_ONES}))
+    return found
 
 
 def pack_flags(flags: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The columns of a launch's table: what a kernel is told of each of its tensors, as int64 numbers.
 
-A launch works on many tensors. Its table has a row for each of them, and behind the rows lists of further pointers.
+A launch works on many tensors. Its table has a row for each of them, and behind the rows lists of further pointers and
+numbers.
 """
 
 import triton.language as tl
@@ -14,6 +15,7 @@ NAMES = (
     "momentum",
     "scale",
     "broken",
+    "squares",
     "k0",  # the words of a key
     "k1",
     "shift",
@@ -23,6 +25,7 @@ NAMES = (
     "start",  # index of the first element in its tensor: it selects the random bits
     "factor",  # bits of a float32
     "second_factor",
+    "number",  # to be written to a word
     "pointers",  # where in the table this tensor's list of pointers begins
 )
 
@@ -35,6 +38,7 @@ NAMES = (
     MOMENTUM,
     SCALE,
     BROKEN,
+    SQUARES,
     K0,
     K1,
     SHIFT,
@@ -44,6 +48,7 @@ NAMES = (
     START,
     FACTOR,
     SECOND_FACTOR,
+    NUMBER,
     POINTERS,
 ) = (tl.constexpr(number) for number in range(len(NAMES)))
 

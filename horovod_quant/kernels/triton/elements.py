@@ -29,6 +29,9 @@ MIN_NORM = tl.constexpr(2.0**-96)
 _WEYL = tl.constexpr(keys.WEYL)
 _MULTIPLIER_1 = tl.constexpr(keys.MULTIPLIER_1)
 _MULTIPLIER_2 = tl.constexpr(keys.MULTIPLIER_2)
+_INCREMENT = tl.constexpr(keys.INCREMENT)
+_MIX_1 = tl.constexpr(keys.MIX_1)
+_MIX_2 = tl.constexpr(keys.MIX_2)
 
 
 # ---- a program's place -------------------------------------------------------------------------------------------
@@ -149,6 +152,36 @@ def hash32(offsets, k0, k1, shift, addend, flip):
     h = h * _MULTIPLIER_2
     h = h ^ (h >> 16)
     return ((h << shift) + addend) ^ flip
+
+
+@triton.jit
+def signs_key(pointers, index):
+    """What `hash32` needs of a key in a list of pointers, for numbers that count from ``index``.
+
+    The entries are the key's two words as one number, a pointer, a worker, shift, addend and flip. Where the pointer is
+    not 0, it is that of a word with a number, which, like the worker, has yet to be mixed into the words; see
+    `horovod_quant.kernels.keys.KeyChain.key`.
+    """
+    state = tl.load(pointers).to(tl.uint64)
+    word = tl.load(pointers + 1)
+    if word != 0:
+        state = _absorb(state, tl.load(word.to(tl.pointer_type(tl.uint32))).to(tl.uint64))
+        state = _absorb(state, tl.load(pointers + 2).to(tl.uint64))
+    return (
+        index.to(tl.uint32) * _WEYL + state.to(tl.uint32),
+        (state >> 32).to(tl.uint32),
+        tl.load(pointers + 3).to(tl.uint32),
+        tl.load(pointers + 4).to(tl.uint32),
+        tl.load(pointers + 5).to(tl.uint32),
+    )
+
+
+@triton.jit
+def _absorb(state, value):
+    state = (state ^ value) + _INCREMENT
+    state = (state ^ (state >> 30)) * _MIX_1
+    state = (state ^ (state >> 27)) * _MIX_2
+    return state ^ (state >> 31)
 
 
 # ---- norms -------------------------------------------------------------------------------------------------------

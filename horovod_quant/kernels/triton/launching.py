@@ -39,14 +39,14 @@ class Job(NamedTuple):
     """One tensor's part of a launch.
 
     ``entries`` are its columns of the table by their names, where a tensor stands for its address; ``pointers`` are its
-    list of further tensors. ``written`` names the columns of the tensors that the kernel writes.
+    list of further entries. ``written`` names the columns of the tensors that the kernel writes.
     """
 
     elements: int
     per_program: int
     entries: Mapping[str, Entry]
     written: Sequence[str] = ("target",)
-    pointers: Sequence[torch.Tensor] = ()
+    pointers: Sequence[Entry] = ()
 
     @property
     def programs(self) -> int:
@@ -61,8 +61,9 @@ class Job(NamedTuple):
         for name, entry in self.entries.items():
             if isinstance(entry, torch.Tensor):
                 yield entry, name in self.written
-        for tensor in self.pointers:
-            yield tensor, False
+        for entry in self.pointers:
+            if isinstance(entry, torch.Tensor):
+                yield entry, False
 
 
 Launcher = Callable[[Sequence[Job], Mapping[str, Any]], None]
@@ -192,7 +193,7 @@ def _table(jobs: Sequence[Job]) -> np.ndarray:
     for job in jobs:
         entries = dict(job.entries, elements=job.elements, first_block=first_block, pointers=end + len(lists))
         rows += [_number(entries.get(name, 0)) for name in NAMES]
-        lists += [tensor.data_ptr() for tensor in job.pointers]
+        lists += map(_number, job.pointers)
         first_block += job.programs
     return np.array(rows + lists, np.int64)
 

@@ -98,17 +98,23 @@ def _bucket_sums(
             lanes = lanes + tl.abs(x)
         else:
             lanes = lanes + x
-    lanes = _halves_added(lanes, BUCKETS, 16)
-    lanes = _halves_added(lanes, BUCKETS, 8)
-    lanes = _halves_added(lanes, BUCKETS, 4)
-    lanes = _halves_added(lanes, BUCKETS, 2)
-    lanes = _halves_added(lanes, BUCKETS, 1)
-    total = tl.reshape(lanes, [BUCKETS])
+    total = sum_of_lanes(lanes, BUCKETS)
     bits = total.to(tl.uint64, bitcast=True)
     rounded = (((bits + 0x10000000) >> 29) << 29).to(tl.float64, bitcast=True)
     sums = tl.where(tl.abs(total) < float("inf"), rounded, float("inf"))
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.float64)) + block * BUCKETS
     tl.store(target + bucket, sums, mask=below(bucket * BUCKET, left, WHOLE))
+
+
+@triton.jit
+def sum_of_lanes(lanes, BUCKETS: tl.constexpr):
+    """Of each bucket's 32 lanes, in a tree."""
+    lanes = _halves_added(lanes, BUCKETS, 16)
+    lanes = _halves_added(lanes, BUCKETS, 8)
+    lanes = _halves_added(lanes, BUCKETS, 4)
+    lanes = _halves_added(lanes, BUCKETS, 2)
+    lanes = _halves_added(lanes, BUCKETS, 1)
+    return tl.reshape(lanes, [BUCKETS])
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from horovod_quant.kernels.triton.columns import FACTOR, NORMS, POINTERS, SOURCE, TARGET
+from horovod_quant.kernels.triton.columns import FACTOR, NORMS, NUMBER, POINTERS, SOURCE, TARGET
 from horovod_quant.kernels.triton.elements import elements_left, float_bits, float_pointer, place, read, write
 
 
@@ -17,6 +17,14 @@ def copy_words(table, owners, COUNT: tl.constexpr):
     source = tl.load(row + SOURCE).to(tl.pointer_type(tl.int32)) + first
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + first
     tl.store(target + offsets, tl.load(source + offsets, mask=offsets < left, other=0), mask=offsets < left)
+
+
+@triton.jit
+def write_word(table, owners):
+    """Writes a number."""
+    row, _ = place(table, owners)
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32))
+    tl.store(target, tl.load(row + NUMBER).to(tl.uint32))
 
 
 @triton.jit

@@ -1,0 +1,143 @@
+"""The backend's rotations: `horovod_quant.kernels.rotation` says what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Union
+
+import torch
+
+from horovod_quant.kernels.keys import Key, KeyChain
+from horovod_quant.kernels.layout import TILE, code_words, tiles
+from horovod_quant.kernels.rotation import check_bits, check_scales, check_workers, rotated_elements
+from horovod_quant.kernels.triton import rotation
+from horovod_quant.kernels.triton.arguments import (
+    KINDS,
+    aligned,
+    as_tensor,
+    codes_of,
+    float_entry,
+    floats,
+    result,
+    typed,
+)
+from horovod_quant.kernels.triton.launching import Entry, Job, Kernel, run
+
+# Tiles that a program takes.
+_ROTATED = 2
+_ROUNDED = 16
+_ADDED = 2
+
+_rotate = Kernel(rotation.rotate)
+_round_coordinates = Kernel(rotation.round_coordinates)
+_add_rotated = Kernel(rotation.add_rotated)
+
+
+class KeyOfWord(NamedTuple):
+    """The key of a step that a word on the device holds; `rotation`'s kernels make it where they need it.
+
+    So nobody waits for the device, and there is no launch for the key.
+    """
+
+    state: int
+    word: torch.Tensor
+    worker: int
+
+
+AnyKey = Union[Key, KeyOfWord]
+
+
+def key_of_word(chain: KeyChain, stage: str, word: torch.Tensor, worker: int = 0) -> KeyOfWord:
+    """See `horovod_quant.kernels.arrays.key_of_word`; for the kernels of this module alone."""
+    word = typed(word, torch.int32, "word")
+    if len(word) != 1:
+        raise ValueError(f"word: {len(word)} words, where one holds the step")
+    return KeyOfWord(chain.state(stage), word, worker)
+
+
+def encode_rotated(
+    x: torch.Tensor,
+    bits: int,
+    key: AnyKey,
+    start: int = 0,
+    out: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_bits(bits)
+    x = floats(x, "x")
+    coordinates, count = rotated_elements(len(x)), tiles(len(x))
+    words = result(out, code_words(coordinates, bits), torch.int32, x.device)
+    scales = result(scales, count, torch.float32, x.device)
+    # A sum of a bucket's coordinates in a fixed order reads them row by row, after all have been written.
+    z = torch.empty(coordinates, dtype=torch.float32, device=x.device)
+    units = torch.empty(count, dtype=torch.float32, device=x.device)
+    squares = torch.empty(count, dtype=torch.float64, device=x.device)
+    entries = {"source": x, "target": z, "norms": units, "squares": squares, "start": start}
+    run(
+        _rotate,
+        Job(len(x), _ROTATED * TILE, entries, ("target", "norms", "squares"), _entries_of(key)),
+        KIND=KINDS[x.dtype],
+        ALIGNED=aligned(x),
+        TILES=_ROTATED,
+    )
+    entries = {"source": z, "norms": units, "squares": squares, "target": words, "scale": scales}
+    run(
+        _round_coordinates,
+        Job(coordinates, _ROUNDED * TILE, entries, ("target", "scale")),
+        BITS=bits,
+        TILES=_ROUNDED,
+    )
+    return words, scales
+
+
+def decode_rotated(
+    words: torch.Tensor,
+    scales: Any,
+    bits: int,
+    key: AnyKey,
+    factor: float,
+    out: torch.Tensor,
+    start: int = 0,
+) -> torch.Tensor:
+    return add_rotated([words], [scales], bits, [key], factor, out, start)
+
+
+def add_rotated(
+    words: Sequence[torch.Tensor],
+    scales: Sequence[Any],
+    bits: int,
+    keys: Sequence[AnyKey],
+    factor: float,
+    out: torch.Tensor,
+    start: int = 0,
+) -> torch.Tensor:
+    check_bits(bits)
+    check_workers(words, scales, keys)
+    out = floats(out, "out")
+    pointers: list[Entry] = []
+    for own_words, own_scales, own_key in zip(words, scales, keys):
+        check_scales(len(own_scales), len(out))
+        units = typed(as_tensor(own_scales, out.device), torch.float32, "scales")
+        pointers += [codes_of(own_words, rotated_elements(len(out)), bits), units, *_entries_of(own_key)]
+    entries = {"target": out, "start": start, "factor": float_entry(factor)}
+    run(
+        _add_rotated,
+        Job(len(out), _ADDED * TILE, entries, pointers=pointers),
+        KIND=KINDS[out.dtype],
+        ALIGNED=aligned(out),
+        BITS=bits,
+        WORKERS=len(words),
+        TILES=_ADDED,
+    )
+    return out
+
+
+def _entries_of(key: AnyKey) -> list[Entry]:
+    """See `horovod_quant.kernels.triton.elements.signs_key`."""
+    if isinstance(key, KeyOfWord):
+        return [_as_int64(key.state), key.word, key.worker, 0, 0, 0]
+    return [_as_int64(key.k0 | key.k1 << 32), 0, 0, key.shift, key.addend, key.flip]
+
+
+def _as_int64(bits: int) -> int:
+    return bits - (bits >> 63 << 64)
