@@ -393,7 +393,8 @@ def check_pieces(pieces: Sequence[Any], lengths: Sequence[int]) -> None:
     for worker, (piece, length) in enumerate(zip(pieces, lengths)):
         if piece.shape[0] != length:
             raise ValueError(
-                f"corrupt payload of worker {worker}: {piece.shape[0]} elements where {length} were expected"
+                f"corrupt payload of worker {worker}: {piece.shape[0]} elements where {length} were expected; or its "
+                f"tensor has another shape"
             )
 
 
