@@ -47,7 +47,7 @@ class AutoRun(Run):
 
     def _leave_out(self) -> None:
         """Adds what Auto tries with so many workers."""
-        found = candidates.find(self.max_error, Workers(0, self.bench.size), False, candidates.usable(False))
+        found = candidates.find(self.max_error, Workers(0, self.bench.size), False, candidates.usable())
         self.variants += [Variant(each.name, parse(each.name), GROUP_BYTES) for each in found]
 
     @property

@@ -13,7 +13,7 @@ from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
 
-MOST = 5
+MOST = 6
 """Candidates beside none. Each takes a dozen steps of a training to measure."""
 
 _MOST_BITS = 16
@@ -41,7 +41,11 @@ NONE = Candidate(methods.NONE, None, 0.0, 64.0)
 
 @functools.lru_cache(maxsize=64)
 def find(
-    max_error: float, workers: Workers, hierarchical: bool, kinds: tuple[type[Scheme], ...]
+    max_error: float,
+    workers: Workers,
+    hierarchical: bool,
+    kinds: tuple[type[Scheme], ...],
+    on_device: bool = False,
 ) -> tuple[Candidate, ...]:
     """Those whose error is expected to be no more than ``max_error``, with the fewest bytes first.
 
@@ -54,8 +58,11 @@ def find(
         workers: who take part; the rank does not matter.
         hierarchical: whether exchanges are hierarchical.
         kinds: the schemes to choose from, see `usable`.
+        on_device: whether they have to do without arrays of the host's memory.
     """
-    fitting = [found for kind in kinds for found in _narrowest(kind, max_error, workers, hierarchical)]
+    fitting = [
+        found for kind in kinds for found in _narrowest(kind, max_error, workers, hierarchical, on_device)
+    ]
     most_bits = ring_allreduce_bytes(32, workers.size)
     kept: list[Candidate] = []
     for candidate in sorted(fitting, key=lambda each: (each.bits_sent, _error(each))):
@@ -66,24 +73,24 @@ def find(
 
 
 def any_of(
-    max_error: float, workers: Workers, hierarchical: bool, kinds: tuple[type[Scheme], ...]
+    max_error: float,
+    workers: Workers,
+    hierarchical: bool,
+    kinds: tuple[type[Scheme], ...],
+    on_device: bool = False,
 ) -> Candidate | None:
     """One of those that `find` chooses from; None if there is none. It takes less time."""
-    fitting = (found for kind in kinds[::-1] for found in _narrowest(kind, max_error, workers, hierarchical))
+    fitting = (
+        found
+        for kind in kinds[::-1]
+        for found in _narrowest(kind, max_error, workers, hierarchical, on_device)
+    )
     return next(fitting, None)
 
 
-def usable(on_device: bool) -> tuple[type[Scheme], ...]:
-    """The registered schemes that are unbiased, and go with every optimizer.
-
-    Args:
-        on_device: whether they have to do without arrays of the host's memory.
-    """
-    return tuple(
-        kind
-        for kind in registry.registered()
-        if kind.unbiased and kind.own_optimizer is None and not (on_device and kind.host_only)
-    )
+def usable() -> tuple[type[Scheme], ...]:
+    """The registered schemes that are unbiased, and go with every optimizer."""
+    return tuple(kind for kind in registry.registered() if kind.unbiased and kind.own_optimizer is None)
 
 
 def named(names: Iterable[str], workers: Workers, hierarchical: bool) -> list[Candidate]:
@@ -125,7 +132,7 @@ def check_names(names: Any) -> tuple[str, ...]:
 
 
 def _narrowest(
-    kind: type[Scheme], max_error: float, workers: Workers, hierarchical: bool
+    kind: type[Scheme], max_error: float, workers: Workers, hierarchical: bool, on_device: bool
 ) -> Iterable[Candidate]:
     """Of each of a scheme's short names, the method with the fewest bits that has an error as small."""
     for family in registry.families_of(kind):
@@ -133,6 +140,8 @@ def _narrowest(
             try:
                 scheme = methods.parse(name).scheme()
                 assert scheme is not None
+                if on_device and scheme.host_requirement() is not None:
+                    break
                 found = _candidate(name, scheme, workers, hierarchical)
             except ValueError:  # no such width, or too narrow for so many
                 continue
@@ -160,12 +169,17 @@ def _replaces(one: Candidate, other: Candidate) -> bool:
     """Whether a candidate that sends no more by the same collectives makes another one needless."""
     if _kind(one) is _kind(other):
         return True
-    return _error(one) <= _error(other) and (_kind(other).host_only or not _kind(one).host_only)
+    return _error(one) <= _error(other) and (_needs_host(other) or not _needs_host(one))
 
 
 def _kind(candidate: Candidate) -> type[Scheme]:
     assert candidate.scheme is not None
     return type(inner_of(candidate.scheme))
+
+
+def _needs_host(candidate: Candidate) -> bool:
+    assert candidate.scheme is not None
+    return candidate.scheme.host_requirement() is not None
 
 
 def _error(candidate: Candidate) -> float:

@@ -19,8 +19,9 @@ MAX_ERROR = 0.4
 
 
 def found(size: int, **options: Any) -> tuple[candidates.Candidate, ...]:
-    kinds = candidates.usable(options.pop("on_device", False))
-    return candidates.find(MAX_ERROR, Workers(0, size, **options), "local_size" in options, kinds)
+    on_device = options.pop("on_device", False)
+    workers, hierarchical = Workers(0, size, **options), "local_size" in options
+    return candidates.find(MAX_ERROR, workers, hierarchical, candidates.usable(), on_device)
 
 
 @pytest.mark.parametrize("size", by_default([4], [2, 3, 4, 16, 64, 256]))
@@ -48,10 +49,10 @@ def test_different_ways_through_the_network_are_tried() -> None:
 
 
 def test_a_scheme_that_needs_the_host_replaces_none_that_does_not() -> None:
-    assert any(each.scheme.host_only for each in found(16))
+    assert any(each.scheme.host_requirement() for each in found(16))
     names = {each.name for each in found(16)}
-    assert any(name.startswith("qsgdinf-alltoall") for name in names), names
-    assert not any(each.scheme.host_only for each in found(16, on_device=True))
+    assert any(name.startswith("eden") for name in names), names
+    assert not any(each.scheme.host_requirement() for each in found(16, on_device=True))
 
 
 @pytest.mark.extended
@@ -77,14 +78,14 @@ class Sloppy(Scheme):
 def test_a_registered_scheme_that_does_not_tell_its_error_or_is_biased_is_not_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = candidates.usable(False)
+    before = candidates.usable()
     assert {kind.__name__ for kind in before} == {"QSGD", "NUQSGD", "GlobalQSGD", "EDEN"}
     monkeypatch.setitem(registry._registered, "Sloppy", Sloppy)
-    assert Sloppy in candidates.usable(False)
+    assert Sloppy in candidates.usable()
     monkeypatch.setattr(candidates, "work_of", lambda *_: pytest.fail("it was tried"))
     assert not candidates.find(MAX_ERROR, Workers(0, 4), False, ())
     monkeypatch.setattr(Sloppy, "unbiased", False)
-    assert Sloppy not in candidates.usable(False)
+    assert Sloppy not in candidates.usable()
 
 
 def test_names_are_full_ones_without_repetition() -> None:

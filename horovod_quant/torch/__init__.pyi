@@ -65,7 +65,7 @@ class Compressor(_compressor.Compressor):
 class Auto(_auto.Auto):
     """Takes the fastest method, as measured in the first steps of the training itself, or none if that is as fast.
 
-    Horovod's own allreduce and up to five methods have three turns of a few steps each. Every step meanwhile is a
+    Horovod's own allreduce and up to six methods have three turns of a few steps each. Every step meanwhile is a
     correct exchange. Then all workers stay with the method whose steps were the shortest; of those within 2% of it, the
     one with the smallest error, which is none's. The same happens again when the number of workers has changed.
 

@@ -66,7 +66,7 @@ _PAIR = Workers(0, 2)
 class Auto(Compressor):
     """Takes the fastest method, as measured in the first steps of the training itself, or none if that is as fast.
 
-    Horovod's own allreduce and up to five methods have three turns of a few steps each. Every step meanwhile is a
+    Horovod's own allreduce and up to six methods have three turns of a few steps each. Every step meanwhile is a
     correct exchange. Then all workers stay with the method whose steps were the shortest; of those within 2% of it, the
     one with the smallest error, which is none's. The same happens again when the number of workers has changed.
 
@@ -116,7 +116,7 @@ class Auto(Compressor):
         """Methods that would be tried with two workers: all that were named, or one of the registry's."""
         if self.methods is not None:
             return candidates.named(self.methods, _PAIR, False)
-        found = candidates.any_of(self.max_error, _PAIR, False, candidates.usable(self._on_device))
+        found = candidates.any_of(self.max_error, _PAIR, False, candidates.usable(), self._on_device)
         if found is None:
             raise ValueError(
                 f"max_error={self.max_error!r}: no method has so small an error, even with two workers; use a larger "
@@ -136,7 +136,8 @@ class Auto(Compressor):
             "max_error": self.max_error,
             "methods": self.methods,
             "again_after": self.again_after,
-            "registered": [kind.__name__ for kind in candidates.usable(self._on_device)],
+            "on_device": self._on_device,
+            "registered": [kind.__name__ for kind in candidates.usable()],
         }
 
     def _bind(self) -> None:
@@ -267,7 +268,7 @@ class Auto(Compressor):
     def _methods_for(self, workers: Workers, hierarchical: bool) -> Sequence[Candidate]:
         if self.methods is not None:
             return candidates.named(self.methods, workers, hierarchical)
-        return candidates.find(self.max_error, workers, hierarchical, candidates.usable(self._on_device))
+        return candidates.find(self.max_error, workers, hierarchical, candidates.usable(), self._on_device)
 
     def policy_for(self, candidate: Candidate) -> Policy | None:
         """What chooses a gradient's scheme in a candidate's turn; None where Horovod reduces all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 from modelling import LAYERS, METHODS, SPEEDS, wires
@@ -72,13 +73,18 @@ def test_with_nccl_no_processor_moves_bytes() -> None:
     assert half.network < 0.6 * none.network
 
 
+@dataclass(frozen=True)
+class OnTheHost(EDEN):
+    host_only = True
+
+
 def test_what_needs_the_hosts_memory_pays_for_the_way_there() -> None:
     gpu = wires(4, controller=NCCL, software=nccl_software(1e12))
     host = Host(wires(4), SPEEDS, staging=2e-9)
     setting = Setting(LAYERS, gpu, memory_bound(1e12), host=host)
     alone = Setting(LAYERS, host.network, SPEEDS)
     elements = 8 * 2**20
-    for scheme in (EDEN(), Hierarchical(EDEN())):
+    for scheme in (OnTheHost(), Hierarchical(OnTheHost())):
         staged, own = (exchange_cost(scheme, each) for each in (setting, alone))
         assert staged.frontend - own.frontend == pytest.approx(2e-9 * elements)
         assert staged.kernels == own.kernels

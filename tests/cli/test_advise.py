@@ -135,7 +135,7 @@ def test_clusters_as_users_have_them(capsys: pytest.CaptureFixture) -> None:
     """Links by their names, whose sources are told; kernels of accelerators, which nobody has confirmed."""
     run("advise", "--model", "bert-base", "--workers", "64", "--hosts", "8", "--bandwidth", "25gbe",
         "--controller", "nccl", "--local-bandwidth", "nvlink3", "--memory-bandwidth", "a100", "--step", "0.35",
-        "--methods", "global-qsgd-10", "eden-3", "--json", "-")  # fmt: skip
+        "--methods", "global-qsgd-10", "global-qsgd-rotated-8", "--json", "-")  # fmt: skip
     found = json.loads(capsys.readouterr().out)
     assert (found["controller"], found["accelerator"], found["latency_seconds"]) == ("nccl", True, 50e-6)
     said = " ".join(found["assumptions"])
@@ -143,11 +143,11 @@ def test_clusters_as_users_have_them(capsys: pytest.CaptureFixture) -> None:
         "25gbe: 3.125 GB/s each way; IEEE 802.3by's rate",
         "nvlink3: 240 GB/s each way; 12 links, each SM80_NVLINK_BW of src/graph/topo.h of NCCL",
         "80% of 2,039 GB/s (--memory-bandwidth): a model that no GPU has confirmed",
-        "Gradients are copied to the host and back for eden,",
+        "Gradients are copied to the host and back for global-qsgd-rotated,",
     ):
         assert text in said
     steps = {result["method"]: result["step_seconds"] for result in found["results"]}
-    assert steps["global-qsgd-10"] < steps["none"] < steps["eden-3"]
+    assert steps["global-qsgd-10"] < steps["none"] < steps["global-qsgd-rotated-8"]
 
 
 def test_the_error_that_a_user_accepts(capsys: pytest.CaptureFixture) -> None:
