@@ -15,7 +15,7 @@ pytestmark = pytest.mark.parallel
 
 
 @pytest.mark.parametrize("workers", [2, extended(3)])
-@pytest.mark.parametrize(("framework", "methods"), [("torch", 13), extended("tensorflow", 14)])
+@pytest.mark.parametrize(("framework", "methods"), [("torch", 14), extended("tensorflow", 15)])
 def test_bytes_on_the_wire_agree_with_stats(framework: str, methods: int, workers: int) -> None:
     # Horovod's workers talk to each other in every cycle, also when idle: let them do it rarely.
     program = [sys.executable, Path(__file__).with_name("wire_worker.py"), framework]
