@@ -207,7 +207,10 @@ class BaseCompressor:
         """The call that makes one like it, but for ``named_parameters`` and ``process_set``."""
         scheme = inner_of(self.policy.scheme)
         name, parameters = type(self).__name__, inspect.signature(type(self)).parameters
-        if "scheme" in parameters:
+        if "scheme" in parameters and registry.is_own(type(scheme)):
+            name = type(scheme).__name__  # the frontend's class, which users have under the scheme's name
+            shown = [f"{argument}={getattr(scheme, argument)!r}" for argument in argument_names(scheme)]
+        elif "scheme" in parameters:
             shown = [repr(scheme)]
         else:
             own = [argument for argument in argument_names(scheme) if argument in parameters]

@@ -130,6 +130,10 @@ def test_patterns_are_checked_at_construction(frontend: str, arguments: dict[str
         hvq.QSGD(named_parameters=parameters(frontend, 5000), **arguments)
 
 
+class Outside(schemes.QSGD):
+    """A scheme of another package."""
+
+
 @every_frontend
 def test_what_is_shown_can_be_pasted_back(frontend: str) -> None:
     hvq = importlib.import_module(frontend)
@@ -147,7 +151,10 @@ def test_what_is_shown_can_be_pasted_back(frontend: str) -> None:
     assert repr(hvq.BinSGDM()) == "BinSGDM()"
     assert repr(hvq.BinSGDM(beta=0.5, seed=1)) == "BinSGDM(beta=0.5, seed=1)"
     whole = hvq.Compressor("qsgdinf-4", exclude="b")
-    assert repr(whole) == f"Compressor({schemes.QSGD(4, 'max', 1024)!r}, exclude=('b',))"
-    again = eval(repr(whole), {"Compressor": hvq.Compressor, **vars(schemes)})
-    assert again._arguments() == whole._arguments()
+    assert repr(whole) == f"{repr(schemes.QSGD(4, 'max', 1024))[:-1]}, exclude=('b',))"
+    foreign = hvq.Compressor(Outside(3), seed=2)
+    assert repr(foreign) == f"Compressor({Outside(3)!r}, seed=2)"
+    for made in (whole, foreign):
+        again = eval(repr(made), {**names, "Outside": Outside})
+        assert again._arguments() == made._arguments()
     assert eval(repr(schemes.GlobalQSGD(5)), vars(schemes)) == schemes.GlobalQSGD(5)

@@ -174,8 +174,9 @@ def test_the_report_ends_with_what_to_take(measured: list[tuple], method: str, s
     line, reason = choosing.lines(chosen, "torch")
     assert line.endswith(f"compression={parse(method).code()}")
     assert said in reason
-    hvq = pytest.importorskip("horovod_quant.torch")
     hvd = pytest.importorskip("horovod.torch")
+    import horovod_quant.torch as hvq
+
     assert eval(chosen.code, {"hvq": hvq, "hvd": hvd}) is not None
 
 
