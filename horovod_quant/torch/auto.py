@@ -20,11 +20,9 @@ may not.
 from __future__ import annotations
 
 import inspect
-import logging
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,12 +34,11 @@ from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Scheme, Workers, require_int, require_whole_nodes
 from horovod_quant.stats import Stats
 from horovod_quant.torch import memory as memories
-from horovod_quant.torch.attendance import Witness, least_for_all, lengthened
+from horovod_quant.torch.attendance import least_for_all, lengthened
 from horovod_quant.torch.compressor import Compressor, _Unchanged
+from horovod_quant.torch.course import Course, Handed
 from horovod_quant.torch.horovod_call import OptimizerCall, glance
-from horovod_quant.torch.roll_call import RollCall
-from horovod_quant.traffic import ring_allreduce_bytes
-from horovod_quant.trial import Report, Trial, Turn, evaluate
+from horovod_quant.trial import Report
 
 MAX_ERROR = 0.4
 """Of the methods with such an error, each of docs/results.md ends within 1% of float32's loss."""
@@ -49,15 +46,7 @@ MAX_ERROR = 0.4
 _COURSES = "_horovod_quant_courses"
 """An optimizer's attribute: its courses, by compressor."""
 
-_NO_COURSES: Mapping[Any, _Course] = {}
-
-_log = logging.getLogger("horovod_quant")
-
-_MOST_UNTOLD = 20
-_UNTOLD = (
-    "horovod_quant: Auto cannot tell who takes part in the steps of the optimizer of %s, and so chooses nothing: its "
-    "smallest parameter has no gradient that Horovod sums, perhaps a sparse one; use sparse_as_dense=True"
-)
+_NO_COURSES: Mapping[Any, Course] = {}
 
 _PAIR = Workers(0, 2)
 """Among whom every method has its smallest error."""
@@ -142,7 +131,7 @@ class Auto(Compressor):
 
     def _bind(self) -> None:
         super()._bind()
-        self._handed: list[_Handed] = []
+        self._handed: list[Handed] = []
         self._policies: dict[Scheme, Policy] = {}
         self._reports: dict[str, Report] = {}
         self._choices: dict[str, _Choice] = {}
@@ -242,16 +231,16 @@ class Auto(Compressor):
 
     # ---- what a course asks for ------------------------------------------------------------------------------
 
-    def _course(self, call: OptimizerCall, tensor: torch.Tensor) -> _Course:
+    def _course(self, call: OptimizerCall, tensor: torch.Tensor) -> Course:
         """The optimizer's, with the step that the gradient belongs to begun."""
         course = self.course_of(call.optimizer)
         if course is None:
-            course = _Course(self, min(call.names))
+            course = Course(self, min(call.names))
             vars(call.optimizer).setdefault(_COURSES, {})[self] = course
         course.arrive(call, tensor)
         return course
 
-    def course_of(self, optimizer: Any) -> _Course | None:
+    def course_of(self, optimizer: Any) -> Course | None:
         """Where an optimizer's steps have got to; they live as long as it does."""
         return getattr(optimizer, _COURSES, _NO_COURSES).get(self)
 
@@ -308,201 +297,9 @@ class _Watched(NamedTuple):
         least: what the number that it takes along must be above, if it takes one.
     """
 
-    course: _Course
+    course: Course
     context: Any
     least: float | None
-
-
-class _Handed:
-    """How often a gradient has gone to Horovod as it is since that was last counted, and the bytes of each time."""
-
-    def __init__(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> None:
-        self.name = call.name
-        self.float32_bytes = ring_allreduce_bytes(4 * tensor.numel(), size)
-        self.sent_bytes = ring_allreduce_bytes(tensor.numel() * tensor.element_size(), size)
-        self.device = tensor.device
-        self.times = 0
-
-
-class _Course:
-    """One optimizer's steps: what method each has, and what they have taken.
-
-    Args:
-        auto: the compressor.
-        label: of the optimizer, the same on every worker.
-
-    Attributes:
-        policy: of the step under way; None where Horovod reduces all gradients.
-        is_counting: whether it matters who takes part in the step under way.
-        is_horovods: whether Horovod reduces all gradients of the step under way and those that follow.
-        witness: whose gradient tells who does.
-    """
-
-    def __init__(self, auto: Auto, label: str) -> None:
-        self._auto = auto
-        self.label = label
-        self.witness = Witness()
-        self.policy: Policy | None = None
-        self.is_counting = True
-        self.is_horovods = False
-        self._session: Any = None
-        self._delivering = False
-        self._handed: dict[Any, _Handed] = {}
-
-    # ---- a step ----------------------------------------------------------------------------------------------
-
-    def arrive(self, call: OptimizerCall, tensor: torch.Tensor) -> None:
-        """To be called for each gradient, before anything is done with it."""
-        from horovod.torch import mpi_ops
-
-        if mpi_ops._handle_map is not self._session:
-            self._open(call)
-            self._session = mpi_ops._handle_map
-        elif not self._delivering:
-            return
-        self._record()
-        self._begin_step(call, tensor.device)
-
-    def _open(self, call: OptimizerCall) -> None:
-        """Horovod has been initialized: nothing from before counts, but for what was chosen."""
-        self._candidates = self._auto.candidates_for(call)
-        self._process_set = call.process_set
-        self._phase: Literal["opening", "trial", "closing", "chosen"] = "opening"
-        self._trial = Trial(len(self._candidates))
-        self._chosen = 0  # none, as long as nothing is
-        self._counted = 0  # steps since the choice
-        self._untold = 0  # steps in which no gradient has told who takes part
-        self._turn: Turn | None = None
-        self._handed = {}
-        self._last: Any = None  # the moment of the latest result
-
-    def _begin_step(self, call: OptimizerCall, device: torch.device) -> None:
-        self._delivering = False
-        self._is_complete = False
-        self._turn = self._trial.turn if self._phase == "trial" else None
-        number = self._chosen if self._turn is None else self._turn.method
-        self.policy = self._auto.policy_for(self._candidates[number])
-        self.is_horovods = self._phase == "chosen" and self.policy is None
-        self.is_counting = self._phase != "chosen" or self._auto.again_after > 0
-        if not self.is_horovods:
-            self._handed = {}
-        if self.is_counting:
-            self.witness.choose(call.expected())
-            self._untold += 1
-            if self._untold == _MOST_UNTOLD:
-                _log.warning(_UNTOLD, self.label)
-        self._before, self._last = self._last, None
-        self._first = _now(device)
-
-    def note_delivery(self, device: torch.device) -> None:
-        """To be called when a gradient's result is there: after all of a step's gradients have come."""
-        self._delivering = True
-        self._last = _now(device)
-
-    def _record(self) -> None:
-        """The step before is over: the last result was the last of all."""
-        if self._turn is not None and self._is_complete and self._before is not None:
-            self._trial.record(
-                self._turn, _seconds(self._first, self._last), _seconds(self._before, self._last)
-            )
-
-    # ---- steps that are Horovod's alone ----------------------------------------------------------------------
-
-    def hand_through(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> _Handed:
-        """From now on the parameter's gradients may go to Horovod as they come: no more than a glance at each."""
-        self._handed[call.parameter] = handed = _Handed(call, tensor, size)
-        return handed
-
-    def hands_through(self, parameter: Any, tensor: torch.Tensor) -> bool:
-        """Whether a gradient may; counts it."""
-        from horovod.torch import mpi_ops
-
-        handed = self._handed.get(parameter)
-        if handed is None or self._delivering or mpi_ops._handle_map is not self._session:
-            return False
-        if not tensor.is_contiguous() or tensor.device != handed.device:
-            return False
-        if self.is_counting and self.witness.is_of(parameter):
-            return False
-        handed.times += 1
-        return True
-
-    # ---- a step that counts ----------------------------------------------------------------------------------
-
-    def attend(self, everybody: bool) -> None:
-        """To be called once in a step, after ``synchronize`` has begun, with whether every worker takes part."""
-        self._is_complete = everybody
-        self._untold = 0
-        if not everybody:
-            return
-        if self._phase == "opening":
-            self._compare()
-        elif self._phase == "trial":
-            self._trial.count_step()
-            if self._trial.turn is None:
-                self._phase = "closing"
-        elif self._phase == "closing":
-            self._decide()
-        else:
-            self._counted += 1
-            if self._counted >= self._auto.again_after and len(self._candidates) > 1:
-                self._begin_trial()
-
-    def _begin_trial(self) -> None:
-        self._trial = Trial(len(self._candidates))
-        self._phase, self._chosen = "trial", 0
-
-    def _compare(self) -> None:
-        """All workers have the same arguments; what any of them has chosen before counts for all."""
-        size = self._process_set.size()
-        if size > 1:
-            RollCall(self._process_set, self.label, self._auto.arguments()).ranks()
-        if len(self._candidates) == 1:
-            self._choose(Report(self._candidates[0].name, (), size))
-            return
-        known = self._auto.known_choice(self.label, size)
-        votes = self._sum([int(candidate.name == known) for candidate in self._candidates], "choices")
-        voted = [candidate.name for candidate, count in zip(self._candidates, votes) if count]
-        if len(voted) == 1:
-            self._choose(Report(voted[0], (), size))
-        else:
-            self._begin_trial()
-
-    def _decide(self) -> None:
-        sums = self._sum(self._trial.medians(), "medians")
-        report = evaluate(self._candidates, sums, self._process_set.size())
-        self._choose(report)
-        if self._process_set.rank() == 0:
-            _log.info("horovod_quant: Auto has measured, and takes %s", report)
-
-    def _choose(self, report: Report) -> None:
-        self._auto.keep(self.label, report)
-        self._chosen = [candidate.name for candidate in self._candidates].index(report.method)
-        self._phase, self._counted = "chosen", 0
-
-    def _sum(self, numbers: Sequence[int], what: str) -> list[int]:
-        """Over all workers; waits for them. For steps that Horovod reduces itself."""
-        import horovod.torch as hvd
-
-        own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-        name = f"horovod_quant.{self.label}.{what}"
-        return hvd.allreduce(own, op=hvd.Sum, name=name, process_set=self._process_set).tolist()
-
-
-def _now(device: torch.device) -> Any:
-    """A moment: of the device's current stream, where the gradients are on a GPU."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-def _seconds(begin: Any, end: Any) -> float:
-    if isinstance(begin, float):
-        return end - begin
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
 
 
 def _is_choice(value: Any) -> bool:
