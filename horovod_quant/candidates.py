@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from horovod_quant import methods
@@ -16,7 +17,6 @@ from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
 MOST = 6
 """Candidates beside none. Each takes a dozen steps of a training to measure."""
 
-_MOST_BITS = 16
 _ELEMENTS = 2**20
 
 
@@ -61,7 +61,9 @@ def find(
         on_device: whether they have to do without arrays of the host's memory.
     """
     fitting = [
-        found for kind in kinds for found in _narrowest(kind, max_error, workers, hierarchical, on_device)
+        found
+        for family in _families(kinds)
+        for found in _narrowest(family, max_error, workers, hierarchical, on_device)
     ]
     most_bits = ring_allreduce_bytes(32, workers.size)
     kept: list[Candidate] = []
@@ -82,8 +84,8 @@ def any_of(
     """One of those that `find` chooses from; None if there is none. It takes less time."""
     fitting = (
         found
-        for kind in kinds[::-1]
-        for found in _narrowest(kind, max_error, workers, hierarchical, on_device)
+        for family in _families(kinds)[::-1]
+        for found in _narrowest(family, max_error, workers, hierarchical, on_device)
     )
     return next(fitting, None)
 
@@ -131,23 +133,24 @@ def check_names(names: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _families(kinds: tuple[type[Scheme], ...]) -> list[methods.Family]:
+    return [family for family in methods.every_family() if family.members[0].scheme_class in kinds]
+
+
 def _narrowest(
-    kind: type[Scheme], max_error: float, workers: Workers, hierarchical: bool, on_device: bool
-) -> Iterable[Candidate]:
-    """Of each of a scheme's short names, the method with the fewest bits that has an error as small."""
-    for family in registry.families_of(kind):
-        for name in (family, *(f"{family}-{bits}" for bits in range(1, _MOST_BITS + 1))):
-            try:
-                scheme = methods.parse(name).scheme()
-                assert scheme is not None
-                if on_device and scheme.host_requirement() is not None:
-                    break
-                found = _candidate(name, scheme, workers, hierarchical)
-            except ValueError:  # no such width, or too narrow for so many
-                continue
+    family: methods.Family, max_error: float, workers: Workers, hierarchical: bool, on_device: bool
+) -> Iterator[Candidate]:
+    """Of a short name's methods the one with the fewest bits that has an error as small, if one has."""
+    for method in family.members:
+        scheme = method.scheme()
+        assert scheme is not None
+        if on_device and scheme.host_requirement() is not None:
+            continue
+        with suppress(ValueError):  # too narrow for so many
+            found = _candidate(method.name, scheme, workers, hierarchical)
             if found.error is not None and found.error <= max_error:
                 yield found
-                break
+                return
 
 
 def _candidate(name: str, scheme: Scheme, workers: Workers, hierarchical: bool) -> Candidate:
