@@ -52,9 +52,9 @@ class AutoRun(Run):
 
     @property
     def max_error(self) -> float:
-        from horovod_quant.torch.auto import MAX_ERROR
+        from horovod_quant.analysis.advice import MOST_ERROR
 
-        return MAX_ERROR
+        return MOST_ERROR
 
     def make_trial(self, variant: Variant) -> Any:
         made = super().make_trial(variant)

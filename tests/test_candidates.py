@@ -10,18 +10,17 @@ import pytest
 from helpers import by_default
 
 from horovod_quant import candidates, methods
+from horovod_quant.analysis.advice import MOST_ERROR
 from horovod_quant.schemes import registry
 from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
 from horovod_quant.traffic import ring_allreduce_bytes
 
-MAX_ERROR = 0.4
-
 
 def found(size: int, **options: Any) -> tuple[candidates.Candidate, ...]:
     on_device = options.pop("on_device", False)
     workers, hierarchical = Workers(0, size, **options), "local_size" in options
-    return candidates.find(MAX_ERROR, workers, hierarchical, candidates.usable(), on_device)
+    return candidates.find(MOST_ERROR, workers, hierarchical, candidates.usable(), on_device)
 
 
 @pytest.mark.parametrize("size", by_default([4], [2, 3, 4, 16, 64, 256]))
@@ -30,7 +29,7 @@ def test_each_keeps_the_error_by_the_fewest_bits_and_sends_less_than_float32(siz
     assert 3 <= len(chosen) <= candidates.MOST
     assert [each.bits_sent for each in chosen] == sorted(each.bits_sent for each in chosen)
     for candidate in chosen:
-        assert candidate.error == candidate.scheme.relative_error(size, size) <= MAX_ERROR
+        assert candidate.error == candidate.scheme.relative_error(size, size) <= MOST_ERROR
         assert candidate.scheme.unbiased
         assert candidate.bits_sent < ring_allreduce_bytes(32, size)
         family, bits = candidate.name.rsplit("-", 1)
@@ -39,7 +38,7 @@ def test_each_keeps_the_error_by_the_fewest_bits_and_sends_less_than_float32(siz
             narrower.check_workers(size)
         except ValueError:
             continue
-        assert narrower.relative_error(size, size) > MAX_ERROR
+        assert narrower.relative_error(size, size) > MOST_ERROR
 
 
 def test_different_ways_through_the_network_are_tried() -> None:
@@ -83,7 +82,7 @@ def test_a_registered_scheme_that_does_not_tell_its_error_or_is_biased_is_not_tr
     monkeypatch.setitem(registry._registered, "Sloppy", Sloppy)
     assert Sloppy in candidates.usable()
     monkeypatch.setattr(candidates, "work_of", lambda *_: pytest.fail("it was tried"))
-    assert not candidates.find(MAX_ERROR, Workers(0, 4), False, ())
+    assert not candidates.find(MOST_ERROR, Workers(0, 4), False, ())
     monkeypatch.setattr(Sloppy, "unbiased", False)
     assert Sloppy not in candidates.usable()
 

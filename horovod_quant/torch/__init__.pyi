@@ -97,7 +97,7 @@ class Auto(_auto.Auto):
     """
     def __init__(
         self,
-        max_error: float = 0.4,
+        max_error: float = 0.3,
         *,
         min_elements: int = 1024,
         exclude: str | Iterable[str] | None = (),

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from horovod_quant import candidates
+from horovod_quant.analysis.advice import MOST_ERROR
 from horovod_quant.candidates import Candidate
 from horovod_quant.compressor_classes import refuse_unknown
 from horovod_quant.frontend import in_short, of_instances
@@ -39,9 +40,6 @@ from horovod_quant.torch.compressor import Compressor, _Unchanged
 from horovod_quant.torch.course import Course, Handed
 from horovod_quant.torch.horovod_call import OptimizerCall, glance
 from horovod_quant.trial import Report
-
-MAX_ERROR = 0.4
-"""Of the methods with such an error, each of docs/results.md ends within 1% of float32's loss."""
 
 _COURSES = "_horovod_quant_courses"
 """An optimizer's attribute: its courses, by compressor."""
@@ -78,7 +76,7 @@ class Auto(Compressor):
 
     def __init__(
         self,
-        max_error: float = MAX_ERROR,
+        max_error: float = MOST_ERROR,
         *,
         methods: Iterable[str] | None = None,
         again_after: int = 0,
@@ -91,7 +89,7 @@ class Auto(Compressor):
             or not isinstance(max_error, (int, float))
             or not 0 < max_error < math.inf
         ):
-            raise ValueError(f"max_error={max_error!r}: use a positive number, for example {MAX_ERROR}")
+            raise ValueError(f"max_error={max_error!r}: use a positive number, for example {MOST_ERROR}")
         require_int("again_after", again_after, 0, 2**62)
         self.max_error = float(max_error)
         self.methods = None if methods is None else candidates.check_names(methods)

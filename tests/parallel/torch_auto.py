@@ -320,7 +320,7 @@ def auto_says_what_is_wrong() -> None:
     assert "matches no parameter" in message_of(loss.backward, ValueError)
     last = hvd.rank() == hvd.size() - 1
     for argument, values in (
-        ("max_error", (0.3, 0.4)),
+        ("max_error", (0.2, 0.3)),
         ("methods", (["eden-3"], ["eden-2"])),
         ("seed", (0, 1)),
     ):

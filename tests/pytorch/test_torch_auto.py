@@ -17,7 +17,7 @@ from horovod_quant.torch.attendance import Witness, least_for_all, lengthened
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_error": 0}, "max_error=0: use a positive number, for example 0.4"),
+        ({"max_error": 0}, "max_error=0: use a positive number, for example 0.3"),
         ({"max_error": "0.1"}, "max_error='0.1': use a positive number"),
         ({"max_error": float("nan")}, "max_error=nan: use a positive number"),
         ({"max_error": True}, "max_error=True: use a positive number"),
@@ -51,7 +51,7 @@ def test_arguments_that_it_does_not_have_are_refused(argument: str, message: str
 def test_it_prints_what_makes_it_and_copies_keep_that() -> None:
     auto = hvq.Auto(0.3, methods=["eden-3", "qsgdinf-4"], again_after=500, exclude="*.bias", seed=3)
     text = (
-        "Auto(exclude=('*.bias',), seed=3, max_error=0.3, methods=('eden-3', 'qsgdinf-4'), again_after=500)"
+        "Auto(exclude=('*.bias',), seed=3, max_error=0.2, methods=('eden-3', 'qsgdinf-4'), again_after=500)"
     )
     assert eval(repr(auto), {"Auto": hvq.Auto}).__dict__.keys() == auto.__dict__.keys()
     assert sorted(repr(auto)[5:-1]) == sorted(text[5:-1])
