@@ -50,7 +50,7 @@ Kernels = Literal["auto", "native", "numpy", "tensorflow"]
 _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
-class _Unchanged(NamedTuple):
+class Unchanged(NamedTuple):
     """Context of a gradient that Horovod reduces itself, cast where it cannot take it as it is."""
 
     dtype: tf.DType
@@ -211,7 +211,7 @@ class Compressor(BaseCompressor):
     @integer_shapes()
     def decompress(self, output: tf.Tensor, ctx: Any) -> tf.Tensor:
         """Takes what Horovod reduced and the context; returns the reduced gradient in its own dtype and shape."""
-        if isinstance(ctx, _Unchanged):
+        if isinstance(ctx, Unchanged):
             return tf.cast(output, ctx.dtype)
         if isinstance(ctx, _Carried):
             return _without_gradient(ctx.group.result(ctx.place, output), ctx.tensor)
@@ -284,7 +284,7 @@ class Compressor(BaseCompressor):
         else:
             sent = self._counted(sent, name, call)
         named = tf.identity(sent, name=scope_of(call, tensor).tensor_name)
-        return named, _Unchanged(tensor.dtype)
+        return named, Unchanged(tensor.dtype)
 
     def _counted(self, sent: tf.Tensor, name: str, call: HorovodCall) -> tf.Tensor:
         """``sent``, with a call back that counts it when the graph runs."""

@@ -36,7 +36,7 @@ from horovod_quant.schemes.base import Scheme, Workers, require_int, require_who
 from horovod_quant.stats import Stats
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.attendance import least_for_all, lengthened
-from horovod_quant.torch.compressor import Compressor, _Unchanged
+from horovod_quant.torch.compressor import Compressor, Unchanged
 from horovod_quant.torch.course import Course, Handed
 from horovod_quant.torch.horovod_call import OptimizerCall, glance
 from horovod_quant.trial import Report
@@ -123,7 +123,7 @@ class Auto(Compressor):
             "max_error": self.max_error,
             "methods": self.methods,
             "again_after": self.again_after,
-            "on_device": self._on_device,
+            "kernels": memories.TRITON if self._on_device else "any other",
             "registered": [kind.__name__ for kind in candidates.usable()],
         }
 
@@ -205,8 +205,8 @@ class Auto(Compressor):
         least = None
         if course.witness.is_of(call.parameter):
             least = least_for_all(call)
-            if context is None or isinstance(context, _Unchanged):
-                sent, context = lengthened(sent), _Unchanged(tensor)
+            if context is None or isinstance(context, Unchanged):
+                sent, context = lengthened(sent), Unchanged(tensor)
         return sent, _Watched(course, context, least)
 
     @of_instances
@@ -217,7 +217,7 @@ class Auto(Compressor):
         course, context, least = ctx
         if least is None:
             result = super().decompress(output, context)
-        elif isinstance(context, _Unchanged):
+        elif isinstance(context, Unchanged):
             shape = context.destination.shape
             result = super().decompress(output[:-1].reshape(shape), context)
             course.attend(float(output[-1]) > least)

@@ -36,7 +36,7 @@ Kernels = Literal["auto", "native", "numpy", "triton"]
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class _Unchanged(NamedTuple):
+class Unchanged(NamedTuple):
     """Context of a gradient that Horovod reduces itself, in a copy, where it cannot take it as it is."""
 
     destination: torch.Tensor
@@ -128,7 +128,7 @@ class Compressor(BaseCompressor):
         """
         if ctx is None:
             return output
-        if isinstance(ctx, _Unchanged):
+        if isinstance(ctx, Unchanged):
             return ctx.destination.copy_(output)
         try:
             return self._finish(output, ctx)
@@ -268,7 +268,7 @@ class Compressor(BaseCompressor):
         if not sent.is_contiguous():
             sent = sent.contiguous()
         self._traffic.count(call.name, ring_allreduce_bytes(sent.numel() * sent.element_size(), size))
-        return sent, None if sent is tensor else _Unchanged(call.destination(tensor))
+        return sent, None if sent is tensor else Unchanged(call.destination(tensor))
 
     # ---- a gradient that is exchanged here -------------------------------------------------------------------
 
