@@ -25,7 +25,7 @@ from horovod_quant.kernels.reference import (
     store_float32,
     unpack_sum,
 )
-from horovod_quant.kernels.rotation import _grids, _signs, _transformed, rotated_elements
+from horovod_quant.kernels.rotation import grids, random_signs, rotated_elements, transformed
 
 WEIGHTS = hash32(0, TILE, Key(0, 0)) | np.uint32(1)
 """Of a bucket's integers in its check. They are odd: then no multiple of 2^width that fits a word vanishes."""
@@ -49,7 +49,7 @@ def rotated_samples(
         out: where the result shall be.
     """
     found = np.zeros((tiles(len(x)), samples), np.float32)
-    for values, first in _grids(as_float32(x), start):
+    for values, first in grids(as_float32(x), start):
         row = (first - start) // TILE
         z = _rotated(values, key, first)
         taken = min(samples, z.shape[1])
@@ -83,7 +83,7 @@ def encode_rotated_sum(
     """
     check_steps(len(steps), len(x))
     digits = [np.zeros(0, np.int32)]
-    for values, first in _grids(as_float32(x), start):
+    for values, first in grids(as_float32(x), start):
         row = (first - start) // TILE
         own = steps[row : row + len(values), None]
         with np.errstate(all="ignore"):
@@ -121,14 +121,16 @@ def decode_rotated_sum(
     digits = unpack_sum(words, width, rotated_elements(len(out)))
     decoded = [np.zeros(0, np.float32)]
     position = 0
-    for values, first in _grids(np.zeros(len(out), np.float32), start):
+    for values, first in grids(np.zeros(len(out), np.float32), start):
         count, size = values.shape
         own = digits[position : position + values.size].reshape(count, size).astype(np.float32)
         at = (first - start) // TILE
-        turned = _transformed(own) * _signs(count, size, signs, first, 1)
+        turned = transformed(own) * random_signs(count, size, signs, first, 1)
         with np.errstate(over="ignore", invalid="ignore"):
             units = steps[at : at + count, None] * np.float32(factor) * np.float32(1 / size)
-            decoded.append((_transformed(turned) * _signs(count, size, signs, first, 0) * units).reshape(-1))
+            decoded.append(
+                (transformed(turned) * random_signs(count, size, signs, first, 0) * units).reshape(-1)
+            )
         position += values.size
     return store_float32(np.concatenate(decoded)[: len(out)], out)
 
@@ -136,8 +138,8 @@ def decode_rotated_sum(
 def _rotated(x: np.ndarray, key: Key, first: int) -> np.ndarray:
     count, size = x.shape
     with np.errstate(over="ignore", invalid="ignore"):
-        z = _transformed(x * np.float32(1 / size) * _signs(count, size, key, first, 0))
-        return _transformed(z * _signs(count, size, key, first, 1))
+        z = transformed(x * np.float32(1 / size) * random_signs(count, size, key, first, 0))
+        return transformed(z * random_signs(count, size, key, first, 1))
 
 
 def _checks(digits: np.ndarray) -> np.ndarray:

@@ -91,7 +91,7 @@ def encode_rotated(
     """
     check_bits(bits)
     words, found = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
-    for values, first in _grids(as_float32(x), start):
+    for values, first in grids(as_float32(x), start):
         codes, own_scales = _encoded(values, bits, key, first)
         words.append(pack_codes(codes, bits))
         found.append(own_scales)
@@ -108,14 +108,14 @@ def decode_rotated(
     check_scales(len(scales), len(out))
     decoded = [np.zeros(0, np.float32)]
     position = 0
-    for values, first in _grids(np.zeros(len(out), np.float32), start):
+    for values, first in grids(np.zeros(len(out), np.float32), start):
         count, size = values.shape
         own = codes[position : position + count * size].reshape(count, size)
         at = position // TILE
-        levels = _transformed(level_values(own, bits)) * _signs(count, size, key, first, 1)
+        levels = transformed(level_values(own, bits)) * random_signs(count, size, key, first, 1)
         with np.errstate(over="ignore", invalid="ignore"):
             restored = (
-                _transformed(levels) * _signs(count, size, key, first, 0) * units[at : at + count, None]
+                transformed(levels) * random_signs(count, size, key, first, 0) * units[at : at + count, None]
             )
         decoded.append(restored.reshape(-1))
         position += count * size
@@ -161,7 +161,7 @@ def level_values(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.where(codes >> np.uint32(bits - 1), -magnitudes, magnitudes)
 
 
-def _grids(x: np.ndarray, start: int) -> list[tuple[np.ndarray, int]]:
+def grids(x: np.ndarray, start: int) -> list[tuple[np.ndarray, int]]:
     """The whole buckets, and the last one if it is not whole, by bucket; and the index of the first element of each."""
     whole = len(x) // TILE * TILE
     found = [(x[:whole].reshape(-1, TILE), start)] if whole else []
@@ -183,8 +183,8 @@ def _encoded(x: np.ndarray, bits: int, key: Key, first: int) -> tuple[np.ndarray
     x = x * np.ldexp(np.float32(1), -shift)[:, None]
     x = np.where(np.abs(x) < SMALLEST, np.float32(0), x)
 
-    z = _transformed(x * _signs(count, size, key, first, 0))
-    z = _transformed(z * _signs(count, size, key, first, 1))
+    z = transformed(x * random_signs(count, size, key, first, 0))
+    z = transformed(z * random_signs(count, size, key, first, 1))
     squares = _lane_sums(x, x)
     unit = np.sqrt(squares * size).astype(np.float32)
     magnitudes = np.abs(z)
@@ -199,7 +199,7 @@ def _encoded(x: np.ndarray, bits: int, key: Key, first: int) -> tuple[np.ndarray
     return codes.reshape(-1), scales
 
 
-def _transformed(values: np.ndarray) -> np.ndarray:
+def transformed(values: np.ndarray) -> np.ndarray:
     """The Walsh-Hadamard transform of each row."""
     count, size = values.shape
     h = 1
@@ -211,7 +211,7 @@ def _transformed(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _signs(count: int, size: int, key: Key, first: int, number: int) -> np.ndarray:
+def random_signs(count: int, size: int, key: Key, first: int, number: int) -> np.ndarray:
     """+-1 for each element. Bit i of hash ``2 r + number`` is set where element i of the tensor's row r is negated."""
     rows = hash32(2 * (first // ROW), 2 * count * (size // ROW), key)[number::2]
     bits = rows[:, None] >> np.arange(ROW, dtype=np.uint32) & np.uint32(1)
