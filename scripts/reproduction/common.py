@@ -32,7 +32,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from tqdm import tqdm
 
-from horovod_quant import kernels, methods
+from horovod_quant import kernels, methods, simulator
+from horovod_quant.schemes.base import Scheme
 
 # In the order of the page. A claim's name is that of its module, with hyphens.
 CLAIMS = ("nuqsgd", "global-qsgd", "rotated-sum", "qsgd", "binsgdm", "transformer")
@@ -153,6 +154,22 @@ def scheme(name: str, **changes: Any) -> Any:
     """The scheme of a method by its name in `horovod_quant.methods`, with other arguments for some."""
     found: Any = methods.parse(name).scheme()
     return replace(found, **changes)
+
+
+def exchanged(scheme: Scheme, own: np.ndarray, seed: int) -> tuple[simulator.Result, np.ndarray] | None:
+    """A simulated exchange, and what its average is off; None where the bits do not hold the sum.
+
+    Args:
+        scheme: of the workers.
+        own: their gradients, a row each.
+        seed: of the rounding.
+    """
+    try:
+        scheme.check_workers(len(own))
+    except ValueError:
+        return None
+    done = simulator.run(scheme, list(own), seed=seed)
+    return done, done.decoded[0][0] - own.mean(axis=0, dtype=np.float64)
 
 
 def kind(method: str) -> str:

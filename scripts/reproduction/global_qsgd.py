@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 
-from horovod_quant import kernels, simulator
+from horovod_quant import kernels
 from horovod_quant.analysis import bounds
 from horovod_quant.kernels.keys import KeyChain
 from reproduction import common, gradients, variance
@@ -142,12 +142,10 @@ def _exchange(name: str, own: np.ndarray, seed: int) -> tuple[float, float] | No
     With independent roundings, as the paper's are.
     """
     scheme = common.scheme(name, bucket_size=BUCKET, rounding="independent")
-    try:
-        scheme.check_workers(len(own))
-    except ValueError:
+    found = common.exchanged(scheme, own, seed)
+    if found is None:
         return None
-    done = simulator.run(scheme, list(own), seed=seed)
-    difference = done.decoded[0][0] - own.mean(axis=0, dtype=np.float64)
+    done, difference = found
     return variance.squared([difference]) / variance.squared([own]) * len(own), sum(done.bytes_sent.values())
 
 

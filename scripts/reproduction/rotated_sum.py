@@ -99,12 +99,10 @@ def _gradients(kind: str, seed: int, workers: int, elements: int) -> np.ndarray:
 def _exchange(method: str, bits: int, kind: str, own: np.ndarray, seed: int) -> dict[str, Any] | None:
     """None where the bits do not hold the sum."""
     scheme = common.scheme(f"{method}-{bits}")
-    try:
-        scheme.check_workers(len(own))
-    except ValueError:
+    found = common.exchanged(scheme, own, seed)
+    if found is None:
         return None
-    done = simulator.run(scheme, list(own), seed=seed)
-    difference = done.decoded[0][0] - own.mean(axis=0, dtype=np.float64)
+    done, difference = found
     return {
         "method": method,
         "bits": bits,
