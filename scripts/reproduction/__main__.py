@@ -31,7 +31,7 @@ def main() -> int:
         result = common.run_study(claim, args.size)
         common.save(result, path)
         print(f"reproduce:     done in {result['seconds']:.0f} s")
-        for verdict in common.module_of(claim).verdicts(result["figures"]):
+        for verdict in common.verdicts_of(claim, result["figures"]):
             print(f"reproduce:     {page.outcome(verdict.holds)}: {verdict.statement} ({verdict.evidence})")
     print(f"reproduce: {page.write(args.output)}")
     return 0

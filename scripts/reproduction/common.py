@@ -7,7 +7,9 @@ The module of a claim has:
 - ``study(settings)``: the measurement. Returns figures that JSON can hold, without NaN or infinity;
 - ``verdicts(figures)``: what they say about the claim, computed from nothing else;
 - ``tables(figures)``: the figures as Markdown;
-- ``draw(figures, folder)``: the plots, written to PNG files in the folder.
+- ``draw(figures, folder)``: the plots, written to PNG files in the folder;
+- ``in_short(figures)``, if there is more to say in the page's summary than how many verdicts hold: a sentence or two;
+- ``SOURCE``, if all its verdicts that name no source have the same one.
 """
 
 from __future__ import annotations
@@ -36,7 +38,16 @@ from horovod_quant import kernels, methods, simulator
 from horovod_quant.schemes.base import Scheme
 
 # In the order of the page. A claim's name is that of its module, with hyphens.
-CLAIMS = ("nuqsgd", "global-qsgd", "rotated-sum", "qsgd", "binsgdm", "transformer")
+CLAIMS = (
+    "nuqsgd",
+    "nuqsgd-gradients",
+    "global-qsgd",
+    "rotated-sum",
+    "qsgd",
+    "qsvrg",
+    "binsgdm",
+    "transformer",
+)
 
 # Tested only where they are named, since most machines lack what they need. Their modules also have ``problem(size)``:
 # why the claim cannot be tested here, or None.
@@ -70,6 +81,10 @@ TITLES = {
 }
 
 
+OURS = "our reading"  # of a paper that does not say so, or not in such words
+PACKAGE = "this package's claim"
+
+
 class Verdict(NamedTuple):
     """What the figures say about one part of a claim.
 
@@ -77,11 +92,13 @@ class Verdict(NamedTuple):
         statement: that part, as a sentence that can be true or false.
         holds: whether the figures agree.
         evidence: the figures that decided.
+        source: where the paper says so, `OURS` or `PACKAGE`; by default the module's ``SOURCE``, or `OURS`.
     """
 
     statement: str
     holds: bool
     evidence: str
+    source: str = ""
 
 
 class Plot(NamedTuple):
@@ -93,6 +110,13 @@ class Plot(NamedTuple):
 
 def module_of(claim: str) -> Any:
     return importlib.import_module("reproduction." + claim.replace("-", "_"))
+
+
+def verdicts_of(claim: str, figures: dict[str, Any]) -> list[Verdict]:
+    """A claim's verdicts, each with its source."""
+    module = module_of(claim)
+    default = getattr(module, "SOURCE", OURS)
+    return [verdict._replace(source=verdict.source or default) for verdict in module.verdicts(figures)]
 
 
 # ---- results on disk ---------------------------------------------------------------------------------------------

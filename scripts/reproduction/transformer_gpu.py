@@ -9,6 +9,7 @@ from reproduction import common, transformer
 from reproduction.common import Plot, Verdict
 
 TITLE = "A transformer on a GPU: the loss with each method"
+SOURCE = common.PACKAGE
 CLAIM = (
     "At the recommended settings a transformer of characters, trained on a GPU, ends with every method within 1% of "
     "float32's loss."
