@@ -116,7 +116,7 @@ class CudaRun(ExchangeRun):
         return self.trials[-1]
 
     def more(self) -> None:
-        hooks = [trial.hook_seconds[-self.plan.rounds :] for trial in self.trials]
+        hooks = [trial.hook_seconds[-len(self.found.rounds) :] for trial in self.trials]
         everybody = self.bench.gather(np.ravel(hooks).tolist())
         self.hook_seconds = everybody.mean(axis=0).reshape(len(hooks), -1).tolist()
 

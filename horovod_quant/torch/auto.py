@@ -36,7 +36,7 @@ from horovod_quant.schemes.base import Scheme, Workers, require_int, require_who
 from horovod_quant.stats import Stats
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.attendance import least_for_all, lengthened
-from horovod_quant.torch.compressor import Compressor, Unchanged
+from horovod_quant.torch.compressor import Compressor, Unchanged, is_integral
 from horovod_quant.torch.course import Course, Handed
 from horovod_quant.torch.horovod_call import OptimizerCall, glance
 from horovod_quant.trial import Report
@@ -185,6 +185,8 @@ class Auto(Compressor):
         """
         course = self.course_of((caller := glance())[0])
         if course is not None and course.hands_through(caller[1], tensor):
+            return tensor, None
+        if is_integral(tensor.dtype):
             return tensor, None
         call = self._call_for(tensor)
         if not isinstance(call, OptimizerCall):

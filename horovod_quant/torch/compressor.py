@@ -103,10 +103,15 @@ class Compressor(BaseCompressor):
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Takes a gradient; returns what Horovod shall reduce, and a context for `decompress`.
 
+        Integers and booleans are returned as they are, as by ``hvd.Compression.fp16``, whatever the operation;
+        `stats` does not count them.
+
         Raises:
-            TypeError: the tensor is not of a floating-point type.
+            TypeError: the tensor is of another type that cannot be quantized, such as a complex one.
             ValueError: an argument does not fit the number of workers, the parameters' names or the operation.
         """
+        if is_integral(tensor.dtype):
+            return tensor, None
         return self._compress(tensor, self._call_for(tensor), self.policy)
 
     def _compress(self, tensor: torch.Tensor, call: Call, policy: Policy) -> tuple[torch.Tensor, Any]:
@@ -312,6 +317,10 @@ class Compressor(BaseCompressor):
 
     def _delivered(self, call: Call, submission: Submission, sums: Sequence[float]) -> None:
         """Called when a gradient has been decoded, with the sums of what its carriers carried."""
+
+
+def is_integral(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex
 
 
 @functools.lru_cache(maxsize=4096)

@@ -50,6 +50,9 @@ WORKERS = 4
 RATES = ("0.1", "0.2")
 SMALLER, LARGER = RATES
 
+BROKEN = 10.0
+"""The loss of a training that breaks down: random guesses have 2.3."""
+
 
 def study(settings: Settings) -> dict[str, Any]:
     cells = [(bits, bucket) for bits in settings.bits for bucket in settings.buckets]
@@ -255,7 +258,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
         ),
         Plot(
             "nuqsgd-loss-0.2.png",
-            f"The same, learning rate {LARGER}; a curve that leaves the panel or ends: the training broke down.",
+            f"The same, learning rate {LARGER}; a curve that ends: the training broke down.",
         ),
     ]
 
@@ -288,8 +291,22 @@ def _draw_losses(figures: dict[str, Any], rate: str, path: Path) -> None:
             key = method if method == "none" else _key(method, *cell)
             common.plot_loss(axes, _losses(figures, rate, key), method)
         axes.set(yscale="log", ylabel="training loss, nats")
-        axes.set_ylim(top=10)  # a training that breaks down leaves the panel
+    bottom = min((loss for axes in panels for line in axes.lines for loss in line.get_ydata()), default=1.0)
+    for axes in panels:
+        axes.set_ylim(bottom / 1.5, BROKEN)
+        for line in axes.lines:
+            _say_that_it_breaks_down(axes, line)
     common.finish(figure, panels, path)
+
+
+def _say_that_it_breaks_down(axes: Any, line: Any) -> None:
+    """Where a curve leaves the panel."""
+    above = next((step for step, loss in zip(*line.get_data()) if loss > BROKEN), None)
+    if above is not None:
+        axes.annotate(
+            f"breaks down\nat step {above:g}", (above, BROKEN), (above + 3, BROKEN / 1.2), color=line.get_color(),
+            fontsize="small", verticalalignment="top",
+        )  # fmt: skip
 
 
 def _panels(figures: dict[str, Any]) -> tuple[Any, list[Any]]:
