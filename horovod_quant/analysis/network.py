@@ -43,7 +43,7 @@ LOCAL_BANDWIDTH = 1e9
 HALF_SUM_SECONDS = 1.5e-8
 """CPU seconds for each float16 element that Horovod adds in an allreduce: it does so in software, on one core.
 
-With 2 workers, ResNet-50 and Gloo fp16 takes a quarter of a second longer than none (README), for 12.8 million
+With 2 workers, ResNet-50 and Gloo fp16 takes a quarter of a second longer than none (docs/speed.md), for 12.8 million
 additions on each worker by a thread that shares its core with one that spins.
 """
 
@@ -116,7 +116,7 @@ class Network:
             link that never makes anybody wait.
         latency: seconds that a message between two hosts takes besides its bytes.
         local_bandwidth: bytes per second between two workers of one host. An assumption: Gloo over the loopback
-            interface moves 0.6e9 (README: 102 MB in 0.18 s, 2 workers on 2 cores), shared memory more.
+            interface moves 0.6e9 (102 MB in 0.18 s, 2 workers on 2 cores), shared memory more.
         local_latency: seconds of a message between two workers of one host.
         cores_per_worker: of the processor; less than 1 where workers share cores, as all hosts of a lab do.
         controller: ``"gloo"``, ``"mpi"``, or ``"nccl"`` for gradients on accelerators.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from parallel.launching import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
 
+import readme_picture
 from reproduction import transformer
 
 from horovod_quant import methods
@@ -47,21 +49,52 @@ def test_a_constructor_without_arguments_ends_within_a_hundredth_of_float32(kind
 
 
 @pytest.mark.parametrize(
-    ("code", "key"),
+    ("begin", "key", "steps"),
     [
-        ("GlobalQSGD()", "global-qsgd-8"),
-        ("QSGD()", "qsgdinf-4/256"),
-        ("NUQSGD()", "nuqsgd-4"),
-        ("BinSGDM()", "binsgdm, longer"),
+        ("`GlobalQSGD()`", "global-qsgd-8", 1),
+        ("`QSGD()`", "qsgdinf-4/256", 1),
+        ("`NUQSGD()`", "nuqsgd-4", 1),
+        ("`BinSGDM()`", "binsgdm, longer", transformer.FACTOR),
+        ("the same, as many steps", "binsgdm", 1),
+        ('`GlobalQSGD(levels="exponential")`', "global-qsgd-exp-8", 1),
+        ('`QSGD(bits=4, norm="l2")`', "qsgd-4", 1),
     ],
 )
-def test_the_readme_shows_these_figures(code: str, key: str) -> None:
+def test_the_readme_shows_these_figures(begin: str, key: str, steps: int) -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(f"| `{code}`") and "%" in line)
+    (line,) = (line for line in lines if line.startswith(f"| {begin}") and "%" in line)
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     (training,) = (each for each in transformer.TRAININGS if each.key == key)
     gains = [
-        f"{transformer.training_speed_up(FIGURES['speeds'][rate], training.method):.2f}"
+        f"{transformer.steps.speed_up(FIGURES['speeds'][rate], training.method) / steps:.2f}"
         for rate in ("1gbit", "100mbit")
     ]
     assert cells[1:] == [transformer.difference(FIGURES, key), *gains]
+
+
+def test_the_readme_fits_a_few_screens() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_readmes_first_sentence_is_what_was_measured() -> None:
+    """About 4 times fewer bytes and 1% for three defaults; 20 times and twice the steps for BinSGDM."""
+    trainings = FIGURES["trainings"]
+    saved = {
+        key: trainings[key]["float32_bytes_per_step"] / trainings[key]["bytes_per_step"]
+        for key in ("global-qsgd-8", "qsgdinf-4/256", "nuqsgd-4", "binsgdm, longer")
+    }
+    assert saved.pop("binsgdm, longer") > 20
+    assert (
+        transformer.loss_ratio(FIGURES, "binsgdm, longer")
+        < transformer.LIMIT
+        < transformer.loss_ratio(FIGURES, "binsgdm")
+    )
+    assert all(ratio == pytest.approx(4, abs=0.4) for ratio in saved.values())
+    assert all(transformer.loss_ratio(FIGURES, key) < transformer.LIMIT for key in saved)
+
+
+def test_the_readmes_picture_is_drawn_from_them(tmp_path: Path) -> None:
+    readme_picture.draw(FIGURES, tmp_path / "overview.png")
+    assert (tmp_path / "overview.png").read_bytes()[:4] == b"\x89PNG"
+    assert "docs/results/overview.png" in (ROOT / "README.md").read_text()
+    assert readme_picture.PICTURE.exists()

@@ -1,0 +1,98 @@
+"""Draws README.md's picture: how much faster a training between four hosts is, and the loss that it reaches.
+
+Both come from docs/results/transformer.json, which `scripts/reproduce transformer` measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+from reproduction import common, transformer
+
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
+FIGURES = RESULTS / "transformer.json"
+PICTURE = RESULTS / "overview.png"
+LINKS = {"1gbit": 1.0, "100mbit": 0.45}
+"""Opacity of the bars for each rate."""
+
+
+class Row(NamedTuple):
+    """One method at a setting that README.md names.
+
+    Attributes:
+        label: for readers, as README.md writes it.
+        key: of the training in `FIGURES`.
+        steps: how many times as many as float32 takes.
+    """
+
+    label: str
+    key: str
+    steps: int = 1
+
+    @property
+    def method(self) -> str:
+        (training,) = (each for each in transformer.TRAININGS if each.key == self.key)
+        return training.method
+
+
+ROWS = (
+    Row("GlobalQSGD()", "global-qsgd-8"),
+    Row("QSGD()", "qsgdinf-4/256"),
+    Row("NUQSGD()", "nuqsgd-4"),
+    Row("BinSGDM(), twice the steps", "binsgdm, longer", transformer.FACTOR),
+    Row("BinSGDM(), equal steps", "binsgdm"),
+)
+
+
+def speed_up(figures: dict[str, Any], row: Row, rate: str) -> float:
+    """How many times as fast as float32's the whole training is, with the number of steps of this row."""
+    return transformer.steps.speed_up(figures["speeds"][rate], row.method) / row.steps
+
+
+def draw(figures: dict[str, Any], path: Path) -> None:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
+    height = 0.38
+    for place, row in enumerate(ROWS):
+        color = common.COLORS[common.kind(row.method)]
+        for offset, (rate, opacity) in zip((-height / 2, height / 2), LINKS.items()):
+            gain = speed_up(figures, row, rate)
+            bar = left.barh(place + offset, gain, height, color=color, alpha=opacity)
+            left.bar_label(
+                bar, [f"{gain:.1f}x at {transformer.rate_title(rate)}"], padding=3, fontsize="small"
+            )
+        own, baseline = (
+            figures["trainings"][key]["validation_losses"] for key in (row.key, transformer.TRAININGS[0].key)
+        )
+        ratios = [100 * (a / b - 1) for a, b in zip(own, baseline)]
+        mean = 100 * (transformer.loss_ratio(figures, row.key) - 1)
+        right.plot(ratios, [place] * len(ratios), "o", color=color, alpha=0.35, markersize=4)
+        right.plot(mean, place, "|", color=color, markersize=18, markeredgewidth=2)
+        beside = max(*ratios, 100 * (transformer.LIMIT - 1)) + 0.3
+        right.text(beside, place, f"{mean:+.1f}%", va="center", fontsize="small")
+    left.axvline(1, color="black", linewidth=1)
+    left.set(title="Training speed, 4 hosts", xlabel="times as fast as float32", xlim=(0, 12))
+    left.set_yticks(range(len(ROWS)), [row.label for row in ROWS])
+    left.invert_yaxis()
+    right.axvline(0, color="black", linewidth=1)
+    right.axvline(100 * (transformer.LIMIT - 1), color="black", linewidth=1, linestyle="--")
+    right.set(title="Final validation loss", xlabel="% above float32 (dashed: 1%)", xlim=(-3, 12.5))
+    for axes in (left, right):
+        axes.grid(axis="x", alpha=0.25)
+    common.save_plot(figure, path)
+
+
+def main() -> int:
+    result = common.load(FIGURES)
+    if result is None:
+        print(f"readme-picture: there is no {FIGURES}: run scripts/reproduce transformer", file=sys.stderr)
+        return 1
+    draw(result["figures"], PICTURE)
+    print(f"readme-picture: {PICTURE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""docs/troubleshooting.md has every error and warning that a user can meet: they are read from the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "horovod_quant"
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+ANYTHING = "…"
+"""Stands, here and on the page, for what differs between two messages of a kind."""
+
+NOT_ON_THE_PAGE = {
+    "kernels/arrays.py": "kernels' arguments, which schemes give",
+    "kernels/native.py": "as above; the page has why there is no library",
+    "kernels/entropy.py": "as above; the page has a row for all corrupt payloads",
+    "kernels/reference.py": "as above",
+    "kernels/rotated_sums.py": "as above",
+    "kernels/rotation.py": "as above",
+    "kernels/triton/": "as above; the page has what the frontends say of GPUs",
+    "tensorflow/kernels.py": "as above",
+    "analysis/bounds.py": "functions of the papers' bounds, whose arguments a message names",
+}
+"""Modules whose messages nobody meets who trains, measures or predicts, and why."""
+
+COMPOSED = {
+    "self._disagreement(name)": "the workers did not exchange the same gradient here",
+    "disagreement(self._arguments, unequal)": "here, and something else on other workers",
+    "_foreign('parameter groups', lacking, [name for name in group if name != 'params'])": "it is another optimizer's",
+    '_foreign("parameters\' states", lacking, list(saved))': "it is another optimizer's",
+    "_complaint(who, time.monotonic() - since)": "because other workers have not done the same",
+    "_problems[-1]": "cannot be used",
+    "f'{argument}: {error}' if argument else str(error)": None,  # another error, with the option's name before it
+    "str(error)": None,
+}
+"""Messages that the source makes elsewhere than where they are raised, and what of them is on the page."""
+
+
+class Message(NamedTuple):
+    place: str
+    text: str
+    """The stable part: without what to do, which follows a semicolon, a sentence, or a reason in brackets."""
+
+
+def constants(tree: ast.Module) -> dict[str, str]:
+    """A module's texts, by name."""
+    return {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+TREES = {
+    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+CONSTANTS = {name: text for tree in TREES.values() for name, text in constants(tree).items()}
+
+
+def template(node: ast.expr, own: Mapping[str, str]) -> str | None:
+    """A message with `ANYTHING` in place of its values; None where it is made elsewhere."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else ANYTHING for part in node.values
+        )
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = template(node.left, own), template(node.right, own)
+        return None if left is None else left + (ANYTHING if right is None else right)
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return own.get(name, CONSTANTS.get(name))
+
+
+def raised(tree: ast.Module) -> Iterator[tuple[str, int, ast.expr]]:
+    """Exceptions, lines and messages of what is raised or warned of."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            call = node.exc
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.warn", "_log.warning"):
+            call = node
+        else:
+            continue
+        kind = ast.unparse(call.func)
+        if kind in ("AssertionError", "SystemExit"):
+            continue
+        if call.args:
+            message = call.args[1] if ast.unparse(call.args[0]) in ("'%s'", '"%s"') else call.args[0]
+            yield kind, node.lineno, message
+
+
+def messages() -> Iterator[Message]:
+    for file, tree in TREES.items():
+        own = constants(tree)
+        left_out = any(file.startswith(name) for name in NOT_ON_THE_PAGE)
+        for kind, line, node in raised(tree):
+            if left_out and kind != "NativeKernelsUnavailable":
+                continue
+            source = ast.unparse(node)
+            text = COMPOSED[source] if source in COMPOSED else template(node, own)
+            if source in COMPOSED and text is None:
+                continue
+            place = f"horovod_quant/{file}:{line}"
+            assert text is not None, f"{place}: say in COMPOSED what `{source}` is"
+            stable = (
+                re.split(rf";|\. (?=[A-Z])|(?<=\({ANYTHING}\)):", text)[0]
+                .replace("%s", ANYTHING)
+                .strip(f"{ANYTHING}: ")
+            )
+            if re.search(r"\w", stable):  # else it only puts a name before another message
+                yield Message(place, stable)
+
+
+def test_every_message_is_on_the_page() -> None:
+    found = list(messages())
+    assert len(found) > 150
+    lacking = [f"{place}: {text}" for place, text in found if text not in PAGE]
+    assert not lacking, "docs/troubleshooting.md does not have\n" + "\n".join(lacking)
+
+
+@pytest.mark.parametrize("file", NOT_ON_THE_PAGE)
+def test_what_is_left_out_is_there(file: str) -> None:
+    assert any(name.startswith(file) for name in TREES)
+
+
+def test_a_message_that_is_new_is_noticed() -> None:
+    tree = ast.parse("raise ValueError(f'bits={bits!r}: an unheard-of mistake; use another')")
+    ((_, _, node),) = raised(tree)
+    assert template(node, {}) == f"bits={ANYTHING}: an unheard-of mistake; use another"
+    assert "an unheard-of mistake" not in PAGE
