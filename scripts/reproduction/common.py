@@ -9,7 +9,9 @@ The module of a claim has:
 - ``tables(figures)``: the figures as Markdown;
 - ``draw(figures, folder)``: the plots, written to PNG files in the folder;
 - ``in_short(figures)``, if there is more to say in the page's summary than how many verdicts hold: a sentence or two;
-- ``SOURCE``, if all its verdicts that name no source have the same one.
+- ``SOURCE``, if all its verdicts that name no source have the same one;
+- where parts of the study can be run alone, ``PARTS``, their names. Settings have ``only``, None or some of them, and
+  verdicts, tables and plots are of what figures there are.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ CLAIMS = (
     "qsvrg",
     "binsgdm",
     "transformer",
+    "eden",
 )
 
 # Tested only where they are named, since most machines lack what they need. Their modules also have ``problem(size)``:
@@ -64,7 +67,9 @@ COLORS = {
     "global-qsgd-l2": "#E69F00",
     "global-qsgd-exp": "#7F5FA8",
     "global-qsgd-rotated": "#882255",
+    "eden": "#8C6D1F",
     "binsgdm": "#D55E00",
+    "powersgd": "#555555",
 }
 
 TITLES = {
@@ -77,6 +82,7 @@ TITLES = {
     "global-qsgd-l2": "Global-QSGD, l2 norm",
     "global-qsgd-exp": "Global-QSGD, exponential",
     "global-qsgd-rotated": "Global-QSGD, rotated",
+    "eden": "EDEN",
     "binsgdm": "BinSGDM",
 }
 
@@ -122,11 +128,18 @@ def verdicts_of(claim: str, figures: dict[str, Any]) -> list[Verdict]:
 # ---- results on disk ---------------------------------------------------------------------------------------------
 
 
-def run_study(claim: str, size: str) -> dict[str, Any]:
-    """Runs a claim's study; returns its figures with what one has to know to repeat them."""
+def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[str, Any]:
+    """Runs a claim's study; returns its figures with what one has to know to repeat them.
+
+    Args:
+        only: names of the module's ``PARTS`` to run; beside them the figures have what is kept of the others.
+    """
     module = module_of(claim)
+    settings = module.SIZES[size]
+    if only is not None:
+        settings = settings._replace(only=tuple(only))
     begin, cpu_begin = time.monotonic(), cpu_seconds()
-    figures = module.study(module.SIZES[size])
+    figures = module.study(settings)
     return {
         "claim": claim,
         "size": size,

@@ -57,7 +57,7 @@ class Training(NamedTuple):
 
     @property
     def color(self) -> str:
-        return common.COLORS[common.kind(self.method)]
+        return common.COLORS.get(common.kind(self.key), common.COLORS[common.kind(self.method)])
 
 
 def plain(method: str, recommended: bool = False, style: str = "-") -> Training:
@@ -153,7 +153,12 @@ def trained(settings: Settings, each: Training, options: Sequence[str] = ()) -> 
         options: of the example; they count more than those common to all, and less than the training's own.
     """
     options = (*settings.options, *options, *(settings.longer if each.key == LONGER.key else each.options))
-    runs = running.trainings(SCRIPT, IMPORTED, each.method, options, settings.seeds, settings.workers)
+    job = running.Job(SCRIPT, IMPORTED, each.method, options, settings.workers)
+    return summary(running.trainings(job, settings.seeds))
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What is shown of trainings with one method: a list has an entry for each seed."""
     return {
         "losses": [[round(loss, 4) for loss in run["losses"]] for run in runs],
         "validation_losses": [run["validation_loss"] for run in runs],
@@ -227,9 +232,10 @@ def loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 
 def loss_ratio(figures: dict[str, Any], key: str) -> float:
-    """Of the mean validation loss to float32's."""
-    own, other = (common.mean(figures["trainings"][k]["validation_losses"]) for k in (key, "none"))
-    return own / other
+    """Of the mean validation loss to float32's, over the seeds that both have."""
+    own, other = (figures["trainings"][k]["validation_losses"] for k in (key, "none"))
+    seeds = min(len(own), len(other))
+    return common.mean(own[:seeds]) / common.mean(other[:seeds])
 
 
 def difference(figures: dict[str, Any], key: str) -> str:
@@ -332,7 +338,7 @@ def draw_losses(figures: dict[str, Any], chosen: Sequence[Training], path: Path)
         left.plot(*points, each.style, color=each.color, label=each.title, linewidth=1.4)
         own = figures[each.key]["validation_losses"]
         ratios = [100 * (a / b - 1) for a, b in zip(own, baseline)]
-        mean = 100 * (common.mean(own) / common.mean(baseline) - 1)
+        mean = 100 * (common.mean(own) / common.mean(baseline[: len(own)]) - 1)
         right.plot(ratios, [place] * len(ratios), "o", color=each.color, alpha=0.5)
         right.plot(mean, place, "|", color=each.color, markersize=24)
     zoom_in(left, chosen, curves)
