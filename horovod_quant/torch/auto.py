@@ -39,6 +39,7 @@ from horovod_quant.torch.attendance import least_for_all, lengthened
 from horovod_quant.torch.compressor import Compressor, Unchanged, is_integral
 from horovod_quant.torch.course import Course, Handed
 from horovod_quant.torch.horovod_call import OptimizerCall, glance
+from horovod_quant.traffic import ring_allreduce_bytes
 from horovod_quant.trial import Report
 
 _COURSES = "_horovod_quant_courses"
@@ -196,8 +197,10 @@ class Auto(Compressor):
             )
         course = self._course(call, tensor)
         if course.policy is None:
-            size = self._take_note(tensor, call)
-            sent, context = self._pass_through(tensor, call, size)
+            size = self._checked_size(tensor, call)
+            sent, context = self._handed_over(tensor, call)
+            self._traffic.expect(call.name, ring_allreduce_bytes(4 * tensor.numel(), size))
+            self._traffic.count(call.name, ring_allreduce_bytes(sent.numel() * sent.element_size(), size))
             if sent is tensor and course.is_horovods:
                 self._handed.append(course.hand_through(call, tensor, size))
         else:
