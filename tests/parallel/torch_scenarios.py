@@ -28,6 +28,7 @@ from torch_harness import (
     assert_same_on_all_ranks,
     base_optimizer,
     gather_objects,
+    impatient,
     message_of,
     net,
     net_loss,
@@ -786,6 +787,7 @@ def overlap_with_any_order(make: Any) -> None:
         train_and_compare(make(group_bytes=1), model=Many(), loss=loss, steps=6, between=between)
 
 
+@impatient
 def overlap_with_parts_left_out(make: Any) -> None:
     """After steps that use everything, ranks leave out different parts; a named operation in between."""
 
