@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "parallel"))
 
 from helpers import extended  # noqa: E402
-from launching import BIN, environment, horovodrun  # noqa: E402
+from launching import HOROVODRUN, environment, horovodrun  # noqa: E402
 
 from horovod_quant.analysis.models import MODELS, elements  # noqa: E402
 from horovod_quant.bench import choosing, enough, report  # noqa: E402
@@ -306,7 +306,7 @@ class Endless:
         self.output = folder / "output"
         with open(self.output, "w") as output:
             self.launcher = subprocess.Popen(
-                [str(BIN / "horovodrun"), f"--{controller}", "-np", "2", "sh", str(script)],
+                [*HOROVODRUN, f"--{controller}", "-np", "2", "sh", str(script)],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True,
             )  # fmt: skip
         self._wait(self.json.exists)  # a round is done
