@@ -73,7 +73,7 @@ class Settings(NamedTuple):
 
 SIZES = {
     "full": Settings(12, 36, 130, 6000, (0, 8, 32, 128), (0, 1, 2), (0, 1, 2, 3, 4), FEATURES),
-    "tiny": Settings(8, 8, 130, 120, (0, 8), (0, 1), (0, 1), 64),
+    "tiny": Settings(2, 2, 20, 40, (0, 8), (0,), (0,), 64),
 }
 METHOD = METHOD.format(
     penalty=PENALTY,

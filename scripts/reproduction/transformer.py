@@ -199,7 +199,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 def in_short(figures: dict[str, Any]) -> str:
     parts = [f"{each.title} {difference(figures, each.key)}" for each in TRAININGS if each.recommended]
-    return f"Loss to float32's: {'; '.join(parts)}{HALF}."
+    return f"Loss to float32's: {'; '.join(parts)}, where float32 has half as many steps."
 
 
 def training_speed_up(measured: dict[str, Any], method: str) -> float:
