@@ -79,14 +79,18 @@ def study(settings: Settings) -> dict[str, Any]:
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     found = [
         Verdict(
-            f"BinSGDM ends within 1% of Adam's validation loss{when}",
+            f"{when} BinSGDM ends within 1% of Adam's validation loss",
             transformer.loss_ratio(figures, key) <= transformer.LIMIT,
             transformer.difference(figures, key),
             source,
         )
         for key, when, source in (
-            ("binsgdm", " after as many steps", "BinSGDM (Birder), abstract: “comparable” to Adam"),
-            (transformer.LONGER.key, f"{transformer.HALF}, which is not the paper's comparison", common.OURS),
+            ("binsgdm", "After as many steps", "BinSGDM (Birder), abstract: “comparable” to Adam"),
+            (
+                transformer.LONGER.key,
+                f"After {transformer.FACTOR} times Adam's steps, which is not the paper's comparison,",
+                common.OURS,
+            ),
         )
     ]
     for rate, measured in figures["speeds"].items():
@@ -164,7 +168,7 @@ def tables(figures: dict[str, Any]) -> str:
         f"The training loss that BinSGDM has at the end of {of:,} steps, Adam has after {reached:,} of its {of:,}. "
         f"Adam can take {longer:,} steps as well. There is no such training among these figures; in a trial, whose "
         f"figures are not kept here, BinSGDM's loss after {longer:,} steps was about 10% above Adam's after as many. "
-        "Twice the steps do not close the gap."
+        "By that, twice the steps do not close the gap."
     )
     parts = [common.table(header, rows), note, transformer.speed_table(figures, METHODS)]
     if figures["clusters"]:

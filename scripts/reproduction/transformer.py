@@ -84,7 +84,7 @@ TRAININGS = (
 )
 
 LIMIT = 1.01
-HALF = " after half as many steps"  # of what `LONGER` is compared with
+HALF = ", which takes half as many steps"  # whose, with which `LONGER` is compared
 STEPS = 1000
 
 SCRIPT, IMPORTED = "torch_char_transformer.py", ("training.py", "python_text.py")
@@ -210,7 +210,7 @@ def training_speed_up(measured: dict[str, Any], method: str) -> float:
 def loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
     return [
         Verdict(
-            f"{each.title} ends within 1% of float32's loss" + (HALF if each.key == LONGER.key else ""),
+            f"{each.title} ends within 1% of the loss of float32" + (HALF if each.key == LONGER.key else ""),
             loss_ratio(figures, each.key) <= LIMIT,
             difference(figures, each.key),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,11 +60,13 @@ def test_the_page_has_each_claim_with_its_verdicts_and_plots(folder: Path) -> No
         for found in common.verdicts_of(claim, figures):
             assert f"**{page.outcome(found.holds)}**: {found.statement}" in text
             assert f"| {found.statement} | {found.source} | {page.outcome(found.holds)} |" in text
-        for plot in module.draw(figures, folder):
-            assert f"(results/{plot.file})" in text
-            content = (folder / plot.file).read_bytes()
-            assert content[:4] == b"\x89PNG"
-            assert len(content) < 150_000
+    shown = re.findall(r"\(results/(.*?)\)", text)
+    assert {file.name for file in folder.glob("*.png")} == set(shown)
+    assert len(shown) >= len(STUDIES)
+    for file in shown:
+        content = (folder / file).read_bytes()
+        assert content[:4] == b"\x89PNG"
+        assert len(content) < 150_000
 
 
 def test_the_same_results_give_the_same_page_and_plots(folder: Path) -> None:
@@ -73,7 +76,9 @@ def test_the_same_results_give_the_same_page_and_plots(folder: Path) -> None:
     assert [file.read_bytes() for file in files] == before
 
 
-def test_docs_have_the_page_that_their_results_give(tmp_path: Path) -> None:
+def test_docs_have_the_page_that_their_results_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Most of the time of a page is in drawing and writing files, which other tests look at.
+    monkeypatch.setattr(common, "save_plot", lambda figure, path: common.plt.close(figure))
     shutil.copytree(RESULTS, tmp_path / "results")
     assert page.write(tmp_path / "results").read_text() == RESULTS.with_name("results.md").read_text()
 
