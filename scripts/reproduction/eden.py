@@ -42,7 +42,9 @@ FLOORS = {2: 0.1, 1: 0.3}
 
 def _whitened(bits: int) -> Training:
     options = ("--whiten", f"--floor={FLOORS[bits]}")
-    return Training(f"whitened-{bits}", f"eden-{bits}", f"EDEN, {bits} bits, whitened", options, ":")
+    return Training(
+        f"whitened-{bits}", f"eden-{bits}", f"{common.title(f'eden-{bits}')}, whitened", options, ":"
+    )
 
 
 # As the page has them; the first is what the others are compared with.

@@ -109,7 +109,7 @@ def test_a_verdict_waits_for_all_seeds(errors: Any) -> None:
     assert "Whitened" not in statements
     shown = eden.tables(found)
     assert "| EDEN, 3 bits | **1 of 3** |" in shown
-    assert "**Not trained yet: EDEN, 1 bits, whitened.**" in shown
+    assert "**Not trained yet: EDEN, 1 bit, whitened.**" in shown
 
 
 def test_the_page_is_made_of_the_figures_alone(errors: Any, tmp_path: Path) -> None:
