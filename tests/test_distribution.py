@@ -72,7 +72,9 @@ def test_the_wheel_has_types_kernels_and_the_page_on_installing(built: tuple[Pat
         names = set(archive.namelist())
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
         page = archive.read("horovod_quant/install.md").decode()
-    assert page == (ROOT / "docs" / "install.md").read_text()
+    with tarfile.open(built[0]) as sources:
+        (source,) = (member for member in sources if member.name.endswith("/docs/install.md"))
+        assert page == sources.extractfile(source).read().decode()
     assert {"horovod_quant/py.typed", "horovod_quant/torch/__init__.pyi"} <= names
     assert any(re.fullmatch(r"horovod_quant/kernels/_native.*\.so", name) for name in names)
     assert not [name for name in names if name.startswith("tests") or name.endswith((".cpp", ".h"))]
@@ -109,7 +111,9 @@ def test_a_stranger_trains_with_every_method_in_two_minutes(installed: Installed
     for method in (*(kind.__name__ for kind in registry.own()), "Auto"):
         done = environment.run("horovodrun", "--gloo", "-np", 2, "python", "minimal_torch.py", method)
         assert done.returncode == 0, done.stdout[-3000:]
-        assert re.search(rf"{method}\(.*\): accuracy [89]\d\.\d%", done.stdout), done.stdout[-3000:]
+        accuracy = re.search(rf"{method}\(.*\): accuracy (\S+)%", done.stdout)
+        assert accuracy, done.stdout[-3000:]
+        assert float(accuracy[1]) > 80
     done = environment.run("horovod-quant", "doctor", "--framework", "torch")
     assert done.returncode == 0, done.stdout
     assert "no problems" in done.stdout
