@@ -123,7 +123,7 @@ class HooksRun(ExchangeRun):
             for result in results:
                 for name, seconds in zip(hooks().Spent._fields, self.spent.get(result["method"], ())):
                     result[f"{name}_seconds"] = seconds
-            hooks().add_ratios(results, self.ratios)
+            hooks().add_ratios([result for result in results if "hook_seconds" in result], self.ratios)
         return results
 
     def tables(self, results: list[dict[str, Any]]) -> list[Any]:
@@ -238,7 +238,7 @@ def parse_arguments() -> argparse.Namespace:
     torch = parser.add_argument_group("for PyTorch alone")
     torch.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where the gradients are")
     torch.add_argument("--many-small", nargs="?", type=int, const=MANY, metavar="GRADIENTS",
-                       help=f"{MANY:,} gradients of {SMALL:,} elements, or as many as you say, and no model's")  # fmt: skip
+                       help=f"{MANY:,} gradients of {SMALL:,} elements, or another number, and no model's")  # fmt: skip
     torch.add_argument("--split-rounds", type=int, default=5, help="instrumented measurements; 0: none")
     torch.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
                        help="let exchanges start during the backward pass")  # fmt: skip

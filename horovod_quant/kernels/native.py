@@ -66,7 +66,6 @@ __all__ = [
     "binarize",
     "bucket_magnitude_sums",
     "bucket_maxima",
-    "bucket_maxima_each",
     "bucket_square_sums",
     "bucket_sums",
     "clip",
@@ -77,7 +76,6 @@ __all__ = [
     "decode_signs",
     "decode_uniform_codes",
     "decode_uniform_sum",
-    "decode_uniform_sum_each",
     "decoding_scales",
     "elias_decode_codes",
     "elias_encode_codes",
@@ -86,7 +84,6 @@ __all__ = [
     "encode_rotated_sum",
     "encode_uniform_codes",
     "encode_uniform_sum",
-    "encode_uniform_sum_each",
     "exponential_values",
     "less",
     "mean",
@@ -524,13 +521,19 @@ def _decode(kernel, words, norms, arguments, out):
 
 # ---- many gradients in one call ----------------------------------------------------------------------------------
 #
-# Each is as many calls of the kernel without _each, whose results follow one another; see `each`, which calls them.
+# As many calls of the kernel without _each, whose results follow one another. No other backend has them: a scheme asks
+# whether there is a Table.
 
 
-class _Table:
-    """Gradients' data, types and numbers of elements, as the library takes them."""
+class Table:
+    """Gradients' data, types and numbers of elements, as the library takes them.
 
-    def __init__(self, arrays: Sequence[np.ndarray], name: str) -> None:
+    Args:
+        arrays: flat, of floating-point types.
+        name: of the argument, for messages.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray], name: str = "x") -> None:
         self._kept = [_flat(array, name) for array in arrays]
         self.count = len(arrays)
         self._data = np.array([_pointer(array) for array in self._kept], np.uintp)
@@ -548,14 +551,13 @@ class _Table:
         return ROW * int((-(-rows // (32 // width))).sum())
 
     def norms(self, norms: np.ndarray, bucket_size: int) -> np.ndarray:
-        """Checked."""
+        """Those of all buckets, checked."""
         if len(norms) != self.buckets(bucket_size):
             raise ValueError(f"norms: {len(norms)} norms for {self.buckets(bucket_size)} buckets")
         return _input(norms, np.float32, "norms")
 
 
-def bucket_maxima_each(xs: Sequence[np.ndarray], bucket_size: int) -> np.ndarray:
-    table = _Table(xs, "x")
+def bucket_maxima_each(table: Table, bucket_size: int) -> np.ndarray:
     out = aligned_empty(table.buckets(bucket_size), np.float32)
     _call(
         "bucket_maxima_each", table.count, table.data, table.types, table.counts, bucket_size, _pointer(out)
@@ -564,7 +566,7 @@ def bucket_maxima_each(xs: Sequence[np.ndarray], bucket_size: int) -> np.ndarray
 
 
 def encode_uniform_sum_each(
-    xs: Sequence[np.ndarray],
+    table: Table,
     norms: np.ndarray,
     bucket_size: int,
     levels: int,
@@ -575,7 +577,7 @@ def encode_uniform_sum_each(
 ) -> np.ndarray:
     """``keys`` is uint32 ``[gradients, fields of Key]``."""
     _check_range("levels", levels, 1, MAX_LEVELS)
-    table, first = _Table(xs, "x"), np.array(starts, np.int64)
+    first = np.array(starts, np.int64)
     norms, keys = table.norms(norms, bucket_size), np.ascontiguousarray(keys, np.uint32)
     if keys.shape != (table.count, len(Key._fields)) or first.shape != (table.count,):
         raise ValueError(
@@ -600,7 +602,7 @@ def decode_uniform_sum_each(
 ) -> None:
     _check_range("levels", levels, 1, MAX_LEVELS)
     results = [_writable(out) for out in outs]
-    table = _Table(results, "out")
+    table = Table(results, "out")
     norms = table.norms(norms, bucket_size)
     if len(words) != table.sum_words(width):
         raise ValueError(f"words: {len(words)} words cannot hold all digits of {width} bits")

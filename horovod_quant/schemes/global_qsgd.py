@@ -186,22 +186,23 @@ class GlobalQSGD(Scheme):
         self.check_workers(workers.size)
         norm_counts = [buckets(gradient.elements, self._bucket) for gradient in gradients]
         norm_at = split_points(norm_counts)
-        norms = yield from self._global_norms(gradients, norm_at, workers, kernels)
+        table = kernels.Table([each.values for each in gradients]) if hasattr(kernels, "Table") else None
+        norms = yield from self._global_norms(gradients, norm_at, workers, kernels, table)
         if self.levels == "uniform":
-            return (yield from self._sum_uniform(gradients, norms, norm_at, workers, kernels))
+            return (yield from self._sum_uniform(gradients, norms, norm_at, workers, kernels, table))
         per_gradient = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(gradients))]
         if workers.custom_reduction:
             return (yield from self._reduce_exponential(gradients, per_gradient, workers, kernels))
         return (yield from self._serve_exponential(gradients, per_gradient, workers, kernels))
 
     def _global_norms(
-        self, gradients: Sequence[Gradient], norm_at: list[int], workers: Workers, kernels: Any
+        self, gradients: Sequence[Gradient], norm_at: list[int], workers: Workers, kernels: Any, table: Any
     ):
         largest = self.norm == "max"
         compute = kernels.bucket_maxima if largest else kernels.bucket_square_sums
         dtype = np.dtype(np.float32 if largest else np.float64)
-        if largest and hasattr(kernels, "bucket_maxima_each"):
-            local = kernels.bucket_maxima_each([gradient.values for gradient in gradients], self._bucket)
+        if largest and table is not None:
+            local = kernels.bucket_maxima_each(table, self._bucket)
         else:
             local = kernels.assemble(
                 [
@@ -214,10 +215,15 @@ class GlobalQSGD(Scheme):
         return norms if largest else kernels.norms_of_square_sums(norms)
 
     def _sum_uniform(
-        self, gradients: Sequence[Gradient], norms: Any, norm_at: list[int], workers: Workers, kernels: Any
+        self,
+        gradients: Sequence[Gradient],
+        norms: Any,
+        norm_at: list[int],
+        workers: Workers,
+        kernels: Any,
+        table: Any,
     ):
         levels = self.levels_for(workers.size)
-        in_one_call = hasattr(kernels, "encode_uniform_sum_each")
         word_at = split_points([sum_words(gradient.elements, self.bits) for gradient in gradients])
 
         def encode(i: int, out: Any) -> np.ndarray:
@@ -234,13 +240,12 @@ class GlobalQSGD(Scheme):
             )
 
         def encode_all(out: Any) -> np.ndarray:
-            values, starts = [each.values for each in gradients], [each.start for each in gradients]
-            keys = worker_keys(gradients, workers, self.rounding)
+            keys, starts = worker_keys(gradients, workers, self.rounding), [each.start for each in gradients]
             return kernels.encode_uniform_sum_each(
-                values, norms, self._bucket, levels, self.bits, keys, starts, out
+                table, norms, self._bucket, levels, self.bits, keys, starts, out
             )
 
-        if in_one_call:
+        if table is not None:
             parts: list[Any] = [(word_at[-1], np.int32, encode_all)]
         else:
             parts = [
@@ -257,7 +262,7 @@ class GlobalQSGD(Scheme):
         def write_all(factor: float, outs: Sequence[Any]) -> None:
             kernels.decode_uniform_sum_each(words[:-1], norms, self._bucket, levels, self.bits, factor, outs)
 
-        return Decoded(words[-1], write, write_all=write_all if in_one_call else None)
+        return Decoded(words[-1], write, write_all=None if table is None else write_all)
 
     def _serve_exponential(
         self, gradients: Sequence[Gradient], norms: list[np.ndarray], workers: Workers, kernels: Any

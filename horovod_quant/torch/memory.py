@@ -103,7 +103,8 @@ class HostMemory(Memory):
             detached = detached.cpu().contiguous()
         if detached.dtype in _TENSOR_BITS:
             return detached.view(_TENSOR_BITS[detached.dtype]).numpy().view(np.uint16).reshape(-1)
-        return detached.numpy().reshape(-1)
+        array = detached.numpy()
+        return array if array.ndim == 1 else array.reshape(-1)
 
     def taken(self, tensor: torch.Tensor) -> np.ndarray:
         return self.flat(tensor)
