@@ -14,7 +14,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "parallel"))
 
-from helpers import extended  # noqa: E402
 from launching import environment, horovodrun  # noqa: E402
 
 from horovod_quant.analysis.models import MODELS, elements  # noqa: E402
@@ -24,8 +23,9 @@ BASELINES = ["ddp", "ddp-fp16", "ddp-powersgd-1", "ddp-powersgd-2"]
 
 
 @pytest.mark.parallel
+@pytest.mark.extended
 @pytest.mark.parametrize(
-    ("framework", "controller"), [("torch", "gloo"), extended("torch", "mpi"), extended("tensorflow", "gloo")]
+    ("framework", "controller"), [("torch", "gloo"), ("torch", "mpi"), ("tensorflow", "gloo")]
 )
 def test_exchange_benchmark_runs(framework: str, controller: str, tmp_path: Path) -> None:
     report = tmp_path / "exchange.json"
