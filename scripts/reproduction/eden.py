@@ -33,6 +33,8 @@ METHOD = (
     "of zeros lie in buckets with others."
 )
 
+SOURCE = common.PACKAGE
+
 WORKER = Path(__file__).with_name("eden_worker.py")
 
 
