@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import extended
 from launching import horovodrun
 
 pytestmark = pytest.mark.parallel
 
 
-@pytest.mark.parametrize("method", ["global-qsgd", extended("global-qsgd-exponential")])
+@pytest.mark.extended
+@pytest.mark.parametrize("method", ["global-qsgd", "global-qsgd-exponential"])
 def test_a_model_of_1000_tensors_evicts_nothing(method: str) -> None:
     program = [sys.executable, Path(__file__).with_name("cache_worker.py"), method]
     done = horovodrun("gloo", 2, program, env={"HOROVOD_LOG_LEVEL": "warning"})

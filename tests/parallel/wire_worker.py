@@ -10,9 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from turns import EVERY_CASE
-
-STEPS = 8 if EVERY_CASE else 4
+STEPS = 8
 
 Setting = tuple[str, Callable[[], None], Any]
 """A method, a training step with it, and its compressor."""

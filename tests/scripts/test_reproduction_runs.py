@@ -43,6 +43,7 @@ def test_a_training_that_has_ended_is_not_repeated(monkeypatch: pytest.MonkeyPat
     assert both["float32_bytes_per_step"] > 3 * both["bytes_per_step"]
 
 
+@pytest.mark.extended
 def test_a_failed_run_is_quoted() -> None:
     with pytest.raises(running.RunFailed, match="--steps 0: use at least 1"):
         transformer.trained(TINY, transformer.plain("none"), ["--steps=0"])
