@@ -115,7 +115,7 @@ SIZES = {
         frozenset(TRAINED_ELSEWHERE),
         eden_errors.Settings((2, 4, 16, 64), 2**16, (0, 1, 2)),
         gradients.STEPS,
-        embeddings.Settings(8192, 1000, 64, 4, (0, 1, 2)),
+        embeddings.Settings(8192, 1000, 64, 4),
     ),
     "tiny": Settings(
         transformer.SIZES["tiny"].options,
@@ -124,7 +124,7 @@ SIZES = {
         frozenset(),
         eden_errors.Settings((2, 4), 2**14, (0, 1)),
         3,
-        embeddings.Settings(1024, 3, 8, 2, (0, 1)),
+        embeddings.Settings(1024, 3, 8, 2),
     ),
 }
 
@@ -177,44 +177,43 @@ def _errors(settings: Settings, run: bool) -> Any:
 
 def _digits(settings: Settings, run: bool) -> Any:
     """By model and method, each run's losses and accuracy; None where one is missing."""
-    found: dict[str, dict[str, Any]] = {model: {} for model in MODELS}
-    for (model, make), method in itertools.product(MODELS.items(), WITH_SGD):
-        chosen = [settings.steps, list(settings.seeds), settings.workers, model, method]
-        name = _kept_as(DIGITS, f"{model}-{method}", chosen, gradients)
+    found: dict[str, dict[str, list[Any]]] = {model: {method: [] for method in WITH_SGD} for model in MODELS}
+    for seed, model, method in itertools.product(settings.seeds, MODELS, WITH_SGD):
+        chosen = [settings.steps, settings.workers, model, method, seed]
 
-        def measured(make: Any = make, method: str = method) -> Any:
+        def trained(seed: int = seed, model: str = model, method: str = method) -> Any:
             scheme = None if method == "none" else common.scheme(method)
-            return [
-                gradients.train(
-                    scheme, seed=seed, workers=settings.workers, steps=settings.steps, make=make
-                )._asdict()
-                for seed in settings.seeds
-            ]
+            return gradients.train(
+                scheme, seed=seed, workers=settings.workers, steps=settings.steps, make=MODELS[model]
+            )._asdict()
 
-        found[model][method] = running.once(name, measured) if run else running.kept(name)
-        if found[model][method] is None:
-            return None
-    return found
+        name = _kept_as(DIGITS, f"{model}-{method}", chosen, gradients)
+        found[model][method].append(running.once(name, trained) if run else running.kept(name))
+    return _unless_missing(found)
 
 
 def _embeddings(settings: Settings, run: bool) -> Any:
     """By optimizer and method, each run's figures; None where one is missing."""
-    found: dict[str, dict[str, Any]] = {optimizer: {} for optimizer in OPTIMIZERS}
-    for optimizer, method in itertools.product(OPTIMIZERS, WITH_EMBEDDING):
-        chosen = [settings.embeddings, optimizer, method]
+    found: dict[str, dict[str, list[Any]]] = {
+        optimizer: {method: [] for method in WITH_EMBEDDING} for optimizer in OPTIMIZERS
+    }
+    for seed, optimizer, method in itertools.product(settings.seeds, OPTIMIZERS, WITH_EMBEDDING):
+        chosen = [settings.embeddings, optimizer, method, seed]
+
+        def trained(seed: int = seed, optimizer: str = optimizer, method: str = method) -> Any:
+            compressed = method.removesuffix(EXCLUDED)
+            scheme = None if method == "none" else common.scheme(compressed)
+            exclude = (embeddings.EMBEDDING,) if compressed != method else ()
+            return embeddings.train(scheme, optimizer, settings.embeddings, seed, exclude)
+
         name = _kept_as(EMBEDDINGS, f"{optimizer}-{method}", chosen, embeddings, gradients)
+        found[optimizer][method].append(running.once(name, trained) if run else running.kept(name))
+    return _unless_missing(found)
 
-        def measured(optimizer: str = optimizer, method: str = method) -> Any:
-            plain_method = method.removesuffix(EXCLUDED)
-            scheme = None if method == "none" else common.scheme(plain_method)
-            exclude = (embeddings.EMBEDDING,) if plain_method != method else ()
-            own = settings.embeddings
-            return [embeddings.train(scheme, optimizer, own, seed, exclude) for seed in own.seeds]
 
-        found[optimizer][method] = running.once(name, measured) if run else running.kept(name)
-        if found[optimizer][method] is None:
-            return None
-    return found
+def _unless_missing(found: dict[str, dict[str, list[Any]]]) -> Any:
+    every = itertools.chain.from_iterable(runs for own in found.values() for runs in own.values())
+    return None if None in every else found
 
 
 # ---- what the figures say ----------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ class Settings(NamedTuple):
     steps: int
     batch: int  # examples in a step, of all workers together
     workers: int
-    seeds: tuple[int, ...]
 
 
 class Words(NamedTuple):
