@@ -5,6 +5,7 @@
     horovodrun -np 2 python benchmarks/exchange.py --methods global-qsgd-4 --group-bytes 1 4 16 64
     horovodrun -np 2 python benchmarks/exchange.py --framework tensorflow
     horovodrun -np 2 python benchmarks/exchange.py --device cuda --model bert-base
+    horovodrun -np 2 python benchmarks/exchange.py --many-small
 
 The first row of the table, without any exchange, is what the backward pass itself costs. The second table is of CPU
 times, also as ratios to fp16 within the same round. For PyTorch a second, instrumented pass then splits the time of
@@ -16,6 +17,9 @@ Beside the methods of `horovod_quant.methods` there are, for PyTorch, `ddp` (Dis
 With ``--device cuda`` the gradients are on a GPU, which the workers of a host share if there are not enough. The last
 table then is of the time in Horovod's hooks and in total, beside none and fp16 where Horovod can reduce tensors of a
 GPU. One worker is enough there: it shows whether the path works.
+
+With ``--many-small`` there are 1,000 gradients of 4,096 elements instead of a model's, so that what a gradient of any
+size costs is most of the time. The last table is of that: in Horovod's hooks, on the calling thread, and in total.
 
 The JSON file is as that of `horovod-quant bench`, with more for each method.
 """
@@ -30,7 +34,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from horovod_quant.analysis.models import MODELS
+from horovod_quant.analysis.models import MODELS, Shapes
 from horovod_quant.bench.command import Plan, Problem, Run, run_plan
 from horovod_quant.bench.report import shown
 from horovod_quant.bench.variants import Options, Variant
@@ -40,6 +44,7 @@ from horovod_quant.methods import FP16, compared, families, parse
 NOTHING = "no exchange"
 BASELINES = ["ddp", "ddp-fp16", "ddp-powersgd-1", "ddp-powersgd-2"]
 MIB = 2**20
+MANY, SMALL = 1000, 4096
 
 
 class ExchangeRun(Run):
@@ -86,10 +91,58 @@ class ExchangeRun(Run):
         return [*tables, phases_table(results)] if any("phases" in result for result in results) else tables
 
 
-class CudaRun(ExchangeRun):
+class HooksRun(ExchangeRun):
+    """Also measures the time in Horovod's hooks."""
+
+    ratios: tuple[str, ...] = ("hook", "cpu", "wall")
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.trials: list[Any] = []
+
+    def make_trial(self, variant: Variant) -> Any:
+        if variant.label in BASELINES:
+            return super().make_trial(variant)
+        self.trials.append(self.make_timed_trial(variant))
+        return self.trials[-1]
+
+    def make_timed_trial(self, variant: Variant) -> Any:
+        return hooks().Trial(variant, self.gradients, self.plan.options)
+
+    def more(self) -> None:
+        rounds = len(self.found.rounds)
+        own = [trial.spent[-rounds:] for trial in self.trials]
+        everybody = self.bench.gather(np.ravel(own).tolist()).mean(axis=0)
+        by_round = everybody.reshape(len(own), rounds, -1)
+        labels = [trial.variant.label for trial in self.trials]
+        self.spent = dict(zip(labels, by_round.transpose(0, 2, 1).tolist()))
+        super().more()
+
+    def results(self) -> list[dict[str, Any]]:
+        results = super().results()
+        if results and hasattr(self, "spent"):
+            for result in results:
+                for name, seconds in zip(hooks().Spent._fields, self.spent.get(result["method"], ())):
+                    result[f"{name}_seconds"] = seconds
+            hooks().add_ratios(results, self.ratios)
+        return results
+
+    def tables(self, results: list[dict[str, Any]]) -> list[Any]:
+        tables = super().tables(results)
+        if hasattr(self, "spent"):
+            measured = [result for result in results if "hook_seconds" in result]
+            tables.append(self.hooks_table(measured))
+        return tables
+
+    def hooks_table(self, results: list[dict[str, Any]]) -> Table:
+        return hooks().per_gradient_table(results, len(self.plan.shapes))
+
+
+class CudaRun(HooksRun):
     """Gradients on a GPU."""
 
     fewest_workers = 1
+    ratios = ("hook", "wall")
 
     def refusal(self, variant: Variant) -> str | None:
         found = super().refusal(variant)
@@ -102,42 +155,22 @@ class CudaRun(ExchangeRun):
         import exchange_cuda
 
         devices().take_gpu(self.framework.hvd)
-        self.trials: list[exchange_cuda.Trial] = []
         return self.framework.Gradients(self.plan.shapes, values, exchange_cuda.DEVICE)
 
-    def make_trial(self, variant: Variant) -> Any:
+    def make_timed_trial(self, variant: Variant) -> Any:
         import exchange_cuda
 
         if self.bench.size == 1:
             os.environ["HOROVOD_ELASTIC"] = (
                 "1"  # or Horovod's optimizer leaves out what one worker need not do
             )
-        self.trials.append(exchange_cuda.Trial(variant, self.gradients, self.plan.options))
-        return self.trials[-1]
+        return exchange_cuda.Trial(variant, self.gradients, self.plan.options)
 
-    def more(self) -> None:
-        hooks = [trial.hook_seconds[-self.plan.rounds :] for trial in self.trials]
-        everybody = self.bench.gather(np.ravel(hooks).tolist())
-        self.hook_seconds = everybody.mean(axis=0).reshape(len(hooks), -1).tolist()
-
-    def results(self) -> list[dict[str, Any]]:
-        import exchange_cuda
-
-        results = super().results()
-        if results and hasattr(self, "hook_seconds"):
-            for result, seconds in zip(results, self.hook_seconds):
-                result["hook_seconds"] = seconds
-            exchange_cuda.add_ratios(results, ("hook", "wall"))
-        return results
-
-    def tables(self, results: list[dict[str, Any]]) -> list[Any]:
+    def hooks_table(self, results: list[dict[str, Any]]) -> Table:
         import exchange_cuda
         import torch
 
-        tables = super().tables(results)
-        if hasattr(self, "hook_seconds"):
-            tables.append(exchange_cuda.table(results, torch.cuda.get_device_name()))
-        return tables
+        return exchange_cuda.table(results, torch.cuda.get_device_name())
 
 
 def devices() -> Any:
@@ -145,6 +178,13 @@ def devices() -> Any:
     from horovod_quant.bench import devices
 
     return devices
+
+
+def hooks() -> Any:
+    """The module for the time in hooks, which takes PyTorch."""
+    import exchange_hooks
+
+    return exchange_hooks
 
 
 def ratio(result: dict[str, Any], other: dict[str, Any], name: str) -> float:
@@ -198,6 +238,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--plot", metavar="FILE", help="draw them here")
     torch = parser.add_argument_group("for PyTorch alone")
     torch.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where the gradients are")
+    torch.add_argument("--many-small", nargs="?", type=int, const=MANY, metavar="GRADIENTS",
+                       help=f"{MANY:,} gradients of {SMALL:,} elements, or as many as you say")  # fmt: skip
     torch.add_argument("--split-rounds", type=int, default=5, help="instrumented measurements; 0: none")
     torch.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
                        help="let exchanges start during the backward pass")  # fmt: skip
@@ -209,6 +251,8 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.framework == "torch" and arguments.groups:
         parser.error("--groups is for TensorFlow")
+    if arguments.many_small is not None and arguments.many_small < 1:
+        parser.error(f"--many-small {arguments.many_small}: use at least one gradient")
     if arguments.device == "cuda":
         arguments.split_rounds = 0  # the phases are those of the kernels for the CPU
         baselines = [method for method in arguments.methods if method in BASELINES]
@@ -218,6 +262,8 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"--methods {baselines[0]}: it is measured with --device cpu alone")
     if arguments.framework == "tensorflow":
         arguments.split_rounds = 0
+        if arguments.many_small is not None:
+            parser.error("--many-small is for PyTorch")
         if arguments.backward or not arguments.overlap or set(arguments.methods) & set(BASELINES):
             parser.error("--backward, --no-overlap and DistributedDataParallel are for PyTorch")
     return arguments
@@ -238,8 +284,8 @@ def plan(arguments: argparse.Namespace) -> Plan:
             variants.append(Variant(label, method, size, arguments.seed))
     return Plan(
         framework=arguments.framework,
-        model=arguments.model,
-        shapes=MODELS[arguments.model],
+        model="many-small" if arguments.many_small else arguments.model,
+        shapes=many_small(arguments.many_small) if arguments.many_small else MODELS[arguments.model],
         variants=variants,
         options=Options(arguments.backward, arguments.overlap, arguments.groups, arguments.device),
         rounds=arguments.rounds,
@@ -248,6 +294,10 @@ def plan(arguments: argparse.Namespace) -> Plan:
         plot=arguments.plot,
         problem=device_problem(arguments.device),
     )
+
+
+def many_small(count: int) -> Shapes:
+    return {f"small.{number}": (SMALL,) for number in range(count)}
 
 
 def device_problem(device: str) -> str:
@@ -262,7 +312,8 @@ def device_problem(device: str) -> str:
 def main() -> int:
     arguments = parse_arguments()
     ExchangeRun.split_rounds = arguments.split_rounds
-    return run_plan(lambda: plan(arguments), ExchangeRun if arguments.device == "cpu" else CudaRun)
+    kind = CudaRun if arguments.device == "cuda" else HooksRun if arguments.many_small else ExchangeRun
+    return run_plan(lambda: plan(arguments), kind)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the digits examples share: their arguments and data. It imports no framework.
+"""Harness of the digits examples, no example itself: their arguments and data. It imports no framework.
 
 ``hvd`` and ``hvq`` are the modules of Horovod and of horovod_quant for the framework that the caller trains with.
 """

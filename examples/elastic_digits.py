@@ -1,4 +1,4 @@
-"""What the elastic trainings on digits share: arguments and figures. It imports no framework.
+"""Harness of the elastic trainings, no example itself: arguments and figures. It imports no framework.
 
 ``hvd`` is Horovod's module for the framework that the caller trains with.
 """

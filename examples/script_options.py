@@ -1,4 +1,4 @@
-"""Types for argparse that the synthetic benchmarks and the elastic trainings share. It imports no framework."""
+"""Harness, no example itself: types for argparse that several scripts share. It imports no framework."""
 
 from __future__ import annotations
 

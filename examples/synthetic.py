@@ -1,4 +1,5 @@
-"""What the synthetic benchmarks share: arguments, the measurement, figures. It imports no framework.
+"""Harness of the synthetic benchmarks, no example itself: arguments, the measurement, figures. It imports no
+framework.
 
 ``hvd`` is Horovod's module for the framework that the caller trains with.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -56,6 +57,29 @@ def total_of(parameters: dict[str, Traffic]) -> Stats:
     return Stats(parameters, total)
 
 
+class Repeated:
+    """What is sent for a gradient each time, the same bytes every time.
+
+    Attributes:
+        times: how often so far; whoever sends it adds one.
+    """
+
+    __slots__ = ("_added", "float32_bytes", "name", "sent_bytes", "times")
+
+    def __init__(self, name: str, float32_bytes: float, sent_bytes: float) -> None:
+        self.name = name
+        self.float32_bytes = float32_bytes
+        self.sent_bytes = sent_bytes
+        self.times = 0
+        self._added = 0
+
+    def take(self) -> int:
+        """How often since this was last asked."""
+        times = self.times
+        new, self._added = times - self._added, times
+        return new
+
+
 class TrafficCounter:
     """Adds up what is sent, from any thread."""
 
@@ -64,6 +88,7 @@ class TrafficCounter:
         self._sent: dict[str, float] = {}
         self._expected: dict[str, float] = {}
         self._again: dict[str, int] = {}
+        self._repeated: dict[tuple[str, float, float], Repeated] = {}
 
     def expect(self, name: str, float32_bytes: float) -> None:
         with self._lock:
@@ -72,6 +97,27 @@ class TrafficCounter:
     def count(self, name: str, sent: float) -> None:
         with self._lock:
             self._sent[name] = self._sent.get(name, 0.0) + sent
+
+    def count_all(self, names: Iterable[str], sent: Iterable[float]) -> None:
+        """Counts for several names at once."""
+        counts = self._sent
+        with self._lock:
+            for name, each in zip(names, sent):
+                counts[name] = counts.get(name, 0.0) + each
+
+    def repeated(self, name: str, float32_bytes: float, sent_bytes: float) -> Repeated:
+        """For what is expected and sent again and again: costs no more than an addition each time."""
+        key = name, float32_bytes, sent_bytes
+        with self._lock:
+            self._expected.setdefault(name, 0.0)
+            return self._repeated.setdefault(key, Repeated(*key))
+
+    def _add_repeated(self) -> None:
+        for repeated in self._repeated.values():
+            name, times = repeated.name, repeated.take()
+            if times:
+                self._expected[name] = self._expected.get(name, 0.0) + times * repeated.float32_bytes
+                self._sent[name] = self._sent.get(name, 0.0) + times * repeated.sent_bytes
 
     def count_again(self, name: str, buckets: int) -> None:
         """Counts buckets that were exchanged a second time."""
@@ -82,6 +128,7 @@ class TrafficCounter:
     def merge(self, of: str, into: str) -> list[str]:
         """Counts what was sent in the operation ``of`` as sent for ``into``; returns the names that it had."""
         with self._lock:
+            self._add_repeated()
             merged = [name for name in self._expected if name == of or _is_member(name, of)]
             for counts in (self._sent, self._expected):
                 for name in merged:
@@ -92,6 +139,7 @@ class TrafficCounter:
 
     def stats(self) -> Stats:
         with self._lock:
+            self._add_repeated()
             parameters = {
                 name: Traffic(self._sent.get(name, 0.0), expected, self._again.get(name, 0))
                 for name, expected in self._expected.items()

@@ -23,6 +23,7 @@ import matplotlib
 matplotlib.use("Agg")  # no display
 
 import matplotlib.pyplot as plt
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -30,6 +31,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "torch_digits.py"
+NAME_WIDTH, ROW_HEIGHT = 0.0125, 0.065  # of the plot's, of a letter and of a name
 TIME_LIMIT = 900  # seconds a configuration: generous, since a loaded machine is no failure
 
 
@@ -303,10 +305,35 @@ def draw(
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
     axes.grid(which="both", alpha=0.25)
-    if axes.lines:
-        axes.legend(loc="lower left", fontsize="small")
+    label_ends(axes)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def label_ends(axes: Any) -> None:
+    """Writes each curve's name under its end, where room is made for as many rows as it takes."""
+    lines = sorted(axes.lines, key=lambda line: line.get_xdata()[-1])
+    left, right = np.log(axes.get_xlim())
+    rows: list[float] = []  # where the last name of each ends, in parts of the width
+    placed = []
+    for line in lines:
+        width = NAME_WIDTH * len(line.get_label())
+        end = (np.log(line.get_xdata()[-1]) - left) / (right - left)
+        begin = min(max(end - width / 2, 0.01), 0.99 - width)
+        row = next((row for row, taken in enumerate(rows) if taken < begin), len(rows))
+        rows[row : row + 1] = [begin + width]
+        placed.append((line, begin + width / 2, row))
+    bottom, top = axes.get_ylim()
+    band = ROW_HEIGHT * (len(rows) + 0.5)
+    axes.set_ylim(top * (bottom / top) ** (1 / (1 - band)), top)
+    for line, middle, row in placed:
+        x, y = (values[-1] for values in line.get_data())
+        axes.annotate(
+            line.get_label(), (x, y), (middle, band - ROW_HEIGHT * (row + 1)), textcoords="axes fraction",
+            horizontalalignment="center", fontsize="small", zorder=3 + len(rows) - row,
+            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.8, "alpha": 0.7},
+            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": line.get_color()},
+        )  # fmt: skip
 
 
 def figures(

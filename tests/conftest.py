@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ TIERS = {
 }
 
 FOR_WORKERS = {
-    "SCRIPT_DRAWS": ("20", "180"),  # torch_scripts.any_script
+    "SCRIPT_DRAWS": ("6", "180"),  # torch_scripts.any_script
     "EVERY_CASE": ("0", "1"),  # turns.py
     "ELASTIC_PHASES": ("few", "all"),  # elastic_job.py
 }
@@ -48,6 +50,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def is_extended(config: pytest.Config) -> bool:
     return config.getoption("tier") in ("all", "thorough")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves files out whose tests ``-m parallel`` or ``-m "not parallel"`` would all deselect: to import them takes
+    seconds in every process.
+    """
+    expression = config.getoption("markexpr")
+    if expression not in ("parallel", "not parallel") or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text()
+    if expression == "parallel":
+        return True if "mark.parallel" not in text else None
+    return True if re.search(r"^pytestmark = pytest\.mark\.parallel$", text, re.MULTILINE) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

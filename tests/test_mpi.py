@@ -36,7 +36,7 @@ def launch(size: int, path: Path) -> list:
     return pickle.loads(path.read_bytes())
 
 
-@pytest.fixture(scope="module", params=by_default((2, 3, 5), range(1, 6)))
+@pytest.fixture(scope="module", params=by_default((3, 4), range(1, 6)))
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list:
     return launch(request.param, tmp_path_factory.mktemp("mpi") / "results")
 
@@ -62,7 +62,8 @@ def test_real_processes_decode_the_simulators_bits(ranks: list, name: str) -> No
         assert all(map(same_bits, decoded, expected.decoded[rank]))
         assert own_merges == merges
         if case.cancel:
-            assert again == expected.exchanged_again > 0
+            assert again == expected.exchanged_again
+            assert (again > 0) == (size > 1)
         for own, other in zip(own_states or [], expected_states[rank] or []):
             assert same_bits(own.momentum, other.momentum)
             assert same_bits(own.scale, other.scale)

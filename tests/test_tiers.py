@@ -168,6 +168,14 @@ def test_covering_prefers_cheap_launches_and_keeps_the_order() -> None:
     assert sum(map(len, chosen.values())) < 1.25 * len(every)
 
 
+def test_covering_takes_a_dear_feature_only_where_there_is_no_other() -> None:
+    launches = {Launch("gloo", 2): 1.0, Launch("mpi", 3): 1.5}
+    every = [f"f{index}-{method}" for method in "abv" for index in range(6)]
+    chosen = cover(every, launches, sampled=["v"], dear=[f"f{index}" for index in range(5)])
+    assert all([name for name in own if name.endswith("-v")] == ["f5-v"] for own in chosen.values())
+    assert {"f0-a", "f0-b"} < {name for own in chosen.values() for name in own}
+
+
 def test_each_feature_once_takes_methods_by_turns() -> None:
     assert each_feature_once(["f-a", "g-a", "h", "f-b", "g-b"]) == ["f-a", "h", "g-b"]
     assert each_feature_once(["f-a", "g-a", "g-b", "h-b"], last=["b"]) == ["f-a", "g-a", "h-b"]

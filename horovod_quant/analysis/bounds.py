@@ -14,7 +14,7 @@ import functools
 import math
 from operator import index
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -235,10 +235,13 @@ def qsgd_dense_variance_factor(bucket: int, s: int) -> float:
 
 
 def nuqsgd_variance_factor(bucket: int, s: int) -> float:
-    """NUQSGD's bound on ``E||Q(v) - v||^2 / ||v||_2^2``: ``1/8 + min(4^-s B/4, 2^-s sqrt(B))``.
+    """A bound on NUQSGD's ``E||Q(v) - v||^2 / ||v||_2^2``: ``1/8 + 2 k^2 / 9``, or ``k - 1`` where ``k = 2^-s sqrt(B)``
+    is 9/4 or more. For the 2-norm only.
 
-    Between ``p`` and ``2p`` the variance is at most ``r^2 / 8`` (at ``r = 4p/3``), below ``2^-s`` at most
-    ``min(4^-s / 4, 2^-s r)``. For the 2-norm only.
+    Let ``||v|| = 1``. An element r between ``p`` and ``2p`` has a variance of at most ``r^2 / 8`` (at ``r = 4p/3``),
+    one below ``2^-s`` has ``2^-s r - r^2``. Let x be the sum of the squares of the latter; they add up to
+    ``sqrt(B x)`` at most. So the variance is at most ``(1 - x)/8 + k sqrt(x) - x``, which is largest at
+    ``sqrt(x) = 4k/9``, or at 1 where that is more. Equal magnitudes reach ``k - 1``.
 
     Args:
         bucket: number of elements ``B``.
@@ -250,10 +253,32 @@ def nuqsgd_variance_factor(bucket: int, s: int) -> float:
     Raises:
         TypeError, ValueError: an argument is not an integer in range.
 
-    Source: NUQSGD (JMLR 2021), the variance bound, in the form derived in this docstring.
+    Source: derived in this docstring; `nuqsgd_paper_variance_factor` is the paper's, which is larger.
     """
     bucket, s = _positive_int("bucket", bucket), _exponent(s)
-    return 1 / 8 + min(math.ldexp(bucket, -2 * s - 2), math.ldexp(math.sqrt(bucket), -s))
+    k = math.ldexp(math.sqrt(bucket), -s)
+    return k - 1 if k >= 9 / 4 else 1 / 8 + 2 * k**2 / 9
+
+
+def nuqsgd_paper_variance_factor(bucket: int, s: int) -> float:
+    """The paper's bound: ``1/8 + 4^-s B / 4``, or ``2^-s sqrt(B) - 7/8`` where B is ``2^(2s + 1)`` or more.
+
+    Args:
+        bucket: number of elements ``B``.
+        s: exponent of the smallest non-zero level.
+
+    Returns:
+        A ratio of variances, without unit.
+
+    Raises:
+        TypeError, ValueError: an argument is not an integer in range.
+
+    Source: NUQSGD (JMLR 2021), the theorem on variance.
+    """
+    bucket, s = _positive_int("bucket", bucket), _exponent(s)
+    if bucket < 1 << (2 * s + 1):
+        return 1 / 8 + math.ldexp(bucket, -2 * s - 2)
+    return math.ldexp(math.sqrt(bucket), -s) - 7 / 8
 
 
 # ---- Global-QSGD
@@ -791,6 +816,92 @@ def qsgd_headline_length(dimension: int) -> float:
     Source: QSGD, section 3.1, the dense case ``s = sqrt(d)``.
     """
     return 2.8 * _positive_int("dimension", dimension) + 32
+
+
+# ---- expected code lengths of NUQSGD
+
+
+def nuqsgd_nonzeros_bound(dimension: int, s: int) -> float:
+    """Expected number of non-zero elements of ``Q(v)`` with the 2-norm, at most.
+
+    Let ``||v|| = 1``, and x be the sum of the squares of the elements r below ``2^-s``, which are not zero with
+    probability ``2^s r``: of these ``2^s sqrt(d x)`` at most. The others are ``4^s (1 - x)`` at most. Together that is
+    ``4^s + d/4`` (at ``sqrt(x) = 2^-s sqrt(d) / 2``) or, where that x is above 1, ``2^s sqrt(d)``; and never more than
+    d.
+
+    Args:
+        dimension: number of elements ``d``.
+        s: exponent of the smallest non-zero level.
+
+    Returns:
+        A number of elements.
+
+    Raises:
+        TypeError, ValueError: an argument is not an integer in range.
+
+    Source: derived in this docstring. NUQSGD (JMLR 2021) has ``4^s + 2^s sqrt(d)``.
+    """
+    d, s = _positive_int("dimension", dimension), _exponent(s)
+    if d >= 1 << (2 * s + 2):
+        return math.ldexp(math.sqrt(d), s)
+    return float(d) if d <= 1 << 2 * s else min(float(d), 4.0**s + d / 4)
+
+
+def nuqsgd_sparse_length(dimension: int, s: int, code: str | None = None) -> float:
+    """Expected bits of the sparse layout and its norm, for one bucket with the 2-norm.
+
+    ``code=None`` is the paper's ``3 n + n log2(d/n) + n log2 log2(8 (4^s + d) / n) + 32`` with
+    ``n = 4^s + 2^s sqrt(d)``, without its o(1).
+
+    ``code="gamma"`` and ``"omega"`` are proved for that code and every vector, as in `qsgd_sparse_length`. A level
+    ``2^-s y`` has the index ``1 + log2 y``. With K non-zeros, and Z the sum of their ``y^2``, there are at most
+    ``3 K + 1 + c (K+1) log2((d+1)/(K+1)) + c K log2(1 + log2(Z/K) / 2)`` bits, as ``log2(1 + log2(z)/2)`` is concave.
+    So is the whole, and K and Z may be their expectations: at most `nuqsgd_nonzeros_bound`, and ``4^s`` times 1 more
+    than `nuqsgd_variance_factor`. Of the K up to there the worst one counts.
+
+    Args:
+        dimension: number of elements ``d``.
+        s: exponent of the smallest non-zero level.
+        code: ``None`` for the paper's figure, ``"gamma"`` or ``"omega"`` for a proved bound.
+
+    Returns:
+        Bits, with 32 for the norm; the bit of layout and the padding of ``kernels.entropy`` are not in it.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, or the paper's figure is asked for where ``n`` is above
+            ``d/e``, for which it is not made.
+
+    Source: NUQSGD (JMLR 2021), the theorem on code length; the proof for a given code is derived in this docstring.
+    """
+    d, s = _positive_int("dimension", dimension), _exponent(s)
+    factor = _log_factor(code)
+    if code is None:
+        n = 4.0**s + math.ldexp(math.sqrt(d), s) if s <= 500 else math.inf
+        if n > d / math.e:
+            raise ValueError(
+                f"dimension={d}, s={s}: the paper's figure needs 4^s + 2^s sqrt(d) <= d/e; use code='gamma' or 'omega'"
+            )
+        return n * (3 + math.log2(d / n) + math.log2(math.log2(8 * (4.0**s + d) / n))) + 32
+    log_squares = 2 * s + math.log2(1 + nuqsgd_variance_factor(d, s))
+
+    def bits(k: float) -> float:
+        gaps = (k + 1) * math.log2((d + 1) / (k + 1))
+        indices = k * math.log2(1 + max(0.0, log_squares - math.log2(k)) / 2)
+        return 3 * k + 1 + factor * (gaps + indices)
+
+    return _largest_of_concave(bits, nuqsgd_nonzeros_bound(d, s)) + 32
+
+
+def _largest_of_concave(function: Callable[[float], float], end: float) -> float:
+    """Over ``0 < x <= end``, by thirds; not below the maximum by more than rounding."""
+    low, high = end * 1e-9, end
+    while high - low > 1e-9 * end:
+        third = (high - low) / 3
+        if function(low + third) < function(high - third):
+            low += third
+        else:
+            high -= third
+    return max(function(low), function(high), function(end))
 
 
 def _squared_levels(d: int, s: int) -> float:

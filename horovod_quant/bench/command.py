@@ -49,7 +49,7 @@ class Plan(NamedTuple):
         shapes: of the gradients.
         variants: what to compare.
         options: how the gradients are exchanged.
-        rounds: measurements of each variant.
+        rounds: measurements of each variant; None for as many as it takes (`horovod_quant.bench.enough`).
         seed: of the gradients.
         json, plot: files to write, if any.
         problem: what is wrong on this worker, where others may not find it.
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
     shapes: Shapes
     variants: Sequence[Variant]
     options: Options
-    rounds: int
+    rounds: int | None
     seed: int
     json: str | None = None
     plot: str | None = None
@@ -178,14 +178,8 @@ class Run:
         """What any worker finds wrong, the same text on all; nothing if all is well."""
         if self.bench.size < self.fewest_workers:
             return f"one worker exchanges nothing; start several: horovodrun -np 2 {self.program} ..."
-        own = self.plan.problem
-        if self._first and not own:
-            try:
-                check_output(self.plan.json, self.plan.plot)
-            except Problem as problem:
-                own = str(problem)
         digest = hashlib.sha256(repr(list(self.plan.shapes.items())).encode()).hexdigest()
-        texts = [text.partition(" ") for text in self.bench.gather_texts(f"{digest} {own}")]
+        texts = [text.partition(" ") for text in self.bench.gather_texts(f"{digest} {self.plan.problem}")]
         for rank, (_, _, found) in enumerate(texts):
             if found:
                 return found if rank == 0 else f"worker {rank}: {found}"
@@ -258,7 +252,8 @@ class Run:
             console.print("interrupted before the first round was finished")
             return
         if setting["interrupted"]:
-            console.print(f"interrupted after {len(self.found.rounds)} of {self.plan.rounds} rounds")
+            wanted = "" if self.plan.rounds is None else f" of {self.plan.rounds}"
+            console.print(f"interrupted after {len(self.found.rounds)}{wanted} rounds")
         for table in self.tables(results):
             console.print(table)
         chosen = self.advice(results)
@@ -278,11 +273,19 @@ class Run:
 
 
 def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
-    """Makes the plan and runs it; returns the exit status."""
+    """Makes the plan and runs it; returns the exit status.
+
+    What the first worker finds wrong ends all before Horovod has connected them.
+    """
+    first = find_place(os.environ).rank == 0
     try:
         plan = make_plan()
+        if first and plan.problem:
+            raise Problem(plan.problem)
+        if first:
+            check_output(plan.json, plan.plot)
     except Problem as problem:
-        return failure(kind.program, str(problem), find_place(os.environ).rank == 0)
+        return failure(kind.program, str(problem), first)
     return kind(plan).main()
 
 
@@ -299,7 +302,7 @@ def failure(program: str, problem: str, first: bool) -> int:
 def check_output(json: str | None, plot: str | None) -> None:
     """Raises `Problem` unless the results can be shown and the files be written."""
     # All that the report takes: there may be no time for imports when it is made.
-    modules = ["rich.box", "rich.console", "rich.table", "tqdm"]
+    modules = ["rich.box", "rich.console", "rich.table"]
     if plot is not None:
         modules += ["matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.font_manager"]
     for module in modules:
@@ -317,7 +320,10 @@ def check_output(json: str | None, plot: str | None) -> None:
                 with open(path, "a"):
                     pass
                 if is_new:
-                    os.unlink(path)
+                    with suppress(
+                        FileNotFoundError
+                    ):  # another worker, started by a launcher that tells no rank
+                        os.unlink(path)
     if plot is not None:
         extension, usable = os.path.splitext(plot)[1][1:].lower(), report.plot_formats()
         if extension not in usable:

@@ -137,7 +137,12 @@ def plot_formats() -> list[str]:
 
 
 def plot(path: str, setting: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    """Bars of the wall times with their ranges, and of the bytes."""
+    """Bars of the wall times with their ranges, and of the bytes; each with its value."""
+    bars(setting, found).savefig(path, dpi=150)
+
+
+def bars(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
+    """The figure of `plot`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -148,11 +153,19 @@ def plot(path: str, setting: dict[str, Any], found: list[dict[str, Any]]) -> Non
     wall = [1e3 * np.array(result["wall_seconds"]) for result in found]
     medians = np.array([np.median(each) for each in wall])
     lowest, highest = (np.array([end(each) for each in wall]) for end in (np.min, np.max))
+    megabytes = np.array([1e-6 * result["bytes_sent"] for result in found])
     time.barh(places, medians, xerr=[medians - lowest, highest - medians], capsize=3, color="tab:blue")
-    size.barh(places, [1e-6 * result["bytes_sent"] for result in found], color="tab:orange")
+    size.barh(places, megabytes, color="tab:orange")
+    for axes, values, ends in ((time, medians, highest), (size, megabytes, megabytes)):
+        axes.set_xlim(0, 1.2 * max(*ends, 1e-9))  # room for the values
+        for place, value, end in zip(places, values, ends):
+            axes.annotate(
+                f"{value:,.3g}" if value < 1000 else f"{value:,.0f}", (end, place), (4, 0),
+                textcoords="offset points", verticalalignment="center", fontsize="small",
+            )  # fmt: skip
     time.set_xlabel("ms an exchange: median and range")
     size.set_xlabel("MB sent by a worker")
     time.set_yticks(places, [result["method"] for result in found])
     time.invert_yaxis()
     figure.suptitle(f"{title(setting)}, {len(found[0]['wall_seconds'])} rounds")
-    figure.savefig(path, dpi=150)
+    return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import socket
@@ -11,9 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from horovod_quant.bench.enough import is_enough
 from horovod_quant.bench.gradients import ExactAverage
 from horovod_quant.bench.network import Counter
+from horovod_quant.bench.progress import Progress, Silent
 from horovod_quant.bench.stopping import Interruption
+from horovod_quant.methods import NONE
 
 WARM_UP = 3
 """In the first exchange the workers agree on groups, in the second one Horovod learns their names."""
@@ -145,14 +149,16 @@ class Bench:
     def run(
         self,
         trials: Sequence[Any],
-        rounds: int,
+        rounds: int | None,
         exact: ExactAverage,
         found: Found,
         finished: Callable[[], None],
     ) -> None:
         """Fills ``found``. A round measures every trial once, each round beginning with another one.
 
-        ``finished`` is called after each round.
+        Args:
+            rounds: how many; None for as many as `is_enough` says.
+            finished: called after each round.
 
         Raises:
             Stopped: a worker was interrupted; ``found`` has the rounds that were finished.
@@ -166,8 +172,10 @@ class Bench:
                 progress.update()
                 found.bytes_sent.append(sent)
                 found.errors.append(error)
-        with self.progress("rounds", rounds * len(trials)) as progress:
-            for number in range(rounds):
+        reference = next((i for i, trial in enumerate(trials) if trial.variant.label == NONE), 0)
+        total = None if rounds is None else rounds * len(trials)
+        with self.progress("measuring", total) as progress:
+            for number in itertools.count() if rounds is None else range(rounds):
                 measured: dict[int, np.ndarray] = {}
                 for offset in range(len(trials)):
                     index = (number + offset) % len(trials)
@@ -175,23 +183,9 @@ class Bench:
                     progress.update()
                 found.rounds.append(np.array([measured[index] for index in range(len(trials))]))
                 finished()
+                if rounds is None and is_enough(found.field("wall").max(axis=2), reference):
+                    break
 
-    def progress(self, what: str, total: int) -> Any:
-        """A progress bar, on the first worker."""
-        if self.rank > 0:
-            return _Silent()
-        from tqdm import tqdm
-
-        # horovodrun puts a prefix before each line that it is told, and ends one at a carriage return.
-        return tqdm(desc=what, total=total, mininterval=2, ascii=True)
-
-
-class _Silent:
-    def __enter__(self) -> _Silent:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-    def update(self) -> None:
-        pass
+    def progress(self, what: str, total: int | None) -> Progress | Silent:
+        """Of so many exchanges, on the first worker."""
+        return Silent() if self.rank > 0 else Progress(what, total)

@@ -15,6 +15,7 @@ import importlib.util
 
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.bench.command import Plan, Problem, run_plan
+from horovod_quant.bench.enough import PRECISION
 from horovod_quant.bench.shapes import parse_shapes
 from horovod_quant.bench.variants import Options, Variant
 from horovod_quant.cli import probe
@@ -22,6 +23,8 @@ from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.frontend import GROUP_BYTES
 from horovod_quant.methods import FP16, NONE, compared, families, parse
 from horovod_quant.schemes.base import require_int
+
+AUTO = "auto"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of {', '.join(families())}; default: {' '.join(usual)}",
     )
     parser.add_argument(
-        "--rounds", type=int, default=7, help="measurements of each method; default: %(default)s"
+        "--rounds",
+        type=_rounds,
+        default=7,
+        metavar="COUNT",
+        help=f"measurements of each method; auto: until every speed-up is known to {PRECISION:.0%}%; "
+        "default: %(default)s",
     )
     parser.add_argument(
         "--group-bytes",
@@ -57,6 +65,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the gradients and of the random rounding")
     parser.add_argument("--json", metavar="FILE", help="write all measurements here")
     parser.add_argument("--plot", metavar="FILE", help="draw the times and bytes here, .png or the like")
+
+
+def _rounds(text: str) -> int | str:
+    """A number, or `AUTO`."""
+    if text == AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: use a number, or {AUTO}") from None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,7 +91,8 @@ def plan(arguments: argparse.Namespace) -> Plan:
         if method not in chosen:
             chosen.append(method)
     with Problem.of(""):
-        require_int("--rounds", arguments.rounds, 1, 10**6)
+        if arguments.rounds != AUTO:
+            require_int("--rounds", arguments.rounds, 1, 10**6)
         require_int("--group-bytes", arguments.group_bytes, 1, 2**62)
         require_int("--seed", arguments.seed, 0, 2**63 - 1)
     model, shapes, problem = arguments.model, {}, ""
@@ -91,7 +110,7 @@ def plan(arguments: argparse.Namespace) -> Plan:
         shapes=shapes,
         variants=[Variant(method.name, method, arguments.group_bytes, arguments.seed) for method in chosen],
         options=Options(),
-        rounds=arguments.rounds,
+        rounds=None if arguments.rounds == AUTO else arguments.rounds,
         seed=arguments.seed,
         json=arguments.json,
         plot=arguments.plot,

@@ -187,12 +187,16 @@ class Compressor(BaseCompressor):
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """Takes a gradient; returns what Horovod shall reduce, and a context for `decompress`.
 
-        Called while a graph is traced, or, for a direct allreduce in eager code, each time.
+        Called while a graph is traced, or, for a direct allreduce in eager code, each time. Integers and booleans are
+        returned as they are, as by ``hvd.Compression.fp16``, whatever the operation; `stats` does not count them.
 
         Raises:
-            TypeError: the tensor is not of a floating-point type.
+            TypeError: the tensor is of another type that cannot be quantized, such as a complex one.
             ValueError: an argument does not fit the number of workers, the variables' names or the operation.
         """
+        dtype = tf.as_dtype(tensor.dtype)
+        if dtype.is_integer or dtype.is_bool:
+            return tensor, None
         call = identify(self._turns)
         if call.is_export:
             return tensor, None

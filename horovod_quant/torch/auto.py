@@ -36,9 +36,10 @@ from horovod_quant.schemes.base import Scheme, Workers, require_int, require_who
 from horovod_quant.stats import Stats
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.attendance import least_for_all, lengthened
-from horovod_quant.torch.compressor import Compressor, Unchanged
+from horovod_quant.torch.compressor import Compressor, Unchanged, is_integral
 from horovod_quant.torch.course import Course, Handed
 from horovod_quant.torch.horovod_call import OptimizerCall, glance
+from horovod_quant.traffic import ring_allreduce_bytes
 from horovod_quant.trial import Report
 
 _COURSES = "_horovod_quant_courses"
@@ -186,6 +187,8 @@ class Auto(Compressor):
         course = self.course_of((caller := glance())[0])
         if course is not None and course.hands_through(caller[1], tensor):
             return tensor, None
+        if is_integral(tensor.dtype):
+            return tensor, None
         call = self._call_for(tensor)
         if not isinstance(call, OptimizerCall):
             raise ValueError(
@@ -194,8 +197,10 @@ class Auto(Compressor):
             )
         course = self._course(call, tensor)
         if course.policy is None:
-            size = self._take_note(tensor, call)
-            sent, context = self._pass_through(tensor, call, size)
+            size = self._checked_size(tensor, call)
+            sent, context = self._handed_over(tensor, call)
+            self._traffic.expect(call.name, ring_allreduce_bytes(4 * tensor.numel(), size))
+            self._traffic.count(call.name, ring_allreduce_bytes(sent.numel() * sent.element_size(), size))
             if sent is tensor and course.is_horovods:
                 self._handed.append(course.hand_through(call, tensor, size))
         else:

@@ -90,9 +90,9 @@ def knows_all(schedules: Sequence[Schedule]) -> bool:
     Horovod numbers its handles; an operation of another kind has none.
     """
     known = set().union(*(schedule.known_operations() for schedule in schedules))
-    if not known or not all(isinstance(handle, int) for handle in known):
+    if not known or set(map(type, known)) != {int}:
         return False
-    return known == set(range(min(known), max(known) + 1))
+    return len(known) == max(known) - min(known) + 1
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from horovod_quant.frontend import BaseCompressor, of_instances
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Gradient, Scheme
-from horovod_quant.stats import OTHER_NAMES
+from horovod_quant.stats import OTHER_NAMES, Repeated
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch import optim
 from horovod_quant.torch.direct import DirectSchedules
@@ -24,10 +24,12 @@ from horovod_quant.torch.horovod_call import (
     DirectCall,
     OptimizerCall,
     ParameterFinder,
+    asking_optimizer,
     identify,
     require_horovod,
 )
 from horovod_quant.torch.memory import Memory
+from horovod_quant.torch.routes import Route, known_route, remember
 from horovod_quant.torch.schedule import Schedule
 from horovod_quant.traffic import ring_allreduce_bytes
 
@@ -46,9 +48,9 @@ class _Carried(NamedTuple):
     """Context of a gradient that this plugin exchanges, while Horovod reduces its carrier."""
 
     submission: Submission
+    route: Route
     schedule: Schedule
     signs: tuple[float, ...]
-    call: Call
 
 
 class Compressor(BaseCompressor):
@@ -103,21 +105,30 @@ class Compressor(BaseCompressor):
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Takes a gradient; returns what Horovod shall reduce, and a context for `decompress`.
 
+        Integers and booleans are returned as they are, as by ``hvd.Compression.fp16``, whatever the operation;
+        `stats` does not count them.
+
         Raises:
-            TypeError: the tensor is not of a floating-point type.
+            TypeError: the tensor is of another type that cannot be quantized, such as a complex one.
             ValueError: an argument does not fit the number of workers, the parameters' names or the operation.
         """
+        optimizer, parameter = asking_optimizer()
+        if optimizer is not None:
+            route = known_route(optimizer, parameter, tensor, (self, self.policy))
+            if route is not None and not route.call.grouped:
+                self._check_step(route)
+                return self._send(tensor, route)
+        if is_integral(tensor.dtype):
+            return tensor, None
         return self._compress(tensor, self._call_for(tensor), self.policy)
 
     def _compress(self, tensor: torch.Tensor, call: Call, policy: Policy) -> tuple[torch.Tensor, Any]:
-        size = self._take_note(tensor, call)
-        scheme = policy.scheme_for(call.name, tensor.numel())
-        schedule = self._schedule(call, tensor, policy, scheme)
-        if schedule is not None:
-            schedule.arrive()
-        if scheme is None or schedule is None:
-            return self._pass_through(tensor, call, size)
-        return self._submit(tensor, call, scheme, schedule, size)
+        if isinstance(call, OptimizerCall):
+            route = known_route(call.optimizer, call.parameter, tensor, (self, policy))
+            if route is not None and route.call.grouped == call.grouped:
+                self._check_step(route)
+                return self._send(tensor, route)
+        return self._send(tensor, self._new_route(tensor, call, policy))
 
     @of_instances
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
@@ -137,25 +148,28 @@ class Compressor(BaseCompressor):
             raise
 
     def _finish(self, output: torch.Tensor, ctx: _Carried) -> torch.Tensor:
-        submission, schedule = ctx.submission, ctx.schedule
+        submission, route, schedule, signs = ctx
         group = schedule.finish(submission)
-        sums = output.tolist()
-        factor = self._factor(submission.name, ctx.signs, sums[: 1 + len(ctx.signs)])
+        answer = route.carrier.answer(output)
+        if answer is None:
+            sums = output.tolist()
+            answer = self._factor(submission.name, signs, sums[: 1 + len(signs)]), sums
+            route.carrier.learn(output, answer)
+        factor, sums = answer
         group.deliver(submission.index, factor)
         schedule.factor = factor
         for kept, used in submission.state_copies:
             kept.copy_(used)
-        self._delivered(ctx.call, submission, sums)
+        self._delivered(route.call, submission, sums)
         schedule.delivered()
         return submission.destination
 
     # ---- compress, step by step ------------------------------------------------------------------------------
 
-    def _take_note(self, tensor: torch.Tensor, call: Call) -> int:
-        """Checks and counts what is asked for, whoever will reduce it; returns the number of workers."""
+    def _checked_size(self, tensor: torch.Tensor, call: Call) -> int:
+        """The number of workers; checks what is asked for, whoever will reduce it."""
         size = call.process_set.size()
         self._check(call, tensor, size)
-        self._traffic.expect(call.name, ring_allreduce_bytes(4 * tensor.numel(), size))
         return size
 
     def _call_for(self, tensor: torch.Tensor) -> Call:
@@ -257,44 +271,74 @@ class Compressor(BaseCompressor):
 
         return nodes.find(hvd, self._basics(), self.hierarchical, mpi_ops._handle_map, gather)
 
-    # ---- a gradient that Horovod reduces itself --------------------------------------------------------------
+    # ---- the way of a gradient -------------------------------------------------------------------------------
 
-    def _pass_through(self, tensor: torch.Tensor, call: Call, size: int) -> tuple[torch.Tensor, Any]:
-        sent = tensor
-        if tensor.dtype is torch.bfloat16:  # Horovod reduces no bfloat16
-            sent = tensor.to(torch.float32)
-        if not _is_reduced_there(sent.device):
-            sent = sent.cpu()
-        if not sent.is_contiguous():
-            sent = sent.contiguous()
-        self._traffic.count(call.name, ring_allreduce_bytes(sent.numel() * sent.element_size(), size))
-        return sent, None if sent is tensor else Unchanged(call.destination(tensor))
+    def _new_route(self, tensor: torch.Tensor, call: Call, policy: Policy) -> Route:
+        size = self._checked_size(tensor, call)
+        scheme = policy.scheme_for(call.name, tensor.numel())
+        schedule = self._schedule(call, tensor, policy, scheme)
+        name, grouped = call.name, call.grouped
+        chain, signs = None, tuple[float, ...]()
+        if scheme is None:
+            bytes_handed_over = _handed_bytes(tensor)
+        else:
+            chain = self._chains.setdefault(name, KeyChain(self.seed, name))
+            signs = self._signs(name, tuple(tensor.shape), tensor.dtype, scheme)
+            item = tensor.element_size() if grouped and tensor.dtype is not torch.bfloat16 else 4
+            bytes_handed_over = item * (1 + len(signs))
+        counts = (
+            name,
+            ring_allreduce_bytes(4 * tensor.numel(), size),
+            ring_allreduce_bytes(bytes_handed_over, size),
+        )
+        if isinstance(call, DirectCall):  # whose names may be forgotten
+            return Route(call, tensor, scheme, schedule, chain, signs, Repeated(*counts))
+        route = Route(call, tensor, scheme, schedule, chain, signs, self._traffic.repeated(*counts))
+        remember(route, (self, policy))
+        return route
 
-    # ---- a gradient that is exchanged here -------------------------------------------------------------------
+    def _check_step(self, route: Route) -> None:
+        """Of what may change from step to step, by the gradients of a step that come first."""
+        if route.schedule is not None and not route.schedule.has_begun:
+            self._check_optimizer(route.call.caller)
 
-    def _submit(
-        self, tensor: torch.Tensor, call: Call, scheme: Scheme, schedule: Schedule, size: int
-    ) -> tuple[torch.Tensor, Any]:
-        submission = self._submission(tensor, call, scheme, schedule.memory)
+    def _send(self, tensor: torch.Tensor, route: Route) -> tuple[torch.Tensor, Any]:
+        counted, schedule, call = route.counted, route.schedule, route.call
+        counted.times += 1
+        if isinstance(call, DirectCall):
+            self._traffic.expect(call.name, counted.float32_bytes)
+            self._traffic.count(call.name, counted.sent_bytes)
+        if schedule is not None:
+            schedule.arrive()
+        if route.scheme is None or schedule is None:
+            return self._handed_over(tensor, call)
+        assert route.chain is not None
+        memory = schedule.memory
+        values = memory.taken(tensor)
+        step, open_state = self._state(call, memory)
+        gradient = Gradient(self._taken(call, values, memory), route.chain, step)
+        submission = Submission(gradient, route.scheme, call.destination(tensor), open_state)
         schedule.submit(submission)
         more = self._also_carried(call, tensor)
-        signs = self._signs(call.name, tuple(tensor.shape), tensor.dtype, scheme)[len(more) :]
-        dtype = tensor.dtype if call.grouped and tensor.dtype is not torch.bfloat16 else torch.float32
-        carrier = _carrier((*signs, *more), dtype).clone()
+        signs = route.signs[len(more) :] if more else route.signs
+        carrier = route.carrier.filled(signs + more)
         if call.grouped and tensor.is_cuda and _is_reduced_there(tensor.device):
             # A group's tensors must be on one device.
             carrier = carrier.pin_memory().to(tensor.device, non_blocking=True)
-        carrier_bytes = carrier.numel() * carrier.element_size()
-        self._traffic.count(call.name, ring_allreduce_bytes(carrier_bytes, size))
-        return carrier, _Carried(submission, schedule, signs, call)
+        return carrier, _Carried(submission, route, schedule, signs)
 
-    def _submission(self, tensor: torch.Tensor, call: Call, scheme: Scheme, memory: Memory) -> Submission:
-        values = memory.taken(tensor)
-        if call.name not in self._chains:
-            self._chains[call.name] = KeyChain(self.seed, call.name)
-        step, open_state = self._state(call, memory)
-        gradient = Gradient(self._taken(call, values, memory), self._chains[call.name], step)
-        return Submission(gradient, scheme, call.destination(tensor), open_state)
+    def _handed_over(self, tensor: torch.Tensor, call: Call) -> tuple[torch.Tensor, Any]:
+        """A gradient that Horovod reduces itself."""
+        sent = tensor
+        if tensor.dtype is torch.bfloat16:  # Horovod reduces no bfloat16
+            sent = tensor.to(torch.float32)
+        if not (sent.is_cpu or _is_reduced_there(sent.device)):
+            sent = sent.cpu()
+        if not sent.is_contiguous():
+            sent = sent.contiguous()
+        return sent, None if sent is tensor else Unchanged(call.destination(tensor))
+
+    # ---- a gradient that is exchanged here -------------------------------------------------------------------
 
     def _taken(self, call: Call, values: Any, memory: Memory) -> Any:
         """What the scheme gets for a gradient."""
@@ -314,9 +358,13 @@ class Compressor(BaseCompressor):
         """Called when a gradient has been decoded, with the sums of what its carriers carried."""
 
 
-@functools.lru_cache(maxsize=4096)
-def _carrier(signs: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor((1.0, *signs), dtype=dtype, device="cpu")
+def is_integral(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex
+
+
+def _handed_bytes(tensor: torch.Tensor) -> int:
+    """What Horovod reduces of a gradient that it gets as it is."""
+    return tensor.numel() * (4 if tensor.dtype is torch.bfloat16 else tensor.element_size())
 
 
 def _is_reduced_there(device: torch.device) -> bool:

@@ -52,6 +52,8 @@ class Submission:
             the process set that keeps the state of all.
 
     Attributes:
+        name: of the gradient.
+        bytes: of its elements.
         state_copies: pairs (the state where it is kept, the copy that the exchange updates).
     """
 
@@ -63,20 +65,14 @@ class Submission:
         open_state: Callable[[int, int, Any], OpenState] | None = None,
     ) -> None:
         self.gradient = gradient
+        self.name = gradient.keys.name
+        self.bytes = gradient.values.nbytes
         self.scheme = scheme
         self.state_copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
         self.destination = destination
         self._open_state = open_state
         self.group: Group | None = None
         self.index = 0
-
-    @property
-    def name(self) -> str:
-        return self.gradient.keys.name
-
-    @property
-    def bytes(self) -> int:
-        return self.gradient.values.nbytes
 
     def opened(self, scheme: Scheme, nodes: Nodes) -> Gradient:
         """The gradient with its state, of what this worker keeps."""
@@ -203,6 +199,8 @@ class Group:
 
     def deliver(self, index: int, factor: float) -> None:
         """Decodes a member's sum, times ``factor``, into its destination; the others', too, if that is one launch."""
+        if self._delivered.get(index) == factor:
+            return
         if self._memory.decodes_together and not self._delivered:
             self.deliver_all(factor)
         self._deliver([index], factor)
@@ -214,7 +212,7 @@ class Group:
     def _deliver(self, indices: Iterable[int], factor: float) -> None:
         decoded = self.decoded()
         scaled = factor / int(decoded.active)
-        wanted = [i for i in indices if self._delivered.get(i) != scaled]
+        wanted = [i for i in indices if self._delivered.get(i) != factor]
         if not wanted:
             return
         with self._memory.working():
@@ -222,7 +220,7 @@ class Group:
                 member = self._members[i]()
                 if member is not None:
                     self._memory.write(decoded, i, scaled, member.destination)
-                    self._delivered[i] = scaled
+                    self._delivered[i] = factor
         self._memory.hand_over()
 
     def _resume(self, answer: Any) -> None:
@@ -237,8 +235,8 @@ class Group:
         if isinstance(request, Copying):
             self._copying = request
             return
-        for member, sent in zip(self.names, sent_bytes(request, self._nodes.workers.size_of(request.group))):
-            self._traffic.count(member, sent)
+        sent = sent_bytes(request, self._nodes.workers.size_of(request.group))
+        self._traffic.count_all(self.names, sent)
         name = f"{self._name}.{self._stage}"
         with self._memory.working():
             self._handle = _launch(request, name, self._nodes.process_sets[request.group])

@@ -93,7 +93,7 @@ class HostMemory(Memory):
 
     def flat(self, tensor: torch.Tensor) -> np.ndarray:
         """bfloat16 as the uint16 that the kernels take for it."""
-        detached = tensor.detach()
+        detached = tensor.detach() if tensor.requires_grad else tensor
         if not (detached.is_cpu and detached.is_contiguous()):
             detached = detached.cpu().contiguous()
         if detached.dtype in _TENSOR_BITS:
@@ -120,7 +120,7 @@ class HostMemory(Memory):
 
     def write(self, decoded: Decoded, index: int, factor: float, destination: torch.Tensor) -> None:
         """The tensor may be on any device."""
-        direct = destination.is_contiguous() and destination.device == self.device
+        direct = destination.is_contiguous() and destination.is_cpu
         target = (
             destination
             if direct

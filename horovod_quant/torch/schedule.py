@@ -89,6 +89,9 @@ class Schedule:
         label: str,
         arguments: Mapping[str, str],
     ) -> None:
+        from horovod.torch import mpi_ops
+
+        self._mpi_ops = mpi_ops
         self._process_set = process_set
         self._nodes = nodes
         self._memory = memory
@@ -100,6 +103,7 @@ class Schedule:
         self._label = label
         self._arguments = arguments
         self._session: Any = None
+        self._number: int | None = None  # of the backward pass that brought the latest gradient
         self.factor: float | None = None
         self.waiting_since: float | None = None
         self._begin_session()
@@ -135,7 +139,8 @@ class Schedule:
     def arrive(self) -> None:
         """To be called for every gradient of the optimizer that Horovod wants compressed, whoever reduces it."""
         self._drop_stale()
-        number = BACKWARD.join(self) if self._overlap else None
+        self._number = BACKWARD.join(self) if self._overlap else BACKWARD.current
+        number = self._number if self._overlap else None
         if number is None:
             return
         self._passes.add(number)
@@ -143,11 +148,11 @@ class Schedule:
             self._call_roll()
 
     def submit(self, submission: Submission) -> None:
-        """Takes a gradient that has arrived and is to be exchanged here."""
+        """Takes the gradient that has just arrived, if it is to be exchanged here."""
         name = submission.name
-        if BACKWARD.current is None:
+        if self._number is None:
             WATCH.begin(self)
-        in_pass = self._overlap and BACKWARD.current is not None
+        in_pass = self._overlap and self._number is not None
         self._places[name] = len(self._submitted) if in_pass else NEVER
         self._submitted[name] = submission
         if not (in_pass and self._is_launching and self._plan is not None):
@@ -157,9 +162,15 @@ class Schedule:
             self._missing[index].discard(name)
             if not self._missing[index]:
                 self._ready.append(index)
-        self._start_ready(in_pass=True)
-        if self._plan.quiet:
+        if self._ready:
+            self._start_ready(in_pass=True)
+        if self._unfinished and self._plan.quiet:
             self._follow_up()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a gradient of this step has come that is exchanged here."""
+        return bool(self._submitted)
 
     @property
     def _is_launching(self) -> bool:
@@ -168,10 +179,8 @@ class Schedule:
 
     def _drop_stale(self) -> None:
         """Forgets what was launched before Horovod was initialized again: nobody will answer it."""
-        from horovod.torch import mpi_ops
-
-        if mpi_ops._handle_map is not self._session:
-            self._session = mpi_ops._handle_map
+        if self._mpi_ops._handle_map is not self._session:
+            self._session = self._mpi_ops._handle_map
             self._begin_session()
 
     # ---- launching, without waiting --------------------------------------------------------------------------

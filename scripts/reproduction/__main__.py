@@ -19,19 +19,19 @@ def main() -> int:
     args = parse_arguments()
     claims = args.claims or common.CLAIMS
     running.keep_in(args.output / "runs")
-    if args.again and not running.CLAIMS.isdisjoint(claims):
+    if args.again and args.only is None and not running.CLAIMS.isdisjoint(claims):
         running.forget()
     for claim in claims:
         path = args.output / f"{claim}.json"
         result = common.load(path)
-        if result is not None and result["size"] == args.size and not args.again:
+        if result is not None and result["size"] == args.size and not args.again and args.only is None:
             print(f"reproduce: {claim}: {path} exists (--again tests it again)")
             continue
         print(f"reproduce: {claim}", flush=True)
-        result = common.run_study(claim, args.size)
+        result = common.run_study(claim, args.size, args.only)
         common.save(result, path)
         print(f"reproduce:     done in {result['seconds']:.0f} s")
-        for verdict in common.module_of(claim).verdicts(result["figures"]):
+        for verdict in common.verdicts_of(claim, result["figures"]):
             print(f"reproduce:     {page.outcome(verdict.holds)}: {verdict.statement} ({verdict.evidence})")
     print(f"reproduce: {page.write(args.output)}")
     return 0
@@ -47,6 +47,13 @@ def parse_arguments() -> argparse.Namespace:
         help=f"some of {names} (all but {', '.join(common.ON_DEMAND)})",
     )
     parser.add_argument("--again", action="store_true", help="also where there is a result already")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        metavar="PART",
+        help="with a claim that has parts (eden): runs these alone, in this order; the page has what is kept of the "
+        "others. Without any: makes the page of what is kept",
+    )
     parser.add_argument(
         "--size", choices=("full", "tiny"), default="full", help="tiny: only to see that it runs (full)"
     )
@@ -64,6 +71,13 @@ def parse_arguments() -> argparse.Namespace:
         problem = common.module_of(claim).problem(args.size) if claim in common.ON_DEMAND else None
         if problem:
             parser.error(f"{claim}: {problem}")
+    if args.only is not None:
+        parts = getattr(common.module_of(args.claims[0]), "PARTS", ()) if len(args.claims) == 1 else ()
+        if not parts:
+            parser.error("--only: name one claim that has parts: eden")
+        for part in args.only:
+            if part not in parts:
+                parser.error(f"--only {part}: choose from {', '.join(parts)}")
     return args
 
 

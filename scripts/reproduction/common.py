@@ -7,7 +7,11 @@ The module of a claim has:
 - ``study(settings)``: the measurement. Returns figures that JSON can hold, without NaN or infinity;
 - ``verdicts(figures)``: what they say about the claim, computed from nothing else;
 - ``tables(figures)``: the figures as Markdown;
-- ``draw(figures, folder)``: the plots, written to PNG files in the folder.
+- ``draw(figures, folder)``: the plots, written to PNG files in the folder;
+- ``in_short(figures)``, if there is more to say in the page's summary than how many verdicts hold: a sentence or two;
+- ``SOURCE``, if all its verdicts that name no source have the same one;
+- where parts of the study can be run alone, ``PARTS``, their names. Settings have ``only``, None or some of them, and
+  verdicts, tables and plots are of what figures there are.
 """
 
 from __future__ import annotations
@@ -36,7 +40,17 @@ from horovod_quant import kernels, methods, simulator
 from horovod_quant.schemes.base import Scheme
 
 # In the order of the page. A claim's name is that of its module, with hyphens.
-CLAIMS = ("nuqsgd", "global-qsgd", "rotated-sum", "qsgd", "binsgdm", "transformer")
+CLAIMS = (
+    "nuqsgd",
+    "nuqsgd-gradients",
+    "global-qsgd",
+    "rotated-sum",
+    "qsgd",
+    "qsvrg",
+    "binsgdm",
+    "transformer",
+    "eden",
+)
 
 # Tested only where they are named, since most machines lack what they need. Their modules also have ``problem(size)``:
 # why the claim cannot be tested here, or None.
@@ -53,7 +67,9 @@ COLORS = {
     "global-qsgd-l2": "#E69F00",
     "global-qsgd-exp": "#7F5FA8",
     "global-qsgd-rotated": "#882255",
+    "eden": "#8C6D1F",
     "binsgdm": "#D55E00",
+    "powersgd": "#555555",
 }
 
 TITLES = {
@@ -66,8 +82,13 @@ TITLES = {
     "global-qsgd-l2": "Global-QSGD, l2 norm",
     "global-qsgd-exp": "Global-QSGD, exponential",
     "global-qsgd-rotated": "Global-QSGD, rotated",
+    "eden": "EDEN",
     "binsgdm": "BinSGDM",
 }
+
+
+OURS = "our reading"  # of a paper that does not say so, or not in such words
+PACKAGE = "this package's claim"
 
 
 class Verdict(NamedTuple):
@@ -77,11 +98,13 @@ class Verdict(NamedTuple):
         statement: that part, as a sentence that can be true or false.
         holds: whether the figures agree.
         evidence: the figures that decided.
+        source: where the paper says so, `OURS` or `PACKAGE`; by default the module's ``SOURCE``, or `OURS`.
     """
 
     statement: str
     holds: bool
     evidence: str
+    source: str = ""
 
 
 class Plot(NamedTuple):
@@ -95,14 +118,28 @@ def module_of(claim: str) -> Any:
     return importlib.import_module("reproduction." + claim.replace("-", "_"))
 
 
+def verdicts_of(claim: str, figures: dict[str, Any]) -> list[Verdict]:
+    """A claim's verdicts, each with its source."""
+    module = module_of(claim)
+    default = getattr(module, "SOURCE", OURS)
+    return [verdict._replace(source=verdict.source or default) for verdict in module.verdicts(figures)]
+
+
 # ---- results on disk ---------------------------------------------------------------------------------------------
 
 
-def run_study(claim: str, size: str) -> dict[str, Any]:
-    """Runs a claim's study; returns its figures with what one has to know to repeat them."""
+def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[str, Any]:
+    """Runs a claim's study; returns its figures with what one has to know to repeat them.
+
+    Args:
+        only: names of the module's ``PARTS`` to run; beside them the figures have what is kept of the others.
+    """
     module = module_of(claim)
+    settings = module.SIZES[size]
+    if only is not None:
+        settings = settings._replace(only=tuple(only))
     begin, cpu_begin = time.monotonic(), cpu_seconds()
-    figures = module.study(module.SIZES[size])
+    figures = module.study(settings)
     return {
         "claim": claim,
         "size": size,

@@ -7,7 +7,7 @@ elements), so that most gradients have many buckets of 8,192.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +50,38 @@ def make_model(seed: int) -> nn.Sequential:
     )
 
 
+class Residual(nn.Module):
+    """Two convolutions, whose result is added to the input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(2))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        inner = torch.relu(self.norms[0](self.first(images)))
+        return torch.relu(images + self.norms[1](self.second(inner)))
+
+
+def make_resnet(seed: int) -> nn.Sequential:
+    """A small ResNet of 98,000 parameters; 99% of them are quantized."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 24, 3, padding=1, bias=False),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        Residual(24),
+        nn.Conv2d(24, 48, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(48),
+        nn.ReLU(),
+        Residual(48),
+        Residual(48),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(48, 10),
+    )
+
+
 def batches(seed: int, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Images and labels of each step: every image once, in another order, before any comes again."""
     data = digits.load_data()
@@ -79,6 +111,7 @@ def train(
     steps: int,
     learning_rate: float = LEARNING_RATE,
     watch: Any = None,
+    make: Callable[[int], nn.Module] = make_model,
 ) -> Training:
     """Trains with simulated workers.
 
@@ -90,9 +123,10 @@ def train(
         learning_rate: of the first step; it falls to zero along a cosine.
         watch: called as ``watch(step, gradients)`` before each step, with those gradients of one worker that are
             large enough to be quantized.
+        make: makes the model from a seed.
     """
     torch.set_num_threads(1)
-    model = make_model(seed)
+    model = make(seed)
     parameters = list(model.parameters())
     names = [name for name, _ in model.named_parameters()]
     large = [i for i, p in enumerate(parameters) if p.numel() >= MIN_ELEMENTS]
@@ -109,17 +143,7 @@ def train(
         gradients = [own for _, own in shares]
         if watch is not None:
             watch(step, [gradients[0][i] for i in large])
-        averages = [np.mean([own[i] for own in gradients], axis=0) for i in range(len(parameters))]
-        if scheme is not None:
-            done = simulator.run(
-                scheme,
-                [[own[i] for i in large] for own in gradients],
-                names=[names[i] for i in large],
-                seed=seed,
-                step=step,
-            )
-            for i, decoded in zip(large, done.decoded[0]):
-                averages[i] = decoded
+        averages = exchanged(scheme, gradients, names, large, seed=seed, step=step)
         for parameter, average in zip(parameters, averages):
             parameter.grad = torch.from_numpy(average).reshape(parameter.shape)
         optimizer.step()
@@ -127,9 +151,42 @@ def train(
     return Training(losses, accuracy(model))
 
 
+def exchanged(
+    scheme: Any,
+    gradients: Sequence[Sequence[np.ndarray]],
+    names: Sequence[str],
+    compressed: Sequence[int],
+    *,
+    seed: int,
+    step: int,
+) -> list[np.ndarray]:
+    """The averages of simulated workers' gradients.
+
+    Args:
+        scheme: None exchanges float32.
+        gradients: of each worker, those of each parameter.
+        names: of the parameters.
+        compressed: numbers of those parameters whose gradients are; the others' are averaged as they are.
+    """
+    averages = [np.mean(own, axis=0) for own in zip(*gradients)]
+    if scheme is None:
+        return averages
+    done = simulator.run(
+        scheme,
+        [[own[i] for i in compressed] for own in gradients],
+        names=[names[i] for i in compressed],
+        seed=seed,
+        step=step,
+    )
+    for i, decoded in zip(compressed, done.decoded[0]):
+        averages[i] = decoded
+    return averages
+
+
 def accuracy(model: nn.Module) -> float:
     """Share of the test images whose digit the model tells."""
     data = digits.load_data()
+    model.eval()
     with torch.no_grad():
         told = model(torch.from_numpy(data.test_images).unsqueeze(1)).argmax(1)
     return float((told == torch.from_numpy(data.test_labels)).float().mean())

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reproduction import common
+from reproduction import common, untested
 
 INTRODUCTION = """\
 # Do the papers' claims hold?
 
 `scripts/reproduce` makes this page: it tests the claims of the papers that this package implements, one section a
 claim, and computes each verdict from the figures in `{folder}/`. `scripts/reproduce --again CLAIM` tests one again. A
-number with ± is a mean over seeds and their standard deviation; a slope with ± is a fit and its standard error."""
+number with ± is a mean over seeds and their standard deviation; a slope with ± is a fit and its standard error.
+
+A *statement of a paper* names the place where it stands; *our reading* is what a paper does not say in such words, and
+what this package adds. A reading that does not hold contradicts no paper."""
 
 
 def outcome(holds: bool) -> str:
@@ -27,26 +30,57 @@ def write(folder: Path) -> Path:
     """
     results = {claim: common.load(folder / f"{claim}.json") for claim in (*common.CLAIMS, *common.ON_DEMAND)}
     found = {claim: result for claim, result in results.items() if result is not None}
-    parts = [INTRODUCTION.format(folder=folder.name), _summary(found)]
+    parts = [
+        INTRODUCTION.format(folder=folder.name),
+        _in_short(found),
+        _statements(found),
+        untested.section(),
+    ]
     parts += [_section(claim, result, folder) for claim, result in found.items()]
     path = folder.with_name(folder.name + ".md")
     path.write_text("\n\n".join(parts) + "\n")
     return path
 
 
-def _summary(results: dict[str, dict[str, Any]]) -> str:
+def _in_short(results: dict[str, dict[str, Any]]) -> str:
+    """A line a claim."""
+    lines = []
+    for claim, result in results.items():
+        module, verdicts = common.module_of(claim), common.verdicts_of(claim, result["figures"])
+        counts = [
+            f"{sum(v.holds for v in own)} of {len(own)} {what} {'holds' if len(own) == 1 else 'hold'}"
+            for what, own in _by_kind(verdicts)
+        ]
+        more = " " + module.in_short(result["figures"]) if hasattr(module, "in_short") else ""
+        lines.append(f"- {_link(module.TITLE)}: {', '.join(counts)}.{more}")
+    return "## In short\n\n" + "\n".join(lines)
+
+
+def _by_kind(verdicts: list[common.Verdict]) -> list[tuple[str, list[common.Verdict]]]:
+    """A paper's statements, our readings and this package's claims, those that there are."""
+    ours = {common.OURS: "of our readings", common.PACKAGE: "of this package's claims"}
+    kinds = [("of the paper's statements", [v for v in verdicts if v.source not in ours])]
+    kinds += [(what, [v for v in verdicts if v.source == source]) for source, what in ours.items()]
+    return [(what, own) for what, own in kinds if own]
+
+
+def _statements(results: dict[str, dict[str, Any]]) -> str:
     rows = []
     for claim, result in results.items():
-        module = common.module_of(claim)
-        for verdict in module.verdicts(result["figures"]):
-            rows.append((_link(module.TITLE), verdict.statement, outcome(verdict.holds)))
-    return "\n".join(["| claim | | |", "| --- | --- | --- |", *(f"| {a} | {b} | {c} |" for a, b, c in rows)])
+        link = _link(common.module_of(claim).TITLE)
+        for v in common.verdicts_of(claim, result["figures"]):
+            rows.append((link, v.statement, v.source, outcome(v.holds)))
+    table = ["| claim | statement | where it stands | |", "| --- | --- | --- | --- |"]
+    return "## Every statement\n\n" + "\n".join([*table, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
     module, figures = common.module_of(claim), result["figures"]
     machine = result["machine"]
-    verdicts = [f"- **{outcome(v.holds)}**: {v.statement} ({v.evidence})" for v in module.verdicts(figures)]
+    verdicts = [
+        f"- **{outcome(v.holds)}**: {v.statement} ({v.evidence}). *{v.source}*"
+        for v in common.verdicts_of(claim, figures)
+    ]
     plots = [f"![{p.caption}]({folder.name}/{p.file})\n\n*{p.caption}*" for p in module.draw(figures, folder)]
     cpu = f" ({result['cpu_seconds']:.0f} s of CPU time)" if "cpu_seconds" in result else ""
     parts = [

@@ -153,6 +153,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             "The variance is the expected one, which stays below the bound",
             rounds_well and all(bounded),
             f"{sum(bounded)} of {len(bounded)} arrays and settings; the kernels' variance is off by {deviation}",
+            "QSGD, Lemma 3.1",
         ),
         Verdict(
             "Elias codes stay below the lengths that are proved for them",
@@ -168,6 +169,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
                 if paper
                 else ""
             ),
+            "QSGD, Theorem 3.2, and Code' of its appendix",
         ),
         Verdict(
             "Of gradients, Elias coding sends fewer bits than codes of fixed width, at every s",
@@ -185,6 +187,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
                 "; ".join(
                     f"{(mean - 32) / bucket:.2f} B + 32 at B = {bucket:,}" for bucket, mean in means.items()
                 ),
+                "QSGD, section 3.1, the dense case",
             )
         )
     for kind in ("gaussian", "equal"):
@@ -194,9 +197,17 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
                 f"At s = 1 the bits grow no faster than √B log B: {KINDS[kind]}",
                 slope.value <= 1 + 2 * slope.error,
                 f"∝ (√B log B)^({slope})",
+                "QSGD, section 3.1, the sparse case",
             )
         )
     return found
+
+
+def in_short(figures: dict[str, Any]) -> str:
+    own = _by(figures["headline"], "kind")
+    most = {kind: max((c["gamma"] - 32) / c["bucket"] for c in cells) for kind, cells in own.items()}
+    shown = ", ".join(f"{bits:.2f} of {KINDS[kind]}" for kind, bits in most.items())
+    return f"Bits an element at s = √B, where the paper has 2.8: {shown}."
 
 
 def _by(cells: Sequence[dict[str, Any]], key: str, **wanted: Any) -> dict[Any, list[dict[str, Any]]]:

@@ -15,6 +15,7 @@ from reproduction import common, gradients, variance
 from reproduction.common import Plot, Verdict
 
 TITLE = "Global-QSGD with a rotation: room for the sum that occurs"
+SOURCE = common.PACKAGE
 CLAIM = (
     "Not a paper's, but this package's: after a rotation common to all workers a field needs room for the sum that "
     "the gradients have, not for the largest that they could have. So integers serve any number of workers, and a sum "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import re
@@ -18,16 +19,16 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, NamedTuple
 
 from horovod_quant import methods
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 KEPT = ROOT / "docs" / "results" / "runs"
-CLAIMS = {"binsgdm", "transformer", "transformer-gpu"}  # whose runs are kept
+CLAIMS = {"binsgdm", "eden", "transformer", "transformer-gpu"}  # whose runs are kept
 LAB = {"LAB": "reproduce", "VENV": sys.prefix}
-TIME_LIMIT = 900  # seconds a launch, or a training: generous, since a loaded machine is no failure
+TIME_LIMIT = 3600  # seconds a launch, or a training: generous, since a loaded machine is no failure
 
 
 class RunFailed(Exception):
@@ -71,35 +72,56 @@ def forget() -> None:
 # ---- trainings ---------------------------------------------------------------------------------------------------
 
 
-def trainings(
-    script: str,
-    imported: Sequence[str],
-    method: str,
-    options: Sequence[str],
-    seeds: Sequence[int],
-    workers: int,
-) -> list[dict[str, Any]]:
-    """Trains with a script of examples/, once with each seed; returns its figures of them.
+class Job(NamedTuple):
+    """What is trained, but for the seed.
 
-    Args:
-        script, imported: file names: of the script, and of what else there is in examples/ that it runs.
+    Attributes:
+        script, imported: file names in examples/, or whole paths: of the script, and of what else it runs.
         method: a name of `horovod_quant.methods`.
-        options: further options of the script.
+        options: further ones of the script.
     """
-    programs = [EXAMPLES / name for name in (script, *imported)]
-    names = {seed: f"{method}-seed-{seed}-{key([workers, *options], programs)}" for seed in seeds}
-    missing = [seed for seed in seeds if kept(names[seed]) is None]
+
+    script: str
+    imported: tuple[str, ...]
+    method: str
+    options: tuple[str, ...]
+    workers: int
+
+    @property
+    def programs(self) -> list[Path]:
+        return [EXAMPLES / name for name in (self.script, *self.imported)]
+
+    def kept_as(self, seed: int) -> str:
+        digest = key([self.workers, *self.options], self.programs)
+        return f"{self.method}-seed-{seed}-{digest}"
+
+
+def trainings(job: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Trains once with each seed; returns the script's figures of them."""
+    missing = [seed for seed in seeds if kept(job.kept_as(seed)) is None]
     if missing:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "figures.json"
-            command = [sys.executable, str(programs[0]), *method_options(method), *options, "--quiet"]
-            command += ["--seed", *map(str, missing), "--json", str(file)]
+            command = [sys.executable, str(job.programs[0]), *method_options(job.method), *job.options]
+            command += ["--quiet", "--seed", *map(str, missing), "--json", str(file)]
             try:
-                horovodrun(command, workers, TIME_LIMIT * len(missing))
+                horovodrun(command, job.workers, TIME_LIMIT * len(missing))
             finally:  # those that have ended before a failure, or before somebody has stopped this
                 for run in json.loads(file.read_text())["runs"] if file.exists() else ():
-                    keep(names[run["seed"]], run)
-    return [kept(names[seed]) for seed in seeds]
+                    keep(job.kept_as(run["seed"]), run)
+    return [kept(job.kept_as(seed)) for seed in seeds]
+
+
+def kept_trainings(job: Job, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """What is kept of `trainings`, up to the first seed that is missing."""
+    return list(itertools.takewhile(bool, (kept(job.kept_as(seed)) for seed in seeds)))
+
+
+def once(name: str, compute: Callable[[], Any]) -> Any:
+    """What is kept under that name; where nothing is, it is computed, and kept."""
+    if kept(name) is None:
+        keep(name, compute())
+    return kept(name)
 
 
 def method_options(name: str) -> list[str]:

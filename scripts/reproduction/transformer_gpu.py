@@ -9,6 +9,7 @@ from reproduction import common, transformer
 from reproduction.common import Plot, Verdict
 
 TITLE = "A transformer on a GPU: the loss with each method"
+SOURCE = common.PACKAGE
 CLAIM = (
     "At the recommended settings a transformer of characters, trained on a GPU, ends with every method within 1% of "
     "float32's loss."
@@ -98,7 +99,7 @@ def tables(figures: dict[str, Any]) -> str:
 def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     plot = Plot(
         "transformer-gpu-loss.png",
-        "Left: training loss, mean of the seeds and of each 50th of the steps. Right: its end, as a ratio.",
+        transformer.LOSS_CAPTION,
     )
     transformer.draw_losses(figures["trainings"], transformer.TRAININGS, folder / plot.file)
     return [plot]

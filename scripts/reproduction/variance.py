@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -30,13 +30,30 @@ def expected(scheme: Any, gradients: Sequence[np.ndarray]) -> float:
         levels = bounds.exponential_levels(2 ** (scheme.bits - 1) - 2)
     else:
         levels = bounds.uniform_levels(2 ** (scheme.bits - 1) - 1)
+    return _relative(scheme, gradients, lambda ratios: bounds.rounding_variance(ratios, levels))
+
+
+def expected_without_zero(scheme: NUQSGD, gradients: Sequence[np.ndarray]) -> float:
+    """The expectation with as many bits and the levels of the NUQSGD authors' code: 1, 1/2, ... and no 0.
+
+    What is below the smallest level p becomes p or -p, with a variance of ``p^2 - r^2``.
+    """
+    smallest = 2 ** (scheme.bits - 1) - 1
+    levels, p = bounds.exponential_levels(smallest), 2.0**-smallest
+    return _relative(
+        scheme,
+        gradients,
+        lambda ratios: np.where(ratios < p, p**2 - ratios**2, bounds.rounding_variance(ratios, levels)),
+    )
+
+
+def _relative(scheme: Any, gradients: Sequence[np.ndarray], variance: Callable[[Any], np.ndarray]) -> float:
+    """Of all elements, by their squares: ``variance`` is of magnitudes relative to their buckets' norms."""
     total = 0.0
     for gradient in gradients:
-        padded = np.zeros(-(-len(gradient) // scheme.bucket_size) * scheme.bucket_size)
-        padded[: len(gradient)] = np.abs(gradient)
-        rows = padded.reshape(-1, scheme.bucket_size)
-        norms = rows.max(axis=1) if scheme.norm == "max" else np.sqrt(np.square(rows).sum(axis=1))
-        rows, norms = rows[norms > 0], norms[norms > 0]
-        ratios = np.minimum(rows / norms[:, None], 1)
-        total += float(norms**2 @ bounds.rounding_variance(ratios, levels).sum(axis=1))
+        for start in range(0, len(gradient), scheme.bucket_size):
+            bucket = np.abs(gradient[start : start + scheme.bucket_size].astype(np.float64))
+            norm = bucket.max() if scheme.norm == "max" else np.sqrt(np.square(bucket).sum())
+            if norm > 0:
+                total += float(norm**2 * variance(np.minimum(bucket / norm, 1)).sum())
     return total / squared(gradients)

@@ -13,11 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from horovod_quant import simulator
 from horovod_quant.analysis import bounds
 from horovod_quant.kernels import entropy
+from horovod_quant.kernels.layout import code_words
+from horovod_quant.schemes import NUQSGD
 
 LENGTHS = {"gamma": entropy.gamma_length, "omega": entropy.omega_length}
 ROUNDING = 1 + 1e-9
+LENGTHS_BYTES = 16  # by which a payload tells its own length and that of its stream
+LAYOUT_AND_PADDING = 8
 
 vectors = hnp.arrays(np.float64, st.integers(1, 40), elements=st.floats(-1e3, 1e3, width=32))
 matrices = hnp.arrays(
@@ -122,6 +127,38 @@ def test_nuqsgd_variance_stays_below_its_bound(v: np.ndarray, s: int) -> None:
     norm = max(float(np.linalg.norm(v)), float(np.abs(v).max()))
     exact = bounds.exponential_rounding_variance(v, norm, s)
     assert exact <= bounds.nuqsgd_variance_factor(v.size, s) * norm**2 * ROUNDING
+
+
+@pytest.mark.parametrize(("bucket", "s"), [(8, 0), (1024, 2), (8192, 2), (2**16, 6)])
+def test_nuqsgd_bound_is_reached_by_equal_magnitudes(bucket: int, s: int) -> None:
+    exact = bounds.exponential_rounding_variance(np.ones(bucket), math.sqrt(bucket), s)
+    assert exact / bucket == pytest.approx(bounds.nuqsgd_variance_factor(bucket, s))
+
+
+@pytest.mark.parametrize(("bucket", "s"), [(64, 2), (1024, 6), (8192, 6), (8192, 8)])
+def test_nuqsgd_bound_is_all_but_reached_by_two_kinds_of_elements(bucket: int, s: int) -> None:
+    # As in the derivation: squares of x in equal small elements, the others at 4/3 of levels, as many as fit.
+    small = (4 / 9) ** 2 * 4.0**-s * bucket
+    large = []
+    for exponent in range(1, s):
+        ratio = 4 / 3 * 2.0**-exponent
+        large += [ratio] * int((1 - small - np.square(large).sum()) / ratio**2)
+    count = bucket - len(large)
+    v = np.array(large + [math.sqrt(small / count)] * count)
+    exact = bounds.exponential_rounding_variance(v, np.linalg.norm(v), s) / float(v @ v)
+    assert 0.94 < exact / bounds.nuqsgd_variance_factor(bucket, s) <= ROUNDING
+
+
+@given(bucket=st.integers(1, 10**6), s=st.integers(0, 14))
+def test_nuqsgd_bound_is_below_the_papers(bucket: int, s: int) -> None:
+    ours, paper = bounds.nuqsgd_variance_factor(bucket, s), bounds.nuqsgd_paper_variance_factor(bucket, s)
+    assert ours < paper
+    assert paper - ours <= 1 / 8 + bucket * 4.0**-s
+
+
+def test_nuqsgd_bounds_with_3_bits() -> None:
+    assert bounds.nuqsgd_variance_factor(1024, 2) == 7
+    assert bounds.nuqsgd_paper_variance_factor(1024, 2) == 7.125
 
 
 def test_nuqsgd_eighth_is_reached_at_four_thirds_of_a_level() -> None:
@@ -482,6 +519,47 @@ def test_number_of_non_zeros_stays_below_its_bound(d: int, s: int) -> None:
         assert expected <= bounds.qsgd_nonzeros_bound(d, s) * ROUNDING
 
 
+@pytest.mark.parametrize("code", LENGTHS)
+@pytest.mark.parametrize(("bits", "d"), [(2, 1024), (3, 1024), (3, 8192), (4, 1024), (4, 8192)])
+def test_nuqsgds_payloads_stay_below_the_proved_bounds(bits: int, d: int, code: str) -> None:
+    s, rng = 2 ** (bits - 1) - 2, np.random.default_rng(19)
+    coding = "elias" if code == "gamma" else "elias-omega"
+    scheme = NUQSGD(bits, bucket_size=d, coding=coding, rounding="independent")
+    for v in (rng.normal(size=d), np.ones(d), rng.standard_cauchy(d), 1e-6 + (np.arange(d) == 7)):
+        # Two workers gather, each sends its payload; 8 bytes of each tell its length, and 8 that of its stream.
+        sent = [
+            simulator.run(scheme, [v, v], seed=seed).bytes_sent["allgather"] - LENGTHS_BYTES
+            for seed in range(20)
+        ]
+        bound = bounds.nuqsgd_sparse_length(d, s, code)
+        assert 8 * np.mean(sent) <= min(bound, 32 + 32 * code_words(d, bits)) + LAYOUT_AND_PADDING
+
+
+def test_nuqsgds_number_of_non_zeros_stays_below_its_bound_and_reaches_it() -> None:
+    rng = np.random.default_rng(20)
+    for d, s in [(64, 0), (1024, 2), (1024, 4), (8192, 6), (10**5, 3)]:
+        limit = bounds.nuqsgd_nonzeros_bound(d, s)
+        for v in (np.ones(d), rng.normal(size=d), rng.standard_cauchy(d)):
+            expected = np.minimum(1, np.abs(v) * 2.0**s / np.linalg.norm(v)).sum()
+            assert expected <= limit * ROUNDING
+    assert np.minimum(1, np.full(1024, 2.0**2 / 32)).sum() == bounds.nuqsgd_nonzeros_bound(1024, 2)
+    assert bounds.nuqsgd_nonzeros_bound(1000, 1000) == 1000
+
+
+@pytest.mark.parametrize("code", LENGTHS)
+@pytest.mark.parametrize(("d", "s"), [(1024, 0), (1024, 2), (8192, 2), (2**16, 6)])
+def test_gaussian_vectors_stay_below_nuqsgds_figure(code: str, d: int, s: int) -> None:
+    rng = np.random.default_rng(21)
+    bits = []
+    for _ in range(10):
+        v = rng.normal(size=d)
+        levels = round_to(np.abs(v) / np.linalg.norm(v), bounds.exponential_levels(s), rng)
+        indices = np.where(levels > 0, s + 1 + np.log2(np.maximum(levels, 2.0**-s)), 0).astype(np.int32)
+        bits.append(layout_bits(indices, code)[0])
+    assert np.mean(bits) + 32 <= bounds.nuqsgd_sparse_length(d, s, code)
+    assert np.mean(bits) + 32 <= bounds.nuqsgd_sparse_length(d, s)
+
+
 # ---- arguments
 
 
@@ -517,6 +595,8 @@ def test_number_of_non_zeros_stays_below_its_bound(d: int, s: int) -> None:
         ),
         (lambda: bounds.qsgd_sparse_length(4, 1, "delta"), ValueError, "code='delta' is unknown"),
         (lambda: bounds.qsgd_dense_length(-4, 1), ValueError, "dimension=-4 must be 1 or larger"),
+        (lambda: bounds.nuqsgd_sparse_length(1024, 6), ValueError, "s=6: the paper's figure needs 4.s"),
+        (lambda: bounds.nuqsgd_nonzeros_bound(1, -1), ValueError, "s=-1 must be from 0 to 1000"),
         (lambda: bounds.qsgd_headline_length(2.5), TypeError, "dimension=2.5 must be an integer"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,12 +22,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "parallel"))
 
 from helpers import extended  # noqa: E402
-from launching import BIN, environment, horovodrun  # noqa: E402
+from launching import HOROVODRUN, environment, horovodrun  # noqa: E402
 
 from horovod_quant.analysis.models import MODELS, elements  # noqa: E402
-from horovod_quant.bench import choosing, report  # noqa: E402
+from horovod_quant.bench import choosing, enough, report  # noqa: E402
 from horovod_quant.bench.gradients import ExactAverage, gradient  # noqa: E402
 from horovod_quant.bench.network import Counter  # noqa: E402
+from horovod_quant.bench.progress import Progress  # noqa: E402
 from horovod_quant.bench.rounds import Found, Measurement  # noqa: E402
 from horovod_quant.bench.shapes import parse_shapes  # noqa: E402
 from horovod_quant.bench.variants import Variant  # noqa: E402
@@ -65,6 +67,9 @@ def test_measures_every_method(framework: str, controller: str, tmp_path: Path) 
         own_network=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
+    assert re.search(r"warming up: 15 exchanges, .* m?s\n", done.stdout)
+    assert re.search(r"measuring: 15 exchanges, .* m?s\n", done.stdout)
+    assert "\r" not in done.stdout
     found = json.loads((tmp_path / "bench.json").read_text())
     expected = {
         "version": 1, "framework": framework, "model": "tiny", "workers": 2, "hosts": 1, "workers_per_host": 2,
@@ -138,6 +143,61 @@ def test_results_are_of_the_slowest_worker_and_ratios_within_a_round() -> None:
     unread = report.results(["none", "qsgd-4"], Found(list(rounds), [8.0, 4.0], [0.0, None]))[1]
     assert unread["interface_bytes_sent"] is None
     assert unread["relative_error"] is None
+
+
+def test_progress_is_in_lines_of_which_none_comes_too_soon() -> None:
+    now, lines = 0.0, list[str]()
+    with Progress("measuring", 40, lines.append, lambda: now) as progress:
+        for _ in range(40):
+            now += 0.5
+            progress.update()
+    assert lines == [
+        "measuring: 10 of 40 exchanges, 5 s, about 15 s left",
+        "measuring: 20 of 40 exchanges, 10 s, about 10 s left",
+        "measuring: 30 of 40 exchanges, 15 s, about 5 s left",
+        "measuring: 40 exchanges, 20 s",
+    ]
+    now, lines = 0.0, []
+    with suppress(RuntimeError), Progress("measuring", None, lines.append, lambda: now) as progress:
+        now = 6.0
+        progress.update()
+        raise RuntimeError
+    assert lines == ["measuring: 1 exchanges, 6 s"]
+
+
+def test_auto_measures_until_ratios_are_known() -> None:
+    """True ratio 2, with noise of 1% or 30%; the same machine state for both in a round."""
+    state, noise = np.random.default_rng(1).standard_normal((2, 400, 2))
+    state = 1 + abs(state[:, :1])
+    for spread, fewest, most in ((0.01, enough.FEWEST, 12), (0.3, 40, enough.MOST)):
+        wall = state * [2e-3, 1e-3] * (1 + spread * np.clip(noise, -2, 2))
+        rounds = next(count for count in range(1, 401) if enough.is_enough(wall[:count], 0))
+        assert fewest <= rounds <= most
+    assert enough.is_enough(np.full((enough.FEWEST, 2), enough.LONGEST), 0)
+    assert not enough.is_enough(np.ones((enough.FEWEST - 1, 2)), 0)
+
+
+def test_the_interval_has_the_true_median_as_often_as_it_says() -> None:
+    """1,000 samples each, of 95% in truth: fewer than 92% are 4 standard errors away."""
+    for count in (enough.FEWEST, 7, 20, 51):
+        samples = np.random.default_rng(count).exponential(size=(count, 1000))
+        lowest, median, highest = enough.interval(samples)
+        assert ((lowest <= median) & (median <= highest)).all()
+        assert np.mean((lowest <= np.log(2)) & (np.log(2) <= highest)) > 0.92
+
+
+def test_bars_tell_their_values() -> None:
+    setting = {
+        "framework": "torch", "controller": "gloo", "model": "tiny", "workers": 2, "hosts": 1,
+    }  # fmt: skip
+    found = [
+        {"method": "none", "wall_seconds": [1.2, 1.3], "bytes_sent": 8e6},
+        {"method": "eden-3", "wall_seconds": [0.05, 0.07], "bytes_sent": 0.75e6},
+    ]
+    time, size = report.bars(setting, found).axes
+    assert [text.get_text() for text in time.texts] == ["1,250", "60"]
+    assert [text.get_text() for text in size.texts] == ["8", "0.75"]
+    assert time.get_xlim()[1] > 1300
 
 
 def result_of(name: str, milliseconds: float, error: float | None) -> tuple[Variant, dict[str, Any]]:
@@ -246,7 +306,7 @@ class Endless:
         self.output = folder / "output"
         with open(self.output, "w") as output:
             self.launcher = subprocess.Popen(
-                [str(BIN / "horovodrun"), f"--{controller}", "-np", "2", "sh", str(script)],
+                [*HOROVODRUN, f"--{controller}", "-np", "2", "sh", str(script)],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True,
             )  # fmt: skip
         self._wait(self.json.exists)  # a round is done
@@ -370,6 +430,11 @@ def test_a_signal_to_the_child_reaches_the_worker() -> None:
         (["--model", "nonsense"], "argument --model: invalid choice: 'nonsense'"),
         (["--model", "tiny", "--shapes", "3"], "not allowed with argument"),
         (["--framework", "jax"], "argument --framework: invalid choice"),
+        (["--rounds", "many"], "argument --rounds: 'many': use a number, or auto"),
+        (["--framework", "torch", "--shapes", "3x", "4"], "--shapes: '3x' is no shape"),
+        (["--framework", "torch", "--shapes", "/nowhere/a.json"], "--shapes: [Errno 2] No such file"),
+        (["--framework", "torch", "--json", "/nowhere/a.json"], "--json: [Errno 2] No such file"),
+        (["--framework", "torch", "--plot", "/tmp/bench.xyz"], "must end in one of"),
     ],
 )
 def test_mistakes_are_explained_before_a_framework_is_imported(options: list[str], message: str) -> None:
@@ -391,9 +456,9 @@ def test_one_worker_is_told_to_start_more() -> None:
 @pytest.mark.parametrize(
     ("controller", "options", "message"),
     [
-        ("gloo", ["--methods", "nonsense"], "--methods: there is no method 'nonsense'"),
+        extended("gloo", ["--methods", "nonsense"], "--methods: there is no method 'nonsense'"),
         extended("mpi", ["--methods", "nonsense"], "--methods: there is no method 'nonsense'"),
-        extended("gloo", ["--json", "/nowhere/bench.json"], "--json: [Errno 2] No such file or directory"),
+        ("gloo", ["--json", "/nowhere/bench.json"], "--json: [Errno 2] No such file or directory"),
         extended("mpi", ["--json", "/"], "--json: / is not a file"),
         extended("gloo", ["--plot", "{folder}/bench.xyz"], "must end in one of"),
         extended("gloo", ["--shapes", "3x", "4"], "--shapes: '3x' is no shape"),
@@ -456,10 +521,10 @@ def written(given: list[str], folder: Path) -> list[str]:
 
 def test_packages_that_are_missing_are_named() -> None:
     code = (
-        "import sys; sys.modules['tqdm'] = None\n"
+        "import sys; sys.modules['rich'] = None\n"
         "from horovod_quant.bench import command\n"
         "try: command.check_output(None, None)\n"
         "except command.Problem as problem: print(problem)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
-    assert done.stdout == "tqdm is not installed: pip install 'horovod-quant[bench]'\n", done.stderr
+    assert done.stdout == "rich is not installed: pip install 'horovod-quant[bench]'\n", done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import extended
+from helpers import by_default, extended
 from parallel.launching import ROOT, environment, horovodrun
 
 EXAMPLES = ROOT / "examples"
@@ -31,6 +31,7 @@ TRAININGS = {
     "binsgdm again": "--compression binsgdm",
     "auto": "--compression auto",
 }
+LEFT_TO_ALL = ("adam", "qsgd l2", "alltoall", "global l2")
 PYTORCHS = ("auto",)
 """Of the trainings, those that TensorFlow refuses."""
 
@@ -52,7 +53,9 @@ for options in json.loads(sys.argv[2]):
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What an example writes with --json after three epochs on 2 workers, for each training."""
     folder = tmp_path_factory.mktemp("digits")
-    names = [name for name in TRAININGS if request.param == SCRIPTS[0] or name not in PYTORCHS]
+    left_out = () if request.config.getoption("tier") in ("all", "thorough") else LEFT_TO_ALL
+    left_out += () if request.param == SCRIPTS[0] else PYTORCHS
+    names = [name for name in TRAININGS if name not in left_out]
     files = {name: folder / f"{index}.json" for index, name in enumerate(names)}
     arguments = [
         [*TRAININGS[name].split(), "--epochs", "3", "--quiet", "--json", str(file)]
@@ -65,7 +68,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", by_default({*TRAININGS} - {*LEFT_TO_ALL}, TRAININGS))
 def test_trains(trained: dict[str, Any], name: str) -> None:
     if name not in trained:
         pytest.skip(f"{name} is PyTorch's alone")
@@ -104,14 +107,15 @@ def test_two_workers_repeat_exactly(trained: dict[str, Any]) -> None:
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("script", [extended("torch_digits"), "tf2_digits", extended("keras_digits")])
+@pytest.mark.extended
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_trains_under_mpi(script: str) -> None:
     done = horovodrun("mpi", 2, [sys.executable, path(script), "--compression", "qsgd", "--epochs", "1"])
     assert done.returncode == 0, done.stdout
     assert "qsgd, seed 0: test accuracy" in done.stdout
 
 
-@pytest.mark.parametrize("script", [SCRIPTS[0], *map(extended, SCRIPTS[1:])])
+@pytest.mark.parametrize("script", by_default(SCRIPTS[:2], SCRIPTS))
 def test_one_worker_needs_no_launcher(script: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     options = ["--compression", "binsgdm", "--epochs", "3", "--seed", "5", "--json", str(file)]

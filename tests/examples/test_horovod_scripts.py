@@ -175,6 +175,7 @@ def test_elastic_training_needs_no_launcher_and_names_wrong_arguments(
 
 
 @pytest.mark.parallel
+@pytest.mark.extended
 @pytest.mark.parametrize("script", [TRAININGS[0], BENCHMARKS[0]])
 def test_too_few_bits_for_the_workers_are_one_message(script: str, request: pytest.FixtureRequest) -> None:
     leave_out_unless_thorough(script == BENCHMARKS[0], request)

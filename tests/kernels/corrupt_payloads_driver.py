@@ -3,7 +3,8 @@
 python corrupt_payloads_driver.py DAMAGED PAIRED    prints, as JSON, how many inputs each decoder refused and decoded
 python corrupt_payloads_driver.py overrun           reads one word too many
 
-DAMAGED inputs, and as many of fixed width, are made and decoded in C++ (corrupt_payloads.cpp). PAIRED ones go through
+DAMAGED inputs, and as many of fixed width, are made and decoded in C++ (corrupt_payloads.cpp); with 0 the installed
+library will do. PAIRED ones go through
 `native` and `reference`, which must agree: on the bits, or that the input is wrong.
 """
 
@@ -243,7 +244,8 @@ def main() -> None:
         overrun()
         return
     counts: Counts = defaultdict(Counter)
-    in_cpp(int(sys.argv[1]), counts)
+    if damaged := int(sys.argv[1]):
+        in_cpp(damaged, counts)
     with np.errstate(all="ignore"):
         in_both_backends(int(sys.argv[2]), counts)
     print(json.dumps(counts))

@@ -21,9 +21,6 @@ BUILDS = {
     "clang-O3": ("clang++", "-O3"),
 }
 
-AS_INSTALLED = "gcc-O3"
-"""Is what setup.py makes, wherever a wheel does not come from elsewhere."""
-
 # Without optimization, with which compiling takes three times as long.
 SANITIZERS = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 

@@ -16,6 +16,7 @@ import pytest
 from helpers import part
 from native_builds import SANITIZERS, SOURCE, compile_library
 
+DRIVER = Path(__file__).with_name("corrupt_payloads_driver.py")
 INPUTS = 10**6
 PAIRED = 20_000
 
@@ -25,7 +26,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs the driver on native.cpp with sanitizers."""
-    source, driver = (Path(__file__).with_name(f"corrupt_payloads{end}") for end in (".cpp", "_driver.py"))
+    source = Path(__file__).with_name("corrupt_payloads.cpp")
     target = tmp_path_factory.mktemp("native") / "sanitized.so"
     library = compile_library(target, source, "g++", f"-I{SOURCE.parent}", *SANITIZERS)
     runtime = subprocess.check_output(["g++", "-print-file-name=libasan.so"], text=True).strip()
@@ -37,21 +38,33 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     }
 
     def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, driver, *map(str, arguments)]
+        command = [sys.executable, DRIVER, *map(str, arguments)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
 
     return run
 
 
+@pytest.mark.extended
 def test_every_decoder_refuses_damaged_payloads_or_decodes_them(run: Run) -> None:
-    inputs = part(part(INPUTS))  # they are slow under the sanitizer
-    done = run(inputs // 2, part(PAIRED))
+    assert_refused_and_decoded(run(INPUTS // 2, PAIRED), INPUTS)
+
+
+def test_both_backends_refuse_and_decode_the_same() -> None:
+    """As the library is installed, without a sanitizer, which takes half a minute to compile."""
+    paired = part(PAIRED)
+    command = [sys.executable, DRIVER, "0", str(paired)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert_refused_and_decoded(done, paired)
+
+
+def assert_refused_and_decoded(done: subprocess.CompletedProcess[str], inputs: int) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     counts = json.loads(done.stdout)
     assert all(min(own.values()) > 100 and len(own) == 2 for own in counts.values()), counts
     assert sum(sum(own.values()) for own in counts.values()) >= inputs
 
 
+@pytest.mark.extended
 def test_one_word_too_far_would_be_seen(run: Run) -> None:
     done = run("overrun")
     assert done.returncode != 0

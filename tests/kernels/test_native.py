@@ -19,7 +19,7 @@ import pytest
 from helpers import SCHEMES, examples, extended, keys, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_builds import AS_INSTALLED, BUILDS, CONTROL_REGISTER, SANITIZERS, SOURCE, compile_library
+from native_builds import BUILDS, CONTROL_REGISTER, SANITIZERS, SOURCE, compile_library
 
 from horovod_quant import kernels, simulator
 from horovod_quant.kernels import entropy, native, reference
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(
     scope="module",
     params=[
-        extended(f"{build}-{name}") if build == AS_INSTALLED else f"{build}-{name}"
+        f"{build}-{name}" if build == INSTALLED else extended(f"{build}-{name}")
         for build in (INSTALLED, *BUILDS)
         for name in native.INSTRUCTION_SETS
     ],

@@ -24,6 +24,9 @@ class Launch(NamedTuple):
 Pair = tuple[str, str, str, str]
 """Two factors, each with its value: ``("controller", "gloo", "feature", "average")``."""
 
+DEAR = 4.0
+"""How many times the usual a dear feature is taken to cost."""
+
 Choice = dict[Launch, list[str]]
 """The scenarios of each launch, in the order of the table."""
 
@@ -46,6 +49,7 @@ def cover(
     costs: Mapping[Launch, float],
     few_workers: Collection[str] = (),
     sampled: Collection[str] = (),
+    dear: Collection[str] = (),
 ) -> Choice:
     """Every pair that can be had, greedily: next what covers most for its cost.
 
@@ -54,6 +58,7 @@ def cover(
         costs: what a scenario takes in each launch, compared with the other launches.
         few_workers: features that are tried only in the launches with the fewest workers.
         sampled: methods that need not meet every feature.
+        dear: features that cost more than others, and cover what any feature can only where there is no other.
     """
     fewest = min(launch.workers for launch in costs)
     places = [
@@ -71,7 +76,8 @@ def cover(
         """Of equals, the method that this launch has tried least, and then the feature."""
         name, launch = place
         feature, method = split(name)
-        return len(missing & covers[place]) / costs[launch], -tried[launch, method], -tried[launch, feature]
+        cost = costs[launch] * (DEAR if feature in dear else 1.0)
+        return len(missing & covers[place]) / cost, -tried[launch, method], -tried[launch, feature]
 
     def choose(places: Sequence[tuple[str, Launch]]) -> None:
         name, launch = place = max(places, key=worth)

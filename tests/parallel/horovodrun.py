@@ -2,7 +2,7 @@
 
 It would find that out at every launch by importing TensorFlow in a process of its own, which takes 3 of a launch's 4
 seconds; workers of a Horovod without that controller fail by themselves. The rest is Horovod's own launcher, which
-test_lab.py, the elastic tests and scripts/demo start by its own name.
+test_lab.py and scripts/demo start by its own name.
 """
 
 from __future__ import annotations

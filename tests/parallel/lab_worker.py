@@ -19,10 +19,13 @@ import numpy as np
 import torch
 from oracle import Oracle
 from torch_harness import METHODS, base_optimizer, gather_objects
+from turns import EVERY_CASE
 
 import horovod_quant.torch as hvq
 
-STEPS = 4  # in which bytes are counted; another one comes before, in which Horovod also negotiates
+STEPS = (
+    4 if EVERY_CASE else 2
+)  # in which bytes are counted; another one comes before, in which Horovod also negotiates
 
 
 def everyones(value: Any) -> list[Any]:

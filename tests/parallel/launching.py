@@ -32,7 +32,7 @@ SCENARIOS_LIMIT = 2400
 SCENARIO_LIMIT = 600
 """Seconds of one of them."""
 
-LOOK = 5.0
+LOOK = 1.0
 """Seconds between looks at how far a launch is."""
 
 GLOO_TIMEOUT = "300"
@@ -149,7 +149,7 @@ def elastic(worker: str, folder: Path, limit: int) -> tuple[list[list[dict[str, 
     logs.mkdir()
     command = [
         "timeout", "-k", "10", str(limit),
-        str(BIN / "horovodrun"), "--gloo", "-np", "2", "--min-np", "2", "--max-np", "3", "--network-interface", "lo",
+        *HOROVODRUN, "--gloo", "-np", "2", "--min-np", "2", "--max-np", "3", "--network-interface", "lo",
         "--host-discovery-script", str(discover),
         sys.executable, str(Path(__file__).with_name(worker)), str(logs), str(hosts),
     ]  # fmt: skip

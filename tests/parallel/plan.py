@@ -85,7 +85,8 @@ def flat(tier: str) -> Plan:
     plan = {}
     for module, breadths in BREADTHS.items():
         every, table = names(module, "extra"), TABLES[module]
-        coverings = [cover(every, DEFAULT[module], [*table.slow, *table.in_pairs], table.sampled)]
+        few = [*table.slow, *table.in_pairs]
+        coverings = [cover(every, DEFAULT[module], few, table.sampled, table.dear)]
         if tier != "default":
             coverings.append(cover(every, COSTS, table.slow))
         for launch, breadth in breadths.items():

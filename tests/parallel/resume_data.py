@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from turns import EVERY_CASE
 
 from horovod_quant.methods import BINSGDM, Method, compared, families, parse
 
@@ -31,6 +32,18 @@ TRAINED = {
     "tensorflow": [BINSGDM, "global-qsgd-8", HIERARCHICAL_BINSGDM],
 }
 """The methods of each framework: all that have a name, in PyTorch."""
+
+BY_DEFAULT = [
+    *{parse(name).class_name: name for name in TRAINED["torch"] if name != HIERARCHICAL_BINSGDM}.values(),
+    HIERARCHICAL_BINSGDM,
+]
+"""With PyTorch, one of each class; the others are left to --all."""
+
+
+def trained(framework: str) -> list[str]:
+    """The methods that the workers of this run train."""
+    return [name for name in TRAINED[framework] if EVERY_CASE or name in BY_DEFAULT]
+
 
 SAVING, RESUMING = 2, 3
 """Workers before and after."""

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from resume_data import SAVED_AFTER, STEPS, TRAINED, batch, evaluation, file_of, write
+from resume_data import SAVED_AFTER, STEPS, batch, evaluation, file_of, trained, write
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
         arrays["loss"] = {"last": training.loss(*evaluation())}
         write(file_of(folder, framework, method, "resumed", hvd.rank()), arrays)
 
-    for method in TRAINED[framework]:
+    for method in trained(framework):
         {"save": save, "resume": resume}[task](method)
 
 

@@ -80,6 +80,8 @@ class Table(NamedTuple):
     """Further modules, of whose scenarios some are."""
     sampled: Sequence[str] = ()
     """Methods that meet only some features by default, for each costs too much: variants with another sibling."""
+    dear: Sequence[str] = ()
+    """Features that take several times as long as others: by default what any feature would do is tried with others."""
 
 
 TORCH = Table(
@@ -138,6 +140,8 @@ TORCH = Table(
                 "it_says_what_it_waits_for",
                 "nan_on_one_rank",
                 "direct_calls",
+                "integers_pass_through",
+                "integers_on_some_workers",
                 "explicit_names",
                 "survives_pickling",
                 "another_default_device",
@@ -187,6 +191,7 @@ TORCH = Table(
     ],
     also=["torch_scripts", "torch_auto"],
     sampled=TORCH_VARIANTS,
+    dear=["a_large_gradient", "any_script", "overlap_with_any_order", "workers_that_join"],
 )
 
 TF = Table(
@@ -223,6 +228,8 @@ TF = Table(
                 "sparse_gradients",
                 "graph_and_session",
                 "direct_calls",
+                "integers_pass_through",
+                "integers_on_some_workers",
                 "shapes_that_differ",
                 "fresh_names",
                 "dynamic_shapes",
@@ -253,27 +260,24 @@ TF = Table(
                 "tape_groups",
                 "tape_dtypes",
                 "direct_calls",
-                "dynamic_shapes",
                 "nan_on_one_rank",
                 "constant_gradients",
                 "graph_and_session",
-                "resuming_gives_the_same_bits",
             ],
             extra=True,
         ),
         Part(
             [name for name in IN_TENSORFLOW if not name.startswith("binsgdm")],
-            ["subnormal_numbers"],
+            ["dynamic_shapes", "resuming_gives_the_same_bits", "subnormal_numbers"],
             extra=True,
         ),
+        Part(["global-qsgd-in-tensorflow"], ["shapes_that_differ", "fresh_names"], extra=True),
         Part(
             ["global-qsgd-in-tensorflow", "binsgdm-in-tensorflow"],
             [
                 "keras_loads_models",
                 "checkpoints_are_restored",
                 "one_gradient_for_two_variables",
-                "shapes_that_differ",
-                "fresh_names",
                 "keras_legacy_run_eagerly",
                 "keras_backward_passes",
                 "keras_mixed_precision",
@@ -321,6 +325,18 @@ TF = Table(
     ],
     also=["tf_calls"],
     sampled=[*TF_VARIANTS, *IN_TENSORFLOW],
+    dear=[
+        "keras_fit",
+        "keras_mixed_precision",
+        "keras_backward_passes",
+        "keras_loads_models",
+        "checkpoints_are_restored",
+        "tape_dtypes",
+        "direct_calls",
+        "resuming_gives_the_same_bits",
+        "workers_disagree",
+        "binsgdm_moves_by_the_rate",
+    ],
 )
 
 TORCH_HIERARCHICAL = Table(
@@ -461,7 +477,7 @@ def problems(module: str, folder: Path) -> Iterator[str]:
     for name in written:
         if name not in listed:
             yield f"{module}: {name} is in no list of scenario_table.py, so nothing runs it"
-    for name in {*table.core, *table.slow, *table.in_pairs} - listed:
+    for name in {*table.core, *table.slow, *table.in_pairs, *table.dear} - listed:
         yield f"scenario_table.py: {module} has no feature {name!r}"
     every = names(module, "extra")
     for name in sorted(set(every)):

@@ -160,6 +160,7 @@ def test_it_runs_over_mpi4py(folder: Path) -> None:
     assert done.stdout.count("FINISHED") == 3
 
 
+@pytest.mark.extended
 def test_bench_measures_it(folder: Path, tmp_path: Path) -> None:
     report = tmp_path / "bench.json"
     bench = [

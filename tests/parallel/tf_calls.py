@@ -57,6 +57,58 @@ def direct_calls(make: Make) -> None:
     assert small.numpy().tolist() == [2.0] * 3
 
 
+def integers_pass_through(make: Make) -> None:
+    """What comes out is what Horovod's own compressor gives, errors included: it reduces no booleans, for example."""
+    compressor = make()
+    for dtype in taken(tf.int32, tf.int64, tf.bool, tf.uint8):
+        for op in (hvd.Average, hvd.Sum, hvd.Max):
+            ours, horovods = (
+                _reduced_integers(dtype, op, each) for each in (compressor, hvd.Compression.fp16)
+            )
+            assert len(ours) == len(horovods)
+            for one, other in zip(ours, horovods):
+                assert type(one) is type(other)
+                if not isinstance(other, type):
+                    assert_bits_equal(one, other, f"{dtype}, op={op}")
+    assert not compressor.stats().parameters
+
+
+def _reduced_integers(dtype: Any, op: Any, compression: Any) -> list[Any]:
+    """By one operation and by a group, of sizes around those that would be compressed, without and with a graph; or the
+    error's kind.
+    """
+
+    def reduce(*given: Any) -> list[Any]:
+        grouped = hvd.grouped_allreduce(given, name="integers", op=op, compression=compression)
+        return [*grouped, hvd.allreduce(given[-1], op=op, compression=compression)]
+
+    given = [tf.cast(9 * rank_data(length, seed=length), dtype) for length in (3, 17, 2000)]
+    results: list[Any] = []
+    for function in (reduce, tf.function(reduce)):
+        try:
+            results += [each.numpy() for each in function(*given)]
+        except (TypeError, tf.errors.InvalidArgumentError) as error:
+            results.append(type(error))
+    return results
+
+
+def integers_on_some_workers(make: Make) -> None:
+    """Horovod's own error on every worker, at once; what comes after is right."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):  # which needs its optimizer
+        return
+    for length in taken(2000, 17, 3):
+        own = tf.ones(length, (tf.float32, tf.int32)[hvd.rank() % 2])
+        reduce = functools.partial(hvd.allreduce, name="mixed", compression=compressor)
+        for function in (reduce, tf.function(reduce)):
+            message = message_of(lambda: function(own), tf.errors.OpError)  # noqa: B023
+            assert "Mismatched data types" in message, message
+            gather_objects(None)
+    result = hvd.allreduce(tf.ones(2000), name="alike", compression=compressor)
+    assert_same_on_all_ranks([result], "after the error")
+    assert 0.5 < result.numpy().mean() < 1.5
+
+
 def sums_that_leave_their_fields(make: Make) -> None:
     """They are found, exchanged again by all workers, and counted."""
     compressor = make()

@@ -1,4 +1,4 @@
-"""Trains under elastic horovodrun while workers come, are killed, and are let go. Run by test_tf_elastic.py.
+"""Trains under elastic horovodrun while workers come, are killed, and are let go. Run by test_elastic.py.
 
 horovodrun --min-np 2 ... python tf_elastic_worker.py LOG_FOLDER HOSTS_FILE
 """

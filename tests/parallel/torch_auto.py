@@ -306,6 +306,7 @@ def auto_says_what_is_wrong() -> None:
     tensor = torch.ones(2000)
     message = message_of(lambda: hvd.allreduce(tensor, name="x", compression=hvq.Auto()), ValueError)
     assert "x: compression=Auto(...) measures the steps of an hvd.DistributedOptimizer" in message
+    assert hvd.allreduce(tensor.int(), op=hvd.Sum, compression=hvq.Auto()).tolist() == [hvd.size()] * 2000
 
     def first_step(auto: Any, optimizer: Any = torch.optim.SGD) -> tuple[Any, Any]:
         model = net()

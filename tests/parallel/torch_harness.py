@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import pickle
 from collections.abc import Sequence
 from typing import Any, Callable
+from unittest import mock
 
 import horovod.torch as hvd
 import torch
 from oracle import Oracle, assert_average
 from scenario_table import makers
+from turns import EVERY_CASE
 
 import horovod_quant.torch as hvq
+from horovod_quant.torch.backward import BACKWARD
+from horovod_quant.torch.waiting import Patience
 
 DEVICE = torch.device(os.environ.get("TORCH_DEVICE", "cpu"))
 """Of the models that are made here."""
@@ -240,6 +245,19 @@ def train_one_step_and_check(
         assert_average(scheme, everyone, parameter.grad.cpu().numpy(), f"step {step}, {name}", binary)
     with optimizer.skip_synchronize():
         optimizer.step()
+
+
+def impatient(scenario: Callable[[Any], None]) -> Callable[[Any], None]:
+    """By default a backward pass waits a tenth of its usual second for stages that another worker may never launch; for
+    scenarios in which it never does.
+    """
+
+    @functools.wraps(scenario)
+    def run(make: Any) -> None:
+        with mock.patch.object(BACKWARD, "_patience", Patience() if EVERY_CASE else Patience(0.1)):
+            scenario(make)
+
+    return run
 
 
 def message_of(action: Callable[[], Any], kind: type = Exception) -> str:

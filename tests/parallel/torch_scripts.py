@@ -24,6 +24,7 @@ from torch_harness import (
     assert_same_on_all_ranks,
     base_optimizer,
     followed,
+    impatient,
     message_of,
     net,
     net_loss,
@@ -36,7 +37,7 @@ from horovod_quant.torch import direct
 from horovod_quant.torch.backward import BACKWARD
 from horovod_quant.torch.waiting import Patience
 
-DRAWS = int(os.environ.get("SCRIPT_DRAWS", "20"))
+DRAWS = int(os.environ.get("SCRIPT_DRAWS", "6"))
 """Of scripts, for each method."""
 
 
@@ -154,6 +155,7 @@ def _but(rank: int, other: Batches, batches: Batches = FULL) -> list[Batches]:
     return [other if each == rank % hvd.size() else batches for each in range(hvd.size())]
 
 
+@impatient
 def a_worker_skips_its_backward_pass(make: Any) -> None:
     """Its loss is not finite, or its batch is empty; all agree by a sum whether to step. Any rank, any step."""
     for rank in taken(0, -1):
@@ -164,6 +166,7 @@ def a_worker_skips_its_backward_pass(make: Any) -> None:
         perform(script, make(group_bytes=1))
 
 
+@impatient
 def a_worker_has_a_batch_less(make: Any) -> None:
     """Of the two whose gradients add up, in an epoch's last step."""
     last = Step(_but(-1, (ALL,), (ALL, ALL)), between="named")
@@ -231,6 +234,7 @@ def _any_batches(choose: random.Random, passes: int, usual: bool) -> Batches:
     return [order]
 
 
+@impatient
 def a_worker_does_not_reach_the_second_optimizer(make: Any) -> None:
     """A backward pass for two optimizers, of which a batch of one worker has nothing for the second; either may be
     first in the alphabet.
@@ -430,6 +434,7 @@ def fresh_names(make: Any) -> None:
     assert torch.dot(again, average) > 0
 
 
+@impatient
 def it_says_what_it_waits_for(make: Any) -> None:
     """Where a worker is far behind, another says after a while for which gradient it waits, and goes on."""
     import logging

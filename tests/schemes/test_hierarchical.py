@@ -181,7 +181,7 @@ def test_fewer_summands_have_more_levels() -> None:
 )
 @every_layout
 def test_bytes_are_those_of_the_cost_table(scheme: Scheme, bits: float, size: int, local_size: int) -> None:
-    elements, nodes = 2**10 * 32 * 96, size // local_size
+    elements, nodes = 2**10 * 32 * 24, size // local_size
     result = simulate(Hierarchical(scheme), [np.zeros(elements, np.float32)] * size, local_size=local_size)
     sent = result.bytes_sent
     between = sum(count for name, count in sent.items() if name.startswith("cross"))

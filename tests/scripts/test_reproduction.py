@@ -100,7 +100,7 @@ def test_nuqsgd_fails_with_more_variance_than_qsgd(folder: Path) -> None:
 def test_nuqsgd_fails_with_a_training_that_broke_down(folder: Path) -> None:
     figures = figures_of(folder, "nuqsgd")
     for rate in ("0.1", "0.2"):
-        for run in figures["trainings"][rate]["nuqsgd-3/1024"]:
+        for run in figures["trainings"][rate]["nuqsgd-4/1024"]:
             run["losses"][-1] = None
     failed = verdict("nuqsgd", figures, "learns faster")
     assert not failed.holds
@@ -112,7 +112,7 @@ def test_nuqsgd_fails_with_a_training_that_broke_down(folder: Path) -> None:
 def test_nuqsgd_fails_above_its_bound(folder: Path) -> None:
     figures = figures_of(folder, "nuqsgd")
     assert verdict("nuqsgd", figures, "stay below their bounds").holds
-    figures["expected"]["nuqsgd-3/1024"][0][0] = 100.0
+    figures["expected"]["nuqsgd-4/1024"][0][0] = 100.0
     assert not verdict("nuqsgd", figures, "stay below their bounds").holds
 
 

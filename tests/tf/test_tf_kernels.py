@@ -11,7 +11,16 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from helpers import SCHEMES, buckets_of_all_sizes, by_default, gaussian, in_turn, lockstep, used_states  # noqa: E402
+from helpers import (  # noqa: E402
+    SCHEMES,
+    buckets_of_all_sizes,
+    by_default,
+    extended,
+    gaussian,
+    in_turn,
+    lockstep,
+    used_states,
+)
 from literature import LITERATURE  # noqa: E402
 
 from horovod_quant.kernels import keys, reference  # noqa: E402
@@ -145,13 +154,15 @@ CASES = [
     (1000, 96, np.float32, 6),
     (1024, 32, BFLOAT16, 7),
     (5000, 96, np.float32, 8),
+    (4999, 2048, np.float32, 16),
+]
+MORE_CASES = [
     (5000, 32, np.float64, 2),
     (5000, 1024, np.float16, 4),
-    (4999, 2048, np.float32, 16),
 ]
 cases = pytest.mark.parametrize(
     ("way", "count", "bucket_size", "dtype", "bits"),
-    in_turn(list(WAYS), CASES),
+    [*in_turn(list(WAYS), CASES), *(extended(way, *case) for case in MORE_CASES for way in WAYS)],
     indirect=["way"],
     ids=lambda value: (
         str(value) if isinstance(value, (int, str)) else "bfloat16" if value == BFLOAT16 else value.__name__

@@ -1,0 +1,61 @@
+"""What Horovod reduces in place of a gradient: a small tensor, which the gradient's route uses again in each step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+_BITS = {torch.bfloat16: torch.int16}
+
+
+class Carrier:
+    """One gradient's, in the host's memory.
+
+    Its memory is used again as soon as what came back in it has been read; else, as when a step was given up, another
+    takes its place, and Horovod keeps the one that it works on.
+
+    Args:
+        dtype: of the carrier.
+    """
+
+    __slots__ = ("_answer", "_bytes", "_dtype", "_is_out", "_read", "_tensor")
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._tensor: torch.Tensor | None = None
+        self._bytes = memoryview(b"")
+        self._is_out = False
+        self._read = b""
+        self._answer: tuple[float, Sequence[float]] | None = None
+
+    def filled(self, numbers: tuple[float, ...]) -> torch.Tensor:
+        """The tensor that holds 1 and the numbers, for Horovod to reduce in place."""
+        fresh, length = _contents(numbers, self._dtype)
+        tensor = self._tensor
+        if tensor is None or self._is_out or len(self._bytes) != len(fresh):
+            tensor = self._tensor = torch.empty(length, dtype=self._dtype, device="cpu")
+            self._bytes = memoryview(tensor.view(_BITS.get(self._dtype, self._dtype)).numpy()).cast("B")
+        self._is_out = True
+        self._bytes[:] = fresh
+        return tensor
+
+    def answer(self, output: torch.Tensor) -> tuple[float, Sequence[float]] | None:
+        """What was found in the same bits before; None where it is yet to be found. The memory may be used again."""
+        if output is not self._tensor:
+            return None
+        self._is_out = False
+        return self._answer if self._bytes == self._read else None
+
+    def learn(self, output: torch.Tensor, answer: tuple[float, Sequence[float]]) -> None:
+        """Notes what was found, and was sound."""
+        if output is self._tensor:
+            self._read, self._answer = bytes(self._bytes), answer
+
+
+@functools.lru_cache(maxsize=4096)
+def _contents(numbers: tuple[float, ...], dtype: torch.dtype) -> tuple[bytes, int]:
+    """The bytes of a fresh carrier, and its number of elements."""
+    tensor = torch.tensor((1.0, *numbers), dtype=dtype, device="cpu")
+    return tensor.view(_BITS.get(dtype, dtype)).numpy().tobytes(), tensor.numel()

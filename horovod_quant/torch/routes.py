@@ -1,0 +1,86 @@
+"""What is known of a gradient before it comes: all that follows from its optimizer, name, shape and type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.policy import Policy
+from horovod_quant.schemes.base import Scheme
+from horovod_quant.stats import Repeated
+from horovod_quant.torch.carriers import Carrier
+from horovod_quant.torch.horovod_call import Call, OptimizerCall
+from horovod_quant.torch.schedule import Schedule
+
+_ROUTES = "_horovod_quant_routes"
+"""An optimizer's attribute: its routes by owner and by the identities of the parameters, which they keep alive."""
+
+_NO_ROUTES: dict[Any, Any] = {}
+
+Owner = tuple[Any, Policy]
+"""A compressor, and which of its policies."""
+
+
+class Route:
+    """Where the gradients of one parameter go, found once; or a tensor that a script reduces itself.
+
+    Args:
+        call: who wants what.
+        tensor: the gradient.
+        scheme: that exchanges it; None to leave it to Horovod.
+        schedule: of the exchanges; None where there is none.
+        chain: of the keys.
+        signs: what its carrier carries.
+        counted: what it adds to the statistics each time.
+    """
+
+    __slots__ = (
+        "call", "carrier", "chain", "counted", "dtype", "scheme", "schedule", "session", "shape", "signs",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        call: Call,
+        tensor: torch.Tensor,
+        scheme: Scheme | None,
+        schedule: Schedule | None,
+        chain: KeyChain | None,
+        signs: tuple[float, ...],
+        counted: Repeated,
+    ) -> None:
+        from horovod.torch import mpi_ops
+
+        self.call = call
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+        self.scheme, self.schedule, self.chain, self.signs, self.counted = (
+            scheme, schedule, chain, signs, counted,
+        )  # fmt: skip
+        self.session = mpi_ops._handle_map
+        # A group's tensors must have the gradient's type; Horovod reduces no bfloat16.
+        as_it_is = call.grouped and tensor.dtype is not torch.bfloat16
+        self.carrier = Carrier(tensor.dtype if as_it_is else torch.float32)
+
+
+def known_route(optimizer: Any, parameter: Any, tensor: torch.Tensor, owner: Owner) -> Route | None:
+    """The route that an optimizer's gradient has taken before, if it still leads there."""
+    from horovod.torch import mpi_ops
+
+    route = getattr(optimizer, _ROUTES, _NO_ROUTES).get(owner, _NO_ROUTES).get(id(parameter))
+    if (
+        route is None
+        or route.session is not mpi_ops._handle_map
+        or route.dtype is not tensor.dtype
+        or route.shape != tensor.shape
+        or route.call.op != optimizer.op
+    ):
+        return None
+    return route
+
+
+def remember(route: Route, owner: Owner) -> None:
+    """Makes it the route of the parameter's gradients."""
+    call = route.call
+    assert isinstance(call, OptimizerCall)
+    vars(call.optimizer).setdefault(_ROUTES, {}).setdefault(owner, {})[id(call.parameter)] = route

@@ -1,0 +1,397 @@
+"""EDEN: its error, trainings with it (claim of this package), and what whitening would bring."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reproduction import common, eden_errors, embeddings, gradients, running, transformer
+from reproduction.common import Plot, Verdict
+from reproduction.transformer import Training, plain
+
+TITLE = "EDEN: few bits, the same error for every gradient"
+CLAIM = (
+    "After a random rotation the levels of a Gaussian serve every gradient: the squared error is a constant of the "
+    "bits (Vargaftik et al., ICML 2022). This package's claim: so 3 bits train a transformer to within 0.5% of "
+    "float32's loss, and about 2 bits up to within 1%, at equal steps."
+)
+METHOD = (
+    "*Error*: exchanges of simulated workers, for distributions that have little in common; one spike is an element a "
+    "bucket with nearly all of its energy. *Transformer*: the trainings of `scripts/reproduce transformer`, 4 real "
+    "workers, 1,000 steps, the same learning rate for every method, which is the best for float32; float32 was trained "
+    "anew, BinSGDM's row is that of the transformer's section. PowerSGD is PyTorch's hook of DistributedDataParallel "
+    "over Gloo, with the same model, data and optimizer, and float32 in the first tenth of the steps, as PyTorch's "
+    "documentation advises. *Whitened*: an experiment outside of the package. Gradients are divided, element by "
+    "element, by the root mean square of past averages (an exponential average of about 50 steps, no less than a tenth "
+    "of the tensor's own), which all workers have decoded alike, before EDEN rounds them, and averages multiplied by "
+    "it: then noise is where Adam does not feel it. It was to become a feature only if whitened 2 bits ended within 1% "
+    "of float32 where plain 2 bits do not, or 1 bit within 2%. *SGD with momentum*: 4 simulated workers, digits, the "
+    "convolutional network above and a small ResNet. *Embedding*: 4 simulated workers; a model guesses the next word "
+    "of Python's library, and few rows of its embedding have a gradient in a step. Its gradients are dense, and rows "
+    "of zeros lie in buckets with others."
+)
+
+WORKER = Path(__file__).with_name("eden_worker.py")
+
+
+def _whitened(bits: int) -> Training:
+    return Training(f"whitened-{bits}", f"eden-{bits}", f"EDEN, {bits} bits, whitened", ("--whiten",), ":")
+
+
+# As the page has them; the first is what the others are compared with.
+TRAININGS = (
+    plain("none"),
+    plain("eden-4"),
+    plain("eden-3"),
+    Training("eden-2/4", "eden-2", "EDEN, 2 bits up and 4 down", ("--server-bits=4",), "--"),
+    plain("eden-2"),
+    plain("eden-1"),
+    _whitened(2),
+    _whitened(1),
+    plain("qsgdinf-4"),
+    plain("nuqsgd-4"),
+    plain("global-qsgd-8"),
+    Training("powersgd-2", "none", "PowerSGD, rank 2", ("--powersgd=2",)),
+    plain("binsgdm"),
+)
+OWN = {"whitened-2", "whitened-1", "powersgd-2"}  # trained by `WORKER`
+LITTLE = ("eden-2/4", "eden-2", "eden-1")  # at most 2.1 bits up, scales included
+TRAINED_ELSEWHERE = {"binsgdm"}  # by `transformer`, and its bits have not changed since
+
+ERRORS, DIGITS, EMBEDDINGS = "errors", "digits", "embeddings"
+PARTS = (*(each.key for each in TRAININGS), ERRORS, DIGITS, EMBEDDINGS)
+
+MODELS = {"network": gradients.make_model, "ResNet": gradients.make_resnet}
+WITH_SGD = ("none", "eden-4", "eden-3", "eden-2", "eden-1", "qsgdinf-4", "nuqsgd-4", "global-qsgd-8")
+LIMIT_SGD = 1.1
+
+EXCLUDED = ", embedding excluded"
+WITH_EMBEDDING = (
+    "none",
+    *(f"eden-{bits}{excluded}" for bits in (4, 3, 2, 1) for excluded in ("", EXCLUDED)),
+    "qsgdinf-4",
+    "global-qsgd-8",
+)
+OPTIMIZERS = {"adam": "Adam", "sgd": "SGD with momentum"}
+
+
+class Settings(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        options: of the example.
+        seeds, workers: of every training.
+        elsewhere: trainings that are taken from the result of `transformer` where there is one.
+        steps: of a training on digits.
+        only: of `PARTS`, to be run; all where None.
+    """
+
+    options: tuple[str, ...]
+    seeds: tuple[int, ...]
+    workers: int
+    elsewhere: frozenset[str]
+    errors: eden_errors.Settings
+    steps: int
+    embeddings: embeddings.Settings
+    only: tuple[str, ...] | None = None
+
+
+SIZES = {
+    "full": Settings(
+        transformer.SIZES["full"].options,
+        (0, 1, 2),
+        4,
+        frozenset(TRAINED_ELSEWHERE),
+        eden_errors.Settings((2, 4, 16, 64), 2**16, (0, 1, 2)),
+        gradients.STEPS,
+        embeddings.Settings(8192, 1000, 64, 4, (0, 1, 2)),
+    ),
+    "tiny": Settings(
+        transformer.SIZES["tiny"].options,
+        (0, 1),
+        2,
+        frozenset(),
+        eden_errors.Settings((2, 4), 2**14, (0, 1)),
+        3,
+        embeddings.Settings(1024, 3, 8, 2, (0, 1)),
+    ),
+}
+
+
+def study(settings: Settings) -> dict[str, Any]:
+    chosen = PARTS if settings.only is None else settings.only
+    jobs = {each.key: _job(settings, each) for each in TRAININGS if not _from_elsewhere(settings, each.key)}
+    for seed, part in itertools.product(settings.seeds, chosen):  # so that there soon is some of everything
+        if part in jobs:
+            running.trainings(jobs[part], (seed,))
+    trainings = {}
+    for each in TRAININGS:
+        if each.key not in jobs:
+            trainings[each.key] = _from_elsewhere(settings, each.key)
+        elif runs := running.kept_trainings(jobs[each.key], settings.seeds):
+            trainings[each.key] = transformer.summary(runs)
+    figures: dict[str, Any] = {
+        "seeds": len(settings.seeds),
+        "trainings": trainings,
+        "entropies": transformer.entropies(),
+    }
+    for part, measure in ((ERRORS, _errors), (DIGITS, _digits), (EMBEDDINGS, _embeddings)):
+        found = measure(settings, part in chosen)
+        if found:
+            figures[part] = found
+    return figures
+
+
+def _job(settings: Settings, each: Training) -> running.Job:
+    script, imported = transformer.SCRIPT, transformer.IMPORTED
+    if each.key in OWN:
+        script, imported = str(WORKER), (transformer.SCRIPT, *transformer.IMPORTED)
+    return running.Job(script, imported, each.method, (*settings.options, *each.options), settings.workers)
+
+
+def _from_elsewhere(settings: Settings, key: str) -> dict[str, Any] | None:
+    result = common.load(running.KEPT.with_name("transformer.json")) if key in settings.elsewhere else None
+    return result["figures"]["trainings"][key] if result else None
+
+
+def _kept_as(part: str, name: str, settings: Any, *programs: Any) -> str:
+    name = name.replace("/", "-").replace(", ", "-").replace(" ", "-")
+    return f"eden-{part}-{name}-{running.key(settings, [Path(each.__file__) for each in programs])}"
+
+
+def _errors(settings: Settings, run: bool) -> Any:
+    name = _kept_as(ERRORS, "all", settings.errors, eden_errors)
+    return running.once(name, lambda: eden_errors.measure(settings.errors)) if run else running.kept(name)
+
+
+def _digits(settings: Settings, run: bool) -> Any:
+    """By model and method, each run's losses and accuracy; None where one is missing."""
+    found: dict[str, dict[str, Any]] = {model: {} for model in MODELS}
+    for (model, make), method in itertools.product(MODELS.items(), WITH_SGD):
+        chosen = [settings.steps, list(settings.seeds), settings.workers, model, method]
+        name = _kept_as(DIGITS, f"{model}-{method}", chosen, gradients)
+
+        def measured(make: Any = make, method: str = method) -> Any:
+            scheme = None if method == "none" else common.scheme(method)
+            return [
+                gradients.train(
+                    scheme, seed=seed, workers=settings.workers, steps=settings.steps, make=make
+                )._asdict()
+                for seed in settings.seeds
+            ]
+
+        found[model][method] = running.once(name, measured) if run else running.kept(name)
+        if found[model][method] is None:
+            return None
+    return found
+
+
+def _embeddings(settings: Settings, run: bool) -> Any:
+    """By optimizer and method, each run's figures; None where one is missing."""
+    found: dict[str, dict[str, Any]] = {optimizer: {} for optimizer in OPTIMIZERS}
+    for optimizer, method in itertools.product(OPTIMIZERS, WITH_EMBEDDING):
+        chosen = [settings.embeddings, optimizer, method]
+        name = _kept_as(EMBEDDINGS, f"{optimizer}-{method}", chosen, embeddings, gradients)
+
+        def measured(optimizer: str = optimizer, method: str = method) -> Any:
+            plain_method = method.removesuffix(EXCLUDED)
+            scheme = None if method == "none" else common.scheme(plain_method)
+            exclude = (embeddings.EMBEDDING,) if plain_method != method else ()
+            own = settings.embeddings
+            return [embeddings.train(scheme, optimizer, own, seed, exclude) for seed in own.seeds]
+
+        found[optimizer][method] = running.once(name, measured) if run else running.kept(name)
+        if found[optimizer][method] is None:
+            return None
+    return found
+
+
+# ---- what the figures say ----------------------------------------------------------------------------------------
+
+
+def verdicts(figures: dict[str, Any]) -> list[Verdict]:
+    found = eden_errors.verdicts(figures[ERRORS]) if ERRORS in figures else []
+    found += _loss_verdicts(figures)
+    if DIGITS in figures:
+        found += [_digits_verdict(figures[DIGITS], method) for method in ("eden-4", "eden-3", "eden-2")]
+    if EMBEDDINGS in figures:
+        found += [_embedding_verdict(figures[EMBEDDINGS], optimizer) for optimizer in OPTIMIZERS]
+    return found
+
+
+def _whole(figures: dict[str, Any], *keys: str) -> bool:
+    """Whether all of them have been trained with every seed."""
+    trainings = figures["trainings"]
+    return all(
+        key in trainings and len(trainings[key]["validation_losses"]) == figures["seeds"] for key in keys
+    )
+
+
+def _loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
+    """Those for which there are enough figures."""
+
+    def within(key: str, limit: float) -> bool:
+        return transformer.loss_ratio(figures, key) <= 1 + limit
+
+    def told(keys: Sequence[str]) -> str:
+        titles = {each.key: each.title for each in TRAININGS}
+        return "; ".join(f"{titles[key]}: {transformer.difference(figures, key)}" for key in keys)
+
+    found = []
+    if _whole(figures, "none", "eden-3"):
+        found.append(
+            Verdict(
+                "EDEN, 3 bits, ends within 0.5% of float32's loss",
+                within("eden-3", 0.005),
+                transformer.difference(figures, "eden-3"),
+            )
+        )
+    if _whole(figures, "none", *LITTLE):
+        found.append(
+            Verdict(
+                "A setting of at most 2.1 bits up ends within 1% of float32's loss",
+                any(within(key, 0.01) for key in LITTLE),
+                told(LITTLE),
+            )
+        )
+    pairs = {("whitened-2", "eden-2"): 0.01, ("whitened-1", "eden-1"): 0.02}
+    if _whole(figures, "none", *itertools.chain(*pairs)):
+        found.append(
+            Verdict(
+                "Whitened gradients end within 1% of float32's loss with 2 bits where plain ones do not, or within 2% "
+                "with 1 bit",
+                any(within(own, limit) and not within(other, limit) for (own, other), limit in pairs.items()),
+                told([*itertools.chain(*pairs)]),
+            )
+        )
+    return found
+
+
+def _digits_verdict(figures: dict[str, Any], method: str) -> Verdict:
+    ratios = {
+        model: common.loss_ratios(*([run["losses"] for run in own[key]] for key in (method, "none")))
+        for model, own in figures.items()
+    }
+    return Verdict(
+        f"With SGD with momentum {common.title(method)} trains as well as float32: at most {LIMIT_SGD} times its "
+        "mean loss",
+        all(common.mean(own) <= LIMIT_SGD for own in ratios.values()),
+        ", ".join(f"{model}: {common.ratio(own)} times" for model, own in ratios.items()),
+    )
+
+
+def _embedding_ratio(figures: dict[str, Any], method: str) -> float:
+    own, other = (common.mean(run["validation_loss"] for run in figures[key]) for key in (method, "none"))
+    return own / other
+
+
+def _embedding_verdict(figures: dict[str, Any], optimizer: str) -> Verdict:
+    ratio, without = (
+        _embedding_ratio(figures[optimizer], f"eden-3{excluded}") for excluded in ("", EXCLUDED)
+    )
+    return Verdict(
+        f"Rows of zeros of an embedding do no harm with {OPTIMIZERS[optimizer]}: EDEN, 3 bits, ends within 1% of "
+        "float32's loss",
+        ratio <= 1.01,
+        f"{ratio - 1:+.2%}; without the embedding {without - 1:+.2%}",
+    )
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
+
+
+def tables(figures: dict[str, Any]) -> str:
+    parts = []
+    if ERRORS in figures:
+        parts += ["### Error", eden_errors.table(figures[ERRORS])]
+    if figures["trainings"]:
+        parts += ["### A transformer, with Adam", _loss_table(figures)]
+    if DIGITS in figures:
+        parts += ["### Digits, with SGD with momentum", _digits_table(figures[DIGITS])]
+    if EMBEDDINGS in figures:
+        parts += ["### A large embedding", _embedding_table(figures[EMBEDDINGS])]
+    return "\n\n".join(parts)
+
+
+def _loss_table(figures: dict[str, Any]) -> str:
+    header = ["", "seeds", "validation loss", "to float32", "MB sent a step", "float32's by these"]
+    rows = []
+    for each in TRAININGS:
+        training = figures["trainings"].get(each.key)
+        if training is None:
+            continue
+        seeds = len(training["validation_losses"])
+        compared = each.key != "none" and "none" in figures["trainings"]
+        rows.append(
+            [
+                each.title,
+                seeds if seeds == figures["seeds"] else f"**{seeds} of {figures['seeds']}**",
+                common.spread(training["validation_losses"], 4),
+                transformer.difference(figures, each.key) if compared else "",
+                f"{training['bytes_per_step'] / 1e6:.3f}",
+                f"{training['float32_bytes_per_step'] / training['bytes_per_step']:.1f}",
+            ]
+        )
+    missing = [each.title for each in TRAININGS if each.key not in figures["trainings"]]
+    note = (
+        "Losses in nats a character, as in the transformer's section. Differences are of means over the seeds that "
+        "both have, ± the standard error of the seeds' own. PowerSGD's bytes are those of a step after the first tenth."
+    )
+    if missing:
+        note += f" **Not trained yet: {', '.join(missing)}.**"
+    return f"{common.table(header, rows)}\n\n{note}"
+
+
+def _digits_table(figures: dict[str, Any]) -> str:
+    header = ["", *(f"{model}: {column}" for model in figures for column in common.TRAINING_HEADER)]
+    rows = []
+    for method in WITH_SGD:
+        row = [common.title(method)]
+        for own in figures.values():
+            runs = own[method]
+            row += common.training_columns([run["losses"] for run in runs], [run["accuracy"] for run in runs])
+        rows.append(row)
+    return common.table(header, rows)
+
+
+def _embedding_table(figures: dict[str, Any]) -> str:
+    header = [""]
+    for title in OPTIMIZERS.values():
+        header += [f"{title}: validation loss", "to float32", "untouched rows moved"]
+    rows = []
+    for method in WITH_EMBEDDING:
+        row = [common.title(method.removesuffix(EXCLUDED)) + (EXCLUDED if EXCLUDED in method else "")]
+        for own in figures.values():
+            row += [
+                common.spread([run["validation_loss"] for run in own[method]], 4),
+                f"{_embedding_ratio(own, method) - 1:+.2%}" if method != "none" else "",
+                f"{common.mean(run['moved'] for run in own[method]):.2g}",
+            ]
+        rows.append(row)
+    untouched = common.mean(run["untouched"] for run in next(iter(figures.values()))["none"])
+    note = (
+        f"*Untouched*: {untouched:.0%} of the rows, which no example had; how far they moved, by how far the others "
+        "did (root mean squares). Errors of QSGD's and Global-QSGD's levels leave zeros as they are; rotations do not."
+    )
+    return f"{common.table(header, rows)}\n\n{note}"
+
+
+# ---- plots -------------------------------------------------------------------------------------------------------
+
+
+def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
+    plots = []
+    if ERRORS in figures:
+        plots.append(eden_errors.draw(figures[ERRORS], folder))
+    trained = [each for each in TRAININGS if each.key in figures["trainings"]]
+    if trained and trained[0].key == "none":
+        plots.append(
+            Plot(
+                "eden-loss.png",
+                "Left: training loss, mean of the seeds and of each 50th of the steps. Right: its end, as a ratio.",
+            )
+        )
+        transformer.draw_losses(figures["trainings"], trained, folder / plots[-1].file)
+    return plots

@@ -1,0 +1,454 @@
+"""QSGD (NeurIPS 2017): its variance-reduced variant QSVRG, and QSGD where updates come late."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import load_digits
+
+from horovod_quant import simulator
+from reproduction import common
+from reproduction.common import Plot, Verdict
+
+TITLE = "QSGD with variance reduction, and with late updates"
+CLAIM = (
+    "QSGD extends to variance-reduced methods: with √n levels QSVRG needs at most `(F + 2.8 n)(T + 1) + F n` bits an "
+    "epoch of T steps, n elements and floats of F bits, and its distance from the minimum of a strongly convex "
+    "function is at most 0.9 to the power of the epochs. And QSGD converges under asynchrony (Alistarh et al., NeurIPS "
+    "2017)."
+)
+METHOD = (
+    "Logistic regression with an l2 penalty of {penalty}: whether the digit on one of scikit-learn's 1,797 images is "
+    "even, by {features:,} random Fourier features; smoothness by strong convexity is {condition:.0f}. {workers} "
+    "simulated workers; every quantized vector goes through `horovod_quant.simulator`, with the l2 norm of all its "
+    "elements, {levels} levels (√n is {root}), Elias gamma codes and independent rounding. *QSVRG* as in the paper: "
+    "each worker quantizes `∇f_j(x) - ∇f_j(y) + ∇f(y)` for an image j at random; y is the mean of the last epoch's "
+    "iterates, and its gradient is sent in float32. Its steps are 1/({divisor} L), as are those of SVRG, which sends "
+    "float32; those of gradient descent are 1/L, those of SGD and QSGD fall as 1/t. Bits are those that a worker "
+    "broadcasts. *Late updates*: a parameter server applies one worker's quantized gradient at a time, which is that "
+    "of an iterate up to D updates old, at random; with D = 0 it is synchronous. Also with the sigmoid loss, which is "
+    "not convex."
+)
+
+FEATURES = 1024
+PENALTY = 0.01
+WORKERS = 4
+QUANTIZED = "qsgd-6"
+LEVELS = 31
+STEP_DIVISOR = 2  # of QSVRG and SVRG: their steps are 1 / (2 L); with 3, 4 and 10 both are slower
+LENGTH_BITS = 64  # with which a payload tells its length: this package's, not in the paper's count
+FLOAT_BITS = 32
+RATE = 0.9  # of the paper's theorem, an epoch
+METHODS = {
+    "qsvrg": "QSVRG", "svrg": "SVRG, float32", "descent": "gradient descent, float32", "qsgd": "QSGD",
+    "sgd": "SGD, float32",
+}  # fmt: skip
+COLORS = {"qsvrg": "#0072B2", "svrg": "black", "descent": "#D55E00", "qsgd": "#56B4E9", "sgd": "#999999"}
+LATE_COLORS = ("black", "#56B4E9", "#E69F00", "#D55E00")
+SIGMOID = "sigmoid"
+LOSSES = {"logistic": "logistic loss", SIGMOID: "sigmoid loss"}
+POINTS = 40  # at which the late updates are looked at
+SECTION = "QSGD, section on quantized variance-reduced SGD"
+ACCURACIES = (1e-2, 1e-4, 1e-6, 1e-8)
+DECIDING = 1e-6
+MATCH = 1.1  # what counts as equal
+
+
+class Settings(NamedTuple):
+    epochs: int  # of QSVRG and SVRG
+    plain_epochs: int  # of the others
+    epoch_steps: int  # T
+    updates: int  # of the parameter server
+    delays: tuple[int, ...]
+    seeds: tuple[int, ...]
+    late_seeds: tuple[int, ...]
+    features: int
+
+
+SIZES = {
+    "full": Settings(12, 36, 130, 6000, (0, 8, 32, 128), (0, 1, 2), (0, 1, 2, 3, 4), FEATURES),
+    "tiny": Settings(8, 8, 130, 120, (0, 8), (0, 1), (0, 1), 64),
+}
+METHOD = METHOD.format(
+    penalty=PENALTY,
+    features=FEATURES,
+    condition=(0.25 + PENALTY) / PENALTY,
+    workers=WORKERS,
+    levels=LEVELS,
+    root=math.isqrt(FEATURES),
+    divisor=STEP_DIVISOR,
+)
+
+
+class Problem(NamedTuple):
+    """Features float64[m, n] of norm 1 at most, and signs float64[m] of their classes."""
+
+    features: np.ndarray
+    signs: np.ndarray
+
+    @property
+    def smoothness(self) -> float:
+        return 0.25 * float(np.square(self.features).sum(axis=1).max()) + PENALTY
+
+    def slopes(self, x: np.ndarray, rows: Any, loss: str = "logistic") -> np.ndarray:
+        """Of the images' losses, by the products of their features and x."""
+        signs = self.signs[rows]
+        wrong = 1 / (1 + np.exp(signs * (self.features[rows] @ x)))
+        return -signs * wrong * (1 if loss == "logistic" else 1 - wrong)
+
+    def gradient(self, x: np.ndarray, loss: str = "logistic") -> np.ndarray:
+        slopes = self.slopes(x, slice(None), loss)
+        return slopes @ self.features / len(self.signs) + PENALTY * x
+
+    def value(self, x: np.ndarray) -> float:
+        """Of the logistic loss."""
+        margins = self.signs * (self.features @ x)
+        return float(np.logaddexp(0, -margins).mean() + PENALTY / 2 * x @ x)
+
+
+def make_problem(features: int) -> Problem:
+    """Random Fourier features of a Gaussian kernel, of images scaled to norm 1; the same ones for every seed."""
+    digits = load_digits()
+    images = digits.data / np.linalg.norm(digits.data, axis=1, keepdims=True)
+    rng = np.random.default_rng(0)
+    directions = 3 * rng.standard_normal((images.shape[1], features))
+    found = np.cos(images @ directions + rng.uniform(0, 2 * np.pi, features)) * math.sqrt(2 / features)
+    return Problem(found / np.linalg.norm(found, axis=1).max(), np.where(digits.target % 2, -1.0, 1.0))
+
+
+def minimum(problem: Problem) -> float:
+    """Of the logistic loss, by Newton's method."""
+    x = np.zeros(problem.features.shape[1])
+    for _ in range(12):
+        slopes = np.abs(problem.slopes(x, slice(None)))
+        weights = slopes * (1 - slopes) / len(slopes)
+        hessian = (problem.features * weights[:, None]).T @ problem.features + PENALTY * np.eye(len(x))
+        x -= np.linalg.solve(hessian, problem.gradient(x))
+    return problem.value(x)
+
+
+class Exchange:
+    """Averages what the workers send, as it is or quantized, and counts the bits that one of them broadcasts."""
+
+    def __init__(self, elements: int, quantized: bool, seed: int) -> None:
+        self.bits = 0.0
+        self.steps = 0
+        self._seed = seed
+        self._scheme = _scheme(elements, "elias") if quantized else None
+
+    def average(self, own: np.ndarray) -> np.ndarray:
+        self.steps += 1
+        if self._scheme is None:
+            self.bits += FLOAT_BITS * own.shape[1]
+            return np.asarray(own.mean(axis=0))
+        done = simulator.run(self._scheme, list(own), seed=self._seed, step=self.steps)
+        self.bits += 8 * sum(done.bytes_sent.values()) / (len(own) - 1)  # an allgather: to all the others
+        return done.decoded[0][0].astype(np.float64)
+
+
+def _scheme(elements: int, coding: str) -> Any:
+    """QSGD with the norm of all elements."""
+    return common.scheme(QUANTIZED, bucket_size=elements, coding=coding, rounding="independent")
+
+
+# ---- the study ---------------------------------------------------------------------------------------------------
+
+
+def study(settings: Settings) -> dict[str, Any]:
+    problem = make_problem(settings.features)
+    lowest = minimum(problem)
+    runs: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
+    for seed in common.progress(settings.seeds, "qsvrg: seeds"):
+        for method in METHODS:
+            runs[method].append(_run(problem, method, settings, seed, lowest))
+    late: dict[str, dict[str, list[list[float]]]] = {
+        loss: {str(delay): [] for delay in settings.delays} for loss in LOSSES
+    }
+    for seed in common.progress(settings.late_seeds, "qsvrg: late updates"):
+        for loss in LOSSES:
+            for delay in settings.delays:
+                late[loss][str(delay)].append(_late(problem, loss, delay, settings, seed, lowest))
+    return {
+        "elements": settings.features,
+        "epoch_steps": settings.epoch_steps,
+        "updates": _checkpoints(settings.updates),
+        "start": problem.value(np.zeros(settings.features)) - lowest,
+        "runs": runs,  # of each method an entry a seed
+        "late": late,  # of each loss and delay an entry a seed
+    }
+
+
+def _run(problem: Problem, method: str, settings: Settings, seed: int, lowest: float) -> dict[str, Any]:
+    """Distances from the minimum, bits sent and exchanges, after each epoch."""
+    elements, reduced = problem.features.shape[1], method.endswith("svrg")
+    exchange = Exchange(elements, method.startswith("q"), seed)
+    epochs = _variance_reduced if reduced else _descent if method == "descent" else _plain
+    found: dict[str, list[float]] = {"gaps": [], "bits": [], "exchanges": []}
+    limit = settings.epochs if reduced else settings.plain_epochs
+    for _, x in zip(range(limit), epochs(problem, exchange, settings.epoch_steps, seed)):
+        found["gaps"].append(max(problem.value(x) - lowest, 0.0))
+        found["bits"].append(exchange.bits)
+        found["exchanges"].append(exchange.steps)
+    return found
+
+
+def _variance_reduced(problem: Problem, exchange: Exchange, steps: int, seed: int) -> Iterator[np.ndarray]:
+    """SVRG and QSVRG: the new snapshot at the end of each epoch."""
+    rng, count = np.random.default_rng(seed), len(problem.signs)
+    rate = 1 / (STEP_DIVISOR * problem.smoothness)
+    snapshot = np.zeros(problem.features.shape[1])
+    while True:
+        full = problem.gradient(snapshot)
+        exchange.bits += FLOAT_BITS * len(full)
+        x, total = snapshot, np.zeros_like(snapshot)
+        for _ in range(steps):
+            rows = rng.integers(count, size=WORKERS)
+            slopes = problem.slopes(x, rows) - problem.slopes(snapshot, rows)
+            own = slopes[:, None] * problem.features[rows] + PENALTY * (x - snapshot) + full
+            x = x - rate * exchange.average(own)
+            total += x
+        snapshot = total / steps
+        yield snapshot
+
+
+def _plain(problem: Problem, exchange: Exchange, steps: int, seed: int) -> Iterator[np.ndarray]:
+    """SGD and QSGD: the iterate after each epoch of as many steps."""
+    rng, count = np.random.default_rng(seed), len(problem.signs)
+    x, rates = np.zeros(problem.features.shape[1]), _falling(problem)
+    while True:
+        for _ in range(steps):
+            rows = rng.integers(count, size=WORKERS)
+            own = problem.slopes(x, rows)[:, None] * problem.features[rows] + PENALTY * x
+            x = x - next(rates) * exchange.average(own)
+        yield x
+
+
+def _descent(problem: Problem, exchange: Exchange, steps: int, seed: int) -> Iterator[np.ndarray]:
+    """Gradient descent: the iterate after each tenth of an epoch's steps, since each of its steps sees all images."""
+    x = np.zeros(problem.features.shape[1])
+    while True:
+        for _ in range(steps // 10):
+            x = x - exchange.average(problem.gradient(x)[None]) / problem.smoothness
+        yield x
+
+
+def _falling(problem: Problem) -> Iterator[float]:
+    """Steps from 1 / (2 L) on, which fall as 2 / (PENALTY t)."""
+    first = 1 / (2 * problem.smoothness)
+    return (first / (1 + first * PENALTY * step / 2) for step in itertools.count())
+
+
+def _checkpoints(updates: int) -> list[int]:
+    return list(range(updates // POINTS, updates + 1, updates // POINTS))
+
+
+def _late(
+    problem: Problem, loss: str, delay: int, settings: Settings, seed: int, lowest: float
+) -> list[float]:
+    """With updates up to ``delay`` old: distances from the minimum, or squared gradients of the sigmoid loss."""
+    rng, count, size = np.random.default_rng(seed), len(problem.signs), delay + 1
+    scheme, rates = _scheme(settings.features, "fixed"), _falling(problem)
+    checkpoints = set(_checkpoints(settings.updates))
+    recent = np.zeros((size, settings.features))
+    found = []
+    for update in range(settings.updates):
+        row, age = rng.integers(count, size=1), int(rng.random() * min(size, update + 1))
+        seen = recent[(update - age) % size]
+        own = problem.slopes(seen, row, loss) * problem.features[row[0]] + PENALTY * seen
+        (decoded,) = simulator.run(scheme, [own], seed=seed, step=update).decoded[0]
+        x = recent[update % size] - next(rates) * decoded
+        recent[(update + 1) % size] = x
+        if update + 1 in checkpoints:
+            squares = float(np.square(problem.gradient(x, loss)).sum())
+            found.append(squares if loss == SIGMOID else problem.value(x) - lowest)
+    return found
+
+
+# ---- verdicts ----------------------------------------------------------------------------------------------------
+
+
+def reached_at(run: dict[str, Any], accuracy: float, unit: str = "epochs") -> float | None:
+    """Epochs, or bits, until the distance is that small: between two epochs on a straight line of its logarithm.
+
+    None where it never is. The first epoch counts whole.
+    """
+    gaps, place = run["gaps"], range(1, len(run["gaps"]) + 1) if unit == "epochs" else run[unit]
+    for i, gap in enumerate(gaps):
+        if gap <= accuracy:
+            if not i or not gap:
+                return float(place[i])
+            share = math.log(gaps[i - 1] / accuracy) / math.log(gaps[i - 1] / gap)
+            return place[i - 1] + share * (place[i] - place[i - 1])
+    return None
+
+
+def _mean_to(figures: dict[str, Any], method: str, accuracy: float, unit: str) -> float | None:
+    """Mean over the seeds; None where one never gets there."""
+    found = [reached_at(run, accuracy, unit) for run in figures["runs"][method]]
+    return None if None in found else common.mean(found)  # type: ignore[arg-type]
+
+
+def verdicts(figures: dict[str, Any]) -> list[Verdict]:
+    elements, steps, start = figures["elements"], figures["epoch_steps"], figures["start"]
+    reduced = figures["runs"]["qsvrg"]
+    worst = max(gap / start / RATE**epoch for run in reduced for epoch, gap in enumerate(run["gaps"], 1))
+    factors = [(run["gaps"][-1] / start) ** (1 / len(run["gaps"])) for run in reduced]
+    limit = (FLOAT_BITS + 2.8 * elements) * (steps + 1) + FLOAT_BITS * elements
+    sent = [run["bits"][-1] / len(run["bits"]) - LENGTH_BITS * steps for run in reduced]
+    reached = [accuracy for accuracy in ACCURACIES if _mean_to(figures, "svrg", accuracy, "epochs")]
+    more = [
+        (_mean_to(figures, "qsvrg", accuracy, "epochs") or math.inf) / _epochs(figures, "svrg", accuracy)
+        for accuracy in reached
+    ]
+    return [
+        Verdict(
+            f"QSVRG converges linearly: its distance from the minimum is at most {RATE}^p of that at the start, after "
+            "every epoch p",
+            worst <= 1,
+            f"{common.spread(factors, 2)} of the distance is left after an epoch, "
+            f"{max(run['gaps'][-1] for run in reduced):.1g} after {len(reduced[0]['gaps'])}",
+            f"{SECTION}, its theorem",
+        ),
+        Verdict(
+            "QSVRG keeps the convergence of SVRG: it needs at most "
+            f"{MATCH} times as many epochs to every accuracy",
+            bool(more) and max(more) <= MATCH,
+            ", ".join(f"{ratio:.2f} times to {accuracy:.0e}" for ratio, accuracy in zip(more, reached)),
+            SECTION,
+        ),
+        Verdict(
+            "An epoch of QSVRG takes at most (F + 2.8 n)(T + 1) + F n bits",
+            max(sent) <= limit,
+            f"{max(sent) / limit:.3f} of them, the 8 bytes apart with which a payload tells its length",
+            f"{SECTION}, its theorem",
+        ),
+        *(_fewer_bits(figures, other) for other in ("svrg", "qsgd", "descent")),
+        *(_late_verdict(figures, loss) for loss in LOSSES),
+    ]
+
+
+def _epochs(figures: dict[str, Any], method: str, accuracy: float) -> float:
+    return _mean_to(figures, method, accuracy, "epochs") or math.inf
+
+
+def _fewer_bits(figures: dict[str, Any], other: str) -> Verdict:
+    ours, theirs = (_mean_to(figures, method, DECIDING, "bits") for method in ("qsvrg", other))
+    runs = figures["runs"][other]
+    if theirs is None:
+        most = common.mean(run["bits"][-1] for run in runs)
+        left = common.mean(run["gaps"][-1] for run in runs)
+        evidence = f"{most / 1e6:.1f} Mbit bring it to {left:.0e}" + (
+            f", QSVRG needs {ours / 1e6:.1f}" if ours else ""
+        )
+    else:
+        evidence = f"{theirs / ours:.1f} times fewer" if ours else "QSVRG does not get there"
+    return Verdict(
+        f"QSVRG gets within {DECIDING:.0e} of the minimum with fewer bits than {METHODS[other]}",
+        ours is not None and (theirs is None or ours < theirs),
+        evidence,
+        f"{SECTION}, the discussion of its theorem" if other == "svrg" else common.OURS,
+    )
+
+
+def _ends(figures: dict[str, Any], loss: str, delay: str) -> list[float]:
+    """For each seed the mean over the last quarter of the updates."""
+    return common.final_losses(figures["late"][loss][delay])
+
+
+def _late_verdict(figures: dict[str, Any], loss: str) -> Verdict:
+    on_time, *late = figures["late"][loss]
+    ratios = {
+        delay: common.mean(_ends(figures, loss, delay)) / common.mean(_ends(figures, loss, on_time))
+        for delay in late
+    }
+    what = "squared gradient" if loss == SIGMOID else "distance from the minimum"
+    shown = "; ".join(f"{ratio:.2f} times with D = {delay}" for delay, ratio in ratios.items())
+    return Verdict(
+        f"QSGD converges under bounded delays as it does without ({LOSSES[loss]}): after as many updates the {what} is "
+        f"at most {MATCH} times as large",
+        max(ratios.values()) <= MATCH,
+        shown,
+        "QSGD, abstract: “under asynchrony”",
+    )
+
+
+def in_short(figures: dict[str, Any]) -> str:
+    ours, theirs = (_mean_to(figures, method, DECIDING, "bits") for method in ("qsvrg", "svrg"))
+    ratio = (
+        f"{theirs / ours:.1f} times fewer bits than SVRG" if ours and theirs else "no fewer bits than SVRG"
+    )
+    return f"QSVRG gets within {DECIDING:.0e} of a minimum with {ratio}."
+
+
+# ---- tables and plots --------------------------------------------------------------------------------------------
+
+
+def tables(figures: dict[str, Any]) -> str:
+    rows = []
+    for method, name in METHODS.items():
+        row = [name]
+        for accuracy in ACCURACIES:
+            bits = _mean_to(figures, method, accuracy, "bits")
+            row.append("not reached" if bits is None else f"{bits / 1e6:.2f}")
+        runs = figures["runs"][method]
+        row += [
+            f"{common.mean(run['bits'][-1] for run in runs) / 1e6:.1f}",
+            f"{common.mean(run['gaps'][-1] for run in runs):.1e}",
+        ]
+        rows.append(row)
+    header = [
+        "Mbit to a distance of",
+        *(f"{a:.0e}" for a in ACCURACIES),
+        "Mbit in all",
+        "distance at the end",
+    ]
+    delays = list(figures["late"]["logistic"])
+    late = [
+        [f"D = {delay}"] + [common.spread(_ends(figures, loss, delay)) for loss in LOSSES] for delay in delays
+    ]
+    return "\n\n".join(
+        [
+            common.table(header, rows),
+            f"After {figures['updates'][-1]:,} updates that are up to D old (means of the last quarter):",
+            common.table(
+                ["", "logistic: distance from the minimum", "sigmoid: squared gradient"],
+                late,
+            ),
+        ]
+    )
+
+
+def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 4.4), layout="constrained")
+    for method, name in METHODS.items():
+        for place, run in enumerate(figures["runs"][method]):
+            left.semilogy(
+                [bits / 1e6 for bits in run["bits"]],
+                run["gaps"],
+                color=COLORS[method],
+                linewidth=1.2,
+                label=None if place else name,
+            )
+    left.set(xlabel="Mbit that a worker has sent", ylabel="distance from the minimum", title="to a minimum")
+    left.set_xlim(0, 1.05 * max(run["bits"][-1] for run in figures["runs"]["descent"]) / 1e6)
+    for axes, loss in ((middle, "logistic"), (right, SIGMOID)):
+        for (delay, runs), color in zip(figures["late"][loss].items(), LATE_COLORS):
+            means = [common.mean(values) for values in zip(*runs)]
+            axes.semilogy(figures["updates"], means, color=color, linewidth=1.2, label=f"QSGD, D = {delay}")
+        axes.set(xlabel="updates", title=f"late updates: {LOSSES[loss]}")
+    middle.set_ylabel("distance from the minimum")
+    right.set_ylabel("squared gradient")
+    common.finish(figure, [left, middle, right], folder / "qsvrg.png")
+    return [
+        Plot(
+            "qsvrg.png",
+            "Left: distance from the minimum by the bits that a worker has sent, each seed. Middle and right: updates "
+            "that are up to D old, mean of the seeds.",
+        )
+    ]
