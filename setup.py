@@ -1,4 +1,4 @@
-"""The compiled kernels; everything else about the package is in setup.cfg.
+"""The compiled kernels and the page that messages point to; everything else about the package is in setup.cfg.
 
 Without a C++ compiler the package installs as pure Python and uses its numpy kernels, unless the environment variable
 HOROVOD_QUANT_REQUIRE_NATIVE is 1: then a build that fails is an error.
@@ -7,6 +7,7 @@ HOROVOD_QUANT_REQUIRE_NATIVE is 1: then a build that fails is an error.
 import os
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 SOURCES = "horovod_quant/kernels/"
 
@@ -15,7 +16,13 @@ native = Extension(
     sources=[SOURCES + "native.cpp"],
     depends=[
         SOURCES + name
-        for name in ("native_kernels.h", "native_elias.h", "native_rotation.h", "native_rotated_sum.h")
+        for name in (
+            "native_kernels.h",
+            "native_elias.h",
+            "native_rotation.h",
+            "native_rotated_sum.h",
+            "native_each.h",
+        )
     ],
     # The same bits from every compiler: no contraction; -fno-*-math only drops errno and trap handling.
     extra_compile_args=[
@@ -34,4 +41,18 @@ native = Extension(
     optional=os.environ.get("HOROVOD_QUANT_REQUIRE_NATIVE") != "1",
 )
 
-setup(ext_modules=[native], options={"bdist_wheel": {"py_limited_api": "cp39"}})
+
+class BuildWithPage(build_py):
+    """Puts docs/install.md into the package, for people without a checkout."""
+
+    def run(self) -> None:
+        super().run()
+        if not getattr(self, "editable_mode", False):
+            self.copy_file("docs/install.md", os.path.join(self.build_lib, "horovod_quant", "install.md"))
+
+
+setup(
+    ext_modules=[native],
+    cmdclass={"build_py": BuildWithPage},
+    options={"bdist_wheel": {"py_limited_api": "cp39"}},
+)

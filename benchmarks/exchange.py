@@ -124,7 +124,7 @@ class HooksRun(ExchangeRun):
             for result in results:
                 for name, seconds in zip(hooks().Spent._fields, self.spent.get(result["method"], ())):
                     result[f"{name}_seconds"] = seconds
-            hooks().add_ratios(results, self.ratios)
+            hooks().add_ratios([result for result in results if "hook_seconds" in result], self.ratios)
         return results
 
     def tables(self, results: list[dict[str, Any]]) -> list[Any]:

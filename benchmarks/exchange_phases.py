@@ -19,9 +19,22 @@ from horovod_quant.bench.rounds import WARM_UP, Bench, Measurement
 from horovod_quant.torch import exchange
 
 PHASES = {
-    "norms": ["bucket_maxima", "bucket_square_sums", "norms_of_square_sums"],
-    "quantize": ["encode_uniform_sum", "encode_uniform_codes", "encode_exponential", "binarize", "vote"],
-    "decode": ["decode_uniform_sum", "decode_uniform_codes", "decode_exponential", "decode_signs"],
+    "norms": ["bucket_maxima", "bucket_maxima_each", "bucket_square_sums", "norms_of_square_sums"],
+    "quantize": [
+        "encode_uniform_sum",
+        "encode_uniform_sum_each",
+        "encode_uniform_codes",
+        "encode_exponential",
+        "binarize",
+        "vote",
+    ],
+    "decode": [
+        "decode_uniform_sum",
+        "decode_uniform_sum_each",
+        "decode_uniform_codes",
+        "decode_exponential",
+        "decode_signs",
+    ],
 }
 LAUNCH, WAIT, HOROVOD_WAIT, REST = "launch", "wait", "wait (Horovod)", "rest"
 LAUNCHES = ["allreduce_async_", "allgather_async", "alltoall_async"]
@@ -60,7 +73,7 @@ def instrumented() -> Iterator[Stopwatch]:
     stopwatch = Stopwatch()
     backend = SimpleNamespace(**vars(kernels.get()))
     for phase, names in PHASES.items():
-        for name in names:
+        for name in set(names) & set(vars(backend)):
             setattr(backend, name, stopwatch.timed(phase, getattr(backend, name)))
     patches = [
         patch.object(kernels, "get", lambda name="auto": backend),

@@ -14,7 +14,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "parallel"))
 
-from helpers import extended  # noqa: E402
 from launching import environment, horovodrun  # noqa: E402
 
 from horovod_quant.analysis.models import MODELS, elements  # noqa: E402
@@ -24,8 +23,9 @@ BASELINES = ["ddp", "ddp-fp16", "ddp-powersgd-1", "ddp-powersgd-2"]
 
 
 @pytest.mark.parallel
+@pytest.mark.extended
 @pytest.mark.parametrize(
-    ("framework", "controller"), [("torch", "gloo"), extended("torch", "mpi"), extended("tensorflow", "gloo")]
+    ("framework", "controller"), [("torch", "gloo"), ("torch", "mpi"), ("tensorflow", "gloo")]
 )
 def test_exchange_benchmark_runs(framework: str, controller: str, tmp_path: Path) -> None:
     report = tmp_path / "exchange.json"
@@ -74,6 +74,30 @@ def test_pytorchs_own_compression_is_measured_in_the_same_rounds(tmp_path: Path)
     assert results["ddp"]["relative_error"] < 1e-6
     assert results["ddp-fp16"]["relative_error"] < 1e-3
     assert results["ddp-powersgd-1"]["relative_error"] is None
+
+
+@pytest.mark.parallel
+@pytest.mark.extended
+def test_many_small_gradients_have_their_time_in_hooks(tmp_path: Path) -> None:
+    report = tmp_path / "exchange.json"
+    done = horovodrun(
+        "gloo", 2,
+        [sys.executable, ROOT / "benchmarks" / "exchange.py", "--many-small", 30, "--rounds", 2, "--split-rounds", 1,
+         "--json", report, "--methods", "none", "fp16", "global-qsgd-4", "ddp"],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "Microseconds for each of 30 gradients" in done.stdout
+    found = json.loads(report.read_text())
+    assert (found["model"], found["elements"]) == ("many-small", 30 * 4096)
+    results = {result["method"]: result for result in found["results"]}
+    assert list(results) == ["no exchange", "none", "fp16", "global-qsgd-4", "ddp"]
+    assert results["no exchange"]["hook_seconds"] == [0, 0]
+    assert results["none"]["cpu_times_none"] == 1
+    for method in ("none", "fp16", "global-qsgd-4"):
+        result = results[method]
+        for name in ("hook", "hook_cpu", "finish_cpu"):
+            assert all(0 < seconds < 60 for seconds in result[f"{name}_seconds"])
+    assert "hook_seconds" not in results["ddp"]
 
 
 @pytest.mark.parallel

@@ -48,6 +48,7 @@ def test_shows_table_plot_and_figures(tmp_path: Path) -> None:
     assert (folder / "loss.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.extended
 def test_a_failed_training_is_shown_and_fails(tmp_path: Path) -> None:
     done = demonstration("--only", "sgd", "--workers", "1", "--epochs", "0", "--output", str(tmp_path))
     assert done.returncode == 1

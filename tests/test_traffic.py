@@ -50,6 +50,23 @@ def test_counted_bytes_add_up_by_name_and_in_total() -> None:
     assert stats.parameters["w"].ratio == 8
 
 
+def test_what_is_sent_again_and_again_is_added_up_when_it_is_asked_for() -> None:
+    counter = TrafficCounter()
+    first = counter.repeated("w", 1000, 100)
+    assert counter.repeated("w", 1000, 100) is first
+    other = counter.repeated("w", 500, 50)
+    for _ in range(3):
+        first.times += 1
+    other.times += 1
+    counter.count_all(["w", "b"], [7, 8])
+    counter.expect("b", 9)
+    for _ in range(2):
+        assert counter.stats().parameters == {"w": Traffic(357, 3500), "b": Traffic(8, 9)}
+    first.times += 1
+    assert counter.merge("w", "others") == ["w"]
+    assert counter.stats().parameters == {"b": Traffic(8, 9), "others": Traffic(457, 4500)}
+
+
 def test_nothing_sent_has_no_ratio() -> None:
     assert math.isnan(Traffic(0, 0).ratio)
     assert TrafficCounter().stats() == Stats({}, Traffic(0, 0))

@@ -261,7 +261,9 @@ def nuqsgd_variance_factor(bucket: int, s: int) -> float:
 
 
 def nuqsgd_paper_variance_factor(bucket: int, s: int) -> float:
-    """The paper's bound: ``1/8 + 4^-s B / 4``, or ``2^-s sqrt(B) - 7/8`` where B is ``2^(2s + 1)`` or more.
+    """The paper's bound: ``1/8 + k^2 / 4``, or ``k - 7/8`` where ``k = 2^-s sqrt(B)`` is 2 or more.
+
+    As in `nuqsgd_variance_factor`, with ``1/8`` in place of ``(1 - x)/8``.
 
     Args:
         bucket: number of elements ``B``.
@@ -276,9 +278,8 @@ def nuqsgd_paper_variance_factor(bucket: int, s: int) -> float:
     Source: NUQSGD (JMLR 2021), the theorem on variance.
     """
     bucket, s = _positive_int("bucket", bucket), _exponent(s)
-    if bucket < 1 << (2 * s + 1):
-        return 1 / 8 + math.ldexp(bucket, -2 * s - 2)
-    return math.ldexp(math.sqrt(bucket), -s) - 7 / 8
+    k = math.ldexp(math.sqrt(bucket), -s)
+    return k - 7 / 8 if k >= 2 else 1 / 8 + k**2 / 4
 
 
 # ---- Global-QSGD

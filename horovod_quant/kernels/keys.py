@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,9 @@ _MASK64 = (1 << 64) - 1
 
 
 ALL_ONES = 0xFFFFFFFF
+
+_STAGES = 8
+"""Of a chain, whose states it remembers: a scheme has one or two."""
 
 
 class Key(NamedTuple):
@@ -79,6 +83,7 @@ class KeyChain:
         self.seed = seed
         self.name = name
         self._prefix = _absorb(_absorb(0, seed), _digest(name))
+        self._states: dict[str, int] = {}
 
     def key(self, stage: str, step: int, worker: int = 0) -> Key:
         """The key of one rounding.
@@ -93,7 +98,12 @@ class KeyChain:
 
     def state(self, stage: str) -> int:
         """What the keys of a stage have in common: 64 bits, into which step and worker are yet to be mixed."""
-        return _absorb(self._prefix, _digest(stage))
+        state = self._states.get(stage)
+        if state is None:
+            state = _absorb(self._prefix, _digest(stage))
+            if len(self._states) < _STAGES:
+                self._states[stage] = state
+        return state
 
     def joint(self, stage: str, step: int, rank: int, size: int) -> Key:
         """The key of a rounding whose results ``size`` workers add: the workers' numbers sum to a constant.
@@ -110,14 +120,41 @@ class KeyChain:
             size: how many these are. One worker draws the bits of `key`.
         """
         key = self.key(stage, step)
-        if size == 1:
-            return key
-        if size % 2 and rank < 3:
-            shift, addend, flip = ((0, 0, 0), (0, 1 << 31, 0), (1, 0, ALL_ONES))[rank]
-        else:
-            place, pairs, quarters = (rank - 3, (size - 3) // 2, 1) if size % 2 else (rank, size // 2, 0)
-            shift, addend, flip = 0, (4 * (place // 2) + quarters << 30) // pairs, place % 2 * ALL_ONES
-        return key._replace(shift=shift, addend=addend, flip=flip, mirror=ALL_ONES)
+        return Key(key.k0, key.k1, *_share(rank, size))
+
+
+def _share(rank: int, size: int) -> tuple[int, int, int, int]:
+    """Shift, addend, flip and mirror of one of the workers that draw joint bits."""
+    if size == 1:
+        return 0, 0, 0, 0
+    if size % 2 and rank < 3:
+        shift, addend, flip = ((0, 0, 0), (0, 1 << 31, 0), (1, 0, ALL_ONES))[rank]
+    else:
+        place, pairs, quarters = (rank - 3, (size - 3) // 2, 1) if size % 2 else (rank, size // 2, 0)
+        shift, addend, flip = 0, (4 * (place // 2) + quarters << 30) // pairs, place % 2 * ALL_ONES
+    return shift, addend, flip, ALL_ONES
+
+
+def keys_of(chains: Sequence[KeyChain], stage: str, steps: Sequence[int], worker: int = 0) -> np.ndarray:
+    """The keys that `KeyChain.key` gives for each chain and step, uint32 ``[chains, fields of Key]``."""
+    state = np.array([chain.state(stage) for chain in chains], np.uint64)
+    for value in (np.array([step & _MASK64 for step in steps], np.uint64), np.uint64(worker)):
+        state = (state ^ value) + np.uint64(INCREMENT)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(MIX_1)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(MIX_2)
+        state ^= state >> np.uint64(31)
+    keys = np.zeros((len(chains), len(Key._fields)), np.uint32)
+    keys[:, 0], keys[:, 1] = state & np.uint64(ALL_ONES), state >> np.uint64(32)
+    return keys
+
+
+def joint_keys_of(
+    chains: Sequence[KeyChain], stage: str, steps: Sequence[int], rank: int, size: int
+) -> np.ndarray:
+    """The keys that `KeyChain.joint` gives, as `keys_of` has them."""
+    keys = keys_of(chains, stage, steps)
+    keys[:, 2:] = _share(rank, size)
+    return keys
 
 
 def hash32(start: int, count: int, key: Key) -> np.ndarray:

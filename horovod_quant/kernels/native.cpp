@@ -70,6 +70,7 @@ class DefaultArithmetic {
 #include "native_elias.h"
 #include "native_rotation.h"
 #include "native_rotated_sum.h"
+#include "native_each.h"
 #undef VECTOR_BYTES
 #undef ISA
 
@@ -87,6 +88,7 @@ class DefaultArithmetic {
 #include "native_elias.h"
 #include "native_rotation.h"
 #include "native_rotated_sum.h"
+#include "native_each.h"
 #undef VECTOR_BYTES
 #undef ISA
 #if defined(__clang__)
@@ -104,6 +106,7 @@ class DefaultArithmetic {
 #include "native_elias.h"
 #include "native_rotation.h"
 #include "native_rotated_sum.h"
+#include "native_each.h"
 #undef VECTOR_BYTES
 #undef ISA
 #if defined(__clang__)
@@ -115,7 +118,7 @@ class DefaultArithmetic {
 #endif  // __x86_64__
 
 // Changes with every signature, so that native.py does not call a library that was built from other sources.
-EXPORT i64 interface_version() { return 6; }
+EXPORT i64 interface_version() { return 7; }
 
 // Index of the best instruction set this processor has: 0 baseline, 1 AVX2, 2 AVX-512.
 EXPORT i64 best_instruction_set() {

@@ -23,6 +23,7 @@ import numpy as np
 from horovod_quant.kernels import clipping, entropy, reference, rotated_sums, rotation, sums
 from horovod_quant.kernels.arrays import (
     TILES_AT_A_TIME,
+    aligned_empty,
     assemble,
     concatenate,
     key_of_word,
@@ -110,25 +111,40 @@ NAME = "native"
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
-_INTERFACE_VERSION = 6
+_INTERFACE_VERSION = 7
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _GRADIENT = (_POINTER, _INT, _INT)  # data, type, number of elements
+_EACH = (_POINTER, _POINTER, _POINTER)  # data, types, numbers of elements: of each gradient
 _NORMS = (_POINTER, _INT)  # norms, bucket size
 _RANDOM = (_POINTER, _INT)  # key, start
 _OUT = (_POINTER, _INT)  # data, type
 
 _SIGNATURES = {
     "bucket_maxima": (*_GRADIENT, _INT, _POINTER),
+    "bucket_maxima_each": (_INT, *_EACH, _INT, _POINTER),
     "bucket_square_sums": (*_GRADIENT, _INT, _POINTER),
     "bucket_sums": (*_GRADIENT, _INT, _POINTER),
     "bucket_magnitude_sums": (*_GRADIENT, _INT, _POINTER),
     "round_uniform": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, _POINTER),
     "encode_uniform_sum": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, _INT, _POINTER),
+    "encode_uniform_sum_each": (_INT, *_EACH, *_NORMS, _INT, _POINTER, _POINTER, _INT, _POINTER),
     "encode_uniform_codes": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, _POINTER),
     "round_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, _POINTER),
     "encode_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, _POINTER),
     "decode_uniform_sum": (_POINTER, _POINTER, _INT, _INT, _INT, _INT, _FLOAT, *_OUT),
+    "decode_uniform_sum_each": (
+        _INT,
+        _POINTER,
+        _POINTER,
+        _POINTER,
+        _INT,
+        _INT,
+        _INT,
+        _FLOAT,
+        _POINTER,
+        _POINTER,
+    ),
     "decode_uniform_codes": (_POINTER, _POINTER, _INT, _INT, _INT, _INT, _FLOAT, _POINTER, *_OUT),
     "decode_exponential": (_POINTER, _POINTER, _INT, _INT, _INT, _INT, _FLOAT, _POINTER, *_OUT),
     "binarize": (*_GRADIENT, _POINTER, _POINTER, _FLOAT, _FLOAT, *_RANDOM, _POINTER, _POINTER),
@@ -255,7 +271,8 @@ def _loaded() -> _Library:
 
 
 def _call(name: str, *arguments) -> int | None:
-    return getattr(_loaded().functions, name)(*arguments)
+    library = _loaded() if _library is None else _library
+    return getattr(library.functions, name)(*arguments)
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------------
@@ -500,6 +517,102 @@ def _decode(kernel, words, norms, arguments, out):
     result = _Out(out, len(out), out.dtype)
     _call(kernel, words, norms, *arguments, _pointer(result.array), kind)
     return result.done()
+
+
+# ---- many gradients in one call ----------------------------------------------------------------------------------
+#
+# As many calls of the kernel without _each, whose results follow one another. No other backend has them: a scheme asks
+# whether there is a Table.
+
+
+class Table:
+    """Gradients' data, types and numbers of elements, as the library takes them.
+
+    Args:
+        arrays: flat, of floating-point types.
+        name: of the argument, for messages.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray], name: str = "x") -> None:
+        self._kept = [_flat(array, name) for array in arrays]
+        self.count = len(arrays)
+        self._data = np.array([_pointer(array) for array in self._kept], np.uintp)
+        self._types = np.array([_type(array, name) for array in self._kept], np.int64)
+        self.lengths = np.array([len(array) for array in self._kept], np.int64)
+        self.data, self.types, self.counts = map(_pointer, (self._data, self._types, self.lengths))
+
+    def buckets(self, bucket_size: int) -> int:
+        _check_bucket_size(bucket_size)
+        return int((-(-self.lengths // bucket_size)).sum())
+
+    def sum_words(self, width: int) -> int:
+        _check_range("width", width, 1, 16)
+        rows = -(-self.lengths // ROW)
+        return ROW * int((-(-rows // (32 // width))).sum())
+
+    def norms(self, norms: np.ndarray, bucket_size: int) -> np.ndarray:
+        """Those of all buckets, checked."""
+        if len(norms) != self.buckets(bucket_size):
+            raise ValueError(f"norms: {len(norms)} norms for {self.buckets(bucket_size)} buckets")
+        return _input(norms, np.float32, "norms")
+
+
+def bucket_maxima_each(table: Table, bucket_size: int) -> np.ndarray:
+    out = aligned_empty(table.buckets(bucket_size), np.float32)
+    _call(
+        "bucket_maxima_each", table.count, table.data, table.types, table.counts, bucket_size, _pointer(out)
+    )
+    return out
+
+
+def encode_uniform_sum_each(
+    table: Table,
+    norms: np.ndarray,
+    bucket_size: int,
+    levels: int,
+    width: int,
+    keys: np.ndarray,
+    starts: Sequence[int],
+    out: np.ndarray,
+) -> np.ndarray:
+    """``keys`` is uint32 ``[gradients, fields of Key]``."""
+    _check_range("levels", levels, 1, MAX_LEVELS)
+    first = np.array(starts, np.int64)
+    norms, keys = table.norms(norms, bucket_size), np.ascontiguousarray(keys, np.uint32)
+    if keys.shape != (table.count, len(Key._fields)) or first.shape != (table.count,):
+        raise ValueError(
+            f"keys are {list(keys.shape)} and starts {list(first.shape)}, of {table.count} gradients"
+        )
+    result = _Out(out, table.sum_words(width), np.int32)
+    _call(
+        "encode_uniform_sum_each", table.count, table.data, table.types, table.counts, _pointer(norms), bucket_size,
+        levels, _pointer(keys), _pointer(first), width, _pointer(result.array),
+    )  # fmt: skip
+    return result.done()
+
+
+def decode_uniform_sum_each(
+    words: np.ndarray,
+    norms: np.ndarray,
+    bucket_size: int,
+    levels: int,
+    width: int,
+    factor: float,
+    outs: Sequence[np.ndarray],
+) -> None:
+    _check_range("levels", levels, 1, MAX_LEVELS)
+    results = [_writable(out) for out in outs]
+    table = Table(results, "out")
+    norms = table.norms(norms, bucket_size)
+    if len(words) != table.sum_words(width):
+        raise ValueError(f"words: {len(words)} words cannot hold all digits of {width} bits")
+    words = _input(words, np.int32, "words")
+    _call(
+        "decode_uniform_sum_each", table.count, _pointer(words), _pointer(norms), table.counts, bucket_size, levels,
+        width, factor, table.data, table.types,
+    )  # fmt: skip
+    for result, out in zip(results, outs):
+        _write_back(result, out)
 
 
 # ---- exponential levels ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, Callable, ClassVar, Final, Literal, NamedTuple, Union
 
 import numpy as np
 
-from horovod_quant.kernels.keys import Key, KeyChain
+from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of, keys_of
 from horovod_quant.kernels.layout import ROW
 
 ALL, LOCAL, CROSS = "all", "local", "cross"
@@ -97,6 +97,14 @@ def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:
     return gradient.keys.key("worker", gradient.step, workers.rank)
 
 
+def worker_keys(gradients: Sequence[Gradient], workers: Workers, rounding: str) -> np.ndarray:
+    """`worker_key` of each gradient, uint32 ``[gradients, fields of Key]``."""
+    chains, steps = [gradient.keys for gradient in gradients], [gradient.step for gradient in gradients]
+    if rounding == JOINT:
+        return joint_keys_of(chains, "worker", steps, workers.rank, workers.size)
+    return keys_of(chains, "worker", steps, workers.rank)
+
+
 # Requests. ``parts`` are the bytes of ``array`` that belong to each gradient of the group: what `stats` reports.
 # ``group`` says which workers take part, n of them.
 
@@ -176,11 +184,13 @@ class Decoded(NamedTuple):
     ``active`` is the number of workers that contributed. ``write(i, factor, out)`` decodes the sum over the workers
     of gradient i of the group, times ``factor``, into a flat floating-point array, and returns it.
     ``exchanged_again``: for each gradient, how many of its buckets were exchanged a second time; empty for none.
+    ``write_all(factor, outs)`` is ``write`` for each gradient of the group, where that is faster; or None.
     """
 
     active: int
     write: Callable[[int, float, Any], Any]
     exchanged_again: Sequence[int] = ()
+    write_all: Callable[[float, Sequence[Any]], None] | None = None
 
 
 Exchange = Generator[Request, Any, Decoded]

@@ -41,6 +41,7 @@ from horovod_quant.schemes.base import (
     split_points,
     use_plain_ints,
     worker_key,
+    worker_keys,
 )
 from horovod_quant.schemes.chunks import Chunks, Segment
 from horovod_quant.schemes.registry import register
@@ -185,32 +186,42 @@ class GlobalQSGD(Scheme):
         self.check_workers(workers.size)
         norm_counts = [buckets(gradient.elements, self._bucket) for gradient in gradients]
         norm_at = split_points(norm_counts)
-        norms = yield from self._global_norms(gradients, norm_at, workers, kernels)
-        per_gradient = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(gradients))]
+        table = kernels.Table([each.values for each in gradients]) if hasattr(kernels, "Table") else None
+        norms = yield from self._global_norms(gradients, norm_at, workers, kernels, table)
         if self.levels == "uniform":
-            return (yield from self._sum_uniform(gradients, per_gradient, workers, kernels))
+            return (yield from self._sum_uniform(gradients, norms, norm_at, workers, kernels, table))
+        per_gradient = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(gradients))]
         if workers.custom_reduction:
             return (yield from self._reduce_exponential(gradients, per_gradient, workers, kernels))
         return (yield from self._serve_exponential(gradients, per_gradient, workers, kernels))
 
     def _global_norms(
-        self, gradients: Sequence[Gradient], norm_at: list[int], workers: Workers, kernels: Any
+        self, gradients: Sequence[Gradient], norm_at: list[int], workers: Workers, kernels: Any, table: Any
     ):
         largest = self.norm == "max"
         compute = kernels.bucket_maxima if largest else kernels.bucket_square_sums
         dtype = np.dtype(np.float32 if largest else np.float64)
-        local = kernels.assemble(
-            [
-                (norm_at[i + 1] - norm_at[i], dtype, partial(compute, gradient.values, self._bucket))
-                for i, gradient in enumerate(gradients)
-            ]
-        )
+        if largest and table is not None:
+            local = kernels.bucket_maxima_each(table, self._bucket)
+        else:
+            local = kernels.assemble(
+                [
+                    (norm_at[i + 1] - norm_at[i], dtype, partial(compute, gradient.values, self._bucket))
+                    for i, gradient in enumerate(gradients)
+                ]
+            )
         request = Allreduce(local, "max" if largest else "sum", _parts(norm_at, dtype.itemsize))
         norms = yield from checked(request, workers)
         return norms if largest else kernels.norms_of_square_sums(norms)
 
     def _sum_uniform(
-        self, gradients: Sequence[Gradient], norms: list[np.ndarray], workers: Workers, kernels: Any
+        self,
+        gradients: Sequence[Gradient],
+        norms: Any,
+        norm_at: list[int],
+        workers: Workers,
+        kernels: Any,
+        table: Any,
     ):
         levels = self.levels_for(workers.size)
         word_at = split_points([sum_words(gradient.elements, self.bits) for gradient in gradients])
@@ -219,7 +230,7 @@ class GlobalQSGD(Scheme):
             key = worker_key(gradients[i], workers, self.rounding)
             return kernels.encode_uniform_sum(
                 gradients[i].values,
-                norms[i],
+                norms[norm_at[i] : norm_at[i + 1]],
                 self._bucket,
                 levels,
                 self.bits,
@@ -228,16 +239,30 @@ class GlobalQSGD(Scheme):
                 out,
             )
 
-        parts = [(word_at[i + 1] - word_at[i], np.int32, partial(encode, i)) for i in range(len(gradients))]
+        def encode_all(out: Any) -> np.ndarray:
+            keys, starts = worker_keys(gradients, workers, self.rounding), [each.start for each in gradients]
+            return kernels.encode_uniform_sum_each(
+                table, norms, self._bucket, levels, self.bits, keys, starts, out
+            )
+
+        if table is not None:
+            parts: list[Any] = [(word_at[-1], np.int32, encode_all)]
+        else:
+            parts = [
+                (word_at[i + 1] - word_at[i], np.int32, partial(encode, i)) for i in range(len(gradients))
+            ]
         words = kernels.assemble([*parts, (1, np.int32, _head_count)])
 
         words = yield from checked(Allreduce(words, "sum", _parts(word_at, 4)), workers)
 
         def write(i: int, factor: float, out: Any) -> Any:
-            own = words[word_at[i] : word_at[i + 1]]
-            return kernels.decode_uniform_sum(own, norms[i], self._bucket, levels, self.bits, factor, out)
+            own, scale = words[word_at[i] : word_at[i + 1]], norms[norm_at[i] : norm_at[i + 1]]
+            return kernels.decode_uniform_sum(own, scale, self._bucket, levels, self.bits, factor, out)
 
-        return Decoded(words[-1], write)
+        def write_all(factor: float, outs: Sequence[Any]) -> None:
+            kernels.decode_uniform_sum_each(words[:-1], norms, self._bucket, levels, self.bits, factor, outs)
+
+        return Decoded(words[-1], write, write_all=None if table is None else write_all)
 
     def _serve_exponential(
         self, gradients: Sequence[Gradient], norms: list[np.ndarray], workers: Workers, kernels: Any

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from horovod_quant.installing import install_page
+
 KERAS_3_REMEDY = (
     "Horovod's DistributedOptimizer does not average gradients under Keras 3, and does not say so. Use "
     "tensorflow<2.16; or with a newer one the package tf-keras, TF_USE_LEGACY_KERAS=1 in the environment and "
@@ -27,8 +29,7 @@ def require_horovod() -> None:
         import horovod.tensorflow  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f"horovod_quant.tensorflow needs Horovod built with TensorFlow ({error}): "
-            f"HOROVOD_WITH_TENSORFLOW=1 pip install --no-cache-dir --no-build-isolation horovod"
+            f"horovod_quant.tensorflow needs Horovod built with TensorFlow ({error}); {install_page()} has the commands"
         ) from error
 
 

@@ -35,8 +35,8 @@ class Backward:
 
     def join(self, schedule: Schedule) -> int | None:
         """Registers for the end of the pass that calls; returns its number, None outside of any."""
-        current = self.current
-        if current is None:
+        current = torch._C._current_graph_task_id()
+        if current == -1:
             return None
         if current not in self._schedules:
             while len(self._schedules) >= _PASSES_AT_A_TIME:

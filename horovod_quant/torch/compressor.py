@@ -116,8 +116,7 @@ class Compressor(BaseCompressor):
         if optimizer is not None:
             route = known_route(optimizer, parameter, tensor, (self, self.policy))
             if route is not None and not route.call.grouped:
-                self._check_step(route)
-                return self._send(tensor, route)
+                return self._send_again(tensor, route)
         if is_integral(tensor.dtype):
             return tensor, None
         return self._compress(tensor, self._call_for(tensor), self.policy)
@@ -126,8 +125,7 @@ class Compressor(BaseCompressor):
         if isinstance(call, OptimizerCall):
             route = known_route(call.optimizer, call.parameter, tensor, (self, policy))
             if route is not None and route.call.grouped == call.grouped:
-                self._check_step(route)
-                return self._send(tensor, route)
+                return self._send_again(tensor, route)
         return self._send(tensor, self._new_route(tensor, call, policy))
 
     @of_instances
@@ -297,15 +295,16 @@ class Compressor(BaseCompressor):
         remember(route, (self, policy))
         return route
 
-    def _check_step(self, route: Route) -> None:
-        """Of what may change from step to step, by the gradients of a step that come first."""
+    def _send_again(self, tensor: torch.Tensor, route: Route) -> tuple[torch.Tensor, Any]:
+        """Checks by the gradients of a step that come first what may change from step to step."""
         if route.schedule is not None and not route.schedule.has_begun:
             self._check_optimizer(route.call.caller)
+        return self._send(tensor, route)
 
     def _send(self, tensor: torch.Tensor, route: Route) -> tuple[torch.Tensor, Any]:
         counted, schedule, call = route.counted, route.schedule, route.call
         counted.times += 1
-        if isinstance(call, DirectCall):
+        if route.is_direct:
             self._traffic.expect(call.name, counted.float32_bytes)
             self._traffic.count(call.name, counted.sent_bytes)
         if schedule is not None:

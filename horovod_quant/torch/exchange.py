@@ -84,6 +84,9 @@ class Submission:
         return self.gradient._replace(state=state)
 
 
+_SMALL = 2**16
+"""Bytes: where gradients have fewer, decoding a group at once saves more than waiting for them one by one."""
+
 AnyMember = Union[Member, Submission]
 
 
@@ -117,6 +120,8 @@ class Group:
         # Not the members, which refer to this group: in a cycle, their gradients would wait for the garbage collector.
         self.names = [member.name for member in members]
         self._members = [weakref.ref(member) for member in members]
+        mean_bytes = sum(member.bytes for member in members) / len(members)
+        self._decodes_together = memory.decodes_together or mean_bytes < _SMALL
         self._name = name
         self._memory = memory
         self._nodes = nodes
@@ -201,7 +206,7 @@ class Group:
         """Decodes a member's sum, times ``factor``, into its destination; the others', too, if that is one launch."""
         if self._delivered.get(index) == factor:
             return
-        if self._memory.decodes_together and not self._delivered:
+        if self._decodes_together and not self._delivered:
             self.deliver_all(factor)
         self._deliver([index], factor)
 
@@ -216,11 +221,15 @@ class Group:
         if not wanted:
             return
         with self._memory.working():
-            for i in wanted:
-                member = self._members[i]()
-                if member is not None:
-                    self._memory.write(decoded, i, scaled, member.destination)
-                    self._delivered[i] = factor
+            members = [self._members[i]() for i in wanted]
+            if len(wanted) == len(self._members) and all(members):
+                self._memory.write_all(decoded, scaled, [member.destination for member in members if member])
+                self._delivered.update(dict.fromkeys(wanted, factor))
+            else:
+                for i, member in zip(wanted, members):
+                    if member is not None:
+                        self._memory.write(decoded, i, scaled, member.destination)
+                        self._delivered[i] = factor
         self._memory.hand_over()
 
     def _resume(self, answer: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Callable, Union
 import torch
 
 from horovod_quant.frontend import UNNAMED
+from horovod_quant.installing import install_page
 
 _FRAMES_AT_MOST = 32
 """Between ``compress`` and Horovod: those of compressors that hand their calls on, say."""
@@ -33,8 +34,7 @@ def require_horovod() -> None:
         import horovod.torch  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f"horovod_quant.torch needs Horovod built with PyTorch ({error}): "
-            f"HOROVOD_WITH_PYTORCH=1 pip install --no-cache-dir --no-build-isolation horovod"
+            f"horovod_quant.torch needs Horovod built with PyTorch ({error}); {install_page()} has the commands"
         ) from error
 
 

@@ -74,6 +74,11 @@ class Memory(Protocol):
     def write(self, decoded: Decoded, index: int, factor: float, destination: torch.Tensor) -> None:
         """Decodes a gradient of a group, times ``factor``, into a tensor of any layout; in a context of `working`."""
 
+    def write_all(self, decoded: Decoded, factor: float, destinations: Sequence[torch.Tensor]) -> None:
+        """`write` for all gradients of a group."""
+        for index, destination in enumerate(destinations):
+            self.write(decoded, index, factor, destination)
+
 
 class HostMemory(Memory):
     """numpy arrays; gradients on a GPU are copied, for which the host waits.
@@ -98,7 +103,8 @@ class HostMemory(Memory):
             detached = detached.cpu().contiguous()
         if detached.dtype in _TENSOR_BITS:
             return detached.view(_TENSOR_BITS[detached.dtype]).numpy().view(np.uint16).reshape(-1)
-        return detached.numpy().reshape(-1)
+        array = detached.numpy()
+        return array if array.ndim == 1 else array.reshape(-1)
 
     def taken(self, tensor: torch.Tensor) -> np.ndarray:
         return self.flat(tensor)
@@ -129,6 +135,13 @@ class HostMemory(Memory):
         decoded.write(index, factor, self.flat(target))
         if not direct:
             destination.copy_(target)
+
+    def write_all(self, decoded: Decoded, factor: float, destinations: Sequence[torch.Tensor]) -> None:
+        in_place = all(tensor.is_cpu and tensor.is_contiguous() for tensor in destinations)
+        if decoded.write_all is None or not in_place:
+            super().write_all(decoded, factor, destinations)
+        else:
+            decoded.write_all(factor, [self.flat(tensor) for tensor in destinations])
 
 
 class Copying:

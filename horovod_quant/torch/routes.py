@@ -17,7 +17,7 @@ from horovod_quant.torch.schedule import Schedule
 _ROUTES = "_horovod_quant_routes"
 """An optimizer's attribute: its routes by owner and by the identities of the parameters, which they keep alive."""
 
-_NO_ROUTES: dict[Any, Any] = {}
+_NO_ROUTES: dict[int, Route] = {}
 
 Owner = tuple[Any, Policy]
 """A compressor, and which of its policies."""
@@ -37,7 +37,8 @@ class Route:
     """
 
     __slots__ = (
-        "call", "carrier", "chain", "counted", "dtype", "scheme", "schedule", "session", "shape", "signs",
+        "call", "carrier", "chain", "counted", "dtype", "is_direct", "mpi_ops", "scheme", "schedule", "session",
+        "shape", "signs",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +54,8 @@ class Route:
         from horovod.torch import mpi_ops
 
         self.call = call
+        self.is_direct = not isinstance(call, OptimizerCall)
+        self.mpi_ops = mpi_ops
         self.shape, self.dtype = tensor.shape, tensor.dtype
         self.scheme, self.schedule, self.chain, self.signs, self.counted = (
             scheme, schedule, chain, signs, counted,
@@ -65,12 +68,11 @@ class Route:
 
 def known_route(optimizer: Any, parameter: Any, tensor: torch.Tensor, owner: Owner) -> Route | None:
     """The route that an optimizer's gradient has taken before, if it still leads there."""
-    from horovod.torch import mpi_ops
-
-    route = getattr(optimizer, _ROUTES, _NO_ROUTES).get(owner, _NO_ROUTES).get(id(parameter))
+    routes = getattr(optimizer, _ROUTES, None)
+    route = None if routes is None else routes.get(owner, _NO_ROUTES).get(id(parameter))
     if (
         route is None
-        or route.session is not mpi_ops._handle_map
+        or route.session is not route.mpi_ops._handle_map
         or route.dtype is not tensor.dtype
         or route.shape != tensor.shape
         or route.call.op != optimizer.op

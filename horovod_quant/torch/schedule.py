@@ -140,11 +140,10 @@ class Schedule:
         """To be called for every gradient of the optimizer that Horovod wants compressed, whoever reduces it."""
         self._drop_stale()
         self._number = BACKWARD.join(self) if self._overlap else BACKWARD.current
-        number = self._number if self._overlap else None
-        if number is None:
+        if self._number is None or not self._overlap:
             return
-        self._passes.add(number)
-        if self._is_launching and self._plan is not None and self._plan.after_roll_call:
+        self._passes.add(self._number)
+        if self._plan is not None and self._plan.after_roll_call and self._is_launching:
             self._call_roll()
 
     def submit(self, submission: Submission) -> None:

@@ -79,14 +79,18 @@ def study(settings: Settings) -> dict[str, Any]:
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     found = [
         Verdict(
-            f"BinSGDM ends within 1% of Adam's validation loss {when}",
+            f"{when} BinSGDM ends within 1% of Adam's validation loss",
             transformer.loss_ratio(figures, key) <= transformer.LIMIT,
             transformer.difference(figures, key),
             source,
         )
         for key, when, source in (
-            ("binsgdm", "after as many steps", "BinSGDM (Birder), abstract: “comparable” to Adam"),
-            (transformer.LONGER.key, f"{transformer.HALF}, which is not the paper's comparison", common.OURS),
+            ("binsgdm", "After as many steps", "BinSGDM (Birder), abstract: “comparable” to Adam"),
+            (
+                transformer.LONGER.key,
+                f"After {transformer.FACTOR} times Adam's steps, which is not the paper's comparison,",
+                common.OURS,
+            ),
         )
     ]
     for rate, measured in figures["speeds"].items():
@@ -118,8 +122,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 def in_short(figures: dict[str, Any]) -> str:
     equal, longer = (transformer.difference(figures, key) for key in ("binsgdm", transformer.LONGER.key))
     return (
-        f"Its loss is {equal} from Adam's after as many steps; {longer} from that of Adam after half as many, with which "
-        "the paper does not compare."
+        f"Its validation loss to Adam's: {equal} after as many steps; {longer} if Adam has half as many, which is not "
+        "the paper's comparison."
     )
 
 
@@ -162,9 +166,9 @@ def tables(figures: dict[str, Any]) -> str:
     longer = transformer.FACTOR * of
     note = (
         f"The training loss that BinSGDM has at the end of {of:,} steps, Adam has after {reached:,} of its {of:,}. "
-        f"Adam can take {longer:,} steps as well. There is no such training among these figures; in a trial, whose figures "
-        f"are not kept here, BinSGDM's loss after {longer:,} steps was about 10% above Adam's after {longer:,}. Twice the "
-        "steps do not close the gap."
+        f"Adam can take {longer:,} steps as well. There is no such training among these figures; in a trial, whose "
+        f"figures are not kept here, BinSGDM's loss after {longer:,} steps was about 10% above Adam's after as many. "
+        "By that, twice the steps do not close the gap."
     )
     parts = [common.table(header, rows), note, transformer.speed_table(figures, METHODS)]
     if figures["clusters"]:

@@ -218,7 +218,11 @@ def kind(method: str) -> str:
 def title(method: str) -> str:
     """A method's name for readers: ``"NUQSGD, 4 bits"``."""
     bits = method.rpartition("-")[2]
-    return TITLES[kind(method)] + (f", {bits} bits" if bits.isdigit() else "")
+    return TITLES[kind(method)] + (f", {width(int(bits))}" if bits.isdigit() else "")
+
+
+def width(bits: int) -> str:
+    return "1 bit" if bits == 1 else f"{bits} bits"
 
 
 def mean(values: Iterable[float]) -> float:

@@ -24,8 +24,8 @@ METHOD = (
     "anew, BinSGDM's row is that of the transformer's section. PowerSGD is PyTorch's hook of DistributedDataParallel "
     "over Gloo, with the same model, data and optimizer, and float32 in the first tenth of the steps, as PyTorch's "
     "documentation advises. *Whitened*: an experiment outside of the package. Gradients are divided, element by "
-    "element, by the root mean square of past averages (an exponential average of about 50 steps, no less than a tenth "
-    "of the tensor's own), which all workers have decoded alike, before EDEN rounds them, and averages multiplied by "
+    "element, by the root mean square of past averages (an exponential average of about 50 steps, and a floor, chosen "
+    "with another seed), which all workers have decoded alike, before EDEN rounds them, and averages multiplied by "
     "it: then noise is where Adam does not feel it. It was to become a feature only if whitened 2 bits ended within 1% "
     "of float32 where plain 2 bits do not, or 1 bit within 2%. *SGD with momentum*: 4 simulated workers, digits, the "
     "convolutional network above and a small ResNet. *Embedding*: 4 simulated workers; a model guesses the next word "
@@ -33,11 +33,20 @@ METHOD = (
     "of zeros lie in buckets with others."
 )
 
+SOURCE = common.PACKAGE
+
 WORKER = Path(__file__).with_name("eden_worker.py")
 
 
+# The floors with which the error by Adam's second moment is least, in the middle of a training with another seed.
+FLOORS = {2: 0.1, 1: 0.3}
+
+
 def _whitened(bits: int) -> Training:
-    return Training(f"whitened-{bits}", f"eden-{bits}", f"EDEN, {bits} bits, whitened", ("--whiten",), ":")
+    options = ("--whiten", f"--floor={FLOORS[bits]}")
+    return Training(
+        f"whitened-{bits}", f"eden-{bits}", f"{common.title(f'eden-{bits}')}, whitened", options, ":"
+    )
 
 
 # As the page has them; the first is what the others are compared with.

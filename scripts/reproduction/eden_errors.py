@@ -43,7 +43,7 @@ KINDS: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] =
 }
 
 SCHEMES = {
-    **{f"eden-{bits}": (f"EDEN, {bits} bits", EDEN(bits, bits, "alltoall")) for bits in (4, 3, 2, 1)},
+    **{f"eden-{bits}": (common.title(f"eden-{bits}"), EDEN(bits, bits, "alltoall")) for bits in (4, 3, 2, 1)},
     "eden-2/4": ("EDEN, 2 bits up and 4 down", EDEN(2, 4, "alltoall")),
     **{
         name: (common.title(name), common.scheme(name, exchange="alltoall"))
@@ -184,7 +184,7 @@ def draw(figures: list[dict[str, Any]], folder: Path) -> Plot:
         axes.fill_between(x, low, high, color=color, alpha=0.25, linewidth=0)
         axes.plot(x, high, color=color, label=title.split(",")[0] if name == "eden-4" else None, linewidth=1)
         if isinstance(scheme, EDEN):
-            axes.annotate(f"{scheme.bits} bits", (x[-1], high[-1]), fontsize="small", color=color)
+            axes.annotate(common.width(scheme.bits), (x[-1], high[-1]), fontsize="small", color=color)
         else:
             axes.plot([], [], color=color, label=title)
     axes.set_xscale("log", base=2)

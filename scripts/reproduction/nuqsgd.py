@@ -238,8 +238,8 @@ def tables(figures: dict[str, Any]) -> str:
     )
     best, plain = _best_final_loss(figures)
     return common.table(header, rows) + (
-        f"\n\nFloat32's final loss is {plain:.2g}, the best quantized one {best:.2g}: the training images are learnt by "
-        "heart, and the order of the final losses says nothing about the methods."
+        f"\n\nFloat32's final loss is {plain:.2g}, the best quantized one {best:.2g}: the training images are learnt "
+        "by heart, and the order of the final losses says nothing about the methods."
     )
 
 

@@ -206,7 +206,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 def in_short(figures: dict[str, Any]) -> str:
     own = _by(figures["headline"], "kind")
     most = {kind: max((c["gamma"] - 32) / c["bucket"] for c in cells) for kind, cells in own.items()}
-    shown = ", ".join(f"{bits:.2f} of {KINDS[kind]}" for kind, bits in most.items())
+    shown = ", ".join(f"{bits:.2f} ({KINDS[kind]})" for kind, bits in most.items())
     return f"Bits per element at s = √B, where the paper has 2.8: {shown}."
 
 

@@ -50,7 +50,7 @@ METHODS = {
     "sgd": "SGD, float32",
 }  # fmt: skip
 COLORS = {"qsvrg": "#0072B2", "svrg": "black", "descent": "#D55E00", "qsgd": "#56B4E9", "sgd": "#999999"}
-LATE_COLORS = ("black", "#56B4E9", "#E69F00", "#D55E00")
+LATE_COLORS = ("#009E73", "#E69F00", "#CC79A7", "#7F5FA8")
 SIGMOID = "sigmoid"
 LOSSES = {"logistic": "logistic loss", SIGMOID: "sigmoid loss"}
 POINTS = 40  # at which the late updates are looked at
@@ -73,7 +73,7 @@ class Settings(NamedTuple):
 
 SIZES = {
     "full": Settings(12, 36, 130, 6000, (0, 8, 32, 128), (0, 1, 2), (0, 1, 2, 3, 4), FEATURES),
-    "tiny": Settings(8, 8, 130, 120, (0, 8), (0, 1), (0, 1), 64),
+    "tiny": Settings(2, 2, 20, 40, (0, 8), (0,), (0,), 64),
 }
 METHOD = METHOD.format(
     penalty=PENALTY,
@@ -273,6 +273,10 @@ def _late(
 # ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
+def _power(value: float) -> str:
+    return f"{value:.0e}".replace("e-0", "e-")
+
+
 def reached_at(run: dict[str, Any], accuracy: float, unit: str = "epochs") -> float | None:
     """Epochs, or bits, until the distance is that small: between two epochs on a straight line of its logarithm.
 
@@ -319,7 +323,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             "QSVRG keeps the convergence of SVRG: it needs at most "
             f"{MATCH} times as many epochs to every accuracy",
             bool(more) and max(more) <= MATCH,
-            ", ".join(f"{ratio:.2f} times to {accuracy:.0e}" for ratio, accuracy in zip(more, reached)),
+            ", ".join(f"{ratio:.2f} times to {_power(accuracy)}" for ratio, accuracy in zip(more, reached)),
             SECTION,
         ),
         Verdict(
@@ -349,7 +353,7 @@ def _fewer_bits(figures: dict[str, Any], other: str) -> Verdict:
     else:
         evidence = f"{theirs / ours:.1f} times fewer" if ours else "QSVRG does not get there"
     return Verdict(
-        f"QSVRG gets within {DECIDING:.0e} of the minimum with fewer bits than {METHODS[other]}",
+        f"QSVRG gets within {_power(DECIDING)} of the minimum with fewer bits than {METHODS[other]}",
         ours is not None and (theirs is None or ours < theirs),
         evidence,
         f"{SECTION}, the discussion of its theorem" if other == "svrg" else common.OURS,
@@ -383,7 +387,7 @@ def in_short(figures: dict[str, Any]) -> str:
     ratio = (
         f"{theirs / ours:.1f} times fewer bits than SVRG" if ours and theirs else "no fewer bits than SVRG"
     )
-    return f"QSVRG gets within {DECIDING:.0e} of a minimum with {ratio}."
+    return f"QSVRG gets within {_power(DECIDING)} of a minimum with {ratio}."
 
 
 # ---- tables and plots --------------------------------------------------------------------------------------------
@@ -404,7 +408,7 @@ def tables(figures: dict[str, Any]) -> str:
         rows.append(row)
     header = [
         "Mbit to a distance of",
-        *(f"{a:.0e}" for a in ACCURACIES),
+        *map(_power, ACCURACIES),
         "Mbit in all",
         "distance at the end",
     ]
@@ -436,6 +440,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
                 label=None if place else name,
             )
     left.set(xlabel="Mbit that a worker has sent", ylabel="distance from the minimum", title="to a minimum")
+    left.set_ylim(bottom=1e-13)
     left.set_xlim(0, 1.05 * max(run["bits"][-1] for run in figures["runs"]["descent"]) / 1e6)
     for axes, loss in ((middle, "logistic"), (right, SIGMOID)):
         for (delay, runs), color in zip(figures["late"][loss].items(), LATE_COLORS):

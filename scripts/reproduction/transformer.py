@@ -84,7 +84,7 @@ TRAININGS = (
 )
 
 LIMIT = 1.01
-HALF = " after half as many steps"  # of what `LONGER` is compared with
+HALF = ", which takes half as many steps"  # whose, with which `LONGER` is compared
 
 NEAR = 0.05
 """Of a loss, what others may be off for the plot to show them larger."""
@@ -211,7 +211,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 def in_short(figures: dict[str, Any]) -> str:
     parts = [f"{each.title} {difference(figures, each.key)}" for each in TRAININGS if each.recommended]
-    return f"Loss to float32's: {'; '.join(parts)}{HALF}."
+    return f"Loss to float32's: {'; '.join(parts)}, where float32 has half as many steps."
 
 
 def training_speed_up(measured: dict[str, Any], method: str) -> float:
@@ -222,7 +222,7 @@ def training_speed_up(measured: dict[str, Any], method: str) -> float:
 def loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
     return [
         Verdict(
-            f"{each.title} ends within 1% of float32's loss" + (HALF if each.key == LONGER.key else ""),
+            f"{each.title} ends within 1% of the loss of float32" + (HALF if each.key == LONGER.key else ""),
             loss_ratio(figures, each.key) <= LIMIT,
             difference(figures, each.key),
         )

@@ -149,11 +149,11 @@ def test_nuqsgd_bound_is_all_but_reached_by_two_kinds_of_elements(bucket: int, s
     assert 0.94 < exact / bounds.nuqsgd_variance_factor(bucket, s) <= ROUNDING
 
 
-@given(bucket=st.integers(1, 10**6), s=st.integers(0, 14))
-def test_nuqsgd_bound_is_below_the_papers(bucket: int, s: int) -> None:
-    ours, paper = bounds.nuqsgd_variance_factor(bucket, s), bounds.nuqsgd_paper_variance_factor(bucket, s)
-    assert ours < paper
-    assert paper - ours <= 1 / 8 + bucket * 4.0**-s
+@pytest.mark.parametrize("s", [0, 2, 6])
+def test_nuqsgd_bound_is_below_the_papers_by_an_eighth_at_most(s: int) -> None:
+    for bucket in {*range(1, 100), *(k * 4**s // 16 for k in range(16, 200)), 10**6}:
+        paper = bounds.nuqsgd_paper_variance_factor(bucket, s)
+        assert 0 < paper - bounds.nuqsgd_variance_factor(bucket, s) <= 1 / 8 * ROUNDING
 
 
 def test_nuqsgd_bounds_with_3_bits() -> None:

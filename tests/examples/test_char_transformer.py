@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import by_default, extended
+from helpers import extended
 from parallel.launching import ROOT, environment, horovodrun
 
 EXAMPLES = ROOT / "examples"
@@ -26,8 +26,6 @@ TRAININGS = {
     "binsgdm": "--compression binsgdm --lr 0.005",
 }
 
-LEFT_TO_ALL = ("exponential", "eden")
-
 # One launch for all of them: most of a launch is imports.
 DRIVER = """
 import json, sys
@@ -40,13 +38,12 @@ for options in json.loads(sys.argv[2]):
 
 
 @pytest.fixture(scope="module")
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the example writes with --json on 2 workers, for each training."""
     folder = tmp_path_factory.mktemp("transformer")
-    left_out = () if request.config.getoption("tier") in ("all", "thorough") else LEFT_TO_ALL
-    files = {name: folder / f"{name}.json" for name in TRAININGS if name not in left_out}
+    files = {name: folder / f"{name}.json" for name in TRAININGS}
     arguments = [
-        [*TRAININGS[name].split(), *SMALL.split(), "--json", str(file)] for name, file in files.items()
+        [*options.split(), *SMALL.split(), "--json", str(files[name])] for name, options in TRAININGS.items()
     ]
     done = horovodrun("gloo", 2, [sys.executable, "-c", DRIVER, EXAMPLES, json.dumps(arguments)])
     assert done.returncode == 0, done.stdout
@@ -54,7 +51,8 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("name", by_default({*TRAININGS} - {*LEFT_TO_ALL}, TRAININGS))
+@pytest.mark.extended
+@pytest.mark.parametrize("name", TRAININGS)
 def test_trains(trained: dict[str, Any], name: str) -> None:
     run = trained[name]["runs"][0]
     assert trained[name]["workers"] == 2
@@ -66,8 +64,9 @@ def test_trains(trained: dict[str, Any], name: str) -> None:
 
 
 @pytest.mark.parallel
+@pytest.mark.extended
 def test_sends_fewer_bytes(trained: dict[str, Any]) -> None:
-    sent = {name: trained[name]["runs"][0]["bytes_per_step"] for name in trained}
+    sent = {name: trained[name]["runs"][0]["bytes_per_step"] for name in TRAININGS}
     assert sent["binsgdm"] < sent["qsgd"] < sent["global-qsgd"] < sent["none"]
 
 

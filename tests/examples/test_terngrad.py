@@ -13,6 +13,7 @@ SCRIPT = str(ROOT / "examples" / "terngrad.py")
 
 
 @pytest.mark.parallel
+@pytest.mark.extended
 def test_trains() -> None:
     done = horovodrun("gloo", 2, [sys.executable, SCRIPT, "--steps", "60"])
     assert done.returncode == 0, done.stdout

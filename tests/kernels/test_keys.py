@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_quant.kernels import reference as kernels
-from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain, hash32
+from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain, hash32, joint_keys_of, keys_of
 
 SAMPLES = 1 << 20
 
@@ -100,6 +100,16 @@ def test_joint_numbers_sum_to_a_constant(step: int, size: int, start: int) -> No
     # Of a pair 2^32 - 1, of the triple half as much more, and a half.
     expected = size // 2 * ALL_ONES + size % 2 * (1 << 31)
     assert sums.tolist() == [expected] * 100
+
+
+@given(steps=st.lists(st.integers(0, 2**62), min_size=1, max_size=4), size=st.integers(1, 9))
+def test_many_keys_at_once_are_the_keys_of_each(steps: list[int], size: int) -> None:
+    chains = [KeyChain(7, f"w{i}") for i in range(len(steps))]
+    for rank in range(size):
+        joint = [chain.joint("worker", step, rank, size) for chain, step in zip(chains, steps)]
+        assert joint_keys_of(chains, "worker", steps, rank, size).tolist() == [list(key) for key in joint]
+        alone = [chain.key("server", step, rank) for chain, step in zip(chains, steps)]
+        assert keys_of(chains, "server", steps, rank).tolist() == [list(key) for key in alone]
 
 
 @given(key=joint_keys)

@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from native_builds import BUILDS, CONTROL_REGISTER, SANITIZERS, SOURCE, compile_
 
 from horovod_quant import kernels, simulator
 from horovod_quant.kernels import entropy, native, reference
-from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
 from horovod_quant.schemes.base import BinaryState
 
@@ -238,6 +238,60 @@ def test_uniform_sums_of_each_width(
     assert_same("encode_uniform_sum", x, norms, bucket_size, levels, width, key, start, np.zeros_like(words))
     for packed in (words, given.words(len(words))):
         assert_same("decode_uniform_sum", packed, norms, bucket_size, levels, width, factor, given.out(dtype))
+
+
+@each_instruction_set
+def test_many_gradients_in_one_call_have_the_bits_of_a_call_for_each() -> None:
+    generator = np.random.default_rng(4)
+    lengths = [1, 31, 1024, 1025, 4096, 70, 3333]
+    dtypes = [np.float32, np.float16, np.float64, np.float32, np.float32, np.float16, np.float32]
+    xs = [generator.standard_normal(length).astype(dtype) for length, dtype in zip(lengths, dtypes)]
+    xs[4] = np.repeat(xs[4], 2)[::2]
+    chains, steps = [KeyChain(3, f"w{i}") for i in range(len(xs))], list(range(5, 5 + len(xs)))
+    starts = [1024 * i for i in range(len(xs))]
+    for bucket_size, width in ((32, 4), (1024, 8), (2**40, 5)):
+        table = native.Table(xs)
+        norms = native.bucket_maxima_each(table, bucket_size)
+        parts = [native.bucket_maxima(x, bucket_size) for x in xs]
+        assert same_bits(norms, np.concatenate(parts))
+        keys = [chain.joint("worker", step, 1, 3) for chain, step in zip(chains, steps)]
+        arguments = (bucket_size, 7, width)
+        words = [
+            native.encode_uniform_sum(x, own, *arguments, key, start)
+            for x, own, key, start in zip(xs, parts, keys, starts)
+        ]
+        out = np.zeros(sum(map(len, words)), np.int32)
+        many = joint_keys_of(chains, "worker", steps, 1, 3)
+        assert native.encode_uniform_sum_each(table, norms, *arguments, many, starts, out) is out
+        assert same_bits(out, np.concatenate(words))
+        outs = [np.zeros_like(x) for x in xs]
+        native.decode_uniform_sum_each(out, norms, *arguments, 0.5, outs)
+        for own, norm, x, decoded in zip(words, parts, xs, outs):
+            assert same_bits(
+                native.decode_uniform_sum(own, norm, *arguments, 0.5, np.zeros_like(x, order="C")), decoded
+            )
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda: native.Table([X, X.astype(np.int32)]), "x has dtype int32"),
+        (lambda: native.Table([X.reshape(10, 10)]), r"x has shape \(10, 10\)"),
+        (lambda: native.bucket_maxima_each(native.Table([X]), 33), "bucket_size=33"),
+        (lambda: native.encode_uniform_sum_each(
+            native.Table([X]), NORMS[:3], 32, 7, 4, np.zeros((1, 6)), [0], WORDS), "3 norms for 4 buckets"),
+        (lambda: native.encode_uniform_sum_each(
+            native.Table([X]), NORMS[:4], 32, 7, 4, np.zeros((2, 6)), [0], WORDS), "keys are"),
+        (lambda: native.encode_uniform_sum_each(
+            native.Table([X]), NORMS[:4], 32, 7, 4, np.zeros((1, 6)), [0], WORDS[:31]), r"it must be int32\[32\]"),
+        (lambda: native.decode_uniform_sum_each(WORDS[:31], NORMS[:4], 32, 7, 4, 1.0, [X.copy()]), "31 words"),
+        (lambda: native.decode_uniform_sum_each(WORDS[:32], NORMS[:3], 32, 7, 4, 1.0, [X.copy()]), "3 norms"),
+    ],
+)  # fmt: skip
+def test_many_gradients_that_do_not_fit_are_refused(function: Callable[[], Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        function()
 
 
 @each_instruction_set

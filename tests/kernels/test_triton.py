@@ -347,7 +347,7 @@ def test_each_type_to_decode_to(dtype: Any) -> None:
 # ---- rotated
 
 
-@pytest.mark.parametrize("bits", by_default((1, 3), range(1, 5)))
+@pytest.mark.parametrize("bits", by_default((3,), range(1, 5)))
 def test_rotated(bits: int) -> None:
     """Whole programs and parts of them, with keys of one worker and of several."""
     own_keys = [*(KeyChain(3, "w").joint("worker", bits, rank, 3) for rank in (0, 2)), KEY]
@@ -364,7 +364,7 @@ def test_rotated(bits: int) -> None:
         assert_same("decode_rotated", words, scales, bits, KEY, other_factor, other_out, start)
 
 
-@pytest.mark.parametrize("bits", by_default((2, 4), range(1, 5)))
+@pytest.mark.parametrize("bits", by_default((2,), range(1, 5)))
 def test_rotated_numbers_of_all_sizes(bits: int) -> None:
     x = buckets_of_all_sizes(bits)
     words, scales = assert_same("encode_rotated", x, bits, KEY)

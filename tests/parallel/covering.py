@@ -72,12 +72,14 @@ def cover(
     chosen: dict[Launch, set[str]] = {launch: set() for launch in costs}
     tried: Counter[tuple[Launch, str]] = Counter()
 
+    def cost(name: str, launch: Launch) -> float:
+        return costs[launch] * (DEAR if split(name)[0] in dear else 1.0)
+
     def worth(place: tuple[str, Launch]) -> tuple[float, int, int]:
         """Of equals, the method that this launch has tried least, and then the feature."""
         name, launch = place
         feature, method = split(name)
-        cost = costs[launch] * (DEAR if feature in dear else 1.0)
-        return len(missing & covers[place]) / cost, -tried[launch, method], -tried[launch, feature]
+        return len(missing & covers[place]) / cost(*place), -tried[launch, method], -tried[launch, feature]
 
     def choose(places: Sequence[tuple[str, Launch]]) -> None:
         name, launch = place = max(places, key=worth)
@@ -90,6 +92,12 @@ def cover(
             choose([place for place in places if place[0] == name])
     while missing:
         choose(places)
+    # What was chosen early may be covered by what had to be chosen later.
+    times = Counter(pair for launch, own in chosen.items() for name in own for pair in covers[name, launch])
+    for name, launch in sorted(covers, key=lambda place: cost(*place), reverse=True):
+        if name in chosen[launch] and all(times[pair] > 1 for pair in covers[name, launch]):
+            chosen[launch].remove(name)
+            times.subtract(covers[name, launch])
     return {launch: [name for name in names if name in own] for launch, own in chosen.items()}
 
 

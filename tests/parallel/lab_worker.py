@@ -1,6 +1,6 @@
 """Exchanges gradients between hosts, and counts what crosses their links. Run by test_lab.py, in scripts/lab.
 
-horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 python lab_worker.py FOLDER flat|hierarchical WIDTH METHOD...
+horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 python lab_worker.py FOLDER flat|hierarchical WIDTH STEPS METHOD...
 
 Appends a line of JSON to FOLDER/figures for each method of torch_harness.METHODS, for a layer of WIDTH x WIDTH.
 """
@@ -19,13 +19,8 @@ import numpy as np
 import torch
 from oracle import Oracle
 from torch_harness import METHODS, base_optimizer, gather_objects
-from turns import EVERY_CASE
 
 import horovod_quant.torch as hvq
-
-STEPS = (
-    4 if EVERY_CASE else 2
-)  # in which bytes are counted; another one comes before, in which Horovod also negotiates
 
 
 def everyones(value: Any) -> list[Any]:
@@ -90,11 +85,11 @@ def sent_by_host() -> dict[str, int]:
     return {"link": int(rows["eth0"].split()[8]), "loopback": int(rows["lo"].split()[8])}
 
 
-def count(run: Run) -> dict[str, Any]:
-    """Bytes that all ranks and hosts send in some steps."""
+def count(run: Run, steps: int) -> dict[str, Any]:
+    """Bytes that all ranks and hosts send in so many steps."""
     everyones(None)
     counted, before = run.compressor.stats().total.bytes_sent, sent_by_host()
-    for _ in range(STEPS):
+    for _ in range(steps):
         run.step()
     everyones(None)
     after, counted = sent_by_host(), run.compressor.stats().total.bytes_sent - counted
@@ -105,15 +100,15 @@ def count(run: Run) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder, kind, width, *methods = sys.argv[1:]
+    folder, kind, width, steps, *methods = sys.argv[1:]
     hierarchical = kind == "hierarchical"
     hvd.init(process_sets=hvq.hierarchical_process_sets() if hierarchical else [])
     torch.set_num_threads(1)
     where = everyones((hvd.local_rank(), socket.gethostname()))
     for method in methods:
         run = Run(method, hierarchical, int(width))
-        run.step()
-        figures = {"method": method, "hosts": [host for _, host in where], **count(run)}
+        run.step()  # not counted: Horovod negotiates in it
+        figures = {"method": method, "hosts": [host for _, host in where], **count(run, int(steps))}
         figures.update(wrong=run.wrong_elements(Path(folder)), equal=run.ends_equal())
         if hvd.rank() == 0:
             with open(Path(folder, "figures"), "a") as file:

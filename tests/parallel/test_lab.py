@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from helpers import extended
 from launching import BIN, ROOT
+from turns import EVERY_CASE
 
 pytestmark = pytest.mark.parallel
 
@@ -116,7 +117,7 @@ def test_hierarchical_bytes_between_hosts(hosts: int, four_hosts: None, tmp_path
         "global-qsgd": there_and_back * (4 / 4 + 4 / 1024),
         "binsgdm": there_and_back / 8,
     }
-    for figure in counted(tmp_path, "gloo", names, 100, "hierarchical", width):
+    for figure in counted(tmp_path, "gloo", names, 100, "hierarchical", width, steps):
         expected = formulas[figure["method"]] * elements * hosts * steps
         assert figure["link"] == pytest.approx(expected, rel=0.10), figure
 
@@ -124,7 +125,7 @@ def test_hierarchical_bytes_between_hosts(hosts: int, four_hosts: None, tmp_path
 @pytest.mark.parametrize(("controller", "hosts"), RUNS)
 def test_horovod_between_hosts(controller: str, hosts: str, four_hosts: None, tmp_path: Path) -> None:
     slots = hosts.split(",")
-    for figure in counted(tmp_path, controller, hosts, 40, "flat", 1024):
+    for figure in counted(tmp_path, controller, hosts, 40, "flat", 1024, 4 if EVERY_CASE else 2):
         # Whatever was to be sent has crossed an interface, so nothing has gone through shared memory.
         wire = figure["link"] + figure["loopback"]
         assert wire == pytest.approx(figure["stats"], rel=0.10), figure

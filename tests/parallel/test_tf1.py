@@ -6,16 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import extended
 from launching import horovodrun
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.extended]  # by default `graph_and_session` is what there is
 
 WORKER = Path(__file__).with_name("tf1_worker.py")
 
 
 @pytest.mark.timeout(660)
-@pytest.mark.parametrize("switch", ["disable_eager_execution", extended("disable_v2_behavior")])
+@pytest.mark.parametrize("switch", ["disable_eager_execution", "disable_v2_behavior"])
 def test_programs_of_tensorflow_1(switch: str) -> None:
     done = horovodrun("gloo", 2, [sys.executable, WORKER, switch])
     assert done.returncode == 0, done.stdout[-3000:]

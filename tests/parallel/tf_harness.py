@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
@@ -109,11 +110,10 @@ def gather_objects(value: Any, process_set: Any = None) -> list[Any]:
     """Every rank's value, in rank order. (``hvd.allgather_object`` fails inside of graphs' contexts.)"""
     with tf.init_scope():
         payload = np.frombuffer(pickle.dumps(value), np.uint8)
-        scope = {} if process_set is None else {"process_set": process_set}
-        lengths = hvd.allgather(tf.constant([len(payload)], tf.int64), name="lengths", **scope).numpy()
-        joined = hvd.allgather(tf.constant(payload), name="payloads", **scope).numpy()
-    at = np.concatenate([[0], np.cumsum(lengths)])
-    return [pickle.loads(joined[at[i] : at[i + 1]].tobytes()) for i in range(len(lengths))]
+        process_set = hvd.global_process_set if process_set is None else process_set
+        gathered = hvd.allgather(tf.constant(payload), name="payloads", process_set=process_set)
+    joined = io.BytesIO(gathered.numpy().tobytes())
+    return [pickle.load(joined) for _ in range(process_set.size())]
 
 
 def assert_same_on_all_ranks(arrays: Sequence[Any], what: str, process_set: Any = None) -> None:

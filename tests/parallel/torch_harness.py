@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import os
 import pickle
 from collections.abc import Sequence
@@ -78,9 +79,8 @@ def base_optimizer(compressor: Any, parameters: Any, **options: Any) -> torch.op
 def gather_objects(value: Any, process_set: Any) -> list[Any]:
     """Every rank's value. (``hvd.allgather_object`` knows no process sets.)"""
     payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    lengths = hvd.allgather(torch.tensor([len(payload)]), name="gather.lengths", process_set=process_set)
-    joined = hvd.allgather(payload, name="gather.payloads", process_set=process_set)
-    return [pickle.loads(part.numpy().tobytes()) for part in joined.split(lengths.tolist())]
+    joined = io.BytesIO(hvd.allgather(payload, name="gather", process_set=process_set).numpy().tobytes())
+    return [pickle.load(joined) for _ in range(process_set.size())]
 
 
 def assert_same_on_all_ranks(tensors: Sequence[torch.Tensor], what: str, process_set: Any = None) -> None:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from parallel.launching import ROOT, environment
 
 sys.path.append(str(ROOT / "scripts"))
 
-from reproduction import common, page
+from reproduction import common, page, qsvrg, variance
 
-STUDIES = ("nuqsgd", "global-qsgd", "rotated-sum", "qsgd")  # those that launch no workers
+STUDIES = (  # those that launch no workers
+    "nuqsgd", "nuqsgd-gradients", "global-qsgd", "rotated-sum", "qsgd", "qsvrg",
+)  # fmt: skip
+RESULTS = ROOT / "docs" / "results"
 
 
 def reproduce(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -51,13 +57,16 @@ def test_the_page_has_each_claim_with_its_verdicts_and_plots(folder: Path) -> No
         module, figures = common.module_of(claim), figures_of(folder, claim)
         assert f"## {module.TITLE}" in text
         assert "This is a run of size tiny" in text
-        for found in module.verdicts(figures):
+        for found in common.verdicts_of(claim, figures):
             assert f"**{page.outcome(found.holds)}**: {found.statement}" in text
-        for plot in module.draw(figures, folder):
-            assert f"(results/{plot.file})" in text
-            content = (folder / plot.file).read_bytes()
-            assert content[:4] == b"\x89PNG"
-            assert len(content) < 150_000
+            assert f"| {found.statement} | {found.source} | {page.outcome(found.holds)} |" in text
+    shown = re.findall(r"\(results/(.*?)\)", text)
+    assert {file.name for file in folder.glob("*.png")} == set(shown)
+    assert len(shown) >= len(STUDIES)
+    for file in shown:
+        content = (folder / file).read_bytes()
+        assert content[:4] == b"\x89PNG"
+        assert len(content) < 150_000
 
 
 def test_the_same_results_give_the_same_page_and_plots(folder: Path) -> None:
@@ -65,6 +74,34 @@ def test_the_same_results_give_the_same_page_and_plots(folder: Path) -> None:
     before = [file.read_bytes() for file in files]
     page.write(folder)
     assert [file.read_bytes() for file in files] == before
+
+
+def test_docs_have_the_page_that_their_results_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Most of the time of a page is in drawing and writing files, which other tests look at.
+    monkeypatch.setattr(common, "save_plot", lambda figure, path: common.plt.close(figure))
+    shutil.copytree(RESULTS, tmp_path / "results")
+    assert page.write(tmp_path / "results").read_text() == RESULTS.with_name("results.md").read_text()
+
+
+def test_the_page_begins_with_a_line_a_claim_and_tells_what_is_not_tested(folder: Path) -> None:
+    _, *parts = folder.with_name("results.md").read_text().split("\n## ")
+    lines = parts[0].splitlines()
+    assert lines[0] == "In short"
+    assert [line for line in lines[1:] if line] == [line for line in lines if line.startswith("- [")]
+    assert len(lines) - 2 == len(STUDIES)
+    assert [part.splitlines()[0] for part in parts[1:3]] == [
+        "Every statement",
+        "What was not tested, and why",
+    ]
+
+
+@pytest.mark.parametrize("claim", common.CLAIMS)
+def test_a_papers_statement_says_where_it_stands(claim: str) -> None:
+    result = common.load(RESULTS / f"{claim}.json")
+    assert result is not None
+    for found in common.verdicts_of(claim, result["figures"]):
+        papers = ("QSGD, ", "NUQSGD, ", "Global-QSGD", "BinSGDM (Birder), ", "EDEN")
+        assert found.source.startswith(papers) or found.source in (common.OURS, common.PACKAGE)
 
 
 @pytest.mark.extended
@@ -180,6 +217,80 @@ def test_qsgd_fails_with_more_of_what_is_bounded(folder: Path, part: str) -> Non
     assert any(v.holds for v in statements)
     failed = [v for v in common.module_of("qsgd").verdicts(worse) if part.lower() in v.statement.lower()]
     assert not any(v.holds for v in failed)
+
+
+@pytest.mark.parametrize(
+    ("part", "method", "figure", "factor"),
+    [
+        ("converges linearly", "qsvrg", "gaps", 1e6),
+        ("keeps the convergence of SVRG", "qsvrg", "gaps", 5.0),
+        ("An epoch of QSVRG takes", "qsvrg", "bits", 3.0),
+        ("fewer bits than SVRG", "qsvrg", "bits", 100.0),
+        ("fewer bits than QSGD", "qsgd", "gaps", 1e-9),
+        ("fewer bits than gradient descent", "qsvrg", "bits", 100.0),
+    ],
+)
+def test_qsvrg_fails_with_slower_convergence_or_more_bits(
+    part: str, method: str, figure: str, factor: float
+) -> None:
+    figures = figures_of(RESULTS, "qsvrg")
+    assert verdict("qsvrg", figures, part).holds
+    for run in figures["runs"][method]:
+        run[figure] = [value * factor for value in run[figure]]
+    if part.endswith("QSGD"):
+        for run in figures["runs"][method]:
+            run["bits"] = [1.0 for _ in run["bits"]]
+    assert not verdict("qsvrg", figures, part).holds
+
+
+def test_late_updates_fail_where_they_end_farther_away() -> None:
+    figures = figures_of(RESULTS, "qsvrg")
+    for loss in ("logistic", "sigmoid"):
+        assert verdict("qsvrg", figures, f"({loss} loss)").holds
+        figures["late"][loss]["32"] = [[2 * value for value in run] for run in figures["late"][loss]["32"]]
+        failed = verdict("qsvrg", figures, f"({loss} loss)")
+        assert not failed.holds
+        assert "2.0" in failed.evidence
+
+
+def test_quantized_variance_reduction_descends_as_its_definition_says() -> None:
+    problem = qsvrg.make_problem(64)
+    x = np.random.default_rng(0).standard_normal(64)
+    step = 1e-6 * np.eye(64)
+    slopes = [(problem.value(x + own) - problem.value(x - own)) / 2e-6 for own in step]
+    np.testing.assert_allclose(slopes, problem.gradient(x), rtol=1e-5, atol=1e-9)
+    lowest = qsvrg.minimum(problem)
+    assert all(problem.value(0.1 * own) > lowest for own in step)
+
+
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [("less variance than QSGD", "nuqsgd-4/8192"), ("With 4 bits NUQSGD's variance is", "nuqsgd-4/1024")],
+)
+def test_nuqsgd_fails_with_more_variance_on_a_transformer(part: str, method: str) -> None:
+    figures = figures_of(RESULTS, "nuqsgd-gradients")
+    assert verdict("nuqsgd-gradients", figures, part).holds
+    figures["variances"][method] = [[100 * value for value in run] for run in figures["variances"][method]]
+    assert not verdict("nuqsgd-gradients", figures, part).holds
+
+
+def test_expected_variances_are_those_of_rounding_at_random() -> None:
+    # Means of 4,000 draws within 6 standard errors: 2 false alarms in 10^9 such checks.
+    rng = np.random.default_rng(0)
+    gradient = (rng.standard_normal(1000) ** 3).astype(np.float32)
+    scheme = common.scheme("nuqsgd-4", bucket_size=320)
+    levels = 2.0 ** -np.arange(7, -1, -1)
+    grid = np.concatenate([-levels[::-1], levels])
+    total, squares = np.zeros(4000), np.square(gradient.astype(np.float64)).sum()
+    for start in range(0, 1000, 320):
+        own = gradient[start : start + 320].astype(np.float64)
+        norm = np.linalg.norm(own)
+        above = np.clip(np.searchsorted(grid, own / norm, side="right"), 1, len(grid) - 1)
+        low, high = grid[above - 1], grid[above]
+        up = rng.random((4000, len(own))) * (high - low) < own / norm - low
+        total += np.square(norm * np.where(up, high, low) - own).sum(axis=1) / squares
+    error = total.std(ddof=1) / 4000**0.5
+    assert abs(total.mean() - variance.expected_without_zero(scheme, [gradient])) <= 6 * error
 
 
 def test_the_slope_of_a_power_law_is_its_exponent() -> None:

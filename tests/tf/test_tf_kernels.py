@@ -802,12 +802,15 @@ def perform(requests: Sequence[Any]) -> list[Any]:
     return [list(received) for received in zip(*pieces)]
 
 
+ON_DEVICES = [name for name, scheme in {**SCHEMES, **LITERATURE}.items() if scheme.host_requirement() is None]
+
+
 @pytest.mark.parametrize(
     ("way", "name"),
-    in_turn(
-        list(WAYS),
-        [[name] for name, scheme in {**SCHEMES, **LITERATURE}.items() if scheme.host_requirement() is None],
-    ),
+    [
+        *in_turn(["eager", "function"], [[name] for name in ON_DEVICES]),
+        *(extended("xla", name) for name in ON_DEVICES),
+    ],
     indirect=["way"],
 )
 def test_schemes(way: Callable, name: str) -> None:

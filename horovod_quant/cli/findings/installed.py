@@ -15,6 +15,7 @@ from horovod_quant import __version__
 from horovod_quant.cli import probe
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding
+from horovod_quant.installing import install_page
 from horovod_quant.schemes import registry
 
 TESTED_HOROVOD = "0.28.1"
@@ -60,7 +61,7 @@ def horovod_finding(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
         return Finding(
             PROBLEM,
             "Horovod is not installed: nothing but the simulator and the exchange over mpi4py works",
-            f"{flags} pip install --no-cache-dir --no-build-isolation horovod, or scripts/setup",
+            f"build it with {flags}, by the commands in {install_page()}",
         )
     version = probe.version_of("horovod") or "of unknown version"
     build = next((own["built"] for own in facts.values() if "built" in own), None)
@@ -96,7 +97,7 @@ def framework_findings(name: str, facts: Mapping[str, Any], has_horovod: bool, u
     """``usable``: whether some framework is, so that this one may well be unwanted."""
     shown = FRAMEWORKS[name]
     error, stage = facts.get("error"), facts.get("stage")
-    rebuild = f"{BUILD_FLAGS[name]} pip install --force-reinstall --no-cache-dir --no-build-isolation horovod"
+    rebuild = f"build Horovod again with {BUILD_FLAGS[name]}, by the commands in {install_page()},"
     if facts.get("missing"):
         return [
             Finding(

@@ -1,0 +1,133 @@
+"""What people install: the source distribution, the wheel, and a stranger's first two minutes with it."""
+
+from __future__ import annotations
+
+import re
+import resource
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from environments import ROOT, Environment, build, make_environment
+
+from horovod_quant.cli import probe
+from horovod_quant.schemes import registry
+
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(1800)]
+
+TWO_MINUTES = 120.0
+
+
+class Installed(NamedTuple):
+    """The wheel in an environment; ``before`` and ``after`` are what pip said was there."""
+
+    environment: Environment
+    before: list[str]
+    after: list[str]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return build(tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    environment = make_environment(tmp_path_factory.mktemp("stranger"))
+    before = environment.run("pip", "freeze", "--all").stdout.splitlines()
+    done = environment.run("pip", "install", "--no-index", built[1])
+    assert done.returncode == 0, done.stdout
+    return Installed(environment, before, environment.run("pip", "freeze", "--all").stdout.splitlines())
+
+
+def test_the_source_distribution_can_be_built_tested_and_read(built: tuple[Path, Path]) -> None:
+    with tarfile.open(built[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for wanted in (
+        "tests/helpers.py",
+        "tests/conftest.py",
+        "tests/parallel/worker.py",
+        "examples/minimal_torch.py",
+        "docs/install.md",
+        "scripts/setup",
+        "setup.py",
+        "pyproject.toml",
+        "LICENSE",
+        "CHANGELOG.md",
+    ):
+        assert wanted in names
+    kernels = ROOT / "horovod_quant" / "kernels"
+    assert {
+        f"horovod_quant/kernels/{file.name}" for file in (*kernels.glob("*.h"), *kernels.glob("*.cpp"))
+    } <= names
+    assert not [name for name in names if name.endswith((".so", ".pyc"))]
+
+
+def test_the_wheel_has_types_kernels_and_the_page_on_installing(built: tuple[Path, Path]) -> None:
+    assert re.search(r"-cp39-abi3-\w+\.whl$", built[1].name)
+    with zipfile.ZipFile(built[1]) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
+        page = archive.read("horovod_quant/install.md").decode()
+    with tarfile.open(built[0]) as sources:
+        (source,) = (member for member in sources if member.name.endswith("/docs/install.md"))
+        assert page == sources.extractfile(source).read().decode()
+    assert {"horovod_quant/py.typed", "horovod_quant/torch/__init__.pyi"} <= names
+    assert any(re.fullmatch(r"horovod_quant/kernels/_native.*\.so", name) for name in names)
+    assert not [name for name in names if name.startswith("tests") or name.endswith((".cpp", ".h"))]
+    assert re.findall(r"^Requires-Dist: ([^;\n]+)$", metadata, re.M) == ["numpy"]
+    assert "openmpi" not in metadata
+
+
+def test_installing_changes_no_other_package(installed: Installed) -> None:
+    assert (
+        any(line.lower().startswith("horovod==") for line in installed.before) or not probe.horovod_folder()
+    )
+    added = set(installed.after) - set(installed.before)
+    assert {line.partition(" ")[0].partition("=")[0] for line in added} == {"horovod-quant"}
+    assert set(installed.before) <= set(installed.after)
+
+
+def test_messages_of_the_installed_package_name_a_page_that_is_there(installed: Installed) -> None:
+    program = "import sys; sys.modules['horovod'] = None; import horovod_quant.torch as q; q.QSGD()"
+    last = installed.environment.run("python", "-c", program).stdout.strip().splitlines()[-1]
+    found = re.search(r"; (/.*/install\.md) has the commands$", last)
+    assert found, last
+    page = Path(found[1])
+    assert page.is_relative_to(installed.environment.bin.parent)
+    assert page.read_text().startswith("# Installing")
+
+
+@pytest.mark.parallel
+@pytest.mark.skipif(probe.horovod_folder() is None, reason="Horovod is not installed")
+def test_a_stranger_trains_with_every_method_in_two_minutes(installed: Installed) -> None:
+    """From the installed wheel on, in CPU time: how long a loaded machine takes says nothing."""
+    environment = installed.environment
+    shutil.copy(ROOT / "examples" / "minimal_torch.py", environment.folder)
+    begin = cpu_seconds()
+    for method in (*(kind.__name__ for kind in registry.own()), "Auto"):
+        done = environment.run("horovodrun", "--gloo", "-np", 2, "python", "minimal_torch.py", method)
+        assert done.returncode == 0, done.stdout[-3000:]
+        accuracy = re.search(rf"{method}\(.*\): accuracy (\S+)%", done.stdout)
+        assert accuracy, done.stdout[-3000:]
+        assert float(accuracy[1]) > 80
+    done = environment.run("horovod-quant", "doctor", "--framework", "torch")
+    assert done.returncode == 0, done.stdout
+    assert "no problems" in done.stdout
+    bench = ["horovod-quant", "bench", "--framework", "torch", "--model", "tiny", "--rounds", "auto"]
+    done = environment.run("horovodrun", "--gloo", "-np", 2, *bench, "--json", "bench.json")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "In the script" in done.stdout
+    assert (environment.folder / "bench.json").exists()
+    took = cpu_seconds() - begin
+    print(f"{took:.0f} s of CPU time")
+    assert took < TWO_MINUTES
+
+
+def cpu_seconds() -> float:
+    """Of the processes that have ended, on both cores together."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
