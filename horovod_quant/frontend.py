@@ -253,7 +253,7 @@ class BaseCompressor:
             return 1
         if int(os.environ.get("HOROVOD_ELASTIC", "0")):
             raise RuntimeError(
-                "hierarchical: nodes are not formed anew under elastic training; leave it out there"
+                "hierarchical: nodes cannot be formed again under elastic training; leave it out there"
             )
         if self.hierarchical is not True:
             return self.hierarchical
@@ -397,8 +397,8 @@ def _is_count(name: Any, count: Any) -> bool:
 
 
 _NO_PROCESS_SET = (
-    "hierarchical: it is for all workers; leave process_set= out of the optimizer and of the compressor, or use "
-    "hierarchical=False"
+    "hierarchical: it works with all workers only; leave process_set= out of the optimizer and of the compressor, "
+    "or use hierarchical=False"
 )
 
 
@@ -448,10 +448,8 @@ def _named(named_parameters: Any) -> list[tuple[str, Any]]:
             and hasattr(pair[1], "shape")
         ):
             shown = pair if isinstance(pair, (str, tuple)) else type(pair).__name__
-            raise ValueError(f"named_parameters: {shown!r} among them; {use}")
+            raise ValueError(f"named_parameters: it contains {shown!r}; {use}")
         if pair[0] in seen:
-            raise ValueError(
-                f"named_parameters: {pair[0]!r} is there twice; give each parameter its own name"
-            )
+            raise ValueError(f"named_parameters: {pair[0]!r} appears twice; give each parameter its own name")
         seen.add(pair[0])
     return [(name, parameter) for name, parameter in pairs]

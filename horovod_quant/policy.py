@@ -118,7 +118,7 @@ def _patterns(exclude: Any) -> list[str]:
 
 def _replaced(scheme: Scheme, pattern: Any, arguments: Any) -> Scheme:
     if not isinstance(pattern, str):
-        raise ValueError(f"overrides: {pattern!r} is no name or pattern; use texts such as 'head.*'")
+        raise ValueError(f"overrides: {pattern!r} is not a name or pattern; use texts such as 'head.*'")
     if isinstance(scheme, Hierarchical):
         return Hierarchical(_replaced(scheme.inner, pattern, arguments))
     known = argument_names(scheme)

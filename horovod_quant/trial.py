@@ -132,13 +132,13 @@ class Report(NamedTuple):
     workers: int
 
     def __str__(self) -> str:
-        """A line: ``eden-3: 212 ms a step, none 417 ms, global-qsgd-5 230 ms (4 workers)``."""
+        """A line: ``eden-3: 212 ms per step, none 417 ms, global-qsgd-5 230 ms (4 workers)``."""
         own = [each for each in self.measurements if each.method == self.method]
         others = [each for each in self.measurements if each.method != self.method]
         times = [f"{each.method} {show_seconds(each.step)}" for each in others]
         if not own:
             return f"{self.method}, without a trial ({self.workers} workers)"
-        first = f"{self.method}: {show_seconds(own[0].step)} a step"
+        first = f"{self.method}: {show_seconds(own[0].step)} per step"
         return f"{', '.join([first, *times])} ({self.workers} workers)"
 
 

@@ -130,7 +130,7 @@ def _figures(row: Row) -> str:
 
 def cluster_table(speeds: KernelSpeeds) -> str:
     lines = [
-        "| model, workers on hosts, links | none's step | take: times as fast a step (to the same loss), error "
+        "| model, workers on hosts, links | none's step | use: times as fast per step (to the same loss), error "
         "| next | binsgdm's steps |",
         "| --- | ---: | --- | --- | ---: |",
     ]

@@ -38,11 +38,11 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda hvq: hvq.QSGD.decompress(np.ones(3), None), "compression=QSGD: that is a class; add (): QSGD()"),
     (
         lambda hvq: schemes.QSGD(bits=2).compress(np.ones(3)),
-        "that is a scheme, no compressor; use hvq.Compressor(QSGD(bits=2, norm='max'",
+        "that is a scheme, not a compressor; use hvq.Compressor(QSGD(bits=2, norm='max'",
     ),
     (
         lambda hvq: schemes.QSGD.compress(np.ones(3)),
-        "that is a scheme, no compressor; use hvq.Compressor(...)",
+        "that is a scheme, not a compressor; use hvq.Compressor(...)",
     ),
 ]
 

@@ -69,7 +69,7 @@ def test_the_fastest_is_taken_and_its_report_has_all_numbers() -> None:
     assert report.measurements[0] == pytest.approx(expected) or report.measurements[0][2:] == pytest.approx(
         expected[2:]
     )
-    assert str(report) == "rough: 300 ms a step, none 600 ms, fine 500 ms (2 workers)"
+    assert str(report) == "rough: 300 ms per step, none 600 ms, fine 500 ms (2 workers)"
 
 
 @pytest.mark.parametrize(

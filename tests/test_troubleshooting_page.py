@@ -38,6 +38,7 @@ COMPOSED = {
     "_problems[-1]": "cannot be used",
     "f'{argument}: {error}' if argument else str(error)": None,  # another error, with the option's name before it
     "str(error)": None,
+    "plan.problem": None,  # of the first worker's options
 }
 """Messages that the source makes elsewhere than where they are raised, and what of them is on the page."""
 

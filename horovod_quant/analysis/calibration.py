@@ -104,7 +104,9 @@ def read_bench(path: str | Path) -> Bench:
             f"{path}: not a file that horovod-quant bench --json writes ({type(error).__name__}: {error})"
         ) from None
     if found["framework"] != "torch":
-        raise ValueError(f"{path}: of {found['framework']}; the model is of PyTorch's exchanges")
+        raise ValueError(
+            f"{path}: measured with {found['framework']}; the model describes PyTorch's exchanges"
+        )
     if bench.controller not in MEASURED:
         raise ValueError(f"{path}: controller {bench.controller!r} is not one of {', '.join(MEASURED)}")
     if bench.hosts * bench.workers_per_host != bench.workers:

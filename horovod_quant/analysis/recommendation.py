@@ -47,7 +47,7 @@ def recommend(rows: Sequence[Row], setting: Setting, max_error: float = MOST_ERR
         return Recommendation(NONE, " ".join(stay), none.choice.code)
     best = first(good)
     text = (
-        f"Take {best.name}: a step takes {show_seconds(_step(best))} instead of {show_seconds(_step(none))}, "
+        f"Use {best.name}: a step takes {show_seconds(_step(best))} instead of {show_seconds(_step(none))}, "
         f"{_step(none) / _step(best):.2f} times as fast{_to_loss(best)}; {_limit(best)}; {_quality(best, setting)}."
     )
     if best.is_biased:
@@ -103,7 +103,9 @@ def _why_out(members: Sequence[Row], best: Row, max_error: float) -> str:
         return _optimizer(quickest)
     told = [row for row in possible if row.error is not None]
     if not told:
-        return f"its scheme does not tell its error ({quickest.name}, {show_seconds(_step(quickest))} a step)"
+        return (
+            f"its scheme does not tell its error ({quickest.name}, {show_seconds(_step(quickest))} per step)"
+        )
     fine = [row for row in told if is_fine(row, max_error)]
     if not fine:
         least = min(told, key=lambda row: row.error or 0.0)
@@ -112,7 +114,9 @@ def _why_out(members: Sequence[Row], best: Row, max_error: float) -> str:
     own = min(fine, key=_time)
     times = _time(own) / _time(best)
     rough = [row.name for row in told if row not in fine and _step(row) < _step(own)]
-    which = f"{own.name}, {show_seconds(_step(own))} a step" + (f"; {rough[-1]}: too rough" if rough else "")
+    which = f"{own.name}, {show_seconds(_step(own))} per step" + (
+        f"; {rough[-1]}: too rough" if rough else ""
+    )
     if times < AS_FAST:
         return f"as fast, and rougher: an error of {own.error:.2g} ({which})"
     return f"slower: {times:.3g} times as long to the same loss ({which})"
@@ -120,8 +124,8 @@ def _why_out(members: Sequence[Row], best: Row, max_error: float) -> str:
 
 def _optimizer(row: Row) -> str:
     return (
-        f"another optimizer, hvq.optim.{row.own_optimizer}: {show_seconds(_step(row))} a step, and {row.steps:g} times "
-        f"as many steps are recommended"
+        f"another optimizer, hvq.optim.{row.own_optimizer}: {show_seconds(_step(row))} per step, and {row.steps:g} "
+        f"times as many steps are recommended"
     )
 
 

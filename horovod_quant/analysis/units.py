@@ -13,13 +13,13 @@ def parse_rate(text: str) -> float:
     """Bytes per second of a rate such as ``2.5gbit``; inf for ``none``, no limit.
 
     Raises:
-        ValueError: ``text`` is no rate.
+        ValueError: ``text`` is not a rate.
     """
     if text == "none":
         return math.inf
     rate = _number(text, _BITS)
     if not rate:
-        raise ValueError(f"{text!r} is no rate; use one such as 100mbit, 1gbit, 2.5gbit, or none")
+        raise ValueError(f"{text!r} is not a rate; use one such as 100mbit, 1gbit, 2.5gbit, or none")
     return rate / 8
 
 
@@ -27,11 +27,11 @@ def parse_seconds(text: str) -> float:
     """Seconds of a time such as ``50us``, ``1ms`` or ``0.35``, which is in seconds.
 
     Raises:
-        ValueError: ``text`` is no time.
+        ValueError: ``text`` is not a time.
     """
     seconds = _number(text, {**_SECONDS, "": 1.0})
     if seconds is None:
-        raise ValueError(f"{text!r} is no time; use one such as 50us, 1ms, 0.35s")
+        raise ValueError(f"{text!r} is not a time; use one such as 50us, 1ms, 0.35s")
     return seconds
 
 

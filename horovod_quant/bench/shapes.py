@@ -27,7 +27,9 @@ def parse_shapes(given: Sequence[str]) -> Shapes:
     shapes: Shapes = {}
     for place, text in enumerate(given):
         if not _INLINE.fullmatch(text):
-            raise ValueError(f"{text!r} is no shape; use shapes such as 3x3x64x64 and 64, or one JSON file")
+            raise ValueError(
+                f"{text!r} is not a shape; use shapes such as 3x3x64x64 and 64, or one JSON file"
+            )
         shapes[f"gradient{place}"] = _shape(text, [int(size) for size in text.split("x")])
     return shapes
 
@@ -37,7 +39,7 @@ def _from_file(path: str) -> Shapes:
         try:
             found = json.load(file)
         except ValueError as error:
-            raise ValueError(f"{path} is no JSON file: {error}") from None
+            raise ValueError(f"{path} is not a JSON file: {error}") from None
     if isinstance(found, dict) and isinstance(found.get("shapes"), dict):
         found = found["shapes"]
     if not isinstance(found, dict) or not found:

@@ -257,7 +257,7 @@ def read_step(arguments: argparse.Namespace) -> Step:
 
 def read_profile(arguments: argparse.Namespace) -> Step:
     if arguments.backward or arguments.accelerator:
-        raise Mistake("--profile: its file says what --backward and --accelerator would")
+        raise Mistake("--profile: its file already gives what --backward and --accelerator would")
     with _Blaming("--profile"):
         with open(arguments.profile) as file:
             found = json.load(file)
@@ -278,9 +278,7 @@ def read_choices(arguments: argparse.Namespace, network: Network, shapes: Shapes
         with _Blaming("--methods"):
             return advice.choices(arguments.methods, arguments.hierarchical)
     if arguments.hierarchical:
-        raise Mistake(
-            "--hierarchical: it says something about --methods; without these both kinds are considered"
-        )
+        raise Mistake("--hierarchical: it only changes --methods; without these both kinds are considered")
     nobody = KernelSpeeds({})
     return advice.considered(Setting(shapes, network, nobody), arguments.max_error, everything=arguments.all)
 
@@ -387,9 +385,11 @@ def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
 
 def read_calibrations(arguments: argparse.Namespace, network: Network) -> list[Observation]:
     if arguments.lab and not arguments.calibrate:
-        raise Mistake("--lab: it says something about --calibrate, which is missing")
+        raise Mistake("--lab: it only changes --calibrate, which is missing")
     if arguments.calibrate and arguments.controller == NCCL:
-        raise Mistake("--calibrate: benches are of Gloo and MPI, and say nothing of NCCL; leave it out")
+        raise Mistake(
+            "--calibrate: benchmarks run over Gloo or MPI, and say nothing about NCCL; leave it out"
+        )
     found = []
     for given in arguments.calibrate:
         path, _, rate = given.rpartition("@") if "@" in given else (given, "", "")

@@ -77,7 +77,7 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
     for axes in (left, right):
         axes.axhline(step.seconds, color="black", linestyle=":", linewidth=1, label="no exchange")
         axes.set_yscale("log")
-        axes.set_ylabel("seconds a step")
+        axes.set_ylabel("seconds per step")
     figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=120)
 

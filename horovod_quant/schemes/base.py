@@ -311,7 +311,9 @@ class Scheme:
         """Raises TypeError: Horovod calls it where it was given a scheme in place of a compressor."""
         shown = repr(self) if isinstance(self, Scheme) else "a scheme's class"
         inner = repr(self) if isinstance(self, Scheme) else "..."
-        raise TypeError(f"compression={shown}: that is a scheme, no compressor; use hvq.Compressor({inner})")
+        raise TypeError(
+            f"compression={shown}: that is a scheme, not a compressor; use hvq.Compressor({inner})"
+        )
 
 
 def explained(
@@ -332,7 +334,7 @@ def explained(
         except (AttributeError, NotImplementedError, TypeError) as error:
             raise TypeError(
                 f"{scheme} cannot be run on {arrays}. If it computes with numpy, declare host_only = True in its "
-                f"class, or take kernels='native'; if not, let it use the functions of kernels alone. What has failed: "
+                f"class, or use kernels='native'; if not, let it use the functions of kernels alone. What has failed: "
                 f"{' '.join(str(error).split())}"
             ) from error
 

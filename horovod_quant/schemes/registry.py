@@ -94,7 +94,9 @@ def check(scheme_class: Any) -> None:
             raise TypeError(f"{name}.{declared}: declare it without a type, or it is an argument")
     for family, preset in families_of(scheme_class).items():
         if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", family) or family in HOROVODS_OWN:
-            raise ValueError(f"{name}.presets: {family!r} is no name; use small letters, digits and hyphens")
+            raise ValueError(
+                f"{name}.presets: {family!r} is not a name; use small letters, digits and hyphens"
+            )
         for argument in preset:
             if argument not in names:
                 usable = ", ".join(names) or "nothing (it takes none)"
@@ -102,7 +104,7 @@ def check(scheme_class: Any) -> None:
     for method in compared_of(scheme_class):
         if not any(re.fullmatch(f"{family}(-[0-9]+)?", method) for family in families_of(scheme_class)):
             raise ValueError(
-                f"{name}.compared: {method!r} is none of its methods; its short names are in presets"
+                f"{name}.compared: {method!r} is not one of its methods; its short names are in presets"
             )
 
 

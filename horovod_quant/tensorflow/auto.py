@@ -16,7 +16,7 @@ class Auto:
         raise NotImplementedError(
             "Auto tries methods while training, and TensorFlow fixes the method when it traces the graph; measure them "
             "before, with `horovodrun ... horovod-quant bench --framework tensorflow`, or predict them, with "
-            "`horovod-quant advise`, and take what these recommend"
+            "`horovod-quant advise`, and use what these recommend"
         )
 
     compress = decompress = __init__

@@ -60,7 +60,7 @@ class BinSGDMCompressor(Compressor):
         known = None if self._optimizer is None else self._optimizer()
         if known is not None and known is not own:
             raise ValueError(
-                "compression=BinSGDM(): this compressor serves another optimizer already, whose momentum it knows; "
+                "compression=BinSGDM(): this compressor already serves another optimizer, whose momentum it knows; "
                 "make one for each"
             )
         require_same_beta(self.beta, [own.beta])

@@ -39,7 +39,7 @@ _REDUCTIONS = ("allreduce", "grouped_allreduce", "reducescatter", "grouped_reduc
 _FUNCTIONS = {*_REDUCTIONS, "allreduce_grads", "_allreduce", *_CALLERS_WITH_VARIABLES}
 
 _UNRECOGNISED = (
-    "horovod_quant cannot tell which gradient this is: the caller of compress() is no function of Horovod that it "
+    "horovod_quant cannot tell which gradient this is: the caller of compress() is not a function of Horovod that it "
     "knows"
 )
 

@@ -193,7 +193,7 @@ class Auto(Compressor):
         if not isinstance(call, OptimizerCall):
             raise ValueError(
                 f"{call.name}: compression=Auto(...) measures the steps of an hvd.DistributedOptimizer, and this is "
-                f"none; take a method, such as hvq.EDEN(): `horovod-quant bench` and `advise` say which"
+                f"none; use a method, such as hvq.EDEN(): `horovod-quant bench` and `advise` say which"
             )
         course = self._course(call, tensor)
         if course.policy is None:

@@ -308,7 +308,7 @@ def _foreign(where: str, lacking: Sequence[str], found: Sequence[str]) -> str:
     return (
         f"state_dict: its {where} have {', '.join(map(repr, found))}, and lack {', '.join(map(repr, lacking))}: it is "
         f"another optimizer's; use what the state_dict() of a BinSGDM returned, or load the model alone and let this "
-        f"optimizer begin anew"
+        f"optimizer start again"
     )
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from reproduction import common, steps, transformer
 from reproduction.common import Plot, Verdict
 
-TITLE = "BinSGDM: one bit an element, beside Adam"
+TITLE = "BinSGDM: one bit per element, beside Adam"
 CLAIM = (
-    "An optimizer that exchanges one bit an element trains as well as Adam with float32 gradients, at up to 2.5 "
+    "An optimizer that exchanges one bit per element trains as well as Adam with float32 gradients, at up to 2.5 "
     "(ResNet-50) and 6.3 times (BERT-Base) its speed between hosts joined by 10 Gbit/s. The hierarchical exchange "
     "sends `2 (H-1)/H d/8` bytes from each of H hosts, however many workers it has (Peng et al., ICLR 2023 submission; "
     "NeurIPS 2023)."
@@ -97,7 +97,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         ratio, limit = steps.speed_up(measured, "binsgdm"), steps.speed_up(measured, transformer.ALONE)
         found.append(
             Verdict(
-                f"At {transformer.rate_title(rate)} BinSGDM takes more steps a second than Adam with float32",
+                f"At {transformer.rate_title(rate)} BinSGDM takes more steps per second than Adam with float32",
                 ratio > 1,
                 f"{ratio:.2f} times as many; without any exchange there would be {limit:.2f} times as many",
                 "BinSGDM (Birder), abstract: a speed-up, of which the size is not tested",
@@ -149,7 +149,7 @@ def cluster(figures: dict[str, Any]) -> str:
 
 
 def tables(figures: dict[str, Any]) -> str:
-    header = ("", "steps", "validation loss", "to Adam", "bits sent an element and step")
+    header = ("", "steps", "validation loss", "to Adam", "bits sent per element and step")
     rows = []
     for each in TRAININGS:
         training = figures["trainings"][each.key]
@@ -173,7 +173,7 @@ def tables(figures: dict[str, Any]) -> str:
     parts = [common.table(header, rows), note, transformer.speed_table(figures, METHODS)]
     if figures["clusters"]:
         header = (
-            "KB that leave a host in a step",
+            "KB that leave a host per step",
             "float32",
             "BinSGDM",
             "hierarchical",
@@ -204,7 +204,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     transformer.draw_losses(figures["trainings"], TRAININGS, folder / plots[0].file)
     if figures["speeds"]:
         plots.append(
-            Plot("binsgdm-speed.png", "Steps a second, relative to Adam with float32 in the same round.")
+            Plot("binsgdm-speed.png", "Steps per second, relative to Adam with float32 in the same round.")
         )
         transformer.draw_speeds(figures["speeds"], ("fp16", "binsgdm"), folder / plots[1].file)
     return plots

@@ -324,7 +324,7 @@ def tables(figures: dict[str, Any]) -> str:
 
 
 def _loss_table(figures: dict[str, Any]) -> str:
-    header = ["", "seeds", "validation loss", "to float32", "MB sent a step", "float32's by these"]
+    header = ["", "seeds", "validation loss", "to float32", "MB sent per step", "times fewer than float32"]
     rows = []
     for each in TRAININGS:
         training = figures["trainings"].get(each.key)
@@ -344,7 +344,7 @@ def _loss_table(figures: dict[str, Any]) -> str:
         )
     missing = [each.title for each in TRAININGS if each.key not in figures["trainings"]]
     note = (
-        "Losses in nats a character, as in the transformer's section. Differences are of means over the seeds that "
+        "Losses in nats per character, as in the transformer's section. Differences are of means over the seeds that "
         "both have, ± the standard error of the seeds' own. PowerSGD's bytes are those of a step after the first tenth."
     )
     if missing:

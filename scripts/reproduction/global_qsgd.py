@@ -376,12 +376,12 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     return [
         Plot(
             "global-qsgd-scaling.png",
-            f"Left: error with 8 bits an element. Right: the largest sum of integers with {RANGE_LEVELS} levels; "
+            f"Left: error with 8 bits per element. Right: the largest sum of integers with {RANGE_LEVELS} levels; "
             "dashed: the limits.",
         ),
         Plot(
             "global-qsgd-equal-error.png",
-            "At the error of QSGD: bits an element of one worker's message, and how many times fewer bytes a worker "
+            "At the error of QSGD: bits per element of one worker's message, and how many times fewer bytes a worker "
             "sends than QSGD; dashed: √n, scaled to the first point.",
         ),
         Plot("global-qsgd-loss.png", "Training loss, mean of the seeds and of the last 10 steps."),
@@ -440,7 +440,7 @@ def _draw_equal_error(figures: dict[str, Any], path: Path) -> None:
     start = _savings(figures, "max", figures["references"][0])[0]
     guide = [start[1] * math.sqrt(n / start[0]) for n in sizes]
     right.plot(sizes, guide, "--", color="#999999", linewidth=1, label="∝ √n")
-    left.set_ylabel("bits an element")
+    left.set_ylabel("bits per element")
     right.set_ylabel("bytes of QSGD / bytes of Global-QSGD")
     _finish(figure, (left, right), path, log_y=(right,))
 

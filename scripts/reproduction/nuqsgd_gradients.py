@@ -23,7 +23,7 @@ CLAIM = (
 )
 METHOD = (
     "The transformer of `examples/torch_char_transformer.py` is trained in float32, as in the claim about it (Adam, 32 "
-    "sequences a step). On the way the gradient of one of 4 workers, of 8 sequences, is taken. `E||Q(g) - g||² / "
+    "sequences per step). On the way the gradient of one of 4 workers, of 8 sequences, is taken. `E||Q(g) - g||² / "
     "||g||²` is computed exactly from the levels, g being all gradients of 1,024 elements and more. Verdicts are on "
     "means over these steps, since ratios differ from gradient to gradient. *No zero* has the levels of the authors' "
     "published code: with 4 bits ±1 to ±2^-7, where their paper and this package have a 0 and go down to 2^-6. 3 bits "

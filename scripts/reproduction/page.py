@@ -10,7 +10,7 @@ from reproduction import common, untested
 INTRODUCTION = """\
 # Do the papers' claims hold?
 
-`scripts/reproduce` makes this page: it tests the claims of the papers that this package implements, one section a
+`scripts/reproduce` makes this page: it tests the claims of the papers that this package implements, one section per
 claim, and computes each verdict from the figures in `{folder}/`. `scripts/reproduce --again CLAIM` tests one again. A
 number with ± is a mean over seeds and their standard deviation; a slope with ± is a fit and its standard error.
 

@@ -20,7 +20,7 @@ from reproduction.common import Plot, Slope, Verdict
 TITLE = "QSGD: bits against variance"
 CLAIM = (
     "With s levels and the l2 norm of B elements the variance is at most `min(B/s², √B/s) ||v||²`; Elias coding then "
-    "takes O(√B log B) bits an array at s = 1 and at most 2.8 B + 32 at s = √B (Alistarh et al., NeurIPS 2017)."
+    "takes O(√B log B) bits per array at s = 1 and at most 2.8 B + 32 at s = √B (Alistarh et al., NeurIPS 2017)."
 )
 METHOD = (
     "Three kinds of arrays: the gradient of the convolutional network above in the middle of its training (142,000 "
@@ -101,7 +101,7 @@ def _artificial(kind: str, elements: int, seed: int) -> np.ndarray:
 
 
 def _cell(kind: str, array: np.ndarray, bits: int, bucket: int, seed: int) -> dict[str, Any]:
-    """Variance and bits an element of one array, by coding."""
+    """Variance and bits per element of one array, by coding."""
     schemes = {coding: common.scheme(f"qsgd-{bits}", bucket_size=bucket, coding=coding) for coding in CODINGS}
     sent = {
         # Two workers gather: what one sends is its payload.
@@ -207,7 +207,7 @@ def in_short(figures: dict[str, Any]) -> str:
     own = _by(figures["headline"], "kind")
     most = {kind: max((c["gamma"] - 32) / c["bucket"] for c in cells) for kind, cells in own.items()}
     shown = ", ".join(f"{bits:.2f} ({KINDS[kind]})" for kind, bits in most.items())
-    return f"Bits an element at s = √B, where the paper has 2.8: {shown}."
+    return f"Bits per element at s = √B, where the paper has 2.8: {shown}."
 
 
 def _by(cells: Sequence[dict[str, Any]], key: str, **wanted: Any) -> dict[Any, list[dict[str, Any]]]:
@@ -220,7 +220,7 @@ def _by(cells: Sequence[dict[str, Any]], key: str, **wanted: Any) -> dict[Any, l
 
 
 def _length_bound(cell: dict[str, Any], code: str | None) -> float:
-    """Bits an element of the shorter layout."""
+    """Bits per element of the shorter layout."""
     lengths = (bounds.qsgd_sparse_length, bounds.qsgd_dense_length)
     return min(length(cell["bucket"], cell["levels"], code) for length in lengths) / cell["bucket"]
 
@@ -265,7 +265,7 @@ def tables(figures: dict[str, Any]) -> str:
             "paper's",
             "proved",
         )
-        parts.append(f"Gradients, buckets of {bucket:,}, bits an element:\n\n" + common.table(header, rows))
+        parts.append(f"Gradients, buckets of {bucket:,}, bits per element:\n\n" + common.table(header, rows))
     return "\n\n".join(parts)
 
 
@@ -313,7 +313,7 @@ def _draw_bits(figures: dict[str, Any], path: Path) -> None:
         ):
             bits = [_length_bound({"bucket": bucket, "levels": s}, code) for s in levels]
             lower.plot(bits, limits, "--", color=color, linewidth=1, label=f"bounds: {name}")
-        lower.set(yscale="log", xlabel="bits an element")
+        lower.set(yscale="log", xlabel="bits per element")
     for axes in grid[:, 0]:
         axes.set_ylabel("||Q(g) − g||² / ||g||²")
     for axes in grid.flat:
@@ -346,7 +346,7 @@ def _draw_lengths(figures: dict[str, Any], path: Path) -> None:
         per_element = [common.mean(c["gamma"] - 32 for c in own) / bucket for bucket, own in groups.items()]
         right.plot(list(groups), per_element, marker="o", markersize=4, color=KIND_COLORS[kind], label=name)
     right.axhline(2.8, linestyle="--", color="black", linewidth=1)
-    right.set(xscale="log", xlabel="elements B", ylabel="bits an element, without the norm", title="s = √B")
+    right.set(xscale="log", xlabel="elements B", ylabel="bits per element, without the norm", title="s = √B")
     right.set_ylim(bottom=0)
     right.set_xticks(list(groups), [f"{bucket:,}" for bucket in groups])
     right.minorticks_off()

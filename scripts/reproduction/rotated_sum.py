@@ -213,7 +213,7 @@ def tables(figures: dict[str, Any]) -> str:
             "Squared errors, means of the seeds; *none* where the paper's scale leaves no level; buckets that were "
             "exchanged again, of all.",
             common.table(header, rows),
-            f"With {most} bits a worker sends {sent[0]:.2f} bytes an element with the paper's scale and {sent[1]:.2f} "
+            f"With {most} bits a worker sends {sent[0]:.2f} bytes per element with the paper's scale and {sent[1]:.2f} "
             f"with a rotation, mean over the numbers of workers.",
         ]
     )

@@ -201,7 +201,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         shown = ", ".join(f"{common.title(method)} {ratio:.2f}" for method, ratio in ratios.items())
         found.append(
             Verdict(
-                f"At {rate_title(rate)} a training takes less time than float32's with every method",
+                f"At {rate_title(rate)} training takes less time than float32's with every method",
                 min(ratios.values()) > 1,
                 f"times as fast: {shown}, with its {FACTOR} times as many steps",
             )
@@ -256,7 +256,7 @@ def tables(figures: dict[str, Any]) -> str:
 
 
 def loss_table(figures: dict[str, Any]) -> str:
-    header = ["", "steps", "validation loss", "to float32", "MB sent a step", "float32's by these"]
+    header = ["", "steps", "validation loss", "to float32", "MB sent per step", "times fewer than float32"]
     rows: list[list[str]] = []
     for each in TRAININGS:
         training = figures["trainings"][each.key]
@@ -273,8 +273,9 @@ def loss_table(figures: dict[str, Any]) -> str:
     losses = common.table(header, rows)
     entropy = figures["entropies"]
     note = (
-        f"Losses in nats a character. Who only knows how frequent characters are has {entropy['nothing']:.2f}, who "
-        f"knows how frequent each is after another has {entropy['one character']:.2f}. Recommended settings are bold: "
+        "Losses in nats per character. Knowing only how frequent each character is gives "
+        f"{entropy['nothing']:.2f}; knowing how frequent each is after another gives {entropy['one character']:.2f}. "
+        "Recommended settings are bold: "
         "QSGD's l2 norm of a bucket of 1,024 leaves 4 bits too few levels, and maxima are smaller in smaller buckets."
     )
     return f"{losses}\n\n{note}"
@@ -286,7 +287,7 @@ def speed_table(figures: dict[str, Any], chosen: Sequence[str]) -> str:
         return f"**The speed was not measured, because no lab of several hosts can be made: {figures['no_lab']}**"
     header = [""]
     for rate in speeds:
-        header += [f"s a step at {rate_title(rate)}", "speed-up", "MB out of a host"]
+        header += [f"s per step at {rate_title(rate)}", "speed-up", "MB leaving a host"]
     rows = []
     for method in (ALONE, "fp16", *chosen):
         row = ["no exchange" if method == ALONE else common.title(method)]
@@ -319,7 +320,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     draw_losses(figures["trainings"], TRAININGS, folder / plots[0].file)
     if figures["speeds"]:
         plots.append(
-            Plot("transformer-speed.png", "Steps a second, relative to float32's in the same round.")
+            Plot("transformer-speed.png", "Steps per second, relative to float32's in the same round.")
         )
         draw_speeds(figures["speeds"], ("fp16", *METHODS[1:]), folder / plots[1].file)
     return plots
@@ -342,7 +343,7 @@ def draw_losses(figures: dict[str, Any], chosen: Sequence[Training], path: Path)
         right.plot(ratios, [place] * len(ratios), "o", color=each.color, alpha=0.5)
         right.plot(mean, place, "|", color=each.color, markersize=24)
     zoom_in(left, chosen, curves)
-    left.set(xlabel="step", ylabel="training loss, nats a character")
+    left.set(xlabel="step", ylabel="training loss, nats per character")
     right.axvline(0, color="black", linewidth=1)
     right.axvline(100 * (LIMIT - 1), color="black", linewidth=1, linestyle="--")
     right.set(xlabel=f"validation loss, % above {chosen[0].title}'s", ylim=(len(chosen) - 0.5, -0.5))

@@ -84,7 +84,7 @@ def tables(figures: dict[str, Any]) -> str:
         training = figures["trainings"][each.key]
         steps = len(training["losses"][0])
         rows.append([each.title, common.spread([1e3 * seconds / steps for seconds in training["seconds"]])])
-    times = common.table(["", "ms a step"], rows)
+    times = common.table(["", "ms per step"], rows)
     where = (
         f"Trained on {figures['gpu']}."
         if figures["gpu"]

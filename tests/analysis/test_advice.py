@@ -34,7 +34,7 @@ def advised(network: Network, names=NAMES, hierarchical: bool = False, shapes=LA
 def test_a_slow_network_calls_for_compression() -> None:
     rows, found = advised(wires(4, payload=12.5e6), ["fp16", "global-qsgd-8", "qsgdinf-4"])
     assert found.method == "global-qsgd-8"
-    assert found.text.startswith("Take global-qsgd-8: a step takes")
+    assert found.text.startswith("Use global-qsgd-8: a step takes")
     assert "31 levels that the sum of 4 workers leaves" in found.text
     assert f"{rows['global-qsgd-8'].speed_up:.2f} times as fast" in found.text
 

@@ -21,7 +21,7 @@ def test_rates(text: str, bandwidth: float) -> None:
     "text", ["", "1", "gbit", "1Gbit", "-1gbit", "0gbit", "1e3mbit", "1tbit", "1.gbit", "nan"]
 )
 def test_what_is_no_rate(text: str) -> None:
-    with pytest.raises(ValueError, match="is no rate; use one such as 100mbit"):
+    with pytest.raises(ValueError, match="is not a rate; use one such as 100mbit"):
         parse_rate(text)
 
 
@@ -35,7 +35,7 @@ def test_times(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "ms", "1min", "-1s", "1 s", "inf", "1" + 400 * "0"])
 def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(ValueError, match="is no time; use one such as 50us"):
+    with pytest.raises(ValueError, match="is not a time; use one such as 50us"):
         parse_seconds(text)
 
 

@@ -36,7 +36,7 @@ def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture) -> None:
     assert table[0].split() == columns.split()
     assert table[1].split()[0] == methods.NONE
     assert 2 < len(table) <= 2 + FEW
-    assert out.split("\n\n")[2].startswith(("Take ", "Stay with none"))
+    assert out.split("\n\n")[2].startswith(("Use ", "Stay with none"))
     assert out.split("\n\n")[3].startswith("In the script: compression=hv")
     assert "(--all shows each):\n  " in out
     assert "- Every worker's kernels are as fast as this machine's" in out.partition("Assumed:")[2]
@@ -161,16 +161,19 @@ def test_the_error_that_a_user_accepts(capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--bandwidth", "fast"], "--bandwidth: 'fast' is no rate"),
+        (["--bandwidth", "fast"], "--bandwidth: 'fast' is not a rate"),
         (["--bandwidth", "fast"], "or one of 10gbe, 25gbe"),
-        (["--local-bandwidth", "0gbit"], "--local-bandwidth: '0gbit' is no rate"),
+        (["--local-bandwidth", "0gbit"], "--local-bandwidth: '0gbit' is not a rate"),
         (["--max-error", "-1"], "--max-error: -1.0"),
         (["--memory-bandwidth", "900"], "--memory-bandwidth: it is an accelerator's; give --controller nccl"),
         (["--memory-bandwidth", "much", "--controller", "nccl"], "--memory-bandwidth: 'much': use GB/s"),
-        (["--calibrate", "bench.json", "--controller", "nccl"], "--calibrate: benches are of Gloo and MPI"),
-        (["--hierarchical"], "--hierarchical: it says something about --methods"),
-        (["--latency", "5 parsec"], "--latency: '5 parsec' is no time"),
-        (["--step", "soon"], "--step: 'soon' is no time"),
+        (
+            ["--calibrate", "bench.json", "--controller", "nccl"],
+            "--calibrate: benchmarks run over Gloo or MPI",
+        ),
+        (["--hierarchical"], "--hierarchical: it only changes --methods"),
+        (["--latency", "5 parsec"], "--latency: '5 parsec' is not a time"),
+        (["--step", "soon"], "--step: 'soon' is not a time"),
         (["--backward", "1s"], "--backward: backward=1.0"),
         (["--workers", "0"], "--workers: 0 is too few"),
         (["--workers", "5", "--hosts", "2"], "5 workers are not 2 hosts of 2"),
@@ -178,7 +181,7 @@ def test_the_error_that_a_user_accepts(capsys: pytest.CaptureFixture) -> None:
         (["--cores-per-worker", "0"], "--cores-per-worker: cores_per_worker=0.0"),
         (["--methods", "zip-4"], "--methods: there is no method 'zip-4'"),
         (["--calibrate", "nowhere.json"], "--calibrate: [Errno 2]"),
-        (["--lab"], "--lab: it says something about --calibrate"),
+        (["--lab"], "--lab: it only changes --calibrate"),
         (["--group-bytes", "0"], "--group-bytes: "),
         (["--plot", "advice.doc"], "--plot: 'advice.doc'"),
         (["--json", "/nowhere/advice.json"], "--json: [Errno 2]"),

@@ -431,7 +431,7 @@ def test_a_signal_to_the_child_reaches_the_worker() -> None:
         (["--model", "tiny", "--shapes", "3"], "not allowed with argument"),
         (["--framework", "jax"], "argument --framework: invalid choice"),
         (["--rounds", "many"], "argument --rounds: 'many': use a number, or auto"),
-        (["--framework", "torch", "--shapes", "3x", "4"], "--shapes: '3x' is no shape"),
+        (["--framework", "torch", "--shapes", "3x", "4"], "--shapes: '3x' is not a shape"),
         (["--framework", "torch", "--shapes", "/nowhere/a.json"], "--shapes: [Errno 2] No such file"),
         (["--framework", "torch", "--json", "/nowhere/a.json"], "--json: [Errno 2] No such file"),
         (["--framework", "torch", "--plot", "/tmp/bench.xyz"], "must end in one of"),
@@ -461,7 +461,7 @@ def test_one_worker_is_told_to_start_more() -> None:
         ("gloo", ["--json", "/nowhere/bench.json"], "--json: [Errno 2] No such file or directory"),
         extended("mpi", ["--json", "/"], "--json: / is not a file"),
         extended("gloo", ["--plot", "{folder}/bench.xyz"], "must end in one of"),
-        extended("gloo", ["--shapes", "3x", "4"], "--shapes: '3x' is no shape"),
+        extended("gloo", ["--shapes", "3x", "4"], "--shapes: '3x' is not a shape"),
         extended(
             "mpi", ["--shapes", "{folder}/missing.json"], "--shapes: [Errno 2] No such file or directory"
         ),
@@ -494,10 +494,10 @@ def test_shapes(given: list[str], shapes: dict[str, Any], tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["3", "4xx4"], "'4xx4' is no shape"),
-        (["3", "-4"], "'-4' is no shape"),
+        (["3", "4xx4"], "'4xx4' is not a shape"),
+        (["3", "-4"], "'-4' is not a shape"),
         (["0x3"], "1 or more"),
-        (["{"], "is no JSON file"),
+        (["{"], "is not a JSON file"),
         (["{}"], "write an object of lists of sizes"),
         (["[[1]]"] , "write an object of lists of sizes"),
         (['{"a": [1.5]}'], "a: use sizes that are integers"),

@@ -188,7 +188,7 @@ def test_kernels_and_settings_that_slow_down_are_warnings_with_remedies(bare) ->
     assert "176 in PyTorch, 390 in TensorFlow, which push each other out" in cache
     assert cache.endswith("set HOROVOD_CACHE_CAPACITY=1024 (horovodrun --cache-capacity 1024)")
     assert "76 carriers" in only(warnings, "HOROVOD_FUSION_THRESHOLD=0 bytes")
-    assert "up to 60 ms a step; unset it, or set 1" in only(warnings, "HOROVOD_CYCLE_TIME=20 ms")
+    assert "up to 60 ms per step; unset it, or set 1" in only(warnings, "HOROVOD_CYCLE_TIME=20 ms")
     assert only(warnings, "HOROVOD_AUTOTUNE")
 
 

@@ -71,7 +71,7 @@ def with_torch() -> None:
     tensor = torch.ones(2000)
     for wrong, told in (
         (hvq.QSGD, "that is a class; add (): QSGD()"),
-        (schemes.QSGD(), "that is a scheme, no compressor; use hvq.Compressor(QSGD("),
+        (schemes.QSGD(), "that is a scheme, not a compressor; use hvq.Compressor(QSGD("),
     ):
         assert told in message_of(lambda: hvd.allreduce(tensor, compression=wrong), TypeError)  # noqa: B023
     with warnings.catch_warnings(record=True) as caught:

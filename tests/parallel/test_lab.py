@@ -208,7 +208,7 @@ def test_up_and_down_after_a_crash(possible: None) -> None:
     [
         (["up"], "how many hosts"),
         (["up", "0"], "how many hosts"),
-        (["up", "2", "fast"], "'fast' is no rate"),
+        (["up", "2", "fast"], "'fast' is not a rate"),
         (["rate", "1gbit"], "there is no lab"),
         (["exec", "host1", "true"], "there is no lab"),
         (["upp"], "scripts/lab help"),

@@ -306,7 +306,7 @@ def test_exchange_auto_with_elias_coding_stays_with_an_allgather() -> None:
         QSGD(4, coding="elias", exchange="auto"), [gaussian(worker, 3000) for worker in range(6)]
     )
     assert list(result.bytes_sent) == ["allgather"]
-    with pytest.raises(ValueError, match="coding='elias': an alltoall takes pieces of known lengths"):
+    with pytest.raises(ValueError, match="coding='elias': an alltoall needs pieces of known lengths"):
         QSGD(4, coding="elias", exchange="alltoall")
 
 

@@ -136,9 +136,13 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (changed("Compressor"), ValueError, "Compressor: the frontends have a class of that name"),
     (changed("QSGD"), ValueError, "QSGD: horovod_quant.schemes.qsgd has registered a scheme of that name"),
     (changed(presets={"qsgd": {}}), ValueError, "Other.presets: QSGD has 'qsgd' already; use other names"),
-    (changed(presets={"Other": {}}), ValueError, "Other.presets: 'Other' is no name; use small letters"),
-    (changed(presets={"fp16": {}}), ValueError, "Other.presets: 'fp16' is no name"),
-    (changed(compared=("other-3", "qsgd-4")), ValueError, "Other.compared: 'qsgd-4' is none of its methods"),
+    (changed(presets={"Other": {}}), ValueError, "Other.presets: 'Other' is not a name; use small letters"),
+    (changed(presets={"fp16": {}}), ValueError, "Other.presets: 'fp16' is not a name"),
+    (
+        changed(compared=("other-3", "qsgd-4")),
+        ValueError,
+        "Other.compared: 'qsgd-4' is not one of its methods",
+    ),
     (changed(presets={"o": {"bits": 3}}), ValueError, "Other.presets['o']: no argument 'bits'; use share"),
 ]
 

@@ -301,9 +301,15 @@ def test_other_results_of_a_group_are_left_alone() -> None:
         ({"rotate": 1}, "rotate=1: use True or False"),
         ({"bits": 3, "rotate": True}, "bits=3: use an integer from 4 to 8"),
         ({"bits": 9, "rotate": True}, "bits=9: use an integer from 4 to 8"),
-        ({"norm": "l2", "rotate": True}, "norm='l2': rotate=True has norm='max' alone; leave norm out"),
-        ({"levels": "exponential", "rotate": True}, "levels='exponential': rotate=True has levels='uniform'"),
-        ({"bucket_size": 1024, "rotate": True}, "bucket_size=1024: rotate=True has bucket_size=16384 alone"),
+        ({"norm": "l2", "rotate": True}, "norm='l2': rotate=True works with norm='max' only; leave norm out"),
+        (
+            {"levels": "exponential", "rotate": True},
+            "levels='exponential': rotate=True works with levels='uniform'",
+        ),
+        (
+            {"bucket_size": 1024, "rotate": True},
+            "bucket_size=1024: rotate=True works with bucket_size=16384 only",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:

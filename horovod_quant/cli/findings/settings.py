@@ -56,7 +56,7 @@ def cache_finding(
     if capacity <= 0:
         return Finding(
             WARNING,
-            f"{text}: no response cache, so the workers negotiate every collective anew",
+            f"{text}: no response cache, so the workers negotiate every collective again",
             "unset it",
         )
     if shapes is None:
@@ -75,7 +75,7 @@ def cache_finding(
         enough = max(DEFAULT_CACHE, 1 << (most - 1).bit_length())
         return Finding(
             WARNING,
-            f"{text}, which push each other out and are negotiated anew each step",
+            f"{text}, which push each other out and are negotiated again each step",
             f"set HOROVOD_CACHE_CAPACITY={enough} (horovodrun --cache-capacity {enough})",
         )
     return Finding(OK, f"{text}, which fit")
@@ -111,7 +111,7 @@ def cycle_finding(environment: Mapping[str, str]) -> Finding:
         )
     text += f", of which a quantized exchange has 1 to {deepest} in a row"
     if cycle > LONG_CYCLE:
-        return Finding(WARNING, f"{text}, up to {deepest * cycle:g} ms a step", "unset it, or set 1")
+        return Finding(WARNING, f"{text}, up to {deepest * cycle:g} ms per step", "unset it, or set 1")
     return Finding(OK, text)
 
 
