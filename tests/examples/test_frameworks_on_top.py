@@ -49,3 +49,7 @@ def check(script: str, package: str, methods: list[str], tmp_path: Path) -> None
 
 def test_trainer_of_hugging_face(tmp_path: Path) -> None:
     check("huggingface_trainer.py", "transformers", ["GlobalQSGD", "EDEN"], tmp_path)
+
+
+def test_horovods_strategy_of_lightning(tmp_path: Path) -> None:
+    check("lightning_horovod.py", "pytorch_lightning", ["GlobalQSGD", "EDEN"], tmp_path)
