@@ -1,4 +1,4 @@
-"""What trains by frameworks on top of PyTorch averages quantized gradients. scripts/setup does not install these;
+"""What trains by frameworks on top of Horovod averages quantized gradients. scripts/setup does not install them;
 docs/examples.md has the versions.
 """
 
@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from parallel.launching import ROOT, horovodrun
+from parallel.launching import ROOT, environment, horovodrun
 
 EXAMPLES = ROOT / "examples"
 LINES = 60
@@ -32,20 +34,51 @@ for method in methods:
 """
 
 
-def check(script: str, package: str, methods: list[str], tmp_path: Path) -> None:
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: docs/examples.md has the version")
+def require(script: str, *packages: str) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: docs/examples.md has the version")
     assert len((EXAMPLES / script).read_text().splitlines()) <= LINES
-    driver = tmp_path / "driver.py"
-    driver.write_text(DRIVER)
-    done = horovodrun("gloo", 2, [sys.executable, driver, EXAMPLES / script, *methods])
-    assert done.returncode == 0, done.stdout[-3000:]
-    reports = re.findall(r"(\w+)\(.*\): accuracy (\S+)%, (\S+) times fewer bytes", done.stdout)
-    assert [name for name, _, _ in reports] == methods, done.stdout[-3000:]
+
+
+def check_reports(output: str, methods: list[str]) -> None:
+    reports = re.findall(r"(\w+)\(.*\): accuracy (\S+)%, (\S+) times fewer bytes", output)
+    assert [name for name, _, _ in reports] == methods, output[-3000:]
     for name, accuracy, fewer in reports:
         assert float(accuracy) > 80, name
         assert float(fewer) > 3, name
 
 
+def check_models(script: str, methods: list[str], folder: Path) -> None:
+    driver = folder / "driver.py"
+    driver.write_text(DRIVER)
+    done = horovodrun("gloo", 2, [sys.executable, driver, EXAMPLES / script, *methods])
+    assert done.returncode == 0, done.stdout[-3000:]
+    check_reports(done.stdout, methods)
+
+
 def test_trainer_of_hugging_face(tmp_path: Path) -> None:
-    check("huggingface_trainer.py", "transformers", ["GlobalQSGD", "EDEN"], tmp_path)
+    script = "huggingface_trainer.py"
+    require(script, "transformers", "accelerate")
+    check_models(script, ["GlobalQSGD", "EDEN"], tmp_path)
+
+
+def test_horovods_strategy_of_lightning(tmp_path: Path) -> None:
+    script = "lightning_horovod.py"
+    require(script, "pytorch_lightning")
+    check_models(script, ["GlobalQSGD", "EDEN"], tmp_path)
+
+
+def test_run_of_horovod_spark() -> None:
+    """The script itself compares the workers' models."""
+    script = "spark_run.py"
+    require(script, "pyspark", "pyarrow")
+    if shutil.which("java") is None:
+        pytest.skip("there is no Java")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / script), "EDEN"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
+        env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    check_reports(done.stdout, ["EDEN"])
