@@ -44,13 +44,25 @@ class Unchanged(NamedTuple):
     destination: torch.Tensor
 
 
-class _Carried(NamedTuple):
-    """Context of a gradient that this plugin exchanges, while Horovod reduces its carrier."""
+class _Carried(Submission):
+    """Context of a gradient that this plugin exchanges, while Horovod reduces its carrier.
 
-    submission: Submission
-    route: Route
-    schedule: Schedule
-    signs: tuple[float, ...]
+    Args:
+        route: of the gradient.
+        schedule: of its exchange.
+        *submission: see there.
+
+    Attributes:
+        signs: that the carrier carries.
+    """
+
+    __slots__ = ("route", "schedule", "signs")
+
+    def __init__(self, route: Route, schedule: Schedule, *submission: Any) -> None:
+        super().__init__(*submission)
+        self.route = route
+        self.schedule = schedule
+        self.signs = route.signs
 
 
 class Compressor(BaseCompressor):
@@ -145,8 +157,8 @@ class Compressor(BaseCompressor):
             ctx.schedule.waiting_since = None
             raise
 
-    def _finish(self, output: torch.Tensor, ctx: _Carried) -> torch.Tensor:
-        submission, route, schedule, signs = ctx
+    def _finish(self, output: torch.Tensor, submission: _Carried) -> torch.Tensor:
+        route, schedule, signs = submission.route, submission.schedule, submission.signs
         group = schedule.finish(submission)
         answer = route.carrier.answer(output)
         if answer is None:
@@ -316,15 +328,16 @@ class Compressor(BaseCompressor):
         values = memory.taken(tensor)
         step, open_state = self._state(call, memory)
         gradient = Gradient(self._taken(call, values, memory), route.chain, step)
-        submission = Submission(gradient, route.scheme, call.destination(tensor), open_state)
+        submission = _Carried(route, schedule, gradient, route.scheme, call.destination(tensor), open_state)
         schedule.submit(submission)
         more = self._also_carried(call, tensor)
-        signs = route.signs[len(more) :] if more else route.signs
-        carrier = route.carrier.filled(signs + more)
+        if more:
+            submission.signs = route.signs[len(more) :]
+        carrier = route.carrier.filled(submission.signs + more)
         if call.grouped and tensor.is_cuda and _is_reduced_there(tensor.device):
             # A group's tensors must be on one device.
             carrier = carrier.pin_memory().to(tensor.device, non_blocking=True)
-        return carrier, _Carried(submission, route, schedule, signs)
+        return carrier, submission
 
     def _handed_over(self, tensor: torch.Tensor, call: Call) -> tuple[torch.Tensor, Any]:
         """A gradient that Horovod reduces itself."""

@@ -57,6 +57,12 @@ class Submission:
         state_copies: pairs (the state where it is kept, the copy that the exchange updates).
     """
 
+    # One object instead of two: the garbage collector visits what is made in every step for every gradient.
+    __slots__ = (
+        "__weakref__", "_open_state", "bytes", "destination", "gradient", "group", "index", "name", "scheme",
+        "state_copies",
+    )  # fmt: skip
+
     def __init__(
         self,
         gradient: Gradient,
