@@ -15,7 +15,13 @@ native = Extension(
     sources=[SOURCES + "native.cpp"],
     depends=[
         SOURCES + name
-        for name in ("native_kernels.h", "native_elias.h", "native_rotation.h", "native_rotated_sum.h")
+        for name in (
+            "native_vectors.h",
+            "native_kernels.h",
+            "native_elias.h",
+            "native_rotation.h",
+            "native_rotated_sum.h",
+        )
     ],
     # The same bits from every compiler: no contraction; -fno-*-math only drops errno and trap handling.
     extra_compile_args=[

@@ -1,4 +1,5 @@
-// The kernels of reference.py as plain loops, compiled once for each instruction set and chosen at run time.
+// The kernels of reference.py as plain loops, and as vectors where compilers make too little of loops, compiled once for
+// each instruction set and chosen at run time.
 //
 // A C interface for ctypes; native.py declares it and checks every size. A function `name` of native_kernels.h or
 // native_elias.h becomes the symbols name_baseline, name_avx2 and name_avx512.
@@ -8,6 +9,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own intrinsics, until GCC 13
@@ -70,6 +72,7 @@ class DefaultArithmetic {
 
 #define ISA baseline
 #define VECTOR_BYTES 16
+#include "native_vectors.h"
 #include "native_kernels.h"
 #include "native_elias.h"
 #include "native_rotation.h"
@@ -87,6 +90,7 @@ class DefaultArithmetic {
 #endif
 #define ISA avx2
 #define VECTOR_BYTES 32
+#include "native_vectors.h"
 #include "native_kernels.h"
 #include "native_elias.h"
 #include "native_rotation.h"
@@ -104,6 +108,7 @@ class DefaultArithmetic {
 #endif
 #define ISA avx512
 #define VECTOR_BYTES 64
+#include "native_vectors.h"
 #include "native_kernels.h"
 #include "native_elias.h"
 #include "native_rotation.h"

@@ -490,7 +490,7 @@ def _decode_workers(kernel, words, norms, bucket_size, bits, factor, out):
         raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
     words = [_code_words(own, len(out), bits) for own in words]
     norms = [_norms(own, len(out), bucket_size) for own in norms]
-    units = np.empty(len(words), np.float32)
+    units = np.empty(16 * len(words), np.float32)
     arguments = (len(words), len(out), bucket_size, bits, factor, _pointer(units))
     return _decode(kernel, _pointers(words), _pointers(norms), arguments, out)
 

@@ -24,7 +24,7 @@ INLINE void rotate(Bucket& bucket, const Signs& signs, const Reader& in, i64 til
   const float share = 1.0f / (float)size;
   bucket.rotate(signs, size, [&](i64 i) INLINE_LAMBDA {
     if (i % PARTS == 0) in.prefetch_next(tile, i / PARTS);
-    return vector_at(source + i * VECTOR) * share;
+    return vector_at<Floats>(source + i * VECTOR) * share;
   });
 }
 
@@ -104,10 +104,14 @@ KERNEL(void, rotated_sum_checks)(const u32* words, i64 width, i64 count, u32* ch
   const u32* weight = weights();
   SumFields fields(width);
   for (i64 first = 0; first < count; first += TILE) {
-    alignas(64) u32 lanes[ROW] = {};
+    Words lanes[PARTS] = {};
     for (i64 i = 0; i < smaller(TILE, count - first); i += ROW, fields.advance())
-      fields.read(words, false, [&](i64 lane, i32 digit) { lanes[lane] += (u32)digit * weight[i + lane]; });
-    *checks++ = sum_of(lanes);
+#pragma GCC unroll 8
+      for (i64 part = 0; part < PARTS; part++)
+        lanes[part] += (Words)fields.digits(words, part, false) * vector_at<Words>(weight + i + part * VECTOR);
+    u32 all[ROW];
+    memcpy(all, lanes, sizeof all);
+    *checks++ = sum_of(all);
   }
 }
 
@@ -120,15 +124,17 @@ KERNEL(void, decode_rotated_sum)(const u32* words, const float* steps, i64 count
   Bucket bucket;
   for (i64 tile = 0; tile < out.tiles(); tile++) {
     const i64 size = rotated_elements(out.elements(tile));
-    for (i64 i = 0; i < size; i += ROW, fields.advance()) {
-      out.prefetch_next(tile, i / ROW);
-      float* RESTRICT values = bucket.values + i;
-      fields.read(words, false, [&](i64 lane, i32 digit) { values[lane] = (float)digit; });
-    }
     float* values = out.tile(tile);
     signs.take(tile * ROW);
     bucket.turn_back(
-        signs, size, steps[tile] * factor * (1.0f / (float)size), [&](i64 i) INLINE_LAMBDA { return bucket.at(i); },
+        signs, size, steps[tile] * factor * (1.0f / (float)size),
+        [&](i64 i) INLINE_LAMBDA {
+          const i64 part = i % PARTS;
+          if (part == 0) out.prefetch_next(tile, i / PARTS);
+          const Ints digits = fields.digits(words, part, false);
+          if (part == PARTS - 1) fields.advance();
+          return UniformValue()(digits);
+        },
         [&](i64 i, Floats value) INLINE_LAMBDA { memcpy(values + i * VECTOR, &value, sizeof value); });
     out.store(tile);
   }

@@ -6,54 +6,7 @@
 
 namespace ISA {
 
-constexpr i64 VECTOR = VECTOR_BYTES / 4, VECTORS = TILE / VECTOR;
-constexpr i64 PARTS = ROW / VECTOR;  // vectors of a row
-
-typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
-typedef double Doubles __attribute__((vector_size(VECTOR_BYTES)));
-typedef i32 Ints __attribute__((vector_size(VECTOR_BYTES)));
-
-// `a * b + c`, for products that are exact: it does not matter then whether they are rounded. Many processors have other
-// units for it than for additions. `widened` is half of a vector as float64; `marked` is an index with a bit set where
-// a > b.
-#if VECTOR_BYTES == 64
-INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
-  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-}
-INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) {
-  return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
-}
-template <bool UPPER>
-INLINE Doubles widened(Floats values) {
-  const __m512 all = (__m512)values;
-  return (Doubles)_mm512_cvtps_pd(UPPER ? _mm512_extractf32x8_ps(all, 1) : _mm512_castps512_ps256(all));
-}
-INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) {
-  const __mmask16 larger = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
-  return (Ints)_mm512_mask_or_epi32((__m512i)index, larger, (__m512i)index, _mm512_set1_epi32(bit));
-}
-#elif VECTOR_BYTES == 32
-INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
-  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-}
-INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) {
-  return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
-}
-template <bool UPPER>
-INLINE Doubles widened(Floats values) {
-  const __m256 all = (__m256)values;
-  return (Doubles)_mm256_cvtps_pd(UPPER ? _mm256_extractf128_ps(all, 1) : _mm256_castps256_ps128(all));
-}
-INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) { return index | ((a > b) & bit); }
-#else
-INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
-INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return a * b + c; }
-template <bool UPPER>
-INLINE Doubles widened(Floats values) {
-  return Doubles{values[UPPER ? 2 : 0], values[UPPER ? 3 : 1]};
-}
-INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) { return index | ((a > b) & bit); }
-#endif
+constexpr i64 VECTORS = TILE / VECTOR;
 
 // 1 where a lane is the first of its pair at a distance of h, -1 where it is the second.
 template <i64 H>
@@ -100,12 +53,6 @@ INLINE void stages_between(Floats* own) {
 #pragma GCC unroll 16
     for (i64 i = 0; i < N / 2; i++) butterfly(own[i], own[i + N / 2]);
   }
-}
-
-INLINE Floats vector_at(const float* values) {
-  Floats own;
-  memcpy(&own, values, sizeof own);
-  return own;
 }
 
 // Which elements of a bucket are negated by the two diagonals of signs: hashes 2 r and 2 r + 1 of a row.
@@ -214,48 +161,6 @@ INLINE i64 rotated_elements(i64 count) {  // of a bucket
   return size;
 }
 
-// Sums in float64 of products, row by row into 32 lanes.
-struct ProductSums {
-  Doubles lanes[2 * PARTS] = {};
-
-  INLINE void add(i64 part, Floats a, Floats b) {
-    const i64 lower = 2 * part, upper = lower + 1;
-    lanes[lower] = multiply_add(widened<false>(a), widened<false>(b), lanes[lower]);
-    lanes[upper] = multiply_add(widened<true>(a), widened<true>(b), lanes[upper]);
-  }
-  INLINE double take() {
-#pragma GCC unroll 8
-    for (i64 half = PARTS; half; half /= 2)
-#pragma GCC unroll 8
-      for (i64 i = 0; i < half; i++) lanes[i] += lanes[i + half];
-    double tree[VECTOR / 2];
-    memcpy(tree, lanes, sizeof tree);
-#pragma GCC unroll 4
-    for (i64 half = VECTOR / 4; half; half /= 2)
-#pragma GCC unroll 4
-      for (i64 lane = 0; lane < half; lane++) tree[lane] += tree[lane + half];
-    return tree[0];
-  }
-};
-
-// Numbers by the lower bits of an index, as many as a vector has lanes, eight at least.
-struct Table {
-  static constexpr i64 SIZE = VECTOR > 8 ? VECTOR : 8;
-  alignas(64) float of[SIZE];
-
-  INLINE Floats operator[](Ints indices) const {
-    Floats found;
-#if !defined(__clang__)
-    if (VECTOR == SIZE) {  // a shuffle takes the indices modulo the number of lanes
-      memcpy(&found, of, sizeof found);
-      return __builtin_shuffle(found, indices);
-    }
-#endif
-    for (i64 lane = 0; lane < VECTOR; lane++) found[lane] = of[(u32)indices[lane] % SIZE];
-    return found;
-  }
-};
-
 // The levels of sign-and-magnitude codes; those of magnitudes alone where a table has no place for the signs.
 template <i64 BITS>
 struct Levels {
@@ -331,7 +236,7 @@ static __attribute__((noinline)) double rotate_scaled(Bucket& bucket, const Sign
   ProductSums squares;
   bucket.rotate(signs, size, [&](i64 i) INLINE_LAMBDA {
     if (i % PARTS == 0) in.prefetch_next(tile, i / PARTS);
-    const Floats value = vector_at(source + i * VECTOR) * power;
+    const Floats value = vector_at<Floats>(source + i * VECTOR) * power;
     const Ints is_large = (Floats)((Ints)value & (i32)ABS) >= Floats{} + 0x1p-100f;
     const Floats own = (Floats)((Ints)value & is_large);
     squares.add(i % PARTS, own, own);
@@ -391,15 +296,9 @@ KERNEL(void, encode_rotated)(const void* x, i64 type, i64 count, i64 bits, const
 template <i64 BITS>
 INLINE Floats level_at(const Levels<BITS>& levels, const u32* words, i64 vector) {
   const i64 row = vector / PARTS, place = row * BITS, shift = place % 32;
-  Ints low, high;
   const u32* word = words + place / 32 * ROW + vector % PARTS * VECTOR;
-  memcpy(&low, word, sizeof low);
-  typedef u32 Words __attribute__((vector_size(VECTOR_BYTES)));
-  Words code = (Words)low >> (u32)shift;
-  if (32 % BITS && shift + BITS > 32) {
-    memcpy(&high, word + ROW, sizeof high);
-    code |= (Words)high << (u32)(32 - shift);
-  }
+  Words code = vector_at<Words>(word) >> (u32)shift;
+  if (32 % BITS && shift + BITS > 32) code |= vector_at<Words>(word + ROW) << (u32)(32 - shift);
   const Floats level = levels.table[(Ints)code];
   if (Levels<BITS>::SIGNED) return level;
   return (Floats)((Ints)level ^ (Ints)((code << (32 - BITS)) & 0x80000000u));
@@ -425,7 +324,7 @@ INLINE void add_rotated(const u32* const* words, const float* const* scales, i64
       };
       const float unit = scales[worker][tile] * factor;
       bucket.turn_back(signs, size, unit, load, [&](i64 i, Floats value) INLINE_LAMBDA {
-        if (worker) value = vector_at(values + i * VECTOR) + value;
+        if (worker) value = vector_at<Floats>(values + i * VECTOR) + value;
         memcpy(values + i * VECTOR, &value, sizeof value);
       });
     }

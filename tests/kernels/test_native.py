@@ -603,7 +603,7 @@ WORDS = np.zeros(512, np.int32)
         ("add_rotated", ([], [], 4, [], 1.0, X.copy()), "0 workers"),
         ("add_rotated", ([WORDS], [NORMS], 4, [KEY, KEY], 1.0, X.copy()), "2 keys"),
         ("add_rotated", ([WORDS], [NORMS], 5, [KEY], 1.0, X.copy()), "bits=5"),
-        ("add_rotated", ([WORDS, WORDS[:511]], [NORMS] * 2, 4, [KEY] * 2, 1.0, X.copy()), "511 words"),
+        ("add_rotated", ([WORDS, WORDS[:31]], [NORMS] * 2, 4, [KEY] * 2, 1.0, X.copy()), "31 words"),
         ("add_rotated", ([WORDS], [NORMS[:0]], 4, [KEY], 1.0, X.copy()), "0 scales for 100 elements"),
         ("add_rotated", ([WORDS], [NORMS.astype(np.float64)], 4, [KEY], 1.0, X.copy()), "scales has dtype"),
         ("binarize", (X, X[:99].copy(), X.copy(), 0.9, KEY), r"float32\[100\]"),
