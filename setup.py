@@ -17,6 +17,7 @@ native = Extension(
     depends=[
         SOURCES + name
         for name in (
+            "native_vectors.h",
             "native_kernels.h",
             "native_elias.h",
             "native_rotation.h",

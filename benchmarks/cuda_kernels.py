@@ -7,7 +7,7 @@ table shows medians over the rounds. A call's upload of its table of addresses c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -195,14 +195,16 @@ def print_table(console: Console, size: str, results: list[dict[str, Any]]) -> N
 
 
 def run(
-    console: Console, sizes: Iterable[str], bucket_size: int, only: str, rounds: int
+    console: Console, sizes: Iterable[str], bucket_size: int, only: Collection[str], rounds: int
 ) -> list[dict[str, Any]]:
     device = torch.device("cuda", torch.cuda.current_device())
     console.print(f"Triton kernels on {torch.cuda.get_device_name(device)}")
     results = []
     for size in sizes:
         selected = [
-            case for case in cases(SIZES[size], bucket_size, device) if case.name == COPY or only in case.name
+            case
+            for case in cases(SIZES[size], bucket_size, device)
+            if case.name == COPY or any(part in case.name for part in only)
         ]
         measured = measure(size, selected, rounds)
         print_table(console, size, measured)

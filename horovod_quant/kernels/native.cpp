@@ -1,4 +1,5 @@
-// The kernels of reference.py as plain loops, compiled once for each instruction set and chosen at run time.
+// The kernels of reference.py as plain loops, and as vectors where compilers make too little of loops, compiled once for
+// each instruction set and chosen at run time.
 //
 // A C interface for ctypes; native.py declares it and checks every size. A function `name` of native_kernels.h or
 // native_elias.h becomes the symbols name_baseline, name_avx2 and name_avx512.
@@ -8,8 +9,13 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__x86_64__)
-#include <xmmintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own intrinsics, until GCC 13
+#endif
+#include <cpuid.h>
+#include <immintrin.h>
 #endif
 
 using i32 = int32_t;
@@ -66,6 +72,7 @@ class DefaultArithmetic {
 
 #define ISA baseline
 #define VECTOR_BYTES 16
+#include "native_vectors.h"
 #include "native_kernels.h"
 #include "native_elias.h"
 #include "native_rotation.h"
@@ -77,13 +84,14 @@ class DefaultArithmetic {
 #if defined(__x86_64__)
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,fma,f16c"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,bmi,bmi2")
+#pragma GCC target("avx2,bmi,bmi2,fma,f16c")
 #endif
 #define ISA avx2
 #define VECTOR_BYTES 32
+#include "native_vectors.h"
 #include "native_kernels.h"
 #include "native_elias.h"
 #include "native_rotation.h"
@@ -94,14 +102,15 @@ class DefaultArithmetic {
 #if defined(__clang__)
 #pragma clang attribute pop
 #pragma clang attribute push( \
-    __attribute__((target("avx2,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+    __attribute__((target("avx2,bmi,bmi2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx2,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#pragma GCC target("avx2,bmi,bmi2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #endif
 #define ISA avx512
 #define VECTOR_BYTES 64
+#include "native_vectors.h"
 #include "native_kernels.h"
 #include "native_elias.h"
 #include "native_rotation.h"
@@ -118,13 +127,22 @@ class DefaultArithmetic {
 #endif  // __x86_64__
 
 // Changes with every signature, so that native.py does not call a library that was built from other sources.
-EXPORT i64 interface_version() { return 7; }
+EXPORT i64 interface_version() { return 8; }
+
+#if defined(__x86_64__)
+// Not every compiler knows its name in __builtin_cpu_supports.
+static bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+}
+#endif
 
 // Index of the best instruction set this processor has: 0 baseline, 1 AVX2, 2 AVX-512.
 EXPORT i64 best_instruction_set() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                    __builtin_cpu_supports("fma") && has_f16c();
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   return avx2 ? (avx512 ? 2 : 1) : 0;

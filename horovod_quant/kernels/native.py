@@ -111,7 +111,7 @@ NAME = "native"
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
-_INTERFACE_VERSION = 7
+_INTERFACE_VERSION = 8
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _GRADIENT = (_POINTER, _INT, _INT)  # data, type, number of elements
@@ -156,7 +156,7 @@ _SIGNATURES = {
     "unpack_sum": (_POINTER, _INT, _INT, _POINTER),
     "unpack_codes": (_POINTER, _INT, _INT, _POINTER),
     "encode_rotated": (*_GRADIENT, _INT, *_RANDOM, _POINTER, _POINTER),
-    "decode_rotated": (_POINTER, _POINTER, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
+    "add_rotated": (_POINTER, _POINTER, _INT, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
     "rotated_samples": (*_GRADIENT, _INT, *_RANDOM, _POINTER),
     "encode_rotated_sum": (*_GRADIENT, _POINTER, _INT, _POINTER, *_RANDOM, _POINTER, _POINTER),
     "rotated_sum_checks": (_POINTER, _INT, _INT, _POINTER),
@@ -507,7 +507,7 @@ def _decode_workers(kernel, words, norms, bucket_size, bits, factor, out):
         raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
     words = [_code_words(own, len(out), bits) for own in words]
     norms = [_norms(own, len(out), bucket_size) for own in norms]
-    units = np.empty(len(words), np.float32)
+    units = np.empty(16 * len(words), np.float32)
     arguments = (len(words), len(out), bucket_size, bits, factor, _pointer(units))
     return _decode(kernel, _pointers(words), _pointers(norms), arguments, out)
 
@@ -725,15 +725,7 @@ def encode_rotated(
 def decode_rotated(
     words: np.ndarray, scales: np.ndarray, bits: int, key: Key, factor: float, out: np.ndarray, start: int = 0
 ) -> np.ndarray:
-    _check_range("bits", bits, 1, 4)
-    if len(scales) < tiles(len(out)):
-        raise ValueError(
-            f"scales: {len(scales)} scales for {len(out)} elements; {tiles(len(out))} are needed"
-        )
-    words = _code_words(words, rotation.rotated_elements(len(out)), bits)
-    scales = _input(scales, np.float32, "scales")
-    arguments = (len(out), bits, factor, _words(key), start)
-    return _decode("decode_rotated", _pointer(words), _pointer(scales), arguments, out)
+    return add_rotated([words], [scales], bits, [key], factor, out, start)
 
 
 def add_rotated(
@@ -745,7 +737,15 @@ def add_rotated(
     out: np.ndarray,
     start: int = 0,
 ) -> np.ndarray:
-    return rotation.add_rotated(words, scales, bits, keys, factor, out, start, decode_rotated)
+    _check_range("bits", bits, 1, 4)
+    rotation.check_workers(words, scales, keys)
+    for own in scales:
+        rotation.check_scales(len(own), len(out))
+    words = [_code_words(own, rotation.rotated_elements(len(out)), bits) for own in words]
+    scales = [_input(own, np.float32, "scales") for own in scales]
+    signs = (_KEY * len(keys))(*map(_words, keys))
+    arguments = (len(words), len(out), bits, factor, signs, start)
+    return _decode("add_rotated", _pointers(words), _pointers(scales), arguments, out)
 
 
 def rotated_samples(

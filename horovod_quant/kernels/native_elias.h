@@ -94,11 +94,12 @@ INLINE void for_digits(const u32* words, i64 count, i64 bits, Visit visit) {
   for (i64 first = 0; first < count; first += TILE) {
     const i64 size = smaller(TILE, count - first);
     for (i64 i = 0; i < size; i += ROW, fields.advance()) {
-      const auto take = [&](i64 lane, i32 digit) { digits[i + lane] = digit; };
-      if (fields.straddles())
-        fields.read(words, true, take);
-      else
-        fields.read(words, false, take);
+      const bool straddles = fields.straddles();
+#pragma GCC unroll 8
+      for (i64 part = 0; part < PARTS; part++) {
+        const Ints own = fields.digits(words, part, straddles);
+        memcpy(digits + i + part * VECTOR, &own, sizeof own);
+      }
     }
     for (i64 i = size; i % ROW; i++) digits[i] = 0;
     visit(first, digits, size);

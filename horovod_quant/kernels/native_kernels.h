@@ -60,12 +60,32 @@ INLINE void from_float(float value, Half& out) {
 
 template <class T>
 void read_as_float(const T* RESTRICT from, i64 count, float* RESTRICT to) {
-  for (i64 i = 0; i < count; i++) to[i] = to_float(from[i]);
+  i64 i = 0;
+#if VECTOR_BYTES == 64
+  if constexpr (std::is_same_v<T, Half>)
+    for (; i + 16 <= count; i += 16)
+      _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(from + i))));
+#elif VECTOR_BYTES == 32
+  if constexpr (std::is_same_v<T, Half>)
+    for (; i + 8 <= count; i += 8)
+      _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + i))));
+#endif
+  for (; i < count; i++) to[i] = to_float(from[i]);
 }
 
 template <class T>
 void write_from_float(const float* RESTRICT from, i64 count, T* RESTRICT to) {
-  for (i64 i = 0; i < count; i++) from_float(from[i], to[i]);
+  i64 i = 0;
+#if VECTOR_BYTES == 64
+  if constexpr (std::is_same_v<T, Half>)
+    for (; i + 16 <= count; i += 16)
+      _mm256_storeu_si256((__m256i*)(to + i), _mm512_cvtps_ph(_mm512_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#elif VECTOR_BYTES == 32
+  if constexpr (std::is_same_v<T, Half>)
+    for (; i + 8 <= count; i += 8)
+      _mm_storeu_si128((__m128i*)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+  for (; i < count; i++) from_float(from[i], to[i]);
 }
 
 // A gradient in memory, tile by tile.
@@ -244,51 +264,54 @@ struct BucketRows {
 // A bucket's rows go into 32 lanes, which are joined at its end.
 struct Maximum {
   // As integers, magnitudes are in order and NaN is the largest.
-  alignas(64) i32 lanes[ROW] = {};
+  Ints lanes[PARTS] = {};
 
-  INLINE void add(const float* RESTRICT x) {
-    for (i64 lane = 0; lane < ROW; lane++) {
-      const i32 magnitude = bits_of(x[lane]) & ABS;
-      lanes[lane] = magnitude > lanes[lane] ? magnitude : lanes[lane];
+  INLINE void add(const float* x) {
+#pragma GCC unroll 8
+    for (i64 part = 0; part < PARTS; part++) {
+      const Ints magnitude = vector_at<Ints>(x + part * VECTOR) & (i32)ABS;
+      lanes[part] = magnitude > lanes[part] ? magnitude : lanes[part];
     }
   }
   INLINE float take() {
+    alignas(64) i32 all[ROW];
+    memcpy(all, lanes, sizeof all);
     i32 largest = 0;
-    for (i32& lane : lanes) {
-      largest = lane > largest ? lane : largest;
-      lane = 0;
-    }
+    for (i32 lane : all) largest = lane > largest ? lane : largest;
+    *this = Maximum();
     return float_of(largest < (i32)INFINITE ? largest : INFINITE);
   }
 };
 
 struct Itself {
-  static INLINE double of(double x) { return x; }
+  static INLINE void add(ProductSums& sums, i64 part, Floats x) { sums.add(part, x, Floats{} + 1.0f); }
 };
 struct Magnitude {
-  static INLINE double of(double x) { return __builtin_fabs(x); }
+  static INLINE void add(ProductSums& sums, i64 part, Floats x) {
+    sums.add(part, (Floats)((Ints)x & (i32)ABS), Floats{} + 1.0f);
+  }
 };
 struct Square {
-  static INLINE double of(double x) { return x * x; }
+  static INLINE void add(ProductSums& sums, i64 part, Floats x) { sums.add(part, x, x); }
 };
 
 template <class Term>
 struct Sum {
-  alignas(64) double lanes[ROW] = {};
+  ProductSums sums;
 
-  INLINE void add(const float* RESTRICT x) {
-    for (i64 lane = 0; lane < ROW; lane++) lanes[lane] += Term::of(x[lane]);
+  INLINE void add(const float* x) {
+#pragma GCC unroll 8
+    for (i64 part = 0; part < PARTS; part++) Term::add(sums, part, vector_at<Floats>(x + part * VECTOR));
   }
   INLINE double take() {
-    for (i64 half = ROW / 2; half; half /= 2)
-      for (i64 lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
+    const double exact = sums.take();
+    sums = ProductSums();
     u64 bits;
-    memcpy(&bits, lanes, sizeof bits);
+    memcpy(&bits, &exact, sizeof bits);
     const u64 infinite = 0x7FF0000000000000, magnitude = bits & ~(1ull << 63), half_step = 1 << 28;
     bits = magnitude < infinite ? (bits + half_step) >> 29 << 29 : infinite;
     double sum;
     memcpy(&sum, &bits, sizeof sum);
-    for (double& lane : lanes) lane = 0;
     return sum;
   }
 };
@@ -415,8 +438,8 @@ struct CodePacker {
   }
 };
 
-// Walks over the rows of packed words. read() hands the digits of a row to `take`; several workers' words are read at
-// the same place. The caller says whether the row straddles two words, so that the compiler can know.
+// Walks over the rows of packed words. digits() are those of a part of the row; several workers' words are read at the
+// same place. The caller says whether the row straddles two words, so that the compiler can know.
 
 struct SumFields {  // reference.unpack_sum
   i64 width;
@@ -427,11 +450,13 @@ struct SumFields {  // reference.unpack_sum
     for (i64 field = 0; field < 32 / width; field++) bias += 1u << (width * field + width - 1);
   }
   INLINE bool straddles() const { return false; }
-  template <class Take>
-  INLINE void read(const u32* words, bool, Take take) const {
-    const u32 mask = (1u << width) - 1;
-    const i32 half = 1 << (width - 1);
-    for (i64 lane = 0; lane < ROW; lane++) take(lane, (i32)((words[word + lane] + bias) >> shift & mask) - half);
+  INLINE Ints digits(const u32* words, i64 part, bool) const {
+    const Words fields = (vector_at<Words>(words + word + part * VECTOR) + bias) >> (u32)shift;
+    return (Ints)(fields & ((1u << width) - 1)) - (1 << (width - 1));
+  }
+  template <class Value>
+  INLINE Floats values(const u32* words, i64 part, bool, Value value) const {
+    return value(digits(words, part, false));
   }
   INLINE void advance() {
     shift += width;
@@ -448,22 +473,26 @@ struct CodeFields {  // reference.unpack_codes and reference.digits_of_codes
   INLINE explicit CodeFields(i64 bits) : bits(bits) {}
 
   INLINE bool straddles() const { return shift + bits > 32; }
-  template <class Take>
-  INLINE void read(const u32* words, bool straddles, Take take) const {
-    const u32 negative = 1u << (bits - 1);
-    read_codes(words, straddles, [=](i64 lane, u32 code) {
-      const i32 magnitude = code & (negative - 1);
-      take(lane, code & negative ? -magnitude : magnitude);
-    });
+  INLINE Ints magnitudes(Words codes) const { return (Ints)(codes & ((1u << (bits - 1)) - 1)); }
+  // Negative where the codes are, zero where they are zero.
+  INLINE Ints signs(Words codes) const { return (Ints)(codes << (u32)(32 - bits)); }
+  // With other bits above them.
+  INLINE Words codes(const u32* words, i64 part, bool straddles) const {
+    const u32* low = words + word + part * VECTOR;
+    const Words codes = vector_at<Words>(low) >> (u32)shift;
+    return straddles ? codes | vector_at<Words>(low + ROW) << (u32)(32 - shift) : codes;
   }
-  // The codes have other bits above them.
-  template <class Take>
-  INLINE void read_codes(const u32* words, bool straddles, Take take) const {
-    const u32 *low = words + word, *high = low + ROW;
-    if (straddles)
-      for (i64 lane = 0; lane < ROW; lane++) take(lane, low[lane] >> shift | high[lane] << (32 - shift));
-    else
-      for (i64 lane = 0; lane < ROW; lane++) take(lane, low[lane] >> shift);
+  INLINE Ints digits(const u32* words, i64 part, bool straddles) const {
+    const Words all = codes(words, part, straddles);
+    return with_sign(magnitudes(all), signs(all));
+  }
+  template <class Value>
+  INLINE Floats values(Words codes, Value value) const {
+    return value(magnitudes(codes), signs(codes));
+  }
+  template <class Value>
+  INLINE Floats values(const u32* words, i64 part, bool straddles, Value value) const {
+    return values(codes(words, part, straddles), value);
   }
   INLINE void advance() {
     shift += bits;
@@ -503,8 +532,8 @@ KERNEL(void, pack_codes)(const u32* codes, i64 count, i64 bits, u32* out) {
 KERNEL(void, unpack_sum)(const u32* words, i64 count, i64 width, i32* out) {
   SumFields fields(width);
   for (i64 i = 0; i < count; i += ROW, fields.advance()) {
-    alignas(64) i32 digits[ROW];
-    fields.read(words, false, [&](i64 lane, i32 digit) { digits[lane] = digit; });
+    Ints digits[PARTS];
+    for (i64 part = 0; part < PARTS; part++) digits[part] = fields.digits(words, part, false);
     memcpy(out + i, digits, sizeof(i32) * smaller(ROW, count - i));
   }
 }
@@ -512,9 +541,9 @@ KERNEL(void, unpack_sum)(const u32* words, i64 count, i64 width, i32* out) {
 KERNEL(void, unpack_codes)(const u32* words, i64 count, i64 bits, u32* out) {
   CodeFields fields(bits);
   for (i64 i = 0; i < count; i += ROW, fields.advance()) {
-    alignas(64) u32 codes[ROW];
-    const u32 mask = (1u << bits) - 1;
-    fields.read_codes(words, fields.straddles(), [&](i64 lane, u32 code) { codes[lane] = code & mask; });
+    Words codes[PARTS];
+    for (i64 part = 0; part < PARTS; part++)
+      codes[part] = fields.codes(words, part, fields.straddles()) & ((1u << bits) - 1);
     memcpy(out + i, codes, sizeof(u32) * smaller(ROW, count - i));
   }
 }
@@ -658,36 +687,46 @@ KERNEL(void, encode_exponential)(const void* x, i64 type, i64 count, const float
 // ---- decoders -----------------------------------------------------------------------------------------------------
 
 struct UniformValue {
-  INLINE float operator()(i32 digit) const { return (float)digit; }
+  INLINE Floats operator()(Ints digits) const { return __builtin_convertvector(digits, Floats); }
+  INLINE Floats operator()(Ints magnitudes, Ints signs) const { return (*this)(with_sign(magnitudes, signs)); }
 };
 
 struct ExponentialValue {  // reference.exponential_values
-  u32 offset;
-  INLINE float operator()(i32 digit) const {
-    const u32 sign = (u32)digit & 0x80000000u, index = digit < 0 ? -digit : digit;
-    return float_of((index ? (index + offset) << 23 : 0) | sign);
+  i32 offset;
+  INLINE Floats operator()(Ints indices, Ints signs) const {
+    return (Floats)((((indices + offset) << 23) | (signs & (i32)0x80000000)) & (indices > 0));
   }
 };
 
-template <class Fields, class Value>
-INLINE void decode_row(const Fields& fields, bool straddles, const u32* const* words, const float* units, i64 workers,
-                       Value value, float* RESTRICT out) {
-  const float first = units[0];
-  if (workers == 1) {
-    fields.read(words[0], straddles, [&](i64 lane, i32 digit) { out[lane] = value(digit) * first; });
-    return;
-  }
-  alignas(64) float sum[ROW];
-  fields.read(words[0], straddles, [&](i64 lane, i32 digit) { sum[lane] = value(digit) * first; });
+// A row of the sum over the workers, in rank order. `of(worker)` gives what gives the parts of a worker's row.
+template <class Of>
+INLINE void sum_row(i64 workers, float* out, Of of) {
+  Floats sum[PARTS];
+  const auto first = of(0);
+#pragma GCC unroll 8
+  for (i64 part = 0; part < PARTS; part++) sum[part] = first(part);
   for (i64 worker = 1; worker < workers; worker++) {
-    asm volatile("");  // else GCC interleaves two workers, and then does not vectorize
-    const float unit = units[worker];
-    fields.read(words[worker], straddles, [&](i64 lane, i32 digit) { sum[lane] += value(digit) * unit; });
+    const auto own = of(worker);
+#pragma GCC unroll 8
+    for (i64 part = 0; part < PARTS; part++) sum[part] += own(part);
   }
-  memcpy(out, sum, sizeof sum);
+#pragma GCC unroll 8
+  for (i64 part = 0; part < PARTS; part++) memcpy(out + part * VECTOR, sum + part, sizeof(Floats));
 }
 
-// The sum over the workers, in rank order. `units` has room for one float a worker.
+template <class Fields, class Value>
+INLINE void decode_row(const Fields& fields, bool straddles, const u32* const* words, const float* units, i64 workers,
+                       Value value, float* out) {
+  sum_row(workers, out, [&](i64 worker) INLINE_LAMBDA {
+    const u32* own = words[worker];
+    const float unit = units[worker];
+    return [&fields, straddles, value, own, unit](i64 part) INLINE_LAMBDA {
+      return fields.values(own, part, straddles, value) * unit;
+    };
+  });
+}
+
+// `units` has room for one float a worker.
 template <class Fields, class Value>
 INLINE void decode(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
                    Fields fields, Value value, DecodingScale scale, float* units, void* data, i64 type) {
@@ -713,6 +752,54 @@ INLINE void decode(const u32* const* words, const float* const* norms, i64 worke
   }
 }
 
+// As `decode`, of codes of at most four bits, each of which has its place in a vector. The tables are one a worker.
+template <class Value>
+INLINE void decode_by_table(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
+                            i64 bits, Value value, DecodingScale scale, float* tables, void* data, i64 type) {
+  DefaultArithmetic scope;
+  Writer out(data, type, count);
+  BucketRows buckets(bucket_size);
+  CodeFields fields(bits);
+  Words codes;
+  for (i64 lane = 0; lane < VECTOR; lane++) codes[lane] = lane;
+  const Floats of_codes = fields.values(codes, value);
+  i64 bucket = 0;
+  for (i64 tile = 0; tile < out.tiles(); tile++) {
+    float* values = out.tile(tile);
+    const i64 rows = out.rows(tile);
+    for (i64 row = 0; row < rows; row++, values += ROW, fields.advance()) {
+      if (buckets.begins()) {
+        for (i64 worker = 0; worker < workers; worker++) {
+          const Floats own = of_codes * scale(norms[worker][bucket]);
+          memcpy(tables + worker * VECTOR, &own, sizeof own);
+        }
+        bucket++;
+      }
+      out.prefetch_next(tile, row);
+      const bool straddles = fields.straddles();
+      sum_row(workers, values, [&](i64 worker) INLINE_LAMBDA {
+        const u32* own = words[worker];
+        Table table;
+        memcpy(table.of, tables + worker * VECTOR, sizeof table.of);
+        return [&fields, straddles, own, table](i64 part) INLINE_LAMBDA {
+          return table[(Ints)fields.codes(own, part, straddles)];
+        };
+      });
+    }
+    out.store(tile);
+  }
+}
+
+// `units` has room for 16 floats a worker.
+template <class Value>
+INLINE void decode_codes(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
+                         i64 bits, Value value, DecodingScale scale, float* units, void* out, i64 type) {
+  if constexpr (VECTOR == 16)
+    if (bits <= 4)
+      return decode_by_table(words, norms, workers, count, bucket_size, bits, value, scale, units, out, type);
+  decode(words, norms, workers, count, bucket_size, CodeFields(bits), value, scale, units, out, type);
+}
+
 KERNEL(void, decode_uniform_sum)(const u32* words, const float* norms, i64 count, i64 bucket_size, i64 levels,
                                  i64 width, float factor, void* out, i64 type) {
   const DecodingScale scale{(float)levels, factor};
@@ -723,13 +810,13 @@ KERNEL(void, decode_uniform_sum)(const u32* words, const float* norms, i64 count
 KERNEL(void, decode_uniform_codes)(const u32* const* words, const float* const* norms, i64 workers, i64 count,
                                    i64 bucket_size, i64 bits, float factor, float* units, void* out, i64 type) {
   const DecodingScale scale{(float)((1 << (bits - 1)) - 1), factor};
-  decode(words, norms, workers, count, bucket_size, CodeFields(bits), UniformValue{}, scale, units, out, type);
+  decode_codes(words, norms, workers, count, bucket_size, bits, UniformValue{}, scale, units, out, type);
 }
 
 KERNEL(void, decode_exponential)(const u32* const* words, const float* const* norms, i64 workers, i64 count,
                                  i64 bucket_size, i64 bits, float factor, float* units, void* out, i64 type) {
-  const ExponentialValue value{128 - (1u << (bits - 1))};
-  decode(words, norms, workers, count, bucket_size, CodeFields(bits), value, {1.0f, factor}, units, out, type);
+  const ExponentialValue value{128 - (1 << (bits - 1))};
+  decode_codes(words, norms, workers, count, bucket_size, bits, value, {1.0f, factor}, units, out, type);
 }
 
 // ---- one bit ------------------------------------------------------------------------------------------------------
@@ -812,6 +899,53 @@ KERNEL(void, binarize)(const void* x, i64 type, i64 count, float* momentum, floa
   });
 }
 
+// The number of ones among the workers' bits of a part of a tile's words, a binary digit a plane.
+template <i64 PLANES>
+INLINE void count_ones(const u32* const* words, i64 workers, i64 at, Words* planes) {
+  for (i64 plane = 0; plane < PLANES; plane++) planes[plane] = Words{};
+  for (i64 worker = 0; worker < workers; worker++) {
+    Words carry = vector_at<Words>(words[worker] + at);
+#pragma GCC unroll 8
+    for (i64 plane = 0; plane < PLANES; plane++) {
+      const Words both = planes[plane] & carry;
+      planes[plane] ^= carry;
+      carry = both;
+    }
+  }
+}
+
+// Of 2^LOG workers: the upper bits of the hash are less than the count. Both as planes, compared once for 32 rows.
+template <i64 LOG, class Random>
+INLINE void vote_of_a_power(const u32* const* words, i64 tiles, const Random& random, u32* out) {
+  for (i64 tile = 0; tile < tiles; tile++, out += ROW) {
+    Words uniform[LOG][PARTS] = {};
+    for (i64 row = 0; row < 32; row++) {
+      alignas(64) u32 hashes[ROW];
+      const u32 counter = random.counter(tile * ROW + row);
+      for (u32 lane = 0; lane < ROW; lane++) hashes[lane] = random.hash(counter, lane);
+#pragma GCC unroll 8
+      for (i64 part = 0; part < PARTS; part++) {
+        const Words own = vector_at<Words>(hashes + part * VECTOR);
+#pragma GCC unroll 8
+        for (i64 bit = 0; bit < LOG; bit++)  // the rows before move down
+          uniform[bit][part] = uniform[bit][part] >> 1 | ((own << (u32)(LOG - 1 - bit)) & 0x80000000u);
+      }
+    }
+#pragma GCC unroll 8
+    for (i64 part = 0; part < PARTS; part++) {
+      Words ones[LOG + 1], less{};
+      count_ones<LOG + 1>(words, 1 << LOG, tile * ROW + part * VECTOR, ones);
+#pragma GCC unroll 8
+      for (i64 bit = 0; bit < LOG; bit++) {
+        const Words own = uniform[bit][part];
+        less = (~own & ones[bit]) | (~(own ^ ones[bit]) & less);
+      }
+      less |= ones[LOG];
+      memcpy(out + part * VECTOR, &less, sizeof less);
+    }
+  }
+}
+
 template <class Random>
 INLINE void vote(const u32* const* words, i64 workers, i64 tiles, const Random& random, u32* out) {
   const i64 random_bits = smaller(24, __builtin_clz((u32)workers));
@@ -835,7 +969,14 @@ INLINE void vote(const u32* const* words, i64 workers, i64 tiles, const Random& 
 }
 
 KERNEL(void, vote)(const u32* const* words, i64 workers, i64 tiles, const Key* key, i64 start, u32* out) {
-  with_any_random(key, start, [&](auto random) INLINE_LAMBDA { vote(words, workers, tiles, random, out); });
+  with_any_random(key, start, [&](auto random) INLINE_LAMBDA {
+    switch (workers) {
+      case 2: return vote_of_a_power<1>(words, tiles, random, out);
+      case 4: return vote_of_a_power<2>(words, tiles, random, out);
+      case 8: return vote_of_a_power<3>(words, tiles, random, out);
+      default: return vote(words, workers, tiles, random, out);
+    }
+  });
 }
 
 KERNEL(void, decode_signs)(const u32* words, i64 count, float magnitude, void* data, i64 type) {

@@ -19,12 +19,13 @@ inline const u32* weights() {
   return table.of;
 }
 
-// The coordinates of a bucket; without `values` that are its own length.
-INLINE void rotate(Bucket& bucket, const float* RESTRICT source, i64 size, const Signs& signs, i64 row) {
+// The coordinates of a bucket by its size.
+INLINE void rotate(Bucket& bucket, const Signs& signs, const Reader& in, i64 tile, const float* source, i64 size) {
   const float share = 1.0f / (float)size;
-  for (i64 i = 0; i < size; i++) bucket.values[i] = source[i] * share;
-  bucket.transform<true>(signs, row, 0, size);
-  bucket.transform<true>(signs, row, 1, size);
+  bucket.rotate(signs, size, [&](i64 i) INLINE_LAMBDA {
+    if (i % PARTS == 0) in.prefetch_next(tile, i / PARTS);
+    return vector_at<Floats>(source + i * VECTOR) * share;
+  });
 }
 
 INLINE bool is_usable(float step) { return step > 0 && step < float_of(INFINITE); }
@@ -32,13 +33,13 @@ INLINE bool is_usable(float step) { return step > 0 && step < float_of(INFINITE)
 KERNEL(void, rotated_samples)(const void* x, i64 type, i64 count, i64 samples, const Key* key, i64 start, float* out) {
   DefaultArithmetic scope;
   Reader in(x, type, count);
-  const Signs signs(key, start);
+  Signs signs(key, start);
   Bucket bucket;
   for (i64 tile = 0; tile < in.tiles(); tile++, out += samples) {
     const i64 size = rotated_elements(in.elements(tile)), taken = smaller(samples, size);
     const float* source = in.tile(tile);
-    for (i64 row = 0; row < size / ROW; row++) in.prefetch_next(tile, row);
-    rotate(bucket, source, size, signs, tile * ROW);
+    signs.take(tile * ROW);
+    rotate(bucket, signs, in, tile, source, size);
     memcpy(out, bucket.values, sizeof(float) * taken);
     for (i64 i = taken; i < samples; i++) out[i] = 0;
   }
@@ -70,7 +71,7 @@ KERNEL(void, encode_rotated_sum)(const void* x, i64 type, i64 count, const float
                                  const Key* sign_key, const Key* key, i64 start, u32* out, u32* checks) {
   DefaultArithmetic scope;
   Reader in(x, type, count);
-  const Signs signs(sign_key, start);
+  Signs signs(sign_key, start);
   const u32* weight = weights();
   SumPacker packer(out, width);
   Bucket bucket;
@@ -82,9 +83,9 @@ KERNEL(void, encode_rotated_sum)(const void* x, i64 type, i64 count, const float
       alignas(64) i32 digits[ROW] = {};
       if (is_usable(steps[tile])) {
         const float inverse = 1.0f / steps[tile];
-        rotate(bucket, source, size, signs, tile * ROW);
+        signs.take(tile * ROW);
+        rotate(bucket, signs, in, tile, source, size);
         for (i64 i = 0; i < size; i += ROW) {
-          in.prefetch_next(tile, i / ROW);
           const u32 counter = random.counter(tile * ROW + i / ROW);
           round_row(bucket.values + i, inverse, random, counter, weight + i, digits, lanes);
           packer.put(digits);
@@ -103,10 +104,14 @@ KERNEL(void, rotated_sum_checks)(const u32* words, i64 width, i64 count, u32* ch
   const u32* weight = weights();
   SumFields fields(width);
   for (i64 first = 0; first < count; first += TILE) {
-    alignas(64) u32 lanes[ROW] = {};
+    Words lanes[PARTS] = {};
     for (i64 i = 0; i < smaller(TILE, count - first); i += ROW, fields.advance())
-      fields.read(words, false, [&](i64 lane, i32 digit) { lanes[lane] += (u32)digit * weight[i + lane]; });
-    *checks++ = sum_of(lanes);
+#pragma GCC unroll 8
+      for (i64 part = 0; part < PARTS; part++)
+        lanes[part] += (Words)fields.digits(words, part, false) * vector_at<Words>(weight + i + part * VECTOR);
+    u32 all[ROW];
+    memcpy(all, lanes, sizeof all);
+    *checks++ = sum_of(all);
   }
 }
 
@@ -114,17 +119,23 @@ KERNEL(void, decode_rotated_sum)(const u32* words, const float* steps, i64 count
                                  const Key* sign_key, i64 start, void* data, i64 type) {
   DefaultArithmetic scope;
   Writer out(data, type, count);
-  const Signs signs(sign_key, start);
+  Signs signs(sign_key, start);
   SumFields fields(width);
   Bucket bucket;
   for (i64 tile = 0; tile < out.tiles(); tile++) {
     const i64 size = rotated_elements(out.elements(tile));
-    for (i64 i = 0; i < size; i += ROW, fields.advance()) {
-      out.prefetch_next(tile, i / ROW);
-      float* RESTRICT values = bucket.values + i;
-      fields.read(words, false, [&](i64 lane, i32 digit) { values[lane] = (float)digit; });
-    }
-    bucket.turn_back(signs, tile * ROW, size, steps[tile] * factor * (1.0f / (float)size), out.tile(tile));
+    float* values = out.tile(tile);
+    signs.take(tile * ROW);
+    bucket.turn_back(
+        signs, size, steps[tile] * factor * (1.0f / (float)size),
+        [&](i64 i) INLINE_LAMBDA {
+          const i64 part = i % PARTS;
+          if (part == 0) out.prefetch_next(tile, i / PARTS);
+          const Ints digits = fields.digits(words, part, false);
+          if (part == PARTS - 1) fields.advance();
+          return UniformValue()(digits);
+        },
+        [&](i64 i, Floats value) INLINE_LAMBDA { memcpy(values + i * VECTOR, &value, sizeof value); });
     out.store(tile);
   }
 }

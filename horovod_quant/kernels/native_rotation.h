@@ -1,41 +1,33 @@
 // EDEN's kernels: rotation.py says what they mean. Included once for each instruction set, after native_kernels.h.
 //
 // A bucket is a tile, which stays in the first-level cache. Transforms take the stages in the order of rotation.py: those
-// within a vector of the instruction set by shuffles, the others between vectors.
+// within a vector of the instruction set by shuffles, the others between vectors, eight of which stay in registers for
+// three stages.
 
 namespace ISA {
 
-constexpr i64 VECTOR = VECTOR_BYTES / 4;
+constexpr i64 VECTORS = TILE / VECTOR;
 
-typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
-typedef i32 Ints __attribute__((vector_size(VECTOR_BYTES)));
-
-// The order of lanes in which each has the place of the one at a distance of h.
+// 1 where a lane is the first of its pair at a distance of h, -1 where it is the second.
 template <i64 H>
-INLINE Ints swapped_lanes() {
-  Ints lanes;
-  for (i64 lane = 0; lane < VECTOR; lane++) lanes[lane] = lane ^ H;
-  return lanes;
+INLINE Floats places_in_pairs() {
+  Floats places;
+  for (i64 lane = 0; lane < VECTOR; lane++) places[lane] = lane & H ? -1.0f : 1.0f;
+  return places;
 }
 
-// The sign bit where a lane is the second one of its pair.
-template <i64 H>
-INLINE Ints second_lanes() {
-  Ints signs;
-  for (i64 lane = 0; lane < VECTOR; lane++) signs[lane] = lane & H ? (i32)0x80000000 : 0;
-  return signs;
-}
-
-// (a + b, a - b) of lanes at a distance of h, as other + own or other + (-own).
+// (a + b, a - b) of lanes at a distance of h.
 template <i64 H>
 INLINE Floats stage_within(Floats own) {
 #if defined(__clang__)
   Floats other;
   for (i64 lane = 0; lane < VECTOR; lane++) other[lane] = own[lane ^ H];
 #else
-  const Floats other = __builtin_shuffle(own, swapped_lanes<H>());
+  Ints swapped;
+  for (i64 lane = 0; lane < VECTOR; lane++) swapped[lane] = lane ^ H;
+  const Floats other = __builtin_shuffle(own, swapped);
 #endif
-  return other + (Floats)((Ints)own ^ second_lanes<H>());
+  return multiply_add(own, places_in_pairs<H>(), other);
 }
 
 INLINE Floats stages_within(Floats values) {
@@ -48,76 +40,118 @@ INLINE Floats stages_within(Floats values) {
 
 INLINE void butterfly(Floats& a, Floats& b) {
   const Floats sum = a + b;
-  b = a - b;
+  b = multiply_add(b, Floats{} - 1.0f, a);
   a = sum;
 }
 
-// Two stages, h and 2 h, between vectors; h in vectors.
-INLINE void two_stages_between(Floats* values, i64 count, i64 h) {
-  for (i64 block = 0; block < count; block += 4 * h)
-    for (i64 i = block; i < block + h; i++) {
-      Floats a = values[i], b = values[i + h], c = values[i + 2 * h], d = values[i + 3 * h];
-      butterfly(a, b);
-      butterfly(c, d);
-      butterfly(a, c);
-      butterfly(b, d);
-      values[i] = a, values[i + h] = b, values[i + 2 * h] = c, values[i + 3 * h] = d;
-    }
+// All stages between N vectors.
+template <i64 N>
+INLINE void stages_between(Floats* own) {
+  if constexpr (N > 1) {
+    stages_between<N / 2>(own);
+    stages_between<N / 2>(own + N / 2);
+#pragma GCC unroll 16
+    for (i64 i = 0; i < N / 2; i++) butterfly(own[i], own[i + N / 2]);
+  }
 }
 
-INLINE void stages_between(Floats* values, i64 count) {
-  i64 h = 1;
-  for (; 4 * h <= count; h *= 4) two_stages_between(values, count, h);
-  if (h < count)
-    for (i64 i = 0; i < h; i++) butterfly(values[i], values[i + h]);
-}
-
-// A bit of a word, as a sign bit.
-INLINE u32 sign_at(u32 word, i64 place) { return word >> place << 31; }
-
+// Which elements of a bucket are negated by the two diagonals of signs: hashes 2 r and 2 r + 1 of a row.
 struct Signs {
   Random<GENERAL> random;
   i64 first_row;
+  alignas(64) u32 hashes[2 * TILE / ROW];
 
   INLINE Signs(const Key* key, i64 start) : random(*key, 0), first_row(start / ROW) {}
-  INLINE u32 of(i64 row, i64 number) const {
-    return random.hash((u32)(2 * (first_row + row) + number) * WEYL + random.k0, 0);
+
+  // Takes those of the bucket whose first row in the array is `row`.
+  INLINE void take(i64 row) {
+    const u32 counter = (u32)(2 * (first_row + row)) * WEYL + random.k0;
+    for (u32 i = 0; i < 2 * TILE / ROW; i++) hashes[i] = random.hash(counter, i);
+  }
+
+  // A vector of the bucket with the signs of that diagonal.
+  INLINE Floats applied(Floats own, i64 vector, i64 number) const {
+    const u32 hash = hashes[2 * (vector / PARTS) + number] >> vector % PARTS * VECTOR;
+#if VECTOR_BYTES == 64
+    const __m512i bits = (__m512i)own;
+    return (Floats)_mm512_mask_xor_epi32(bits, (__mmask16)hash, bits, _mm512_set1_epi32((i32)0x80000000));
+#else
+    Ints places;
+    for (i64 lane = 0; lane < VECTOR; lane++) places[lane] = 31 - lane;
+    return (Floats)((Ints)own ^ (((Ints{} + (i32)hash) << places) & (i32)0x80000000));
+#endif
   }
 };
 
 struct Bucket {
   alignas(64) float values[TILE];
 
-  // The transform of `size` elements; before it the signs of that number, whose first row in the array is `row`.
-  template <bool SIGNED>
-  INLINE void transform(const Signs& signs, i64 row, i64 number, i64 size) {
-    Floats* vectors = (Floats*)values;
-    Ints places;
-    for (i64 lane = 0; lane < VECTOR; lane++) places[lane] = 31 - lane;
-    for (i64 i = 0; i < size; i += ROW) {
-      const u32 hash = SIGNED ? signs.of(row + i / ROW, number) : 0;
-      for (i64 part = 0; part < ROW / VECTOR; part++) {
-        Floats& own = vectors[i / VECTOR + part];
-        Floats flipped = own;
-        if (SIGNED) {
-          const Ints bits = (Ints{} + (i32)(hash >> part * VECTOR)) << places;
-          flipped = (Floats)((Ints)flipped ^ (bits & (i32)0x80000000));
-        }
-        own = stages_within(flipped);
-      }
+  INLINE Floats& at(i64 vector) { return ((Floats*)values)[vector]; }
+
+  // The transform of `size` elements. `load` gives vectors, which it is asked for in their order, once each; `store` takes
+  // the results.
+  template <class Load, class Store>
+  INLINE void transform(i64 size, Load load, Store store) {
+    const auto keep = [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = own; };
+    if (size == TILE) {
+      first_stages<8>(VECTORS, load, keep);
+      constexpr i64 LAST = VECTOR == 16 ? 8 : 4;
+      if (VECTORS > 8 * LAST) stages_at<VECTORS / (8 * LAST)>(VECTORS, 8, keep);
+      stages_at<LAST>(VECTORS, VECTORS / LAST, store);
+      return;
     }
-    stages_between(vectors, size / VECTOR);
+    const i64 vectors = size / VECTOR;
+    for (i64 i = 0; i < vectors; i++) at(i) = load(i);
+    transform_short(vectors);
+    for (i64 i = 0; i < vectors; i++) store(i, at(i));
   }
 
-  // The inverse rotation, times a unit.
-  INLINE void turn_back(const Signs& signs, i64 first_row, i64 size, float unit, float* RESTRICT out) {
-    transform<false>(signs, 0, 0, size);
-    transform<true>(signs, first_row, 1, size);
-    for (i64 i = 0; i < size; i += ROW) {
-      const u32 hash = signs.of(first_row + i / ROW, 0);
-      for (i64 lane = 0; lane < ROW; lane++)
-        out[i + lane] = float_of(bits_of(values[i + lane]) ^ sign_at(hash, lane)) * unit;
+  // The rotation of the elements that `load` gives, with signs that it has applied.
+  template <class Load>
+  INLINE void rotate(const Signs& signs, i64 size, Load load) {
+    const auto keep = [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = own; };
+    transform(size, [&](i64 i) INLINE_LAMBDA { return signs.applied(load(i), i, 0); }, keep);
+    transform(size, [&](i64 i) INLINE_LAMBDA { return signs.applied(at(i), i, 1); }, keep);
+  }
+
+  // The inverse rotation of what `load` gives, times a unit.
+  template <class Load, class Store>
+  INLINE void turn_back(const Signs& signs, i64 size, float unit, Load load, Store store) {
+    transform(size, load, [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = signs.applied(own, i, 1); });
+    transform(size, [&](i64 i) INLINE_LAMBDA { return at(i); },
+              [&](i64 i, Floats own) INLINE_LAMBDA { store(i, signs.applied(own, i, 0) * unit); });
+  }
+
+ private:
+  __attribute__((noinline)) void transform_short(i64 vectors) {
+    const auto keep = [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = own; };
+    first_stages<PARTS>(vectors, [&](i64 i) INLINE_LAMBDA { return at(i); }, keep);
+    for (i64 h = PARTS; h < vectors; h *= 2) stages_at<2>(vectors, h, keep);
+  }
+
+  template <i64 N, class Load, class Store>
+  INLINE void first_stages(i64 vectors, Load load, Store store) {
+    for (i64 block = 0; block < vectors; block += N) {
+      Floats own[N];
+#pragma GCC unroll 16
+      for (i64 i = 0; i < N; i++) own[i] = stages_within(load(block + i));
+      stages_between<N>(own);
+#pragma GCC unroll 16
+      for (i64 i = 0; i < N; i++) store(block + i, own[i]);
     }
+  }
+
+  template <i64 N, class Store>
+  INLINE void stages_at(i64 vectors, i64 h, Store store) {
+    for (i64 block = 0; block < vectors; block += N * h)
+      for (i64 first = block; first < block + h; first++) {
+        Floats own[N];
+#pragma GCC unroll 16
+        for (i64 i = 0; i < N; i++) own[i] = at(first + i * h);
+        stages_between<N>(own);
+#pragma GCC unroll 16
+        for (i64 i = 0; i < N; i++) store(first + i * h, own[i]);
+      }
   }
 };
 
@@ -127,119 +161,129 @@ INLINE i64 rotated_elements(i64 count) {  // of a bucket
   return size;
 }
 
-INLINE double tree(double* lanes) {
-  for (i64 half = ROW / 2; half; half /= 2)
-    for (i64 lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
-  return lanes[0];
-}
+// The levels of sign-and-magnitude codes; those of magnitudes alone where a table has no place for the signs.
+template <i64 BITS>
+struct Levels {
+  static constexpr bool SIGNED = 1 << BITS <= Table::SIZE;
+  Table table;
 
-struct LloydMax {
-  i64 bits;
-  const float *levels, *thresholds;
+  INLINE Levels() {
+    static const float LEVELS[] = {0.7978846f, 0.4527800f, 1.5104176f, 0.2450942f, 0.7560053f,
+                                   1.3439093f, 2.1519457f, 0.1283950f, 0.3880483f, 0.6567591f,
+                                   0.9423405f, 1.2562312f, 1.6180464f, 2.0690172f, 2.7325896f};
+    constexpr i64 COUNT = 1 << (BITS - 1);
+    for (i64 i = 0; i < Table::SIZE; i++) {
+      const float level = LEVELS[COUNT - 1 + (i & (COUNT - 1))];
+      table.of[i] = SIGNED && i & COUNT ? -level : level;
+    }
+  }
 };
 
-INLINE LloydMax lloyd_max(i64 bits) {
-  static const float LEVELS[] = {0.7978846f, 0.4527800f, 1.5104176f, 0.2450942f, 0.7560053f,
-                                 1.3439093f, 2.1519457f, 0.1283950f, 0.3880483f, 0.6567591f,
-                                 0.9423405f, 1.2562312f, 1.6180464f, 2.0690172f, 2.7325896f};
-  static const float THRESHOLDS[] = {0.9815988f, 0.5005497f, 1.0499573f, 1.7479275f, 0.2582217f, 0.5224037f,
-                                     0.7995498f, 1.0992858f, 1.4371388f, 1.8435318f, 2.4008034f};
-  return {bits, LEVELS + (1 << (bits - 1)) - 1, THRESHOLDS + (1 << (bits - 1)) - bits};
-}
-
-// Elements of a table of eight, by the lower bits of the indices of a row.
-INLINE void look_up(const float* table, const u32* RESTRICT indices, float* RESTRICT values) {
-#if !defined(__clang__)
-  if (VECTOR >= 8) {  // a shuffle takes the indices modulo the number of lanes
-    Floats lanes;
-    for (i64 lane = 0; lane < VECTOR; lane++) lanes[lane] = table[lane % 8];
-    for (i64 i = 0; i < ROW; i += VECTOR) {
-      Ints own;
-      memcpy(&own, indices + i, sizeof own);
-      const Floats found = __builtin_shuffle(lanes, own);
-      memcpy(values + i, &found, sizeof found);
-    }
-    return;
-  }
-#endif
-  for (i64 lane = 0; lane < ROW; lane++) values[lane] = table[indices[lane] % 8];
-}
-
-// A row's codes, and their levels times the coordinates, added to the lanes.
+// How many of a bucket's thresholds a magnitude exceeds, by bisection.
 template <i64 BITS>
-INLINE void level_row(const float* RESTRICT z, const float* RESTRICT limits, const float* RESTRICT levels,
-                      u32* RESTRICT codes, double* RESTRICT lanes) {
-  constexpr i64 COUNT = 1 << (BITS - 1);
-  alignas(64) u32 indices[ROW];
-  alignas(64) float chosen[ROW];
-  for (i64 lane = 0; lane < ROW; lane++) {
-    const float magnitude = float_of(bits_of(z[lane]) & ABS);
-    u32 index = 0;
-    for (i64 k = 0; k < COUNT - 1; k++) index += magnitude > limits[k];
-    indices[lane] = index;
-    codes[lane] = index | (u32)(z[lane] < 0) << (BITS - 1);
+struct Thresholds {
+  Table limits[BITS];  // of the bit of that number, by the bits above it
+
+  INLINE explicit Thresholds(float unit) {
+    static const float THRESHOLDS[] = {0.9815988f, 0.5005497f, 1.0499573f, 1.7479275f, 0.2582217f, 0.5224037f,
+                                       0.7995498f, 1.0992858f, 1.4371388f, 1.8435318f, 2.4008034f};
+    constexpr i64 COUNT = 1 << (BITS - 1);
+    for (i64 bit = 0; bit < BITS - 1; bit++)
+      for (i64 i = 0; i < Table::SIZE; i++) {
+        const i64 below = (i & (COUNT - 1)) >> (bit + 1) << (bit + 1);
+        limits[bit].of[i] = THRESHOLDS[COUNT - BITS + below + (1 << bit) - 1] * unit;
+      }
   }
-  look_up(levels, indices, chosen);
-  for (i64 lane = 0; lane < ROW; lane++)
-    lanes[lane] += (double)float_of(bits_of(z[lane]) & ABS) * (double)chosen[lane];
+
+  INLINE Ints code_of(Floats z) const {
+    const Floats magnitude = (Floats)((Ints)z & (i32)ABS);
+    Ints code{};
+    if (BITS > 1) code = marked(code, magnitude, Floats{} + limits[BITS - 2].of[0], 1 << (BITS - 2));
+#pragma GCC unroll 4
+    for (i64 bit = BITS - 3; bit >= 0; bit--) code = marked(code, magnitude, limits[bit][code], 1 << bit);
+    return marked(code, Floats{}, z, 1 << (BITS - 1));
+  }
+};
+
+// reference.pack_codes of a bucket's rows, whose vectors `code` gives.
+template <i64 BITS, class Code>
+INLINE void pack_codes(i64 rows, u32* out, Code code) {
+  Ints words[PARTS] = {};
+  i64 shift = 0;
+  const auto write = [&]() INLINE_LAMBDA {
+#pragma GCC unroll 8
+    for (i64 part = 0; part < PARTS; part++) memcpy(out + part * VECTOR, words + part, sizeof(Ints));
+    out += ROW;
+  };
+  for (i64 row = 0; row < rows; row++) {
+    Ints codes[PARTS];
+#pragma GCC unroll 8
+    for (i64 part = 0; part < PARTS; part++) words[part] |= (codes[part] = code(row, part)) << (i32)shift;
+    shift += BITS;
+    if (shift < 32) continue;
+    write();
+    shift -= 32;
+    // What did not fit: the upper `shift` bits of each code, which may be none.
+#pragma GCC unroll 8
+    for (i64 part = 0; part < PARTS; part++) words[part] = codes[part] >> (i32)(BITS - shift);
+  }
+  if (shift) write();
+}
+
+// The coordinates of a bucket's elements times a power of two, less what is tiny then; returns the sum of their squares.
+static __attribute__((noinline)) double rotate_scaled(Bucket& bucket, const Signs& signs, const Reader& in, i64 tile,
+                                               const float* source, i64 size, float power) {
+  ProductSums squares;
+  bucket.rotate(signs, size, [&](i64 i) INLINE_LAMBDA {
+    if (i % PARTS == 0) in.prefetch_next(tile, i / PARTS);
+    const Floats value = vector_at<Floats>(source + i * VECTOR) * power;
+    const Ints is_large = (Floats)((Ints)value & (i32)ABS) >= Floats{} + 0x1p-100f;
+    const Floats own = (Floats)((Ints)value & is_large);
+    squares.add(i % PARTS, own, own);
+    return own;
+  });
+  return squares.take();
 }
 
 template <i64 BITS>
-INLINE void encode_rotated(const void* x, i64 type, i64 count, const Signs& signs, u32* out, float* scales) {
+INLINE void encode_rotated(const void* x, i64 type, i64 count, Signs& signs, u32* out, float* scales) {
   DefaultArithmetic scope;
   Reader in(x, type, count);
-  const LloydMax table = lloyd_max(BITS);
+  const Levels<BITS> levels;
   for (i64 tile = 0; tile < in.tiles(); tile++) {
     const float* source = in.tile(tile);
     const i64 size = rotated_elements(in.elements(tile));
-    CodePacker packer(out + tile * BITS * ROW, BITS);
+    u32* words = out + tile * BITS * ROW;
     Maximum largest;
     for (i64 i = 0; i < size; i += ROW) largest.add(source + i);
     const float maximum = largest.take();
-    alignas(64) u32 codes[ROW] = {};
     if (!(maximum >= 0x1p-96f && maximum < float_of(INFINITE))) {
       scales[tile] = maximum < float_of(INFINITE) ? 0.0f : float_of(0x7FC00000);
-      for (i64 i = 0; i < size; i += ROW) packer.put_codes(codes);
-      packer.finish();
+      memset(words, 0, sizeof(u32) * ROW * ceil_div(size / ROW * BITS, 32));
       continue;
     }
     const i64 exponent = (i64)(bits_of(maximum) >> 23) - 127, shift = smaller(exponent, 126);
-    const float power = float_of((u32)(127 - shift) << 23);
     Bucket bucket;
-    alignas(64) double lanes[ROW] = {};
-    for (i64 i = 0; i < size; i += ROW) {
-      in.prefetch_next(tile, i / ROW);
-      float* RESTRICT values = bucket.values + i;
-      for (i64 lane = 0; lane < ROW; lane++) {
-        const float value = source[i + lane] * power;
-        values[lane] = float_of(bits_of(value) & ABS) < 0x1p-100f ? 0.0f : value;
-      }
-      for (i64 lane = 0; lane < ROW; lane++) lanes[lane] += (double)values[lane] * (double)values[lane];
-    }
-    const double squares = tree(lanes);
-    bucket.transform<true>(signs, tile * ROW, 0, size);
-    bucket.transform<true>(signs, tile * ROW, 1, size);
-
-    const float unit = (float)__builtin_sqrt(squares * (double)size);
-    float limits[8], levels[8];
-    for (i64 k = 0; k < 8; k++) levels[k] = table.levels[k & ((1 << (BITS - 1)) - 1)];
-    for (i64 k = 0; k < (1 << (BITS - 1)) - 1; k++) limits[k] = table.thresholds[k] * unit;
-    for (double& lane : lanes) lane = 0;
-    for (i64 i = 0; i < size; i += ROW) {
-      level_row<BITS>(bucket.values + i, limits, levels, codes, lanes);
-      packer.put_codes(codes);
-    }
-    packer.finish();
+    signs.take(tile * ROW);
+    const double square_sum = rotate_scaled(bucket, signs, in, tile, source, size, float_of((u32)(127 - shift) << 23));
+    const Thresholds<BITS> thresholds((float)__builtin_sqrt(square_sum * (double)size));
+    ProductSums products;
+    pack_codes<BITS>(size / ROW, words, [&](i64 row, i64 part) INLINE_LAMBDA {
+      const Floats z = bucket.at(row * PARTS + part);
+      const Ints code = thresholds.code_of(z);
+      products.add(part, Levels<BITS>::SIGNED ? z : (Floats)((Ints)z & (i32)ABS), levels.table[code]);
+      return code;
+    });
     const u64 two_to_shift = (u64)(1023 + shift) << 52;
     double factor;
     memcpy(&factor, &two_to_shift, sizeof factor);
-    scales[tile] = (float)(squares / tree(lanes) * factor);
+    scales[tile] = (float)(square_sum / products.take() * factor);
   }
 }
 
 KERNEL(void, encode_rotated)(const void* x, i64 type, i64 count, i64 bits, const Key* key, i64 start, u32* out,
                              float* scales) {
-  const Signs signs(key, start);
+  Signs signs(key, start);
   switch (bits) {
     case 1: return encode_rotated<1>(x, type, count, signs, out, scales);
     case 2: return encode_rotated<2>(x, type, count, signs, out, scales);
@@ -248,29 +292,54 @@ KERNEL(void, encode_rotated)(const void* x, i64 type, i64 count, i64 bits, const
   }
 }
 
-KERNEL(void, decode_rotated)(const u32* words, const float* scales, i64 count, i64 bits, float factor, const Key* key,
-                             i64 start, void* data, i64 type) {
+// A vector of levels from a bucket's packed codes.
+template <i64 BITS>
+INLINE Floats level_at(const Levels<BITS>& levels, const u32* words, i64 vector) {
+  const i64 row = vector / PARTS, place = row * BITS, shift = place % 32;
+  const u32* word = words + place / 32 * ROW + vector % PARTS * VECTOR;
+  Words code = vector_at<Words>(word) >> (u32)shift;
+  if (32 % BITS && shift + BITS > 32) code |= vector_at<Words>(word + ROW) << (u32)(32 - shift);
+  const Floats level = levels.table[(Ints)code];
+  if (Levels<BITS>::SIGNED) return level;
+  return (Floats)((Ints)level ^ (Ints)((code << (32 - BITS)) & 0x80000000u));
+}
+
+template <i64 BITS>
+INLINE void add_rotated(const u32* const* words, const float* const* scales, i64 workers, i64 count, float factor,
+                        const Key* keys, i64 start, void* data, i64 type) {
   DefaultArithmetic scope;
   Writer out(data, type, count);
-  const Signs signs(key, start);
-  const LloydMax table = lloyd_max(bits);
-  float levels[8];
-  for (i64 i = 0; i < 8; i++) levels[i] = table.levels[i & ((1 << (bits - 1)) - 1)];
+  const Levels<BITS> levels;
   for (i64 tile = 0; tile < out.tiles(); tile++) {
     const i64 size = rotated_elements(out.elements(tile));
-    CodeFields fields(bits);
-    Bucket bucket;
-    for (i64 i = 0; i < size; i += ROW, fields.advance()) {
-      out.prefetch_next(tile, i / ROW);
-      alignas(64) u32 codes[ROW];
-      fields.read_codes(words + tile * bits * ROW, fields.straddles(), [&](i64 lane, u32 code) { codes[lane] = code; });
-      float* RESTRICT values = bucket.values + i;
-      look_up(levels, codes, values);
-      for (i64 lane = 0; lane < ROW; lane++)
-        values[lane] = float_of(bits_of(values[lane]) ^ sign_at(codes[lane], bits - 1));
+    float* values = out.tile(tile);
+    for (i64 worker = 0; worker < workers; worker++) {
+      Signs signs(keys + worker, start);
+      signs.take(tile * ROW);
+      Bucket bucket;
+      const u32* own = words[worker] + tile * BITS * ROW;
+      const auto load = [&](i64 i) INLINE_LAMBDA {
+        if (worker == 0 && i % PARTS == 0) out.prefetch_next(tile, i / PARTS);
+        return level_at<BITS>(levels, own, i);
+      };
+      const float unit = scales[worker][tile] * factor;
+      bucket.turn_back(signs, size, unit, load, [&](i64 i, Floats value) INLINE_LAMBDA {
+        if (worker) value = vector_at<Floats>(values + i * VECTOR) + value;
+        memcpy(values + i * VECTOR, &value, sizeof value);
+      });
     }
-    bucket.turn_back(signs, tile * ROW, size, scales[tile] * factor, out.tile(tile));
     out.store(tile);
+  }
+}
+
+// The sum over the workers, in rank order.
+KERNEL(void, add_rotated)(const u32* const* words, const float* const* scales, i64 workers, i64 count, i64 bits,
+                          float factor, const Key* keys, i64 start, void* out, i64 type) {
+  switch (bits) {
+    case 1: return add_rotated<1>(words, scales, workers, count, factor, keys, start, out, type);
+    case 2: return add_rotated<2>(words, scales, workers, count, factor, keys, start, out, type);
+    case 3: return add_rotated<3>(words, scales, workers, count, factor, keys, start, out, type);
+    case 4: return add_rotated<4>(words, scales, workers, count, factor, keys, start, out, type);
   }
 }
 

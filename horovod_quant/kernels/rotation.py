@@ -22,7 +22,6 @@ both have codes 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Callable
 
 import numpy as np
 
@@ -130,13 +129,8 @@ def add_rotated(
     factor: float,
     out: np.ndarray,
     start: int = 0,
-    decode: Callable[..., np.ndarray] = decode_rotated,
 ) -> np.ndarray:
-    """Writes the sum of the workers' decoded elements times ``factor``, each with its own key, added in rank order.
-
-    Args:
-        decode: the backend's `decode_rotated`.
-    """
+    """Writes the sum of the workers' decoded elements times ``factor``, each with its own key, added in rank order."""
     check_workers(words, scales, keys)
     for low in range(0, len(out), TILES_AT_A_TIME * TILE):
         part = out[low : low + TILES_AT_A_TIME * TILE]
@@ -144,7 +138,7 @@ def add_rotated(
         total = part if part.dtype == np.float32 else np.empty(len(part), np.float32)
         more = np.empty(len(part) if len(words) > 1 else 0, np.float32)
         for worker, (own, units, key) in enumerate(zip(words, scales, keys)):
-            decoded = decode(
+            decoded = decode_rotated(
                 own[codes], units[low // TILE :], bits, key, factor, more if worker else total, start + low
             )
             if worker:

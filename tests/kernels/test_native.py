@@ -338,8 +338,8 @@ def test_exponential_codes_of_each_width(
 @each_instruction_set
 @pytest.mark.parametrize("bits", range(1, 5))
 @settings(max_examples=8)
-@given(given=inputs, key=keys, factor=factors, dtype=dtypes)
-def test_rotation(bits: int, given: Input, key: Key, factor: float, dtype: Any) -> None:
+@given(given=inputs, key=keys, factor=factors, dtype=dtypes, workers=st.integers(1, 4))
+def test_rotation(bits: int, given: Input, key: Key, factor: float, dtype: Any, workers: int) -> None:
     words, scales = assert_same("encode_rotated", given.x, bits, key, given.start)
     assert_same(
         "encode_rotated", given.x, bits, key, given.start, np.zeros_like(words), np.zeros_like(scales)
@@ -347,6 +347,10 @@ def test_rotation(bits: int, given: Input, key: Key, factor: float, dtype: Any) 
     for codes, units in ((words, scales), (given.words(len(words)), np.float32([-2.5, 1e38, np.inf]))):
         units = np.resize(units, len(scales))
         assert_same("decode_rotated", codes, units, bits, key, factor, given.out(dtype), given.start)
+    sent = [words, *(given.words(len(words)) for _ in range(1, workers))]
+    own_scales = [np.roll(scales, worker) for worker in range(workers)]
+    signs = [Key(worker, key.k0) for worker in range(workers)]
+    assert_same("add_rotated", sent, own_scales, bits, signs, factor, given.out(dtype), given.start)
 
 
 @each_instruction_set
@@ -650,6 +654,12 @@ WORDS = np.zeros(512, np.int32)
         ("decode_uniform_codes", ([WORDS, WORDS[:31]], [NORMS, NORMS], 32, 4, 1.0, X.copy()), "31 words"),
         ("decode_exponential", ([WORDS], [NORMS[:3]], 32, 4, 1.0, X.copy()), "3 norms"),
         ("decode_exponential", ([WORDS], [NORMS], 32, 9, 1.0, X.copy()), "bits=9"),
+        ("add_rotated", ([], [], 4, [], 1.0, X.copy()), "0 workers"),
+        ("add_rotated", ([WORDS], [NORMS], 4, [KEY, KEY], 1.0, X.copy()), "2 keys"),
+        ("add_rotated", ([WORDS], [NORMS], 5, [KEY], 1.0, X.copy()), "bits=5"),
+        ("add_rotated", ([WORDS, WORDS[:31]], [NORMS] * 2, 4, [KEY] * 2, 1.0, X.copy()), "31 words"),
+        ("add_rotated", ([WORDS], [NORMS[:0]], 4, [KEY], 1.0, X.copy()), "0 scales for 100 elements"),
+        ("add_rotated", ([WORDS], [NORMS.astype(np.float64)], 4, [KEY], 1.0, X.copy()), "scales has dtype"),
         ("binarize", (X, X[:99].copy(), X.copy(), 0.9, KEY), r"float32\[100\]"),
         ("binarize", (X, X.copy(), X.astype(np.float64), 0.9, KEY), r"float32\[100\]"),
         ("binarize", (X, X.copy(), X.copy(), 0.9, KEY, 0, WORDS[:31].copy()), r"int32\[32\]"),

@@ -1,0 +1,117 @@
+// Vectors of the instruction set, and what plain loops leave unused of it. Included once for each instruction set.
+
+namespace ISA {
+
+constexpr i64 VECTOR = VECTOR_BYTES / 4;
+constexpr i64 PARTS = ROW / VECTOR;  // vectors of a row
+
+typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
+typedef double Doubles __attribute__((vector_size(VECTOR_BYTES)));
+typedef i32 Ints __attribute__((vector_size(VECTOR_BYTES)));
+typedef u32 Words __attribute__((vector_size(VECTOR_BYTES)));
+
+// `multiply_add` is `a * b + c`, for products that are exact: it does not matter then whether they are rounded. Many
+// processors have other units for it than for additions. `widened` is half of a vector as float64, `marked` an index with
+// a bit set where a > b, `with_sign` a magnitude with the sign of a number that is zero nowhere but where the magnitude is.
+#if VECTOR_BYTES == 64
+INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) {
+  return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+}
+template <bool UPPER>
+INLINE Doubles widened(Floats values) {
+  const __m512 all = (__m512)values;
+  return (Doubles)_mm512_cvtps_pd(UPPER ? _mm512_extractf32x8_ps(all, 1) : _mm512_castps512_ps256(all));
+}
+INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) {
+  const __mmask16 larger = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+  return (Ints)_mm512_mask_or_epi32((__m512i)index, larger, (__m512i)index, _mm512_set1_epi32(bit));
+}
+INLINE Ints with_sign(Ints magnitude, Ints sign) {
+  const __m512i own = (__m512i)magnitude;
+  return (Ints)_mm512_mask_sub_epi32(own, _mm512_movepi32_mask((__m512i)sign), _mm512_setzero_si512(), own);
+}
+#elif VECTOR_BYTES == 32
+INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) {
+  return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+}
+template <bool UPPER>
+INLINE Doubles widened(Floats values) {
+  const __m256 all = (__m256)values;
+  return (Doubles)_mm256_cvtps_pd(UPPER ? _mm256_extractf128_ps(all, 1) : _mm256_castps256_ps128(all));
+}
+INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) { return index | ((a > b) & bit); }
+INLINE Ints with_sign(Ints magnitude, Ints sign) {
+  return (Ints)_mm256_sign_epi32((__m256i)magnitude, (__m256i)sign);
+}
+#else
+INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
+INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return a * b + c; }
+template <bool UPPER>
+INLINE Doubles widened(Floats values) {
+  return Doubles{values[UPPER ? 2 : 0], values[UPPER ? 3 : 1]};
+}
+INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) { return index | ((a > b) & bit); }
+INLINE Ints with_sign(Ints magnitude, Ints sign) {
+  const Ints negative = sign >> 31;
+  return (magnitude ^ negative) - negative;
+}
+#endif
+
+template <class Vector, class T>
+INLINE Vector vector_at(const T* values) {
+  Vector own;
+  memcpy(&own, values, sizeof own);
+  return own;
+}
+
+// Numbers by the lower bits of an index, as many as a vector has lanes, eight at least.
+struct Table {
+  static constexpr i64 SIZE = VECTOR > 8 ? VECTOR : 8;
+  alignas(64) float of[SIZE];
+
+  INLINE Floats operator[](Ints indices) const {
+    Floats found;
+#if !defined(__clang__)
+    if (VECTOR == SIZE) {  // a shuffle takes the indices modulo the number of lanes
+      memcpy(&found, of, sizeof found);
+      return __builtin_shuffle(found, indices);
+    }
+#endif
+    for (i64 lane = 0; lane < VECTOR; lane++) found[lane] = of[(u32)indices[lane] % SIZE];
+    return found;
+  }
+};
+
+// Sums in float64 of products, row by row into 32 lanes.
+struct ProductSums {
+  Doubles lanes[2 * PARTS] = {};
+
+  INLINE void add(i64 part, Floats a, Floats b) {
+    const i64 lower = 2 * part, upper = lower + 1;
+    lanes[lower] = multiply_add(widened<false>(a), widened<false>(b), lanes[lower]);
+    lanes[upper] = multiply_add(widened<true>(a), widened<true>(b), lanes[upper]);
+  }
+  INLINE double take() const {
+    Doubles sums[2 * PARTS];
+    memcpy(sums, lanes, sizeof sums);
+#pragma GCC unroll 8
+    for (i64 half = PARTS; half; half /= 2)
+#pragma GCC unroll 8
+      for (i64 i = 0; i < half; i++) sums[i] += sums[i + half];
+    double tree[VECTOR / 2];
+    memcpy(tree, sums, sizeof tree);
+#pragma GCC unroll 4
+    for (i64 half = VECTOR / 4; half; half /= 2)
+#pragma GCC unroll 4
+      for (i64 lane = 0; lane < half; lane++) tree[lane] += tree[lane + half];
+    return tree[0];
+  }
+};
+
+}  // namespace ISA
