@@ -39,6 +39,7 @@ COMPOSED = {
     "f'{argument}: {error}' if argument else str(error)": None,  # another error, with the option's name before it
     "str(error)": None,
     "plan.problem": None,  # of the first worker's options
+    "name": None,  # an attribute that a backend of kernels does not have
 }
 """Messages that the source makes elsewhere than where they are raised, and what of them is on the page."""
 
