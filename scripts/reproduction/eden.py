@@ -342,10 +342,12 @@ def _loss_table(figures: dict[str, Any]) -> str:
                 f"{training['float32_bytes_per_step'] / training['bytes_per_step']:.1f}",
             ]
         )
+    hours = sum(sum(own["seconds"]) for own in figures["trainings"].values()) / 3600
     missing = [each.title for each in TRAININGS if each.key not in figures["trainings"]]
     note = (
         "Losses in nats per character, as in the transformer's section. Differences are of means over the seeds that "
-        "both have, ± the standard error of the seeds' own. PowerSGD's bytes are those of a step after the first tenth."
+        "both have, ± the standard error of the seeds' own. PowerSGD's bytes are those of a step after the first "
+        f"tenth. All trainings took {hours:.1f} hours, beside other work of the machine."
     )
     if missing:
         note += f" **Not trained yet: {', '.join(missing)}.**"

@@ -241,8 +241,9 @@ def loss_ratio(figures: dict[str, Any], key: str) -> float:
 def difference(figures: dict[str, Any], key: str) -> str:
     """`loss_ratio` as a difference, and the standard error of what the seeds say, each for itself."""
     own, other = (figures["trainings"][k]["validation_losses"] for k in (key, "none"))
-    error = common.standard_error([100 * a / b for a, b in zip(own, other)])
-    return f"{100 * (loss_ratio(figures, key) - 1):+.2f}% ± {error:.2f}"
+    ratios = [100 * a / b for a, b in zip(own, other)]
+    error = f" ± {common.standard_error(ratios):.2f}" if len(ratios) > 1 else ""
+    return f"{100 * (loss_ratio(figures, key) - 1):+.2f}%{error}"
 
 
 def rate_title(rate: str) -> str:
