@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -55,4 +56,5 @@ def test_every_decoder_refuses_damaged_payloads_or_decodes_them(run: Run) -> Non
 def test_one_word_too_far_would_be_seen(run: Run) -> None:
     done = run("overrun")
     assert done.returncode != 0
-    assert "heap-buffer-overflow" in done.stderr
+    # A vector that begins within the array and ends behind it has no name of its own.
+    assert re.search("ERROR: AddressSanitizer: (heap-buffer-overflow|unknown-crash)", done.stderr)
