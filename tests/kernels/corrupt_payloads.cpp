@@ -246,7 +246,7 @@ bool decodes_to_finite(const Kernels& kernels, Dice& dice) {
   const auto &words = received.word_pointers;
   const auto &norms = received.norm_pointers;
   const float factor = NORMS[dice.below(sizeof NORMS / sizeof *NORMS)];
-  Buffer<float> units(workers);
+  Buffer<float> units(16 * workers);
   Buffer<u8> out(count * (type == FLOAT64 ? 8 : type == FLOAT32 ? 4 : 2));
   Buffer<u32> integers(kind == 3 ? tiles * ROW : kind >= 5 ? count : 0);
   switch (kind) {

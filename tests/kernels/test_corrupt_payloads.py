@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,4 +69,5 @@ def assert_refused_and_decoded(done: subprocess.CompletedProcess[str], inputs: i
 def test_one_word_too_far_would_be_seen(run: Run) -> None:
     done = run("overrun")
     assert done.returncode != 0
-    assert "heap-buffer-overflow" in done.stderr
+    # A vector that begins within the array and ends behind it has no name of its own.
+    assert re.search("ERROR: AddressSanitizer: (heap-buffer-overflow|unknown-crash)", done.stderr)
