@@ -141,7 +141,9 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --model resnet50 --methods none fp16 "
     "global-qsgd-4": EXCHANGE,
     'python benchmarks/kernels.py --sizes 1M 25.6M --rounds 5 --only bucket_ "sum, 4 bits" "codes, 4" "codes, 8" '
-    "exponential rotated vote binarize decode_signs": "measures for minutes; the kernels themselves are tested in tests/kernels",
+    "exponential rotated vote binarize decode_signs": (
+        "measures for minutes; the kernels themselves are tested in tests/kernels"
+    ),
 }
 
 
