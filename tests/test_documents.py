@@ -39,6 +39,8 @@ BUILD = "builds Horovod for minutes, from a registry: scripts/setup does the sam
 GPU = "needs a GPU: no machine that runs the tests has one"
 SETS_UP = "makes an environment of gigabytes, in which the tests then run"
 
+EXAMPLES_PACKAGES = "from a registry; without them the example's test says that it was left out"
+
 COMMANDS: dict[str, Entry] = {
     # README.md
     "pip install .": INSTALLED,
@@ -109,7 +111,6 @@ COMMANDS: dict[str, Entry] = {
     "VENV=.venv-gpu-host scripts/reproduce transformer-gpu": GPU,
     "horovodrun --gloo -np 2 python examples/torch_char_transformer.py --device cuda --layers 8 --width 512 --heads 8 "
     "--context 256 --batch-size 64 --lr 0.0006 --compression global-qsgd --bits 8": GPU,
-    "pip install horovod-quant": "the package is not in a registry; tests/test_distribution.py installs the wheel",
     "horovodrun -np 2 horovod-quant doctor": DOCTOR,
     'pip install "setuptools<81" wheel packaging cloudpickle psutil pyyaml cffi "cmake<4"': BUILD,
     "printf '#!/bin/sh\\nexec g++ \"$@\" -std=c++17\\n' > horovod-c++": BUILD,
@@ -127,6 +128,22 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --model resnet50 --rounds 11": EXCHANGE,
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --framework tensorflow --model resnet50 --rounds 9 "
     "--groups 4": EXCHANGE,
+    "pip install --no-deps pytorch_lightning==1.8.6 lightning-utilities==0.8.0 torchmetrics==0.11.4 tensorboardX "
+    "fsspec": (EXAMPLES_PACKAGES),
+    "horovodrun --gloo -np 2 python examples/lightning_horovod.py": RunBy(
+        "tests/examples/test_frameworks_on_top.py", "lightning_horovod"
+    ),
+    "pip install pyspark==3.5.5 pyarrow==19.0.1 fsspec": EXAMPLES_PACKAGES,
+    "python examples/spark_run.py": RunBy("tests/examples/test_frameworks_on_top.py", "spark_run"),
+    "pip install horovod_quant-*.whl": INSTALLED,
+    "horovodrun --gloo -np 2 python benchmarks/exchange.py --many-small --methods none fp16 global-qsgd-4 "
+    "binsgdm": EXCHANGE,
+    "horovodrun --gloo -np 2 python benchmarks/exchange.py --model resnet50 --methods none fp16 "
+    "global-qsgd-4": EXCHANGE,
+    'python benchmarks/kernels.py --sizes 1M 25.6M --rounds 5 --only bucket_ "sum, 4 bits" "codes, 4" "codes, 8" '
+    "exponential rotated vote binarize decode_signs": (
+        "measures for minutes; the kernels themselves are tested in tests/kernels"
+    ),
 }
 
 
