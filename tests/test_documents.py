@@ -176,7 +176,9 @@ def test_no_command_is_left_that_no_page_has() -> None:
     assert set(COMMANDS) <= set(IN_PAGES)
 
 
-@pytest.mark.parametrize("entry", {entry for entry in COMMANDS.values() if isinstance(entry, RunBy)}, ids=str)
+@pytest.mark.parametrize(
+    "entry", sorted({each for each in COMMANDS.values() if isinstance(each, RunBy)}), ids=str
+)
 def test_the_tests_named_run_them(entry: RunBy) -> None:
     assert entry.text in (ROOT / entry.file).read_text()
 
