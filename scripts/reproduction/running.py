@@ -131,7 +131,8 @@ def method_options(name: str) -> list[str]:
         return ["--compression", name]
     compressors = import_example("training").COMPRESSORS
     (compression,) = (name for name, class_name in compressors.items() if class_name == method.class_name)
-    return ["--compression", compression, *(f"--{k}={v}" for k, v in method.arguments.items())]
+    options = {name.replace("_", "-"): value for name, value in method.arguments.items()}
+    return ["--compression", compression, *(f"--{name}={value}" for name, value in options.items())]
 
 
 def import_example(module: str) -> Any:

@@ -54,8 +54,8 @@ def test_a_failed_run_is_quoted() -> None:
 def test_the_examples_know_every_method(name: str) -> None:
     training = running.import_example("training")
     compression, *others = running.method_options(name)[1:]
-    options = {option.lstrip("-").split("=")[0] for option in others}
-    assert options <= set(training.METHOD_OPTIONS[compression])
+    options = {option.split("=")[0] for option in others}
+    assert options <= {"--" + known.replace("_", "-") for known in training.METHOD_OPTIONS[compression]}
 
 
 @pytest.mark.extended
