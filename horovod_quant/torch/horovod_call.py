@@ -154,7 +154,7 @@ def glance() -> tuple[Any, Any]:
 
 def asking_optimizer() -> tuple[Any, Any]:
     """The optimizer and the parameter, if Horovod's optimizer itself called the function that calls this one, for one
-    parameter alone; else two times None.
+    parameter alone; else two times None, as with a release of Horovod's that names the parameter otherwise.
 
     Cheap, and true of most gradients: `identify` finds out the rest.
     """
@@ -162,7 +162,8 @@ def asking_optimizer() -> tuple[Any, Any]:
     if frame.f_code is not _hook_code():
         return None, None
     variables = frame.f_locals
-    return variables["self"], variables["p"]
+    optimizer, parameter = variables.get("self"), variables.get("p")
+    return (None, None) if parameter is None else (optimizer, parameter)
 
 
 @functools.cache
