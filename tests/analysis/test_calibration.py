@@ -75,7 +75,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"version": 2}, "version 2"),
-        ({"framework": "tensorflow"}, "of tensorflow"),
+        ({"framework": "tensorflow"}, "measured with tensorflow"),
         ({"controller": "nccl"}, "'nccl' is not one of gloo, mpi"),
         ({"hosts": 3}, "3 hosts of 2 are not 4 workers"),
         ({"workers": 1, "hosts": 1, "workers_per_host": 1}, "one worker exchanges nothing"),
