@@ -171,7 +171,7 @@ def follow(process: subprocess.Popen, log: Path, rate: str) -> bool:
     """
     shaped, deadline = rate == UNSHAPED, time.monotonic() + CELL_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        if not shaped and re.search(r"warming up: 100%[^\n]*\n", log.read_text(errors="replace")):
+        if not shaped and re.search(r"warming up: [\d,]+ exchanges, .*\n", log.read_text(errors="replace")):
             command("rate", rate)
             shaped = True
         time.sleep(0.02 if not shaped else 0.5)
