@@ -26,6 +26,8 @@ NOT_ON_THE_PAGE = {
     "kernels/triton/": "as above; the page has what the frontends say of GPUs",
     "tensorflow/kernels.py": "as above",
     "analysis/bounds.py": "functions of the papers' bounds, whose arguments a message names",
+    "analysis/code_lengths.py": "as above",
+    "analysis/arguments.py": "as above",
 }
 """Modules whose messages nobody meets who trains, measures or predicts, and why."""
 

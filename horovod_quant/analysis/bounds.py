@@ -1,4 +1,4 @@
-"""What can be proved about each scheme: variances, ranges and code lengths.
+"""What can be proved about each scheme: variances and ranges; lengths are in `horovod_quant.analysis.code_lengths`.
 
 Exact values are computed for a given vector; bounds hold for every vector. Variances are sums over elements
 of ``E (estimate - value)**2``, in the square of the gradient's unit, unless a function says otherwise. Every
@@ -12,21 +12,17 @@ from __future__ import annotations
 
 import functools
 import math
-from operator import index
 from statistics import NormalDist
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from horovod_quant.analysis.arguments import exponent, positive_int
 from horovod_quant.kernels.keys import ALL_ONES, KeyChain
 from horovod_quant.kernels.rotation import DISTORTIONS
 
 _Floats = npt.NDArray[np.float64]
-
-# Elias(k) <= factor * log2(k) + 1 bits. QSGD's lengths take 1 (the limit for large k of the omega code, up to
-# their o(1)); the others are the smallest that hold for every k >= 1: omega is worst at k = 4 and k = 16.
-_LOG_FACTORS = {None: 1.0, "gamma": 2.0, "omega": 2.5}
 
 
 # ---- stochastic rounding
@@ -46,7 +42,7 @@ def uniform_levels(s: int) -> _Floats:
 
     Source: QSGD (NeurIPS 2017), section 3.1; standard dithering in Global-QSGD (2023).
     """
-    s = _positive_int("s", s)
+    s = positive_int("s", s)
     return np.arange(s + 1) / s
 
 
@@ -64,7 +60,7 @@ def exponential_levels(s: int) -> _Floats:
 
     Source: NUQSGD (JMLR 2021); exponential dithering in Global-QSGD (2023).
     """
-    return np.concatenate(([0.0], np.ldexp(1.0, np.arange(-_exponent(s), 1))))
+    return np.concatenate(([0.0], np.ldexp(1.0, np.arange(-exponent(s), 1))))
 
 
 def rounding_variance(r: npt.ArrayLike, levels: npt.ArrayLike) -> _Floats:
@@ -208,7 +204,7 @@ def qsgd_variance_factor(bucket: int, s: int) -> float:
 
     Source: QSGD, Lemma 3.1.
     """
-    bucket, s = _positive_int("bucket", bucket), _positive_int("s", s)
+    bucket, s = positive_int("bucket", bucket), positive_int("s", s)
     return min(bucket / s**2, math.sqrt(bucket) / s)
 
 
@@ -230,7 +226,7 @@ def qsgd_dense_variance_factor(bucket: int, s: int) -> float:
 
     Source: QSGD, proof of Lemma 3.1, with 1/4 in place of 1.
     """
-    bucket, s = _positive_int("bucket", bucket), _positive_int("s", s)
+    bucket, s = positive_int("bucket", bucket), positive_int("s", s)
     return bucket / (4 * s**2)
 
 
@@ -255,8 +251,7 @@ def nuqsgd_variance_factor(bucket: int, s: int) -> float:
 
     Source: derived in this docstring; `nuqsgd_paper_variance_factor` is the paper's, which is larger.
     """
-    bucket, s = _positive_int("bucket", bucket), _exponent(s)
-    k = math.ldexp(math.sqrt(bucket), -s)
+    k = _times_the_smallest_level(bucket, s)
     return k - 1 if k >= 9 / 4 else 1 / 8 + 2 * k**2 / 9
 
 
@@ -277,9 +272,13 @@ def nuqsgd_paper_variance_factor(bucket: int, s: int) -> float:
 
     Source: NUQSGD (JMLR 2021), the theorem on variance.
     """
-    bucket, s = _positive_int("bucket", bucket), _exponent(s)
-    k = math.ldexp(math.sqrt(bucket), -s)
+    k = _times_the_smallest_level(bucket, s)
     return k - 7 / 8 if k >= 2 else 1 / 8 + k**2 / 4
+
+
+def _times_the_smallest_level(bucket: int, s: int) -> float:
+    """``2^-s sqrt(B)``."""
+    return math.ldexp(math.sqrt(positive_int("bucket", bucket)), -exponent(s))
 
 
 # ---- Global-QSGD
@@ -332,7 +331,7 @@ def global_qsgd_error(gradients: npt.ArrayLike, s: int, norm: str, rounding: str
 
     Source: Global-QSGD (2023), standard dithering; `joint_rounding_variance`.
     """
-    matrix, s = _workers(gradients), _positive_int("s", s)
+    matrix, s = _workers(gradients), positive_int("s", s)
     scale = global_scale(matrix, norm)
     if not _is_joint(rounding):
         return uniform_rounding_variance(matrix.ravel(), scale, s) / len(matrix) ** 2
@@ -370,7 +369,7 @@ def global_qsgd_error_bounds(
 
     Source: Global-QSGD (2023), standard dithering; for joint rounding derived in this docstring.
     """
-    matrix, s = _workers(gradients), _positive_int("s", s)
+    matrix, s = _workers(gradients), positive_int("s", s)
     n, bucket = matrix.shape
     scale = global_scale(matrix, norm)
     dense = bucket * scale**2 / (4 * n * s**2)
@@ -400,7 +399,7 @@ def global_qsgd_sum_limit(workers: int, s: int, norm: str) -> int:
 
     Source: Global-QSGD (2023): its additional factor ``O(sqrt(n))`` of compression.
     """
-    workers, s = _positive_int("workers", workers), _positive_int("s", s)
+    workers, s = positive_int("workers", workers), positive_int("s", s)
     if _norm(norm) == "max":
         return workers * s
     return min(workers * s, math.isqrt(s * s * workers) + workers)
@@ -452,7 +451,7 @@ def rotated_sum_step(bits: int, workers: int, rounding: str = "joint") -> float:
     gradients are: pairs of workers draw by one common number, and gradients that are a rank's multiple of one vector
     can make them alike.
     """
-    bits, workers = _positive_int("bits", bits), _positive_int("workers", workers)
+    bits, workers = positive_int("bits", bits), positive_int("workers", workers)
     if not 2 <= bits <= 8:
         raise ValueError(f"bits={bits!r}: use 2 to 8")
     return _rotated_sum_step(bits, workers, _is_joint(rounding))
@@ -499,7 +498,7 @@ def estimate_margin(samples: int) -> float:
 
     Source: derived in this docstring.
     """
-    samples = _positive_int("samples", samples)
+    samples = positive_int("samples", samples)
     twice = 2 * _tail_exponent()
     if twice / samples > 700:
         return math.inf
@@ -712,231 +711,7 @@ def one_bit_server_variance(u: npt.ArrayLike) -> _Floats:
     return np.asarray(1 - ratios.mean(axis=0) ** 2 - one_bit_average_variance(ratios))
 
 
-# ---- expected code lengths of QSGD
-
-
-def qsgd_nonzeros_bound(dimension: int, s: int) -> float:
-    """Expected number of non-zero elements of ``Q(v)`` with the 2-norm: at most ``min(d, s (s + sqrt(d)))``.
-
-    Args:
-        dimension: number of elements ``d``.
-        s: number of non-zero uniform levels.
-
-    Returns:
-        A number of elements.
-
-    Raises:
-        TypeError, ValueError: an argument is not a positive integer.
-
-    Source: QSGD, Lemma 3.1 (sparsity).
-    """
-    d, s = _positive_int("dimension", dimension), _positive_int("s", s)
-    return min(float(d), s * (s + math.sqrt(d)))
-
-
-def qsgd_sparse_length(dimension: int, s: int, code: str | None = None) -> float:
-    """Expected bits of the sparse layout and its norm, for one bucket with the 2-norm.
-
-    ``code=None`` is the paper's ``(3 + 3/2 log2(2 (s^2 + d) / (s (s + sqrt(d))))) s (s + sqrt(d)) + 32``. The
-    paper has ``3/2 + o(1)``, and without the o(1) it is no bound for the gamma code: equal magnitudes at
-    ``s = 1`` exceed it from about ``d = 2^18``. At ``s = sqrt(d)`` it is a loose ``9 d + 32``.
-
-    ``code="gamma"`` and ``"omega"`` are proved for that code and every vector. With
-    ``Elias(k) <= c log2 k + 1``, ``K`` non-zeros and ``Z`` the sum of their squared levels, concavity gives
-    at most ``3 K + 1 + c (K+1) log2((d+1)/(K+1)) + (c/2) K log2(Z/K)`` bits. It is concave, so ``K``
-    and ``Z`` may be their expectations. ``x log2(a/x)`` grows up to ``x = a/e``; beyond, its maximum counts.
-
-    Args:
-        dimension: number of elements ``d``.
-        s: number of non-zero uniform levels.
-        code: ``None`` for the paper's figure, ``"gamma"`` or ``"omega"`` for a proved bound.
-
-    Returns:
-        Bits, with 32 for the norm; the bit of layout and the padding of ``kernels.entropy`` are not in it.
-
-    Raises:
-        TypeError, ValueError: an argument is not as above.
-
-    Source: QSGD, Theorem 3.2.
-    """
-    d, s = _positive_int("dimension", dimension), _positive_int("s", s)
-    factor = _log_factor(code)
-    if code is None:
-        nonzeros = s * (s + math.sqrt(d))
-        return (3 + 1.5 * math.log2(2 * (s**2 + d) / nonzeros)) * nonzeros + 32
-    nonzeros = qsgd_nonzeros_bound(d, s)
-    gaps = factor * _largest_entropy(nonzeros + 1, d + 1)
-    magnitudes = factor / 2 * _largest_entropy(nonzeros, _squared_levels(d, s))
-    return 3 * nonzeros + 1 + gaps + magnitudes + 32
-
-
-def qsgd_dense_length(dimension: int, s: int, code: str | None = None) -> float:
-    """Expected bits of the dense layout (the paper's Code') and its norm, for one bucket with the 2-norm.
-
-    ``(c/2 (log2(1 + (s^2 + min(d, s sqrt(d))) / d) + 1) + 2) d + 32``, where ``Elias(k) <= c log2 k + 1``.
-
-    ``code=None`` is the paper's figure, ``c = 1`` without its o(1); it is not a bound for every vector: no
-    Elias code sends 2 in fewer than 3 bits, so at ``s = sqrt(d)`` equal magnitudes take 4 bits an element
-    where it says 3.29. ``code="gamma"`` (c = 2) and ``"omega"`` (c = 5/2) hold for every vector.
-
-    Args:
-        dimension: number of elements ``d``.
-        s: number of non-zero uniform levels.
-        code: ``None`` for the paper's figure, ``"gamma"`` or ``"omega"`` for a proved bound.
-
-    Returns:
-        Bits, with 32 for the norm; the bit of layout and the padding of ``kernels.entropy`` are not in it.
-
-    Raises:
-        TypeError, ValueError: an argument is not as above.
-
-    Source: QSGD, appendix, the length of Code', from which the paper takes its figure for ``s = sqrt(d)``.
-    """
-    d, s = _positive_int("dimension", dimension), _positive_int("s", s)
-    per_element = _log_factor(code) / 2 * (math.log2(1 + _squared_levels(d, s) / d) + 1) + 2
-    return per_element * d + 32
-
-
-def qsgd_headline_length(dimension: int) -> float:
-    """The paper's ``2.8 d + 32`` expected bits at ``s = sqrt(d)``.
-
-    Not a bound. It is ``(log2(3)/2 + 2) d + 32``, so ``qsgd_dense_length`` at ``s = sqrt(d)`` without the bit
-    that is added inside its bracket (half a bit an element), which makes 3.29. Equal magnitudes take 3 bits
-    an element in the shorter layout of ``kernels.entropy``, and 4 in Code'. Gaussian vectors take about 2.73
-    (gamma) or 2.76 (omega) in the shorter layout, which is the sparse one, and 2.93 or 2.94 in Code'.
-
-    Args:
-        dimension: number of elements ``d``.
-
-    Returns:
-        Bits, with 32 for the norm.
-
-    Raises:
-        TypeError, ValueError: ``dimension`` is not a positive integer.
-
-    Source: QSGD, section 3.1, the dense case ``s = sqrt(d)``.
-    """
-    return 2.8 * _positive_int("dimension", dimension) + 32
-
-
-# ---- expected code lengths of NUQSGD
-
-
-def nuqsgd_nonzeros_bound(dimension: int, s: int) -> float:
-    """Expected number of non-zero elements of ``Q(v)`` with the 2-norm, at most.
-
-    Let ``||v|| = 1``, and x be the sum of the squares of the elements r below ``2^-s``, which are not zero with
-    probability ``2^s r``: of these ``2^s sqrt(d x)`` at most. The others are ``4^s (1 - x)`` at most. Together that is
-    ``4^s + d/4`` (at ``sqrt(x) = 2^-s sqrt(d) / 2``) or, where that x is above 1, ``2^s sqrt(d)``; and never more than
-    d.
-
-    Args:
-        dimension: number of elements ``d``.
-        s: exponent of the smallest non-zero level.
-
-    Returns:
-        A number of elements.
-
-    Raises:
-        TypeError, ValueError: an argument is not an integer in range.
-
-    Source: derived in this docstring. NUQSGD (JMLR 2021) has ``4^s + 2^s sqrt(d)``.
-    """
-    d, s = _positive_int("dimension", dimension), _exponent(s)
-    if d >= 1 << (2 * s + 2):
-        return math.ldexp(math.sqrt(d), s)
-    return float(d) if d <= 1 << 2 * s else min(float(d), 4.0**s + d / 4)
-
-
-def nuqsgd_sparse_length(dimension: int, s: int, code: str | None = None) -> float:
-    """Expected bits of the sparse layout and its norm, for one bucket with the 2-norm.
-
-    ``code=None`` is the paper's ``3 n + n log2(d/n) + n log2 log2(8 (4^s + d) / n) + 32`` with
-    ``n = 4^s + 2^s sqrt(d)``, without its o(1).
-
-    ``code="gamma"`` and ``"omega"`` are proved for that code and every vector, as in `qsgd_sparse_length`. A level
-    ``2^-s y`` has the index ``1 + log2 y``. With K non-zeros, and Z the sum of their ``y^2``, there are at most
-    ``3 K + 1 + c (K+1) log2((d+1)/(K+1)) + c K log2(1 + log2(Z/K) / 2)`` bits, as ``log2(1 + log2(z)/2)`` is concave.
-    So is the whole, and K and Z may be their expectations: at most `nuqsgd_nonzeros_bound`, and ``4^s`` times 1 more
-    than `nuqsgd_variance_factor`. Of the K up to there the worst one counts.
-
-    Args:
-        dimension: number of elements ``d``.
-        s: exponent of the smallest non-zero level.
-        code: ``None`` for the paper's figure, ``"gamma"`` or ``"omega"`` for a proved bound.
-
-    Returns:
-        Bits, with 32 for the norm; the bit of layout and the padding of ``kernels.entropy`` are not in it.
-
-    Raises:
-        TypeError, ValueError: an argument is not as above, or the paper's figure is asked for where ``n`` is above
-            ``d/e``, for which it is not made.
-
-    Source: NUQSGD (JMLR 2021), the theorem on code length; the proof for a given code is derived in this docstring.
-    """
-    d, s = _positive_int("dimension", dimension), _exponent(s)
-    factor = _log_factor(code)
-    if code is None:
-        n = 4.0**s + math.ldexp(math.sqrt(d), s) if s <= 500 else math.inf
-        if n > d / math.e:
-            raise ValueError(
-                f"dimension={d}, s={s}: the paper's figure needs 4^s + 2^s sqrt(d) <= d/e; use code='gamma' or 'omega'"
-            )
-        return n * (3 + math.log2(d / n) + math.log2(math.log2(8 * (4.0**s + d) / n))) + 32
-    log_squares = 2 * s + math.log2(1 + nuqsgd_variance_factor(d, s))
-
-    def bits(k: float) -> float:
-        gaps = (k + 1) * math.log2((d + 1) / (k + 1))
-        indices = k * math.log2(1 + max(0.0, log_squares - math.log2(k)) / 2)
-        return 3 * k + 1 + factor * (gaps + indices)
-
-    return _largest_of_concave(bits, nuqsgd_nonzeros_bound(d, s)) + 32
-
-
-def _largest_of_concave(function: Callable[[float], float], end: float) -> float:
-    """Over ``0 < x <= end``, by thirds; not below the maximum by more than rounding."""
-    low, high = end * 1e-9, end
-    while high - low > 1e-9 * end:
-        third = (high - low) / 3
-        if function(low + third) < function(high - third):
-            low += third
-        else:
-            high -= third
-    return max(function(low), function(high), function(end))
-
-
-def _squared_levels(d: int, s: int) -> float:
-    # E sum of squared level indices: s^2 of the unit vector itself, and the variance by Lemma 3.1.
-    return s**2 + min(float(d), s * math.sqrt(d))
-
-
-def _largest_entropy(x: float, a: float) -> float:
-    """The largest ``y log2(a/y)`` over ``0 < y <= x``."""
-    y = min(x, a / math.e)
-    return y * math.log2(a / y)
-
-
 # ---- arguments
-
-
-def _positive_int(name: str, value: int) -> int:
-    try:
-        number = index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r} must be an integer, 1 or larger") from None
-    if number < 1:
-        raise ValueError(f"{name}={number} must be 1 or larger")
-    return number
-
-
-def _exponent(s: int) -> int:
-    try:
-        number = index(s)
-    except TypeError:
-        raise TypeError(f"s={s!r} must be an integer from 0 to 1000") from None
-    if not 0 <= number <= 1000:
-        raise ValueError(f"s={number} must be from 0 to 1000, so that 2^-s is a normal float64")
-    return number
 
 
 def _flat(name: str, value: npt.ArrayLike) -> _Floats:
@@ -981,12 +756,6 @@ def _is_joint(rounding: str) -> bool:
     if rounding not in ("joint", "independent"):
         raise ValueError(f"rounding={rounding!r} is unknown; use 'joint' or 'independent'")
     return rounding == "joint"
-
-
-def _log_factor(code: str | None) -> float:
-    if code not in _LOG_FACTORS:
-        raise ValueError(f"code={code!r} is unknown; use 'gamma', 'omega', or None for the paper's figure")
-    return _LOG_FACTORS[code]
 
 
 def _scaled_variance(v: npt.ArrayLike, norm: float, levels: _Floats) -> float:

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from horovod_quant import kernels, simulator
-from horovod_quant.analysis import bounds
+from horovod_quant.analysis import bounds, code_lengths
 from horovod_quant.kernels import entropy
 from horovod_quant.kernels.keys import KeyChain
 from reproduction import common, gradients, variance
@@ -27,8 +27,8 @@ METHOD = (
     "elements), Gaussian noise, and equal magnitudes, the worst case. Each is quantized by the native kernels with "
     "s = 1 to 255 levels; the bits are those of the payload that is sent, norms included, with codes of fixed width, "
     "Elias gamma and Elias omega. For s = √B, and for s = 1 and growing B, every bucket is encoded alone, as in the "
-    "paper. Bounds on lengths: the paper's figure, and the one that `horovod_quant.analysis.bounds` proves for the "
-    "gamma code, which holds for every array."
+    "paper. Bounds on lengths: the paper's figure, and the one that `horovod_quant.analysis.code_lengths` proves for "
+    "the gamma code, which holds for every array."
 )
 
 KINDS = {"gradient": "gradient", "gaussian": "Gaussian noise", "equal": "equal magnitudes"}
@@ -183,7 +183,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         found.append(
             Verdict(
                 f"At s = √B at most 2.8 B + 32 bits: {name}",
-                all(mean <= bounds.qsgd_headline_length(bucket) for bucket, mean in means.items()),
+                all(mean <= code_lengths.qsgd_headline_length(bucket) for bucket, mean in means.items()),
                 "; ".join(
                     f"{(mean - 32) / bucket:.2f} B + 32 at B = {bucket:,}" for bucket, mean in means.items()
                 ),
@@ -221,7 +221,7 @@ def _by(cells: Sequence[dict[str, Any]], key: str, **wanted: Any) -> dict[Any, l
 
 def _length_bound(cell: dict[str, Any], code: str | None) -> float:
     """Bits per element of the shorter layout."""
-    lengths = (bounds.qsgd_sparse_length, bounds.qsgd_dense_length)
+    lengths = (code_lengths.qsgd_sparse_length, code_lengths.qsgd_dense_length)
     return min(length(cell["bucket"], cell["levels"], code) for length in lengths) / cell["bucket"]
 
 
@@ -332,7 +332,7 @@ def _draw_lengths(figures: dict[str, Any], path: Path) -> None:
     sizes = [bucket for bucket, _ in points]
     guide = [bits * _sparse_growth(bucket) / _sparse_growth(last) for bucket in sizes]
     left.plot(sizes, guide, "--", color="#999999", linewidth=1, label="∝ √B log B")
-    limits = [bounds.qsgd_sparse_length(bucket, 1) - 32 for bucket in sizes]
+    limits = [code_lengths.qsgd_sparse_length(bucket, 1) - 32 for bucket in sizes]
     left.plot(sizes, limits, "--", color="black", linewidth=1, label="paper's figure")
     left.set(
         xscale="log",
