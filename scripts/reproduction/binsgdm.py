@@ -10,16 +10,16 @@ from reproduction.common import Plot, Verdict
 
 TITLE = "BinSGDM: one bit per element, beside Adam"
 CLAIM = (
-    "An optimizer that exchanges one bit per element trains as well as Adam with float32 gradients, at up to 2.5 "
-    "(ResNet-50) and 6.3 times (BERT-Base) its speed between hosts joined by 10 Gbit/s. The hierarchical exchange "
-    "sends `2 (H-1)/H d/8` bytes from each of H hosts, however many workers it has (Peng et al., ICLR 2023 submission; "
-    "NeurIPS 2023)."
+    "An optimizer that exchanges one bit per element trains as well as Adam with float32 gradients, and up to 2.5 "
+    "times (ResNet-50) and 6.3 times (BERT-Base) as fast between hosts with links of 10 Gbit/s. The hierarchical "
+    "exchange sends `2 (H-1)/H d/8` bytes from each of H hosts, however many workers it has (Peng et al., ICLR 2023 "
+    "submission; NeurIPS 2023)."
 )
 METHOD = (
-    "*Loss* and *speed*: the trainings and steps of `scripts/reproduce transformer`, of which those with Adam and with "
-    "BinSGDM are shown. The paper's GPUs compute faster and its network is faster; here it is a few cores and slow "
-    "links. *Bytes*: what the interfaces of the hosts of `scripts/lab` count while a transformer of 21 million "
-    "parameters is trained, 2 workers on each host, over Gloo."
+    "*Loss* and *speed*: the trainings and steps of `scripts/reproduce transformer`; this section shows those with "
+    "Adam and with BinSGDM. The paper has faster GPUs and a faster network; here there are a few cores and slow links. "
+    "*Bytes*: what the hosts' network interfaces in `scripts/lab` count while a transformer of 21 million parameters "
+    "is trained over Gloo, with 2 workers on each host."
 )
 
 METHODS = ("none", "binsgdm")
@@ -85,7 +85,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             source,
         )
         for key, when, source in (
-            ("binsgdm", "After as many steps", "BinSGDM (Birder), abstract: “comparable” to Adam"),
+            ("binsgdm", "After the same number of steps", "BinSGDM (Birder), abstract: “comparable” to Adam"),
             (
                 transformer.LONGER.key,
                 f"After {transformer.FACTOR} times Adam's steps, which is not the paper's comparison,",
@@ -97,16 +97,16 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         ratio, limit = steps.speed_up(measured, "binsgdm"), steps.speed_up(measured, transformer.ALONE)
         found.append(
             Verdict(
-                f"At {transformer.rate_title(rate)} BinSGDM takes more steps per second than Adam with float32",
+                f"At {transformer.rate_title(rate)} BinSGDM does more steps per second than Adam with float32",
                 ratio > 1,
                 f"{ratio:.2f} times as many; without any exchange there would be {limit:.2f} times as many",
-                "BinSGDM (Birder), abstract: a speed-up, of which the size is not tested",
+                "BinSGDM (Birder), abstract: a speed-up, whose size is not tested",
             )
         )
     if figures["clusters"]:
         ratios = [steps.link_bytes(each, HIERARCHICAL) / predicted(each) for each in figures["clusters"]]
         shown = ", ".join(
-            f"{ratio:.3f} of it with {cluster(e)}" for ratio, e in zip(ratios, figures["clusters"])
+            f"{ratio:.3f} times that with {cluster(e)}" for ratio, e in zip(ratios, figures["clusters"])
         )
         found.append(
             Verdict(
@@ -122,8 +122,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 def in_short(figures: dict[str, Any]) -> str:
     equal, longer = (transformer.difference(figures, key) for key in ("binsgdm", transformer.LONGER.key))
     return (
-        f"Its validation loss to Adam's: {equal} after as many steps; {longer} if Adam has half as many, which is not "
-        "the paper's comparison."
+        f"Its validation loss relative to Adam's: {equal} after the same number of steps; {longer} after "
+        f"{transformer.FACTOR} times Adam's steps, which is not the paper's comparison."
     )
 
 
@@ -149,7 +149,7 @@ def cluster(figures: dict[str, Any]) -> str:
 
 
 def tables(figures: dict[str, Any]) -> str:
-    header = ("", "steps", "validation loss", "to Adam", "bits sent per element and step")
+    header = ("", "steps", "validation loss", "relative to Adam", "bits sent per element and step")
     rows = []
     for each in TRAININGS:
         training = figures["trainings"][each.key]
@@ -165,10 +165,10 @@ def tables(figures: dict[str, Any]) -> str:
     reached, of = adams_steps(figures, "binsgdm")
     longer = transformer.FACTOR * of
     note = (
-        f"The training loss that BinSGDM has at the end of {of:,} steps, Adam has after {reached:,} of its {of:,}. "
-        f"Adam can take {longer:,} steps as well. There is no such training among these figures; in a trial, whose "
-        f"figures are not kept here, BinSGDM's loss after {longer:,} steps was about 10% above Adam's after as many. "
-        "By that, twice the steps do not close the gap."
+        f"Adam needs {reached:,} steps to reach the training loss that BinSGDM has after {of:,}. Adam could also train "
+        f"for {longer:,} steps, which these figures do not include. In a trial, whose figures are not kept here, "
+        f"BinSGDM's loss after {longer:,} steps was about 10% above Adam's after as many. By that, twice the steps do "
+        "not close the gap."
     )
     parts = [common.table(header, rows), note, transformer.speed_table(figures, METHODS)]
     if figures["clusters"]:
@@ -178,7 +178,7 @@ def tables(figures: dict[str, Any]) -> str:
             "BinSGDM",
             "hierarchical",
             "formula",
-            "by the formula",
+            "hierarchical / formula",
         )
         parts.append(common.table(header, map(_cluster_row, figures["clusters"])))
     return "\n\n".join(parts)
@@ -198,7 +198,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     plots = [
         Plot(
             "binsgdm-loss.png",
-            "The loss along the training (mean of the seeds), and validation loss at its end (each seed).",
+            "Loss during training (mean of the seeds), and validation loss at the end (each seed).",
         )
     ]
     transformer.draw_losses(figures["trainings"], TRAININGS, folder / plots[0].file)

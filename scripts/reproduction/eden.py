@@ -13,24 +13,24 @@ from reproduction.transformer import Training, plain
 
 TITLE = "EDEN: few bits, the same error for every gradient"
 CLAIM = (
-    "After a random rotation the levels of a Gaussian serve every gradient: the squared error is a constant of the "
-    "bits (Vargaftik et al., ICML 2022). This package's claim: so 3 bits train a transformer to within 0.5% of "
-    "float32's loss, and about 2 bits up to within 1%, at equal steps."
+    "After a random rotation, the levels of a Gaussian suit every gradient: the squared error depends only on the bits "
+    "(Vargaftik et al., ICML 2022). This package's claim: so 3 bits train a transformer to within 0.5% of float32's "
+    "loss, and about 2 bits up to within 1%, with the same number of steps."
 )
 METHOD = (
-    "*Error*: exchanges of simulated workers, for distributions that have little in common; one spike is an element a "
-    "bucket with nearly all of its energy. *Transformer*: the trainings of `scripts/reproduce transformer`, 4 real "
-    "workers, 1,000 steps, the same learning rate for every method, which is the best for float32; float32 was trained "
-    "anew, BinSGDM's row is that of the transformer's section. PowerSGD is PyTorch's hook of DistributedDataParallel "
+    "*Error*: exchanges of simulated workers, for distributions that have little in common. *One spike* is one element "
+    "per bucket with nearly all of its energy. *Transformer*: the trainings of `scripts/reproduce transformer`, with 4 "
+    "real workers, 1,000 steps, and for every method the learning rate that is best for float32. float32 was trained "
+    "anew; BinSGDM's row is that of the transformer's section. PowerSGD is PyTorch's hook for DistributedDataParallel "
     "over Gloo, with the same model, data and optimizer, and float32 in the first tenth of the steps, as PyTorch's "
-    "documentation advises. *Whitened*: an experiment outside of the package. Gradients are divided, element by "
-    "element, by the root mean square of past averages (an exponential average of about 50 steps, and a floor, chosen "
-    "with another seed), which all workers have decoded alike, before EDEN rounds them, and averages multiplied by "
-    "it: then noise is where Adam does not feel it. It was to become a feature only if whitened 2 bits ended within 1% "
-    "of float32 where plain 2 bits do not, or 1 bit within 2%. *SGD with momentum*: 4 simulated workers, digits, the "
-    "convolutional network above and a small ResNet. *Embedding*: 4 simulated workers; a model guesses the next word "
-    "of Python's library, and few rows of its embedding have a gradient in a step. Its gradients are dense, and rows "
-    "of zeros lie in buckets with others."
+    "documentation advises. *Whitened*: an experiment outside the package. Before EDEN rounds them, gradients are "
+    "divided, element by element, by the root mean square of past averages, which all workers have decoded identically "
+    "(an exponential average of about 50 steps, with a floor that was chosen with another seed); the averages are "
+    "multiplied by it again. The noise then is where Adam does not feel it. This was to become a feature only if "
+    "whitened 2 bits ended within 1% of float32 where plain 2 bits do not, or 1 bit within 2%. *SGD with momentum*: 4 "
+    "simulated workers, digits, the convolutional network above and a small ResNet. *Embedding*: 4 simulated workers. "
+    "A model guesses the next word of Python's library, and few rows of its embedding have a gradient in a step. Its "
+    "gradients are dense, so rows of zeros share buckets with others."
 )
 
 SOURCE = common.PACKAGE
@@ -324,7 +324,14 @@ def tables(figures: dict[str, Any]) -> str:
 
 
 def _loss_table(figures: dict[str, Any]) -> str:
-    header = ["", "seeds", "validation loss", "to float32", "MB sent per step", "times fewer than float32"]
+    header = [
+        "",
+        "seeds",
+        "validation loss",
+        "relative to float32",
+        "MB sent per step",
+        "times fewer than float32",
+    ]
     rows = []
     for each in TRAININGS:
         training = figures["trainings"].get(each.key)
@@ -345,9 +352,9 @@ def _loss_table(figures: dict[str, Any]) -> str:
     hours = sum(sum(own["seconds"]) for own in figures["trainings"].values()) / 3600
     missing = [each.title for each in TRAININGS if each.key not in figures["trainings"]]
     note = (
-        "Losses in nats per character, as in the transformer's section. Differences are of means over the seeds that "
-        "both have, ± the standard error of the seeds' own. PowerSGD's bytes are those of a step after the first "
-        f"tenth. All trainings took {hours:.1f} hours, beside other work of the machine."
+        "Losses are in nats per character, as in the transformer's section. Differences are between means over the "
+        "seeds that both have, ± the standard error over the seeds. PowerSGD's bytes are those of a step after the "
+        f"first tenth. All trainings took {hours:.1f} hours, while the machine had other work."
     )
     if missing:
         note += f" **Not trained yet: {', '.join(missing)}.**"
@@ -369,7 +376,7 @@ def _digits_table(figures: dict[str, Any]) -> str:
 def _embedding_table(figures: dict[str, Any]) -> str:
     header = [""]
     for title in OPTIMIZERS.values():
-        header += [f"{title}: validation loss", "to float32", "untouched rows moved"]
+        header += [f"{title}: validation loss", "relative to float32", "untouched rows moved"]
     rows = []
     for method in WITH_EMBEDDING:
         row = [common.title(method.removesuffix(EXCLUDED)) + (EXCLUDED if EXCLUDED in method else "")]
@@ -382,8 +389,8 @@ def _embedding_table(figures: dict[str, Any]) -> str:
         rows.append(row)
     untouched = common.mean(run["untouched"] for run in next(iter(figures.values()))["none"])
     note = (
-        f"*Untouched*: {untouched:.0%} of the rows, which no example had; how far they moved, by how far the others "
-        "did (root mean squares). Errors of QSGD's and Global-QSGD's levels leave zeros as they are; rotations do not."
+        f"*Untouched*: {untouched:.0%} of the rows, which no example had; how far they moved, relative to the others "
+        "(root mean squares). QSGD's and Global-QSGD's rounding leaves zeros as they are; rotations do not."
     )
     return f"{common.table(header, rows)}\n\n{note}"
 
@@ -400,7 +407,8 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
         plots.append(
             Plot(
                 "eden-loss.png",
-                "Left: training loss, mean of the seeds and of each 50th of the steps. Right: its end, as a ratio.",
+                "Left: training loss, mean of the seeds and of each 50th of the steps. Right: validation loss at the "
+                "end, relative to float32's.",
             )
         )
         transformer.draw_losses(figures["trainings"], trained, folder / plots[-1].file)

@@ -17,20 +17,21 @@ from reproduction.common import Plot, Slope, Verdict
 
 TITLE = "Global-QSGD: one scale for all workers"
 CLAIM = (
-    "With one scale for all workers, integers can be summed by an allreduce, without bias and without error feedback; "
-    "this compresses up to O(√n) better than QSGD with n workers, and preserves the accuracy of a training (Xin, "
-    "Canini, Richtárik, Horváth, 2023; ECAI 2025). The abstracts do not say at which error of an average, nor with "
-    "which norm: what is said here about these is our reading."
+    "With one scale for all workers, an allreduce can sum integers, without bias and without error feedback. This "
+    "compresses up to O(√n) better than QSGD with n workers, and training keeps its accuracy (Xin, Canini, Richtárik, "
+    "Horváth, 2023; ECAI 2025). The abstracts say neither at which error of an average nor with which norm; what this "
+    "page says about these is our reading."
 )
 METHOD = (
     "Up to 1,024 simulated workers, each with the gradient of its own 8 images, at the same weights of a convolutional "
-    "network (the first {elements:,} elements of its second layer, buckets of {bucket:,}). *Range*: the largest sum "
+    "network (the first {elements:,} elements of its second layer, in buckets of {bucket:,}). *Range*: the largest sum "
     "of the workers' integers with {levels} levels, for these gradients and for the worst case (all workers have the "
-    "same single element). *Equal levels*: the integers that are not zero (they decide what an entropy coder sends), "
-    "and the error, by those of QSGD with as many levels ({sparse}). *Equal error*: the fewest bits with which "
-    "Global-QSGD's error is at most that of QSGD (own l2 norms), and the bytes that a worker sends. QSGD gathers "
-    "everybody's codes, so they grow with n; Global-QSGD sums integers, whose bits grow with log n. *Training*: as for "
-    "NUQSGD, {workers} workers. Errors are `||estimate - average||²` by the mean of `||g_i||²`."
+    "same single element). *Equal levels*: the number of non-zero integers, which decides what an entropy coder sends, "
+    "and the error, both relative to QSGD with as many levels ({sparse}). *Equal error*: the fewest bits with which "
+    "Global-QSGD's error is at most that of QSGD (with each worker's own l2 norm), and the bytes that a worker sends. "
+    "QSGD gathers every worker's codes, so its bytes grow with n; Global-QSGD sums integers, whose bits grow with log "
+    "n. *Training*: as for NUQSGD, with {workers} workers. Errors are `||estimate - average||²`, relative to the mean "
+    "of `||g_i||²`."
 )
 
 BUCKET = 1024
@@ -227,13 +228,13 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     nonzeros, error = _slope(figures, "levels", "non-zeros"), _slope(figures, "levels", "error")
     found = [
         Verdict(
-            "An allreduce can add the workers' integers: no sum is above what its field is made for",
+            "An allreduce can add the workers' integers: every sum fits its field",
             inside,
             f"{sizes[0]} to {sizes[-1]} workers, both norms, gradients and the worst case",
             f"{FIRST} “Allreduce-compatible”",
         ),
         Verdict(
-            "With as many levels as QSGD, √n fewer integers are not zero",
+            "With as many levels as QSGD, √n times fewer integers are non-zero",
             _agrees(nonzeros, -0.5),
             f"∝ n^({nonzeros})",
             f"{FIRST} “up to O(√n) additional compression ratio”",
@@ -251,29 +252,29 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         )
     found += [
         Verdict(
-            "The error is the expected one, which stays below its bound",
+            "The error is as expected, and stays below its bound",
             rounds_well and within == len(errors),
             f"{within} of {len(errors)} exchanges: {sizes[0]} to {sizes[-1]} workers, both norms; the kernels' error "
             f"is off by {deviation}",
         ),
         Verdict(
-            "The sum of n workers' integers needs √n more room with the l2 norm, where it is n with the max norm",
+            "The sum of n workers' integers needs √n times more room with the l2 norm, and n times with the max norm",
             _agrees(l2, 0.5) and _agrees(largest, 1),
             f"worst case ∝ n^({l2}) with l2, n^({largest}) with max",
         ),
         Verdict(
-            "The √n costs no accuracy: with as many levels the error does not grow beside QSGD's",
+            "The √n costs no accuracy: with as many levels the error does not grow relative to QSGD's",
             error.value <= 2 * error.error,
-            f"the error by QSGD's ∝ n^({error})",
+            f"the error relative to QSGD's ∝ n^({error})",
         ),
     ]
     for bits in figures["references"]:
         slope = _saving(figures, "l2", bits)
         found.append(
             Verdict(
-                f"At the error of QSGD with {bits} bits, the l2 norm's saving of bytes grows at least as √n",
+                f"At the error of QSGD with {bits} bits, the l2 norm's saving in bytes grows at least as √n",
                 slope is not None and slope.value >= 0.5 - 2 * slope.error,
-                f"QSGD's bytes by Global-QSGD's ∝ n^({slope}){_reach(figures, 'l2', bits)}",
+                f"QSGD's bytes relative to Global-QSGD's ∝ n^({slope}){_reach(figures, 'l2', bits)}",
             )
         )
         bits_ = {norm: _equal(figures, f"{norm} bits {bits}") for norm in NORMS}
@@ -295,8 +296,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 def in_short(figures: dict[str, Any]) -> str:
     nonzeros, error = _slope(figures, "levels", "non-zeros"), _slope(figures, "levels", "error")
     return (
-        f"With as many levels as QSGD there are n^{-nonzeros.value:.2f} times fewer integers that are not zero, and "
-        f"n^{error.value:.2f} times its error, which the abstracts do not mention."
+        f"With as many levels as QSGD, n^{-nonzeros.value:.2f} times fewer integers are non-zero, but the error is "
+        f"n^{error.value:.2f} times QSGD's, which the abstracts do not mention."
     )
 
 
@@ -333,7 +334,9 @@ def _reach(figures: dict[str, Any], norm: str, bits: int) -> str:
     """Says up to how many workers there are savings, where that is not all of them."""
     reach = max((n for n, _ in _savings(figures, norm, bits)), default=0)
     return (
-        "" if reach == figures["workers"][-1] else f", up to {reach:,} workers: more need more than 16 bits"
+        ""
+        if reach == figures["workers"][-1]
+        else f", up to {reach:,} workers; more workers need more than 16 bits"
     )
 
 
@@ -362,7 +365,7 @@ def tables(figures: dict[str, Any]) -> str:
         for m in TRAINED
     ]
     return (
-        "Global-QSGD at the error of QSGD: bits of an integer, and how many times fewer bytes a worker sends.\n\n"
+        "Global-QSGD at the same error as QSGD: bits per integer, and how many times fewer bytes a worker sends.\n\n"
         + common.table(header, rows)
         + f"\n\nTraining with {WORKERS} workers:\n\n"
         + common.table(("", *common.TRAINING_HEADER), trainings)
@@ -381,8 +384,8 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
         ),
         Plot(
             "global-qsgd-equal-error.png",
-            "At the error of QSGD: bits per element of one worker's message, and how many times fewer bytes a worker "
-            "sends than QSGD; dashed: √n, scaled to the first point.",
+            "At the same error as QSGD: bits per element of one worker's message, and how many times fewer bytes a "
+            "worker sends than with QSGD; dashed: √n, scaled to the first point.",
         ),
         Plot("global-qsgd-loss.png", "Training loss, mean of the seeds and of the last 10 steps."),
     ]

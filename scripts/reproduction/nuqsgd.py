@@ -15,16 +15,18 @@ from reproduction.common import Plot, Verdict
 
 TITLE = "NUQSGD: nonuniform levels have less variance"
 CLAIM = (
-    "At the same number of bits NUQSGD's exponential levels have less variance than QSGD's uniform ones, and so train "
-    "to a lower loss; it matches QSGDinf, which has no such guarantee (Ramezani-Kebrya et al., JMLR 2021)."
+    "With the same number of bits, NUQSGD's exponential levels have less variance than QSGD's uniform ones, so "
+    "training reaches a lower loss. NUQSGD also matches QSGDinf, which has no such guarantee (Ramezani-Kebrya et al., "
+    "JMLR 2021)."
 )
 METHOD = (
-    "A convolutional network of 142,000 parameters learns scikit-learn's handwritten digits. *Variance*: along a "
-    "float32 training, the gradients of one of 4 workers are rounded by the native kernels; `||Q(g) - g||² / ||g||²`, "
-    "where g is all gradients that are quantized. The exact expectation stands beside it. *Loss*: the training is "
-    "repeated with each method, 4 simulated workers, the same weights, images and steps, with two learning rates that "
-    "are about as good for float32. The mean loss is that of all steps, the final loss that of the last quarter. The "
-    "authors ran 4 bits, with buckets of 8,192 and 1,024, which decide; 3 bits are an extra."
+    "A convolutional network of 142,000 parameters is trained on scikit-learn's handwritten digits. *Variance*: during "
+    "a float32 training, the native kernels round the gradients of one of 4 workers; the variance is `||Q(g) - g||² / "
+    "||g||²`, where g is all gradients that are quantized. The exact expectation stands beside it. *Loss*: the "
+    "training is repeated with each method, with 4 simulated workers, the same weights, images and steps, and two "
+    "learning rates that are about equally good for float32. The mean loss is over all steps, the final loss over the "
+    "last quarter. The authors ran 4 bits, with buckets of 8,192 and 1,024, which decide the verdicts; 3 bits are an "
+    "extra."
 )
 
 METHODS = ("qsgd", "qsgdinf", "nuqsgd")
@@ -140,7 +142,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
     return [
         Verdict(
-            "The variances are the expected ones, which for QSGD and NUQSGD stay below their bounds",
+            "The variances are as expected, and stay below their bounds for QSGD and NUQSGD",
             rounds_well and all(bounded),
             f"{sum(bounded)} of {len(bounded)} settings, at every step and seed; "
             f"the kernels' variance is off by {deviation}",
@@ -189,7 +191,7 @@ def _larger_rate(figures: dict[str, Any], other: str) -> Verdict:
     seeds = len(figures["seeds"])
     claim = "a lower mean loss than" if other == "qsgd" else f"a mean loss at most {MATCH} times that of"
     return Verdict(
-        f"With the learning rate {LARGER} NUQSGD has {claim} {common.TITLES[other]}, for most seeds",
+        f"With learning rate {LARGER} NUQSGD has {claim} {common.TITLES[other]}, for most seeds",
         all(2 * count > seeds for cell, count in won.items() if cell[0] == BITS),
         _evidence({cell: f"{count} of {seeds}" for cell, count in won.items()}),
     )
@@ -234,12 +236,12 @@ def tables(figures: dict[str, Any]) -> str:
         "expected",
         "bound",
         *common.TRAINING_HEADER,
-        "mean loss of each seed, twice the rate",
+        f"mean loss of each seed, learning rate {LARGER}",
     )
     best, plain = _best_final_loss(figures)
     return common.table(header, rows) + (
-        f"\n\nFloat32's final loss is {plain:.2g}, the best quantized one {best:.2g}: the training images are learnt "
-        "by heart, and the order of the final losses says nothing about the methods."
+        f"\n\nThe final loss is {plain:.2g} with float32, and {best:.2g} with the best quantized training: the network "
+        "has memorized the training images, so the order of the final losses says nothing about the methods."
     )
 
 
@@ -250,15 +252,15 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     return [
         Plot(
             "nuqsgd-variance.png",
-            "Variance along the training: mean and range of the seeds; dashed: the bounds of QSGD and NUQSGD.",
+            "Variance during training: mean and range of the seeds; dashed: the bounds of QSGD and NUQSGD.",
         ),
         Plot(
             "nuqsgd-loss-0.1.png",
-            f"Training loss, learning rate {SMALLER}, mean of the seeds and of the last 10 steps.",
+            f"Training loss with learning rate {SMALLER}, mean of the seeds and of the last 10 steps.",
         ),
         Plot(
             "nuqsgd-loss-0.2.png",
-            f"The same, learning rate {LARGER}; a curve that ends: the training broke down.",
+            f"The same with learning rate {LARGER}; a training whose curve ends broke down.",
         ),
     ]
 

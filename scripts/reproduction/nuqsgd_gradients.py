@@ -17,17 +17,17 @@ from reproduction.common import Plot, Verdict
 
 TITLE = "NUQSGD's variance on a transformer's gradients"
 CLAIM = (
-    "NUQSGD has stronger guarantees than QSGD, and matches and exceeds QSGDinf, which has none, in experiments "
-    "(Ramezani-Kebrya et al., JMLR 2021). Here its variance is compared; the authors' grid is 4 bits, and buckets of "
-    "8,192 and 1,024."
+    "NUQSGD has stronger guarantees than QSGD, and in experiments matches and exceeds QSGDinf, which has none "
+    "(Ramezani-Kebrya et al., JMLR 2021). This section compares their variance; the authors' grid is 4 bits, and "
+    "buckets of 8,192 and 1,024."
 )
 METHOD = (
-    "The transformer of `examples/torch_char_transformer.py` is trained in float32, as in the claim about it (Adam, 32 "
-    "sequences per step). On the way the gradient of one of 4 workers, of 8 sequences, is taken. `E||Q(g) - g||² / "
-    "||g||²` is computed exactly from the levels, g being all gradients of 1,024 elements and more. Verdicts are on "
-    "means over these steps, since ratios differ from gradient to gradient. *No zero* has the levels of the authors' "
-    "published code: with 4 bits ±1 to ±2^-7, where their paper and this package have a 0 and go down to 2^-6. 3 bits "
-    "are an extra: the authors did not run them."
+    "The transformer of `examples/torch_char_transformer.py` is trained in float32, as in its own section (Adam, 32 "
+    "sequences per step). At several steps, the gradient of one of 4 workers, from 8 sequences, is recorded. `E||Q(g) "
+    "- g||² / ||g||²` is computed exactly from the levels, where g is all gradients of 1,024 elements and more. "
+    "Verdicts are on means over these steps, because ratios differ from gradient to gradient. *No zero* has the levels "
+    "of the authors' published code: with 4 bits ±1 to ±2^-7, where their paper and this package have a 0 and go down "
+    "to 2^-6. 3 bits are an extra: the authors did not run them."
 )
 
 METHODS = ("qsgd", "qsgdinf", "nuqsgd")
@@ -196,8 +196,8 @@ def _compared(
     for bucket, ratios in found.items():
         single = _ratios_by_step(figures, bits, bucket, method, other)
         shown.append(
-            f"{common.ratio(ratios)} times with buckets of {bucket:,}, after single numbers of steps "
-            f"{min(single):.2f} to {max(single):.2f}"
+            f"{common.ratio(ratios)} times with buckets of {bucket:,}, {min(single):.2f} to {max(single):.2f} at "
+            "single steps"
         )
     return Verdict(statement, max(map(common.mean, found.values())) <= limit, "; ".join(shown), source)
 
@@ -219,11 +219,11 @@ def tables(figures: dict[str, Any]) -> str:
                         f"{bound:.3g}" if bound else "none",
                     ]
                 )
-    header = ["variance after so many steps", *map(str, figures["steps"]), "bound"]
+    header = ["variance at step", *map(str, figures["steps"]), "bound"]
     tails = list(zip(*figures["tails"]))
     measures = {
         "kurtosis (3 if normal)": "kurtosis",
-        "largest of a bucket, by its root mean square": "largest",
+        "largest of a bucket, relative to its root mean square": "largest",
         "share of the squares in the largest 1% of a bucket": "top",
     }
     lines = [
@@ -233,9 +233,9 @@ def tables(figures: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             common.table(header, rows),
-            f"The gradients, buckets of {TAIL_BUCKET:,}; a normal distribution would have "
-            f"{_normal_top():.2g} of its squares in the largest 1%:",
-            common.table(["after so many steps", *map(str, figures["steps"])], lines),
+            f"The gradients' tails, in buckets of {TAIL_BUCKET:,}. A normal distribution has {_normal_top():.2g} of "
+            "its squares in the largest 1%.",
+            common.table(["at step", *map(str, figures["steps"])], lines),
         ]
     )
 
@@ -270,13 +270,13 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
         right.loglog(TAILS, above, color=color, label=f"gradient after {steps[place]} steps")
     normal = torch.erfc(torch.tensor(TAILS, dtype=torch.float64) / 2**0.5).tolist()
     right.loglog(TAILS, normal, "--", color="black", linewidth=1, label="normal distribution")
-    right.set(xlabel="x, by the root mean square of a bucket", ylabel="share of elements above x")
+    right.set(xlabel="x, relative to the root mean square of the bucket", ylabel="share of elements above x")
     right.set_ylim(1e-6, 1.3)
     common.finish(figure, [left, right], folder / "nuqsgd-gradients.png")
     return [
         Plot(
             "nuqsgd-gradients.png",
-            "Left: variance along the training, mean of the seeds. Right: tails of the gradients, buckets of "
+            "Left: variance during training, mean of the seeds. Right: tails of the gradients, in buckets of "
             f"{TAIL_BUCKET:,}.",
         )
     ]

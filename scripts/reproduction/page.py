@@ -10,12 +10,13 @@ from reproduction import common, untested
 INTRODUCTION = """\
 # Do the papers' claims hold?
 
-`scripts/reproduce` makes this page: it tests the claims of the papers that this package implements, one section per
-claim, and computes each verdict from the figures in `{folder}/`. `scripts/reproduce --again CLAIM` tests one again. A
-number with ± is a mean over seeds and their standard deviation; a slope with ± is a fit and its standard error.
+This page tests the claims of the papers that this package implements, in one section per claim. It computes each
+verdict from the figures in `{folder}/`. `scripts/reproduce` writes it; `scripts/reproduce --again CLAIM` tests one
+claim again. A number with ± is a mean over seeds and their standard deviation; a slope with ± is a fit and its standard
+error.
 
-A *statement of a paper* names the place where it stands; *our reading* is what a paper does not say in such words, and
-what this package adds. A reading that does not hold contradicts no paper."""
+A *statement of a paper* is given with its place in the paper. *Our reading* is something that a paper does not say in
+these words, so a reading that does not hold contradicts no paper. *This package's claims* are about what it adds."""
 
 
 def outcome(holds: bool) -> str:
@@ -43,7 +44,7 @@ def write(folder: Path) -> Path:
 
 
 def _in_short(results: dict[str, dict[str, Any]]) -> str:
-    """A line a claim."""
+    """One line per claim."""
     lines = []
     for claim, result in results.items():
         module, verdicts = common.module_of(claim), common.verdicts_of(claim, result["figures"])
@@ -70,7 +71,7 @@ def _statements(results: dict[str, dict[str, Any]]) -> str:
         link = _link(common.module_of(claim).TITLE)
         for v in common.verdicts_of(claim, result["figures"]):
             rows.append((link, v.statement, v.source, outcome(v.holds)))
-    table = ["| claim | statement | where it stands | |", "| --- | --- | --- | --- |"]
+    table = ["| claim | statement | source | |", "| --- | --- | --- | --- |"]
     return "## Every statement\n\n" + "\n".join([*table, *(f"| {' | '.join(row)} |" for row in rows)])
 
 

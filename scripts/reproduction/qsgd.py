@@ -19,16 +19,16 @@ from reproduction.common import Plot, Slope, Verdict
 
 TITLE = "QSGD: bits against variance"
 CLAIM = (
-    "With s levels and the l2 norm of B elements the variance is at most `min(B/s², √B/s) ||v||²`; Elias coding then "
-    "takes O(√B log B) bits per array at s = 1 and at most 2.8 B + 32 at s = √B (Alistarh et al., NeurIPS 2017)."
+    "With s levels and the l2 norm of B elements, the variance is at most `min(B/s², √B/s) ||v||²`. Elias coding then "
+    "needs O(√B log B) bits per array at s = 1, and at most 2.8 B + 32 at s = √B (Alistarh et al., NeurIPS 2017)."
 )
 METHOD = (
     "Three kinds of arrays: the gradient of the convolutional network above in the middle of its training (142,000 "
-    "elements), Gaussian noise, and equal magnitudes, the worst case. Each is quantized by the native kernels with "
-    "s = 1 to 255 levels; the bits are those of the payload that is sent, norms included, with codes of fixed width, "
-    "Elias gamma and Elias omega. For s = √B, and for s = 1 and growing B, every bucket is encoded alone, as in the "
-    "paper. Bounds on lengths: the paper's figure, and the one that `horovod_quant.analysis.code_lengths` proves for "
-    "the gamma code, which holds for every array."
+    "elements), Gaussian noise, and equal magnitudes, the worst case. The native kernels quantize each with s = 1 to "
+    "255 levels. The bits are those of the payload that is sent, including norms, with codes of fixed width, Elias "
+    "gamma and Elias omega. For s = √B, and for s = 1 and growing B, every bucket is encoded separately, as in the "
+    "paper. There are two bounds on lengths: the paper's figure, and the one that "
+    "`horovod_quant.analysis.code_lengths` proves for the gamma code, which holds for every array."
 )
 
 KINDS = {"gradient": "gradient", "gaussian": "Gaussian noise", "equal": "equal magnitudes"}
@@ -150,7 +150,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     }
     found = [
         Verdict(
-            "The variance is the expected one, which stays below the bound",
+            "The variance is as expected, and stays below the bound",
             rounds_well and all(bounded),
             f"{sum(bounded)} of {len(bounded)} arrays and settings; the kernels' variance is off by {deviation}",
             "QSGD, Lemma 3.1",
@@ -161,18 +161,18 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             f"{sum(short)} of {len(short)} payloads",
         ),
         Verdict(
-            "Elias gamma codes stay below the paper's own figures as well, taken without their o(1)",
+            "Elias gamma codes also stay below the paper's own figures, without their o(1)",
             not paper,
             f"{len(cells) - len(paper)} of {len(cells)} payloads"
             + (
-                f": not for {' and '.join(KINDS[kind] for kind in sorted({c['kind'] for c in paper}))}"
+                f"; not those of {' and '.join(KINDS[kind] for kind in sorted({c['kind'] for c in paper}))}"
                 if paper
                 else ""
             ),
             "QSGD, Theorem 3.2, and Code' of its appendix",
         ),
         Verdict(
-            "Of gradients, Elias coding sends fewer bits than codes of fixed width, at every s",
+            "For gradients, Elias coding sends fewer bits than codes of fixed width, at every s",
             min(savings.values()) > 1,
             "; ".join(f"{saving:.1f} times fewer at s = {levels}" for levels, saving in savings.items()),
         ),
@@ -262,8 +262,8 @@ def tables(figures: dict[str, Any]) -> str:
             "variance",
             "bound",
             *(f"bits: {name}" for name in CODINGS.values()),
-            "paper's",
-            "proved",
+            "paper's bound",
+            "proved bound",
         )
         parts.append(f"Gradients, buckets of {bucket:,}, bits per element:\n\n" + common.table(header, rows))
     return "\n\n".join(parts)
@@ -275,13 +275,13 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     return [
         Plot(
             "qsgd-bits.png",
-            "Above: variance by the number of levels; dashed: the paper's bound. Below: bits against variance, of "
+            "Top: variance by number of levels; dashed: the paper's bound. Bottom: bits against variance, for "
             "gradients; dashed: the bounds of both.",
         ),
         Plot(
             "qsgd-lengths.png",
-            "Elias gamma, every bucket encoded alone. Left: s = 1; dashed: √B log B, scaled to the last point, and the "
-            "paper's figure. Right: s = √B; dashed: the paper's 2.8 bits.",
+            "Elias gamma, every bucket encoded separately. Left: s = 1; dashed: √B log B, scaled to the last point, "
+            "and the paper's figure. Right: s = √B; dashed: the paper's 2.8 bits.",
         ),
     ]
 

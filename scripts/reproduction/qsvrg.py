@@ -18,22 +18,22 @@ from reproduction.common import Plot, Verdict
 
 TITLE = "QSGD with variance reduction, and with late updates"
 CLAIM = (
-    "QSGD extends to variance-reduced methods: with √n levels QSVRG needs at most `(F + 2.8 n)(T + 1) + F n` bits an "
-    "epoch of T steps, n elements and floats of F bits, and its distance from the minimum of a strongly convex "
-    "function is at most 0.9 to the power of the epochs. And QSGD converges under asynchrony (Alistarh et al., NeurIPS "
-    "2017)."
+    "QSGD extends to variance-reduced methods. With √n levels, QSVRG needs at most `(F + 2.8 n)(T + 1) + F n` bits per "
+    "epoch of T steps, for n elements and floats of F bits. Its distance from the minimum of a strongly convex "
+    "function is at most 0.9 to the power of the number of epochs. QSGD also converges under asynchrony (Alistarh et "
+    "al., NeurIPS 2017)."
 )
 METHOD = (
-    "Logistic regression with an l2 penalty of {penalty}: whether the digit on one of scikit-learn's 1,797 images is "
-    "even, by {features:,} random Fourier features; smoothness by strong convexity is {condition:.0f}. {workers} "
-    "simulated workers; every quantized vector goes through `horovod_quant.simulator`, with the l2 norm of all its "
-    "elements, {levels} levels (√n is {root}), Elias gamma codes and independent rounding. *QSVRG* as in the paper: "
-    "each worker quantizes `∇f_j(x) - ∇f_j(y) + ∇f(y)` for an image j at random; y is the mean of the last epoch's "
-    "iterates, and its gradient is sent in float32. Its steps are 1/({divisor} L), as are those of SVRG, which sends "
-    "float32; those of gradient descent are 1/L, those of SGD and QSGD fall as 1/t. Bits are those that a worker "
-    "broadcasts. *Late updates*: a parameter server applies one worker's quantized gradient at a time, which is that "
-    "of an iterate up to D updates old, at random; with D = 0 it is synchronous. Also with the sigmoid loss, which is "
-    "not convex."
+    "Logistic regression with an l2 penalty of {penalty}: is the digit on one of scikit-learn's 1,797 images even? The "
+    "model sees {features:,} random Fourier features; the loss's smoothness is {condition:.0f} times its strong "
+    "convexity. There are {workers} simulated workers. Every quantized vector goes through `horovod_quant.simulator`, "
+    "with the l2 norm of all its elements, {levels} levels (√n is {root}), Elias gamma codes and independent rounding. "
+    "*QSVRG* is as in the paper: each worker quantizes `∇f_j(x) - ∇f_j(y) + ∇f(y)` for a random image j; y is the mean "
+    "of the last epoch's iterates, and its gradient is sent in float32. Steps are 1/({divisor} L) for QSVRG and for "
+    "SVRG, which sends float32; they are 1/L for gradient descent, and fall as 1/t for SGD and QSGD. Bits are those "
+    "that a worker broadcasts. *Late updates*: a parameter server applies one worker's quantized gradient at a time, "
+    "taken at a random one of the iterates up to D updates old; D = 0 is synchronous. This is repeated with the "
+    "sigmoid loss, which is not convex."
 )
 
 FEATURES = 1024
@@ -312,8 +312,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     ]
     return [
         Verdict(
-            f"QSVRG converges linearly: its distance from the minimum is at most {RATE}^p of that at the start, after "
-            "every epoch p",
+            "QSVRG converges linearly: after every epoch p its distance from the minimum is at most "
+            f"{RATE}^p of that at the start",
             worst <= 1,
             f"{common.spread(factors, 2)} of the distance is left after an epoch, "
             f"{max(run['gaps'][-1] for run in reduced):.1g} after {len(reduced[0]['gaps'])}",
@@ -327,9 +327,9 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             SECTION,
         ),
         Verdict(
-            "An epoch of QSVRG takes at most (F + 2.8 n)(T + 1) + F n bits",
+            "An epoch of QSVRG needs at most (F + 2.8 n)(T + 1) + F n bits",
             max(sent) <= limit,
-            f"{max(sent) / limit:.3f} of them, the 8 bytes apart with which a payload tells its length",
+            f"{max(sent) / limit:.3f} of them, without the 8 bytes in which a payload states its length",
             f"{SECTION}, its theorem",
         ),
         *(_fewer_bits(figures, other) for other in ("svrg", "qsgd", "descent")),
@@ -347,8 +347,8 @@ def _fewer_bits(figures: dict[str, Any], other: str) -> Verdict:
     if theirs is None:
         most = common.mean(run["bits"][-1] for run in runs)
         left = common.mean(run["gaps"][-1] for run in runs)
-        evidence = f"{most / 1e6:.1f} Mbit bring it to {left:.0e}" + (
-            f", QSVRG needs {ours / 1e6:.1f}" if ours else ""
+        evidence = f"{METHODS[other]} is still {left:.0e} away after {most / 1e6:.1f} Mbit" + (
+            f"; QSVRG needs {ours / 1e6:.1f}" if ours else ""
         )
     else:
         evidence = f"{theirs / ours:.1f} times fewer" if ours else "QSVRG does not get there"
@@ -374,8 +374,8 @@ def _late_verdict(figures: dict[str, Any], loss: str) -> Verdict:
     what = "squared gradient" if loss == SIGMOID else "distance from the minimum"
     shown = "; ".join(f"{ratio:.2f} times with D = {delay}" for delay, ratio in ratios.items())
     return Verdict(
-        f"QSGD converges under bounded delays as it does without ({LOSSES[loss]}): after as many updates the {what} is "
-        f"at most {MATCH} times as large",
+        f"QSGD converges with bounded delays as without ({LOSSES[loss]}): after as many updates the {what} is at most "
+        f"{MATCH} times as large",
         max(ratios.values()) <= MATCH,
         shown,
         "QSGD, abstract: “under asynchrony”",
@@ -409,7 +409,7 @@ def tables(figures: dict[str, Any]) -> str:
     header = [
         "Mbit to a distance of",
         *map(_power, ACCURACIES),
-        "Mbit in all",
+        "Mbit in total",
         "distance at the end",
     ]
     delays = list(figures["late"]["logistic"])
@@ -419,7 +419,7 @@ def tables(figures: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             common.table(header, rows),
-            f"After {figures['updates'][-1]:,} updates that are up to D old (means of the last quarter):",
+            f"After {figures['updates'][-1]:,} updates, each up to D old (means of the last quarter):",
             common.table(
                 ["", "logistic: distance from the minimum", "sigmoid: squared gradient"],
                 late,
@@ -439,7 +439,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
                 linewidth=1.2,
                 label=None if place else name,
             )
-    left.set(xlabel="Mbit that a worker has sent", ylabel="distance from the minimum", title="to a minimum")
+    left.set(xlabel="Mbit sent per worker", ylabel="distance from the minimum", title="logistic loss")
     left.set_ylim(bottom=1e-13)
     left.set_xlim(0, 1.05 * max(run["bits"][-1] for run in figures["runs"]["descent"]) / 1e6)
     for axes, loss in ((middle, "logistic"), (right, SIGMOID)):
@@ -453,7 +453,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     return [
         Plot(
             "qsvrg.png",
-            "Left: distance from the minimum by the bits that a worker has sent, each seed. Middle and right: updates "
-            "that are up to D old, mean of the seeds.",
+            "Left: distance from the minimum by the bits that a worker has sent, each seed. Middle and right: with "
+            "updates up to D old, mean of the seeds.",
         )
     ]

@@ -17,16 +17,17 @@ from reproduction.common import Plot, Verdict
 TITLE = "Global-QSGD with a rotation: room for the sum that occurs"
 SOURCE = common.PACKAGE
 CLAIM = (
-    "Not a paper's, but this package's: after a rotation common to all workers a field needs room for the sum that "
-    "the gradients have, not for the largest that they could have. So integers serve any number of workers, and a sum "
-    "that leaves its field, in less than one bucket of a million, is found and exchanged again."
+    "This package's claim, not a paper's: after a rotation common to all workers, a field needs room only for the sum "
+    "that the gradients have, not for the largest that they could have. So integers can serve any number of workers. A "
+    "sum that leaves its field, in less than one bucket of a million, is found and exchanged again."
 )
 METHOD = (
-    "Simulated workers, `global-qsgd` and `global-qsgd-rotated` with as many bits, both with joint rounding. "
-    "*Gaussian*: independent gradients. *Rows*: independent ones of rows with different scales, and 0.1% of outliers. "
-    "*Layer*: each worker has the gradient of its own 8 images, at the same weights of a convolutional network (its "
-    "second layer). *A sixteenth alike*: of 16 buckets that share an estimate one is the same on all workers, which "
-    "the estimate misses: made to leave the fields. Errors are `||average - exact||² / ||exact||²`."
+    "Simulated workers with `global-qsgd` and `global-qsgd-rotated` at the same number of bits, both with joint "
+    "rounding. *Gaussian*: independent gradients. *Rows*: independent gradients whose rows have different scales, and "
+    "0.1% of outliers. *Layer*: each worker has the gradient of its own 8 images, at the same weights of a "
+    "convolutional network (its second layer). *A sixteenth alike*: of 16 buckets that share an estimate, one is the "
+    "same on all workers. The estimate misses that, so sums leave their fields. Errors are `||average - exact||² / "
+    "||exact||²`."
 )
 
 LAYER = "layer"
@@ -158,12 +159,12 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             ", ".join(f"{kind}: {gain:.0f} times less" for kind, gain in gains.items()),
         ),
         Verdict(
-            "For independent Gaussian gradients the error is the one that `advise` tells, within a quarter",
+            "For independent Gaussian gradients the error is within a quarter of the one that `advise` prints",
             abs(common.mean(ratios) - 1) < 0.25,
-            f"{common.ratio(ratios)} times, all numbers of workers and bits",
+            f"{common.ratio(ratios)} times that, over all numbers of workers and bits",
         ),
         Verdict(
-            "Sums of ordinary gradients leave their fields in one bucket of a million at most, but for chance",
+            "Sums of ordinary gradients leave their fields in one bucket of a million at most, except by chance",
             again <= FEW,
             f"{again:,} of {buckets:,} buckets exchanged again",
         ),
@@ -182,7 +183,7 @@ def tables(figures: dict[str, Any]) -> str:
     header = [
         "workers, bits",
         *(f"{kind}: paper's, rotated" for kind in KINDS),
-        "told",
+        "predicted",
         "exchanged again: ordinary, provoked",
     ]
     rows = []
@@ -210,11 +211,11 @@ def tables(figures: dict[str, Any]) -> str:
     ]
     return "\n\n".join(
         [
-            "Squared errors, means of the seeds; *none* where the paper's scale leaves no level; buckets that were "
-            "exchanged again, of all.",
+            "Squared errors, means of the seeds; *none* where the paper's scale leaves no level. The last column "
+            "counts the buckets that were exchanged again.",
             common.table(header, rows),
             f"With {most} bits a worker sends {sent[0]:.2f} bytes per element with the paper's scale and {sent[1]:.2f} "
-            f"with a rotation, mean over the numbers of workers.",
+            "with a rotation, on average over the numbers of workers.",
         ]
     )
 
@@ -239,4 +240,6 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     axes.set_xlabel("workers")
     axes.set_ylabel("squared error of the average")
     common.finish(figure, [axes], folder / "rotated-sum.png")
-    return [Plot("rotated-sum.png", f"Error with {bits} bits, where the paper's scale leaves a level.")]
+    return [
+        Plot("rotated-sum.png", f"Error with {bits} bits; that of the paper's scale where it leaves a level.")
+    ]

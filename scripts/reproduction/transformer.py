@@ -13,23 +13,22 @@ import matplotlib.pyplot as plt
 from reproduction import common, running, steps
 from reproduction.common import Plot, Verdict
 
-TITLE = "A transformer: the loss with each method, and the time of a step"
+TITLE = "A transformer: the loss with each method, and the time per step"
 SOURCE = common.PACKAGE
 CLAIM = (
-    "At the recommended settings a transformer of characters ends, with every method, within 1% of float32's loss; "
-    "where the network is slow it gets there sooner. BinSGDM's recommended setting takes twice as many steps as "
+    "With every method at its recommended settings, a transformer of characters ends within 1% of float32's loss; "
+    "where the network is slow it gets there sooner. BinSGDM's recommended setting has twice as many steps as "
     "float32's."
 )
 METHOD = (
     "*Loss*: `examples/torch_char_transformer.py` trains a transformer on the sources of Python's library with 4 real "
-    "workers (`horovodrun`), and is then validated with text that it has not seen. Every method has the learning rate "
-    "that is best for float32 with Adam; BinSGDM, an optimizer of its own, has one of its own. Learning rates were "
-    "chosen with another seed than those reported. BinSGDM is recommended with twice as many steps, because every one "
-    "of its steps is as long as the others, up or down at random; with as many as float32 it is shown besides. "
-    "*Speed*: whole steps of a wider transformer between 4 hosts of "
-    "`scripts/lab` with 1 worker each, over Gloo; each round has a turn of every method, ratios are taken within a "
-    "round, and their median is shown. All hosts share this machine's cores, so that computing takes longer than on 4 "
-    "machines."
+    "workers (`horovodrun`), and then validates it on text that it has not seen. Every method has the learning rate "
+    "that is best for float32 with Adam; BinSGDM, an optimizer of its own, has its own. Learning rates were chosen "
+    "with a different seed from those reported. BinSGDM is recommended with twice as many steps, because each of its "
+    "steps moves every element equally far, up or down at random; the table also shows it with as many steps as "
+    "float32. *Speed*: whole steps of a wider transformer between 4 hosts of `scripts/lab` with 1 worker each, over "
+    "Gloo. In each round every method has a turn; ratios are taken within a round, and the table shows their median. "
+    "All hosts share this machine's cores, so computing takes longer than on 4 machines."
 )
 
 # The first one is what the others are compared with.
@@ -84,7 +83,7 @@ TRAININGS = (
 )
 
 LIMIT = 1.01
-HALF = ", which takes half as many steps"  # whose, with which `LONGER` is compared
+HALF = " with half as many steps"  # whose, with which `LONGER` is compared
 
 NEAR = 0.05
 """Of a loss, what others may be off for the plot to show them larger."""
@@ -201,7 +200,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         shown = ", ".join(f"{common.title(method)} {ratio:.2f}" for method, ratio in ratios.items())
         found.append(
             Verdict(
-                f"At {rate_title(rate)} training takes less time than float32's with every method",
+                f"At {rate_title(rate)} training takes less time with every method than with float32",
                 min(ratios.values()) > 1,
                 f"times as fast: {shown}, with its {FACTOR} times as many steps",
             )
@@ -211,7 +210,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 def in_short(figures: dict[str, Any]) -> str:
     parts = [f"{each.title} {difference(figures, each.key)}" for each in TRAININGS if each.recommended]
-    return f"Loss to float32's: {'; '.join(parts)}, where float32 has half as many steps."
+    return f"Loss relative to float32's: {'; '.join(parts)}, where float32 has half as many steps."
 
 
 def training_speed_up(measured: dict[str, Any], method: str) -> float:
@@ -222,7 +221,7 @@ def training_speed_up(measured: dict[str, Any], method: str) -> float:
 def loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
     return [
         Verdict(
-            f"{each.title} ends within 1% of the loss of float32" + (HALF if each.key == LONGER.key else ""),
+            f"{each.title}, ends within 1% of float32's loss" + (HALF if each.key == LONGER.key else ""),
             loss_ratio(figures, each.key) <= LIMIT,
             difference(figures, each.key),
         )
@@ -257,7 +256,14 @@ def tables(figures: dict[str, Any]) -> str:
 
 
 def loss_table(figures: dict[str, Any]) -> str:
-    header = ["", "steps", "validation loss", "to float32", "MB sent per step", "times fewer than float32"]
+    header = [
+        "",
+        "steps",
+        "validation loss",
+        "relative to float32",
+        "MB sent per step",
+        "times fewer than float32",
+    ]
     rows: list[list[str]] = []
     for each in TRAININGS:
         training = figures["trainings"][each.key]
@@ -274,10 +280,10 @@ def loss_table(figures: dict[str, Any]) -> str:
     losses = common.table(header, rows)
     entropy = figures["entropies"]
     note = (
-        "Losses in nats per character. Knowing only how frequent each character is gives "
-        f"{entropy['nothing']:.2f}; knowing how frequent each is after another gives {entropy['one character']:.2f}. "
-        "Recommended settings are bold: "
-        "QSGD's l2 norm of a bucket of 1,024 leaves 4 bits too few levels, and maxima are smaller in smaller buckets."
+        f"Losses are in nats per character: {entropy['nothing']:.2f} if only the frequency of each character is known, "
+        f"{entropy['one character']:.2f} if its frequency after each other character is known. Recommended settings "
+        "are bold. With the l2 norm of a bucket of 1,024, QSGD has too few levels at 4 bits; smaller buckets have "
+        "smaller maxima."
     )
     return f"{losses}\n\n{note}"
 
@@ -302,7 +308,7 @@ def speed_table(figures: dict[str, Any], chosen: Sequence[str]) -> str:
     measured = next(iter(speeds.values()))
     note = (
         f"Whole steps of a transformer of {measured['elements'] / 1e6:.1f} million parameters, "
-        f"{measured['workers']} hosts, 1 worker each."
+        f"between {measured['workers']} hosts with 1 worker each."
     )
     return f"{note}\n\n{common.table(header, rows)}"
 
@@ -311,8 +317,8 @@ def speed_table(figures: dict[str, Any], chosen: Sequence[str]) -> str:
 
 
 LOSS_CAPTION = (
-    "Left: training loss, mean of the seeds and of each 50th of the steps; inside: relative to float32's, for those "
-    "that lie on it. Right: validation loss of each seed, and their mean."
+    "Left: training loss, mean of the seeds and of each 50th of the steps; inset: those close to float32's, relative "
+    "to it. Right: validation loss of each seed, and their mean."
 )
 
 
@@ -393,7 +399,9 @@ def draw_speeds(speeds: dict[str, Any], chosen: Sequence[str], path: Path) -> No
         limit = steps.speed_up(measured, ALONE)
         axes.axvline(1, color="black", linewidth=1)
         axes.axvline(limit, color="black", linewidth=1, linestyle="--")
-        axes.set(title=f"{rate_title(rate)} (dashed: no exchange)", xlabel="times as many steps as float32")
+        axes.set(
+            title=f"{rate_title(rate)} (dashed: no exchange)", xlabel="steps per second, relative to float32"
+        )
         axes.set_xlim(0, 1.12 * max(limit, *ratios))
         axes.grid(axis="x", alpha=0.25)
     grid[0][0].invert_yaxis()

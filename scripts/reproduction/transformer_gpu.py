@@ -11,14 +11,14 @@ from reproduction.common import Plot, Verdict
 TITLE = "A transformer on a GPU: the loss with each method"
 SOURCE = common.PACKAGE
 CLAIM = (
-    "At the recommended settings a transformer of characters, trained on a GPU, ends with every method within 1% of "
-    "float32's loss."
+    "With every method at its recommended settings, a transformer of characters that is trained on a GPU ends within "
+    "1% of float32's loss."
 )
 METHOD = (
     "`examples/torch_char_transformer.py --device cuda` trains a transformer of 25 million parameters on the sources "
-    "of Python's library with 2 real workers (`horovodrun`, over Gloo), which share the GPU if there is one only, and "
-    "is then validated with text that it has not seen. All methods have the same learning rate; BinSGDM, an optimizer "
-    "of its own, has one of its own, and twice as many steps at its recommended setting."
+    "of Python's library with 2 real workers (`horovodrun`, over Gloo), which share the GPU if there is only one, and "
+    "then validates it on text that it has not seen. All methods have the same learning rate; BinSGDM, an optimizer of "
+    "its own, has its own, and twice as many steps at its recommended setting."
 )
 
 # Enough to compute for a GPU: 16,384 characters a step.
@@ -88,7 +88,7 @@ def tables(figures: dict[str, Any]) -> str:
     where = (
         f"Trained on {figures['gpu']}."
         if figures["gpu"]
-        else "**No GPU was used: this is no test of the claim.**"
+        else "**No GPU was used: this does not test the claim.**"
     )
     return f"{where}\n\n{transformer.loss_table(figures)}\n\n{times}"
 

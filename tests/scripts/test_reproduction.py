@@ -156,8 +156,8 @@ def test_nuqsgd_fails_above_its_bound(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "figure", "key", "factor"),
     [
-        ("needs √n more room", "ranges", "l2 worst", 1.0),
-        ("√n fewer integers", "levels", "non-zeros", 1.0),
+        ("needs √n times more room", "ranges", "l2 worst", 1.0),
+        ("√n times fewer integers", "levels", "non-zeros", 1.0),
         ("grows at least as √n", "equal", "l2 bytes 4", 3.0),
     ],
 )
@@ -183,7 +183,7 @@ def test_global_qsgd_holds_where_the_error_does_not_grow(folder: Path) -> None:
     ("part", "kind", "figure"),
     [
         ("a tenth", "rows", "error"),
-        ("that `advise` tells", "gaussian", "error"),
+        ("that `advise` prints", "gaussian", "error"),
         ("leave their fields in one bucket", "gaussian", "again"),
         ("leave no larger error", "a sixteenth alike", "error"),
     ],
@@ -224,7 +224,7 @@ def test_qsgd_fails_with_more_of_what_is_bounded(folder: Path, part: str) -> Non
     [
         ("converges linearly", "qsvrg", "gaps", 1e6),
         ("keeps the convergence of SVRG", "qsvrg", "gaps", 5.0),
-        ("An epoch of QSVRG takes", "qsvrg", "bits", 3.0),
+        ("An epoch of QSVRG needs", "qsvrg", "bits", 3.0),
         ("fewer bits than SVRG", "qsvrg", "bits", 100.0),
         ("fewer bits than QSGD", "qsgd", "gaps", 1e-9),
         ("fewer bits than gradient descent", "qsvrg", "bits", 100.0),
