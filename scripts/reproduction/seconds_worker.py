@@ -1,6 +1,6 @@
 """Trains as `eden_worker` does, also between hosts, and notes when each step ended. Run by `seconds`, under horovodrun.
 
-    horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 python seconds_worker.py --log FILE --compression eden --bits 3
+    horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 python seconds_worker.py --lines FILE --compression eden
 
 FILE gets a line of JSON every `--every` steps, for those who watch: step, seconds, and worker 0's loss. The other
 options are those of eden_worker.py. The clock runs while the steps do, and stands still before and after.
@@ -27,13 +27,13 @@ from eden_worker import training
 class Timed(training.Record):
     """A record of a training that also has the seconds from its beginning to the end of each step."""
 
-    log: Path
+    lines: Path
     every: int
 
     def __enter__(self) -> Timed:
         self._times: list[float] = []
         if hvd.rank() == 0:
-            self.log.write_text("")
+            self.lines.write_text("")
         super().__enter__()
         return self
 
@@ -42,7 +42,7 @@ class Timed(training.Record):
         self._times.append(time.perf_counter() - self._begin)
         if hvd.rank() == 0 and len(self._times) % self.every == 0:
             line = {"step": len(self._times), "seconds": round(self._times[-1], 4), "loss": round(loss, 4)}
-            with self.log.open("a") as file:
+            with self.lines.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
     def figures(self, quality: Mapping[str, float], weights: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -61,16 +61,18 @@ def connect() -> None:
     if hvd.rank() == 0:
         store = dist.TCPStore(own, 0, hvd.size(), is_master=True, wait_for_workers=False)
     address, port = hvd.broadcast_object((own, store.port if store else 0), root_rank=0)
-    store = store or dist.TCPStore(address, port, hvd.size(), is_master=False)
+    if store is None:
+        store = dist.TCPStore(address, port, hvd.size(), is_master=False)
     dist.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=hvd.size())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--log", type=Path, required=True)
+    # horovodrun takes an option that begins one of its own, such as --log, for that one.
+    parser.add_argument("--lines", type=Path, required=True)
     parser.add_argument("--every", type=int, default=10)
     own, sys.argv[1:] = parser.parse_known_args()
-    Timed.log, Timed.every = own.log, own.every
+    Timed.lines, Timed.every = own.lines, own.every
     training.Record = Timed
     eden_worker.connect = connect
     eden_worker.main()
