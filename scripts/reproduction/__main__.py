@@ -19,8 +19,9 @@ def main() -> int:
     args = parse_arguments()
     claims = args.claims or common.CLAIMS
     running.keep_in(args.output / "runs")
-    if args.again and args.only is None and not running.CLAIMS.isdisjoint(claims):
-        running.forget()
+    if args.again and args.only is None:
+        for claim in running.CLAIMS.intersection(claims):
+            running.forget(claim)
     for claim in claims:
         path = args.output / f"{claim}.json"
         result = common.load(path)
@@ -51,8 +52,8 @@ def parse_arguments() -> argparse.Namespace:
         "--only",
         nargs="*",
         metavar="PART",
-        help="with a claim that has parts (eden): runs these alone, in this order; the page has what is kept of the "
-        "others. Without any: makes the page of what is kept",
+        help="with a claim that has parts (eden, seconds): runs these alone, in this order; the page has what is kept "
+        "of the others. Without any: makes the page of what is kept",
     )
     parser.add_argument(
         "--size", choices=("full", "tiny"), default="full", help="tiny: only to see that it runs (full)"
@@ -74,7 +75,7 @@ def parse_arguments() -> argparse.Namespace:
     if args.only is not None:
         parts = getattr(common.module_of(args.claims[0]), "PARTS", ()) if len(args.claims) == 1 else ()
         if not parts:
-            parser.error("--only: name one claim that has parts: eden")
+            parser.error("--only: name one claim that has parts: eden, seconds")
         for part in args.only:
             if part not in parts:
                 parser.error(f"--only {part}: choose from {', '.join(parts)}")

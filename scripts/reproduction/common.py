@@ -54,7 +54,7 @@ CLAIMS = (
 
 # Tested only where they are named, since most machines lack what they need. Their modules also have ``problem(size)``:
 # why the claim cannot be tested here, or None.
-ON_DEMAND = ("transformer-gpu",)
+ON_DEMAND = ("transformer-gpu", "seconds")
 
 # One colour a method, whatever its bits: legible on white, and to most of the colour-blind (Okabe and Ito).
 COLORS = {
