@@ -34,6 +34,7 @@ from horovod_quant.kernels.layout import (
 )
 from horovod_quant.kernels.reference import MIN_NORM, check_operand, fraction_bits, uniform_levels
 from horovod_quant.kernels.sums import inverse_count
+from horovod_quant.tensorflow.traced_once import by_rows, elementwise
 
 NAME = "tensorflow"
 
@@ -60,6 +61,7 @@ _MOST_ROWS_IN_A_CHAIN = 256
 # ---- float32 numbers ---------------------------------------------------------------------------------------------
 
 
+@elementwise
 def _bits(x: tf.Tensor) -> tf.Tensor:
     """The bits of ``as_float32(x)``, uint32."""
     if x.dtype == tf.float32:
@@ -73,9 +75,9 @@ def _bits(x: tf.Tensor) -> tf.Tensor:
     raise TypeError(f"a tensor of {x.dtype.name}; it must be float32, float16, float64 or bfloat16")
 
 
+@elementwise
 def _wide(x: tf.Tensor) -> tf.Tensor:
     """``as_float32(x)`` as wide values. Norms that a scheme makes are numpy's."""
-    x = tf.convert_to_tensor(x)
     if x.dtype == tf.float64:
         return _rounded(x)
     bits = _bits(x)
@@ -88,6 +90,7 @@ def _wide(x: tf.Tensor) -> tf.Tensor:
     return tf.where(magnitude < _NORMAL_BITS, subnormal, wide)
 
 
+@elementwise
 def _rounded(values: tf.Tensor) -> tf.Tensor:
     """float64 values rounded to float32, wide."""
     subnormal = tf.round(values * _STEPS_IN_ONE) * _STEP
@@ -95,6 +98,7 @@ def _rounded(values: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.abs(values) < _NORMAL, subnormal, normal)
 
 
+@elementwise
 def _narrow_bits(values: tf.Tensor) -> tf.Tensor:
     """float64 values rounded to float32, as bits."""
     bits = tf.bitcast(tf.cast(values, tf.float32), tf.uint32)  # subnormal or flushed, the sign is right
@@ -103,6 +107,7 @@ def _narrow_bits(values: tf.Tensor) -> tf.Tensor:
     return tf.where(magnitude < _NORMAL, (bits & _SIGN) | subnormal, bits)
 
 
+@elementwise
 def _stored(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """float64 values rounded to float32, and then to ``dtype``."""
     if dtype == tf.float64:
@@ -166,19 +171,26 @@ def hash32(start: int, count: int, key: Key) -> tf.Tensor:
     first = (
         key.k0 + np.uint32(offset & _MASK32) if tf.is_tensor(key.k0) else np.uint32(key.k0 + offset & _MASK32)
     )
-    h = tf.cast(tf.range(count, dtype=tf.int64), tf.uint32) * np.uint32(WEYL) + first
-    h ^= tf.bitwise.right_shift(h, np.uint32(16))
-    h *= np.uint32(MULTIPLIER_1)
-    h ^= tf.bitwise.right_shift(h, np.uint32(15))
-    h += key.k1 if tf.is_tensor(key.k1) else np.uint32(key.k1)
-    h *= np.uint32(MULTIPLIER_2)
-    h ^= tf.bitwise.right_shift(h, np.uint32(16))
+    k1 = key.k1 if tf.is_tensor(key.k1) else np.uint32(key.k1)
+    index = tf.cast(tf.range(count, dtype=tf.int64), tf.uint32)
+    h = _hashed(index, tf.convert_to_tensor(first), tf.convert_to_tensor(k1))
     # Most keys have none of these.
     if key.shift:
         h = tf.bitwise.left_shift(h, np.uint32(key.shift))
     if key.addend:
         h += np.uint32(key.addend)
     return h ^ np.uint32(key.flip) if key.flip else h
+
+
+@elementwise
+def _hashed(index: tf.Tensor, first: tf.Tensor, k1: tf.Tensor) -> tf.Tensor:
+    h = index * np.uint32(WEYL) + first
+    h ^= tf.bitwise.right_shift(h, np.uint32(16))
+    h *= np.uint32(MULTIPLIER_1)
+    h ^= tf.bitwise.right_shift(h, np.uint32(15))
+    h += k1
+    h *= np.uint32(MULTIPLIER_2)
+    return h ^ tf.bitwise.right_shift(h, np.uint32(16))
 
 
 class KeyChain(keys.KeyChain):
@@ -246,6 +258,7 @@ def _bucket_sums(
     )
 
 
+@by_rows
 def _lanes_in_a_tree(lanes: tf.Tensor) -> tf.Tensor:
     half = ROW // 2
     while half:
@@ -254,6 +267,7 @@ def _lanes_in_a_tree(lanes: tf.Tensor) -> tf.Tensor:
     return lanes[:, 0]
 
 
+@elementwise
 def _to_24_bits(values: tf.Tensor) -> tf.Tensor:
     bits = tf.bitcast(values, tf.uint64)
     dropped = _uint64(_DROPPED_BITS)
@@ -263,6 +277,7 @@ def _to_24_bits(values: tf.Tensor) -> tf.Tensor:
     return tf.where(finite, rounded, np.float64(np.inf))
 
 
+@by_rows
 def _minus_sum_of_rows(grid: tf.Tensor) -> tf.Tensor:
     """Minus the sum over axis 1, taken from the first row to the last, which no reduction promises.
 
@@ -647,12 +662,7 @@ def _shifts(width: int) -> np.ndarray:
 
 def pack_codes(codes: tf.Tensor, bits: int, out: None = None, whole_tiles: bool = False) -> tf.Tensor:
     _no_buffer(out)
-    rows, right_shifts, factors = _pack_plan(bits)
-    grid = tf.reshape(_padded(codes, TILE), [-1, 32, ROW])
-    if 32 % bits:
-        grid = tf.bitwise.right_shift(tf.gather(grid, rows, axis=1), right_shifts)
-    fields = tf.reshape(grid * factors, [-1, bits, len(rows) // bits, ROW])
-    words = tf.reshape(tf.reduce_sum(fields, axis=2), [-1])
+    words = tf.reshape(_packed(tf.reshape(_padded(codes, TILE), [-1, 32, ROW]), bits), [-1])
     if not whole_tiles:
         words = words[: code_words(codes.shape[0], bits)]
     return _signed(words)
@@ -663,13 +673,29 @@ def unpack_codes(words: tf.Tensor, bits: int, elements: int) -> tf.Tensor:
         raise ValueError(f"words: {words.shape[0]} words cannot hold {elements} codes of {bits} bits")
     used = tiles(elements) * bits * ROW
     grid = tf.reshape(_padded(_unsigned(words), bits * ROW)[:used], [-1, bits, ROW])
+    return tf.reshape(_unpacked(grid, bits), [-1])[:elements]
+
+
+@by_rows
+def _packed(grid: tf.Tensor, bits: int) -> tf.Tensor:
+    """Of each tile's rows of codes its rows of words."""
+    rows, right_shifts, factors = _pack_plan(bits)
+    if 32 % bits:
+        grid = tf.bitwise.right_shift(tf.gather(grid, rows, axis=1), right_shifts)
+    fields = tf.reshape(grid * factors, [-1, bits, len(rows) // bits, ROW])
+    return tf.reduce_sum(fields, axis=2)
+
+
+@by_rows
+def _unpacked(grid: tf.Tensor, bits: int) -> tf.Tensor:
+    """Of each tile's rows of words its rows of codes."""
     word, shift = np.divmod(np.arange(32) * bits, 32)
     codes = tf.bitwise.right_shift(tf.gather(grid, word, axis=1), shift.astype(np.uint32)[:, None])
     if 32 % bits:
         following = tf.gather(grid, np.minimum(word + 1, bits - 1), axis=1)
         factors = np.where(shift + bits > 32, 1 << (32 - shift), 0).astype(np.uint32)[:, None]
         codes |= following * factors
-    return tf.reshape(codes & np.uint32((1 << bits) - 1), [-1])[:elements]
+    return codes & np.uint32((1 << bits) - 1)
 
 
 def _pack_plan(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

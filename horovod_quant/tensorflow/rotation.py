@@ -40,6 +40,7 @@ from horovod_quant.tensorflow.kernels import (
     pack_codes,
     unpack_codes,
 )
+from horovod_quant.tensorflow.traced_once import by_rows, elementwise
 
 _INFINITE = np.uint32(0x7F800000)
 
@@ -155,25 +156,28 @@ def _grid(values: tf.Tensor, count: int, size: int) -> tf.Tensor:
     return tf.reshape(tf.pad(values, [[0, missing]]), [count, size])
 
 
+@elementwise
 def _magnitudes(index: tf.Tensor, bits: int) -> tf.Tensor:
     """The positive levels of these numbers."""
     return tf.gather(tf.constant(LEVELS[bits], tf.float32), tf.cast(index, tf.int64))
 
 
+@elementwise
 def _power(exponent: tf.Tensor) -> tf.Tensor:
     """2 to an int64, float64."""
     return tf.bitcast(tf.bitwise.left_shift(exponent + 1023, np.int64(52)), tf.float64)
 
 
+@by_rows
 def _transformed(values: tf.Tensor) -> tf.Tensor:
     """The Walsh-Hadamard transform of each row."""
-    count, size = values.shape
+    size = values.shape[1]
     h = 1
     while h < size:
-        a, b = tf.unstack(tf.reshape(values, [count, size // (2 * h), 2, h]), axis=2)
+        a, b = tf.unstack(tf.reshape(values, [-1, size // (2 * h), 2, h]), axis=2)
         values = tf.stack([a + b, a - b], axis=2)
         h *= 2
-    return tf.reshape(values, [count, size])
+    return tf.reshape(values, [-1, size])
 
 
 def _signs(count: int, size: int, key: Key, first: int) -> tuple[tf.Tensor, tf.Tensor]:

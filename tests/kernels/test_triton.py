@@ -703,10 +703,10 @@ def test_the_backend_offers_what_the_reference_does() -> None:
     assert set(kernels.__all__) - {"batch", "INTERPRETED"} <= set(dir(reference))
 
 
-@pytest.mark.parametrize(("bits", "rank", "size"), in_turn((2, 4, 8), [(0, 2), (3, 8), (2, 3)]))
+@pytest.mark.parametrize(("bits", "rank", "size"), in_turn((4, 2, 8), [(2, 3), (0, 2), (3, 8)]))
 def test_joint_rounding(bits: int, rank: int, size: int) -> None:
     key = KeyChain(3, "w").joint("worker", 5, rank, size)
-    x = np.random.default_rng(4).standard_normal(3000).astype(np.float32)
+    x = np.random.default_rng(4).standard_normal(1100).astype(np.float32)
     x[:6] = [0.0, -0.0, np.nan, -np.inf, 1e-40, -1e-40]
     norms = reference.bucket_maxima(x, 64)
     assert_same("encode_uniform_sum", x, norms, 64, 1, bits, key, 64)
@@ -861,6 +861,7 @@ def all_kernels() -> list[launching.Kernel]:
 # ---- the benchmark
 
 
+@pytest.mark.extended
 def test_the_benchmarks_calls_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     cuda_kernels = importlib.import_module("cuda_kernels")
@@ -873,6 +874,7 @@ def test_the_benchmarks_calls_are_valid(monkeypatch: pytest.MonkeyPatch) -> None
     assert bool(torch.all(torch.abs(decoded - x) <= step * 1.001))
 
 
+@pytest.mark.extended
 def test_the_benchmark_needs_a_gpu() -> None:
     script = str(ROOT / "benchmarks" / "kernels.py")
     done = run_python([script, "--device", "cuda", "--sizes", "1M", "--rounds", "1"])

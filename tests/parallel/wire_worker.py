@@ -1,6 +1,6 @@
 """Measures what crosses the loopback interface while a large gradient is exchanged. Run by test_wire.py.
 
-horovodrun -np 2 python wire_worker.py torch|tensorflow
+horovodrun -np 2 python wire_worker.py torch|tensorflow METHOD...
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def with_torch() -> Iterator[Setting]:
     from torch_harness import METHODS, VARIANTS, base_optimizer
 
     torch.set_num_threads(1)
-    for method, make in {**METHODS, **VARIANTS}.items():
+    for method in sys.argv[2:]:
         torch.manual_seed(0)
-        model, compressor = torch.nn.Linear(1000, 1000), make()
+        model, compressor = torch.nn.Linear(1000, 1000), {**METHODS, **VARIANTS}[method]()
         optimizer = hvd.DistributedOptimizer(
             base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
         )
@@ -41,16 +41,18 @@ def with_torch() -> Iterator[Setting]:
 def with_tensorflow() -> Iterator[Setting]:
     import horovod.tensorflow as hvd
     import tensorflow as tf
-    from tf_harness import METHODS, VARIANTS, optimizer_for
+    from tf_harness import IN_TENSORFLOW, METHODS, VARIANTS, optimizer_for
 
     import horovod_quant.tensorflow as hvq
 
-    for method, make in {**METHODS, **VARIANTS, "in-tensorflow": METHODS["global-qsgd"]}.items():
+    makers = {**METHODS, **VARIANTS, **IN_TENSORFLOW}
+    for method in sys.argv[2:]:
+        make = makers[method]
         weights, bias = tf.Variable(tf.ones([1000, 1000])), tf.Variable(tf.ones([1000]))
         optimizer = optimizer_for(make())
         optimizer.build([weights, bias])
         arguments: dict[str, Any] = {"optimizer": optimizer} if isinstance(make(), hvq.BinSGDM) else {}
-        compressor = make(**arguments, kernels="tensorflow" if method == "in-tensorflow" else "auto")
+        compressor = make(**arguments)
 
         def step(variables: Any = (weights, bias), compressor: Any = compressor) -> Any:
             x = tf.random.normal([4, 1000])

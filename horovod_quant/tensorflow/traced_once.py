@@ -1,0 +1,55 @@
+"""Parts of kernels that a graph calls, instead of having their operations again and again.
+
+Tracing takes a fraction of a millisecond for each operation, and a kernel has tens to hundreds of them, for each
+gradient. What these functions do depends on no tensor's length, so each is traced once, and every further use is one
+operation. Before a graph runs, Grappler and XLA put the operations in the calls' places: the bits are the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import tensorflow as tf
+
+Function = Callable[..., tf.Tensor]
+
+
+def elementwise(function: Function) -> Function:
+    """For ``function(x, *scalars, *constants)``, scalar tensors and no tensors, with a result of the shape of ``x``."""
+
+    @functools.wraps(function)
+    def call(x: Any, *others: Any) -> tf.Tensor:
+        x = tf.convert_to_tensor(x)
+        if tf.executing_eagerly():
+            return function(x, *others)
+        result = _traced(function, tf.TensorSpec(None, x.dtype), x, others)
+        result.set_shape(x.shape)
+        return result
+
+    return call
+
+
+def by_rows(function: Function) -> Function:
+    """For ``function(x, *constants)``, which treats each ``x[i]`` alike and apart from the others."""
+
+    @functools.wraps(function)
+    def call(x: tf.Tensor, *constants: Any) -> tf.Tensor:
+        if tf.executing_eagerly():
+            return function(x, *constants)
+        result = _traced(function, tf.TensorSpec([None, *x.shape[1:]], x.dtype), x, constants)
+        result.set_shape([x.shape[0], *result.shape[1:]])
+        return result
+
+    return call
+
+
+def _traced(function: Function, spec: tf.TensorSpec, x: tf.Tensor, others: tuple[Any, ...]) -> tf.Tensor:
+    scalars = [other for other in others if tf.is_tensor(other)]
+    signature = (spec, *(tf.TensorSpec([], scalar.dtype) for scalar in scalars))
+    return _graph(function, signature, others[len(scalars) :])(x, *scalars)
+
+
+@functools.lru_cache(maxsize=None)
+def _graph(function: Function, signature: tuple[tf.TensorSpec, ...], constants: tuple[Any, ...]) -> Function:
+    return tf.function(lambda *tensors: function(*tensors, *constants), signature, autograph=False)
