@@ -35,15 +35,9 @@ def uncovered(chosen: Plan, module: str) -> set[tuple]:
     table, tried = TABLES[module], set(trials(chosen, module))
     wanted: set[tuple] = set(DEFAULT[module])
     for feature, method in map(split, names(module, "extra")):
-        wanted |= {
-            (feature, "gloo"),
-            (feature, "mpi"),
-            (feature, 2),
-            (method, 2),
-            (method, 3),
-            (method, "gloo"),
-            (method, "mpi"),
-        }
+        wanted |= {(feature, place) for place in ("gloo", "mpi", 2)}
+        if method:
+            wanted |= {(method, place) for place in ("gloo", "mpi", 2, 3)}
         if feature not in (*table.slow, *table.in_pairs):
             wanted.add((feature, 3))
         if method not in table.sampled:

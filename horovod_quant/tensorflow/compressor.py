@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -46,6 +47,9 @@ from horovod_quant.traffic import ring_allreduce_bytes
 _CARRIER_BYTES = 4 * (1 + SIGNS)
 
 Kernels = Literal["auto", "native", "numpy", "tensorflow"]
+
+MANY_GRADIENTS = 4
+"""So many that are exchanged one by one are worth a warning."""
 
 _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
@@ -150,6 +154,7 @@ class Compressor(BaseCompressor):
         self._state_memory = ReusedMemory()
         self._known_names: set[tuple[str, ...]] = set()
         self._checked: Any = weakref.WeakKeyDictionary()  # process set: its size when last checked
+        self._looked_for_groups = False
 
     def _exchange_counts(self) -> dict[str, int]:
         counts = dict(self._steps)
@@ -275,6 +280,22 @@ class Compressor(BaseCompressor):
             self._warn_if_nothing_is_compressed(_elements_of(zip(names, call.variables)))
             self._known_names.add(names)
 
+    def _warn_without_groups(self, call: HorovodCall) -> None:
+        """Once, on the first worker: while a graph is traced, only Horovod can hand over gradients together."""
+        if self._looked_for_groups or not call.variables:
+            return
+        self._looked_for_groups = True
+        elements = _elements_of(zip(unique_names(call.variables), call.variables))
+        quantized = sum(self.policy.scheme_for(name, own) is not None for name, own in elements.items())
+        if call.siblings or quantized < MANY_GRADIENTS or call.process_set.rank() != 0:
+            return
+        warnings.warn(
+            f"{type(self).__name__} exchanges {quantized} gradients one by one, which takes more time than together: "
+            f"pass groups=4 to Horovod's DistributedOptimizer or DistributedGradientTape",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
     def _pass_through(self, tensor: tf.Tensor, name: str, call: HorovodCall) -> tuple[tf.Tensor, Any]:
         # Horovod reduces no bfloat16.
         sent = tf.cast(tensor, tf.float32) if tensor.dtype is tf.bfloat16 else tensor
@@ -309,6 +330,7 @@ class Compressor(BaseCompressor):
     def _submit(
         self, tensor: tf.Tensor, name: str, scheme: Scheme, call: HorovodCall
     ) -> tuple[tf.Tensor, Any]:
+        self._warn_without_groups(call)
         # Where Horovod uses generic names, the variables' may differ between workers.
         common_name = name if call.operation is None else call.name
         signs = self._signs(str(common_name), tuple(tensor.shape), tensor.dtype.name, scheme)

@@ -50,6 +50,6 @@ def _traced(function: Function, spec: tf.TensorSpec, x: tf.Tensor, others: tuple
     return _graph(function, signature, others[len(scalars) :])(x, *scalars)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _graph(function: Function, signature: tuple[tf.TensorSpec, ...], constants: tuple[Any, ...]) -> Function:
     return tf.function(lambda *tensors: function(*tensors, *constants), signature, autograph=False)

@@ -246,6 +246,7 @@ TF = Table(
             ],
         ),
         Part(OTHERS, ["subnormal_numbers", "differentiation_is_refused"]),
+        Part([], ["gradients_one_by_one_are_told"]),
         Part(BINSGDM, ["binsgdm_moves_by_the_rate"]),
         Part(
             TF_VARIANTS,
@@ -328,6 +329,7 @@ TF = Table(
         "overrides_and_excluded",
         "subnormal_numbers",
         "differentiation_is_refused",
+        "gradients_one_by_one_are_told",
         "bad_arguments",
     ],
     also=["tf_calls"],

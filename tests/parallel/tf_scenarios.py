@@ -8,6 +8,7 @@ import gc
 import os
 import pickle
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any, Callable
 
@@ -159,6 +160,24 @@ def keras_optimizer_from_horovod_tensorflow(make: Make) -> None:
 
 def keras_sum(make: Make) -> None:
     fit(make(), op=hvd.Sum, factor=1.0, steps=2)
+
+
+def gradients_one_by_one_are_told() -> None:
+    """Once, on the first worker, unless Horovod is given groups, or there are few."""
+    for groups, count in ((None, 5), (2, 5), (None, 3)):
+        variables = [tf.Variable(tf.ones([64, 64]), name=f"many_{i}") for i in range(count)]
+        compressor = hvq.GlobalQSGD()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                with tf.GradientTape() as tape:
+                    loss = tf.add_n([tf.reduce_sum(each * each) for each in variables])
+                tape = hvd.DistributedGradientTape(tape, compression=compressor, groups=groups)
+                tape.gradient(loss, variables)
+        told = [str(each.message) for each in caught if "one by one" in str(each.message)]
+        expected = hvd.rank() == 0 and groups is None and count == 5
+        assert len(told) == expected, told
+        assert not told or ("5 gradients" in told[0] and "groups=4" in told[0])
 
 
 def keras_groups(make: Make) -> None:
