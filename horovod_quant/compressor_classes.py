@@ -69,7 +69,7 @@ class Classes:
             return self._base
         if wanted not in self._with_optimizer:
             raise AttributeError(
-                f"{scheme_class.__name__}: it needs the optimizer {wanted}, which {self._module} does not have"
+                f"{scheme_class.__name__} needs the optimizer {wanted}, which {self._module} does not have"
             )
         return self._with_optimizer[wanted]
 

@@ -236,7 +236,7 @@ class BaseCompressor:
     def _check_process_set(self, used: Any) -> None:
         if self._process_set is not None and used is not self._process_set:
             raise ValueError(
-                f"process_set={self._process_set}: Horovod reduces over {used}; give both the same"
+                f"process_set={self._process_set}: Horovod reduces over {used}; use the same for both"
             )
 
         if self.hierarchical and used.process_set_id != 0:
@@ -253,7 +253,7 @@ class BaseCompressor:
             return 1
         if int(os.environ.get("HOROVOD_ELASTIC", "0")):
             raise RuntimeError(
-                "hierarchical: nodes cannot be formed again under elastic training; leave it out there"
+                "hierarchical: nodes cannot be re-formed under elastic training; leave it out there"
             )
         if self.hierarchical is not True:
             return self.hierarchical
@@ -267,7 +267,7 @@ class BaseCompressor:
             return
         self._said_nothing_is_compressed = True
         warnings.warn(
-            f"{type(self).__name__} compresses nothing: each of the model's {len(elements)} gradients has less than "
+            f"{type(self).__name__} compresses nothing: each of the model's {len(elements)} gradients has fewer than "
             f"min_elements={self.policy.min_elements} elements (the largest has {max(elements.values())}), or is "
             f"excluded",
             RuntimeWarning,
@@ -277,7 +277,7 @@ class BaseCompressor:
     def _check_operation(self, op: Any, usable: Sequence[Any], adasum: Any) -> None:
         if op is not None and op not in usable:
             shown = "Adasum" if op == adasum else repr(op)
-            raise ValueError(f"op={shown}: {type(self).__name__} works with op=hvd.Average and op=hvd.Sum")
+            raise ValueError(f"op={shown}: {type(self).__name__} supports only op=hvd.Average and op=hvd.Sum")
 
     def _check_dtype(self, name: str, dtype: Any, usable: Sequence[Any]) -> None:
         if dtype not in usable:
@@ -303,8 +303,8 @@ class BaseCompressor:
 
     def _disagreement(self, name: str) -> str:
         return (
-            f"{name}: the workers did not exchange the same gradient here; check that all of them have the same "
-            f"model, and {type(self).__name__} the same arguments"
+            f"{name}: the workers did not exchange the same gradient here; check that all of them use the same "
+            f"model, and {type(self).__name__} with the same arguments"
         )
 
 
@@ -313,8 +313,8 @@ def require_no_host(scheme: Scheme, kernels: str) -> None:
     needs = scheme.host_requirement()
     if needs is not None:
         raise ValueError(
-            f"{needs}: kernels={kernels!r} do not work in the host's memory, where {type(inner_of(scheme)).__name__} "
-            f"then needs its arrays; use kernels='auto' or kernels='native'"
+            f"{needs}: {type(inner_of(scheme)).__name__} then needs its arrays in host memory, where "
+            f"kernels={kernels!r} cannot run; use kernels='auto' or kernels='native'"
         )
 
 
@@ -335,7 +335,9 @@ class _OfInstances:
         @functools.wraps(self._function)
         def call(*given: Any, **named: Any) -> Any:
             if not given or not isinstance(given[0], BaseCompressor):
-                raise TypeError(f"compression={owner.__name__}: that is a class; add (): {owner.__name__}()")
+                raise TypeError(
+                    f"compression={owner.__name__}: that is a class; use an instance, {owner.__name__}()"
+                )
             return self._function(*given, **named)
 
         return call
@@ -363,12 +365,14 @@ def _scheme(value: Any) -> Scheme:
         except ValueError as error:
             raise ValueError(f"scheme={value!r}: {error}") from None
         if found is None:
-            raise ValueError(f"scheme={value!r}: that is Horovod's own: compression=hvd.Compression.{value}")
+            raise ValueError(
+                f"scheme={value!r}: that is Horovod's own; use compression=hvd.Compression.{value}"
+            )
         return found
     if isinstance(value, type) and issubclass(value, (Scheme, BaseCompressor)):
-        raise ValueError(f"scheme={value.__name__}: that is a class; add (): {value.__name__}()")
+        raise ValueError(f"scheme={value.__name__}: that is a class; use an instance, {value.__name__}()")
     if isinstance(value, BaseCompressor):
-        raise ValueError(f"scheme={value!r}: that is a compressor; use it as it is")
+        raise ValueError(f"scheme={value!r}: that is a compressor already; use it directly")
     if not isinstance(value, Scheme):
         raise ValueError(
             f"scheme={value!r}: use one of horovod_quant.schemes, as in QSGD(bits=4), or a method's name, as in "
@@ -378,7 +382,7 @@ def _scheme(value: Any) -> Scheme:
     try:
         hash(value)
     except TypeError as error:
-        raise ValueError(f"scheme={value!r}: {error}; give it tuples and numbers") from None
+        raise ValueError(f"scheme={value!r}: {error}; use tuples and numbers as its arguments") from None
     return value
 
 
@@ -397,7 +401,7 @@ def _is_count(name: Any, count: Any) -> bool:
 
 
 _NO_PROCESS_SET = (
-    "hierarchical: it works with all workers only; leave process_set= out of the optimizer and of the compressor, "
+    "hierarchical: it works only with all workers; remove process_set= from the optimizer and from the compressor, "
     "or use hierarchical=False"
 )
 
@@ -418,9 +422,7 @@ def _hierarchy(value: Any) -> bool | int:
         return bool(value)
     if isinstance(value, (int, np.integer)) and 1 <= value <= 2**31:
         return int(value)
-    raise ValueError(
-        f"hierarchical={value!r}: use True, False, or the number of workers that make a node, from 1"
-    )
+    raise ValueError(f"hierarchical={value!r}: use True, False, or the number of workers per node, 1 or more")
 
 
 def _require_process_set(process_set: Any) -> None:
@@ -434,7 +436,7 @@ def _named(named_parameters: Any) -> list[tuple[str, Any]]:
     Raises:
         ValueError: it is something else, or two parameters have one name.
     """
-    use = "use pairs of a name and a parameter, as model.named_parameters() has them"
+    use = "use pairs of a name and a parameter, such as model.named_parameters()"
     try:
         pairs = list(named_parameters)
     except TypeError:

@@ -144,8 +144,8 @@ def parse(name: str) -> Method:
     lacking = [argument for argument in registry.required_arguments(kind) if argument not in preset]
     if lacking:
         raise ValueError(
-            f"{name!r}: {kind.__name__} needs {', '.join(lacking)}, which its name does not tell; give "
-            f"{kind.__name__} presets, or these arguments defaults"
+            f"{name!r}: {kind.__name__} needs {', '.join(lacking)}, which its name does not specify; add "
+            f"presets to {kind.__name__}, or defaults for these arguments"
         )
     # One name for each method: "qsgd-04" would be another.
     method = Method(family if bits is None else f"{family}-{bits}", kind, preset)

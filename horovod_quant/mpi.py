@@ -122,7 +122,7 @@ def _groups(comm: Any, scheme: Scheme, local_size: int | None) -> tuple[Workers,
     first_ranks = comm.allgather(local.bcast(rank))
     if len({first_ranks.count(first) for first in first_ranks}) > 1:
         raise ValueError(
-            "hierarchical: some nodes have more workers than others; start as many on every node"
+            "hierarchical: some nodes have more workers than others; start the same number on every node"
         )
     node, place = sorted(set(first_ranks)).index(local.bcast(rank)), local.Get_rank()
     workers = Workers(node * local.Get_size() + place, size, local_size=local.Get_size())

@@ -15,8 +15,8 @@ from horovod_quant.schemes.base import ALL, CROSS, LOCAL, Workers, require_whole
 _SIZES = {"HOROVOD_SIZE": "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE"}
 
 UNEVEN = (
-    "hierarchical=True: some hosts have more workers than others; start as many on every host, or give the number of "
-    "consecutive ranks that make a node, as in hierarchical=2"
+    "hierarchical=True: some hosts have more workers than others; start the same number on every host, or give the "
+    "number of consecutive ranks per node, as in hierarchical=2"
 )
 
 
@@ -159,7 +159,7 @@ def _process_sets(hvd: Any, basics: Any, wanted: list[list[int]]) -> list[Any]:
             process_sets.append(hvd.add_process_set(ranks))
         except ValueError as error:
             raise RuntimeError(
-                f"hierarchical: Horovod has no process set of the ranks {ranks}, and adds none ({error}); start with "
+                f"hierarchical: Horovod has no process set for ranks {ranks}, and cannot add one ({error}); start with "
                 f'hvd.init(process_sets="dynamic"), or hvd.init(process_sets=hvq.hierarchical_process_sets()), or set '
                 f"HOROVOD_DYNAMIC_PROCESS_SETS=1"
             ) from None

@@ -118,7 +118,7 @@ def _patterns(exclude: Any) -> list[str]:
 
 def _replaced(scheme: Scheme, pattern: Any, arguments: Any) -> Scheme:
     if not isinstance(pattern, str):
-        raise ValueError(f"overrides: {pattern!r} is not a name or pattern; use texts such as 'head.*'")
+        raise ValueError(f"overrides: {pattern!r} is not a name or pattern; use strings such as 'head.*'")
     if isinstance(scheme, Hierarchical):
         return Hierarchical(_replaced(scheme.inner, pattern, arguments))
     known = argument_names(scheme)
@@ -126,7 +126,7 @@ def _replaced(scheme: Scheme, pattern: Any, arguments: Any) -> Scheme:
         raise ValueError(f"overrides[{pattern!r}]={arguments!r}: use a mapping such as {{'bits': 8}}")
     for argument in arguments:
         if argument not in known:
-            usable = ", ".join(known) or "nothing (it takes none)"
+            usable = ", ".join(known) or "no arguments (it has none)"
             raise ValueError(
                 f"overrides[{pattern!r}]: {type(scheme).__name__} has no argument {argument!r}; use {usable}"
             )

@@ -84,7 +84,7 @@ def run(
     """
     groups = [list(own) if isinstance(own, (list, tuple)) else [own] for own in gradients]
     if not groups or any([np.shape(a) for a in own] != [np.shape(a) for a in groups[0]] for own in groups):
-        raise ValueError("gradients: give at least one worker, and the same shapes for each")
+        raise ValueError("gradients: give those of at least one worker, with the same shapes for each")
     size, count = len(groups), len(groups[0])
     names = [str(i) for i in range(count)] if names is None else list(names)
     factor = 1.0 / size if factor is None else factor

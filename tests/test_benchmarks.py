@@ -185,7 +185,7 @@ def test_the_time_in_hooks_is_beside_the_total(workers: int, tmp_path: Path) -> 
 @pytest.mark.extended
 @pytest.mark.parametrize(
     ("built", "why"),
-    [("host", "built without CUDA: it takes"), ("nccl", "refuses two workers on a GPU")],
+    [("host", "built without CUDA: it accepts"), ("nccl", "refuses two workers on one GPU")],
 )
 def test_what_horovod_cannot_reduce_on_a_gpu_is_left_out(built: str, why: str, tmp_path: Path) -> None:
     report = tmp_path / "exchange.json"

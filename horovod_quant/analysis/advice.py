@@ -257,7 +257,7 @@ def refusal_of(choice: Choice, setting: Setting) -> str | None:
     except ValueError as error:
         return str(error)
     if isinstance(scheme, Hierarchical) and setting.network.workers_per_host == 1:
-        return "with one worker on each host it is the same as without"
+        return "with one worker per host it is the same as without"
     if not compressed_names(scheme, setting.shapes, setting.min_elements):
-        return f"every gradient has less than {setting.min_elements} elements, and stays as it is"
+        return f"every gradient has fewer than {setting.min_elements} elements and is sent unchanged"
     return None

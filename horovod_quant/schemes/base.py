@@ -334,7 +334,7 @@ def explained(
         except (AttributeError, NotImplementedError, TypeError) as error:
             raise TypeError(
                 f"{scheme} cannot be run on {arrays}. If it computes with numpy, declare host_only = True in its "
-                f"class, or use kernels='native'; if not, let it use the functions of kernels alone. What has failed: "
+                f"class, or use kernels='native'; if not, use only functions of kernels. The error was: "
                 f"{' '.join(str(error).split())}"
             ) from error
 
@@ -405,14 +405,14 @@ def check_pieces(pieces: Sequence[Any], lengths: Sequence[int]) -> None:
     for worker, (piece, length) in enumerate(zip(pieces, lengths)):
         if piece.shape[0] != length:
             raise ValueError(
-                f"corrupt payload of worker {worker}: {piece.shape[0]} elements where {length} were expected; or its "
-                f"tensor has another shape"
+                f"corrupt payload from worker {worker}: {piece.shape[0]} elements where {length} were expected; or "
+                f"its tensor has another shape"
             )
 
 
 def _check_count(pieces: Sequence[Any], size: int) -> None:
     if len(pieces) != size:
-        raise ValueError(f"payloads of {len(pieces)} workers came where those of {size} were expected")
+        raise ValueError(f"payloads came from {len(pieces)} workers where {size} were expected")
 
 
 def split_gathered(buffer: np.ndarray, request: Allgather) -> list[np.ndarray]:
@@ -447,7 +447,7 @@ def split_ragged(buffer: np.ndarray) -> list[np.ndarray]:
         length = int(header.copy().view("<i8")[0]) if len(header) == 8 else -1
         if not 0 <= length <= len(buffer) - position - 8:
             raise ValueError(
-                f"corrupt payload of worker {len(bodies)}: a length of {length} at byte {position}"
+                f"corrupt payload from worker {len(bodies)}: a length of {length} at byte {position}"
             )
         bodies.append(buffer[position + 8 : position + 8 + length])
         position += 8 + length
@@ -473,7 +473,7 @@ def require_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 def require_whole_nodes(size: int, local_size: int) -> None:
     if size % local_size:
         raise ValueError(
-            f"hierarchical: {size} workers cannot be on nodes of {local_size} each; start as many on every node"
+            f"hierarchical: {size} workers cannot form nodes of {local_size}; start the same number on every node"
         )
 
 

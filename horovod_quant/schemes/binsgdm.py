@@ -59,7 +59,9 @@ class BinSGDM(Scheme):
 
         def draw(gradient: Gradient, out: Any) -> np.ndarray:
             if gradient.state is None:
-                raise ValueError("BinSGDM exchanges gradients of its own optimizer only: no momentum given")
+                raise ValueError(
+                    "BinSGDM exchanges only gradients of its own optimizer: no momentum was given"
+                )
             momentum, scale, beta = gradient.state
             key = gradient.keys.key("worker", gradient.step, workers.rank)
             words, broken = kernels.binarize(gradient.values, momentum, scale, beta, key, gradient.start, out)

@@ -141,14 +141,14 @@ class EDEN(Scheme):
         for name, usual in (("bits", None), ("server_bits", AUTO)):
             if getattr(self, name) != usual:
                 raise ValueError(
-                    f"error={error!r} chooses the bits; leave {name}={getattr(self, name)!r} out, or the error"
+                    f"error={error!r} chooses the bits; leave out either {name}={getattr(self, name)!r} or the error"
                 )
         if isinstance(error, bool) or not isinstance(error, (int, float)) or not 0 < error < math.inf:
             raise ValueError(f"error={error!r}: use a positive number, for example 0.1")
         least = min(widths.error() for widths in self._possible())
         if error < least:
             raise ValueError(
-                f"error={error!r}: exchange={self.exchange!r} has {least:.6f} at least"
+                f"error={error!r}: exchange={self.exchange!r} has at least {least:.6f}"
                 + ("; an allgather has half of that" if self.exchange == ALLTOALL else "")
             )
 

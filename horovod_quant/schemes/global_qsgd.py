@@ -121,7 +121,7 @@ class GlobalQSGD(Scheme):
         for name, usual in (("norm", "max"), ("levels", "uniform"), ("bucket_size", rotated_sum.SHARED)):
             if getattr(self, name) not in (usual, None):
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r}: rotate=True works with {name}={usual!r} only; leave {name} out"
+                    f"{name}={getattr(self, name)!r}: rotate=True works only with {name}={usual!r}; leave {name} out"
                 )
 
     @property

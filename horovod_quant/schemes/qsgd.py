@@ -96,7 +96,7 @@ class GatheredScheme(Scheme):
         use_plain_ints(self, "bits", "bucket_size")
         if self.exchange == ALLTOALL and self.coding != "fixed":
             raise ValueError(
-                f"coding={self.coding!r}: an alltoall needs pieces of known lengths; use coding='fixed' or an allgather"
+                f"coding={self.coding!r}: an alltoall needs pieces of known length; use coding='fixed' or an allgather"
             )
 
     @property

@@ -60,12 +60,12 @@ def register(scheme_class: Kind) -> Kind:
             scheme_class.__module__,
             scheme_class.__qualname__,
         ):
-            raise ValueError(f"{name}: {before.__module__} has registered a scheme of that name; rename one")
+            raise ValueError(f"{name}: {before.__module__} already has a scheme of that name; rename one")
         for other in _registered.values():
             taken = set(families_of(other)) & set(families_of(scheme_class)) if other is not before else set()
             if taken:
                 names = ", ".join(map(repr, sorted(taken)))
-                raise ValueError(f"{name}.presets: {other.__name__} has {names} already; use other names")
+                raise ValueError(f"{name}.presets: {other.__name__} already has {names}; use other names")
         _registered[name] = scheme_class
     return scheme_class
 
@@ -74,7 +74,7 @@ def check(scheme_class: Any) -> None:
     """Raises what `register` raises for a class that cannot be used, whatever else is registered."""
     if not isinstance(scheme_class, type) or not issubclass(scheme_class, Scheme):
         shown = scheme_class.__name__ if isinstance(scheme_class, type) else repr(scheme_class)
-        raise TypeError(f"{shown}: register a class that is derived from horovod_quant.schemes.base.Scheme")
+        raise TypeError(f"{shown}: register a class derived from horovod_quant.schemes.base.Scheme")
     name = scheme_class.__name__
     if not getattr(getattr(scheme_class, "__dataclass_params__", None), "frozen", False):
         raise TypeError(f"{name}: put @dataclass(frozen=True) before the class")
@@ -82,16 +82,16 @@ def check(scheme_class: Any) -> None:
         if getattr(scheme_class, needed) is getattr(Scheme, needed):
             raise TypeError(f"{name}.{needed}: define it, see horovod_quant.schemes.base.Scheme")
     if name in ("Auto", "Compressor"):
-        raise ValueError(f"{name}: the frontends have a class of that name; rename it")
+        raise ValueError(f"{name}: the frontends already have a class of that name; rename it")
     names = argument_names(scheme_class)
     for argument in names:
         if argument in _OF_COMPRESSORS:
             raise ValueError(
-                f"{name}.{argument}: compressors have an argument of that name; rename the field"
+                f"{name}.{argument}: compressors already have an argument of that name; rename the field"
             )
     for declared in ("presets", "compared", "own_optimizer", "own_steps", "unbiased", "host_only"):
         if declared in names:
-            raise TypeError(f"{name}.{declared}: declare it without a type, or it is an argument")
+            raise TypeError(f"{name}.{declared}: declare it without a type; with one it is an argument")
     for family, preset in families_of(scheme_class).items():
         if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", family) or family in HOROVODS_OWN:
             raise ValueError(
@@ -99,7 +99,7 @@ def check(scheme_class: Any) -> None:
             )
         for argument in preset:
             if argument not in names:
-                usable = ", ".join(names) or "nothing (it takes none)"
+                usable = ", ".join(names) or "no arguments (it has none)"
                 raise ValueError(f"{name}.presets[{family!r}]: no argument {argument!r}; use {usable}")
     for method in compared_of(scheme_class):
         if not any(re.fullmatch(f"{family}(-[0-9]+)?", method) for family in families_of(scheme_class)):

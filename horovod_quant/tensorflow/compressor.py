@@ -109,7 +109,7 @@ class Compressor(BaseCompressor):
             raise RuntimeError(KERAS_3_REMEDY)
         if optim.binsgdm_of(optimizer) is not None:
             raise ValueError(
-                f"compression={type(self).__name__}(...): the optimizer BinSGDM goes with compression=hvq.BinSGDM()"
+                f"compression={type(self).__name__}(...): the optimizer BinSGDM needs compression=hvq.BinSGDM()"
             )
 
     def _check_kernels(self) -> None:
@@ -160,7 +160,7 @@ class Compressor(BaseCompressor):
     def _resume_at(self, counts: dict[str, int]) -> None:
         if self._ledgers or self._steps != self._first:
             raise RuntimeError(
-                "load_state_dict: this compressor has exchanged gradients already; load it before"
+                "load_state_dict: this compressor has already exchanged gradients; load the state before that"
             )
         self._steps, self._first = counts, dict(counts)
 
@@ -235,8 +235,8 @@ class Compressor(BaseCompressor):
         name = self._names_in_copies[own]
         if name is None:
             raise ValueError(
-                f"named_parameters: several variables are called {own!r}, and a copy of the compressor cannot tell "
-                f"them apart; construct another compressor with them"
+                f"named_parameters: several variables are named {own!r}, and a copy of the compressor cannot tell "
+                f"them apart; construct a new compressor with named_parameters="
             )
         return name
 
@@ -385,7 +385,7 @@ class Compressor(BaseCompressor):
                 if not tf.executing_eagerly():
                     raise RuntimeError(
                         "hierarchical=True: in TensorFlow 1's graphs the workers cannot find their hosts; give the "
-                        "number of workers on each host, as in hierarchical=2"
+                        "number of workers per host, as in hierarchical=2"
                     )
                 return (
                     hvd.allgather(tf.constant([own], tf.int32), name="horovod_quant.nodes").numpy().tolist()

@@ -42,7 +42,7 @@ class _BinaryUpdate:
     def _require_keras_2(self) -> None:
         if not _HAS_KERAS_2:
             raise RuntimeError(
-                f"{type(self).__name__} is an optimizer of Keras 2, and TensorFlow has Keras 3 here: install tf-keras "
+                f"{type(self).__name__} is an optimizer of Keras 2, but TensorFlow has Keras 3 here: install tf-keras "
                 f"and set TF_USE_LEGACY_KERAS=1"
             )
 
@@ -99,8 +99,8 @@ class _BinaryUpdate:
         part = self._parts[reference]
         if (part.momentum.start, part.momentum.stop) != (start, stop):
             raise RuntimeError(
-                "BinSGDM: this worker keeps other elements of a variable's momentum and scale already; exchange each "
-                "gradient under one name, in nodes of one size, or make another optimizer"
+                "BinSGDM: this worker already keeps other elements of a variable's momentum and scale; exchange each "
+                "gradient under one name, in nodes of one size, or construct another optimizer"
             )
         return state._replace(momentum=part.momentum, scale=part.scale)
 
@@ -317,7 +317,7 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
             self._places.setdefault(variable.ref(), len(self._places))
             if variable.dtype.base_dtype != tf.float32:
                 raise ValueError(
-                    f"{variable.name} is {variable.dtype.name}: LegacyBinSGDM takes float32 variables; use BinSGDM"
+                    f"{variable.name} is {variable.dtype.name}: LegacyBinSGDM supports only float32; use BinSGDM"
                 )
             for name in ("momentum", "scale"):
                 self.add_slot(variable, name)

@@ -108,7 +108,7 @@ class Auto(Compressor):
         if found is None:
             raise ValueError(
                 f"max_error={self.max_error!r}: no method has so small an error, even with two workers; use a larger "
-                f"one, or leave compression out"
+                f"value, or leave compression out"
             )
         return [found]
 
@@ -192,8 +192,9 @@ class Auto(Compressor):
         call = self._call_for(tensor)
         if not isinstance(call, OptimizerCall):
             raise ValueError(
-                f"{call.name}: compression=Auto(...) measures the steps of an hvd.DistributedOptimizer, and this is "
-                f"none; use a method, such as hvq.EDEN(): `horovod-quant bench` and `advise` say which"
+                f"{call.name}: compression=Auto(...) measures the steps of an hvd.DistributedOptimizer, and this "
+                f"call is not part of one; use a method such as hvq.EDEN(): `horovod-quant bench` and `advise` "
+                f"recommend one"
             )
         course = self._course(call, tensor)
         if course.policy is None:

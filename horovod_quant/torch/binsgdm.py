@@ -36,7 +36,7 @@ class BinSGDMCompressor(Compressor):
         if not isinstance(optimizer, optim.BinSGDM):
             given = "no optimizer" if optimizer is None else f"the optimizer {type(optimizer).__name__}"
             raise ValueError(
-                f"compression=BinSGDM(): it needs the optimizer of the same name, and was used with {given}; use "
+                f"compression=BinSGDM(): it needs the optimizer of the same name, but was used with {given}; use "
                 f"hvd.DistributedOptimizer(horovod_quant.torch.optim.BinSGDM(model.parameters(), lr=...), ...)"
             )
         require_same_beta(self.beta, (group["beta"] for group in optimizer.param_groups))

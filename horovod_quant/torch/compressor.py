@@ -208,7 +208,7 @@ class Compressor(BaseCompressor):
         self._check_dtype(call.name, tensor.dtype, _FLOATS)
         if isinstance(call, DirectCall) and tensor.requires_grad:
             raise ValueError(
-                f"{call.name}: autograd cannot go through a quantized allreduce; detach the tensor, or leave "
+                f"{call.name}: autograd cannot differentiate a quantized allreduce; detach the tensor, or leave "
                 f"compression out of this call"
             )
         self._check_optimizer(getattr(call, "optimizer", None))
@@ -223,7 +223,7 @@ class Compressor(BaseCompressor):
         """Raises ValueError unless this method goes with the optimizer that calls, None if none does."""
         if isinstance(optimizer, optim.BinSGDM):
             raise ValueError(
-                f"compression={type(self).__name__}(...): the optimizer BinSGDM goes with compression=hvq.BinSGDM()"
+                f"compression={type(self).__name__}(...): the optimizer BinSGDM needs compression=hvq.BinSGDM()"
             )
 
     def _schedule(

@@ -299,16 +299,16 @@ def _check_saved(state_dict: Any, parameters: Sequence[torch.Tensor]) -> None:
             shape = getattr(state_dict["state"].get(index, {}).get(name, parameter), "shape", ())
             if shape != parameter.shape:
                 raise ValueError(
-                    f"state_dict: the {name} of parameter {index} has shape {list(shape)}, and the parameter "
+                    f"state_dict: the {name} of parameter {index} has shape {list(shape)}, but the parameter has "
                     f"{list(parameter.shape)}; load the state of the same model"
                 )
 
 
 def _foreign(where: str, lacking: Sequence[str], found: Sequence[str]) -> str:
     return (
-        f"state_dict: its {where} have {', '.join(map(repr, found))}, and lack {', '.join(map(repr, lacking))}: it is "
-        f"another optimizer's; use what the state_dict() of a BinSGDM returned, or load the model alone and let this "
-        f"optimizer start again"
+        f"state_dict: its {where} have {', '.join(map(repr, found))}, but not {', '.join(map(repr, lacking))}: it is "
+        f"another optimizer's; use what the state_dict() of a BinSGDM returned, or load only the model and let this "
+        f"optimizer start afresh"
     )
 
 

@@ -77,7 +77,7 @@ def test_pickling_keeps_the_arguments_and_drops_the_rest(kind: Any) -> None:
 
 
 def test_an_unknown_caller_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="is not a function of Horovod"):
+    with pytest.raises(RuntimeError, match="is not a Horovod function"):
         hvq.QSGD().compress(tf.ones(2000))
 
 
