@@ -1,4 +1,4 @@
-"""What the frontends for PyTorch and TensorFlow share: arguments, checks, the carrier."""
+"""What the frontends for PyTorch and TensorFlow have in common: arguments, checks, the carrier."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.stats import Stats, TrafficCounter
 
 MIN_ELEMENTS = 1024
-"""The compressors' default ``min_elements``."""
+"""Default ``min_elements`` of the compressors."""
 
 UNNAMED = "unnamed"
 """The name of a gradient that has none, whatever its shape, which shall not differ between workers unnoticed."""
@@ -31,42 +31,42 @@ REMEMBERED_NAMES = 1024
 """Of a script's own allreduces, at most."""
 
 GROUP_BYTES = 32 * 2**20
-"""The compressors' default ``group_bytes``."""
+"""Default ``group_bytes`` of the compressors."""
 
 
 class BaseCompressor:
-    """The arguments that every compressor takes, and what it counts.
+    """The arguments and statistics that all compressors share.
 
-    Horovod asks to compress each gradient. The compressor exchanges the gradient itself, quantized, over Horovod's
-    own collectives, and hands Horovod a small *carrier* instead: ``[1, +-1 x 16]``. What Horovod makes of its first
-    element tells the factor (average or sum, pre- and postscaling, workers that have joined), and the signs, which
-    depend on the gradient's name, tell whether all workers mean the same gradient.
+    Horovod asks it to compress each gradient. The compressor quantizes the gradient, exchanges it over Horovod's own
+    collectives, and gives Horovod a small *carrier* to reduce instead: ``[1, +-1 x 16]``. The reduced first element
+    shows the factor (average or sum, pre- and postscaling, joined workers). The signs, which depend on the gradient's
+    name, show whether all workers exchange the same gradient.
 
     Args:
-        scheme: the scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or a method's name,
-            such as ``"qsgdinf-4"``.
-        min_elements: smaller gradients go through Horovod unchanged.
-        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
-        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: of the random rounding; the same on all workers.
+        scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or the name of a
+            method, such as ``"qsgdinf-4"``.
+        min_elements: smaller gradients are left to Horovod, uncompressed.
+        exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
+        overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: seed of the random rounding; the same on all workers.
         kernels: ``"auto"`` or the name of a backend.
-        named_parameters: names for the gradients, pairs of a name and a parameter; by default Horovod's own.
-        process_set: where the gradients are reduced; by default what the optimizer says.
-        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
-            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        named_parameters: (name, parameter) pairs that name the gradients; by default they have Horovod's names.
+        process_set: where the gradients are reduced; by default the optimizer's process set.
+        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass.
 
     Raises:
-        ValueError: an argument is out of range, or, with ``hierarchical`` after ``hvd.init()``, the hosts differ in
-            their numbers of workers.
-        TypeError: there is no such argument.
+        ValueError: an argument is out of range, or, with ``hierarchical`` after ``hvd.init()``, the hosts have
+            different numbers of workers.
+        TypeError: an argument is unknown.
         ImportError: Horovod is missing, or was built without the framework.
     """
 
     own_optimizer: str | None = None
-    """Of the schemes that it takes; see `Scheme`."""
+    """The ``own_optimizer`` of the schemes that it accepts; see `Scheme`."""
 
     def __init__(
         self,
@@ -157,24 +157,24 @@ class BaseCompressor:
         vars(self).update(kept)
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, for each parameter and in total, and what float32 would have sent."""
+        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
         return self._traffic.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """What random bits depend on, besides the seed: how often each gradient has been exchanged, by its name.
+        """How often each gradient has been exchanged, by name: besides the seed, all that the random bits depend on.
 
-        The same on all workers that have taken part in the same steps. Saved with a checkpoint, and loaded into a new
-        compressor of the same arguments, it lets training go on with the bits that it would have had without an
-        interruption.
+        It is the same on all workers that have taken part in the same steps. Save it with a checkpoint and load it
+        into a new compressor with the same arguments: training then continues with the same random bits as without
+        the interruption.
         """
         return {"exchanges": self._exchange_counts()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` returned.
+        """Restores what `state_dict` returned.
 
         Raises:
-            ValueError: it is something else.
-            RuntimeError: TensorFlow's graphs have the numbers built in already: load before the first exchange.
+            ValueError: ``state`` is something else.
+            RuntimeError: TensorFlow's graphs already contain the counts; load before the first exchange.
         """
         counts = state.get("exchanges") if isinstance(state, Mapping) else None
         sound = isinstance(counts, Mapping) and set(state) == {"exchanges"}
@@ -204,7 +204,7 @@ class BaseCompressor:
         return {"compression": type(inner).__name__, **own}
 
     def __repr__(self) -> str:
-        """The call that makes one like it, but for ``named_parameters`` and ``process_set``."""
+        """A call that constructs an equal compressor, except for ``named_parameters`` and ``process_set``."""
         scheme = inner_of(self.policy.scheme)
         name, parameters = type(self).__name__, inspect.signature(type(self)).parameters
         if "scheme" in parameters and registry.is_own(type(scheme)):

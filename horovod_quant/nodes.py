@@ -1,7 +1,7 @@
-"""Which workers share a node, and the process sets of Horovod through which a hierarchical exchange goes.
+"""Which workers share a node, and the Horovod process sets that a hierarchical exchange uses.
 
-A node is a host, or a number of consecutive ranks that the user gives. Each node is a process set (the group LOCAL),
-and so are the workers with the same place on their nodes (CROSS).
+A node is a host, or a number of consecutive ranks chosen by the user. Each node is a process set (the group LOCAL), and
+so are the workers with the same place on their nodes (CROSS).
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ def consecutive(size: int, ranks_per_node: int) -> list[list[int]]:
 def hierarchical_process_sets(ranks_per_node: int | None = None) -> list[Any]:
     """Process sets for ``hvd.init(process_sets=...)`` that ``hierarchical=True`` needs.
 
-    Not needed where Horovod may add process sets later: with ``hvd.init(process_sets="dynamic")``, or
+    They are unnecessary if Horovod may add process sets later: with ``hvd.init(process_sets="dynamic")``, or with
     ``HOROVOD_DYNAMIC_PROCESS_SETS=1`` in the environment.
 
     Args:
-        ranks_per_node: the number given as ``hierarchical=``; by default the ranks of each host, which must have
-            consecutive numbers, as horovodrun gives them.
+        ranks_per_node: the number given as ``hierarchical=``; by default the ranks of each host, which must be
+            consecutive, as horovodrun assigns them.
 
     Raises:
-        RuntimeError: the environment does not tell how many workers there are.
-        ValueError: they are no whole number of nodes.
+        RuntimeError: the environment does not say how many workers there are.
+        ValueError: the workers do not fill whole nodes.
     """
     from horovod.common.process_sets import ProcessSet
 

@@ -16,17 +16,17 @@ _REMEMBERED = 10_000
 
 
 class Policy:
-    """Chooses a scheme for a gradient from its name and size alone, so that all workers choose alike.
+    """Chooses a scheme for a gradient from its name and size alone, so that all workers make the same choice.
 
     Args:
-        scheme: for the gradients that nothing else says something about.
+        scheme: the scheme of all gradients without an override.
         min_elements: smaller gradients are not compressed.
         exclude: names or shell-style patterns (``"*.bias"``) of gradients that are not compressed; None for none.
-        overrides: for names or patterns, other arguments of the scheme: ``{"head.*": {"bits": 8}}``. The first
-            pattern that matches counts.
+        overrides: different arguments of the scheme for names or patterns: ``{"head.*": {"bits": 8}}``. The first
+            match is used.
 
     Raises:
-        ValueError: an argument is out of range; an override names an argument that the scheme does not have.
+        ValueError: an argument is out of range, or an override names an argument that the scheme does not have.
     """
 
     def __init__(

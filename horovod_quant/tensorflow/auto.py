@@ -1,4 +1,4 @@
-"""What ``Auto`` says here: it is PyTorch's alone."""
+"""``Auto`` exists only for PyTorch; here it says so."""
 
 from __future__ import annotations
 

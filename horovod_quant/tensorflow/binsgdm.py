@@ -20,12 +20,12 @@ from horovod_quant.tensorflow.member import HeldState, Member
 
 
 class BinSGDMCompressor(Compressor):
-    """For the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`, one of them.
+    """Compressor for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`.
 
     Momentum and scale are the optimizer's slot variables.
 
     Args:
-        beta: None, or the optimizer's ``beta``, which counts, once more, to have it checked.
+        beta: None, or the optimizer's ``beta`` again, to have it checked; the optimizer's is the one that is used.
         optimizer: the optimizer, for ``hvd.DistributedGradientTape``, which does not know it;
             ``hvd.DistributedOptimizer`` does.
     """

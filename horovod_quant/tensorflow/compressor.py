@@ -67,17 +67,16 @@ class _Carried(NamedTuple):
 class Compressor(BaseCompressor):
     """A compressor for Horovod's optimizers and tapes, ``hvd.allreduce`` and ``hvd.grouped_allreduce``.
 
-    One that serves two models counts their variables of the same name together; BinSGDM's serves one optimizer.
+    If it serves two models, variables of the same name are counted together; BinSGDM's serves only one optimizer.
 
     Args:
-        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, that the graph calls back;
-            ``"tensorflow"`` for kernels of TensorFlow operations, which run where the gradient is. ``"auto"`` takes
-            these where TensorFlow sees a GPU. Where a shape is not known when the graph is made, under elastic
-            training, and for schemes that are ``host_only``, the kernels on the CPU are taken anyway: the bits are the
-            same.
-        named_parameters: pairs of a name and a variable; by default the variables' own names count.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
+            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
+        named_parameters: (name, variable) pairs; by default the variables' own names are used.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are there.
+        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
         **common: see `horovod_quant.frontend.BaseCompressor`.
 
     Raises:
@@ -165,7 +164,7 @@ class Compressor(BaseCompressor):
         self._steps, self._first = counts, dict(counts)
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, for each parameter and in total, and what float32 would have sent.
+        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total.
 
         Raises:
             RuntimeError: with ``kernels="tensorflow"`` in a TensorFlow 1 graph: there is no default session.
@@ -185,13 +184,13 @@ class Compressor(BaseCompressor):
     @tf.autograph.experimental.do_not_convert
     @integer_shapes()
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Takes a gradient; returns what Horovod shall reduce, and a context for `decompress`.
+        """Returns what Horovod is to reduce in place of a gradient, and a context for `decompress`.
 
-        Called while a graph is traced, or, for a direct allreduce in eager code, each time. Integers and booleans are
-        returned as they are, as by ``hvd.Compression.fp16``, whatever the operation; `stats` does not count them.
+        Called while a graph is traced or, for a direct allreduce in eager code, each time. Integers and booleans are
+        returned unchanged, as with ``hvd.Compression.fp16``, whatever the operation; `stats` does not count them.
 
         Raises:
-            TypeError: the tensor is of another type that cannot be quantized, such as a complex one.
+            TypeError: the tensor has another dtype that cannot be quantized, such as a complex one.
             ValueError: an argument does not fit the number of workers, the variables' names or the operation.
         """
         dtype = tf.as_dtype(tensor.dtype)
@@ -214,7 +213,7 @@ class Compressor(BaseCompressor):
     @tf.autograph.experimental.do_not_convert
     @integer_shapes()
     def decompress(self, output: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Takes what Horovod reduced and the context; returns the reduced gradient in its own dtype and shape."""
+        """Returns the reduced gradient, in its own dtype and shape, from what Horovod reduced and the context."""
         if isinstance(ctx, Unchanged):
             return tf.cast(output, ctx.dtype)
         if isinstance(ctx, _Carried):

@@ -18,10 +18,10 @@ from horovod_quant.torch.memory import Memory
 
 
 class BinSGDMCompressor(Compressor):
-    """For the optimizer `horovod_quant.torch.optim.BinSGDM`, whose state are momentum and scale.
+    """Compressor for the optimizer `horovod_quant.torch.optim.BinSGDM`, whose state is momentum and scale.
 
     Args:
-        beta: None, or the optimizer's ``beta``, which counts, once more, to have it checked.
+        beta: None, or the optimizer's ``beta`` again, to have it checked; the optimizer's is the one that is used.
     """
 
     own_optimizer = optim.BinSGDM.__name__

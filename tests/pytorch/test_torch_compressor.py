@@ -120,16 +120,16 @@ def without(state: dict[str, Any], name: str) -> dict[str, Any]:
     [
         (
             lambda: stepped(torch.optim.Adam).state_dict(),
-            "'betas'.* lack 'beta', 'seed': it is another optimizer's; use what the state_dict\\(\\) of a BinSGDM",
+            "'betas'.* not 'beta', 'seed': it is another optimizer's; use what the state_dict\\(\\) of a BinSGDM",
         ),
-        (lambda: stepped(torch.optim.SGD).state_dict(), "lack 'beta', 'seed': it is another optimizer's"),
+        (lambda: stepped(torch.optim.SGD).state_dict(), "not 'beta', 'seed': it is another optimizer's"),
         (
             lambda: without(stepped(hvq.optim.BinSGDM).state_dict(), "scale"),
             "have 'step', 'momentum', but not 'scale'",
         ),
         (
             lambda: stepped(hvq.optim.BinSGDM, ((40,), (3, 21))).state_dict(),
-            "the momentum of parameter 1 has shape \\[3, 21\\], and the parameter \\[3, 20\\]",
+            "the momentum of parameter 1 has shape \\[3, 21\\], but the parameter has \\[3, 20\\]",
         ),
         (lambda: {}, "state_dict={}: use what the state_dict\\(\\) of a BinSGDM returned"),
         (lambda: None, "state_dict=None: use what"),
