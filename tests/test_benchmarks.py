@@ -214,7 +214,7 @@ def test_without_a_gpu_the_benchmark_says_so() -> None:
     ("options", "message"),
     [
         (["--framework", "tensorflow"], "--device cuda: it is for PyTorch; use --framework torch"),
-        (["--methods", "none", "ddp"], "--methods ddp: it is measured with --device cpu alone"),
+        (["--methods", "none", "ddp"], "--methods ddp: it can only be measured with --device cpu"),
     ],
 )
 def test_what_no_gpu_is_for_is_refused(options: list[str], message: str) -> None:
