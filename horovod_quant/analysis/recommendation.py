@@ -1,4 +1,4 @@
-"""Which method to take, which come next, and why the others do not."""
+"""Which method to use, which come next, and why the others are not recommended."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Recommendation(NamedTuple):
 
 
 def recommend(rows: Sequence[Row], setting: Setting, max_error: float = MOST_ERROR) -> Recommendation:
-    """The method that is first at the same loss, of those that pay and are no rougher than ``max_error``; else none.
+    """The method that reaches the same loss first, among those that pay and are within ``max_error``; otherwise none.
 
-    A method that is another optimizer, or does not tell its error, is named beside it where it is faster still, never
-    in its place.
+    A method that is another optimizer, or does not state its error, is mentioned if it is faster still, but never
+    recommended.
 
     Args:
         rows: of `compare`; the first is none's.

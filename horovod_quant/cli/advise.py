@@ -120,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=MOST_ERROR,
         metavar="NUMBER",
-        help="limit for recommended methods, relative to the average; default: %(default)s",
+        help="largest error of a recommended method, relative to the average; default: %(default)s",
     )
     how.add_argument(
         "--group-bytes", type=int, default=GROUP_BYTES, metavar="BYTES", help="as for the compressors"

@@ -439,7 +439,9 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
                 linewidth=1.2,
                 label=None if place else name,
             )
-    left.set(xlabel="Mbit sent per worker", ylabel="distance from the minimum", title="convergence to the minimum")
+    left.set(
+        xlabel="Mbit sent per worker", ylabel="distance from the minimum", title="convergence to the minimum"
+    )
     left.set_ylim(bottom=1e-13)
     left.set_xlim(0, 1.05 * max(run["bits"][-1] for run in figures["runs"]["descent"]) / 1e6)
     for axes, loss in ((middle, "logistic"), (right, SIGMOID)):

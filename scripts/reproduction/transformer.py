@@ -393,7 +393,9 @@ def draw_speeds(speeds: dict[str, Any], chosen: Sequence[str], path: Path) -> No
         limit = steps.speed_up(measured, ALONE)
         axes.axvline(1, color="black", linewidth=1)
         axes.axvline(limit, color="black", linewidth=1, linestyle="--")
-        axes.set(title=f"{rate_title(rate)} (dashed: no exchange)", xlabel="steps per second, relative to float32")
+        axes.set(
+            title=f"{rate_title(rate)} (dashed: no exchange)", xlabel="steps per second, relative to float32"
+        )
         axes.set_xlim(0, 1.12 * max(limit, *ratios))
         axes.grid(axis="x", alpha=0.25)
     grid[0][0].invert_yaxis()
