@@ -235,7 +235,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each method")
     parser.add_argument("--group-bytes", nargs="+", type=float, default=[GROUP_BYTES / MIB], metavar="MIB",
                         help="size of this package's groups in MiB; several are compared")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the gradients and of the random rounding")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the gradients and of the random rounding"
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the results here")
     parser.add_argument("--plot", metavar="FILE", help="draw them here")
     torch = parser.add_argument_group("PyTorch only")

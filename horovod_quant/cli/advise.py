@@ -58,15 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shapes = what.add_mutually_exclusive_group(required=True)
     shapes.add_argument("--model", choices=MODELS, help="the model whose gradients are exchanged")
     shapes.add_argument(
-        "--shapes", nargs="+", metavar="SHAPE", help="your own: 1000x1000 64 ..., or a JSON file of names and sizes"
-    )  # fmt: skip
+        "--shapes",
+        nargs="+",
+        metavar="SHAPE",
+        help="your own shapes: 1000x1000 64 ..., or a JSON file of names and sizes",
+    )
     step = what.add_mutually_exclusive_group(required=True)
-    step.add_argument("--step", metavar="TIME", help="of a step on one worker, without the exchange")
+    step.add_argument("--step", metavar="TIME", help="time of a step on one worker, without the exchange")
     step.add_argument(
         "--profile", metavar="FILE", help=f"a measured step: JSON with {', '.join(PROFILE)}; the first is required"
     )  # fmt: skip
     what.add_argument(
-        "--backward", metavar="TIME", help="of the backward pass, as part of the step; default: 0"
+        "--backward", metavar="TIME", help="time of the backward pass, a part of the step; default: 0"
     )
     what.add_argument(
         "--accelerator", action="store_true", help="the backward pass leaves the host's cores free"
@@ -79,12 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument(
         "--bandwidth", required=True, metavar="RATE",
-        help=f"of each host's link, in each direction; or {', '.join(BETWEEN_HOSTS)}",
+        help=f"rate of each host's link, per direction; or one of {', '.join(BETWEEN_HOSTS)}",
     )  # fmt: skip
-    where.add_argument("--latency", metavar="TIME", help=f"default: the named link's, or {LATENCY}")
+    where.add_argument(
+        "--latency", metavar="TIME", help=f"latency between hosts; default: the named link's, or {LATENCY}"
+    )
     where.add_argument(
         "--local-bandwidth", metavar="RATE",
-        help=f"between two workers of a host, as Horovod uses it; or {', '.join(INSIDE_HOST)}; default: "
+        help=f"rate between two workers of a host, as Horovod uses it; or one of {', '.join(INSIDE_HOST)}; default: "
         f"{LOCAL_BANDWIDTH}, with NCCL {NCCL_INSIDE}",
     )  # fmt: skip
     where.add_argument(
@@ -92,14 +97,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=2.0,
         metavar="NUMBER",
-        help="not counting accelerators; default: %(default)g, one of them for Horovod's thread",
+        help="CPU cores for each worker; default: %(default)g, one of them for Horovod's thread",
     )
     where.add_argument(
         "--controller", choices=CONTROLLERS, help="what moves the bytes; default: gloo, or the calibration's"
     )
     where.add_argument(
         "--memory-bandwidth", metavar="GB/S",
-        help=f"of an accelerator, with nccl; or {', '.join(ACCELERATORS)}; default: {NCCL_MEMORY}",
+        help=f"of an accelerator's memory, with nccl; or one of {', '.join(ACCELERATORS)}; default: {NCCL_MEMORY}",
     )  # fmt: skip
     how = parser.add_argument_group("what to compare, and how")
     which = how.add_mutually_exclusive_group()
@@ -107,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods",
         nargs="+",
         metavar="METHOD",
-        help=f"of {', '.join(methods.families())}; default: all that are possible; the best few are shown",
+        help=f"methods to compare: {', '.join(methods.families())}; default: all possible ones, the best few shown",
     )
     which.add_argument("--all", action="store_true", help="show all methods, with all numbers of bits")
     how.add_argument(
@@ -123,7 +128,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="largest error of a recommended method, relative to the average; default: %(default)s",
     )
     how.add_argument(
-        "--group-bytes", type=int, default=GROUP_BYTES, metavar="BYTES", help="as for the compressors"
+        "--group-bytes",
+        type=int,
+        default=GROUP_BYTES,
+        metavar="BYTES",
+        help="bytes of gradients that share collectives, as for the compressors",
     )
     how.add_argument(
         "--calibrate", nargs="+", default=[], metavar="FILE[@RATE]",

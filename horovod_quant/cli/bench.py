@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shapes",
         nargs="+",
         metavar="SHAPE",
-        help="your own: 1000x1000 64 ..., or a JSON file of names and sizes",
+        help="your own shapes: 1000x1000 64 ..., or a JSON file of names and sizes",
     )
     usual = compared()
     parser.add_argument(
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="METHOD",
         default=usual,
-        help=f"of {', '.join(families())}; default: {' '.join(usual)}",
+        help=f"methods to compare: {', '.join(families())}; default: {' '.join(usual)}",
     )
     parser.add_argument(
         "--rounds",
@@ -62,9 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=GROUP_BYTES,
         metavar="BYTES",
-        help="as for the compressors; default: %(default)s",
+        help="bytes of gradients that share collectives, as for the compressors; default: %(default)s",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the gradients and of the random rounding")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the gradients and of the random rounding"
+    )
     parser.add_argument("--json", metavar="FILE", help="write all measurements here")
     parser.add_argument(
         "--plot", metavar="FILE", help="draw the times and bytes here, for example to bench.png"

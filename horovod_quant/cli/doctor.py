@@ -1,6 +1,6 @@
-"""What is installed, which kernels run, whether Horovod's collectives are exact, and what to do about it.
+"""Checks what is installed, which kernels run and whether Horovod's collectives are exact; says what to do about it.
 
-    horovod-quant doctor                          what can be seen without starting Horovod
+    horovod-quant doctor                          all that can be checked without starting Horovod
     horovodrun -np 2 horovod-quant doctor         also the collectives: controller, exactness of integer allreduces
     horovod-quant doctor --model bert-base        also Horovod's settings for this model
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="for each framework; default: %(default)g",
+        help="time limit for each framework; default: %(default)g",
     )
 
 
