@@ -119,7 +119,7 @@ def _why_out(members: Sequence[Row], best: Row, max_error: float) -> str:
     )
     if times < AS_FAST:
         return f"as fast, but rougher: an error of {own.error:.2g} ({which})"
-    return f"slower: it takes {times:.3g} times as long to reach the same loss ({which})"
+    return f"slower: {times:.3g} times as long to reach the same loss ({which})"
 
 
 def _optimizer(row: Row) -> str:
@@ -186,7 +186,7 @@ def _stay(rows: Sequence[Row]) -> str:
     exposed = none.cost.exposed if none.cost else 0.0
     return (
         f"Stay with none: it makes a step {show_seconds(exposed)} longer, and the best of the others, {best.name}, is "
-        f"{best.gain or best.speed_up:.2f} times as fast, which is too little to rely on."
+        f"{best.gain or best.speed_up:.2f} times as fast, too little to rely on."
     )
 
 
