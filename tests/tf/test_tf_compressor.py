@@ -21,7 +21,7 @@ KINDS = [hvq.QSGD, hvq.NUQSGD, hvq.GlobalQSGD, hvq.BinSGDM]
 BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hvq.QSGD(overlap=False), "overlap=False"),
     (lambda: hvq.QSGD(kernels="fortran"), "use 'auto', 'native', 'numpy' or 'tensorflow'"),
-    (lambda: hvq.QSGD(coding="elias", kernels="tensorflow"), "coding='elias': kernels='tensorflow'"),
+    (lambda: hvq.QSGD(coding="elias", kernels="tensorflow"), "coding='elias': QSGD then needs its arrays"),
     (lambda: hvq.QSGD(overrides={"x": {"coding": "elias"}}, kernels="tensorflow"), "coding='elias'"),
     (lambda: hvq.BinSGDM(optimizer=tf.keras.optimizers.SGD()), "used with the optimizer SGD"),
 ]
