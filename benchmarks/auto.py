@@ -1,12 +1,12 @@
-"""Auto beside none and every method that it tries: what it takes, and whether that is the fastest.
+"""Compares Auto with none and every method that it tries: what it chooses, and whether that is the fastest.
 
     horovodrun -np 2 python benchmarks/auto.py
     horovodrun -np 4 python benchmarks/auto.py --shapes 1024x1024 1024x1024 64 --backward 0.05 --json auto.json
     horovodrun -np 4 python benchmarks/auto.py --rounds 1 --watch 120 --again-after 20
 
-Auto's trial comes first, by itself; then a round measures none, Auto and each method once, as `horovod-quant bench`
-does. With ``--watch`` it goes on for so many seconds, in which the network's rate may be changed, and says whenever a
-trial has ended what it has found. The JSON file is as that of `horovod-quant bench`; ``auto`` in it is Auto's report.
+Auto's trial comes first, by itself; then each round measures none, Auto and each method once, as `horovod-quant bench`
+does. With ``--watch`` it continues for that many seconds, during which the network's rate may be changed, and prints
+the result of each trial that ends. The JSON file is like that of `horovod-quant bench`; its ``auto`` is Auto's report.
 
 `scripts/lab-auto` runs it between the hosts of a lab.
 """
@@ -101,16 +101,20 @@ def verdict(results: list[dict[str, Any]]) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="What Auto takes, beside all that it could take.")
+    parser = argparse.ArgumentParser(description="Compare what Auto chooses with all that it could choose.")
     gradients = parser.add_mutually_exclusive_group()
-    gradients.add_argument("--model", default="resnet50", choices=MODELS, help="whose gradients")
+    gradients.add_argument(
+        "--model", default="resnet50", choices=MODELS, help="the model whose gradients are exchanged"
+    )
     gradients.add_argument("--shapes", nargs="+", metavar="SHAPE", help="gradients of your own: 1024x1024 64")
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each method")
     parser.add_argument("--backward", type=float, default=0.0, metavar="SECONDS",
-                        help="let the backward pass sleep for so long, as if an accelerator worked")  # fmt: skip
-    parser.add_argument("--watch", type=float, default=0.0, metavar="SECONDS", help="go on for so long")
-    parser.add_argument("--again-after", type=int, default=20, metavar="STEPS", help="meanwhile")
-    parser.add_argument("--json", metavar="FILE", help="write the results here too")
+                        help="let the backward pass sleep this long, as if an accelerator computed it")  # fmt: skip
+    parser.add_argument("--watch", type=float, default=0.0, metavar="SECONDS", help="continue for this long")
+    parser.add_argument(
+        "--again-after", type=int, default=20, metavar="STEPS", help="with --watch: steps between trials"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the results here")
     return parser.parse_args()
 
 

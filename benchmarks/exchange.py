@@ -1,4 +1,4 @@
-"""`horovod-quant bench` with more: where the time goes, several group sizes, PyTorch's own compression beside it.
+"""`horovod-quant bench` with more: where the time goes, several group sizes, PyTorch's own compression for comparison.
 
     horovodrun -np 2 python benchmarks/exchange.py --model resnet50
     horovodrun -np 4 python benchmarks/exchange.py --methods none fp16 global-qsgd-8 ddp-powersgd-1 --json exchange.json
@@ -7,9 +7,9 @@
     horovodrun -np 2 python benchmarks/exchange.py --device cuda --model bert-base
     horovodrun -np 2 python benchmarks/exchange.py --many-small
 
-The first row of the table, without any exchange, is what the backward pass itself costs. The second table is of CPU
-times, also as ratios to fp16 within the same round. For PyTorch a second, instrumented pass then splits the time of
-each of this package's methods.
+The first row of the table, without any exchange, is the cost of the backward pass itself. The second table has CPU
+times, also as ratios to fp16 within the same round. For PyTorch a second, instrumented pass then breaks down the time
+of each of this package's methods.
 
 Beside the methods of `horovod_quant.methods` there are, for PyTorch, `ddp` (DistributedDataParallel), `ddp-fp16`,
 `ddp-powersgd-1` and `ddp-powersgd-2` (with its hooks), over `torch.distributed` with Gloo, measured in the same rounds.
@@ -227,27 +227,31 @@ def phases_table(results: list[dict[str, Any]]) -> Table:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time a whole exchange of a model's gradients.")
     parser.add_argument("--framework", default="torch", choices=["torch", "tensorflow"])
-    parser.add_argument("--model", default="resnet50", choices=MODELS, help="whose gradients")
+    parser.add_argument(
+        "--model", default="resnet50", choices=MODELS, help="the model whose gradients are exchanged"
+    )
     parser.add_argument("--methods", nargs="+", default=compared(), metavar="METHOD",
                         help=f"what to measure: {', '.join([*families(), *BASELINES])}")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each method")
     parser.add_argument("--group-bytes", nargs="+", type=float, default=[GROUP_BYTES / MIB], metavar="MIB",
                         help="size of this package's groups in MiB; several are compared")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the gradients and of the random rounding")
-    parser.add_argument("--json", metavar="FILE", help="write the results here too")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the gradients and of the random rounding"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the results here")
     parser.add_argument("--plot", metavar="FILE", help="draw them here")
-    torch = parser.add_argument_group("for PyTorch alone")
+    torch = parser.add_argument_group("PyTorch only")
     torch.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where the gradients are")
     torch.add_argument("--many-small", nargs="?", type=int, const=MANY, metavar="GRADIENTS",
-                       help=f"{MANY:,} gradients of {SMALL:,} elements, or as many as you say")  # fmt: skip
+                       help=f"{MANY:,} gradients of {SMALL:,} elements, or as many as given")  # fmt: skip
     torch.add_argument("--split-rounds", type=int, default=5, help="instrumented measurements; 0: none")
     torch.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
                        help="let exchanges start during the backward pass")  # fmt: skip
     torch.add_argument("--backward", type=float, default=0.0, metavar="SECONDS",
-                       help="let the backward pass sleep for so long, as if an accelerator worked")  # fmt: skip
-    tensorflow = parser.add_argument_group("for TensorFlow alone")
+                       help="let the backward pass sleep this long, as if an accelerator computed it")  # fmt: skip
+    tensorflow = parser.add_argument_group("TensorFlow only")
     tensorflow.add_argument("--groups", type=int, metavar="NUMBER",
-                            help="let Horovod reduce the gradients in so many groups")  # fmt: skip
+                            help="number of groups in which Horovod reduces the gradients")  # fmt: skip
     arguments = parser.parse_args()
     if arguments.framework == "torch" and arguments.groups:
         parser.error("--groups is for TensorFlow")
@@ -259,7 +263,7 @@ def parse_arguments() -> argparse.Namespace:
         if arguments.framework == "tensorflow":
             parser.error("--device cuda: it is for PyTorch; use --framework torch")
         if baselines:
-            parser.error(f"--methods {baselines[0]}: it is measured with --device cpu alone")
+            parser.error(f"--methods {baselines[0]}: it can only be measured with --device cpu")
     if arguments.framework == "tensorflow":
         arguments.split_rounds = 0
         if arguments.many_small is not None:

@@ -1,4 +1,4 @@
-"""An exchange of gradients that are on a GPU, and what Horovod's hooks take of the backward pass: for `exchange`.
+"""An exchange of gradients that are on a GPU, and what Horovod's hooks cost in the backward pass: for `exchange`.
 
 A hook is done when it returns; an exchange when the GPU has finished all that it was told.
 """

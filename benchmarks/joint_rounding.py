@@ -41,7 +41,7 @@ def errors(method: str, size: int, rho: float, elements: int) -> tuple[float, fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Show what joint rounding leaves of the error.")
-    parser.add_argument("--elements", type=int, default=2**17, help="of a gradient")
+    parser.add_argument("--elements", type=int, default=2**17, help="number of elements per gradient")
     arguments = parser.parse_args()
     print("| method | " + " | ".join(f"n = {size}" for size in SIZES) + " |")
     print("| --- |" + " --- |" * len(SIZES))

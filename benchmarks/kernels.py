@@ -285,10 +285,10 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where to time kernels")
     parser.add_argument("--sizes", nargs="+", metavar="SIZE", help="numbers of elements, such as 1M")
-    parser.add_argument("--bucket-size", type=int, default=1024, help="elements that share a norm")
+    parser.add_argument("--bucket-size", type=int, default=1024, help="number of elements that share a norm")
     parser.add_argument("--only", nargs="+", default=[""], help="kernels whose name contains one of these")
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each kernel")
-    parser.add_argument("--json", metavar="FILE", help="write the results here too")
+    parser.add_argument("--json", metavar="FILE", help="also write the results here")
     arguments = parser.parse_args()
 
     on_device = on_gpu if arguments.device == "cuda" else on_cpu

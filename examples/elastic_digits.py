@@ -1,4 +1,4 @@
-"""Harness of the elastic trainings, no example itself: arguments and figures. It imports no framework.
+"""Harness of the elastic trainings, not an example itself: arguments and figures. It imports no framework.
 
 ``hvd`` is Horovod's module for the framework that the caller trains with.
 """
@@ -21,7 +21,9 @@ from horovod_quant.methods import BINSGDM
 def parse_arguments(program: str, hvd: Any) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """What depends on the number of workers is for `check_workers`: it changes."""
     parser = training.Parser(
-        hvd, prog=program, description="Trains on digits with quantized gradients while workers come and go."
+        hvd,
+        prog=program,
+        description="Trains on digits with quantized gradients while workers join and leave.",
     )
     add = parser.add_argument
     count = script_options.count
@@ -29,9 +31,9 @@ def parse_arguments(program: str, hvd: Any) -> tuple[argparse.ArgumentParser, ar
         help=f"{script_options.METHOD_HELP} (global-qsgd-8)")  # fmt: skip
     add("--epochs", type=count, default=12, help="(12)")
     add("--batch-size", type=count, default=128,
-        help="images in a step, of all workers together, however many they are (128)")  # fmt: skip
+        help="images per step, over all workers, whatever their number (128)")  # fmt: skip
     add("--batches-per-commit", type=count, default=4,
-        help="batches from one commit to the next: what a lost worker costs at most (4)")  # fmt: skip
+        help="batches between commits: the most that a lost worker costs (4)")  # fmt: skip
     add("--lr", type=float, help=f"default: {rate_of(BINSGDM)} with binsgdm, else {rate_of('sgd')}")
     add("--json", type=script_options.new_file, metavar="FILE", help="write the figures to this file")
     args = parser.parse_args()
@@ -51,7 +53,7 @@ def check_workers(parser: argparse.ArgumentParser, args: argparse.Namespace, hvd
     script_options.check_workers(parser, [args.method], hvd)
     if args.batch_size < hvd.size():
         parser.error(
-            f"argument --batch-size: {args.batch_size}: use at least {hvd.size()}, an image a worker"
+            f"argument --batch-size: {args.batch_size}: use at least {hvd.size()}, one image per worker"
         )
 
 

@@ -1,9 +1,9 @@
 """Hugging Face's Trainer with quantized gradients: only its optimizer is wrapped.
 
-horovodrun --gloo -np 2 python huggingface_trainer.py    # or with another class of hvq behind it, such as EDEN
+horovodrun --gloo -np 2 python huggingface_trainer.py    # append another class of hvq to use it, such as EDEN
 
-The Trainer knows nothing of Horovod. Each worker runs one, on its share of the data, from the same model. Start it with
---gloo: under mpirun the Trainer would set up torch.distributed, by MPI's variables, and average once more.
+The Trainer knows nothing about Horovod. Each worker runs one on its share of the data, from the same model. Use --gloo:
+under mpirun the Trainer would set up torch.distributed from MPI's variables, and average once more.
 """
 
 import sys

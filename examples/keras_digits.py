@@ -1,9 +1,9 @@
-"""The training of tf2_digits.py with Keras: ``model.fit`` and Horovod's callbacks.
+"""The same training as tf2_digits.py, with Keras: ``model.fit`` and Horovod's callbacks.
 
     horovodrun -np 4 python examples/keras_digits.py --compression global-qsgd --bits 8
 
-A training script as one writes it for Horovod; horovod_quant is the argument ``compression`` of the
-DistributedOptimizer, and nothing else. Works with any number of workers, one without horovodrun included.
+An ordinary Horovod training script: horovod_quant only appears as the argument ``compression`` of the
+DistributedOptimizer. Works with any number of workers, including a single one without horovodrun.
 """
 
 from __future__ import annotations

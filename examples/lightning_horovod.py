@@ -1,6 +1,6 @@
-"""PyTorch Lightning's Horovod strategy with quantized gradients: eight lines give it the compressor.
+"""PyTorch Lightning's Horovod strategy with quantized gradients: eight lines pass it the compressor.
 
-horovodrun --gloo -np 2 python lightning_horovod.py    # or with another class of hvq behind it, such as EDEN
+horovodrun --gloo -np 2 python lightning_horovod.py    # append another class of hvq to use it, such as EDEN
 
 The strategy multiplies the learning rate by the number of workers.
 """

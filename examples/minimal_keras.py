@@ -1,6 +1,6 @@
-"""Training with quantized gradients in Keras, whole, to copy: the data and the model are yours to replace.
+"""A complete training script with quantized gradients in Keras, to copy: replace the data and the model.
 
-horovodrun -np 2 python minimal_keras.py    # or with another class of hvq behind it, such as EDEN or BinSGDM
+horovodrun -np 2 python minimal_keras.py    # append another class of hvq to use it, such as EDEN or BinSGDM
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Training with quantized gradients in TensorFlow, whole, to copy: the data and the model are yours to replace.
+"""A complete training script with quantized gradients in TensorFlow, to copy: replace the data and the model.
 
-horovodrun -np 2 python minimal_tensorflow.py    # or with another class of hvq behind it, such as EDEN
+horovodrun -np 2 python minimal_tensorflow.py    # append another class of hvq to use it, such as EDEN
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Training with quantized gradients in PyTorch, whole, to copy: the data and the model are yours to replace.
+"""A complete training script with quantized gradients in PyTorch, to copy: replace the data and the model.
 
-horovodrun -np 2 python minimal_torch.py    # or with another class of hvq behind it, such as EDEN or BinSGDM
+horovodrun -np 2 python minimal_torch.py    # append another class of hvq to use it, such as EDEN or BinSGDM
 """
 
 import sys
@@ -18,7 +18,7 @@ own_images, own_labels = images[hvd.rank() :: hvd.size()], labels[hvd.rank() :: 
 
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
 compression = getattr(hvq, sys.argv[1] if len(sys.argv) > 1 else "GlobalQSGD")()
-if isinstance(compression, hvq.BinSGDM):  # the one method that is an optimizer, too
+if isinstance(compression, hvq.BinSGDM):  # the one method that is also an optimizer
     optimizer = hvq.optim.BinSGDM(model.parameters(), lr=0.003)
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -1,4 +1,4 @@
-"""Harness, no example itself: types for argparse that several scripts share. It imports no framework."""
+"""Harness, not an example itself: types for argparse that several scripts share. It imports no framework."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""horovod.spark.run with quantized gradients: the function that it calls on Spark's executors is any training script.
+"""horovod.spark.run with quantized gradients: it runs an ordinary training function on Spark's executors.
 
-python spark_run.py    # or with another class of hvq behind it, such as EDEN
+python spark_run.py    # append another class of hvq to use it, such as EDEN
 """
 
 import os

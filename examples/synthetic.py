@@ -1,4 +1,4 @@
-"""Harness of the synthetic benchmarks, no example itself: arguments, the measurement, figures. It imports no
+"""Harness of the synthetic benchmarks, not an example itself: arguments, the measurement, figures. It imports no
 framework.
 
 ``hvd`` is Horovod's module for the framework that the caller trains with.
@@ -47,10 +47,10 @@ def parse_arguments(program: str, hvd: Any) -> argparse.Namespace:
     add = parser.add_argument
     count = script_options.count
     add("--method", type=script_options.method, nargs="+", default=compared(), metavar="METHOD",
-        help=f"one or several to compare: {script_options.METHOD_HELP} (default: {' '.join(compared())})")  # fmt: skip
-    add("--batch-size", type=count, default=32, help="images in a batch, of each worker (32)")
-    add("--num-warmup-batches", type=count, default=10, help="batches before anything is measured (10)")
-    add("--num-batches-per-iter", type=count, default=10, help="batches that are measured as one (10)")
+        help=f"methods to compare: {script_options.METHOD_HELP} (default: {' '.join(compared())})")  # fmt: skip
+    add("--batch-size", type=count, default=32, help="images per batch and worker (32)")
+    add("--num-warmup-batches", type=count, default=10, help="warm-up batches before the measurement (10)")
+    add("--num-batches-per-iter", type=count, default=10, help="batches per measurement (10)")
     add("--num-iters", type=count, default=10, help="measurements (10)")
     add("--image-size", type=count, default=32, help="height and width of an image (32)")
     add("--width", type=count, default=16, help="channels of the network's first stage (16)")

@@ -70,7 +70,7 @@ class TernGrad(Scheme):
 
     def check_workers(self, size: int) -> None:
         if bits_of_sums(size) > 16:
-            raise ValueError(f"{size} workers: TernGrad adds the integers of 32767 at most")
+            raise ValueError(f"{size} workers: TernGrad can add the integers of at most 32767 workers")
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         self.check_workers(workers.size)
@@ -144,15 +144,19 @@ def main() -> None:
     parser = training.Parser(
         hvd, prog="terngrad.py", description="Trains on digits with TernGrad's gradients."
     )
-    parser.add_argument("--clip", type=float, default=2.5, help="in standard deviations (2.5)")
-    parser.add_argument("--no-clip", dest="clip", action="store_const", const=None, help="clip nothing")
+    parser.add_argument(
+        "--clip", type=float, default=2.5, help="where to clip gradients, in standard deviations (2.5)"
+    )
+    parser.add_argument("--no-clip", dest="clip", action="store_const", const=None, help="do not clip")
     parser.add_argument("--lr", type=float, default=0.05, help="(0.05)")
     parser.add_argument("--steps", type=int, default=200, help="(200)")
-    parser.add_argument("--batch-size", type=int, default=128, help="images in a step, of all workers (128)")
+    parser.add_argument("--batch-size", type=int, default=128, help="images per step, over all workers (128)")
     parser.add_argument("--seed", type=int, default=0, help="(0)")
     args = parser.parse_args()
     if args.steps < 1 or args.batch_size < hvd.size() or not 0 < args.lr < math.inf:
-        parser.error(f"use --steps from 1 on, --batch-size from {hvd.size()} on, and a positive --lr")
+        parser.error(
+            f"use at least 1 for --steps, at least {hvd.size()} for --batch-size, and a positive --lr"
+        )
     try:
         compression = hvq.TernGrad(args.clip, seed=args.seed)
     except ValueError as error:

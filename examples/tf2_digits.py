@@ -1,9 +1,9 @@
-"""The training of torch_digits.py with TensorFlow and a loop of one's own.
+"""The same training as torch_digits.py, with TensorFlow and a custom training loop.
 
     horovodrun -np 4 python examples/tf2_digits.py --compression global-qsgd --bits 8
 
-A training script as one writes it for Horovod; horovod_quant is the argument ``compression`` of the
-DistributedGradientTape. Works with any number of workers, one without horovodrun included.
+An ordinary Horovod training script: horovod_quant only appears as the argument ``compression`` of the
+DistributedGradientTape. Works with any number of workers, including a single one without horovodrun.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The elastic training of torch_digits_elastic.py with TensorFlow.
+"""The same elastic training as torch_digits_elastic.py, with TensorFlow.
 
     horovodrun --gloo -np 2 --min-np 2 --max-np 4 --host-discovery-script ./discover_hosts.sh \\
         python examples/tf2_digits_elastic.py --method global-qsgd-8
 
-The discovery script prints lines such as ``localhost:2``; as soon as it prints others, Horovod starts or ends workers.
-The learning rate needs no change then: the images of a batch are divided among the workers that there are.
+The discovery script prints lines such as ``localhost:2``; when its output changes, Horovod starts or stops workers.
+The learning rate need not change then: the images of a batch are divided among the current workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The benchmark of torch_synthetic_benchmark.py with TensorFlow.
+"""The same benchmark as torch_synthetic_benchmark.py, with TensorFlow.
 
     horovodrun -np 4 python examples/tf2_synthetic_benchmark.py --method none fp16 global-qsgd-8
 

@@ -2,8 +2,8 @@
 
     horovodrun -np 4 python examples/torch_digits.py --compression global-qsgd --bits 8
 
-A training script as one writes it for Horovod; horovod_quant is the argument ``compression`` of the
-DistributedOptimizer, and nothing else. Works with any number of workers, one without horovodrun included.
+An ordinary Horovod training script: horovod_quant only appears as the argument ``compression`` of the
+DistributedOptimizer. Works with any number of workers, including a single one without horovodrun.
 """
 
 from __future__ import annotations

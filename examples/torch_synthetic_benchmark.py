@@ -1,4 +1,4 @@
-"""How many images a second does training with quantized gradients get through? Synthetic images, a residual network.
+"""How many images per second can we train on with quantized gradients? Synthetic images, a residual network.
 
     horovodrun -np 4 python examples/torch_synthetic_benchmark.py --method none fp16 global-qsgd-8
 

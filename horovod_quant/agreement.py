@@ -72,8 +72,8 @@ def disagreement(arguments: Mapping[str, str], names: Sequence[str]) -> str:
     """What to tell the user of this worker."""
     own = ", ".join(f"{name}={arguments[name]}" if name in arguments else name for name in names)
     return (
-        f"{arguments['compression']} has {own} here, and something else on other workers; construct it with the same "
-        f"arguments on all"
+        f"{arguments['compression']} has {own} here, but not on all other workers; construct it with the same "
+        f"arguments on all workers"
     )
 
 

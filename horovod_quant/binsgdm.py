@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 SPREAD = (
-    "BinSGDM: momentum and scale are spread over the workers of each node, because the exchange is hierarchical; call "
-    "the optimizer's gather_state() on all workers before"
+    "BinSGDM: momentum and scale are split among the workers of each node, because the exchange is hierarchical; call "
+    "the optimizer's gather_state() on all workers first"
 )
 """For whoever wants the whole state of a worker that keeps a part of it."""
 
@@ -24,14 +24,14 @@ def require_same_beta(told: float | None, betas: Iterable[float]) -> None:
     """Raises ValueError when the optimizer has other values than its compressor was told, None if it was told none."""
     found = sorted(set(betas))
     if told is not None and found != [told]:
-        raise ValueError(f"beta={told!r}: the optimizer has beta={found}; give both the same")
+        raise ValueError(f"beta={told!r}: the optimizer has beta={found}; use the same value for both")
 
 
 def require_step_sizes(**values: Any) -> None:
     """Raises ValueError unless each is finite and not negative."""
     for name, value in values.items():
         if not _is_between(0, value, _INFINITY):
-            raise ValueError(f"{name}={value!r}: use a finite number that is not negative")
+            raise ValueError(f"{name}={value!r}: use a finite, non-negative number")
 
 
 def require_clip_norm(clip_norm: Any) -> None:

@@ -125,10 +125,12 @@ def check_names(names: Any) -> tuple[str, ...]:
         except ValueError as error:
             raise ValueError(f"methods: {error}") from None
         if method.name == methods.NONE:
-            raise ValueError("methods: 'none' is tried in any case; leave it out")
+            raise ValueError("methods: 'none' is always tried; leave it out")
         if method.scheme_class is None or method.own_optimizer is not None:
             why = "is Horovod's own" if method.scheme_class is None else "belongs to an optimizer"
-            raise ValueError(f"methods: {name!r} {why}; use methods of this package for every optimizer")
+            raise ValueError(
+                f"methods: {name!r} {why}; use methods of this package that work with any optimizer"
+            )
         found.append(method.name)
     return tuple(dict.fromkeys(found))
 

@@ -1,7 +1,7 @@
 """Makes a frontend's classes from the schemes: ``hvq.QSGD(bits=4)`` is a ``hvq.Compressor(schemes.QSGD(bits=4))``.
 
-Signature and documentation follow from the scheme's fields and from the constructors of the frontend's own class, so
-that nothing is written down twice. What a type checker sees is written from the same (scripts/write_stubs).
+Signature and documentation come from the scheme's fields and from the constructors of the frontend's own class, so
+that nothing is written twice. scripts/write_stubs writes what type checkers see from the same source.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Classes:
             return self._base
         if wanted not in self._with_optimizer:
             raise AttributeError(
-                f"{scheme_class.__name__}: it needs the optimizer {wanted}, which {self._module} does not have"
+                f"{scheme_class.__name__} needs the optimizer {wanted}, which {self._module} does not have"
             )
         return self._with_optimizer[wanted]
 

@@ -1,4 +1,4 @@
-"""What the frontends for PyTorch and TensorFlow share: arguments, checks, the carrier."""
+"""What the frontends for PyTorch and TensorFlow have in common: arguments, checks, the carrier."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.stats import Stats, TrafficCounter
 
 MIN_ELEMENTS = 1024
-"""The compressors' default ``min_elements``."""
+"""Default ``min_elements`` of the compressors."""
 
 UNNAMED = "unnamed"
 """The name of a gradient that has none, whatever its shape, which shall not differ between workers unnoticed."""
@@ -31,42 +31,42 @@ REMEMBERED_NAMES = 1024
 """Of a script's own allreduces, at most."""
 
 GROUP_BYTES = 32 * 2**20
-"""The compressors' default ``group_bytes``."""
+"""Default ``group_bytes`` of the compressors."""
 
 
 class BaseCompressor:
-    """The arguments that every compressor takes, and what it counts.
+    """The arguments and statistics that all compressors share.
 
-    Horovod asks to compress each gradient. The compressor exchanges the gradient itself, quantized, over Horovod's
-    own collectives, and hands Horovod a small *carrier* instead: ``[1, +-1 x 16]``. What Horovod makes of its first
-    element tells the factor (average or sum, pre- and postscaling, workers that have joined), and the signs, which
-    depend on the gradient's name, tell whether all workers mean the same gradient.
+    Horovod asks it to compress each gradient. The compressor quantizes the gradient, exchanges it over Horovod's own
+    collectives, and gives Horovod a small *carrier* to reduce instead: ``[1, +-1 x 16]``. The reduced first element
+    shows the factor (average or sum, pre- and postscaling, joined workers). The signs, which depend on the gradient's
+    name, show whether all workers exchange the same gradient.
 
     Args:
-        scheme: the scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or a method's name,
-            such as ``"qsgdinf-4"``.
-        min_elements: smaller gradients go through Horovod unchanged.
-        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
-        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: of the random rounding; the same on all workers.
+        scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or the name of a
+            method, such as ``"qsgdinf-4"``.
+        min_elements: smaller gradients are left to Horovod, uncompressed.
+        exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
+        overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: seed of the random rounding; the same on all workers.
         kernels: ``"auto"`` or the name of a backend.
-        named_parameters: names for the gradients, pairs of a name and a parameter; by default Horovod's own.
-        process_set: where the gradients are reduced; by default what the optimizer says.
-        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
-            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        named_parameters: (name, parameter) pairs that name the gradients; by default they have Horovod's names.
+        process_set: where the gradients are reduced; by default the optimizer's process set.
+        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass.
 
     Raises:
-        ValueError: an argument is out of range, or, with ``hierarchical`` after ``hvd.init()``, the hosts differ in
-            their numbers of workers.
-        TypeError: there is no such argument.
+        ValueError: an argument is out of range, or, with ``hierarchical`` after ``hvd.init()``, the hosts have
+            different numbers of workers.
+        TypeError: an argument is unknown.
         ImportError: Horovod is missing, or was built without the framework.
     """
 
     own_optimizer: str | None = None
-    """Of the schemes that it takes; see `Scheme`."""
+    """The ``own_optimizer`` of the schemes that it accepts; see `Scheme`."""
 
     def __init__(
         self,
@@ -157,24 +157,24 @@ class BaseCompressor:
         vars(self).update(kept)
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, for each parameter and in total, and what float32 would have sent."""
+        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
         return self._traffic.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """What random bits depend on, besides the seed: how often each gradient has been exchanged, by its name.
+        """How often each gradient has been exchanged, by name: besides the seed, all that the random bits depend on.
 
-        The same on all workers that have taken part in the same steps. Saved with a checkpoint, and loaded into a new
-        compressor of the same arguments, it lets training go on with the bits that it would have had without an
-        interruption.
+        It is the same on all workers that have taken part in the same steps. Save it with a checkpoint and load it
+        into a new compressor with the same arguments: training then continues with the same random bits as without
+        the interruption.
         """
         return {"exchanges": self._exchange_counts()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` returned.
+        """Restores what `state_dict` returned.
 
         Raises:
-            ValueError: it is something else.
-            RuntimeError: TensorFlow's graphs have the numbers built in already: load before the first exchange.
+            ValueError: ``state`` is something else.
+            RuntimeError: TensorFlow's graphs already contain the counts; load before the first exchange.
         """
         counts = state.get("exchanges") if isinstance(state, Mapping) else None
         sound = isinstance(counts, Mapping) and set(state) == {"exchanges"}
@@ -204,7 +204,7 @@ class BaseCompressor:
         return {"compression": type(inner).__name__, **own}
 
     def __repr__(self) -> str:
-        """The call that makes one like it, but for ``named_parameters`` and ``process_set``."""
+        """A call that constructs an equal compressor, except for ``named_parameters`` and ``process_set``."""
         scheme = inner_of(self.policy.scheme)
         name, parameters = type(self).__name__, inspect.signature(type(self)).parameters
         if "scheme" in parameters and registry.is_own(type(scheme)):
@@ -236,7 +236,7 @@ class BaseCompressor:
     def _check_process_set(self, used: Any) -> None:
         if self._process_set is not None and used is not self._process_set:
             raise ValueError(
-                f"process_set={self._process_set}: Horovod reduces over {used}; give both the same"
+                f"process_set={self._process_set}: Horovod reduces over {used}; use the same for both"
             )
 
         if self.hierarchical and used.process_set_id != 0:
@@ -253,7 +253,7 @@ class BaseCompressor:
             return 1
         if int(os.environ.get("HOROVOD_ELASTIC", "0")):
             raise RuntimeError(
-                "hierarchical: nodes cannot be formed again under elastic training; leave it out there"
+                "hierarchical: nodes cannot be re-formed under elastic training; leave it out there"
             )
         if self.hierarchical is not True:
             return self.hierarchical
@@ -267,7 +267,7 @@ class BaseCompressor:
             return
         self._said_nothing_is_compressed = True
         warnings.warn(
-            f"{type(self).__name__} compresses nothing: each of the model's {len(elements)} gradients has less than "
+            f"{type(self).__name__} compresses nothing: each of the model's {len(elements)} gradients has fewer than "
             f"min_elements={self.policy.min_elements} elements (the largest has {max(elements.values())}), or is "
             f"excluded",
             RuntimeWarning,
@@ -277,7 +277,7 @@ class BaseCompressor:
     def _check_operation(self, op: Any, usable: Sequence[Any], adasum: Any) -> None:
         if op is not None and op not in usable:
             shown = "Adasum" if op == adasum else repr(op)
-            raise ValueError(f"op={shown}: {type(self).__name__} works with op=hvd.Average and op=hvd.Sum")
+            raise ValueError(f"op={shown}: {type(self).__name__} supports only op=hvd.Average and op=hvd.Sum")
 
     def _check_dtype(self, name: str, dtype: Any, usable: Sequence[Any]) -> None:
         if dtype not in usable:
@@ -303,8 +303,8 @@ class BaseCompressor:
 
     def _disagreement(self, name: str) -> str:
         return (
-            f"{name}: the workers did not exchange the same gradient here; check that all of them have the same "
-            f"model, and {type(self).__name__} the same arguments"
+            f"{name}: the workers did not exchange the same gradient here; check that all of them use the same "
+            f"model, and {type(self).__name__} with the same arguments"
         )
 
 
@@ -313,8 +313,8 @@ def require_no_host(scheme: Scheme, kernels: str) -> None:
     needs = scheme.host_requirement()
     if needs is not None:
         raise ValueError(
-            f"{needs}: kernels={kernels!r} do not work in the host's memory, where {type(inner_of(scheme)).__name__} "
-            f"then needs its arrays; use kernels='auto' or kernels='native'"
+            f"{needs}: {type(inner_of(scheme)).__name__} then needs its arrays in host memory, where "
+            f"kernels={kernels!r} cannot run; use kernels='auto' or kernels='native'"
         )
 
 
@@ -335,7 +335,9 @@ class _OfInstances:
         @functools.wraps(self._function)
         def call(*given: Any, **named: Any) -> Any:
             if not given or not isinstance(given[0], BaseCompressor):
-                raise TypeError(f"compression={owner.__name__}: that is a class; add (): {owner.__name__}()")
+                raise TypeError(
+                    f"compression={owner.__name__}: that is a class; use an instance, {owner.__name__}()"
+                )
             return self._function(*given, **named)
 
         return call
@@ -363,12 +365,14 @@ def _scheme(value: Any) -> Scheme:
         except ValueError as error:
             raise ValueError(f"scheme={value!r}: {error}") from None
         if found is None:
-            raise ValueError(f"scheme={value!r}: that is Horovod's own: compression=hvd.Compression.{value}")
+            raise ValueError(
+                f"scheme={value!r}: that is Horovod's own; use compression=hvd.Compression.{value}"
+            )
         return found
     if isinstance(value, type) and issubclass(value, (Scheme, BaseCompressor)):
-        raise ValueError(f"scheme={value.__name__}: that is a class; add (): {value.__name__}()")
+        raise ValueError(f"scheme={value.__name__}: that is a class; use an instance, {value.__name__}()")
     if isinstance(value, BaseCompressor):
-        raise ValueError(f"scheme={value!r}: that is a compressor; use it as it is")
+        raise ValueError(f"scheme={value!r}: that is a compressor already; use it directly")
     if not isinstance(value, Scheme):
         raise ValueError(
             f"scheme={value!r}: use one of horovod_quant.schemes, as in QSGD(bits=4), or a method's name, as in "
@@ -378,7 +382,7 @@ def _scheme(value: Any) -> Scheme:
     try:
         hash(value)
     except TypeError as error:
-        raise ValueError(f"scheme={value!r}: {error}; give it tuples and numbers") from None
+        raise ValueError(f"scheme={value!r}: {error}; use tuples and numbers as its arguments") from None
     return value
 
 
@@ -397,7 +401,7 @@ def _is_count(name: Any, count: Any) -> bool:
 
 
 _NO_PROCESS_SET = (
-    "hierarchical: it works with all workers only; leave process_set= out of the optimizer and of the compressor, "
+    "hierarchical: it works only with all workers; remove process_set= from the optimizer and from the compressor, "
     "or use hierarchical=False"
 )
 
@@ -418,9 +422,7 @@ def _hierarchy(value: Any) -> bool | int:
         return bool(value)
     if isinstance(value, (int, np.integer)) and 1 <= value <= 2**31:
         return int(value)
-    raise ValueError(
-        f"hierarchical={value!r}: use True, False, or the number of workers that make a node, from 1"
-    )
+    raise ValueError(f"hierarchical={value!r}: use True, False, or the number of workers per node, 1 or more")
 
 
 def _require_process_set(process_set: Any) -> None:
@@ -434,7 +436,7 @@ def _named(named_parameters: Any) -> list[tuple[str, Any]]:
     Raises:
         ValueError: it is something else, or two parameters have one name.
     """
-    use = "use pairs of a name and a parameter, as model.named_parameters() has them"
+    use = "use pairs of a name and a parameter, such as model.named_parameters()"
     try:
         pairs = list(named_parameters)
     except TypeError:

@@ -1,7 +1,7 @@
-"""The names of methods, as in ``global-qsgd-8``, that commands, scripts and documents use.
+"""The names of methods, such as ``global-qsgd-8``, that commands, scripts and documents use.
 
-A name is one of a scheme's short names (`presets` of `horovod_quant.schemes.base.Scheme`) and, where that leaves the
-argument ``bits`` open, the bits: ``qsgd-4``. ``none`` and ``fp16`` are Horovod's own.
+A name is one of a scheme's short names (`presets` of `horovod_quant.schemes.base.Scheme`), followed by the number of
+bits if the preset leaves the argument ``bits`` open: ``qsgd-4``. ``none`` and ``fp16`` are Horovod's own.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ NONE, FP16 = registry.HOROVODS_OWN
 BINSGDM = "binsgdm"
 
 MOST_BITS = 32
-"""That are tried to find out which a scheme takes: float32 has no more."""
+"""Numbers of bits to try, to find those that a scheme accepts: float32 has no more."""
 
 
 class Method(NamedTuple):
-    """A method: the name, the class of its scheme, and its arguments; Horovod's own have no class."""
+    """A method: its name, the class of its scheme, and its arguments; Horovod's own methods have no class."""
 
     name: str
     scheme_class: type[Scheme] | None
@@ -30,7 +30,7 @@ class Method(NamedTuple):
 
     @property
     def class_name(self) -> str | None:
-        """Of the frontends' class, too."""
+        """Name of the scheme's class, and of the frontends' class."""
         return None if self.scheme_class is None else self.scheme_class.__name__
 
     @property
@@ -49,22 +49,22 @@ class Method(NamedTuple):
         return None if self.scheme_class is None else self.scheme_class(**self.arguments)
 
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
-        """What goes into ``compression=``.
+        """The value for ``compression=``.
 
         Args:
             hvd: ``horovod.torch`` or ``horovod.tensorflow``.
             hvq: ``horovod_quant.torch`` or ``horovod_quant.tensorflow``.
-            **options: further arguments of the compressor; Horovod's own take none.
+            **options: further arguments of the compressor; Horovod's own accept none.
         """
         if self.class_name is None:
             return getattr(hvd.Compression, self.name)
         return getattr(hvq, self.class_name)(**{**self.arguments, **options})
 
     def code(self, **options: Any) -> str:
-        """What a script has after ``compression=``: ``hvq.QSGD(bits=4, norm='max')``, ``hvd.Compression.fp16``.
+        """What to write after ``compression=`` in a script: ``hvq.QSGD(bits=4, norm='max')``, ``hvd.Compression.fp16``.
 
         Args:
-            **options: further arguments of the compressor; Horovod's own take none.
+            **options: further arguments of the compressor; Horovod's own accept none.
         """
         if self.class_name is None:
             return f"hvd.Compression.{self.name}"
@@ -73,16 +73,16 @@ class Method(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The methods that differ in their bits alone; ``members`` by ascending bits."""
+    """Methods that differ only in their bits; ``members`` is sorted by bits."""
 
     name: str
     members: tuple[Method, ...]
 
 
 def every_family() -> list[Family]:
-    """All methods that there are: Horovod's own, and each short name with every number of bits that its scheme takes.
+    """All methods: Horovod's own, and each short name with every number of bits that its scheme accepts.
 
-    Without those that lack an argument, or that another package's scheme refuses to be.
+    Methods that lack an argument are left out, as are those that another package's scheme refuses.
     """
     found = [Family(name, (Method(name, None, {}),)) for name in (NONE, FP16)]
     for family, kind, preset in _presets():
@@ -99,18 +99,18 @@ def every_family() -> list[Family]:
 
 
 def families() -> list[str]:
-    """What `parse` takes, for help texts and messages: ``BITS`` stands for a number."""
+    """What `parse` accepts, for help texts and messages; ``BITS`` stands for a number."""
     found = (f"{name}-BITS" if _has_bits(kind, preset) else name for name, kind, preset in _presets())
     return [NONE, FP16, *found]
 
 
 def compared() -> list[str]:
-    """The names of those that are compared where nobody has chosen."""
+    """The names of the methods that are compared by default."""
     return [NONE, FP16, *(name for kind in registry.registered() for name in registry.compared_of(kind))]
 
 
 def examples() -> dict[str, Scheme]:
-    """A scheme for each short name, with defaults for what the name leaves open; without those that cannot be made."""
+    """A scheme for each short name, with defaults for what the name leaves open, where such a scheme can be made."""
     found = {}
     for name, kind, preset in _presets():
         if set(registry.required_arguments(kind)) <= set(preset):
@@ -120,10 +120,10 @@ def examples() -> dict[str, Scheme]:
 
 
 def parse(name: str) -> Method:
-    """The method of that name.
+    """The method with that name.
 
     Raises:
-        ValueError: there is none; the message says which there are.
+        ValueError: there is none; the message lists the valid names.
     """
     if name in (NONE, FP16):
         return Method(name, None, {})
@@ -144,8 +144,8 @@ def parse(name: str) -> Method:
     lacking = [argument for argument in registry.required_arguments(kind) if argument not in preset]
     if lacking:
         raise ValueError(
-            f"{name!r}: {kind.__name__} needs {', '.join(lacking)}, which its name does not tell; give "
-            f"{kind.__name__} presets, or these arguments defaults"
+            f"{name!r}: {kind.__name__} needs {', '.join(lacking)}, which its name does not specify; add "
+            f"presets to {kind.__name__}, or defaults for these arguments"
         )
     # One name for each method: "qsgd-04" would be another.
     method = Method(family if bits is None else f"{family}-{bits}", kind, preset)

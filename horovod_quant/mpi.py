@@ -1,6 +1,6 @@
-"""Runs one worker over mpi4py with numpy arrays: no framework, no Horovod.
+"""Runs one worker over mpi4py with numpy arrays, without a framework or Horovod.
 
-MPI offers what Horovod does not: reductions of one's own. Global-QSGD with exponential levels uses one here.
+Unlike Horovod, MPI offers custom reductions. Global-QSGD with exponential levels uses one here.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ except ImportError as error:
 
 
 class Result(NamedTuple):
-    """The decoded gradients (float32, flat), how a custom reduction was bracketed (empty without one), and how many
-    buckets were exchanged a second time, see `horovod_quant.simulator.Result`.
+    """The decoded gradients (float32, flat), the order in which a custom reduction merged (empty without one), and how
+    many buckets were exchanged a second time, see `horovod_quant.simulator.Result`.
     """
 
     decoded: list[np.ndarray]
@@ -59,21 +59,21 @@ def run(
     comm: Any = None,
     local_size: int | None = None,
 ) -> Result:
-    """Exchanges a group of gradients; called by every rank of ``comm``.
+    """Exchanges a group of gradients; call it on every rank of ``comm``.
 
     Args:
         scheme: one of `horovod_quant.schemes`.
-        gradients: this worker's tensors, in the same order on every rank. Cast to float32; not changed.
+        gradients: this worker's tensors, in the same order on every rank. They are cast to float32, not changed.
         seed, names, step, kernels: as in `horovod_quant.simulator.run`.
-        factor: what the sum over workers is multiplied by; 1 / n by default, which is the average.
+        factor: factor applied to the sum over workers; 1 / n by default, which gives the average.
         states: BinSGDM's state of each tensor, updated in place.
-        custom_reduction: reduce exponential levels by an MPI operation that re-rounds pairwise; else once, at the
-            owner of a chunk.
+        custom_reduction: whether to reduce exponential levels with an MPI operation that re-rounds pairwise; otherwise
+            they are re-rounded once, by the owner of a chunk.
         comm: communicator; MPI.COMM_WORLD by default.
-        local_size: number of consecutive ranks of a node, for hierarchical exchanges; by default nodes are hosts.
+        local_size: number of consecutive ranks per node, for hierarchical exchanges; by default nodes are hosts.
 
     Raises:
-        ValueError: not every node has as many workers.
+        ValueError: the nodes have different numbers of workers.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     size = comm.Get_size()
@@ -122,7 +122,7 @@ def _groups(comm: Any, scheme: Scheme, local_size: int | None) -> tuple[Workers,
     first_ranks = comm.allgather(local.bcast(rank))
     if len({first_ranks.count(first) for first in first_ranks}) > 1:
         raise ValueError(
-            "hierarchical: some nodes have more workers than others; start as many on every node"
+            "hierarchical: some nodes have more workers than others; start the same number on every node"
         )
     node, place = sorted(set(first_ranks)).index(local.bcast(rank)), local.Get_rank()
     workers = Workers(node * local.Get_size() + place, size, local_size=local.Get_size())

@@ -1,7 +1,7 @@
-"""Which workers share a node, and the process sets of Horovod through which a hierarchical exchange goes.
+"""Which workers share a node, and the Horovod process sets that a hierarchical exchange uses.
 
-A node is a host, or a number of consecutive ranks that the user gives. Each node is a process set (the group LOCAL),
-and so are the workers with the same place on their nodes (CROSS).
+A node is a host, or a number of consecutive ranks chosen by the user. Each node is a process set (the group LOCAL), and
+so are the workers with the same place on their nodes (CROSS).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from horovod_quant.schemes.base import ALL, CROSS, LOCAL, Workers, require_whole
 _SIZES = {"HOROVOD_SIZE": "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE"}
 
 UNEVEN = (
-    "hierarchical=True: some hosts have more workers than others; start as many on every host, or give the number of "
-    "consecutive ranks that make a node, as in hierarchical=2"
+    "hierarchical=True: some hosts have more workers than others; start the same number on every host, or give the "
+    "number of consecutive ranks per node, as in hierarchical=2"
 )
 
 
@@ -52,16 +52,16 @@ def consecutive(size: int, ranks_per_node: int) -> list[list[int]]:
 def hierarchical_process_sets(ranks_per_node: int | None = None) -> list[Any]:
     """Process sets for ``hvd.init(process_sets=...)`` that ``hierarchical=True`` needs.
 
-    Not needed where Horovod may add process sets later: with ``hvd.init(process_sets="dynamic")``, or
+    They are unnecessary if Horovod may add process sets later: with ``hvd.init(process_sets="dynamic")``, or with
     ``HOROVOD_DYNAMIC_PROCESS_SETS=1`` in the environment.
 
     Args:
-        ranks_per_node: the number given as ``hierarchical=``; by default the ranks of each host, which must have
-            consecutive numbers, as horovodrun gives them.
+        ranks_per_node: the number given as ``hierarchical=``; by default the ranks of each host, which must be
+            consecutive, as horovodrun assigns them.
 
     Raises:
-        RuntimeError: the environment does not tell how many workers there are.
-        ValueError: they are no whole number of nodes.
+        RuntimeError: the environment does not say how many workers there are.
+        ValueError: the workers do not fill whole nodes.
     """
     from horovod.common.process_sets import ProcessSet
 
@@ -159,7 +159,7 @@ def _process_sets(hvd: Any, basics: Any, wanted: list[list[int]]) -> list[Any]:
             process_sets.append(hvd.add_process_set(ranks))
         except ValueError as error:
             raise RuntimeError(
-                f"hierarchical: Horovod has no process set of the ranks {ranks}, and adds none ({error}); start with "
+                f"hierarchical: Horovod has no process set for ranks {ranks}, and cannot add one ({error}); start with "
                 f'hvd.init(process_sets="dynamic"), or hvd.init(process_sets=hvq.hierarchical_process_sets()), or set '
                 f"HOROVOD_DYNAMIC_PROCESS_SETS=1"
             ) from None

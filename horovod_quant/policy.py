@@ -16,17 +16,17 @@ _REMEMBERED = 10_000
 
 
 class Policy:
-    """Chooses a scheme for a gradient from its name and size alone, so that all workers choose alike.
+    """Chooses a scheme for a gradient from its name and size alone, so that all workers make the same choice.
 
     Args:
-        scheme: for the gradients that nothing else says something about.
+        scheme: the scheme of all gradients without an override.
         min_elements: smaller gradients are not compressed.
         exclude: names or shell-style patterns (``"*.bias"``) of gradients that are not compressed; None for none.
-        overrides: for names or patterns, other arguments of the scheme: ``{"head.*": {"bits": 8}}``. The first
-            pattern that matches counts.
+        overrides: different arguments of the scheme for names or patterns: ``{"head.*": {"bits": 8}}``. The first
+            match is used.
 
     Raises:
-        ValueError: an argument is out of range; an override names an argument that the scheme does not have.
+        ValueError: an argument is out of range, or an override names an argument that the scheme does not have.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ def _patterns(exclude: Any) -> list[str]:
 
 def _replaced(scheme: Scheme, pattern: Any, arguments: Any) -> Scheme:
     if not isinstance(pattern, str):
-        raise ValueError(f"overrides: {pattern!r} is not a name or pattern; use texts such as 'head.*'")
+        raise ValueError(f"overrides: {pattern!r} is not a name or pattern; use strings such as 'head.*'")
     if isinstance(scheme, Hierarchical):
         return Hierarchical(_replaced(scheme.inner, pattern, arguments))
     known = argument_names(scheme)
@@ -126,7 +126,7 @@ def _replaced(scheme: Scheme, pattern: Any, arguments: Any) -> Scheme:
         raise ValueError(f"overrides[{pattern!r}]={arguments!r}: use a mapping such as {{'bits': 8}}")
     for argument in arguments:
         if argument not in known:
-            usable = ", ".join(known) or "nothing (it takes none)"
+            usable = ", ".join(known) or "no arguments (it has none)"
             raise ValueError(
                 f"overrides[{pattern!r}]: {type(scheme).__name__} has no argument {argument!r}; use {usable}"
             )

@@ -1,4 +1,4 @@
-"""Runs n workers in lockstep in one process: the ground truth for every other exchange, and for studies of error."""
+"""Runs n workers in lockstep in one process: the reference for every other exchange, and a tool to study errors."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from horovod_quant.schemes.base import (
 from horovod_quant.traffic import sent_bytes
 
 Merge = tuple[int, int, int]
-"""One step of a reduction: ``(low, middle, high)`` joins the sums of ranks low..middle-1 and middle..high-1."""
+"""One step of a reduction: ``(low, middle, high)`` merges the sums of ranks low..middle-1 and middle..high-1."""
 
 
 class Result(NamedTuple):
-    """What an exchange did.
+    """The result of an exchange.
 
     Attributes:
         decoded: for each worker, the list of its decoded gradients (float32, flat).
         bytes_sent: bytes that one worker sends on average, by collective: ``"allreduce"``; ``"local alltoall"`` and
-            ``"cross allreduce"`` where only the workers of a node, or one of each node, take part.
+            ``"cross allreduce"`` where only the workers of a node, or one per node, take part.
         error: ``sum_i ||decoded_i - exact_i||^2 / ||exact_i||^2`` over the gradients of the group, where exact is
-            ``factor`` times the float64 sum over the workers; 0 where both are zero, inf where exact alone is.
-        exchanged_again: how many buckets were exchanged a second time, because a sum had left its field (Global-QSGD
-            with ``rotate=True``); in a hierarchical exchange those of the first node's first worker.
+            ``factor`` times the float64 sum over the workers; 0 where both are zero, inf where only exact is.
+        exchanged_again: how many buckets were exchanged a second time because a sum overflowed its field (Global-QSGD
+            with ``rotate=True``); in a hierarchical exchange, those of the first node's first worker.
     """
 
     decoded: list[list[np.ndarray]]
@@ -66,25 +66,25 @@ def run(
 
     Args:
         scheme: one of `horovod_quant.schemes`.
-        gradients: one entry a worker: a flat array of d elements, or a list of arrays (a group of tensors). Cast to
-            float32; not changed.
-        seed: of the keys.
-        names: of the group's tensors; ``"0"``, ``"1"``, ... by default.
+        gradients: one entry per worker: a flat array of d elements, or a list of arrays (a group of tensors). They are
+            cast to float32, not changed.
+        seed: seed of the keys.
+        names: names of the group's tensors; ``"0"``, ``"1"``, ... by default.
         step: number of the exchange.
-        factor: what the sum over workers is multiplied by; 1 / n by default, which is the average.
-        states: BinSGDM's state for each worker and tensor, updated in place; of the elements that ``scheme.owned``
-            says.
+        factor: factor applied to the sum over workers; 1 / n by default, which gives the average.
+        states: BinSGDM's state for each worker and tensor, updated in place, for the elements given by
+            ``scheme.owned``.
         kernels: backend of the kernels.
-        custom_reduction: whether the simulated transport offers reductions of one's own (as MPI does).
-        merges: bracketing of a custom reduction; from left to right by default.
-        local_size: number of workers of a node, for hierarchical exchanges; those of a node are consecutive.
+        custom_reduction: whether the simulated transport offers custom reductions (as MPI does).
+        merges: the order in which a custom reduction merges; left to right by default.
+        local_size: number of workers per node, for hierarchical exchanges; the workers of a node are consecutive.
 
     Raises:
-        ValueError: no worker, or workers whose gradients differ in shape, or that are no whole number of nodes.
+        ValueError: there are no workers, their gradients differ in shape, or they do not fill whole nodes.
     """
     groups = [list(own) if isinstance(own, (list, tuple)) else [own] for own in gradients]
     if not groups or any([np.shape(a) for a in own] != [np.shape(a) for a in groups[0]] for own in groups):
-        raise ValueError("gradients: give at least one worker, and the same shapes for each")
+        raise ValueError("gradients: give those of at least one worker, with the same shapes for each")
     size, count = len(groups), len(groups[0])
     names = [str(i) for i in range(count)] if names is None else list(names)
     factor = 1.0 / size if factor is None else factor

@@ -1,4 +1,4 @@
-"""What a compressor has sent, and what float32 would have."""
+"""What a compressor has sent, and what float32 would have sent."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class Traffic(NamedTuple):
     """Bytes sent by one worker.
 
     Attributes:
-        bytes_sent: by this compressor.
-        float32_bytes: that a ring allreduce of the same gradients in float32 would have sent.
-        exchanged_again: buckets that were exchanged a second time, because a sum had left its field: Global-QSGD's with
-            ``rotate=True``. Their bytes are among those sent.
+        bytes_sent: bytes that this compressor has sent.
+        float32_bytes: bytes that a ring allreduce of the same gradients in float32 would have sent.
+        exchanged_again: buckets that were exchanged a second time because a sum overflowed its field (Global-QSGD with
+            ``rotate=True``). ``bytes_sent`` includes their bytes.
     """
 
     bytes_sent: float
@@ -23,16 +23,16 @@ class Traffic(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes; nan as long as nothing has been sent."""
+        """How many times fewer bytes than float32; nan while nothing has been sent."""
         return self.float32_bytes / self.bytes_sent if self.bytes_sent else float("nan")
 
 
 OTHER_NAMES = "(other names)"
-"""In `Stats`: direct calls' names that have not been used for long."""
+"""In `Stats`: names of direct calls that have not been used for a long time."""
 
 
 class Stats(NamedTuple):
-    """Traffic of each parameter, by name, and in total, since the compressor was made."""
+    """Traffic per parameter name and in total, since the compressor was constructed."""
 
     parameters: dict[str, Traffic]
     total: Traffic
@@ -58,10 +58,10 @@ def total_of(parameters: dict[str, Traffic]) -> Stats:
 
 
 class Repeated:
-    """What is sent for a gradient each time, the same bytes every time.
+    """What is sent for a gradient if it is the same number of bytes every time.
 
     Attributes:
-        times: how often so far; whoever sends it adds one.
+        times: how often it was sent so far; the sender adds one.
     """
 
     __slots__ = ("_added", "float32_bytes", "name", "sent_bytes", "times")
@@ -106,7 +106,7 @@ class TrafficCounter:
                 counts[name] = counts.get(name, 0.0) + each
 
     def repeated(self, name: str, float32_bytes: float, sent_bytes: float) -> Repeated:
-        """For what is expected and sent again and again: costs no more than an addition each time."""
+        """For repeated sends of known size: costs only one addition each time."""
         key = name, float32_bytes, sent_bytes
         with self._lock:
             self._expected.setdefault(name, 0.0)

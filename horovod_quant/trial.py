@@ -1,7 +1,7 @@
-"""Methods measured in turns in the steps of a training, and the decision among them. It imports no framework.
+"""Measures methods in turn during training steps, and decides among them. It imports no framework.
 
-The workers count the steps of a trial alike, so that each knows which method a step has. Each measures by itself; what
-decides are sums of all workers' medians, in whole microseconds, which are the same everywhere.
+All workers count the steps of a trial in the same way, so each knows which method a step uses. Each measures by itself;
+the decision uses sums of all workers' medians, in whole microseconds, which are the same everywhere.
 """
 
 from __future__ import annotations
@@ -99,15 +99,15 @@ def _median(seconds: Sequence[float]) -> int:
 
 
 class Measurement(NamedTuple):
-    """What a trial has found of a method, in seconds; means over the workers of their medians.
+    """A trial's measurements of a method, in seconds: means over the workers of their medians.
 
     Attributes:
         method: its name.
-        error: what its scheme expects; None where it does not tell.
-        exchange: from a step's first gradient to the last result.
-        whole: from one step's last result to the next one's.
-        step: what decides: ``exchange``, and what the exchanges of all methods leave of their steps. What a script does
-            outside of exchanges depends on no method, but changes from step to step more than they differ.
+        error: the error that its scheme expects; None where the scheme does not state one.
+        exchange: time from a step's first gradient to the last result.
+        whole: time from one step's last result to the next one's.
+        step: what decides: ``exchange`` plus the rest of a step, measured over the steps of all methods. What a script
+            does outside of exchanges does not depend on the method, but varies more between steps than methods differ.
     """
 
     method: str
@@ -118,13 +118,13 @@ class Measurement(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a trial has decided.
+    """The result of a trial.
 
     Attributes:
-        method: the name of the one that was taken.
-        measurements: of each that was tried, none first; empty where the choice comes from a checkpoint, or there was
-            nothing to choose from.
-        workers: how many there were.
+        method: name of the chosen method.
+        measurements: one for each method that was tried, none first; empty if the choice comes from a checkpoint, or
+            there was nothing to choose from.
+        workers: number of workers.
     """
 
     method: str

@@ -257,7 +257,9 @@ def insert(marker: str, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--measure", action="store_true", help="the kernels' speeds on this machine first")
+    parser.add_argument(
+        "--measure", action="store_true", help="first measure the kernels' speeds on this machine"
+    )
     speeds = kernel_speeds(parser.parse_args().measure)
     insert("clusters", cluster_table(speeds))
     insert("global-qsgd", logged_table())

@@ -1,10 +1,10 @@
 """Compares the performance model with exchanges in the lab, and writes docs/advise.md's tables.
 
-1. ``horovod-quant bench`` runs in `scripts/lab`, with 2 and 4 hosts, on links of each rate: one JSON file a cell, in a
-   folder, so that an interrupted check goes on where it was.
-2. The model is calibrated by the cells on unshaped links alone, and predicts all others. Open MPI takes other
-   algorithms for other numbers of workers, which are not ours to know: there each number of hosts is calibrated by
-   itself, with its cell at 1gbit, too.
+1. ``horovod-quant bench`` runs in `scripts/lab`, with 2 and 4 hosts, on links of each rate: one JSON file per cell, in
+   a folder, so that an interrupted check continues where it stopped.
+2. The model is calibrated on the cells with unshaped links alone, and predicts all others. Open MPI uses different
+   algorithms for different numbers of workers, which the model does not know: there each number of hosts is calibrated
+   separately, and also with its cell at 1gbit.
 3. Tables in docs/advise.md, between markers, and everything as JSON.
 
 The exit status is 1 if fewer than 9 of 10 predictions are within 20% of what was measured.
@@ -329,11 +329,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the performance model with the lab.")
     parser.add_argument("--controller", choices=MEASURED, default="gloo")
     parser.add_argument(
-        "--folder", type=Path, default=ROOT / "build" / "check-model", help="of the measurements"
+        "--folder", type=Path, default=ROOT / "build" / "check-model", help="folder of the measurements"
     )
     parser.add_argument("--again", action="store_true", help="measure all cells again")
-    parser.add_argument("--tables-only", action="store_true", help="of the cells that there are")
-    parser.add_argument("--page", type=Path, default=PAGE, help="in which to write the tables")
+    parser.add_argument(
+        "--tables-only",
+        action="store_true",
+        help="measure nothing; write the tables from the cells that exist",
+    )
+    parser.add_argument("--page", type=Path, default=PAGE, help="page to write the tables to")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)

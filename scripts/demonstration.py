@@ -167,12 +167,12 @@ def parse_arguments() -> argparse.Namespace:
         nargs="+",
         default=[0, 1, 2],
         metavar="SEED",
-        help="train with each of them (0 1 2)",
+        help="train once with each of these seeds (0 1 2)",
     )
-    add("--workers", type=int, default=4, help="(4)")
-    add("--mpi", action="store_true", help="MPI instead of Gloo")
+    add("--workers", type=int, default=4, help="number of workers (4)")
+    add("--mpi", action="store_true", help="use MPI instead of Gloo")
     keys = [configuration.key for configuration in CONFIGURATIONS]
-    add("--only", nargs="+", choices=keys, metavar="NAME", help="some of " + ", ".join(keys))
+    add("--only", nargs="+", choices=keys, metavar="NAME", help="only some of " + ", ".join(keys))
     add("--epochs", type=int, help="default: the example's")
     add("--output", type=Path, default=Path("demonstration"), help="folder to write to (demonstration)")
     args = parser.parse_args()
@@ -298,7 +298,7 @@ def draw(
         smooth = [statistics.mean(losses[max(0, i - 9) : i + 1]) for i in range(len(losses))]
         megabytes = [sent / 1e6 for sent in result.bytes_sent]
         axes.plot(megabytes, smooth, label=configuration.title, **{"linewidth": 1.6, **configuration.style})
-    axes.set(xscale="log", yscale="log", xlabel="sent by one worker, MB", ylabel="training loss")
+    axes.set(xscale="log", yscale="log", xlabel="MB sent per worker", ylabel="training loss")
     axes.set_title(
         f"Handwritten digits, {counted(args.workers, 'worker')}, mean of {counted(len(args.seeds), 'seed')}"
     )

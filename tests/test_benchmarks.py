@@ -185,7 +185,7 @@ def test_the_time_in_hooks_is_beside_the_total(workers: int, tmp_path: Path) -> 
 @pytest.mark.extended
 @pytest.mark.parametrize(
     ("built", "why"),
-    [("host", "built without CUDA: it takes"), ("nccl", "refuses two workers on a GPU")],
+    [("host", "built without CUDA: it accepts"), ("nccl", "refuses two workers on one GPU")],
 )
 def test_what_horovod_cannot_reduce_on_a_gpu_is_left_out(built: str, why: str, tmp_path: Path) -> None:
     report = tmp_path / "exchange.json"
@@ -214,7 +214,7 @@ def test_without_a_gpu_the_benchmark_says_so() -> None:
     ("options", "message"),
     [
         (["--framework", "tensorflow"], "--device cuda: it is for PyTorch; use --framework torch"),
-        (["--methods", "none", "ddp"], "--methods ddp: it is measured with --device cpu alone"),
+        (["--methods", "none", "ddp"], "--methods ddp: it can only be measured with --device cpu"),
     ],
 )
 def test_what_no_gpu_is_for_is_refused(options: list[str], message: str) -> None:

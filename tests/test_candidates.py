@@ -103,7 +103,7 @@ def test_names_are_full_ones_without_repetition() -> None:
         ([3], "methods=[3]: use a list of names"),
         (["edne-3"], "methods: there is no method 'edne-3'"),
         (["eden-9"], "methods: 'eden-9': bits=9"),
-        (["none"], "'none' is tried in any case"),
+        (["none"], "'none' is always tried"),
         (["fp16"], "'fp16' is Horovod's own"),
         (["binsgdm"], "'binsgdm' belongs to an optimizer"),
     ],

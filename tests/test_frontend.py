@@ -92,9 +92,9 @@ WRONG_TYPES: list[tuple[str, dict[str, Any], str]] = [
     ("BinSGDM", {"beta": True}, "beta=True: use a number from 0"),
     ("Compressor", {"scheme": "qsgd"}, "scheme='qsgd': 'qsgd' lacks the number of bits; use qsgd-4"),
     ("Compressor", {"scheme": "zip"}, "scheme='zip': there is no method 'zip'; use none, fp16, qsgd-BITS"),
-    ("Compressor", {"scheme": "fp16"}, "that is Horovod's own: compression=hvd.Compression.fp16"),
+    ("Compressor", {"scheme": "fp16"}, "that is Horovod's own; use compression=hvd.Compression.fp16"),
     ("Compressor", {"scheme": None}, "scheme=None: use one of horovod_quant.schemes"),
-    ("Compressor", {"scheme": QSGD}, "scheme=QSGD: that is a class; add (): QSGD()"),
+    ("Compressor", {"scheme": QSGD}, "scheme=QSGD: that is a class; use an instance, QSGD()"),
     ("Compressor", {"scheme": BinSGDM()}, "it belongs to the optimizer BinSGDM; use hvq.BinSGDM(...)"),
     ("Compressor", {"scheme": "binsgdm"}, "it belongs to the optimizer BinSGDM; use hvq.BinSGDM(...)"),
 ]
@@ -170,7 +170,7 @@ def test_an_argument_that_differs_is_found() -> None:
     others = [same, same, {**same, "norm": "max"}, {**same, "seed": "7"}]
     assert different(same, summed(others), 4) == ["seed", "norm"]
     assert different(same, summed([same] * 3), 3) == []
-    assert "seed=1, norm=l2 here, and something else on other workers" in disagreement(same, ["seed", "norm"])
+    assert "seed=1, norm=l2 here, but not on all other workers" in disagreement(same, ["seed", "norm"])
 
 
 def test_schemes_that_differ_are_found_whatever_their_arguments_are() -> None:

@@ -33,9 +33,15 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda hvq: hvq.QSGD(4, bits=4), "QSGD(): multiple values for argument 'bits'"),
     (lambda hvq: hvq.Compressor("qsgd-4", sed=1), "Compressor() has no argument 'sed'; did you mean 'seed'?"),
     (lambda hvq: hvq.Compressor(), "missing 1 required positional argument: 'scheme'"),
-    (lambda hvq: hvq.QSGD.compress(np.ones(3)), "compression=QSGD: that is a class; add (): QSGD()"),
-    (lambda hvq: hvq.BinSGDM.compress(np.ones(3)), "compression=BinSGDM: that is a class; add (): BinSGDM()"),
-    (lambda hvq: hvq.QSGD.decompress(np.ones(3), None), "compression=QSGD: that is a class; add (): QSGD()"),
+    (lambda hvq: hvq.QSGD.compress(np.ones(3)), "compression=QSGD: that is a class; use an instance, QSGD()"),
+    (
+        lambda hvq: hvq.BinSGDM.compress(np.ones(3)),
+        "compression=BinSGDM: that is a class; use an instance, BinSGDM()",
+    ),
+    (
+        lambda hvq: hvq.QSGD.decompress(np.ones(3), None),
+        "compression=QSGD: that is a class; use an instance, QSGD()",
+    ),
     (
         lambda hvq: schemes.QSGD(bits=2).compress(np.ones(3)),
         "that is a scheme, not a compressor; use hvq.Compressor(QSGD(bits=2, norm='max'",
@@ -70,8 +76,8 @@ def test_a_compressor_is_no_scheme(frontend: str) -> None:
     hvq = importlib.import_module(frontend)
     with pytest.raises(ValueError, match=re.escape("scheme=QSGD(bits=4, norm='max'")) as caught:
         hvq.Compressor(hvq.QSGD())
-    assert str(caught.value).endswith("that is a compressor; use it as it is")
-    with pytest.raises(ValueError, match=re.escape("scheme=QSGD: that is a class; add (): QSGD()")):
+    assert str(caught.value).endswith("that is a compressor already; use it directly")
+    with pytest.raises(ValueError, match=re.escape("scheme=QSGD: that is a class; use an instance, QSGD()")):
         hvq.Compressor(hvq.QSGD)
 
 
@@ -109,7 +115,7 @@ def parameters(frontend: str, *sizes: int) -> list[tuple[str, Any]]:
 @every_frontend
 def test_a_model_of_small_tensors_is_worth_a_warning(frontend: str) -> None:
     hvq = importlib.import_module(frontend)
-    with pytest.warns(RuntimeWarning, match="NUQSGD compresses nothing: each of the model's 2 gradients has less than "
+    with pytest.warns(RuntimeWarning, match="NUQSGD compresses nothing: each of the model's 2 gradients has fewer than "
                       "min_elements=1024 elements .the largest has 1023."):  # fmt: skip
         hvq.NUQSGD(named_parameters=parameters(frontend, 3, 1023))
     with pytest.warns(RuntimeWarning, match="compresses nothing"):

@@ -114,7 +114,9 @@ def test_names_default_to_positions() -> None:
     ],
 )
 def test_workers_that_do_not_match_are_refused(gradients: list) -> None:
-    with pytest.raises(ValueError, match="gradients: give at least one worker, and the same shapes for each"):
+    with pytest.raises(
+        ValueError, match="gradients: give those of at least one worker, with the same shapes"
+    ):
         simulator.run(QSGD(4), gradients)
 
 

@@ -19,7 +19,7 @@ from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.hierarchical import inner_of
 
 LEAST_SPEED_UP = 1.05
-"""From here on a method pays: the model is not so good that less would mean anything."""
+"""From here on a method pays: the model is not accurate enough for less to mean anything."""
 
 MOST_ERROR = 0.3
 """Of a method that is recommended where nobody says otherwise: as much as trainings are known to bear.
@@ -54,21 +54,21 @@ class Choice(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What the model says of a method.
+    """The model's predictions for a method.
 
     Attributes:
         choice: the method.
-        refusal: why it is impossible; then everything else is None.
-        exchange: seconds of an exchange that no backward pass overlaps with.
-        cost: of the exchange in the step.
-        step: seconds.
-        speed_up: over none, of a step.
-        break_even: the bandwidth in bytes per second below which its steps are shorter than none's; 0: never, inf:
-            always; None, too, where nobody asked.
-        levels: magnitudes that an element can have, None where that means nothing.
-        error: of the averaged gradient, relative, for gradients like white noise; None where that means nothing, and
-            where the scheme does not tell.
-        steps: how many times as many steps to the same loss, see `steps_to_loss`; None where nobody knows.
+        refusal: why it is impossible; everything else is then None.
+        exchange: seconds of an exchange that does not overlap with a backward pass.
+        cost: cost of the exchange in the step.
+        step: seconds of a step.
+        speed_up: speed-up of a step over none.
+        break_even: the bandwidth in bytes per second below which its steps are shorter than those of none; 0: never,
+            inf: always; None also if it was not requested.
+        levels: number of magnitudes that an element can have; None where that is meaningless.
+        error: relative error of the averaged gradient, for gradients like white noise; None where that is meaningless
+            or the scheme does not state it.
+        steps: relative number of steps to the same loss, see `steps_to_loss`; None if unknown.
     """
 
     choice: Choice
@@ -88,31 +88,31 @@ class Row(NamedTuple):
 
     @property
     def hidden(self) -> float | None:
-        """Seconds of the exchange that pass during the backward pass."""
+        """Seconds of the exchange that overlap with the backward pass."""
         if self.exchange is None or self.cost is None:
             return None
         return max(self.exchange - self.cost.exposed, 0.0)
 
     @property
     def own_optimizer(self) -> str | None:
-        """The optimizer that the method belongs to, and replaces one's own with."""
+        """The optimizer that the method belongs to, which replaces the user's own."""
         method = self.choice.method
         return inner_of(method).own_optimizer if isinstance(method, Scheme) else None
 
     @property
     def is_biased(self) -> bool:
-        """Whether nobody has shown that the expected average is the exact one."""
+        """Whether it has not been shown that the expected average is the exact one."""
         method = self.choice.method
         return isinstance(method, Scheme) and not inner_of(method).unbiased
 
     @property
     def to_loss(self) -> float | None:
-        """Seconds of what takes none one step."""
+        """Seconds to make the progress that none makes in one step."""
         return None if self.step is None or self.steps is None else self.step * self.steps
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as none it is to the same loss."""
+        """How many times as fast as none it reaches the same loss."""
         return None if self.speed_up is None or self.steps is None else self.speed_up / self.steps
 
     @property
@@ -123,13 +123,12 @@ class Row(NamedTuple):
 
 
 def steps_to_loss(method: Method, error: float | None) -> float | None:
-    """How many times as many steps as without compression lead to the same loss, as far as it is known.
+    """How many times as many steps as without compression reach the same loss, as far as is known.
 
-    For an optimizer of its own what it is recommended with. Otherwise rounding is noise beside that of the minibatch:
-    an error e multiplies the variance by ``1 + e^2``, as if the batch were so much smaller. Where noise is what limits
-    the progress steps grow with it in proportion, and elsewhere less (McCandlish, Kaplan, Amodei and others, 2018, "An
-    empirical model of large-batch training"); so this is the most that is to be expected. For biased methods it is a
-    guess.
+    For a method with its own optimizer, the recommended number. Otherwise rounding adds noise to that of the minibatch:
+    an error e multiplies the variance by ``1 + e^2``, as if the batch were that much smaller. Where noise limits
+    progress, the number of steps grows in proportion, elsewhere less (McCandlish, Kaplan, Amodei and others, 2018, "An
+    empirical model of large-batch training"), so this is the most to expect. For biased methods it is a guess.
     """
     if isinstance(method, Scheme) and inner_of(method).own_optimizer is not None:
         return inner_of(method).own_steps
@@ -153,16 +152,16 @@ def choices(names: Iterable[str], hierarchical: bool) -> list[Choice]:
 
 
 def considered(setting: Setting, max_error: float = MOST_ERROR, *, everything: bool = False) -> list[Choice]:
-    """The methods of the registry that are worth modelling on a cluster; none comes first.
+    """The registry's methods that are worth modelling on a cluster; none comes first.
 
-    Of each family, and of its hierarchical exchange where hosts have several workers, the `WIDTHS` fewest bits that
-    serve the workers and keep to the error, and the next fewer, which do not, for the reason. Of one that cannot serve
-    them, or keep to the error, with any number of bits: the last.
+    From each family, and from its hierarchical exchange if hosts have several workers: the `WIDTHS` smallest numbers of
+    bits that work with the workers and stay within the error, and the next smaller one, which does not, for the reason.
+    From a family where no number of bits does: the last.
 
     Args:
-        setting: who takes part.
-        max_error: see `Row`.
-        everything: all bits instead.
+        setting: workers and model.
+        max_error: limit for `Row.error`.
+        everything: whether to return all numbers of bits instead.
     """
     network = setting.network
     found: list[Choice] = []
@@ -257,7 +256,7 @@ def refusal_of(choice: Choice, setting: Setting) -> str | None:
     except ValueError as error:
         return str(error)
     if isinstance(scheme, Hierarchical) and setting.network.workers_per_host == 1:
-        return "with one worker on each host it is the same as without"
+        return "with one worker per host it is the same as without"
     if not compressed_names(scheme, setting.shapes, setting.min_elements):
-        return f"every gradient has less than {setting.min_elements} elements, and stays as it is"
+        return f"every gradient has fewer than {setting.min_elements} elements and is sent unchanged"
     return None

@@ -27,20 +27,23 @@ def assumptions(
     network = setting.network
     cores = f"{network.cores_per_worker:g} core{'' if network.cores_per_worker == 1 else 's'}"
     found = [
-        "An error e takes 1 + e^2 times as many steps to the same loss, as a batch does that is so much smaller: the "
-        "most that theory expects. The error is of gradients like white noise; of heavier tails it may be larger.",
-        f"Errors above {max_error:g} are not recommended (--max-error), whatever their steps.",
+        "With an error e, reaching the same loss takes 1 + e^2 times as many steps, as with a batch that much smaller: "
+        "the most that theory expects. The error is that of gradients like white noise; it may be larger for heavier "
+        "tails.",
+        f"Methods with errors above {max_error:g} (--max-error) are not recommended, however short their steps.",
         *_kernels(setting, rows),
         f"Each worker has {cores} (--cores-per-worker); "
         + (
-            "its backward pass leaves them free." if step.accelerator else "its backward pass uses them, too."
+            "its backward pass leaves them free."
+            if step.accelerator
+            else "its backward pass uses them as well."
         ),
-        "What Horovod takes besides the wire is "
+        "Horovod's overhead beyond the wire is "
         + (
             "fitted to the benches given."
             if calibrated
             else "as measured in the lab"
-            + (" (--calibrate for yours)." if network.controller != NCCL else ".")
+            + (" (--calibrate uses yours)." if network.controller != NCCL else ".")
         ),
         "All links are equal, nothing else uses them, no switch is congested, and no worker is late.",
     ]
@@ -53,9 +56,7 @@ def assumptions(
     schemes = [inner_of(row.choice.method) for row in rows if isinstance(row.choice.method, Scheme)]
     others = dict.fromkeys(type(each).__name__ for each in schemes if not registry.is_own(type(each)))
     if others:
-        found.append(
-            f"What {', '.join(others)} may compute without this package's kernels counts as nothing."
-        )
+        found.append(f"What {', '.join(others)} may compute without this package's kernels is not counted.")
     if network.workers >= MANY:
         found += _of_many(setting, rows)
     return found
@@ -66,9 +67,9 @@ def _kernels(setting: Setting, rows: Sequence[Row]) -> list[str]:
     if not isinstance(setting.speeds, MemoryBound):
         return [f"Every worker's kernels are {here}"]
     found = [
-        f"Kernels take what moving their bytes takes at {ATTAINED:.0%} of {1e-9 * setting.speeds.memory_bandwidth:,g} "
+        f"Kernels take as long as moving their bytes at {ATTAINED:.0%} of {1e-9 * setting.speeds.memory_bandwidth:,g} "
         f"GB/s (--memory-bandwidth): a model that no GPU has confirmed.",
-        "NCCL takes rings, or trees where these are faster, and both directions of a link at once; nothing of it was "
+        "NCCL uses rings, or trees where they are faster, and both directions of a link at once; none of this was "
         "measured here.",
     ]
     staged = [
@@ -79,8 +80,8 @@ def _kernels(setting: Setting, rows: Sequence[Row]) -> list[str]:
     if staged and setting.host is not None:
         names = ", ".join(dict.fromkeys(staged))
         found.append(
-            f"Gradients are copied to the host and back for {names}, whose kernels are the processor's, {here} Horovod "
-            f"exchanges theirs by {setting.host.network.controller}."
+            f"Gradients are copied to the host and back for {names}, whose kernels run on the CPU, {here} Horovod "
+            f"exchanges these over {setting.host.network.controller}."
         )
     return found
 
@@ -89,15 +90,15 @@ def _of_many(setting: Setting, rows: Sequence[Row]) -> list[str]:
     network = setting.network
     steps = messages(float32_allreduce(1), network.workers)
     found = [
-        f"Latencies alone take an allreduce {show_seconds(latency_seconds(float32_allreduce(1), network))}."
+        f"Latencies alone add {show_seconds(latency_seconds(float32_allreduce(1), network))} to an allreduce."
         if network.controller == NCCL
         else f"An allreduce is one ring through all {network.workers:,} workers: {steps:,} messages, one after "
-        f"another, whose latencies alone take {show_seconds(steps * network.latency)}. Trees, as of NCCL, would "
+        f"another, whose latencies alone take {show_seconds(steps * network.latency)}. Trees, as in NCCL, would "
         "take less.",
-        f"Workers agree on a collective within {show_seconds(network.software.overhead)}, however many they are: "
+        f"Workers agree on a collective within {show_seconds(network.software.overhead)}, however many there are: "
         f"Horovod's coordinator was measured with 4 at most, and takes longer with thousands.",
-        "An allgather's bytes, and the time to decode them, grow with the workers; those of an allreduce and an "
-        "alltoall do not.",
+        "An allgather's bytes, and the time to decode them, grow with the number of workers; those of an allreduce and "
+        "an alltoall do not.",
     ]
     chosen = [row.choice.method for row in rows if isinstance(row.choice.method, Scheme)]
     flat = [scheme for scheme in chosen if not isinstance(scheme, Hierarchical)]
@@ -110,7 +111,7 @@ def _of_many(setting: Setting, rows: Sequence[Row]) -> list[str]:
                 text = f"{width} {scheme.levels_left(number, number) or 'none'}"
                 left.setdefault(type(scheme).__name__, []).append(text)
         found += [
-            f"{name}'s sums of {number:,} {kind} leave so many levels: {', '.join(texts)}."
+            f"{name}'s sums over {number:,} {kind} leave this many levels: {', '.join(texts)}."
             for name, texts in left.items()
         ]
     return found

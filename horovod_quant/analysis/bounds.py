@@ -1,8 +1,8 @@
 """What can be proved about each scheme: variances and ranges; lengths are in `horovod_quant.analysis.code_lengths`.
 
-Exact values are computed for a given vector; bounds hold for every vector. Variances are sums over elements
-of ``E (estimate - value)**2``, in the square of the gradient's unit, unless a function says otherwise. Every
-function computes in float64, and none of them draws a random number.
+Exact values are computed for a given vector; bounds hold for every vector. Unless a function says otherwise, variances
+are sums over elements of ``E (estimate - value)**2``, in the square of the gradient's unit. All functions compute in
+float64, and none draws random numbers.
 
 ``s`` is the number of non-zero levels of a uniform set ``0, 1/s, ..., 1``, and the exponent of the smallest
 non-zero level of an exponential set ``0, 2^-s, ..., 1/2, 1``.
@@ -132,21 +132,22 @@ def exponential_rounding_variance(v: npt.ArrayLike, norm: float, s: int) -> floa
 def joint_rounding_variance(fractions: npt.ArrayLike, steps: npt.ArrayLike = 1.0) -> _Floats:
     """Exact variance of ``sum_i steps_i floor(fractions_i + u_i)`` where the workers draw the u_i jointly.
 
-    Worker i rounds a value that lies ``fractions_i`` of the way from one level to the next, ``steps_i`` above; its u_i
-    is ``frac(c U + a)`` with c = 1, -1 or -2 of one uniform U. Then ``floor(f + u) - f = u - frac(f + u)``, and by the
-    Fourier series of frac ``cov(frac(c U + s), frac(d U + t))`` is ``b(s - t)`` for c = d, ``-b(s + t)`` for c = -d,
-    where ``b(x) = 1/12 - frac(x) (1 - frac(x)) / 2``, and ``-+ b(2 s +- t) / 2`` for c = +-1 and d = -2. Of two workers
-    with equal steps it is ``x (1 - x)``, x the fraction of the sum.
+    Worker i rounds a value that lies ``fractions_i`` of the way from one level to the next, ``steps_i`` above. Its u_i
+    is ``frac(c U + a)`` with c = 1, -1 or -2, where U is one uniform number. Then
+    ``floor(f + u) - f = u - frac(f + u)``, and by the Fourier series of frac ``cov(frac(c U + s), frac(d U + t))``
+    is ``b(s - t)`` for c = d, ``-b(s + t)`` for c = -d, where ``b(x) = 1/12 - frac(x) (1 - frac(x)) / 2``, and
+    ``-+ b(2 s +- t) / 2`` for c = +-1 and d = -2. For two workers with equal steps it is ``x (1 - x)``, where x is
+    the fraction of the sum.
 
     Args:
-        fractions: of each worker, [n, ...], each in [0, 1].
-        steps: of the same shape, or one that broadcasts to it.
+        fractions: those of each worker, [n, ...], each in [0, 1].
+        steps: an array of the same shape, or one that broadcasts to it.
 
     Returns:
         float64 array of the shape after the first axis, in the square of the steps' unit.
 
     Raises:
-        ValueError: there is no worker.
+        ValueError: there are no workers.
 
     Source: `horovod_quant.kernels.keys.KeyChain.joint`; derived in this docstring.
     """
@@ -167,7 +168,7 @@ def joint_rounding_variance(fractions: npt.ArrayLike, steps: npt.ArrayLike = 1.0
 
 
 def joint_dither(rank: int, size: int) -> tuple[int, float]:
-    """c and a of worker ``rank`` of ``size``, which draws ``frac(c U + a)`` of the uniform U that all have in common.
+    """c and a of worker ``rank`` of ``size``, which draws ``frac(c U + a)`` from the uniform U that all workers share.
 
     Source: `horovod_quant.kernels.keys.KeyChain.joint`.
     """
@@ -212,7 +213,7 @@ def qsgd_dense_variance_factor(bucket: int, s: int) -> float:
     """The dense half of QSGD's bound with its constant: ``B / (4 s^2)``, by ``x (1 - x) <= 1/4``.
 
     Unlike the whole lemma it bounds ``E||Q(v) - v||^2 / norm^2`` for any norm that bounds the elements, so it
-    holds for QSGDinf with ``norm = ||v||_inf``; equality is reached with every element midway of two levels.
+    holds for QSGDinf with ``norm = ||v||_inf``. Equality is reached if every element is midway between two levels.
 
     Args:
         bucket: number of elements ``B``.
@@ -234,10 +235,10 @@ def nuqsgd_variance_factor(bucket: int, s: int) -> float:
     """A bound on NUQSGD's ``E||Q(v) - v||^2 / ||v||_2^2``: ``1/8 + 2 k^2 / 9``, or ``k - 1`` where ``k = 2^-s sqrt(B)``
     is 9/4 or more. For the 2-norm only.
 
-    Let ``||v|| = 1``. An element r between ``p`` and ``2p`` has a variance of at most ``r^2 / 8`` (at ``r = 4p/3``),
-    one below ``2^-s`` has ``2^-s r - r^2``. Let x be the sum of the squares of the latter; they add up to
-    ``sqrt(B x)`` at most. So the variance is at most ``(1 - x)/8 + k sqrt(x) - x``, which is largest at
-    ``sqrt(x) = 4k/9``, or at 1 where that is more. Equal magnitudes reach ``k - 1``.
+    Let ``||v|| = 1``. An element r between ``p`` and ``2p`` has a variance of at most ``r^2 / 8`` (at ``r = 4p/3``);
+    one below ``2^-s`` has ``2^-s r - r^2``. Let x be the sum of the squares of the latter; their sum is at most
+    ``sqrt(B x)``. So the variance is at most ``(1 - x)/8 + k sqrt(x) - x``, which is largest at
+    ``sqrt(x) = 4k/9``, or at 1 if that exceeds 1. Equal magnitudes reach ``k - 1``.
 
     Args:
         bucket: number of elements ``B``.
@@ -285,14 +286,14 @@ def _times_the_smallest_level(bucket: int, s: int) -> float:
 
 
 class ErrorBounds(NamedTuple):
-    """Two bounds on the same variance, in the square of the gradient's unit; the smaller is the better."""
+    """Two bounds on the same variance, in the square of the gradient's unit; the smaller is the tighter."""
 
     dense: float
     sparse: float
 
 
 def global_scale(gradients: npt.ArrayLike, norm: str) -> float:
-    """The scale ``N`` all workers share.
+    """The scale ``N`` that all workers share.
 
     Args:
         gradients: one bucket of every worker, [n, B], finite.
@@ -346,14 +347,14 @@ def global_qsgd_error_bounds(
 ) -> ErrorBounds:
     """The two bounds on ``global_qsgd_error``.
 
-    Of independent roundings ``dense`` is ``B N^2 / (4 n s^2)``, from ``x (1 - x) <= 1/4``; ``sparse`` is
+    For independent rounding ``dense`` is ``B N^2 / (4 n s^2)``, from ``x (1 - x) <= 1/4``; ``sparse`` is
     ``N / (s n^2) sum_i ||g_i||_1``, from ``x (1 - x) <= x``. Both hold for either scale ``N``.
 
-    Joint roundings are better on average, not for every vector: errors of pairs whose differences are exactly those of
-    their random numbers add up. The n // 2 pairs (or pairs and a triple) have sums of variance at most 1/4 each (a
-    triple: 1), and no more than independent ones (a triple: three times as much); their deviations add up at most. So
-    the numbers are ``dense * m^2 / (4 n)`` with m = n, or n + 1 for an odd n, and ``sparse`` times n // 2, three times
-    as much for an odd n; for one worker they are the same.
+    Joint rounding is better on average, but not for every vector: the errors of pairs whose differences equal those of
+    their random numbers add up. The sums of the n // 2 pairs (or pairs and a triple) have a variance of at most 1/4
+    each (a triple: 1), and no more than with independent rounding (a triple: three times as much); at worst their
+    deviations add up. So the bounds are ``dense * m^2 / (4 n)`` with m = n, or n + 1 for odd n, and ``sparse`` times
+    n // 2, or three times as much for odd n. For one worker they are the same.
 
     Args:
         gradients: one bucket of every worker, [n, B], finite.
@@ -380,11 +381,11 @@ def global_qsgd_error_bounds(
 
 
 def global_qsgd_sum_limit(workers: int, s: int, norm: str) -> int:
-    """Largest magnitude the sum of the workers' integers can have.
+    """Largest magnitude that the sum of the workers' integers can have.
 
-    ``n s`` for the max norm. For ``"l2"``, ``floor(s sqrt(n)) + n`` by Cauchy-Schwarz and less than one of
-    rounding up a worker, but never above ``n s``. In real arithmetic the sum stays one below where
-    ``s sqrt(n)`` is an integer; the one is kept for a norm that was rounded down.
+    For the max norm it is ``n s``. For ``"l2"`` it is ``floor(s sqrt(n)) + n``, by Cauchy-Schwarz and less than 1 of
+    rounding up per worker, but never above ``n s``. In real arithmetic the sum stays 1 below that where ``s sqrt(n)``
+    is an integer; the 1 is kept because a norm may have been rounded down.
 
     Args:
         workers: number of workers ``n``.
@@ -392,7 +393,7 @@ def global_qsgd_sum_limit(workers: int, s: int, norm: str) -> int:
         norm: ``"max"`` or ``"l2"``.
 
     Returns:
-        The limit, in levels. A wire field of ``w`` bits holds it if it is at most ``2^(w-1) - 1``.
+        The limit, in levels. A field of ``w`` bits holds it if it is at most ``2^(w-1) - 1``.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
@@ -408,15 +409,16 @@ def global_qsgd_sum_limit(workers: int, s: int, norm: str) -> int:
 # ---- Global-QSGD with a rotation
 
 OVERFLOWS = 5e-7
-"""How often a sum in a bucket of a rotated sum leaves its field, by design, where the bucket's ``||sum||^2`` by its
-``sum ||g_i||^2`` is its neighbours'. Independent gradients' differ by 3 to 4%: that makes it 1.2 to 1.4 times as often.
+"""How often, by design, a sum in a bucket of a rotated sum leaves its field, if the bucket's ratio of ``||sum||^2`` to
+``sum ||g_i||^2`` equals its neighbours'. With independent gradients it differs by 3 to 4%, which makes that 1.2 to 1.4
+times as frequent.
 """
 
 SAMPLES = 128
-"""Coordinates of the sum by which its norm is estimated, where a gradient has as many."""
+"""Number of the sum's coordinates from which its norm is estimated, if a gradient has as many."""
 
 LEAST_SHARE = 0.5
-"""The smallest ``||sum||^2 / sum ||g_i||^2`` that a step is made for; of gradients that cancel it is less."""
+"""The smallest ``||sum||^2 / sum ||g_i||^2`` that steps allow for; gradients that cancel have less."""
 
 _COORDINATES = 1024  # of a bucket
 
@@ -424,22 +426,22 @@ _COORDINATES = 1024  # of a bucket
 def rotated_sum_step(bits: int, workers: int, rounding: str = "joint") -> float:
     """The step of a rotated sum, in standard deviations of the sum's coordinates.
 
-    It is the smallest with which a bucket's coordinates leave a field of ``-2^(b-1) .. 2^(b-1) - 1`` steps once in
-    `OVERFLOWS` at most. A coordinate T of the sum, in steps, is normally distributed, by the signs of the second
-    round. The roundings' errors are those of pairs of workers, ``1 - x`` with probability x and else ``-x`` for a
-    fraction x of the pair's sum; c is the logarithm of the mean of ``exp(s error)`` over a pair's x, and over the
-    errors. By Chernoff's bound
-    ``log P(T + errors >= 2^(b-1)) <= min over s of s^2 / (2 step^2) + c(s) n / 2 - 2^(b-1) s``, and that shall be what
-    it is for a normal variable alone that leaves the field so rarely, ``-z^2 / 2``.
+    It is the smallest step for which a bucket's coordinates leave a field of ``-2^(b-1) .. 2^(b-1) - 1`` steps at most
+    once in `OVERFLOWS`. A coordinate T of the sum, in steps, is normally distributed, because of the signs of the
+    second round. The rounding errors are those of pairs of workers: ``1 - x`` with probability x, otherwise ``-x``, for
+    a fraction x of the pair's sum. c is the logarithm of the mean of ``exp(s error)`` over a pair's x and the errors.
+    By Chernoff's bound
+    ``log P(T + errors >= 2^(b-1)) <= min over s of s^2 / (2 step^2) + c(s) n / 2 - 2^(b-1) s``, which is set to its
+    value for a lone normal variable that leaves the field equally rarely, ``-z^2 / 2``.
 
-    The errors have a variance of n / 12, and less where the step is large beside a worker's own coordinates, for an
-    integer is mostly 0 then: that is why there is a step for any number of workers. They share the energy equally here,
-    pairs are alike, and the sum has the least share: that is when their integers vary most.
+    The errors have a variance of n / 12, or less where the step is large compared with a worker's own coordinates,
+    because an integer is then mostly 0: that is why a step exists for any number of workers. The derivation assumes
+    that workers share the energy equally, pairs are alike, and the sum has the smallest share; then integers vary most.
 
     Args:
         bits: width of a field, 2 to 8.
         workers: number of workers ``n``.
-        rounding: ``"joint"``, or ``"independent"``, where each worker's fraction takes the place of a pair's.
+        rounding: ``"joint"``, or ``"independent"``, where each worker's fraction replaces that of a pair.
 
     Returns:
         A ratio, without unit.
@@ -447,9 +449,8 @@ def rotated_sum_step(bits: int, workers: int, rounding: str = "joint") -> float:
     Raises:
         TypeError, ValueError: an argument is not as above.
 
-    Source: derived in this docstring. It takes the pairs' errors for independent, as they are if the
-    gradients are: pairs of workers draw by one common number, and gradients that are a rank's multiple of one vector
-    can make them alike.
+    Source: derived in this docstring. It assumes that the pairs' errors are independent, as they are if the gradients
+    are: pairs of workers share one random number, so gradients that are multiples of one vector can correlate them.
     """
     bits, workers = positive_int("bits", bits), positive_int("workers", workers)
     if not 2 <= bits <= 8:
@@ -481,10 +482,10 @@ def _rotated_sum_step(bits: int, workers: int, joint: bool) -> float:
 
 
 def estimate_margin(samples: int) -> float:
-    """What a sum's estimated variance is multiplied by, because it is one.
+    """Factor applied to a sum's variance because it is only estimated.
 
-    With a variance estimated by N coordinates, and m the margin, the deviations that fit a field are ``z^2 m X / N``
-    instead of ``z^2``, X of the chi-square distribution. The mean of ``exp(-z^2 m X / (2 N))`` is
+    With a variance estimated from N coordinates, and a margin m, the deviations that fit a field are ``z^2 m X / N``
+    instead of ``z^2``, where X has the chi-square distribution. The mean of ``exp(-z^2 m X / (2 N))`` is
     ``(1 + z^2 m / N)^(-N/2)``; m makes it ``exp(-z^2 / 2)``.
 
     Args:
@@ -494,7 +495,7 @@ def estimate_margin(samples: int) -> float:
         A ratio of variances, without unit; 1.17 for 128 samples.
 
     Raises:
-        TypeError, ValueError: ``samples`` is no positive integer.
+        TypeError, ValueError: ``samples`` is not a positive integer.
 
     Source: derived in this docstring.
     """
@@ -509,7 +510,7 @@ def estimate_margin(samples: int) -> float:
 def rotated_sum_error(bits: int, workers: int, rounding: str = "joint") -> float:
     """``E||estimate - average||^2 / ||average||^2`` of a rotated sum, for independent gradients of equal norms.
 
-    The rounding's variance times the square of the step. Exchanging again what has left its field is no part of it.
+    The variance of the rounding times the square of the step. It does not include exchanging overflows again.
 
     Args:
         bits: width of a field, 2 to 8.
@@ -530,15 +531,14 @@ def rotated_sum_error(bits: int, workers: int, rounding: str = "joint") -> float
 
 
 def rotated_sum_bias(error: float, exchanged_again: float) -> float:
-    """Bound on ``||E estimate - average||^2`` of a rotated sum, by the unit of ``error``.
+    """Bound on ``||E estimate - average||^2`` of a rotated sum, in the unit of ``error``.
 
-    The roundings are unbiased. Exchanging a bucket again, without an error, takes off the mean of what the errors
-    would have been where that happens, ``E error 1[again]``, and by Cauchy and Schwarz
-    ``||E error 1[again]||^2 <= P(again) E||error||^2``.
+    The rounding is unbiased. Exchanging a bucket again, exactly, removes the mean of what the errors would have been
+    there, ``E error 1[again]``, and by Cauchy-Schwarz ``||E error 1[again]||^2 <= P(again) E||error||^2``.
 
     Args:
-        error: ``E||estimate - average||^2`` of a bucket without exchanging it again, wrapping undone.
-        exchanged_again: how often it is, 0 to 1.
+        error: ``E||estimate - average||^2`` of a bucket if it is not exchanged again and wrapping is undone.
+        exchanged_again: how often it is exchanged again, 0 to 1.
 
     Returns:
         A squared norm, in the unit of ``error``.
@@ -584,8 +584,9 @@ def eden_variance_factor(bits: int) -> float:
     """EDEN's ``E||Q(v) - v||^2 / ||v||_2^2``, over the rotations: ``D / (1 - D)``, for every vector v.
 
     With z the rotated vector, q its levels and the scale ``||v||^2 / <z, q>`` the squared error is
-    ``||v||^4 ||q||^2 / <z, q>^2 - ||v||^2``. The coordinates of z are all but independent and normally distributed, and
-    Lloyd-Max levels have ``E z q = E q^2 = 1 - D``. Vectors of fewer elements than a bucket come less close to it.
+    ``||v||^4 ||q||^2 / <z, q>^2 - ||v||^2``. The coordinates of z are nearly independent and normally
+    distributed, and Lloyd-Max levels have ``E z q = E q^2 = 1 - D``. It is less accurate for vectors shorter than a
+    bucket.
 
     Args:
         bits: width of a code, 1 to 4.
@@ -594,7 +595,7 @@ def eden_variance_factor(bits: int) -> float:
         A ratio of variances, without unit.
 
     Raises:
-        ValueError: ``bits`` is none of these.
+        ValueError: ``bits`` is out of range.
 
     Source: EDEN (Vargaftik et al., ICML 2022), the error with optimal levels; for one bit DRIVE (Vargaftik et al.,
     NeurIPS 2021), with its ``pi / 2 - 1``.
@@ -607,12 +608,12 @@ def eden_variance_factor(bits: int) -> float:
 def eden_error(bits: int, server_bits: int | None = None, ratio: float = 1.0) -> float:
     """``E||estimate - average||^2 / ||average||^2`` of EDEN: ``a v_up``, or ``a v_up + v_down (1 + a v_up)``.
 
-    v is `eden_variance_factor` and a the ratio. The workers' errors are independent, so ``a v_up`` is left of them; the
-    server rounds what it has found, errors and all.
+    v is `eden_variance_factor` and a the ratio. The workers' errors are independent, so ``a v_up`` of them remains; the
+    server rounds its result, including these errors.
 
     Args:
-        bits: of the workers' codes.
-        server_bits: of the server's second rounding; None for an allgather, which has none.
+        bits: bits of the workers' codes.
+        server_bits: bits of the server's second rounding; None for an allgather, which has none.
         ratio: see `energy_ratio`; 1 for gradients that have nothing in common.
 
     Returns:
@@ -630,13 +631,13 @@ def eden_error(bits: int, server_bits: int | None = None, ratio: float = 1.0) ->
 
 
 def energy_ratio(gradients: npt.ArrayLike) -> float:
-    """The workers' mean ``||g_i||^2`` by n times ``||average||^2``.
+    """The workers' mean ``||g_i||^2``, divided by n times ``||average||^2``.
 
-    About 1 where gradients have nothing in common, 1/n where they are equal, and ``1 / (1 + (n - 1) rho)`` where they
-    have a share rho of their energy in common.
+    It is about 1 where gradients have nothing in common, 1/n where they are equal, and ``1 / (1 + (n - 1) rho)`` where
+    they share a fraction rho of their energy.
 
     Args:
-        gradients: of every worker, [n, d], finite, with an average that is not zero.
+        gradients: those of all workers, [n, d], finite, with a non-zero average.
 
     Returns:
         A ratio, without unit.
@@ -681,16 +682,16 @@ def one_bit_average_variance(u: npt.ArrayLike) -> _Floats:
         float64 array of the shape after the first axis, without unit.
 
     Raises:
-        ValueError: ``u`` has no worker, or an element is outside [-1, 1].
+        ValueError: ``u`` has no workers, or an element is outside [-1, 1].
 
-    Source: BinSGDM, the server's average, of independent bits.
+    Source: BinSGDM, the server's average of independent bits.
     """
     ratios = _unit("u", _stacked("u", u))
     return np.asarray(one_bit_variance(ratios).sum(axis=0) / len(ratios) ** 2)
 
 
 def one_bit_server_variance(u: npt.ArrayLike) -> _Floats:
-    """Variance the server's second binarization adds: ``E (q_server - qbar)^2 = 1 - E qbar^2``.
+    """Variance that the server's second binarization adds: ``E (q_server - qbar)^2 = 1 - E qbar^2``.
 
     With ``one_bit_average_variance`` it adds up to ``1 - ubar^2``, the variance of the bit that is sent back,
     where ``ubar`` is the mean of ``u`` over the workers.
@@ -702,7 +703,7 @@ def one_bit_server_variance(u: npt.ArrayLike) -> _Floats:
         float64 array of the shape after the first axis, without unit.
 
     Raises:
-        ValueError: ``u`` has no worker, or an element is outside [-1, 1].
+        ValueError: ``u`` has no workers, or an element is outside [-1, 1].
 
     Source: BinSGDM, the server's binarization. The sum does not depend on how the workers' bits depend on each other:
     the bit that is sent back is +1 or -1 with mean ``ubar`` in any case, so joint draws would gain nothing.

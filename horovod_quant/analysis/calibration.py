@@ -116,7 +116,7 @@ def read_bench(path: str | Path) -> Bench:
     if bench.workers < 2:
         raise ValueError(f"{path}: one worker exchanges nothing; run horovod-quant bench with two or more")
     if not bench.measured:
-        raise ValueError(f"{path}: it holds no measurement")
+        raise ValueError(f"{path}: it contains no measurement")
     for name, seconds in bench.measured.items():
         methods.parse(name)
         if not seconds > 0:

@@ -43,7 +43,7 @@ def qsgd_sparse_length(dimension: int, s: int, code: str | None = None) -> float
     """Expected bits of the sparse layout and its norm, for one bucket with the 2-norm.
 
     ``code=None`` is the paper's ``(3 + 3/2 log2(2 (s^2 + d) / (s (s + sqrt(d))))) s (s + sqrt(d)) + 32``. The
-    paper has ``3/2 + o(1)``, and without the o(1) it is no bound for the gamma code: equal magnitudes at
+    paper has ``3/2 + o(1)``; without the o(1) it is not a bound for the gamma code: equal magnitudes at
     ``s = 1`` exceed it from about ``d = 2^18``. At ``s = sqrt(d)`` it is a loose ``9 d + 32``.
 
     ``code="gamma"`` and ``"omega"`` are proved for that code and every vector. With
@@ -57,7 +57,7 @@ def qsgd_sparse_length(dimension: int, s: int, code: str | None = None) -> float
         code: ``None`` for the paper's figure, ``"gamma"`` or ``"omega"`` for a proved bound.
 
     Returns:
-        Bits, with 32 for the norm; the bit of layout and the padding of ``kernels.entropy`` are not in it.
+        Bits, including 32 for the norm; the layout bit and the padding of ``kernels.entropy`` are not included.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
@@ -81,8 +81,8 @@ def qsgd_dense_length(dimension: int, s: int, code: str | None = None) -> float:
     ``(c/2 (log2(1 + (s^2 + min(d, s sqrt(d))) / d) + 1) + 2) d + 32``, where ``Elias(k) <= c log2 k + 1``.
 
     ``code=None`` is the paper's figure, ``c = 1`` without its o(1); it is not a bound for every vector: no
-    Elias code sends 2 in fewer than 3 bits, so at ``s = sqrt(d)`` equal magnitudes take 4 bits an element
-    where it says 3.29. ``code="gamma"`` (c = 2) and ``"omega"`` (c = 5/2) hold for every vector.
+    Elias code sends 2 in fewer than 3 bits, so at ``s = sqrt(d)`` equal magnitudes need 4 bits per
+    element where it says 3.29. ``code="gamma"`` (c = 2) and ``"omega"`` (c = 5/2) hold for every vector.
 
     Args:
         dimension: number of elements ``d``.
@@ -90,7 +90,7 @@ def qsgd_dense_length(dimension: int, s: int, code: str | None = None) -> float:
         code: ``None`` for the paper's figure, ``"gamma"`` or ``"omega"`` for a proved bound.
 
     Returns:
-        Bits, with 32 for the norm; the bit of layout and the padding of ``kernels.entropy`` are not in it.
+        Bits, including 32 for the norm; the layout bit and the padding of ``kernels.entropy`` are not included.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
@@ -105,16 +105,16 @@ def qsgd_dense_length(dimension: int, s: int, code: str | None = None) -> float:
 def qsgd_headline_length(dimension: int) -> float:
     """The paper's ``2.8 d + 32`` expected bits at ``s = sqrt(d)``.
 
-    Not a bound. It is ``(log2(3)/2 + 2) d + 32``, so ``qsgd_dense_length`` at ``s = sqrt(d)`` without the bit
-    that is added inside its bracket (half a bit an element), which makes 3.29. Equal magnitudes take 3 bits
-    an element in the shorter layout of ``kernels.entropy``, and 4 in Code'. Gaussian vectors take about 2.73
-    (gamma) or 2.76 (omega) in the shorter layout, which is the sparse one, and 2.93 or 2.94 in Code'.
+    It is not a bound. It equals ``(log2(3)/2 + 2) d + 32``: ``qsgd_dense_length`` at ``s = sqrt(d)``, which is 3.29,
+    without the bit added inside its bracket (half a bit per element). Equal magnitudes need 3 bits per element in the
+    shorter layout of ``kernels.entropy``, and 4 in Code'. Gaussian vectors need about 2.73 (gamma) or 2.76 (omega) in
+    the shorter layout, which is the sparse one, and 2.93 or 2.94 in Code'.
 
     Args:
         dimension: number of elements ``d``.
 
     Returns:
-        Bits, with 32 for the norm.
+        Bits, including 32 for the norm.
 
     Raises:
         TypeError, ValueError: ``dimension`` is not a positive integer.
@@ -171,11 +171,11 @@ def nuqsgd_sparse_length(dimension: int, s: int, code: str | None = None) -> flo
         code: ``None`` for the paper's figure, ``"gamma"`` or ``"omega"`` for a proved bound.
 
     Returns:
-        Bits, with 32 for the norm; the bit of layout and the padding of ``kernels.entropy`` are not in it.
+        Bits, including 32 for the norm; the layout bit and the padding of ``kernels.entropy`` are not included.
 
     Raises:
-        TypeError, ValueError: an argument is not as above, or the paper's figure is asked for where ``n`` is above
-            ``d/e``, for which it is not made.
+        TypeError, ValueError: an argument is not as above, or the paper's figure is requested for ``n`` above ``d/e``,
+            where it does not apply.
 
     Source: NUQSGD (JMLR 2021), the theorem on code length; the proof for a given code is derived in this docstring.
     """

@@ -1,12 +1,12 @@
 """The performance model: what an exchange costs, and how much of it is hidden.
 
-An exchange is kernels (`kernel_speeds`) and collectives (`network`). What each worker computes and sends is asked of
-the schemes themselves (`work`), and which gradients travel together of the rules of the PyTorch frontend (`groups`).
+An exchange consists of kernels (`kernel_speeds`) and collectives (`network`). What each worker computes and sends comes
+from the schemes themselves (`work`), and which gradients travel together from the PyTorch frontend's rules (`groups`).
 
 Units: seconds, bytes, bytes per second; elements where a name says so.
 
-What is left out: what Elias coding saves and costs, congestion in switches, and links or workers of different speeds.
-TensorFlow has no groups; ``group_bytes=1``, a group for each gradient, comes closest.
+Not modelled: what Elias coding saves and costs, congestion in switches, and links or workers of different speeds.
+TensorFlow has no groups; ``group_bytes=1``, which makes each gradient a group, is closest to it.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ Method = Union[Scheme, str]
 """One of this package's schemes, or Horovod's own compression: ``"none"`` or ``"fp16"``."""
 
 FUSION_BYTES = 128 * 2**20
-"""Horovod's HOROVOD_FUSION_THRESHOLD by default: bytes that it sends at once at most (Horovod 0.28.1)."""
+"""Horovod's default HOROVOD_FUSION_THRESHOLD: the most bytes that it sends at once (Horovod 0.28.1)."""
 
 CARRIER_BYTES = 4 * (1 + SIGNS)
-"""Of the small float32 tensor that Horovod itself reduces in place of a compressed gradient."""
+"""Bytes of the small float32 tensor that Horovod itself reduces in place of a compressed gradient."""
 
 SPINNING = 2
-"""Threads of a worker that want to run while Horovod waits for its own allreduces: one works, one looks whether it is
-done. This package's exchanges wait asleep."""
+"""Threads of a worker that want to run while Horovod waits for its own allreduces: one works, one polls. This package's
+exchanges sleep while they wait."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class Cost:
     """What one exchange of a model's gradients costs one worker.
 
     Attributes:
-        norms, encode, decode: seconds of kernels (casts, for fp16), with what contention for cores adds.
-        frontend: seconds of the frontend's own work, for each gradient, and of copies between accelerator and host.
-        network: seconds of all collectives, Horovod's overhead included.
+        norms, encode, decode: seconds in kernels (casts, for fp16), including contention for cores.
+        frontend: seconds of the frontend's own work per gradient, and of copies between accelerator and host.
+        network: seconds of all collectives, including Horovod's overhead.
         exposed: seconds by which the exchange makes the step longer.
-        bytes_sent: by one worker on average, carriers and gradients that are too small included.
-        host_bytes: that a host sends to other hosts.
+        bytes_sent: bytes sent by one worker on average, including carriers and gradients that are too small.
+        host_bytes: bytes that a host sends to other hosts.
         collectives: their number.
     """
 
@@ -89,21 +89,21 @@ class Cost:
 
     @property
     def total(self) -> float:
-        """Seconds of an exchange that nothing overlaps with."""
+        """Seconds of an exchange without any overlap."""
         return self.kernels + self.frontend + self.network
 
     @property
     def hidden(self) -> float:
-        """Seconds that pass while the backward pass computes, or kernels and network work at the same time."""
+        """Seconds hidden behind the backward pass, or in which kernels and network work at the same time."""
         return self.total - self.exposed
 
 
 class Host(NamedTuple):
-    """What serves schemes that need the host's memory where gradients are on accelerators.
+    """Where schemes that need host memory run if gradients are on accelerators.
 
     Args:
-        network, speeds: as a setting's; of the host's collectives and kernels.
-        staging: seconds for each element on its way to the host and back.
+        network, speeds: as in `Setting`, for the host's collectives and kernels.
+        staging: seconds per element to copy it to the host and back.
     """
 
     network: Network
@@ -115,12 +115,12 @@ class Setting(NamedTuple):
     """Where exchanges take place.
 
     Args:
-        shapes: of the gradients, float32, in the order of registration.
-        network: who takes part.
-        speeds: of the kernels, for all methods of interest.
-        group_bytes: as the compressor's.
-        min_elements: as the compressor's.
-        host: where gradients are on accelerators; None where they are in the host's memory.
+        shapes: shapes of the gradients, float32, in the order of registration.
+        network: workers and links.
+        speeds: speeds of the kernels of all methods of interest.
+        group_bytes: as for the compressor.
+        min_elements: as for the compressor.
+        host: needed if gradients are on accelerators; None if they are in host memory.
         staging: see `Host`.
     """
 
@@ -150,11 +150,11 @@ def exchange_cost(
 ) -> Cost:
     """Models one exchange of all gradients.
 
-    The backward pass takes the parameters in the reverse order of their registration, each for a time in proportion to
-    its elements. A group's first collective starts when its last gradient is there, and its next one when the one
-    before has ended and another gradient arrives, or the pass is over; results are decoded after the pass. Collectives
-    run one after another. Without compression, Horovod sends whatever is waiting when it is done with the last, up to
-    128 MiB at once.
+    The backward pass visits the parameters in reverse order of registration, each for a time proportional to its
+    elements. A group's first collective starts when its last gradient is ready; each further one starts after the
+    previous one has ended, when another gradient arrives or the pass is over. Results are decoded after the pass.
+    Collectives run one after another. Without compression, Horovod sends whatever is waiting when it has finished the
+    last, up to 128 MiB at once.
 
     Args:
         method: a scheme, ``"none"`` or ``"fp16"``.
@@ -164,8 +164,8 @@ def exchange_cost(
             makes the pass longer by its own time.
 
     Raises:
-        ValueError: ``method`` is no method, cannot serve so many workers, or ``backward`` is negative.
-        KeyError: the speeds lack a kernel of the method.
+        ValueError: ``method`` is not a method or does not work with so many workers, or ``backward`` is negative.
+        KeyError: ``speeds`` lacks a kernel of the method.
     """
     if not 0 <= backward < math.inf:
         raise ValueError(f"backward={backward!r}: use seconds, 0 or more")

@@ -127,18 +127,18 @@ def measure_kernels(
 ) -> KernelSpeeds:
     """Measures the kernels that some schemes need, on one core of this machine.
 
-    Each scheme's exchange is run with real arrays, with one worker and with four (or hosts) whose arrays are all this
-    one's. The CPU time of every kernel is taken, so that other processes do not count; medians over the repetitions.
+    Each scheme's exchange is run on real arrays, with one worker and with four (or hosts) that all use the same arrays.
+    CPU time is measured for every kernel, so other processes do not count; results are medians over the repetitions.
 
     Args:
-        schemes: whose kernels to measure.
-        elements: of the gradient; a multiple of 4,096. 2^20 is 4 MB: larger than what most caches hold for long.
-        seconds: to spend in all, roughly; every kernel is measured at least once.
+        schemes: schemes whose kernels to measure.
+        elements: size of the gradient, a multiple of 4,096. 2^20 is 4 MB, more than most caches hold for long.
+        seconds: rough total time to spend; every kernel is measured at least once.
         kernels: the backend.
-        progress: told what is measured next, how many schemes are done, and how many there are.
+        progress: called with what is measured next, how many schemes are done, and how many there are.
 
     Raises:
-        ValueError: ``elements`` is no multiple of 4,096.
+        ValueError: ``elements`` is not a multiple of 4,096.
     """
     if elements < 4096 or elements % 4096:
         raise ValueError(f"elements={elements!r}: use a multiple of 4096")

@@ -1,8 +1,8 @@
 """How long a collective takes: the alpha-beta model, and what Horovod's software adds.
 
-A message of b bytes takes ``latency + b / bandwidth``. Besides, processors copy, sum, and run TCP; where workers have
-to share cores, they wait for one another. A *lab* on one machine is all contention, a cluster hardly any: `Network`
-has the cores of each worker as a number.
+A message of b bytes takes ``latency + b / bandwidth``. In addition, processors copy, sum, and run TCP, and workers that
+share cores wait for one another. A *lab* on one machine is all contention, a cluster has hardly any: `Network` has the
+number of cores per worker.
 
 Units: seconds, bytes, bytes per second. 1 Gbit/s is 125e6 bytes per second.
 
@@ -50,23 +50,23 @@ additions on each worker by a thread that shares its core with one that spins.
 
 @dataclass(frozen=True)
 class Software:
-    """What Horovod, its transport and the frontend take besides the wire.
+    """What Horovod, its transport and the frontend cost in addition to the wire.
 
-    The defaults are what `calibration.calibrate` made of the lab's unshaped links, rounded; another machine's own
-    values come from its own ``horovod-quant bench``.
+    The defaults are what `calibration.calibrate` found on the lab's unshaped links, rounded; values for another machine
+    come from its own ``horovod-quant bench``.
 
     Args:
         overhead: seconds that Horovod adds to a collective: it looks for new ones every HOROVOD_CYCLE_TIME (1 ms), and
             the workers agree that all have it.
-        gradient: CPU seconds of the frontend for each gradient.
-        copy: CPU seconds for each byte of a collective's array: into Horovod's buffer, and out of it.
-        stream: CPU seconds for each byte sent: TCP on both sides, and adding.
-        half_sum: CPU seconds for each float16 element that Horovod adds.
-        kernels: how many times as long kernels take in a training step as alone and again and again.
-        contention: n threads on one core take ``n ** contention`` times as long as one of them: 1 is fair sharing,
-            more says that workers, which wait for the slowest of them, also wait for the scheduler.
-        allreduce, allgather, alltoall: how many times as long as by its bytes such a collective takes on the wire,
-            after `turns`.
+        gradient: CPU seconds of the frontend per gradient.
+        copy: CPU seconds per byte of a collective's array, to copy it into Horovod's buffer and out of it.
+        stream: CPU seconds per byte sent, for TCP on both sides and adding.
+        half_sum: CPU seconds per float16 element that Horovod adds.
+        kernels: time of kernels in a training step, relative to running them alone in a loop.
+        contention: n threads on one core take ``n ** contention`` times as long as one: 1 means fair sharing; above 1,
+            workers, which wait for the slowest of them, also wait for the scheduler.
+        allreduce, allgather, alltoall: time of such a collective on the wire, relative to that of its bytes after
+            `turns`.
 
     Raises:
         ValueError: a number is out of range.
@@ -94,33 +94,33 @@ NO_SOFTWARE = Software(0, 0, 0, 0, 0, 1, 1)
 
 
 def nccl_software(memory_bandwidth: float) -> Software:
-    """Where accelerators copy and add, and NCCL moves the bytes: no processor touches them.
+    """The software if accelerators copy and add, and NCCL moves the bytes: the CPU does not touch them.
 
-    Horovod's own overhead, and the frontend's work for each gradient, are the lab's.
+    Horovod's own overhead and the frontend's work per gradient are those of the lab.
 
     Args:
-        memory_bandwidth: of an accelerator, in bytes per second: an array is read and written on its way into Horovod's
-            buffer, and again on its way out.
+        memory_bandwidth: bytes per second of an accelerator's memory: an array is read and written on its way into
+            Horovod's buffer, and again on its way out.
     """
     return Software(copy=4 / memory_bandwidth, stream=0, half_sum=0, kernels=1)
 
 
 @dataclass(frozen=True)
 class Network:
-    """Workers, what joins them, and the cores they run on.
+    """Workers, the links between them, and the cores they run on.
 
     Args:
         hosts: number of hosts.
-        workers_per_host: on each; ranks are numbered host by host, as horovodrun does.
-        bandwidth: bytes per second of a host's link, in each direction at the same time, headers included; inf for a
-            link that never makes anybody wait.
-        latency: seconds that a message between two hosts takes besides its bytes.
+        workers_per_host: workers on each host; ranks are numbered host by host, as horovodrun does.
+        bandwidth: bytes per second of a host's link, in each direction at the same time, including headers; inf for a
+            link that is never the bottleneck.
+        latency: seconds of a message between two hosts in addition to its bytes.
         local_bandwidth: bytes per second between two workers of one host. An assumption: Gloo over the loopback
             interface moves 0.6e9 (102 MB in 0.18 s, 2 workers on 2 cores), shared memory more.
         local_latency: seconds of a message between two workers of one host.
-        cores_per_worker: of the processor; less than 1 where workers share cores, as all hosts of a lab do.
+        cores_per_worker: CPU cores per worker; less than 1 where workers share cores, as all hosts of a lab do.
         controller: ``"gloo"``, ``"mpi"``, or ``"nccl"`` for gradients on accelerators.
-        software: what it takes besides.
+        software: what software adds.
 
     Raises:
         ValueError: a number is out of range.
@@ -214,7 +214,7 @@ def latency_seconds(request: Request, network: Network) -> float:
 
 
 def turns(request: Request, network: Network) -> float:
-    """How many times as long as by its bytes a collective takes on the wire, because directions take turns.
+    """Time of a collective on the wire, relative to that of its bytes, because the two directions take turns.
 
     Gloo's receiver tells the sender that it is ready over the connection on which it sends data itself, after it has
     begun to do so (gloo/allgatherv.cc, gloo/alltoallv.cc: send, then recv; transport/tcp/pair.cc: one queue). Where two
@@ -225,8 +225,8 @@ def turns(request: Request, network: Network) -> float:
 
     NCCL's receivers are told of free buffers besides, so that both directions are full.
 
-    Open MPI's default allreduce among more than two workers takes twice as long on Ethernet as its bytes need, and its
-    gathers take longer, too, by less (shared/LAB.md).
+    Open MPI's default allreduce among more than two workers takes twice as long on Ethernet as its bytes need; its
+    gathers also take longer, but by less (shared/LAB.md).
     """
     software, workers = network.software, network.workers
     if network.controller == NCCL:
@@ -261,7 +261,7 @@ def link_bytes(request: Request, network: Network) -> float:
 
 
 def wire_seconds(request: Request, network: Network) -> float:
-    """Seconds of a collective's bytes on the wires, without latencies; the slowest hop counts."""
+    """Seconds of a collective's bytes on the wire, without latencies; the slowest hop determines them."""
     inside = network.within(request.group)
     seconds = link_bytes(request, network) / (PAYLOAD_SHARE * network.bandwidth)
     if inside.workers_per_host > 1:
@@ -273,7 +273,7 @@ def wire_seconds(request: Request, network: Network) -> float:
 
 
 def collective_seconds(request: Request, network: Network, *, threads: int = 1, halves: float = 0.0) -> float:
-    """Seconds of one collective, Horovod's overhead included; the overhead alone for one worker.
+    """Seconds of one collective, including Horovod's overhead; for one worker the overhead alone.
 
     Args:
         request: what a scheme asks for; its ``parts`` are the bytes that this worker contributes.

@@ -1,4 +1,4 @@
-"""Which method to take, which come next, and why the others do not."""
+"""Which method to use, which come next, and why the others are not recommended."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Recommendation(NamedTuple):
 
 
 def recommend(rows: Sequence[Row], setting: Setting, max_error: float = MOST_ERROR) -> Recommendation:
-    """The method that is first at the same loss, of those that pay and are no rougher than ``max_error``; else none.
+    """The method that reaches the same loss first, among those that pay and are within ``max_error``; otherwise none.
 
-    A method that is another optimizer, or does not tell its error, is named beside it where it is faster still, never
-    in its place.
+    A method that is another optimizer, or does not state its error, is mentioned if it is faster still, but never
+    recommended.
 
     Args:
         rows: of `compare`; the first is none's.
@@ -51,7 +51,7 @@ def recommend(rows: Sequence[Row], setting: Setting, max_error: float = MOST_ERR
         f"{_step(none) / _step(best):.2f} times as fast{_to_loss(best)}; {_limit(best)}; {_quality(best, setting)}."
     )
     if best.is_biased:
-        text += " That its expected average is the exact one, nobody has shown."
+        text += " Its expected average has not been shown to be the exact one."
     text = " ".join([text, *_rough(paying, best, max_error), *_others(paying, best)])
     return Recommendation(best.name, text, best.choice.code)
 
@@ -104,13 +104,13 @@ def _why_out(members: Sequence[Row], best: Row, max_error: float) -> str:
     told = [row for row in possible if row.error is not None]
     if not told:
         return (
-            f"its scheme does not tell its error ({quickest.name}, {show_seconds(_step(quickest))} per step)"
+            f"its scheme does not state its error ({quickest.name}, {show_seconds(_step(quickest))} per step)"
         )
     fine = [row for row in told if is_fine(row, max_error)]
     if not fine:
         least = min(told, key=lambda row: row.error or 0.0)
         levels = ", which leaves one level" if least.levels == 1 else ""
-        return f"too rough: an error of {least.error:.2g} at least ({least.name}{levels})"
+        return f"too rough: an error of at least {least.error:.2g} ({least.name}{levels})"
     own = min(fine, key=_time)
     times = _time(own) / _time(best)
     rough = [row.name for row in told if row not in fine and _step(row) < _step(own)]
@@ -118,8 +118,8 @@ def _why_out(members: Sequence[Row], best: Row, max_error: float) -> str:
         f"; {rough[-1]}: too rough" if rough else ""
     )
     if times < AS_FAST:
-        return f"as fast, and rougher: an error of {own.error:.2g} ({which})"
-    return f"slower: {times:.3g} times as long to the same loss ({which})"
+        return f"as fast, but rougher: an error of {own.error:.2g} ({which})"
+    return f"slower: {times:.3g} times as long to reach the same loss ({which})"
 
 
 def _optimizer(row: Row) -> str:
@@ -142,7 +142,7 @@ def _time(row: Row) -> float:
 def _to_loss(row: Row) -> str:
     if row.gain is None or f"{row.gain:.2f}" == f"{row.speed_up:.2f}":
         return ""
-    return f", {row.gain:.2f} times to the same loss"
+    return f", {row.gain:.2f} times as fast to the same loss"
 
 
 def _limit(row: Row) -> str:
@@ -162,7 +162,7 @@ def _quality(row: Row, setting: Setting) -> str:
         left = f"with {row.levels} levels "
     else:
         left = ""
-    return f"{left}its rounding adds {_share(row.error or 0.0)} of the noise that gradients have themselves"
+    return f"{left}its rounding adds {_share(row.error or 0.0)} the gradients' own noise"
 
 
 def shares_levels(scheme: Scheme, workers: int) -> bool:
@@ -171,7 +171,7 @@ def shares_levels(scheme: Scheme, workers: int) -> bool:
 
 
 def _share(error: float) -> str:
-    return f"{error:.2g} times as much" if error > 1 else f"{100 * error:.2g}%"
+    return f"{error:.2g} times" if error > 1 else f"{100 * error:.2g}% of"
 
 
 def _stay(rows: Sequence[Row]) -> str:
@@ -185,8 +185,8 @@ def _stay(rows: Sequence[Row]) -> str:
         return f"Stay with none: what is faster {_why_not([row for row in others if row.pays])}."
     exposed = none.cost.exposed if none.cost else 0.0
     return (
-        f"Stay with none: it makes a step {show_seconds(exposed)} longer, and the best of the others, {best.name}, "
-        f"{best.gain or best.speed_up:.2f} times as fast, is no gain to count on."
+        f"Stay with none: it makes a step {show_seconds(exposed)} longer, and the best of the others, {best.name}, is "
+        f"{best.gain or best.speed_up:.2f} times as fast, too little to rely on."
     )
 
 
@@ -195,7 +195,7 @@ def _why_not(rows: Iterable[Row]) -> str:
     kinds = {
         "is too rough": lambda row: row.error is not None,
         "is another optimizer": lambda row: row.error is None and row.own_optimizer is not None,
-        "does not tell its error": lambda row: row.error is None and row.own_optimizer is None,
+        "does not state its error": lambda row: row.error is None and row.own_optimizer is None,
     }
     paying = list(rows)
     return ", or ".join(text for text, fits in kinds.items() if any(map(fits, paying)))
@@ -221,8 +221,8 @@ def _others(paying: Sequence[Row], best: Row) -> list[str]:
     return [
         *(f"{row.name} is {_optimizer(row)}." for row in optimizers[:1]),
         *(
-            f"{row.name} would take {show_seconds(_step(row))}, but what error its rounding adds is not known: its "
-            f"scheme tells no relative_error."
+            f"{row.name} would take {show_seconds(_step(row))}, but the error of its rounding is not known: its "
+            f"scheme defines no relative_error."
             for row in untold[:1]
         ),
     ]

@@ -44,7 +44,7 @@ def step_seconds(method: Method, setting: Setting, step: Step) -> float:
 
 
 def speed_up(method: Method, setting: Setting, step: Step, *, than: Method = NONE) -> float:
-    """How many times as many steps a second as with another method."""
+    """Steps per second, relative to another method."""
     return step_seconds(than, setting, step) / step_seconds(method, setting, step)
 
 
@@ -54,15 +54,15 @@ def with_bandwidth(setting: Setting, bandwidth: float) -> Setting:
 
 
 def break_even_bandwidth(method: Method, setting: Setting, step: Step, *, than: Method = NONE) -> float:
-    """The bandwidth between hosts, in bytes per second, below which a method pays against another one.
+    """The bandwidth between hosts, in bytes per second, below which a method beats another one.
 
     Args:
         method, setting, step: see `step_seconds`; the network's ``bandwidth`` does not count.
         than: what the method is compared with.
 
     Returns:
-        0 if it never pays; inf if it pays with 1e15 bytes per second, as it does at every speed if the other method's
-        kernels are the slower ones. On a single host bandwidth does not matter: one of the two.
+        0 if it never does; inf if it does at 1e15 bytes per second, and so at every speed, because the other method's
+        kernels are slower. On a single host, where bandwidth does not matter, it is one of the two.
     """
 
     def gain(bandwidth: float) -> float:

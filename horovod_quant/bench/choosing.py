@@ -39,14 +39,16 @@ def choose(variants: Sequence[Variant], results: Sequence[dict[str, Any]]) -> Ch
     paying = [row for row in rows if row.pays and row.name != NONE]
     good = [row for row in paying if is_fine(row, MOST_ERROR)]
     if not good:
-        text = f"nothing with an error of {MOST_ERROR:g} or less is {LEAST_SPEED_UP - 1:.0%} faster than none"
+        text = (
+            f"no method with an error of {MOST_ERROR:g} or less is {LEAST_SPEED_UP - 1:.0%} faster than none"
+        )
         return Chosen(NONE, none.choice.code, " ".join([f"{text}.", *_optimizers(paying, none)]))
     best = first(good)
     text = (
         f"with {best.name} an exchange takes {show_seconds(best.exchange or 0.0)} instead of "
         f"{show_seconds(none.exchange or 0.0)}, {best.speed_up:.2f} times as fast, and the average's error is "
         f"{best.error:.2g}; up to {MOST_ERROR:g} counts as harmless. horovod-quant advise --calibrate predicts whole "
-        f"steps, on other clusters, too."
+        f"steps, also on other clusters."
     )
     return Chosen(best.name, best.choice.code, " ".join([text, *_optimizers(paying, best)]))
 
@@ -81,7 +83,7 @@ def _optimizers(paying: Sequence[Row], best: Row) -> list[str]:
     """About the fastest that is another optimizer."""
     faster = [row for row in paying if row.own_optimizer and (row.step or 0.0) < (best.step or 0.0)]
     return [
-        f"{row.name} takes {show_seconds(row.exchange or 0.0)}, but is another optimizer, "
-        f"hvq.optim.{row.own_optimizer}, and {row.steps:g} times as many steps are recommended."
+        f"{row.name} takes {show_seconds(row.exchange or 0.0)}, but it is another optimizer, "
+        f"hvq.optim.{row.own_optimizer}, for which {row.steps:g} times as many steps are recommended."
         for row in sorted(faster, key=lambda row: row.step or 0.0)[:1]
     ]

@@ -15,7 +15,7 @@ def gpu_problem() -> str | None:
     if torch.version.cuda is None:
         return (
             f"PyTorch {torch.__version__} is built without CUDA; scripts/setup --gpu=host makes an environment with "
-            "the other build"
+            "a CUDA build"
         )
     if not torch.cuda.is_available():
         return "PyTorch sees no GPU; nvidia-smi shows whether there is one, CUDA_VISIBLE_DEVICES can hide it"
@@ -42,9 +42,7 @@ def reduction_problem(hvd: Any) -> str | None:
     """
     remedy = "scripts/setup --gpu=host builds one that copies to the host"
     if not hvd.cuda_built():
-        return f"not available with this Horovod, built without CUDA: it takes no tensors of a GPU; {remedy}"
+        return f"not available with this Horovod, built without CUDA: it accepts no GPU tensors; {remedy}"
     if hvd.nccl_built() and _is_shared(hvd):
-        return (
-            f"not available with this Horovod, built with NCCL: that refuses two workers on a GPU; {remedy}"
-        )
+        return f"not available with this Horovod, built with NCCL, which refuses two workers on one GPU; {remedy}"
     return None

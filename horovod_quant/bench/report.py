@@ -106,18 +106,20 @@ def table(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
 def caption(setting: dict[str, Any], found: list[dict[str, Any]]) -> str:
     """What the table's columns mean."""
     lines = [
-        f"{len(found[0]['wall_seconds'])} rounds; medians over them. Wall: of the slowest worker. Speed-up: over none, "
-        "in the same round. CPU: of all threads of a worker. MB sent: by a worker, counted.",
+        f"Medians over {len(found[0]['wall_seconds'])} rounds. Wall: of the slowest worker. Speed-up: over none, in "
+        "the same round. CPU: of all threads of a worker. MB sent: per worker, counted.",
     ]
     if setting["interface"]:
         where = "the loopback interface" if setting["hosts"] == 1 else "the interface to the other hosts"
         lines.append(
-            f"MB on {'+'.join(setting['interface'])}: sent by a host of {setting['workers_per_host']} over {where}, "
-            "all that the kernel counted."
+            f"MB on {'+'.join(setting['interface'])}: sent per host ({setting['workers_per_host']} workers) over "
+            f"{where}, as counted by the kernel."
         )
     else:
         lines.append("No network interface could be read on every host.")
-    lines.append("Error: of the average, relative to the exact one; without, where the result is no average.")
+    lines.append(
+        "Error: of the average, relative to the exact one; blank where the result is not an average."
+    )
     return " ".join(lines)
 
 
@@ -163,8 +165,8 @@ def bars(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
                 f"{value:,.3g}" if value < 1000 else f"{value:,.0f}", (end, place), (4, 0),
                 textcoords="offset points", verticalalignment="center", fontsize="small",
             )  # fmt: skip
-    time.set_xlabel("ms an exchange: median and range")
-    size.set_xlabel("MB sent by a worker")
+    time.set_xlabel("ms per exchange: median and range")
+    size.set_xlabel("MB sent per worker")
     time.set_yticks(places, [result["method"] for result in found])
     time.invert_yaxis()
     figure.suptitle(f"{title(setting)}, {len(found[0]['wall_seconds'])} rounds")

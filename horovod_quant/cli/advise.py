@@ -1,14 +1,14 @@
-"""Predicts a training step's time with each method, and says which one to take, and why.
+"""Predicts the time of a training step with each method, and says which method to use and why.
 
     horovod-quant advise --model resnet50 --workers 32 --hosts 8 --bandwidth 10gbit --step 0.35 --backward 0.2
     horovod-quant advise --model bert-base --workers 4 --bandwidth 1gbit --step 0.9 --calibrate bench.json
     horovod-quant advise --model bert-base --workers 64 --hosts 8 --controller nccl --bandwidth 25gbe \\
         --local-bandwidth nvlink3 --memory-bandwidth a100 --step 0.35 --backward 0.23 --plot advice.png
 
-Every method that serves the workers is considered, and what leads to the same loss first is recommended. Kernels are
-measured on this machine, for a second or two. What Horovod takes besides the wire comes from measurements of the lab,
-or better from your own cluster: horovodrun ... horovod-quant bench --json bench.json, then --calibrate. Rates are such
-as 100mbit, 2.5gbit, none or a link's name, times such as 50us, 1ms or 0.35 (seconds). docs/advise.md tells more.
+Every method that works with so many workers is considered; the one that reaches the same loss first is recommended.
+Kernels are measured on this machine, for a second or two. Horovod's own overhead comes from measurements in the lab or,
+better, on your cluster: run horovodrun ... horovod-quant bench --json bench.json, then use --calibrate. Rates look like
+100mbit, 2.5gbit, none or the name of a link; times like 50us, 1ms or 0.35 (seconds). docs/advise.md has the details.
 """
 
 from __future__ import annotations
@@ -56,17 +56,20 @@ class Mistake(Exception):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is trained")
     shapes = what.add_mutually_exclusive_group(required=True)
-    shapes.add_argument("--model", choices=MODELS, help="whose gradients are exchanged")
+    shapes.add_argument("--model", choices=MODELS, help="the model whose gradients are exchanged")
     shapes.add_argument(
-        "--shapes", nargs="+", metavar="SHAPE", help="own ones: 1000x1000 64 ..., or a JSON file of names and sizes"
-    )  # fmt: skip
+        "--shapes",
+        nargs="+",
+        metavar="SHAPE",
+        help="your own shapes: 1000x1000 64 ..., or a JSON file of names and sizes",
+    )
     step = what.add_mutually_exclusive_group(required=True)
-    step.add_argument("--step", metavar="TIME", help="of a step on one worker, without exchange")
+    step.add_argument("--step", metavar="TIME", help="time of a step on one worker, without the exchange")
     step.add_argument(
-        "--profile", metavar="FILE", help=f"a measured step: JSON with {', '.join(PROFILE)}; the first is needed"
+        "--profile", metavar="FILE", help=f"a measured step: JSON with {', '.join(PROFILE)}; the first is required"
     )  # fmt: skip
     what.add_argument(
-        "--backward", metavar="TIME", help="part of the step that is the backward pass; default: 0"
+        "--backward", metavar="TIME", help="time of the backward pass, a part of the step; default: 0"
     )
     what.add_argument(
         "--accelerator", action="store_true", help="the backward pass leaves the host's cores free"
@@ -79,12 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument(
         "--bandwidth", required=True, metavar="RATE",
-        help=f"of each host's link, each direction; or {', '.join(BETWEEN_HOSTS)}",
+        help=f"rate of each host's link, per direction; or one of {', '.join(BETWEEN_HOSTS)}",
     )  # fmt: skip
-    where.add_argument("--latency", metavar="TIME", help=f"default: the named link's, or {LATENCY}")
+    where.add_argument(
+        "--latency", metavar="TIME", help=f"latency between hosts; default: the named link's, or {LATENCY}"
+    )
     where.add_argument(
         "--local-bandwidth", metavar="RATE",
-        help=f"between two workers of a host, as Horovod uses it; or {', '.join(INSIDE_HOST)}; default: "
+        help=f"rate between two workers of a host, as Horovod uses it; or one of {', '.join(INSIDE_HOST)}; default: "
         f"{LOCAL_BANDWIDTH}, with NCCL {NCCL_INSIDE}",
     )  # fmt: skip
     where.add_argument(
@@ -92,14 +97,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=2.0,
         metavar="NUMBER",
-        help="that it has for itself, besides an accelerator; default: %(default)g, one of them for Horovod's thread",
+        help="CPU cores for each worker; default: %(default)g, one of them for Horovod's thread",
     )
     where.add_argument(
-        "--controller", choices=CONTROLLERS, help="who moves the bytes; default: gloo, or the calibration's"
+        "--controller", choices=CONTROLLERS, help="what moves the bytes; default: gloo, or the calibration's"
     )
     where.add_argument(
         "--memory-bandwidth", metavar="GB/S",
-        help=f"of an accelerator, with nccl; or {', '.join(ACCELERATORS)}; default: {NCCL_MEMORY}",
+        help=f"of an accelerator's memory, with nccl; or one of {', '.join(ACCELERATORS)}; default: {NCCL_MEMORY}",
     )  # fmt: skip
     how = parser.add_argument_group("what to compare, and how")
     which = how.add_mutually_exclusive_group()
@@ -107,39 +112,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods",
         nargs="+",
         metavar="METHOD",
-        help=f"of {', '.join(methods.families())}; default: whatever serves the workers, and the best few are shown",
+        help=f"methods to compare: {', '.join(methods.families())}; default: all possible ones, the best few shown",
     )
     which.add_argument("--all", action="store_true", help="show all methods, with all numbers of bits")
     how.add_argument(
         "--hierarchical",
         action="store_true",
-        help="with --methods: compare the hierarchical exchange of each method, too",
+        help="with --methods: also compare the hierarchical exchange of each method",
     )
     how.add_argument(
         "--max-error",
         type=float,
         default=MOST_ERROR,
         metavar="NUMBER",
-        help="of a method that is recommended, relative to the average; default: %(default)s",
+        help="largest error of a recommended method, relative to the average; default: %(default)s",
     )
     how.add_argument(
-        "--group-bytes", type=int, default=GROUP_BYTES, metavar="BYTES", help="as the compressors'"
+        "--group-bytes",
+        type=int,
+        default=GROUP_BYTES,
+        metavar="BYTES",
+        help="bytes of gradients that share collectives, as for the compressors",
     )
     how.add_argument(
         "--calibrate", nargs="+", default=[], metavar="FILE[@RATE]",
-        help="JSON files of horovod-quant bench; @RATE if its links were of another rate than --bandwidth",
+        help="JSON files of horovod-quant bench; @RATE if its links had another rate than --bandwidth",
     )  # fmt: skip
     how.add_argument(
         "--lab",
         action="store_true",
-        help="those files are from scripts/lab, whose hosts share one machine's cores",
+        help="the files come from scripts/lab, whose hosts share the cores of one machine",
     )
     out = parser.add_argument_group("output")
     out.add_argument(
-        "--json", metavar="FILE", help="write everything here; - for standard output, and nothing else"
+        "--json", metavar="FILE", help="write everything here; with -, print only this to standard output"
     )
     out.add_argument(
-        "--plot", metavar="FILE", help="draw step time against bandwidth and workers, .png or the like"
+        "--plot",
+        metavar="FILE",
+        help="draw step time against bandwidth and workers, for example to advice.png",
     )
 
 
@@ -257,7 +268,7 @@ def read_step(arguments: argparse.Namespace) -> Step:
 
 def read_profile(arguments: argparse.Namespace) -> Step:
     if arguments.backward or arguments.accelerator:
-        raise Mistake("--profile: its file already gives what --backward and --accelerator would")
+        raise Mistake("--profile: the file already gives what --backward and --accelerator would")
     with _Blaming("--profile"):
         with open(arguments.profile) as file:
             found = json.load(file)
@@ -278,7 +289,9 @@ def read_choices(arguments: argparse.Namespace, network: Network, shapes: Shapes
         with _Blaming("--methods"):
             return advice.choices(arguments.methods, arguments.hierarchical)
     if arguments.hierarchical:
-        raise Mistake("--hierarchical: it only changes --methods; without these both kinds are considered")
+        raise Mistake(
+            "--hierarchical: it only affects --methods; without --methods both kinds are considered"
+        )
     nobody = KernelSpeeds({})
     return advice.considered(Setting(shapes, network, nobody), arguments.max_error, everything=arguments.all)
 
@@ -318,7 +331,7 @@ def read_network(arguments: argparse.Namespace) -> tuple[Network, list[str]]:
     hosts, per_host = read_places(arguments)
     controller = arguments.controller or GLOO
     if arguments.memory_bandwidth and controller != NCCL:
-        raise Mistake("--memory-bandwidth: it is an accelerator's; give --controller nccl, too")
+        raise Mistake("--memory-bandwidth: it only affects accelerators; give --controller nccl as well")
     with _Blaming("--bandwidth"):
         outside = read_link(arguments.bandwidth, BETWEEN_HOSTS, LATENCY)
     local = arguments.local_bandwidth or (NCCL_INSIDE if controller == NCCL else LOCAL_BANDWIDTH)
@@ -378,14 +391,14 @@ def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
         per_host = workers // hosts
     if hosts * per_host != workers:
         raise Mistake(
-            f"--workers: {workers} workers are not {hosts} hosts of {per_host}; all hosts have as many"
+            f"--workers: {workers} workers are not {hosts} hosts of {per_host}; all hosts must have the same number"
         )
     return hosts, per_host
 
 
 def read_calibrations(arguments: argparse.Namespace, network: Network) -> list[Observation]:
     if arguments.lab and not arguments.calibrate:
-        raise Mistake("--lab: it only changes --calibrate, which is missing")
+        raise Mistake("--lab: it only affects --calibrate, which is missing")
     if arguments.calibrate and arguments.controller == NCCL:
         raise Mistake(
             "--calibrate: benchmarks run over Gloo or MPI, and say nothing about NCCL; leave it out"
@@ -398,7 +411,7 @@ def read_calibrations(arguments: argparse.Namespace, network: Network) -> list[O
             found.append(observe(read_bench(path), bandwidth, network.latency, one_machine=arguments.lab))
     controllers = {observation.network.controller for observation in found}
     if len(controllers | ({arguments.controller} - {None})) > 1:
-        raise Mistake("--calibrate: Gloo and MPI differ; take files of one, the one to be predicted")
+        raise Mistake("--calibrate: Gloo and MPI differ; use only files of the one to be predicted")
     return found
 
 

@@ -34,7 +34,7 @@ def check(path: str) -> None:
     ending = os.path.splitext(path)[1].lstrip(".").lower()
     if ending not in known:
         raise ValueError(
-            f"{path!r}: its name should end in one of {', '.join(f'.{name}' for name in sorted(known))}"
+            f"{path!r}: its name must end in one of {', '.join(f'.{name}' for name in sorted(known))}"
         )
 
 
@@ -64,7 +64,7 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
            over_bandwidths(chosen, setting, step, bandwidths))  # fmt: skip
     left.axvline(8e-9 * middle, color="lightgray", zorder=0)
     left.set_xscale("log")
-    left.set_xlabel("Gbit/s of each host's link")
+    left.set_xlabel("rate of each host's link (Gbit/s)")
     left.set_title(f"{model}, {network.workers:,} workers on {network.hosts:,} hosts", fontsize="medium")
     _lines(right, [number * network.workers_per_host for number in hosts],
            over_hosts(chosen, setting, step, hosts))  # fmt: skip
@@ -72,7 +72,7 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
     right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter(lambda number, _: f"{number:,.0f}")
     right.set_xlabel("workers")
-    right.set_title(f"{model}, {show_rate(network.bandwidth)}, {network.workers_per_host} workers a host",
+    right.set_title(f"{model}, {show_rate(network.bandwidth)}, {network.workers_per_host} workers per host",
                     fontsize="medium")  # fmt: skip
     for axes in (left, right):
         axes.axhline(step.seconds, color="black", linestyle=":", linewidth=1, label="no exchange")

@@ -62,7 +62,7 @@ def text(found: Found) -> str:
     if found.advised.method.endswith(HIERARCHICAL):
         lines.append("with hvd.init(process_sets=hvq.hierarchical_process_sets()): docs/hierarchical.md")
     if found.fallen_out:
-        lines += ["", f"The others, beside {found.advised.method} (--all shows each):"]
+        lines += ["", f"Why not the others, compared with {found.advised.method} (--all shows them all):"]
         lines += [f"  {line}" for line in found.fallen_out]
     lines += ["", "Assumed:", *(f"- {line}" for line in found.assumed)]
     return "\n".join(lines)

@@ -1,11 +1,11 @@
-"""Time, bytes and error of whole exchanges of a model's gradients, with each method, beside none and fp16.
+"""Measures whole exchanges of a model's gradients with each method, none and fp16: time, bytes and error.
 
     horovodrun -np 4 horovod-quant bench --model resnet50
     horovodrun -np 4 horovod-quant bench --methods global-qsgd-8 qsgdinf-4 --rounds 7 --json bench.json --plot bench.png
     horovodrun -np 2 horovod-quant bench --framework tensorflow --shapes 1000x1000 1000 3x3x64x64
 
-An exchange lasts from the start of the backward pass, which computes nothing here, until the synchronized
-gradients are there. Ctrl-C stops it: the rounds finished so far are reported and written.
+An exchange lasts from the start of the backward pass, which computes nothing here, until the synchronized gradients
+have arrived. Ctrl-C stops the run; the rounds finished so far are reported and written.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ AUTO = "auto"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--framework", choices=FRAMEWORKS, help="default: the first one that Horovod has a library for"
+        "--framework", choices=FRAMEWORKS, help="default: the first that Horovod was built with"
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--model", choices=MODELS, help="whose gradients; default: resnet50")
+    what.add_argument(
+        "--model", choices=MODELS, help="the model whose gradients are exchanged; default: resnet50"
+    )
     what.add_argument(
         "--shapes",
         nargs="+",
         metavar="SHAPE",
-        help="own ones: 1000x1000 64 ..., or a JSON file of names and sizes",
+        help="your own shapes: 1000x1000 64 ..., or a JSON file of names and sizes",
     )
     usual = compared()
     parser.add_argument(
@@ -45,14 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="METHOD",
         default=usual,
-        help=f"of {', '.join(families())}; default: {' '.join(usual)}",
+        help=f"methods to compare: {', '.join(families())}; default: {' '.join(usual)}",
     )
     parser.add_argument(
         "--rounds",
         type=_rounds,
         default=7,
         metavar="COUNT",
-        help=f"measurements of each method; auto: until every speed-up is known to {PRECISION:.0%}%; "
+        help=f"measurements of each method; auto: as many as it takes to know every speed-up to {PRECISION:.0%}%; "
         "default: %(default)s",
     )
     parser.add_argument(
@@ -60,11 +62,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=GROUP_BYTES,
         metavar="BYTES",
-        help="as the compressors'; default: %(default)s",
+        help="bytes of gradients that share collectives, as for the compressors; default: %(default)s",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the gradients and of the random rounding")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the gradients and of the random rounding"
+    )
     parser.add_argument("--json", metavar="FILE", help="write all measurements here")
-    parser.add_argument("--plot", metavar="FILE", help="draw the times and bytes here, .png or the like")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw the times and bytes here, for example to bench.png"
+    )
 
 
 def _rounds(text: str) -> int | str:

@@ -1,8 +1,8 @@
-"""What is installed, which kernels run, whether Horovod's collectives are exact, and what to do about it.
+"""Checks what is installed, which kernels run and whether Horovod's collectives are exact; says what to do about it.
 
-    horovod-quant doctor                          what can be seen without starting Horovod
-    horovodrun -np 2 horovod-quant doctor         the collectives, too: controller, exactness of integer allreduces
-    horovod-quant doctor --model bert-base        Horovod's settings for this model
+    horovod-quant doctor                          all that can be checked without starting Horovod
+    horovodrun -np 2 horovod-quant doctor         also the collectives: controller, exactness of integer allreduces
+    horovod-quant doctor --model bert-base        also Horovod's settings for this model
 
 Each finding is one line: ok, warning (works, but slowly or only in part) or problem. The exit status is 1 if there is a
 problem. Under horovodrun rank 0 prints.
@@ -24,18 +24,18 @@ from horovod_quant.cli.report import PROBLEM, Section
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", choices=MODELS, help="whose gradients the settings are judged for")
+    parser.add_argument("--model", choices=MODELS, help="judge the settings for the gradients of this model")
     parser.add_argument(
         "--framework",
         choices=FRAMEWORKS,
-        help="look at this one alone (under MPI, one at a time can be tested)",
+        help="check only this one (under MPI only one per run can be tested)",
     )
     parser.add_argument(
         "--timeout",
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="for each framework; default: %(default)g",
+        help="time limit for each framework; default: %(default)g",
     )
 
 

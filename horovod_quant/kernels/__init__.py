@@ -63,7 +63,7 @@ def describe() -> str:
     """Which backend ``"auto"`` stands for, for arrays in the host's memory, and why, in a line."""
     wanted = os.environ.get("HOROVOD_QUANT_KERNELS") or "auto"
     if wanted not in ("auto", "native", *OWN_OF_FRAMEWORKS):
-        return f"{wanted} kernels, asked for by HOROVOD_QUANT_KERNELS"
+        return f"{wanted} kernels, requested by HOROVOD_QUANT_KERNELS"
     problem = _native_problem()
     if problem is None:
         has = ", ".join(native.available_instruction_sets())

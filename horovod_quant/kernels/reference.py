@@ -78,7 +78,7 @@ def store_float32(values: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 def per_element(per_bucket: np.ndarray, bucket_size: int, elements: int) -> np.ndarray:
-    """Each element's of the buckets' values."""
+    """The bucket's value for each element."""
     needed = buckets(elements, bucket_size)
     if len(per_bucket) < needed:
         raise ValueError(
@@ -104,20 +104,20 @@ def bucket_maxima(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None
 def bucket_square_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
     """Sum of squares of each bucket, float64; inf for a bucket with a NaN or an infinity.
 
-    Row by row into 32 lanes, then a tree over the lanes. The result is rounded to 24 significant bits: then the sum
-    over workers is exact, hence the same in any order of addition, unless their norms differ by a factor of
+    Added row by row into 32 lanes, then by a tree over the lanes. The result is rounded to 24 significant bits: this
+    makes the sum over workers exact, hence the same in any order of addition, unless their norms differ by a factor of
     thousands.
     """
     return _bucket_sums(x, bucket_size, out, lambda values: values * values)
 
 
 def bucket_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Sum of each bucket, float64, added and rounded as `bucket_square_sums`; never -0."""
+    """Sum of each bucket, float64, added and rounded as in `bucket_square_sums`; never -0."""
     return _bucket_sums(x, bucket_size, out, lambda values: values)
 
 
 def bucket_magnitude_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Sum of magnitudes of each bucket, float64, added and rounded as `bucket_square_sums`."""
+    """Sum of magnitudes of each bucket, float64, added and rounded as in `bucket_square_sums`."""
     return _bucket_sums(x, bucket_size, out, np.abs)
 
 
@@ -261,9 +261,9 @@ def round_exponential(
     between powers of two, so random bits added to it carry into the exponent with the right probability; below the
     smallest level the rounding is that of a uniform level.
 
-    The magnitude is rounded. Where the key has ``mirror``, a negative element's bits are flipped by it: 1 - u rounds
-    its magnitude up where u rounds the element itself down. The bits do not matter to what lies on a level, such as
-    zeros of either sign, nor to a NaN, which becomes the largest level.
+    The magnitude is rounded. Where the key has ``mirror``, it flips the bits of negative elements: 1 - u rounds the
+    magnitude up where u rounds the element itself down. The bits do not affect values that lie on a level, such as
+    zeros of either sign, or NaN, which becomes the largest level.
     """
     top = uniform_levels(bits)
     inverse = inverse_norms(norms, 1.0)
@@ -371,11 +371,11 @@ def binarize(
     start: int = 0,
     out: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Updates a worker's momentum and scale in place, and draws one bit an element (BinSGDM, section 3).
+    """Updates a worker's momentum and scale in place, and draws one bit per element (BinSGDM, section 3).
 
     ``momentum = beta * momentum + (1 - beta) * g`` and ``scale = beta * scale + (1 - beta) * |g|``; the bit is 1
-    with probability ``(1 + momentum / scale) / 2``, 1/2 where the scale is zero or subnormal. A tile of 1,024
-    elements with a non-finite gradient leaves both as they are and is reported.
+    with probability ``(1 + momentum / scale) / 2``, or 1/2 where the scale is zero or subnormal. A tile of 1,024
+    elements with a non-finite gradient leaves both unchanged and is reported.
 
     Returns:
         The packed bits (int32 words), and for each tile whether it held a non-finite gradient (bool).
@@ -445,13 +445,13 @@ def tensor_deviation(x: np.ndarray) -> np.ndarray:
 
 
 def less(a: np.ndarray, b: Operand) -> np.ndarray:
-    """Where ``a < b``, bool: nowhere that one of them is NaN, and -0 is not less than 0."""
+    """Where ``a < b``, bool; False if either is NaN, and -0 is not less than 0."""
     with np.errstate(invalid="ignore"):
         return as_float32(a) < _operand(b, len(a))
 
 
 def where(flags: np.ndarray, a: Operand, b: Operand) -> np.ndarray:
-    """``a`` where there is a flag, ``b`` elsewhere, float32."""
+    """``a`` where the flag is set, ``b`` elsewhere, float32."""
     return np.where(flags, _operand(a, len(flags)), _operand(b, len(flags)))
 
 
@@ -480,7 +480,7 @@ def _operand(values: Operand, elements: int) -> np.ndarray:
 
 
 def check_operand(length: int, elements: int) -> None:
-    """Raises ValueError where an array is no operand for so many elements."""
+    """Raises ValueError if an array cannot be an operand for so many elements."""
     if length not in (1, elements):
         raise ValueError(f"an array of {length} elements beside one of {elements}; use as many, or one")
 

@@ -1,6 +1,6 @@
-"""The published schemes, one file a paper; and what makes any of them hierarchical.
+"""The published schemes, one file per paper, and a wrapper that makes any of them hierarchical.
 
-A further one registers itself, as these do, and is imported here: in the order in which help texts name them.
+A new scheme registers itself, as these do, and is imported here. Help texts name the schemes in the order of imports.
 """
 
 # isort: off

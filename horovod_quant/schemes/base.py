@@ -16,18 +16,18 @@ from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of, keys_of
 from horovod_quant.kernels.layout import ROW
 
 ALL, LOCAL, CROSS = "all", "local", "cross"
-"""Groups of workers: everybody; those of a node; those with the same place on their nodes, one of each."""
+"""Groups of workers: all; those of one node; those with the same place on their nodes, one per node."""
 
 
 Rounding = Literal["joint", "independent"]
 JOINT: Final = "joint"
-"""How the workers draw the bits that round their gradients, see `worker_key`."""
+"""How the workers draw the random bits that round their gradients; see `worker_key`."""
 
 
 class Workers(NamedTuple):
-    """Who takes part: this worker's rank, the number of workers, and what their transport can do.
+    """This worker's rank, the number of workers, and what their transport can do.
 
-    The ``local_size`` workers of a node have consecutive ranks. It is 1 unless an exchange is hierarchical.
+    The ``local_size`` workers of a node have consecutive ranks; it is 1 unless the exchange is hierarchical.
     """
 
     rank: int
@@ -59,7 +59,7 @@ class Workers(NamedTuple):
 
 
 class BinaryState(NamedTuple):
-    """BinSGDM's state of one gradient on one worker, of the elements that `Scheme.owned` says.
+    """BinSGDM's state of one gradient on one worker, for the elements given by `Scheme.owned`.
 
     Two float32 arrays, updated in place.
     """
@@ -70,9 +70,9 @@ class BinaryState(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """One tensor of a group: its elements (flat, only read), where its keys come from, and its state.
+    """One tensor of a group: its elements (flat, read-only), the source of its keys, and its state.
 
-    Or some of its elements, those from index ``start`` on, which selects their random bits.
+    It may be a part of a tensor, which begins at index ``start``; ``start`` selects the random bits.
     """
 
     values: np.ndarray
@@ -87,10 +87,10 @@ class Gradient(NamedTuple):
 
 
 def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:
-    """The key by which a worker rounds its own gradient.
+    """The key with which a worker rounds its own gradient.
 
-    ``"joint"``: each worker's numbers in [0, 1) are uniform, and all workers' sum to a constant, see
-    `horovod_quant.kernels.keys`. ``"independent"``: each worker draws for itself.
+    ``"joint"``: each worker's numbers in [0, 1) are uniform, and the workers' numbers sum to a constant, see
+    `horovod_quant.kernels.keys`. ``"independent"``: each worker draws its own numbers.
     """
     if rounding == JOINT:
         return gradient.keys.joint("worker", gradient.step, workers.rank, workers.size)
@@ -119,10 +119,10 @@ class Allreduce(NamedTuple):
 
 
 class Allgather(NamedTuple):
-    """Everybody's array; answered with a list of n arrays in rank order.
+    """All workers' arrays; answered with a list of n arrays in rank order.
 
-    ``lengths`` are those of the n arrays where they differ. ``ragged``: nobody knows them, and each array is a uint8
-    payload made by `ragged_payload`.
+    ``lengths`` are the lengths of the n arrays where they differ. ``ragged``: the lengths are unknown, and each array
+    is a uint8 payload made by `ragged_payload`.
     """
 
     array: np.ndarray
@@ -135,8 +135,8 @@ class Allgather(NamedTuple):
 class Alltoall(NamedTuple):
     """``array`` cut into pieces of ``splits`` elements, piece j for worker j.
 
-    Answered with a list of the n pieces meant for this worker, in rank order. All have its own split's length, except
-    for `split_sums`, which is for PyTorch alone.
+    Answered with a list of the n pieces meant for this worker, in rank order. Each has the length of this worker's own
+    split, except with `split_sums`, which only PyTorch uses.
     """
 
     array: np.ndarray
@@ -146,9 +146,9 @@ class Alltoall(NamedTuple):
 
 
 class CustomAllreduce(NamedTuple):
-    """A reduction by ``combine(left, right, low, high)``; asked for only where ``Workers.custom_reduction``.
+    """A reduction by ``combine(left, right, low, high)``; used only with ``Workers.custom_reduction``.
 
-    ``left`` and ``right`` are reductions of neighbouring ranks, together those of ``low .. high - 1``.
+    ``left`` and ``right`` are reductions of adjacent ranges of ranks, together ``low .. high - 1``.
     """
 
     array: np.ndarray
@@ -161,9 +161,9 @@ Request = Union[Allreduce, Allgather, Alltoall, CustomAllreduce]
 
 
 class Collective(NamedTuple):
-    """What is known of a request before it is made: its type, its array's, an allreduce's operation, who takes part.
+    """What is known of a request in advance: its type, the array's dtype, an allreduce's operation, and the group.
 
-    ``swap``: whether it is a sum that stands for a gather, see `swaps`.
+    ``swap``: whether it is a sum that replaces a gather, see `swaps`.
     """
 
     request: type
@@ -174,17 +174,17 @@ class Collective(NamedTuple):
 
     @property
     def needs_everybody(self) -> bool:
-        """Whether it fails, or never ends, or is wrong when Horovod lets a worker add zeros to sums; ``hvd.join()``."""
+        """Whether it fails, hangs or is wrong when Horovod adds zeros for a worker that has called ``hvd.join()``."""
         return self.request is not Allreduce or self.group != ALL or self.swap
 
 
 class Decoded(NamedTuple):
-    """What a finished exchange leaves.
+    """The result of an exchange.
 
     ``active`` is the number of workers that contributed. ``write(i, factor, out)`` decodes the sum over the workers
     of gradient i of the group, times ``factor``, into a flat floating-point array, and returns it.
     ``exchanged_again``: for each gradient, how many of its buckets were exchanged a second time; empty for none.
-    ``write_all(factor, outs)`` is ``write`` for each gradient of the group, where that is faster; or None.
+    ``write_all(factor, outs)`` does ``write`` for every gradient of the group, where that is faster; otherwise None.
     """
 
     active: int
@@ -197,52 +197,53 @@ Exchange = Generator[Request, Any, Decoded]
 
 
 class Scheme:
-    """Base of the schemes: small immutable values that validate their arguments when they are made.
+    """Base class of the schemes: small immutable values that validate their arguments on construction.
 
     A scheme is a ``@dataclass(frozen=True)``. Its fields are its arguments; they must be hashable (tuples, no lists),
-    and their texts are compared between the workers. It needs `collectives` and `begin`; everything else has a default.
-    ``@horovod_quant.register`` before the class makes it ``hvq.<Name>``, and known to commands by name.
+    and workers compare their string forms. `collectives` and `begin` are required; everything else has a default.
+    ``@horovod_quant.register`` before the class makes it available as ``hvq.<Name>`` and by name in the commands.
 
-    What the exchange may rely on, and must keep to:
+    What the exchange can rely on, and must respect:
 
-    - **Gradients are only read.** ``gradient.values`` is the user's own memory, flat, of float16, float32, float64 or,
-      as uint16, bfloat16; kernels take all of them. Do not write to it, nor keep it longer than the exchange.
-    - **Arrays are the backend's**: numpy's, or tensors in TensorFlow's graphs and on a GPU. Compute with ``kernels``
-      alone, cut with slices, take a length as ``shape[0]``, and the scheme runs everywhere. One that calls numpy itself
-      declares ``host_only = True``.
-    - **An answer is this exchange's own**, and stays as it is until all is decoded. An array that was sent is spent: a
-      transport may add in place, and answer with the same memory. So do not send what is read again.
+    - **Gradients are read-only.** ``gradient.values`` is the user's own memory: a flat array of float16, float32,
+      float64 or bfloat16 (as uint16); kernels accept all of them. Do not write to it or keep it after the exchange.
+    - **Arrays belong to the backend**: they are numpy arrays, or tensors in TensorFlow graphs and on GPUs. A scheme
+      that computes only with ``kernels``, cuts with slices and uses ``shape[0]`` for lengths runs everywhere. One that
+      calls numpy itself declares ``host_only = True``.
+    - **An answer belongs to this exchange** and does not change until everything is decoded. An array that was sent is
+      consumed: a transport may add in place and answer with the same memory. So do not send what you read again.
     - **``out=`` is a place, not a promise.** An encoding kernel given ``out`` (as `kernels.assemble` gives it to what
-      fills a part) writes there and returns it; without, or where the backend's arrays cannot be written to, it returns
-      another array. Use what is returned. A decoding kernel always needs the ``out`` that `Decoded.write` was given, or
-      one of ``kernels.target``, and what it returns is the result: return it, too.
-    - **Random bits come from keys alone**: ``gradient.keys.key(stage, gradient.step, rank)`` for what this worker
-      rounds by itself, or `worker_key`, by which the workers' errors cancel each other in part; without a rank for
-      what any worker might round, and all must round alike. One key for one rounding: another stage's text gives
-      other bits. Draw from nothing else, or runs cannot be repeated.
-    - **``gradient.step`` is this worker's own count**, and another's may be different: a worker may have come later
-      (elastic training), or have missed steps (``hvd.join()``). No result may need them equal: where others need the
-      key to decode, send its step along, as EDEN does with ``kernels.step_word`` and ``kernels.key_of_word``.
-    - **``gradient.start``** is the number of the first element in the whole tensor, not 0 where an exchange is
-      hierarchical. Kernels that draw bits take it; then the result does not depend on who computes which part. The
-      number is a multiple of the scheme's ``bucket_size``, if it has one, and of 1,024.
-    - **Every worker makes the same requests**, those of `collectives` in that order, with arrays of the lengths that
-      `Allgather` and `Alltoall` tell; also for gradients without elements, and with a single worker.
-    - **A value that is no number** on any worker should reach all of them as NaN, in its part of the gradient.
+      fills a part) writes there and returns it; without ``out``, or where the backend's arrays cannot be written to, it
+      returns another array. Use what is returned. A decoding kernel always needs the ``out`` given to `Decoded.write`,
+      or one from ``kernels.target``; return what the kernel returns.
+    - **Random bits come only from keys**: ``gradient.keys.key(stage, gradient.step, rank)`` for what only this worker
+      rounds, or `worker_key`, with which the workers' errors partly cancel; no rank for what any worker might round
+      and all must round identically. Use one key per rounding: another stage name gives other bits. Draw from nothing
+      else, or runs cannot be reproduced.
+    - **``gradient.step`` is this worker's own count.** Others may differ: a worker may have started later (elastic
+      training) or missed steps (``hvd.join()``). No result may need equal counts: where others need the key to decode,
+      send its step along, as EDEN does with ``kernels.step_word`` and ``kernels.key_of_word``.
+    - **``gradient.start``** is the index of the first element in the whole tensor; it is not always 0 in hierarchical
+      exchanges. Pass it to kernels that draw bits, so that the result does not depend on who computes which part. It
+      is a multiple of 1,024 and of the scheme's ``bucket_size``, if it has one.
+    - **Every worker makes the same requests**: those of `collectives`, in that order, with arrays of the lengths that
+      `Allgather` and `Alltoall` state; also for gradients without elements, and with a single worker.
+    - **NaN or infinity** on any worker should reach all of them as NaN, in its part of the gradient.
 
-    Declared in the class, each without a type, for that makes it an argument; the first two are not inherited:
+    Declare these in the class, without type annotations, which would make them arguments; the first two are not
+    inherited:
 
     Attributes:
         presets: short names, each with some of the arguments: ``{"qsgdinf": {"norm": "max"}}``. Where a scheme has an
-            argument ``bits`` that a preset leaves open, the method's name ends with it: ``qsgdinf-4``. By default one
-            name, the class's in small letters.
-        compared: full names of the methods that ``bench`` and ``advise`` compare when nobody has chosen.
-        own_optimizer: name of the class in ``hvq.optim`` whose gradients alone it exchanges; what it delivers is that
-            optimizer's update then, and no average. A frontend that has no such class refuses the scheme.
-        own_steps: how many times as many steps as another optimizer that one is recommended to take.
-        unbiased: whether the expected result is the exact sum; False, too, where nobody has shown it.
-        host_only: whether it uses numpy itself, and so needs arrays in the host's memory. Then ``kernels="auto"`` gives
-            it those; otherwise TensorFlow's operations and GPUs may run it.
+            argument ``bits`` that a preset leaves open, the method's name ends with it: ``qsgdinf-4``. By default there
+            is one name, that of the class in lower case.
+        compared: full names of the methods that ``bench`` and ``advise`` compare by default.
+        own_optimizer: name of the class in ``hvq.optim`` to whose gradients the scheme is limited; its result is then
+            that optimizer's update, not an average. A frontend without such a class refuses the scheme.
+        own_steps: recommended number of steps with that optimizer, relative to other optimizers.
+        unbiased: whether the expected result is the exact sum; False also where this has not been shown.
+        host_only: whether it uses numpy itself and so needs arrays in host memory, which ``kernels="auto"`` then
+            provides; otherwise TensorFlow operations and GPUs may run it.
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -254,11 +255,11 @@ class Scheme:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives of an exchange on a transport without reductions of one's own, in order; needed."""
+        """The collectives of an exchange, in order, on a transport without custom reductions; required."""
         raise TypeError(f"{type(self).__name__} defines no exchange")
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        """The exchange of a group of gradients, at its start; needed, and a generator.
+        """Starts the exchange of a group of gradients; a generator, required.
 
         Args:
             gradients: the group, in the same order on every worker.
@@ -268,47 +269,47 @@ class Scheme:
         raise TypeError(f"{type(self).__name__} defines no exchange")
 
     def for_workers(self, workers: Workers) -> Scheme:
-        """The scheme that these workers run, where that depends on their number; the same on all of them.
+        """The scheme that these workers run, where it depends on their number; the same on all of them.
 
         Raises:
-            ValueError: there is none.
+            ValueError: no scheme suits them.
         """
         return self
 
     def check_workers(self, size: int) -> None:
-        """Raises ValueError when the scheme's arguments cannot serve ``size`` workers."""
+        """Raises ValueError if the scheme's arguments do not work with ``size`` workers."""
 
     def owned(self, name: str, elements: int, workers: Workers) -> tuple[int, int]:
-        """The elements of a tensor whose state this worker keeps: from the first number to before the second."""
+        """The elements of a tensor whose state this worker keeps: start, and stop (exclusive)."""
         return 0, elements
 
     def levels_left(self, workers: int, hosts: int) -> int | None:
-        """Magnitudes other than zero that an element can have on the wire; None where that means nothing.
+        """Number of non-zero magnitudes that an element can have on the wire; None where that is meaningless.
 
         Args:
-            workers: who take part. Where their integers are summed, fewer levels may be left for each.
-            hosts: likewise, in a hierarchical exchange.
+            workers: their number. Where their integers are summed, fewer levels may be left for each.
+            hosts: their number, for a hierarchical exchange.
         """
         return None
 
     def relative_error(self, workers: int, hosts: int) -> float | None:
-        """``||average - exact|| / ||exact||`` to be expected for independent Gaussian gradients; None if nobody knows.
+        """Expected ``||average - exact|| / ||exact||`` for independent Gaussian gradients; None if unknown.
 
-        At 1 the rounding adds as much noise as the gradients have themselves. ``advise`` recommends nothing without it.
+        At 1 the rounding adds as much noise as the gradients already have. ``advise`` recommends no method without it.
         `horovod_quant.analysis.rounding` computes it for stochastic rounding to levels.
         """
         return None
 
     def of_known_lengths(self) -> Scheme:
-        """What stands for this scheme in the performance model: one whose bytes do not depend on the values."""
+        """A stand-in for the performance model: a scheme whose bytes do not depend on the values."""
         return self
 
     def host_requirement(self) -> str | None:
-        """The argument or declaration by which it needs arrays in the host's memory; None if it does not."""
+        """The argument or declaration because of which it needs arrays in host memory; None if it does not."""
         return "host_only=True" if self.host_only else None
 
     def compress(self, tensor: Any = None) -> Any:
-        """Raises TypeError: Horovod calls it where it was given a scheme in place of a compressor."""
+        """Raises TypeError: Horovod calls it when given a scheme instead of a compressor."""
         shown = repr(self) if isinstance(self, Scheme) else "a scheme's class"
         inner = repr(self) if isinstance(self, Scheme) else "..."
         raise TypeError(
@@ -319,13 +320,13 @@ class Scheme:
 def explained(
     scheme: Scheme, gradients: Sequence[Gradient], workers: Workers, kernels: Any, arrays: str
 ) -> Exchange:
-    """``scheme.begin`` on a framework's tensors: what fails because they are no numpy arrays says so.
+    """``scheme.begin`` on a framework's tensors, with an explanation if it fails because they are not numpy arrays.
 
     Args:
         arrays: what the tensors are, for the message.
 
     Raises:
-        TypeError: the scheme asked of its arrays, or of the kernels, what there is for numpy's alone.
+        TypeError: the scheme needs something of its arrays or kernels that only numpy has.
     """
 
     def told(action: Callable[[], Any]) -> Any:
@@ -334,7 +335,7 @@ def explained(
         except (AttributeError, NotImplementedError, TypeError) as error:
             raise TypeError(
                 f"{scheme} cannot be run on {arrays}. If it computes with numpy, declare host_only = True in its "
-                f"class, or use kernels='native'; if not, let it use the functions of kernels alone. What has failed: "
+                f"class, or use kernels='native'; if not, use only functions of kernels. The error was: "
                 f"{' '.join(str(error).split())}"
             ) from error
 
@@ -361,12 +362,12 @@ def split_points(lengths: Sequence[int]) -> list[int]:
 
 
 def ragged_payload(*body: np.ndarray) -> np.ndarray:
-    """A uint8 payload that tells its own length: 8 bytes of length, then the parts of ``body``."""
+    """A uint8 payload that starts with its own length (8 bytes), followed by the parts of ``body``."""
     return np.concatenate([np.array([sum(map(len, body))], "<i8").view(np.uint8), *body])
 
 
 def answered(exchange: Exchange, answer: Callable[[Any], Generator[Request, Any, Any]]) -> Exchange:
-    """An exchange with other requests: a generator that ``answer`` makes of each of its own answers it."""
+    """An exchange whose requests are replaced: the generator that ``answer`` makes from each request answers it."""
     reply: Any = None
     while True:
         try:
@@ -377,10 +378,10 @@ def answered(exchange: Exchange, answer: Callable[[Any], Generator[Request, Any,
 
 
 def checked(request: Request, workers: Workers) -> Generator[Request, Any, Any]:
-    """Yields a request and returns its answer, if that has the lengths which the request implies.
+    """Yields a request and returns its answer, if it has the lengths that the request implies.
 
     Raises:
-        ValueError: it has others.
+        ValueError: it has other lengths.
     """
     answer = yield request
     if isinstance(request, (Allreduce, CustomAllreduce)):
@@ -400,19 +401,19 @@ def checked(request: Request, workers: Workers) -> Generator[Request, Any, Any]:
 
 
 def check_pieces(pieces: Sequence[Any], lengths: Sequence[int]) -> None:
-    """Raises ValueError where not every worker's piece has come, or one has not its length."""
+    """Raises ValueError if a worker's piece is missing or has the wrong length."""
     _check_count(pieces, len(lengths))
     for worker, (piece, length) in enumerate(zip(pieces, lengths)):
         if piece.shape[0] != length:
             raise ValueError(
-                f"corrupt payload of worker {worker}: {piece.shape[0]} elements where {length} were expected; or its "
-                f"tensor has another shape"
+                f"corrupt payload from worker {worker}: {piece.shape[0]} elements where {length} were expected; or "
+                f"its tensor has another shape"
             )
 
 
 def _check_count(pieces: Sequence[Any], size: int) -> None:
     if len(pieces) != size:
-        raise ValueError(f"payloads of {len(pieces)} workers came where those of {size} were expected")
+        raise ValueError(f"payloads came from {len(pieces)} workers where {size} were expected")
 
 
 def split_gathered(buffer: np.ndarray, request: Allgather) -> list[np.ndarray]:
@@ -447,7 +448,7 @@ def split_ragged(buffer: np.ndarray) -> list[np.ndarray]:
         length = int(header.copy().view("<i8")[0]) if len(header) == 8 else -1
         if not 0 <= length <= len(buffer) - position - 8:
             raise ValueError(
-                f"corrupt payload of worker {len(bodies)}: a length of {length} at byte {position}"
+                f"corrupt payload from worker {len(bodies)}: a length of {length} at byte {position}"
             )
         bodies.append(buffer[position + 8 : position + 8 + length])
         position += 8 + length
@@ -455,7 +456,7 @@ def split_ragged(buffer: np.ndarray) -> list[np.ndarray]:
 
 
 def use_plain_ints(scheme: Scheme, *names: str) -> None:
-    """Makes numpy's integers among the arguments Python's, the only ones with all the methods that kernels use."""
+    """Converts numpy integers among the arguments to Python's, which alone have all methods that kernels use."""
     for name in names:
         object.__setattr__(scheme, name, int(getattr(scheme, name)))
 
@@ -473,7 +474,7 @@ def require_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 def require_whole_nodes(size: int, local_size: int) -> None:
     if size % local_size:
         raise ValueError(
-            f"hierarchical: {size} workers cannot be on nodes of {local_size} each; start as many on every node"
+            f"hierarchical: {size} workers cannot form nodes of {local_size}; start the same number on every node"
         )
 
 

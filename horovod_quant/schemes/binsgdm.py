@@ -1,6 +1,6 @@
 """BinSGDM: extreme one-bit quantization for communication-efficient large-scale distributed training.
 
-Peng et al. ICLR 2023 submission; published as Birder, NeurIPS 2023. The optimizer's update itself is one bit an
+Peng et al. ICLR 2023 submission; published as Birder, NeurIPS 2023. The optimizer's update itself is one bit per
 element; momentum and scale stay on their worker.
 """
 
@@ -36,13 +36,13 @@ from horovod_quant.schemes.registry import register
 class BinSGDM(Scheme):
     """BinSGDM's 1-bit allreduce.
 
-    1. every worker updates its momentum and scale and draws a bit an element;
-    2. an alltoall brings the bits of a chunk to the worker that serves it;
-    3. the server averages the n bits and draws one from the average;
-    4. an allgather brings the servers' bits to everybody.
+    1. Each worker updates its momentum and scale, and draws one bit per element.
+    2. An alltoall sends all workers' bits of a chunk to the worker that serves the chunk.
+    3. The server averages the n bits of each element and draws one bit from the average.
+    4. An allgather distributes the servers' bits.
 
-    A tile (1,024 elements) with a non-finite gradient on any worker decodes to NaN on all; one flag bit a tile
-    travels with the signs.
+    A tile (1,024 elements) with a non-finite gradient on any worker decodes to NaN on all workers; one flag bit per
+    tile travels with the signs.
     """
 
     compared = ("binsgdm",)
@@ -59,7 +59,9 @@ class BinSGDM(Scheme):
 
         def draw(gradient: Gradient, out: Any) -> np.ndarray:
             if gradient.state is None:
-                raise ValueError("BinSGDM exchanges gradients of its own optimizer only: no momentum given")
+                raise ValueError(
+                    "BinSGDM exchanges only gradients of its own optimizer: no momentum was given"
+                )
             momentum, scale, beta = gradient.state
             key = gradient.keys.key("worker", gradient.step, workers.rank)
             words, broken = kernels.binarize(gradient.values, momentum, scale, beta, key, gradient.start, out)

@@ -1,7 +1,7 @@
 """EDEN: Communication-Efficient and Robust Distributed Mean Estimation for Federated Learning.
 
 Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher. ICML 2022; with one bit it is DRIVE (NeurIPS 2021).
-A random rotation makes every bucket look Gaussian, so that one table of levels serves all gradients.
+A random rotation makes every bucket look Gaussian, so that one table of levels suits all gradients.
 """
 
 from __future__ import annotations
@@ -77,37 +77,38 @@ class Widths(NamedTuple):
 @register
 @dataclass(frozen=True)
 class EDEN(Scheme):
-    """EDEN: a random rotation, ``2^bits`` Lloyd-Max levels for a Gaussian, and one scale a bucket of 1,024 elements.
+    """EDEN: a random rotation, ``2^bits`` Lloyd-Max levels for a Gaussian, and one scale per bucket of 1,024 elements.
 
-    1. each worker rotates its buckets by signs of its own, rounds to the nearest level, and finds the scale that makes
-       the result right on average over the rotations;
-    2. an alltoall brings everybody's codes and scales of a chunk to the worker that serves it;
-    3. the server decodes and averages them, and encodes the average with another rotation: with one of the workers' it
-       would be wrong on average;
-    4. an allgather brings the servers' codes and scales to everybody.
+    1. Each worker rotates its buckets with its own random signs, rounds to the nearest level, and chooses the scale
+       that makes the result unbiased over the rotations.
+    2. An alltoall sends all workers' codes and scales of a chunk to the worker that serves the chunk.
+    3. The server decodes and averages them, and encodes the average with a different rotation: reusing a worker's would
+       make the result biased.
+    4. An allgather distributes the servers' codes and scales.
 
-    With an allgather instead, for two workers, everybody decodes and adds all workers' codes after step 1.
+    With two workers there is an allgather after step 1 instead; each worker decodes and adds all workers' codes.
 
-    With the codes goes the number of the step that selected the signs, one word for each server's part of a gradient:
-    the workers' counts need not be the same.
+    The number of the step that selected the signs is sent with the codes, one word for each server's part of a
+    gradient, so the workers' counts need not be equal.
 
-    A rounding adds a constant share of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096 for
-    1 to 4 bits. It is spread evenly over the bucket: a bucket of zeros stays one, zeros among other elements do not.
+    Rounding adds a constant fraction of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096
+    for 1 to 4 bits. The error spreads evenly over the bucket: a bucket of zeros stays zero, zeros among other elements
+    do not.
 
     Args:
         bits: width of a code, 1 to 4; 3 unless ``error`` is given. A bucket whose largest magnitude is below 2^-96
-            counts as 0; an element that float32 does not hold makes NaN of its bucket.
-        server_bits: width of the servers' codes. The second rounding's error does not shrink with the workers, so
-            ``"auto"`` takes the fewest, no fewer than ``bits``, with which it is at most twice what is left of the
-            workers' own: ``bits`` for up to 11 workers, one more from 12 on, two more from about 70 on, and 4 at most.
+            counts as 0. An element outside float32's range turns its bucket into NaN.
+        server_bits: width of the servers' codes. The error of the second rounding does not shrink with the number of
+            workers, so ``"auto"`` uses the fewest bits, at least ``bits``, that keep it to at most twice the remaining
+            error of the workers: ``bits`` for up to 11 workers, one more from 12, two more from about 70, at most 4.
             An allgather has no second rounding.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an allgather for two workers, an alltoall for more.
-        error: instead of ``bits``, the largest squared error of the average, relative to its own square, that
-            gradients without anything in common may have: the exchange with the fewest bytes that keeps to it is
-            taken, given the number of workers. 0.0193 and more can be had by an alltoall, 0.0096 by an allgather.
+        error: instead of ``bits``, the largest acceptable squared error of the average, relative to its own square,
+            for gradients that have nothing in common. The exchange with the fewest bytes that achieves it is used,
+            given the number of workers. An alltoall achieves 0.0193 or more, an allgather 0.0096.
 
     Raises:
-        ValueError: an argument is out of range, or ``error`` is given beside ``bits`` or ``server_bits``.
+        ValueError: an argument is out of range, or ``error`` is combined with ``bits`` or ``server_bits``.
     """
 
     bits: int | None = None
@@ -141,32 +142,32 @@ class EDEN(Scheme):
         for name, usual in (("bits", None), ("server_bits", AUTO)):
             if getattr(self, name) != usual:
                 raise ValueError(
-                    f"error={error!r} chooses the bits; leave {name}={getattr(self, name)!r} out, or the error"
+                    f"error={error!r} chooses the bits; leave out either {name}={getattr(self, name)!r} or the error"
                 )
         if isinstance(error, bool) or not isinstance(error, (int, float)) or not 0 < error < math.inf:
             raise ValueError(f"error={error!r}: use a positive number, for example 0.1")
         least = min(widths.error() for widths in self._possible())
         if error < least:
             raise ValueError(
-                f"error={error!r}: exchange={self.exchange!r} has {least:.6f} at least"
+                f"error={error!r}: exchange={self.exchange!r} has at least {least:.6f}"
                 + ("; an allgather has half of that" if self.exchange == ALLTOALL else "")
             )
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Of ``exchange="auto"`` those for many workers."""
+        """For ``exchange="auto"``, those used with many workers."""
         gathered = Collective(Allgather, "int32")
         return (gathered,) if self.exchange == ALLGATHER else (Collective(Alltoall, "int32"), gathered)
 
     def for_workers(self, workers: Workers) -> Scheme:
-        """With everything chosen that depends on their number."""
+        """This scheme with all choices made that depend on the number of workers."""
         return replace(self, error=None, **self.widths(workers.size)._asdict())
 
     def levels_left(self, workers: int, hosts: int) -> int | None:
         return None if self.bits is None else 1 << (self.bits - 1)
 
     def relative_error(self, workers: int, hosts: int) -> float:
-        """The same for any number of workers that run the same: errors average out, just as such gradients do."""
+        """The same for any number of workers with the same settings: errors average out, as such gradients do."""
         return math.sqrt(self.widths(workers).error())
 
     def widths(self, workers: int) -> Widths:
@@ -224,7 +225,7 @@ class _Coder(NamedTuple):
     bits: int
 
     def length(self, elements: int) -> int:
-        """Of them, in words."""
+        """Their number of words."""
         return _step_words(elements) + self._words(elements) + tiles(elements)
 
     def parts(

@@ -1,7 +1,7 @@
 """Global-QSGD: Practical Floatless Quantization for Distributed Learning with Theoretical Guarantees.
 
-Xin, Canini, Richtarik, Horvath. 2023 (ECAI 2025). One scale for all workers, so that their integers can be summed
-by an ordinary allreduce. With ``rotate=True`` the scale is that of the sum: `horovod_quant.schemes.rotated_sum`.
+Xin, Canini, Richtarik, Horvath. 2023 (ECAI 2025). All workers share one scale, so that an ordinary allreduce can sum
+their integers. With ``rotate=True`` it is the scale of the sum: `horovod_quant.schemes.rotated_sum`.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ Levels = Literal["uniform", "exponential"]
 class GlobalQSGD(Scheme):
     """Global-QSGD with standard (uniform) or exponential dithering.
 
-    With ``rotate`` (not in the paper) all workers rotate their gradients alike, which makes every coordinate of the
-    *sum* look Gaussian, and round to multiples of a step with which the sum fits its field, by an estimate of its norm:
-    any number of workers can take part. A bucket of 1,024 elements whose sum does not fit, less than one in a million,
-    is noticed and exchanged again, exactly; ``stats()`` counts them.
+    With ``rotate`` (not in the paper) all workers apply the same rotation to their gradients, which makes every
+    coordinate of the *sum* look Gaussian. They round to multiples of a step for which the sum fits its field,
+    according to an estimate of its norm, so any number of workers can take part. A bucket of 1,024 elements whose sum
+    does not fit, less than one in a million, is detected and exchanged again, exactly; ``stats()`` counts them.
 
     Args:
         bits: width of an integer on the wire. Uniform levels: 2 to 16, wide enough for the sum of all workers'
-            integers. Exponential levels: 2 to 8, a sign and a level index. With ``rotate`` 4 to 8.
-        norm: of a bucket over all workers: ``"max"`` (largest magnitude) or ``"l2"`` (square root of the sum of all
-            squares; for the same width about sqrt(n) times more levels of a scale that is larger).
+            integers. Exponential levels: 2 to 8, a sign and a level index. With ``rotate``: 4 to 8.
+        norm: norm of a bucket over all workers: ``"max"`` (largest magnitude) or ``"l2"`` (square root of the sum of
+            all squares; for the same width about sqrt(n) times more levels, on a larger scale).
         levels: ``"uniform"`` or ``"exponential"``.
-        bucket_size: elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts as 0; an
-            element or a norm that float32 does not hold makes NaN of the bucket. With ``rotate`` it is 16,384, of which
-            each 1,024 are rotated together and have a norm of their own.
+        bucket_size: number of elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts
+            as 0. An element or norm outside float32's range turns the bucket into NaN. With ``rotate`` it is 16,384, of
+            which each 1,024 are rotated together and have a norm of their own.
         rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
-        rotate: whether the scale is the sum's, after a rotation; with uniform levels, and without a choice of ``norm``.
-            Its kernels run on the host.
+        rotate: whether to rotate and use the sum's scale. Needs uniform levels, allows no choice of ``norm``, and runs
+            its kernels on the host.
 
     Raises:
         ValueError: an argument is out of range.
@@ -121,7 +121,7 @@ class GlobalQSGD(Scheme):
         for name, usual in (("norm", "max"), ("levels", "uniform"), ("bucket_size", rotated_sum.SHARED)):
             if getattr(self, name) not in (usual, None):
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r}: rotate=True works with {name}={usual!r} only; leave {name} out"
+                    f"{name}={getattr(self, name)!r}: rotate=True works only with {name}={usual!r}; leave {name} out"
                 )
 
     @property
@@ -138,7 +138,7 @@ class GlobalQSGD(Scheme):
         return (scale, Collective(Alltoall, "int32"), Collective(Allgather, "int32"))
 
     def levels_for(self, size: int) -> int:
-        """Number s of uniform levels such that the sum of ``size`` integers fits ``bits`` bits; 0 if there is none.
+        """Largest number s of uniform levels for which the sum of ``size`` integers fits ``bits`` bits; 0 if none does.
 
         A field holds sums up to ``M = 2^(bits-1) - 1``. Each integer is at most s, so ``s = M // n`` always fits;
         with the l2 norm Cauchy-Schwarz bounds the sum by ``s sqrt(n) + n`` as well.
@@ -158,7 +158,7 @@ class GlobalQSGD(Scheme):
         return self.levels_for(workers) if self.levels == "uniform" else (1 << (self.bits - 1)) - 1
 
     def relative_error(self, workers: int, hosts: int) -> float:
-        """It grows with the number of workers, with which the scale grows, and the levels become fewer."""
+        """It grows with the number of workers: the scale grows, and fewer levels are left."""
         if self.rotate:
             return sqrt(rotated_sum_error(self.bits, workers, self.rounding))
         uniform, levels = self.levels == "uniform", self.levels_left(workers, hosts)

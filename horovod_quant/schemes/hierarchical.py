@@ -1,7 +1,7 @@
 """The hierarchical exchange: full precision inside a node, another scheme between the nodes.
 
 Peng et al., BinSGDM (ICLR 2023 submission; Birder, NeurIPS 2023), for their 1-bit allreduce; here for every scheme. A
-node is a host, or any number of workers with a fast connection among them.
+node is a host, or any group of workers with a fast connection between them.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from horovod_quant.schemes.chunks import owned_range
 
 @dataclass(frozen=True)
 class Hierarchical(Scheme):
-    """``inner`` among the nodes, each of which takes part as one worker that has the mean of its workers' gradients.
+    """``inner`` between nodes; each node takes part as one worker that has the mean of its workers' gradients.
 
-    1. an alltoall inside the node brings all elements that a worker owns to it, in float32;
-    2. it takes their mean, in the order of the node's workers;
-    3. the workers that own the same elements, one of each node, run ``inner`` on them;
-    4. they decode the average, and an allgather inside the node brings it to everybody, in float32.
+    1. An alltoall inside the node sends each worker all values of the elements that it owns, in float32.
+    2. The worker averages them, in the order of the node's workers.
+    3. The workers that own the same elements, one per node, run ``inner`` on them.
+    4. They decode the average, and an allgather inside the node distributes it, in float32.
 
-    With one worker a node the exchange is ``inner``'s, bit for bit. On a single node nothing is quantized, unless the
-    scheme has an optimizer of its own: BinSGDM, whose bits are the update, binarizes the mean. Buckets and random bits
-    are those of the whole tensors, so the result does not depend on who owns what.
+    With one worker per node the exchange is that of ``inner``, bit for bit. On a single node nothing is quantized,
+    unless the scheme has its own optimizer: BinSGDM, whose bits are the update, binarizes the mean. Buckets and random
+    bits are those of the whole tensors, so the result does not depend on which worker owns what.
 
     Args:
-        inner: the scheme between the nodes.
+        inner: the scheme between nodes.
     """
 
     inner: Scheme

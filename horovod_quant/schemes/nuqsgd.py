@@ -22,12 +22,12 @@ class NUQSGD(GatheredScheme):
     Args:
         bits: width of a code, 2 to 8: a sign and a level index. (8 bits reach down to 2^-126, the smallest normal
             float; more would add levels that no gradient uses.)
-        norm: ``"l2"`` or ``"max"``, of each bucket of each worker.
-        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
-            that float32 does not hold makes NaN of the bucket.
+        norm: ``"l2"`` or ``"max"``, computed per bucket and worker.
+        bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
+            or norm outside float32's range turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        exchange, rounding: see `horovod_quant.schemes.QSGD`. Levels of unequal distances cancel less: 0.6 to 0.75
-            of the error is left where gradients differ.
+        exchange, rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels joint rounding cancels less:
+            0.6 to 0.75 of the error remains where gradients differ.
 
     Raises:
         ValueError: an argument is out of range.

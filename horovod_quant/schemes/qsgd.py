@@ -1,7 +1,7 @@
 """QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding.
 
-Alistarh, Grubic, Li, Tomioka, Vojnovic. NeurIPS 2017. Each worker quantizes with its own norms; an allgather moves
-norms and codes; every worker decodes and adds all of them.
+Alistarh, Grubic, Li, Tomioka, Vojnovic. NeurIPS 2017. Each worker quantizes with its own norms, an allgather
+distributes norms and codes, and every worker decodes and adds all of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ALLTOALL: Final = "alltoall"
 AUTO: Final = "auto"
 
 MOST_GATHERED = 4
-"""Workers with whom an allgather moves at most twice the bytes of an alltoall and an allgather of chunks.
+"""The most workers for which an allgather moves at most twice the bytes of an alltoall and an allgather of chunks.
 
 By the alpha-beta model: ``(n - 1) P`` against ``2 (n - 1) / n P`` for payloads of P bytes.
 """
@@ -61,21 +61,21 @@ STREAM_ELEMENTS = 2**28
 
 @dataclass(frozen=True)
 class GatheredScheme(Scheme):
-    """What QSGD and NUQSGD share: everything but the levels.
+    """What QSGD and NUQSGD have in common: everything except the levels.
 
-    1. the norm of each bucket, of this worker alone;
-    2. stochastic rounding to the levels, packed; with ``rounding="joint"`` by bits that make the errors of the workers
-       cancel each other in part, each worker's own law being the same;
-    3. one allgather of a payload that holds norms and codes;
-    4. decoding of every worker's codes with its own norms, added in rank order.
+    1. Each worker computes the norms of its own buckets.
+    2. It rounds stochastically to the levels and packs the codes. With ``rounding="joint"`` the random bits make the
+       workers' errors partly cancel, although each worker's own distribution stays the same.
+    3. One allgather distributes a payload of norms and codes.
+    4. Each worker decodes every worker's codes with that worker's norms, and adds them in rank order.
 
-    With ``exchange="alltoall"``, for many workers, instead of 3 and 4:
+    With ``exchange="alltoall"``, for many workers, steps 3 to 5 are:
 
-    3. an alltoall brings everybody's norms and codes of a chunk to the worker that serves it;
-    4. the server decodes and averages them, and rounds the average in the same way;
-    5. an allgather brings the servers' norms and codes to everybody.
+    3. An alltoall sends all workers' norms and codes of a chunk to the worker that serves the chunk.
+    4. The server decodes and averages them, and rounds the average in the same way.
+    5. An allgather distributes the servers' norms and codes.
 
-    It is unbiased, too; the second rounding adds an error that does not shrink with the number of workers.
+    This is unbiased as well, but the second rounding adds an error that does not shrink with the number of workers.
     """
 
     bits: int = 4
@@ -96,12 +96,12 @@ class GatheredScheme(Scheme):
         use_plain_ints(self, "bits", "bucket_size")
         if self.exchange == ALLTOALL and self.coding != "fixed":
             raise ValueError(
-                f"coding={self.coding!r}: an alltoall needs pieces of known lengths; use coding='fixed' or an allgather"
+                f"coding={self.coding!r}: an alltoall needs pieces of known length; use coding='fixed' or an allgather"
             )
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Of ``exchange="auto"`` those for many workers."""
+        """For ``exchange="auto"``, those used with many workers."""
         gathered = Collective(Allgather, "int32" if self.coding == "fixed" else "uint8")
         if self.exchange == ALLGATHER or self.coding != "fixed":
             return (gathered,)
@@ -115,7 +115,7 @@ class GatheredScheme(Scheme):
         return replace(self, exchange=ALLGATHER if few else ALLTOALL)
 
     def of_known_lengths(self) -> Scheme:
-        """With ``coding="elias"``: codes of fixed width, whose bytes are never exceeded by more than 8 a stream."""
+        """With ``coding="elias"``: codes of fixed width; Elias codes exceed their bytes by at most 8 per stream."""
         return replace(self, coding="fixed")
 
     def host_requirement(self) -> str | None:
@@ -125,7 +125,7 @@ class GatheredScheme(Scheme):
         return (1 << (self.bits - 1)) - 1
 
     def relative_error(self, workers: int, hosts: int) -> float:
-        """The same for any even number of workers: their errors average out, just as such gradients do."""
+        """The same for any even number of workers: their errors average out, as such gradients do."""
         # The server of a chunk rounds the average once more.
         again = self.exchange == ALLTOALL
         return gaussian_error(self.grid(), self.norm, self.bucket_size, self.rounding, workers, again)
@@ -349,20 +349,19 @@ class GatheredScheme(Scheme):
 class QSGD(GatheredScheme):
     """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
 
-    Without arguments it is what docs/results.md recommends. The methods' names, such as ``qsgdinf-4``, are of buckets
-    of 1,024 elements.
+    The defaults are what docs/results.md recommends. Method names such as ``qsgdinf-4`` mean buckets of 1,024 elements.
 
     Args:
         bits: width of a code, 2 to 16: a sign and a magnitude.
-        norm: ``"max"`` or ``"l2"``, of each bucket of each worker. The l2 norm wants 8 bits: 4 leave it too few levels.
-        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
-            that float32 does not hold makes NaN of the bucket.
+        norm: ``"max"`` or ``"l2"``, computed per bucket and worker. The l2 norm needs 8 bits: 4 give too few levels.
+        bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
+            or norm outside float32's range turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
-        rounding: of the workers' gradients. ``"joint"``: the workers' random numbers sum to a constant. Half of the
-            sum's error is left where gradients differ (more where most elements are smaller than a step of the levels),
-            and 1 / n of it where an even number n of gradients are equal. ``"independent"``: each worker draws for
-            itself, as in the paper.
+        rounding: how the workers round their gradients. ``"joint"``: the workers' random numbers sum to a constant.
+            Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
+            distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:
+            each worker draws its own numbers, as in the paper.
 
     Raises:
         ValueError: an argument is out of range.

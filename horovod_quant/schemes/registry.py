@@ -1,7 +1,7 @@
-"""Which schemes there are: this package's own, those that a program registers, and those of installed packages.
+"""All known schemes: this package's own, those that a program registers, and those of installed packages.
 
-Everything that has to know all schemes (names of methods, the frontends' classes, ``bench``, ``advise``, ``doctor``,
-the shared tests) asks here. A package's schemes are found by its entry points, in its ``setup.cfg``::
+Everything that needs the list of schemes (method names, the frontends' classes, ``bench``, ``advise``, ``doctor``, the
+shared tests) gets it here. Another package announces its schemes by entry points, in its ``setup.cfg``::
 
     [options.entry_points]
     horovod_quant.schemes =
@@ -38,9 +38,9 @@ _searched = False
 
 
 def register(scheme_class: Kind) -> Kind:
-    """Makes a scheme known: as ``hvq.<Name>`` in the frontends, and by its names in commands. Usable as a decorator.
+    """Registers a scheme: as ``hvq.<Name>`` in the frontends, and by name in the commands. Usable as a decorator.
 
-    A class of the same module and name takes the place of the one before, as in a notebook's cell that is run again.
+    A class with the same module and name replaces the earlier one, as when a notebook cell is run again.
 
     Args:
         scheme_class: a frozen dataclass, see `horovod_quant.schemes.base.Scheme`.
@@ -49,8 +49,8 @@ def register(scheme_class: Kind) -> Kind:
         The class.
 
     Raises:
-        TypeError: it is no class of that kind.
-        ValueError: what it declares cannot be used, or another scheme has its name or a family's.
+        TypeError: it is not such a class.
+        ValueError: a declaration is invalid, or another scheme has its name or one of its short names.
     """
     check(scheme_class)
     with _lock:
@@ -60,21 +60,21 @@ def register(scheme_class: Kind) -> Kind:
             scheme_class.__module__,
             scheme_class.__qualname__,
         ):
-            raise ValueError(f"{name}: {before.__module__} has registered a scheme of that name; rename one")
+            raise ValueError(f"{name}: {before.__module__} already has a scheme of that name; rename one")
         for other in _registered.values():
             taken = set(families_of(other)) & set(families_of(scheme_class)) if other is not before else set()
             if taken:
                 names = ", ".join(map(repr, sorted(taken)))
-                raise ValueError(f"{name}.presets: {other.__name__} has {names} already; use other names")
+                raise ValueError(f"{name}.presets: {other.__name__} already has {names}; use other names")
         _registered[name] = scheme_class
     return scheme_class
 
 
 def check(scheme_class: Any) -> None:
-    """Raises what `register` raises for a class that cannot be used, whatever else is registered."""
+    """Raises what `register` raises for an invalid class, regardless of what else is registered."""
     if not isinstance(scheme_class, type) or not issubclass(scheme_class, Scheme):
         shown = scheme_class.__name__ if isinstance(scheme_class, type) else repr(scheme_class)
-        raise TypeError(f"{shown}: register a class that is derived from horovod_quant.schemes.base.Scheme")
+        raise TypeError(f"{shown}: register a class derived from horovod_quant.schemes.base.Scheme")
     name = scheme_class.__name__
     if not getattr(getattr(scheme_class, "__dataclass_params__", None), "frozen", False):
         raise TypeError(f"{name}: put @dataclass(frozen=True) before the class")
@@ -82,16 +82,16 @@ def check(scheme_class: Any) -> None:
         if getattr(scheme_class, needed) is getattr(Scheme, needed):
             raise TypeError(f"{name}.{needed}: define it, see horovod_quant.schemes.base.Scheme")
     if name in ("Auto", "Compressor"):
-        raise ValueError(f"{name}: the frontends have a class of that name; rename it")
+        raise ValueError(f"{name}: the frontends already have a class of that name; rename it")
     names = argument_names(scheme_class)
     for argument in names:
         if argument in _OF_COMPRESSORS:
             raise ValueError(
-                f"{name}.{argument}: compressors have an argument of that name; rename the field"
+                f"{name}.{argument}: compressors already have an argument of that name; rename the field"
             )
     for declared in ("presets", "compared", "own_optimizer", "own_steps", "unbiased", "host_only"):
         if declared in names:
-            raise TypeError(f"{name}.{declared}: declare it without a type, or it is an argument")
+            raise TypeError(f"{name}.{declared}: declare it without a type; with one it is an argument")
     for family, preset in families_of(scheme_class).items():
         if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", family) or family in HOROVODS_OWN:
             raise ValueError(
@@ -99,7 +99,7 @@ def check(scheme_class: Any) -> None:
             )
         for argument in preset:
             if argument not in names:
-                usable = ", ".join(names) or "nothing (it takes none)"
+                usable = ", ".join(names) or "no arguments (it has none)"
                 raise ValueError(f"{name}.presets[{family!r}]: no argument {argument!r}; use {usable}")
     for method in compared_of(scheme_class):
         if not any(re.fullmatch(f"{family}(-[0-9]+)?", method) for family in families_of(scheme_class)):
@@ -109,45 +109,45 @@ def check(scheme_class: Any) -> None:
 
 
 def families_of(scheme_class: type[Scheme]) -> dict[str, dict[str, Any]]:
-    """The scheme's short names with their arguments; one that declares none has its own name in small letters.
+    """The scheme's short names with their arguments; by default its own name in lower case.
 
-    What it inherits are another's names.
+    Inherited presets do not count: they are another scheme's names.
     """
     presets = vars(scheme_class).get("presets") or {scheme_class.__name__.lower(): {}}
     return {family: dict(preset) for family, preset in presets.items()}
 
 
 def compared_of(scheme_class: type[Scheme]) -> list[str]:
-    """Full names of those methods that are compared when nobody has chosen."""
+    """Full names of the methods that are compared by default."""
     return list(vars(scheme_class).get("compared", ()))
 
 
 def registered() -> list[type[Scheme]]:
-    """All schemes, in the order of registration; those of installed packages last."""
+    """All schemes in the order of registration; those of installed packages come last."""
     _search()
     with _lock:
         return list(_registered.values())
 
 
 def find(name: str) -> type[Scheme] | None:
-    """The scheme whose class has that name; None if there is none."""
+    """The scheme class with that name; None if there is none."""
     if name not in _registered:
         _search()
     return _registered.get(name)
 
 
 def own() -> list[type[Scheme]]:
-    """This package's."""
+    """This package's schemes."""
     return [kind for kind in _registered.values() if is_own(kind)]
 
 
 def is_own(scheme_class: type[Scheme]) -> bool:
-    """Whether it is this package's."""
+    """Whether it is one of this package's."""
     return scheme_class.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def problems() -> list[str]:
-    """What is wrong with installed packages' schemes that could not be registered."""
+    """Why schemes of installed packages could not be registered."""
     _search()
     return list(_problems)
 

@@ -22,27 +22,26 @@ __all__ = [
 class Compressor(_compressor.Compressor):
     """A compressor for Horovod's optimizers and tapes, ``hvd.allreduce`` and ``hvd.grouped_allreduce``.
 
-    One that serves two models counts their variables of the same name together; BinSGDM's serves one optimizer.
+    If it serves two models, variables of the same name are counted together; BinSGDM's serves only one optimizer.
 
     Args:
-        scheme: the scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or a method's name,
-            such as ``"qsgdinf-4"``.
-        min_elements: smaller gradients go through Horovod unchanged.
-        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
-        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: of the random rounding; the same on all workers.
-        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, that the graph calls back;
-            ``"tensorflow"`` for kernels of TensorFlow operations, which run where the gradient is. ``"auto"`` takes
-            these where TensorFlow sees a GPU. Where a shape is not known when the graph is made, under elastic
-            training, and for schemes that are ``host_only``, the kernels on the CPU are taken anyway: the bits are the
-            same.
-        named_parameters: pairs of a name and a variable; by default the variables' own names count.
-        process_set: where the gradients are reduced; by default what the optimizer says.
-        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
-            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or the name of a
+            method, such as ``"qsgdinf-4"``.
+        min_elements: smaller gradients are left to Horovod, uncompressed.
+        exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
+        overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: seed of the random rounding; the same on all workers.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
+            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
+        named_parameters: (name, variable) pairs; by default the variables' own names are used.
+        process_set: where the gradients are reduced; by default the optimizer's process set.
+        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are there.
+        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
 
     Raises:
         ValueError: an argument is out of range.
@@ -67,36 +66,34 @@ class Compressor(_compressor.Compressor):
 class QSGD(Compressor):
     """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
 
-    Without arguments it is what docs/results.md recommends. The methods' names, such as ``qsgdinf-4``, are of buckets
-    of 1,024 elements.
+    The defaults are what docs/results.md recommends. Method names such as ``qsgdinf-4`` mean buckets of 1,024 elements.
 
     Args:
         bits: width of a code, 2 to 16: a sign and a magnitude.
-        norm: ``"max"`` or ``"l2"``, of each bucket of each worker. The l2 norm wants 8 bits: 4 leave it too few levels.
-        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
-            that float32 does not hold makes NaN of the bucket.
+        norm: ``"max"`` or ``"l2"``, computed per bucket and worker. The l2 norm needs 8 bits: 4 give too few levels.
+        bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
+            or norm outside float32's range turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
-        rounding: of the workers' gradients. ``"joint"``: the workers' random numbers sum to a constant. Half of the
-            sum's error is left where gradients differ (more where most elements are smaller than a step of the levels),
-            and 1 / n of it where an even number n of gradients are equal. ``"independent"``: each worker draws for
-            itself, as in the paper.
-        min_elements: smaller gradients go through Horovod unchanged.
-        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
-        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: of the random rounding; the same on all workers.
-        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, that the graph calls back;
-            ``"tensorflow"`` for kernels of TensorFlow operations, which run where the gradient is. ``"auto"`` takes
-            these where TensorFlow sees a GPU. Where a shape is not known when the graph is made, under elastic
-            training, and for schemes that are ``host_only``, the kernels on the CPU are taken anyway: the bits are the
-            same.
-        named_parameters: pairs of a name and a variable; by default the variables' own names count.
-        process_set: where the gradients are reduced; by default what the optimizer says.
-        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
-            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        rounding: how the workers round their gradients. ``"joint"``: the workers' random numbers sum to a constant.
+            Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
+            distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:
+            each worker draws its own numbers, as in the paper.
+        min_elements: smaller gradients are left to Horovod, uncompressed.
+        exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
+        overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: seed of the random rounding; the same on all workers.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
+            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
+        named_parameters: (name, variable) pairs; by default the variables' own names are used.
+        process_set: where the gradients are reduced; by default the optimizer's process set.
+        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are there.
+        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
 
     Raises:
         ValueError: an argument is out of range.
@@ -128,30 +125,29 @@ class NUQSGD(Compressor):
     Args:
         bits: width of a code, 2 to 8: a sign and a level index. (8 bits reach down to 2^-126, the smallest normal
             float; more would add levels that no gradient uses.)
-        norm: ``"l2"`` or ``"max"``, of each bucket of each worker.
-        bucket_size: elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0; an element or a norm
-            that float32 does not hold makes NaN of the bucket.
+        norm: ``"l2"`` or ``"max"``, computed per bucket and worker.
+        bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
+            or norm outside float32's range turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        exchange: see `horovod_quant.schemes.QSGD`. Levels of unequal distances cancel less: 0.6 to 0.75
-            of the error is left where gradients differ.
-        rounding: see `horovod_quant.schemes.QSGD`. Levels of unequal distances cancel less: 0.6 to 0.75
-            of the error is left where gradients differ.
-        min_elements: smaller gradients go through Horovod unchanged.
-        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
-        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: of the random rounding; the same on all workers.
-        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, that the graph calls back;
-            ``"tensorflow"`` for kernels of TensorFlow operations, which run where the gradient is. ``"auto"`` takes
-            these where TensorFlow sees a GPU. Where a shape is not known when the graph is made, under elastic
-            training, and for schemes that are ``host_only``, the kernels on the CPU are taken anyway: the bits are the
-            same.
-        named_parameters: pairs of a name and a variable; by default the variables' own names count.
-        process_set: where the gradients are reduced; by default what the optimizer says.
-        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
-            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        exchange: see `horovod_quant.schemes.QSGD`. With unequally spaced levels joint rounding cancels less:
+            0.6 to 0.75 of the error remains where gradients differ.
+        rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels joint rounding cancels less:
+            0.6 to 0.75 of the error remains where gradients differ.
+        min_elements: smaller gradients are left to Horovod, uncompressed.
+        exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
+        overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: seed of the random rounding; the same on all workers.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
+            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
+        named_parameters: (name, variable) pairs; by default the variables' own names are used.
+        process_set: where the gradients are reduced; by default the optimizer's process set.
+        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are there.
+        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
 
     Raises:
         ValueError: an argument is out of range.
@@ -180,39 +176,38 @@ class NUQSGD(Compressor):
 class GlobalQSGD(Compressor):
     """Global-QSGD with standard (uniform) or exponential dithering.
 
-    With ``rotate`` (not in the paper) all workers rotate their gradients alike, which makes every coordinate of the
-    *sum* look Gaussian, and round to multiples of a step with which the sum fits its field, by an estimate of its norm:
-    any number of workers can take part. A bucket of 1,024 elements whose sum does not fit, less than one in a million,
-    is noticed and exchanged again, exactly; ``stats()`` counts them.
+    With ``rotate`` (not in the paper) all workers apply the same rotation to their gradients, which makes every
+    coordinate of the *sum* look Gaussian. They round to multiples of a step for which the sum fits its field,
+    according to an estimate of its norm, so any number of workers can take part. A bucket of 1,024 elements whose sum
+    does not fit, less than one in a million, is detected and exchanged again, exactly; ``stats()`` counts them.
 
     Args:
         bits: width of an integer on the wire. Uniform levels: 2 to 16, wide enough for the sum of all workers'
-            integers. Exponential levels: 2 to 8, a sign and a level index. With ``rotate`` 4 to 8.
-        norm: of a bucket over all workers: ``"max"`` (largest magnitude) or ``"l2"`` (square root of the sum of all
-            squares; for the same width about sqrt(n) times more levels of a scale that is larger).
+            integers. Exponential levels: 2 to 8, a sign and a level index. With ``rotate``: 4 to 8.
+        norm: norm of a bucket over all workers: ``"max"`` (largest magnitude) or ``"l2"`` (square root of the sum of
+            all squares; for the same width about sqrt(n) times more levels, on a larger scale).
         levels: ``"uniform"`` or ``"exponential"``.
-        bucket_size: elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts as 0; an
-            element or a norm that float32 does not hold makes NaN of the bucket. With ``rotate`` it is 16,384, of which
-            each 1,024 are rotated together and have a norm of their own.
+        bucket_size: number of elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts
+            as 0. An element or norm outside float32's range turns the bucket into NaN. With ``rotate`` it is 16,384, of
+            which each 1,024 are rotated together and have a norm of their own.
         rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
-        rotate: whether the scale is the sum's, after a rotation; with uniform levels, and without a choice of ``norm``.
-            Its kernels run on the host.
-        min_elements: smaller gradients go through Horovod unchanged.
-        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
-        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: of the random rounding; the same on all workers.
-        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, that the graph calls back;
-            ``"tensorflow"`` for kernels of TensorFlow operations, which run where the gradient is. ``"auto"`` takes
-            these where TensorFlow sees a GPU. Where a shape is not known when the graph is made, under elastic
-            training, and for schemes that are ``host_only``, the kernels on the CPU are taken anyway: the bits are the
-            same.
-        named_parameters: pairs of a name and a variable; by default the variables' own names count.
-        process_set: where the gradients are reduced; by default what the optimizer says.
-        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
-            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        rotate: whether to rotate and use the sum's scale. Needs uniform levels, allows no choice of ``norm``, and runs
+            its kernels on the host.
+        min_elements: smaller gradients are left to Horovod, uncompressed.
+        exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
+        overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: seed of the random rounding; the same on all workers.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
+            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
+        named_parameters: (name, variable) pairs; by default the variables' own names are used.
+        process_set: where the gradients are reduced; by default the optimizer's process set.
+        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are there.
+        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
 
     Raises:
         ValueError: an argument is out of range.
@@ -239,53 +234,53 @@ class GlobalQSGD(Compressor):
     ) -> None: ...
 
 class EDEN(Compressor):
-    """EDEN: a random rotation, ``2^bits`` Lloyd-Max levels for a Gaussian, and one scale a bucket of 1,024 elements.
+    """EDEN: a random rotation, ``2^bits`` Lloyd-Max levels for a Gaussian, and one scale per bucket of 1,024 elements.
 
-    1. each worker rotates its buckets by signs of its own, rounds to the nearest level, and finds the scale that makes
-       the result right on average over the rotations;
-    2. an alltoall brings everybody's codes and scales of a chunk to the worker that serves it;
-    3. the server decodes and averages them, and encodes the average with another rotation: with one of the workers' it
-       would be wrong on average;
-    4. an allgather brings the servers' codes and scales to everybody.
+    1. Each worker rotates its buckets with its own random signs, rounds to the nearest level, and chooses the scale
+       that makes the result unbiased over the rotations.
+    2. An alltoall sends all workers' codes and scales of a chunk to the worker that serves the chunk.
+    3. The server decodes and averages them, and encodes the average with a different rotation: reusing a worker's would
+       make the result biased.
+    4. An allgather distributes the servers' codes and scales.
 
-    With an allgather instead, for two workers, everybody decodes and adds all workers' codes after step 1.
+    With two workers there is an allgather after step 1 instead; each worker decodes and adds all workers' codes.
 
-    With the codes goes the number of the step that selected the signs, one word for each server's part of a gradient:
-    the workers' counts need not be the same.
+    The number of the step that selected the signs is sent with the codes, one word for each server's part of a
+    gradient, so the workers' counts need not be equal.
 
-    A rounding adds a constant share of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096 for
-    1 to 4 bits. It is spread evenly over the bucket: a bucket of zeros stays one, zeros among other elements do not.
+    Rounding adds a constant fraction of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096
+    for 1 to 4 bits. The error spreads evenly over the bucket: a bucket of zeros stays zero, zeros among other elements
+    do not.
 
     Args:
         bits: width of a code, 1 to 4; 3 unless ``error`` is given. A bucket whose largest magnitude is below 2^-96
-            counts as 0; an element that float32 does not hold makes NaN of its bucket.
-        server_bits: width of the servers' codes. The second rounding's error does not shrink with the workers, so
-            ``"auto"`` takes the fewest, no fewer than ``bits``, with which it is at most twice what is left of the
-            workers' own: ``bits`` for up to 11 workers, one more from 12 on, two more from about 70 on, and 4 at most.
+            counts as 0. An element outside float32's range turns its bucket into NaN.
+        server_bits: width of the servers' codes. The error of the second rounding does not shrink with the number of
+            workers, so ``"auto"`` uses the fewest bits, at least ``bits``, that keep it to at most twice the remaining
+            error of the workers: ``bits`` for up to 11 workers, one more from 12, two more from about 70, at most 4.
             An allgather has no second rounding.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an allgather for two workers, an alltoall for more.
-        error: instead of ``bits``, the largest squared error of the average, relative to its own square, that
-            gradients without anything in common may have: the exchange with the fewest bytes that keeps to it is
-            taken, given the number of workers. 0.0193 and more can be had by an alltoall, 0.0096 by an allgather.
-        min_elements: smaller gradients go through Horovod unchanged.
-        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
-        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: of the random rounding; the same on all workers.
-        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, that the graph calls back;
-            ``"tensorflow"`` for kernels of TensorFlow operations, which run where the gradient is. ``"auto"`` takes
-            these where TensorFlow sees a GPU. Where a shape is not known when the graph is made, under elastic
-            training, and for schemes that are ``host_only``, the kernels on the CPU are taken anyway: the bits are the
-            same.
-        named_parameters: pairs of a name and a variable; by default the variables' own names count.
-        process_set: where the gradients are reduced; by default what the optimizer says.
-        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
-            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        error: instead of ``bits``, the largest acceptable squared error of the average, relative to its own square,
+            for gradients that have nothing in common. The exchange with the fewest bytes that achieves it is used,
+            given the number of workers. An alltoall achieves 0.0193 or more, an allgather 0.0096.
+        min_elements: smaller gradients are left to Horovod, uncompressed.
+        exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
+        overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: seed of the random rounding; the same on all workers.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
+            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
+        named_parameters: (name, variable) pairs; by default the variables' own names are used.
+        process_set: where the gradients are reduced; by default the optimizer's process set.
+        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are there.
+        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
 
     Raises:
-        ValueError: an argument is out of range, or ``error`` is given beside ``bits`` or ``server_bits``.
+        ValueError: an argument is out of range, or ``error`` is combined with ``bits`` or ``server_bits``.
     """
     def __init__(
         self,
@@ -309,36 +304,35 @@ class EDEN(Compressor):
 class BinSGDM(Compressor):
     """BinSGDM's 1-bit allreduce.
 
-    1. every worker updates its momentum and scale and draws a bit an element;
-    2. an alltoall brings the bits of a chunk to the worker that serves it;
-    3. the server averages the n bits and draws one from the average;
-    4. an allgather brings the servers' bits to everybody.
+    1. Each worker updates its momentum and scale, and draws one bit per element.
+    2. An alltoall sends all workers' bits of a chunk to the worker that serves the chunk.
+    3. The server averages the n bits of each element and draws one bit from the average.
+    4. An allgather distributes the servers' bits.
 
-    A tile (1,024 elements) with a non-finite gradient on any worker decodes to NaN on all; one flag bit a tile
-    travels with the signs.
+    A tile (1,024 elements) with a non-finite gradient on any worker decodes to NaN on all workers; one flag bit per
+    tile travels with the signs.
 
-    For the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`, one of them.
+    Compressor for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`.
 
     Momentum and scale are the optimizer's slot variables.
 
     Args:
-        beta: None, or the optimizer's ``beta``, which counts, once more, to have it checked.
-        min_elements: smaller gradients go through Horovod unchanged.
-        exclude: names or shell-style patterns of gradients that go through Horovod unchanged; None for none.
-        overrides: other arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
-        seed: of the random rounding; the same on all workers.
-        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, that the graph calls back;
-            ``"tensorflow"`` for kernels of TensorFlow operations, which run where the gradient is. ``"auto"`` takes
-            these where TensorFlow sees a GPU. Where a shape is not known when the graph is made, under elastic
-            training, and for schemes that are ``host_only``, the kernels on the CPU are taken anyway: the bits are the
-            same.
-        named_parameters: pairs of a name and a variable; by default the variables' own names count.
-        process_set: where the gradients are reduced; by default what the optimizer says.
-        hierarchical: whether workers of the same host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True: that many consecutive ranks are a node,
-            whatever hosts they are on. It is for all workers, not for a process set, and not for elastic training.
+        beta: None, or the optimizer's ``beta`` again, to have it checked; the optimizer's is the one that is used.
+        min_elements: smaller gradients are left to Horovod, uncompressed.
+        exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
+        overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
+        seed: seed of the random rounding; the same on all workers.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
+            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
+        named_parameters: (name, variable) pairs; by default the variables' own names are used.
+        process_set: where the gradients are reduced; by default the optimizer's process set.
+        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
+            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are there.
+        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
         optimizer: the optimizer, for ``hvd.DistributedGradientTape``, which does not know it;
             ``hvd.DistributedOptimizer`` does.
     """

@@ -1,4 +1,4 @@
-"""What ``Auto`` says here: it is PyTorch's alone."""
+"""``Auto`` exists only for PyTorch; here it says so."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Auto:
 
     def __init__(self, *given: Any, **named: Any) -> None:
         raise NotImplementedError(
-            "Auto tries methods while training, and TensorFlow fixes the method when it traces the graph; measure them "
-            "before, with `horovodrun ... horovod-quant bench --framework tensorflow`, or predict them, with "
-            "`horovod-quant advise`, and use what these recommend"
+            "Auto tries methods during training, but TensorFlow fixes the method when it traces the graph; measure "
+            "them beforehand with `horovodrun ... horovod-quant bench --framework tensorflow`, or predict them with "
+            "`horovod-quant advise`, and use the method that it recommends"
         )
 
     compress = decompress = __init__

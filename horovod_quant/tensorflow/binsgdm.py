@@ -20,12 +20,12 @@ from horovod_quant.tensorflow.member import HeldState, Member
 
 
 class BinSGDMCompressor(Compressor):
-    """For the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`, one of them.
+    """Compressor for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`.
 
     Momentum and scale are the optimizer's slot variables.
 
     Args:
-        beta: None, or the optimizer's ``beta``, which counts, once more, to have it checked.
+        beta: None, or the optimizer's ``beta`` again, to have it checked; the optimizer's is the one that is used.
         optimizer: the optimizer, for ``hvd.DistributedGradientTape``, which does not know it;
             ``hvd.DistributedOptimizer`` does.
     """
@@ -53,7 +53,7 @@ class BinSGDMCompressor(Compressor):
         own = optim.binsgdm_of(optimizer)
         if own is None:
             raise ValueError(
-                f"compression=BinSGDM(): it needs the optimizer of the same name, and was used with the optimizer "
+                f"compression=BinSGDM(): it needs the optimizer of the same name, but was used with the optimizer "
                 f"{type(optimizer).__name__}; use "
                 f"hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...)"
             )
@@ -61,7 +61,7 @@ class BinSGDMCompressor(Compressor):
         if known is not None and known is not own:
             raise ValueError(
                 "compression=BinSGDM(): this compressor already serves another optimizer, whose momentum it knows; "
-                "make one for each"
+                "construct one for each"
             )
         require_same_beta(self.beta, [own.beta])
         self._optimizer = weakref.ref(own)
@@ -70,7 +70,7 @@ class BinSGDMCompressor(Compressor):
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is None or call.variable is None:
             raise ValueError(
-                "compression=BinSGDM(): it needs the optimizer of the same name, and was used with no optimizer; use "
+                "compression=BinSGDM(): it needs the optimizer of the same name, but was used with no optimizer; use "
                 "hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...), or with a tape "
                 "BinSGDM(optimizer=...)"
             )

@@ -158,11 +158,11 @@ def _check_roll(scope: Scope) -> tf.Tensor:
 
 
 _JOINED = (
-    "a worker has called hvd.join(), and in TensorFlow only GlobalQSGD with uniform levels, not hierarchical, can go "
-    "on without it; use that, or as many batches on every worker"
+    "a worker has called hvd.join(), and in TensorFlow only GlobalQSGD with uniform levels, not hierarchical, can "
+    "continue without it; use that, or the same number of batches on every worker"
 )
 
-_UNEQUAL = "construct the compressor with the same arguments on all workers; these are different:"
+_UNEQUAL = "construct the compressor with the same arguments on all workers; these differ:"
 
 
 def worker_count(process_set: Any) -> tf.Tensor:

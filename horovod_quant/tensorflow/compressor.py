@@ -71,17 +71,16 @@ class _Carried(NamedTuple):
 class Compressor(BaseCompressor):
     """A compressor for Horovod's optimizers and tapes, ``hvd.allreduce`` and ``hvd.grouped_allreduce``.
 
-    One that serves two models counts their variables of the same name together; BinSGDM's serves one optimizer.
+    If it serves two models, variables of the same name are counted together; BinSGDM's serves only one optimizer.
 
     Args:
-        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, that the graph calls back;
-            ``"tensorflow"`` for kernels of TensorFlow operations, which run where the gradient is. ``"auto"`` takes
-            these where TensorFlow sees a GPU. Where a shape is not known when the graph is made, under elastic
-            training, and for schemes that are ``host_only``, the kernels on the CPU are taken anyway: the bits are the
-            same.
-        named_parameters: pairs of a name and a variable; by default the variables' own names count.
+        kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
+            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
+        named_parameters: (name, variable) pairs; by default the variables' own names are used.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are there.
+        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
         **common: see `horovod_quant.frontend.BaseCompressor`.
 
     Raises:
@@ -113,7 +112,7 @@ class Compressor(BaseCompressor):
             raise RuntimeError(KERAS_3_REMEDY)
         if optim.binsgdm_of(optimizer) is not None:
             raise ValueError(
-                f"compression={type(self).__name__}(...): the optimizer BinSGDM goes with compression=hvq.BinSGDM()"
+                f"compression={type(self).__name__}(...): the optimizer BinSGDM needs compression=hvq.BinSGDM()"
             )
 
     def _check_kernels(self) -> None:
@@ -165,12 +164,12 @@ class Compressor(BaseCompressor):
     def _resume_at(self, counts: dict[str, int]) -> None:
         if self._ledgers or self._steps != self._first:
             raise RuntimeError(
-                "load_state_dict: this compressor has exchanged gradients already; load it before"
+                "load_state_dict: this compressor has already exchanged gradients; load the state before that"
             )
         self._steps, self._first = counts, dict(counts)
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, for each parameter and in total, and what float32 would have sent.
+        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total.
 
         Raises:
             RuntimeError: with ``kernels="tensorflow"`` in a TensorFlow 1 graph: there is no default session.
@@ -190,13 +189,13 @@ class Compressor(BaseCompressor):
     @tf.autograph.experimental.do_not_convert
     @integer_shapes()
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Takes a gradient; returns what Horovod shall reduce, and a context for `decompress`.
+        """Returns what Horovod is to reduce in place of a gradient, and a context for `decompress`.
 
-        Called while a graph is traced, or, for a direct allreduce in eager code, each time. Integers and booleans are
-        returned as they are, as by ``hvd.Compression.fp16``, whatever the operation; `stats` does not count them.
+        Called while a graph is traced or, for a direct allreduce in eager code, each time. Integers and booleans are
+        returned unchanged, as with ``hvd.Compression.fp16``, whatever the operation; `stats` does not count them.
 
         Raises:
-            TypeError: the tensor is of another type that cannot be quantized, such as a complex one.
+            TypeError: the tensor has another dtype that cannot be quantized, such as a complex one.
             ValueError: an argument does not fit the number of workers, the variables' names or the operation.
         """
         dtype = tf.as_dtype(tensor.dtype)
@@ -219,7 +218,7 @@ class Compressor(BaseCompressor):
     @tf.autograph.experimental.do_not_convert
     @integer_shapes()
     def decompress(self, output: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Takes what Horovod reduced and the context; returns the reduced gradient in its own dtype and shape."""
+        """Returns the reduced gradient, in its own dtype and shape, from what Horovod reduced and the context."""
         if isinstance(ctx, Unchanged):
             return tf.cast(output, ctx.dtype)
         if isinstance(ctx, _Carried):
@@ -240,8 +239,8 @@ class Compressor(BaseCompressor):
         name = self._names_in_copies[own]
         if name is None:
             raise ValueError(
-                f"named_parameters: several variables are called {own!r}, and a copy of the compressor cannot tell "
-                f"them apart; construct another compressor with them"
+                f"named_parameters: several variables are named {own!r}, and a copy of the compressor cannot tell "
+                f"them apart; construct a new compressor with named_parameters="
             )
         return name
 
@@ -407,7 +406,7 @@ class Compressor(BaseCompressor):
                 if not tf.executing_eagerly():
                     raise RuntimeError(
                         "hierarchical=True: in TensorFlow 1's graphs the workers cannot find their hosts; give the "
-                        "number of workers on each host, as in hierarchical=2"
+                        "number of workers per host, as in hierarchical=2"
                     )
                 return (
                     hvd.allgather(tf.constant([own], tf.int32), name="horovod_quant.nodes").numpy().tolist()

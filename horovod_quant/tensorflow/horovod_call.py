@@ -18,8 +18,8 @@ from horovod_quant.installing import install_page
 
 KERAS_3_REMEDY = (
     "Horovod's DistributedOptimizer does not average gradients under Keras 3, and does not say so. Use "
-    "tensorflow<2.16; or with a newer one the package tf-keras, TF_USE_LEGACY_KERAS=1 in the environment and "
-    "optimizers of tf_keras; or hvd.DistributedGradientTape, which averages under Keras 3, too"
+    "tensorflow<2.16; or, with a newer release, the package tf-keras with TF_USE_LEGACY_KERAS=1 in the environment "
+    "and optimizers of tf_keras; or hvd.DistributedGradientTape, which averages under Keras 3 as well"
 )
 
 
@@ -39,7 +39,7 @@ _REDUCTIONS = ("allreduce", "grouped_allreduce", "reducescatter", "grouped_reduc
 _FUNCTIONS = {*_REDUCTIONS, "allreduce_grads", "_allreduce", *_CALLERS_WITH_VARIABLES}
 
 _UNRECOGNISED = (
-    "horovod_quant cannot tell which gradient this is: the caller of compress() is not a function of Horovod that it "
+    "horovod_quant cannot tell which gradient this is: the caller of compress() is not a Horovod function that it "
     "knows"
 )
 
@@ -175,7 +175,7 @@ def _reduction(
     """What Horovod does, with which tensor, and, of a grouped allreduce, the tensor's place among those."""
     if function in ("reducescatter", "grouped_reducescatter"):
         raise ValueError(
-            f"compression= of {function}: horovod_quant compresses allreduce only; leave compression out there"
+            f"compression= of {function}: horovod_quant compresses only allreduce; leave compression out there"
         )
     if function not in _REDUCTIONS:
         raise RuntimeError(_UNRECOGNISED)

@@ -42,7 +42,7 @@ class _BinaryUpdate:
     def _require_keras_2(self) -> None:
         if not _HAS_KERAS_2:
             raise RuntimeError(
-                f"{type(self).__name__} is an optimizer of Keras 2, and TensorFlow has Keras 3 here: install tf-keras "
+                f"{type(self).__name__} is an optimizer of Keras 2, but TensorFlow has Keras 3 here: install tf-keras "
                 f"and set TF_USE_LEGACY_KERAS=1"
             )
 
@@ -68,8 +68,8 @@ class _BinaryUpdate:
         """The state that an exchange of the variable's gradient updates; its updates are exchanged from now on.
 
         Args:
-            variable: whose gradient is exchanged.
-            variables: all that the optimizer will update, should it not know them yet.
+            variable: the one whose gradient is exchanged.
+            variables: all variables that the optimizer will update, in case it does not know them yet.
 
         Raises:
             ValueError: the variable is not one of this optimizer's.
@@ -82,12 +82,12 @@ class _BinaryUpdate:
         return HeldState(momentum, scale, self.beta, step, self.clip_norm)
 
     def keep_part(self, state: HeldState, start: int, stop: int, process_set: Any) -> HeldState:
-        """The elements ``start .. stop - 1`` of a state; from its first update on this worker keeps no other.
+        """The elements ``start .. stop - 1`` of a state; from its first update on, this worker keeps no others.
 
         Args:
-            state: of a variable.
+            state: the state of a variable.
             start, stop: which elements.
-            process_set: Horovod's workers that keep all elements together.
+            process_set: Horovod's workers that together keep all elements.
 
         Raises:
             RuntimeError: this worker keeps other elements.
@@ -99,19 +99,19 @@ class _BinaryUpdate:
         part = self._parts[reference]
         if (part.momentum.start, part.momentum.stop) != (start, stop):
             raise RuntimeError(
-                "BinSGDM: this worker keeps other elements of a variable's momentum and scale already; exchange each "
-                "gradient under one name, in nodes of one size, or make another optimizer"
+                "BinSGDM: this worker already keeps other elements of a variable's momentum and scale; exchange each "
+                "gradient under one name, in nodes of one size, or construct another optimizer"
             )
         return state._replace(momentum=part.momentum, scale=part.scale)
 
     def gather_state(self) -> Any:
-        """Gives every worker the whole state of its node, after hierarchical exchanges; to be called by all workers.
+        """Gives every worker the whole state of its node, after hierarchical exchanges; call it on all workers.
 
-        Then it can be saved, by any of them, and loaded with any number of workers, or broadcast. The next exchange
-        spreads it again. Without hierarchical exchanges there is nothing to do.
+        Any worker can then save it, for any number of workers to load, or broadcast it. The next exchange splits it
+        again. Without hierarchical exchanges it does nothing.
 
         Returns:
-            In TensorFlow 1's graphs the operation to run; else None.
+            The operation to run in a TensorFlow 1 graph; otherwise None.
         """
         gathered = [
             state.gathered(f"horovod_quant_{name}_{number}", part.process_set)
@@ -171,27 +171,27 @@ class _BinaryUpdate:
 
 
 class BinSGDM(_BinaryUpdate, _Optimizer):
-    """Moves every element of every variable by ``+-learning_rate``, up or down at random with its momentum's odds.
+    """Moves every element of every variable by ``+-learning_rate``; the sign is random, with odds set by its momentum.
 
     1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``, where ``g`` is the
        gradient, clipped to ``clip_norm``;
     2. a bit is +1 with probability ``(1 + momentum / scale) / 2``, else -1;
     3. ``v = v - learning_rate (bit + weight_decay v)``.
 
-    With ``compression=horovod_quant.tensorflow.BinSGDM()`` steps 1 and 2 happen on each worker with its own gradient,
-    and the workers' bits are averaged and binarized again on the way. Gradients that arrive averaged instead (one
+    With ``compression=horovod_quant.tensorflow.BinSGDM()`` each worker applies steps 1 and 2 to its own gradient, and
+    the workers' bits are averaged and binarized again in the exchange. Gradients that arrive averaged instead (one
     worker, small gradients, another compression) go through steps 1 and 2 here, with random bits that are the same
-    on every worker. Momentum and scale are slot variables, saved with the model. With ``BinSGDM(hierarchical=True)`` a
-    worker keeps those of its share of the elements alone: call `gather_state` before saving or broadcasting them.
+    on every worker. Momentum and scale are slot variables, saved with the model. With ``BinSGDM(hierarchical=True)``
+    each worker keeps them only for its share of the elements: call `gather_state` before saving or broadcasting them.
 
     Args:
-        learning_rate: size of the step of each element; a number or a schedule.
+        learning_rate: step size of each element; a number or a schedule.
         beta: decay of momentum and scale.
         weight_decay: decoupled weight decay; None for none.
-        seed: of the random bits.
-        name: of the optimizer.
-        clip_norm: the L2 norm to which each worker scales down its own gradient of a variable, if it is longer; None
-            for no limit. Keras clips (``clipnorm``) after the exchange, where it has no effect on bits.
+        seed: seed of the random bits.
+        name: name of the optimizer.
+        clip_norm: maximum L2 norm of each worker's own gradient of a variable, which is scaled down to it; None for
+            no limit. Keras clips (``clipnorm``) after the exchange, where it has no effect on bits.
         **kwargs: see ``tf.keras.optimizers.Optimizer``.
 
     Raises:
@@ -230,26 +230,26 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
 
     @property
     def variables(self) -> Any:
-        """All variables but those whose elements are spread over workers: see `gather_state`."""
+        """All variables except those whose elements are split among workers: see `gather_state`."""
         variables = super().variables
         return type(variables)(self._without_parts(variables))
 
     def set_weights(self, weights: Any) -> None:
-        """As Keras's; the next exchange spreads the state, if it is hierarchical."""
+        """As in Keras; a hierarchical exchange splits the state again."""
         self._forget_parts()
         super().set_weights(weights)
 
     def save_own_variables(self, store: Any) -> None:
-        """As Keras's.
+        """As in Keras.
 
         Raises:
-            RuntimeError: the state is spread over workers; see `gather_state`.
+            RuntimeError: the state is split among workers; see `gather_state`.
         """
         self._require_whole_state()
         super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """As Keras's; the next exchange spreads the state, if it is hierarchical."""
+        """As in Keras; a hierarchical exchange splits the state again."""
         self._forget_parts()
         super().load_own_variables(store)
 
@@ -279,7 +279,7 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
     """`BinSGDM` as an optimizer of ``tf.keras.optimizers.legacy``, which Horovod's warm-up callback needs.
 
     Args:
-        learning_rate, beta, seed, name, clip_norm: as there.
+        learning_rate, beta, seed, name, clip_norm: see `BinSGDM`.
         weight_decay: decoupled weight decay.
         **kwargs: see ``tf.keras.optimizers.legacy.Optimizer``.
 
@@ -317,26 +317,26 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
             self._places.setdefault(variable.ref(), len(self._places))
             if variable.dtype.base_dtype != tf.float32:
                 raise ValueError(
-                    f"{variable.name} is {variable.dtype.name}: LegacyBinSGDM takes float32 variables; use BinSGDM"
+                    f"{variable.name} is {variable.dtype.name}: LegacyBinSGDM supports only float32; use BinSGDM"
                 )
             for name in ("momentum", "scale"):
                 self.add_slot(variable, name)
 
     def variables(self) -> list[Any]:
-        """All variables but those whose elements are spread over workers: see `gather_state`."""
+        """All variables except those whose elements are split among workers: see `gather_state`."""
         return self._without_parts(super().variables())
 
     def get_weights(self) -> list[Any]:
-        """As Keras's.
+        """As in Keras.
 
         Raises:
-            RuntimeError: the state is spread over workers; see `gather_state`.
+            RuntimeError: the state is split among workers; see `gather_state`.
         """
         self._require_whole_state()
         return super().get_weights()
 
     def set_weights(self, weights: Any) -> None:
-        """As Keras's; the next exchange spreads the state, if it is hierarchical."""
+        """As in Keras; a hierarchical exchange splits the state again."""
         self._forget_parts()
         super().set_weights(weights)
 
@@ -380,13 +380,13 @@ def binsgdm_of(optimizer: Any) -> Any:
 
 
 def restore_from_saved_model(model: Any, path: Any) -> None:
-    """Gives a model the optimizer state that its SavedModel holds, momentum and scale included.
+    """Restores a model's optimizer state from its SavedModel, including momentum and scale.
 
-    Keras restores no optimizer's state from the SavedModel format (it does from ``.h5``): call this after
+    Keras does not restore optimizer state from the SavedModel format (only from ``.h5``): call this after
     ``load_model``.
 
     Args:
-        model: the loaded model, compiled, with the optimizer that it was saved with.
+        model: the loaded model, compiled with the optimizer that it was saved with.
         path: folder of the SavedModel.
     """
     optimizer = model.optimizer

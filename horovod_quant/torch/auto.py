@@ -1,4 +1,4 @@
-"""The compressor that finds its method by itself, by trying in the first steps of a training.
+"""The compressor that chooses its method itself, by trying several in the first training steps.
 
 Four facts shape it. Which method a step has must be known when its first gradient comes, and be the same on all
 workers, who may have taken part in different numbers of steps (``hvd.join()``). A script that ends up without
@@ -52,22 +52,22 @@ _PAIR = Workers(0, 2)
 
 
 class Auto(Compressor):
-    """Takes the fastest method, as measured in the first steps of the training itself, or none if that is as fast.
+    """Uses the fastest method, as measured in the first training steps, or none if that is as fast.
 
-    Horovod's own allreduce and up to six methods have three turns of a few steps each. Every step meanwhile is a
-    correct exchange. Then all workers stay with the method whose steps were the shortest; of those within 2% of it, the
-    one with the smallest error, which is none's. The same happens again when the number of workers has changed.
+    Horovod's own allreduce and up to six methods get three turns of a few steps each; every step of the trial is a
+    correct exchange. Then all workers keep the method with the shortest steps or, of those within 2% of it, the one
+    with the smallest error, which is none if it is among them. The trial repeats when the number of workers changes.
 
-    `report` returns the measurements, and rank 0 writes them in a line to the log ``horovod_quant`` (its level is
-    INFO). For the gradients of a ``DistributedOptimizer``; other calls need a method.
+    `report` returns the measurements, and rank 0 logs them as one line to the logger ``horovod_quant`` (level INFO).
+    Works for the gradients of a ``DistributedOptimizer``; other calls need a fixed method.
 
     Args:
-        max_error: of the methods that are tried: ``||average - exact|| / ||exact||`` for gradients that have nothing in
-            common. They are the registered, unbiased ones, each with the fewest bits that keep to it.
-        methods: the names of those to try instead, such as ``["eden-3", "qsgdinf-4"]``; ``max_error`` does not count
-            then.
-        again_after: steps after which they are tried again, because a network may have changed; 0 for never.
-        **common: as of every compressor, but for ``overrides``.
+        max_error: largest error of the methods to try: ``||average - exact|| / ||exact||`` for gradients that have
+            nothing in common. Candidates are the registered, unbiased methods, each with the fewest bits that suffice.
+        methods: names of the methods to try instead, such as ``["eden-3", "qsgdinf-4"]``; ``max_error`` is then
+            ignored.
+        again_after: number of steps after which the trial is repeated, in case the network has changed; 0 for never.
+        **common: arguments of every compressor, except ``overrides``.
 
     Raises:
         ValueError: an argument is out of range.
@@ -108,7 +108,7 @@ class Auto(Compressor):
         if found is None:
             raise ValueError(
                 f"max_error={self.max_error!r}: no method has so small an error, even with two workers; use a larger "
-                f"one, or leave compression out"
+                f"value, or leave compression out"
             )
         return [found]
 
@@ -138,10 +138,10 @@ class Auto(Compressor):
     # ---- what users call -------------------------------------------------------------------------------------
 
     def report(self, optimizer: Any = None) -> Report | None:
-        """What was measured and chosen last; None as long as nothing was.
+        """The latest measurements and choice; None before the first.
 
         Args:
-            optimizer: the ``DistributedOptimizer`` that is meant, where the compressor serves several.
+            optimizer: which ``DistributedOptimizer``, if the compressor serves several.
         """
         if optimizer is None:
             return next(reversed(self._reports.values()), None)
@@ -149,7 +149,7 @@ class Auto(Compressor):
         return None if course is None else self._reports.get(course.label)
 
     def stats(self) -> Stats:
-        """As of every compressor."""
+        """As for every compressor."""
         for handed in self._handed:
             times, handed.times = handed.times, 0
             self._traffic.expect(handed.name, times * handed.float32_bytes)
@@ -157,17 +157,17 @@ class Auto(Compressor):
         return super().stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """As of every compressor, with what was chosen, which counts for as many workers."""
+        """As for every compressor, plus the choice, which is valid for the same number of workers."""
         return {
             **super().state_dict(),
             "choices": {label: choice._asdict() for label, choice in self._choices.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` returned, before the first step. It is enough if one worker does.
+        """Restores what `state_dict` returned; call it before the first step. One worker is enough.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: ``state`` is something else.
         """
         choices = state.get("choices") if isinstance(state, Mapping) else None
         if not isinstance(choices, Mapping) or not all(map(_is_choice, choices.values())):
@@ -182,7 +182,7 @@ class Auto(Compressor):
         """As `Compressor.compress`.
 
         Raises:
-            ValueError: it is no gradient of an optimizer's.
+            ValueError: the gradient does not come from an optimizer.
         """
         course = self.course_of((caller := glance())[0])
         if course is not None and course.hands_through(caller[1], tensor):
@@ -192,8 +192,9 @@ class Auto(Compressor):
         call = self._call_for(tensor)
         if not isinstance(call, OptimizerCall):
             raise ValueError(
-                f"{call.name}: compression=Auto(...) measures the steps of an hvd.DistributedOptimizer, and this is "
-                f"none; use a method, such as hvq.EDEN(): `horovod-quant bench` and `advise` say which"
+                f"{call.name}: compression=Auto(...) measures the steps of an hvd.DistributedOptimizer, and this "
+                f"call is not part of one; use a method such as hvq.EDEN(): `horovod-quant bench` and `advise` "
+                f"recommend one"
             )
         course = self._course(call, tensor)
         if course.policy is None:

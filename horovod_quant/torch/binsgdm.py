@@ -18,10 +18,10 @@ from horovod_quant.torch.memory import Memory
 
 
 class BinSGDMCompressor(Compressor):
-    """For the optimizer `horovod_quant.torch.optim.BinSGDM`, whose state are momentum and scale.
+    """Compressor for the optimizer `horovod_quant.torch.optim.BinSGDM`, whose state is momentum and scale.
 
     Args:
-        beta: None, or the optimizer's ``beta``, which counts, once more, to have it checked.
+        beta: None, or the optimizer's ``beta`` again, to have it checked; the optimizer's is the one that is used.
     """
 
     own_optimizer = optim.BinSGDM.__name__
@@ -36,7 +36,7 @@ class BinSGDMCompressor(Compressor):
         if not isinstance(optimizer, optim.BinSGDM):
             given = "no optimizer" if optimizer is None else f"the optimizer {type(optimizer).__name__}"
             raise ValueError(
-                f"compression=BinSGDM(): it needs the optimizer of the same name, and was used with {given}; use "
+                f"compression=BinSGDM(): it needs the optimizer of the same name, but was used with {given}; use "
                 f"hvd.DistributedOptimizer(horovod_quant.torch.optim.BinSGDM(model.parameters(), lr=...), ...)"
             )
         require_same_beta(self.beta, (group["beta"] for group in optimizer.param_groups))

@@ -69,11 +69,11 @@ class Compressor(BaseCompressor):
     """A compressor for ``hvd.DistributedOptimizer``, ``hvd.allreduce`` and ``hvd.grouped_allreduce``.
 
     Args:
-        named_parameters: names for the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Without it they
+        named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
+        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
-        kernels: ``"auto"``, ``"native"`` or ``"numpy"``; or ``"triton"`` for gradients on a GPU, which ``"auto"`` takes
-            for them, where Triton is installed, except with Elias coding and schemes that are ``host_only``.
+        kernels: ``"auto"``, ``"native"``, ``"numpy"``, or ``"triton"`` for gradients on a GPU. For these ``"auto"``
+            chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
         **common: see `horovod_quant.frontend.BaseCompressor`.
 
     Raises:
@@ -115,13 +115,13 @@ class Compressor(BaseCompressor):
 
     @of_instances
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Takes a gradient; returns what Horovod shall reduce, and a context for `decompress`.
+        """Returns what Horovod is to reduce in place of a gradient, and a context for `decompress`.
 
-        Integers and booleans are returned as they are, as by ``hvd.Compression.fp16``, whatever the operation;
+        Integers and booleans are returned unchanged, as with ``hvd.Compression.fp16``, whatever the operation;
         `stats` does not count them.
 
         Raises:
-            TypeError: the tensor is of another type that cannot be quantized, such as a complex one.
+            TypeError: the tensor has another dtype that cannot be quantized, such as a complex one.
             ValueError: an argument does not fit the number of workers, the parameters' names or the operation.
         """
         optimizer, parameter = asking_optimizer()
@@ -142,10 +142,10 @@ class Compressor(BaseCompressor):
 
     @of_instances
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Takes what Horovod reduced and the context; returns the reduced gradient in its own dtype and shape.
+        """Returns the reduced gradient, in its own dtype and shape, from what Horovod reduced and the context.
 
         Raises:
-            RuntimeError: the workers meant different gradients.
+            RuntimeError: the workers exchanged different gradients.
         """
         if ctx is None:
             return output
@@ -208,7 +208,7 @@ class Compressor(BaseCompressor):
         self._check_dtype(call.name, tensor.dtype, _FLOATS)
         if isinstance(call, DirectCall) and tensor.requires_grad:
             raise ValueError(
-                f"{call.name}: autograd cannot go through a quantized allreduce; detach the tensor, or leave "
+                f"{call.name}: autograd cannot differentiate a quantized allreduce; detach the tensor, or leave "
                 f"compression out of this call"
             )
         self._check_optimizer(getattr(call, "optimizer", None))
@@ -223,7 +223,7 @@ class Compressor(BaseCompressor):
         """Raises ValueError unless this method goes with the optimizer that calls, None if none does."""
         if isinstance(optimizer, optim.BinSGDM):
             raise ValueError(
-                f"compression={type(self).__name__}(...): the optimizer BinSGDM goes with compression=hvq.BinSGDM()"
+                f"compression={type(self).__name__}(...): the optimizer BinSGDM needs compression=hvq.BinSGDM()"
             )
 
     def _schedule(

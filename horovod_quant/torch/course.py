@@ -23,8 +23,9 @@ _log = logging.getLogger("horovod_quant")
 
 _MOST_UNTOLD = 20
 _UNTOLD = (
-    "horovod_quant: Auto cannot tell who takes part in the steps of the optimizer of %s, and so chooses nothing: its "
-    "smallest parameter has no gradient that Horovod sums, perhaps a sparse one; use sparse_as_dense=True"
+    "horovod_quant: Auto cannot tell which workers take part in the steps of the optimizer of %s, so it chooses "
+    "nothing: no gradient that Horovod sums belongs to its smallest parameter, perhaps because that gradient is "
+    "sparse; use sparse_as_dense=True"
 )
 
 
@@ -188,7 +189,7 @@ class Course:
         report = evaluate(self._candidates, sums, self._process_set.size())
         self._choose(report)
         if self._process_set.rank() == 0:
-            _log.info("horovod_quant: Auto has measured, and takes %s", report)
+            _log.info("horovod_quant: Auto has measured the methods and uses %s", report)
 
     def _choose(self, report: Report) -> None:
         self._auto.keep(self.label, report)

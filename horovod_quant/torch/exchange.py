@@ -298,8 +298,8 @@ def _those(ranks: Sequence[int], nodes: Nodes) -> Workers:
     if workers.local_size > 1:
         gone = sorted(set(range(workers.size)) - set(ranks))
         raise RuntimeError(
-            f"hierarchical: the workers of ranks {gone} have called hvd.join(), and their nodes' groups cannot do "
-            f"without them; use hierarchical=False, or as many batches on every worker"
+            f"hierarchical: workers {gone} have called hvd.join(), and their nodes' groups cannot continue "
+            f"without them; use hierarchical=False, or the same number of batches on every worker"
         )
     return Workers(ranks.index(workers.rank), len(ranks), workers.custom_reduction)
 

@@ -23,8 +23,8 @@ _FRAMES_AT_MOST = 32
 """Between ``compress`` and Horovod: those of compressors that hand their calls on, say."""
 
 _UNRECOGNISED = (
-    "horovod_quant cannot tell which parameter this gradient belongs to: the caller of compress() is not a function "
-    "of Horovod that it knows. Give the compressor named_parameters=model.named_parameters()"
+    "horovod_quant cannot tell which parameter this gradient belongs to: the caller of compress() is not a Horovod "
+    "function that it knows. Give the compressor named_parameters=model.named_parameters()"
 )
 
 
@@ -202,7 +202,7 @@ def identify(tensor: Any) -> Call | None:
         return DirectCall(f"{name}.{position}", name, _op(variables), variables["process_set"], grouped=True)
     if function in ("reducescatter", "grouped_reducescatter"):
         raise ValueError(
-            f"compression= of {function}: horovod_quant compresses allreduce only; leave compression out there"
+            f"compression= of {function}: horovod_quant compresses only allreduce; leave compression out there"
         )
     return None
 
@@ -304,9 +304,9 @@ class ParameterFinder:
         shapes = [tuple(parameter.shape) for parameter in parameters]
         if shapes != [shape for _, shape in self._unmatched]:
             raise ValueError(
-                f"named_parameters: this compressor is a copy, which has {len(self._unmatched)} names and no "
+                f"named_parameters: this compressor is a copy, which has {len(self._unmatched)} names but no "
                 f"parameters, and the optimizer's {len(parameters)} parameters have other shapes; construct a "
-                f"compressor with named_parameters= for this optimizer"
+                f"new compressor with named_parameters= for this optimizer"
             )
         self.named = [(name, parameter) for (name, _), parameter in zip(self._unmatched, parameters)]
         self._unmatched = []

@@ -315,7 +315,7 @@ def _device_memory(device: torch.device) -> DeviceMemory:
 
     if device.type == "cpu" and not triton.INTERPRETED:
         raise ValueError(
-            "kernels='triton': the gradients are in the host's memory, for which Triton has no kernels; use "
+            "kernels='triton': the gradients are in host memory, where Triton's kernels cannot run; use "
             "kernels='auto', or train on a GPU"
         )
     takes_tensors = device.type == "cpu" or bool(hvd.nccl_built())

@@ -36,29 +36,29 @@ _STATE = ("step", "momentum", "scale")
 
 
 class BinSGDM(torch.optim.Optimizer):
-    """Moves every element of every parameter by ``+-lr``, up or down at random with its momentum's odds.
+    """Moves every element of every parameter by ``+-lr``; the sign is random, with odds set by its momentum.
 
     1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``, where ``g`` is the
        gradient, clipped to ``clip_norm``;
     2. a bit is +1 with probability ``(1 + momentum / scale) / 2``, else -1;
     3. ``p = p - lr (bit + weight_decay p)``.
 
-    With ``compression=horovod_quant.torch.BinSGDM()`` steps 1 and 2 happen on each worker with its own gradient, and
-    the workers' bits are averaged and binarized again on the way. Gradients that arrive averaged instead (one
+    With ``compression=horovod_quant.torch.BinSGDM()`` each worker applies steps 1 and 2 to its own gradient, and the
+    workers' bits are averaged and binarized again in the exchange. Gradients that arrive averaged instead (one
     worker, small gradients, another compression) go through steps 1 and 2 here, with random bits that are the same
     on every worker.
 
-    With ``compression=BinSGDM(hierarchical=True)`` a worker keeps the momentum and scale of its share of the elements
-    alone. `gather_state` brings them together, before they are saved or broadcast.
+    With ``compression=BinSGDM(hierarchical=True)`` each worker keeps momentum and scale only for its share of the
+    elements. Call `gather_state` before saving or broadcasting them.
 
     Args:
         params: parameters or parameter groups.
-        lr: size of the step of each element.
+        lr: step size of each element.
         beta: decay of momentum and scale.
         weight_decay: decoupled weight decay.
-        seed: of the random bits.
-        clip_norm: the L2 norm to which each worker scales down its own gradient of a parameter, if it is longer; None
-            for no limit. Clipping after the exchange has no effect on bits.
+        seed: seed of the random bits.
+        clip_norm: maximum L2 norm of each worker's own gradient of a parameter, which is scaled down to it; None for
+            no limit. Clipping after the exchange has no effect on bits.
 
     Raises:
         ValueError: an argument is out of range.
@@ -83,7 +83,7 @@ class BinSGDM(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group; its state exists from the start, so that Horovod can broadcast it before the first step.
+        """Adds a group, with its state, so that Horovod can broadcast it before the first step.
 
         Raises:
             ValueError: an argument of the group is out of range.
@@ -140,15 +140,15 @@ class BinSGDM(torch.optim.Optimizer):
     def held_state(
         self, parameter: torch.Tensor, start: int, stop: int, process_set: Any = None
     ) -> HeldState:
-        """The state that an exchange updates, of the elements ``start .. stop - 1``; no other is kept from now on.
+        """The state of elements ``start .. stop - 1``, which an exchange updates; only these are kept from now on.
 
         Args:
-            parameter: whose gradient is exchanged.
+            parameter: the one whose gradient is exchanged.
             start, stop: which elements.
-            process_set: the workers that keep all elements together; None: this worker alone.
+            process_set: the workers that together keep all elements; None for this worker alone.
 
         Raises:
-            RuntimeError: this worker has the state of other elements.
+            RuntimeError: this worker keeps the state of other elements.
         """
         state, part = self.state[parameter], _Part(start, stop, process_set)
         # Also where this worker keeps all: gathering is for all workers, or for none.
@@ -166,10 +166,10 @@ class BinSGDM(torch.optim.Optimizer):
         return self.param_groups[self._group_index[parameter]].get("clip_norm")
 
     def gather_state(self) -> None:
-        """Gives every worker the whole state of its node, after hierarchical exchanges; to be called by all workers.
+        """Gives every worker the whole state of its node, after hierarchical exchanges; call it on all workers.
 
-        Then it can be saved, by any of them, and loaded with any number of workers, or broadcast. The next exchange
-        spreads it again. Without hierarchical exchanges there is nothing to do.
+        Any worker can then save it, for any number of workers to load, or broadcast it. The next exchange splits it
+        again. Without hierarchical exchanges it does nothing.
         """
         import horovod.torch as hvd
 
@@ -186,20 +186,20 @@ class BinSGDM(torch.optim.Optimizer):
                 self.state[parameter][name] = whole.reshape(parameter.shape).to(parameter.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's.
+        """As in PyTorch.
 
         Raises:
-            RuntimeError: the state is spread over workers; see `gather_state`.
+            RuntimeError: the state is split among workers; see `gather_state`.
         """
         if self._parts:
             raise RuntimeError(SPREAD)
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but momentum and scale stay float32 for parameters of any type.
+        """As in PyTorch, but momentum and scale stay float32 for parameters of any dtype.
 
         Raises:
-            ValueError: it is not the state of a BinSGDM for parameters like these; then nothing has changed.
+            ValueError: it is not the state of a BinSGDM for such parameters; nothing is changed then.
         """
         _check_saved(state_dict, [parameter for group in self.param_groups for parameter in group["params"]])
         super().load_state_dict(state_dict)
@@ -213,14 +213,14 @@ class BinSGDM(torch.optim.Optimizer):
                     self.state[parameter][name] = saved.detach().to(parameter.device, torch.float32).clone()
 
     def mark_exchanged(self, parameter: torch.Tensor, moves: bool = True) -> None:
-        """Notes that the parameter's gradient holds the workers' common bits already; or that no worker has one."""
+        """Records that the parameter's gradient already holds the workers' common bits, or that no worker has one."""
         (self._exchanged if moves else self._still).add(parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update. A parameter that no worker's backward pass has reached, such as a frozen one, does not move.
 
-        Sparse gradients are taken as dense: an element without a gradient moves, too.
+        Sparse gradients are treated as dense: elements without a gradient move as well.
         """
         loss = None
         if closure is not None:
@@ -299,16 +299,16 @@ def _check_saved(state_dict: Any, parameters: Sequence[torch.Tensor]) -> None:
             shape = getattr(state_dict["state"].get(index, {}).get(name, parameter), "shape", ())
             if shape != parameter.shape:
                 raise ValueError(
-                    f"state_dict: the {name} of parameter {index} has shape {list(shape)}, and the parameter "
+                    f"state_dict: the {name} of parameter {index} has shape {list(shape)}, but the parameter has "
                     f"{list(parameter.shape)}; load the state of the same model"
                 )
 
 
 def _foreign(where: str, lacking: Sequence[str], found: Sequence[str]) -> str:
     return (
-        f"state_dict: its {where} have {', '.join(map(repr, found))}, and lack {', '.join(map(repr, lacking))}: it is "
-        f"another optimizer's; use what the state_dict() of a BinSGDM returned, or load the model alone and let this "
-        f"optimizer start again"
+        f"state_dict: its {where} have {', '.join(map(repr, found))}, but not {', '.join(map(repr, lacking))}: it is "
+        f"another optimizer's; use what the state_dict() of a BinSGDM returned, or load only the model and let this "
+        f"optimizer start afresh"
     )
 
 

@@ -132,9 +132,9 @@ class Watch:
 def _complaint(who: Waiting, seconds: float) -> str:
     return (
         f"horovod_quant: {who.waits_for()}: no progress for {seconds:.0f} s, because other workers have not done the "
-        f"same. It goes on as soon as every worker has called the optimizer's step() or synchronize(). None will, if a "
-        f"worker has skipped that call, has left the training loop without hvd.join(), or waits for another operation "
-        f"of Horovod's"
+        f"same. It continues as soon as every worker has called the optimizer's step() or synchronize(). It never will "
+        f"if a worker has skipped that call, has left the training loop without hvd.join(), or is waiting for another "
+        f"Horovod operation"
     )
 
 

@@ -1,7 +1,7 @@
 """Tests the papers' claims and writes the page of results. Started by scripts/reproduce.
 
-A claim that has its result already is not tested again, so a run that was interrupted can be repeated; real trainings
-are kept one by one. The page is made from the results alone.
+A claim that already has a result is not tested again, so an interrupted run can be repeated; real trainings are kept
+one by one. The page is made from the results alone.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ def parse_arguments() -> argparse.Namespace:
         metavar="CLAIM",
         help=f"some of {names} (all but {', '.join(common.ON_DEMAND)})",
     )
-    parser.add_argument("--again", action="store_true", help="also where there is a result already")
+    parser.add_argument("--again", action="store_true", help="test claims again that already have a result")
     parser.add_argument(
         "--only",
         nargs="*",
         metavar="PART",
-        help="with a claim that has parts (eden, seconds): runs these alone, in this order; the page has what is kept "
-        "of the others. Without any: makes the page of what is kept",
+        help="for a claim with parts (eden, seconds): run only these, in this order; the page uses kept results for "
+        "the others. Without any PART: make the page from kept results",
     )
     parser.add_argument(
-        "--size", choices=("full", "tiny"), default="full", help="tiny: only to see that it runs (full)"
+        "--size", choices=("full", "tiny"), default="full", help="tiny: only to check that it runs (full)"
     )
     parser.add_argument(
         "--output",
         type=Path,
         default=ROOT / "docs" / "results",
         metavar="FOLDER",
-        help="results and plots go there, the page to FOLDER.md (docs/results)",
+        help="folder for results and plots; the page is FOLDER.md (docs/results)",
     )
     args = parser.parse_args()
     for claim in args.claims:

@@ -270,7 +270,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
         right.loglog(TAILS, above, color=color, label=f"gradient after {steps[place]} steps")
     normal = torch.erfc(torch.tensor(TAILS, dtype=torch.float64) / 2**0.5).tolist()
     right.loglog(TAILS, normal, "--", color="black", linewidth=1, label="normal distribution")
-    right.set(xlabel="x, relative to the root mean square of the bucket", ylabel="share of elements above x")
+    right.set(xlabel="x / root mean square of the bucket", ylabel="fraction of elements above x")
     right.set_ylim(1e-6, 1.3)
     common.finish(figure, [left, right], folder / "nuqsgd-gradients.png")
     return [

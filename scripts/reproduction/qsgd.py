@@ -298,7 +298,7 @@ def _draw_bits(figures: dict[str, Any], path: Path) -> None:
             upper.plot(list(groups), means, marker="o", markersize=3, color=KIND_COLORS[kind], label=name)
         levels = list(groups)
         limits = [bounds.qsgd_variance_factor(bucket, s) for s in levels]
-        upper.plot(levels, limits, "--", color="black", linewidth=1, label="bound of the variance")
+        upper.plot(levels, limits, "--", color="black", linewidth=1, label="variance bound")
         upper.set(xscale="log", yscale="log", xlabel="levels s", title=f"buckets of {bucket:,}")
         upper.xaxis.set_major_formatter("{x:g}")
 
@@ -338,7 +338,7 @@ def _draw_lengths(figures: dict[str, Any], path: Path) -> None:
         xscale="log",
         yscale="log",
         xlabel="elements B",
-        ylabel="bits of a bucket, without its norm",
+        ylabel="bits per bucket, without the norm",
         title="s = 1",
     )
     for kind, name in KINDS.items():

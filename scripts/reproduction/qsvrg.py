@@ -439,14 +439,16 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
                 linewidth=1.2,
                 label=None if place else name,
             )
-    left.set(xlabel="Mbit sent per worker", ylabel="distance from the minimum", title="logistic loss")
+    left.set(
+        xlabel="Mbit sent per worker", ylabel="distance from the minimum", title="convergence to the minimum"
+    )
     left.set_ylim(bottom=1e-13)
     left.set_xlim(0, 1.05 * max(run["bits"][-1] for run in figures["runs"]["descent"]) / 1e6)
     for axes, loss in ((middle, "logistic"), (right, SIGMOID)):
         for (delay, runs), color in zip(figures["late"][loss].items(), LATE_COLORS):
             means = [common.mean(values) for values in zip(*runs)]
             axes.semilogy(figures["updates"], means, color=color, linewidth=1.2, label=f"QSGD, D = {delay}")
-        axes.set(xlabel="updates", title=f"late updates: {LOSSES[loss]}")
+        axes.set(xlabel="updates", title=f"delayed updates: {LOSSES[loss]}")
     middle.set_ylabel("distance from the minimum")
     right.set_ylabel("squared gradient")
     common.finish(figure, [left, middle, right], folder / "qsvrg.png")

@@ -74,7 +74,7 @@ def test_impossible_methods_have_a_reason() -> None:
     assert "200 workers need bits >= 9" in rows["global-qsgd-8"].refusal
     assert rows["global-qsgd-8"].step is None
     rows, _ = advised(wires(4), ["qsgdinf-4"], shapes={"bias": (10,)})
-    assert "every gradient has less than 1024 elements" in rows["qsgdinf-4"].refusal
+    assert "every gradient has fewer than 1024 elements" in rows["qsgdinf-4"].refusal
 
 
 def test_hierarchical_exchanges_stand_beside_the_others() -> None:
@@ -152,7 +152,7 @@ def test_assumptions_grow_with_the_workers() -> None:
     said = " ".join(many)
     assert "8,190 messages, one after another, whose latencies alone take 410 ms" in said
     assert "coordinator" in said
-    assert "4,096 workers leave so many levels: 8 bits none" in said
+    assert "4,096 workers leave this many levels: 8 bits none" in said
 
 
 # ---- every method ----------------------------------------------------------------------------------------------------

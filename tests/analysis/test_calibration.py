@@ -79,7 +79,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ({"controller": "nccl"}, "'nccl' is not one of gloo, mpi"),
         ({"hosts": 3}, "3 hosts of 2 are not 4 workers"),
         ({"workers": 1, "hosts": 1, "workers_per_host": 1}, "one worker exchanges nothing"),
-        ({"results": []}, "holds no measurement"),
+        ({"results": []}, "contains no measurement"),
         ({"results": [{"method": "qsgd"}]}, "not a file that horovod-quant bench"),
         ({"results": [{"method": "zip-4", "wall_seconds": [1.0]}]}, "no method 'zip-4'"),
         ({"results": [{"method": "none", "wall_seconds": [0.0]}]}, "none takes 0.0 seconds"),

@@ -38,7 +38,7 @@ def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture) -> None:
     assert 2 < len(table) <= 2 + FEW
     assert out.split("\n\n")[2].startswith(("Use ", "Stay with none"))
     assert out.split("\n\n")[3].startswith("In the script: compression=hv")
-    assert "(--all shows each):\n  " in out
+    assert "(--all shows them all):\n  " in out
     assert "- Every worker's kernels are as fast as this machine's" in out.partition("Assumed:")[2]
 
 
@@ -165,13 +165,16 @@ def test_the_error_that_a_user_accepts(capsys: pytest.CaptureFixture) -> None:
         (["--bandwidth", "fast"], "or one of 10gbe, 25gbe"),
         (["--local-bandwidth", "0gbit"], "--local-bandwidth: '0gbit' is not a rate"),
         (["--max-error", "-1"], "--max-error: -1.0"),
-        (["--memory-bandwidth", "900"], "--memory-bandwidth: it is an accelerator's; give --controller nccl"),
+        (
+            ["--memory-bandwidth", "900"],
+            "--memory-bandwidth: it only affects accelerators; give --controller nccl",
+        ),
         (["--memory-bandwidth", "much", "--controller", "nccl"], "--memory-bandwidth: 'much': use GB/s"),
         (
             ["--calibrate", "bench.json", "--controller", "nccl"],
             "--calibrate: benchmarks run over Gloo or MPI",
         ),
-        (["--hierarchical"], "--hierarchical: it only changes --methods"),
+        (["--hierarchical"], "--hierarchical: it only affects --methods"),
         (["--latency", "5 parsec"], "--latency: '5 parsec' is not a time"),
         (["--step", "soon"], "--step: 'soon' is not a time"),
         (["--backward", "1s"], "--backward: backward=1.0"),
@@ -181,7 +184,7 @@ def test_the_error_that_a_user_accepts(capsys: pytest.CaptureFixture) -> None:
         (["--cores-per-worker", "0"], "--cores-per-worker: cores_per_worker=0.0"),
         (["--methods", "zip-4"], "--methods: there is no method 'zip-4'"),
         (["--calibrate", "nowhere.json"], "--calibrate: [Errno 2]"),
-        (["--lab"], "--lab: it only changes --calibrate"),
+        (["--lab"], "--lab: it only affects --calibrate"),
         (["--group-bytes", "0"], "--group-bytes: "),
         (["--plot", "advice.doc"], "--plot: 'advice.doc'"),
         (["--json", "/nowhere/advice.json"], "--json: [Errno 2]"),
@@ -212,4 +215,4 @@ def test_all_methods_are_shown_on_demand(capsys: pytest.CaptureFixture) -> None:
     ]
     every = [member.name for family in methods.every_family() for member in family.members]
     assert sorted({*table, *impossible} & set(every)) == sorted(every)
-    assert "(--all shows each)" not in out
+    assert "(--all shows them all)" not in out

@@ -217,12 +217,12 @@ def result_of(name: str, milliseconds: float, error: float | None) -> tuple[Vari
         (
             [("qsgdinf-4", 97, 0.14), ("fp16", 120, 1e-4)],
             "none",
-            "nothing with an error of 0.3 or less is 5% faster",
+            "no method with an error of 0.3 or less is 5% faster",
         ),
         (
             [("eden-3", 50, 0.2), ("binsgdm", 20, None)],
             "eden-3",
-            "binsgdm takes 20 ms, but is another optimizer",
+            "binsgdm takes 20 ms, but it is another optimizer",
         ),
     ],
 )

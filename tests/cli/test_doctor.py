@@ -164,7 +164,7 @@ def test_an_environment_with_nothing_but_numpy(bare) -> None:
     assert status == 1
     problems = marked(output, PROBLEM)
     remedy = only(problems, "Horovod is not installed")
-    assert "build it with HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_TENSORFLOW=1, by the commands in /" in remedy
+    assert "build it with HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_TENSORFLOW=1, using the commands in /" in remedy
     assert Path(remedy.rpartition(" in ")[2]).read_text().startswith("# Installing")
     assert only(problems, "PyTorch is not installed; pip install 'horovod-quant[torch]'")
     assert only(problems, "TensorFlow is not installed")
@@ -185,10 +185,10 @@ def test_kernels_and_settings_that_slow_down_are_warnings_with_remedies(bare) ->
     )
     assert "unset HOROVOD_QUANT_LIBRARY" in library
     cache = only(warnings, "HOROVOD_CACHE_CAPACITY=100")
-    assert "176 in PyTorch, 390 in TensorFlow, which push each other out" in cache
+    assert "176 in PyTorch, 390 in TensorFlow, which evict each other" in cache
     assert cache.endswith("set HOROVOD_CACHE_CAPACITY=1024 (horovodrun --cache-capacity 1024)")
     assert "76 carriers" in only(warnings, "HOROVOD_FUSION_THRESHOLD=0 bytes")
-    assert "up to 60 ms per step; unset it, or set 1" in only(warnings, "HOROVOD_CYCLE_TIME=20 ms")
+    assert "up to 60 ms per step; unset it, or set it to 1" in only(warnings, "HOROVOD_CYCLE_TIME=20 ms")
     assert only(warnings, "HOROVOD_AUTOTUNE")
 
 
@@ -211,9 +211,9 @@ def test_kernels_that_cannot_run_are_problems(bare, variables: dict[str, str], m
 def test_kernels_asked_for_are_named(bare) -> None:
     python, packages = bare
     _, output = run_doctor(python=python, path=packages, HOROVOD_QUANT_KERNELS="numpy")
-    assert only(marked(output, WARNING), "numpy kernels, asked for by HOROVOD_QUANT_KERNELS; unset")
+    assert only(marked(output, WARNING), "numpy kernels, requested by HOROVOD_QUANT_KERNELS; unset")
     _, output = run_doctor(python=python, path=packages, HOROVOD_QUANT_KERNELS="tensorflow")
-    assert only(marked(output, OK), "kernels of TensorFlow operations, asked for by HOROVOD_QUANT_KERNELS")
+    assert only(marked(output, OK), "TensorFlow kernels, requested by HOROVOD_QUANT_KERNELS")
 
 
 @pytest.mark.parametrize("own", ["tensorflow", "triton"])
@@ -222,7 +222,7 @@ def test_what_the_host_has_is_said_besides_a_frameworks_kernels(bare, own: str) 
     _, output = run_doctor(
         python=python, path=packages, HOROVOD_QUANT_KERNELS=own, HOROVOD_QUANT_LIBRARY="/nowhere/native.so"
     )
-    assert only(marked(output, OK), "asked for by HOROVOD_QUANT_KERNELS; where there are none")
+    assert only(marked(output, OK), "requested by HOROVOD_QUANT_KERNELS; where there are none")
     assert only(marked(output, WARNING), "numpy kernels, much slower than the native ones: cannot load")
 
 
@@ -270,7 +270,7 @@ def test_horovod_without_its_library_for_pytorch(tmp_path) -> None:
     assert status == 1
     problem = only(marked(output, PROBLEM), "PyTorch ")
     assert "Horovod was built without it (whatever horovodrun --check-build says)" in problem
-    assert "build Horovod again with HOROVOD_WITH_PYTORCH=1, by the commands in " in problem
+    assert "rebuild Horovod with HOROVOD_WITH_PYTORCH=1, using the commands in " in problem
 
 
 @needs_horovod
@@ -334,7 +334,7 @@ def test_keras_3_does_not_average() -> None:
     assert "Keras 3.15.1" in problem.line
     assert "TF_USE_LEGACY_KERAS=1" in problem.line
     (warning,) = [finding for finding in judged(standalone_keras="3.15.1") if finding.mark == WARNING]
-    assert "horovod.keras takes Keras 3.15.1" in warning.line
+    assert "horovod.keras uses Keras 3.15.1" in warning.line
 
 
 @needs_horovod

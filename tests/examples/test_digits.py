@@ -147,7 +147,7 @@ def test_wrong_arguments_are_named(script: str) -> None:
         "--compression qsgd --max-error 0.1": "--max-error is for auto",
         "--compression auto --max-error 0": "max_error=0.0: use a positive number"
         if script == "torch_digits"
-        else "use what these recommend",
+        else "use the method that it recommends",
         "--lr nan": "--lr nan: use a positive number",
         "--epochs 0": "--epochs 0: use at least 1",
         "--batch-size 2000": "--batch-size 2000: use 1 (an image a worker) to 1347",

@@ -783,7 +783,7 @@ def test_the_environment_chooses_the_backend(fresh: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert kernels.get("auto") is reference
-    assert kernels.describe() == "numpy kernels, asked for by HOROVOD_QUANT_KERNELS"
+    assert kernels.describe() == "numpy kernels, requested by HOROVOD_QUANT_KERNELS"
     assert kernels.get("native") is native
 
 

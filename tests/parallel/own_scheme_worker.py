@@ -70,7 +70,7 @@ def with_torch() -> None:
 
     tensor = torch.ones(2000)
     for wrong, told in (
-        (hvq.QSGD, "that is a class; add (): QSGD()"),
+        (hvq.QSGD, "that is a class; use an instance, QSGD()"),
         (schemes.QSGD(), "that is a scheme, not a compressor; use hvq.Compressor(QSGD("),
     ):
         assert told in message_of(lambda: hvd.allreduce(tensor, compression=wrong), TypeError)  # noqa: B023
@@ -125,7 +125,7 @@ def with_tensorflow() -> None:
     assert "host_only = True" in message
     message = message_of(lambda: hvq.Compressor(OnTheHost(), kernels="tensorflow"), ValueError)
     assert message.startswith(
-        "host_only=True: kernels='tensorflow' do not work in the host's memory, where OnTheHost"
+        "host_only=True: OnTheHost then needs its arrays in host memory, where kernels='tensorflow' cannot run"
     )
     os.environ["HOROVOD_QUANT_KERNELS"] = "tensorflow"  # as "auto" does where there is a GPU
     assert np.array_equal(reduced(hvq.Compressor(OnTheHost())), usual)

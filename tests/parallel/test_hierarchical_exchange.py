@@ -32,10 +32,8 @@ IMPOSSIBLE = [
         "True",
         "construction: ValueError: hierarchical=True: some hosts have more workers",
     ),
-    extended(
-        ["-np", 3], "2", "construction: ValueError: hierarchical: 3 workers cannot be on nodes of 2 each"
-    ),
-    (["-np", 4], "2", "exchange: RuntimeError: hierarchical: Horovod has no process set of the ranks [0, 1]"),
+    extended(["-np", 3], "2", "construction: ValueError: hierarchical: 3 workers cannot form nodes of 2"),
+    (["-np", 4], "2", "exchange: RuntimeError: hierarchical: Horovod has no process set for ranks [0, 1]"),
 ]
 
 

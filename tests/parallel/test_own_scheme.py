@@ -201,9 +201,9 @@ def test_advise_says_nothing_false_of_it(folder: Path) -> None:
     rows = [line.split() for line in printed.splitlines() if line.startswith("terngrad ")]
     assert len(rows) == 2, printed
     assert "Stay with none: what is faster does not tell its error." in printed
-    assert "what error its rounding adds is not known: its scheme tells no relative_error" in printed
+    assert "the error of its rounding is not known: its scheme defines no relative_error" in printed
     assert "optimizer" not in printed
-    assert "What TernGrad may compute without this package's kernels counts as nothing." in printed
+    assert "What TernGrad may compute without this package's kernels is not counted." in printed
 
 
 def test_doctor_lists_it(folder: Path) -> None:

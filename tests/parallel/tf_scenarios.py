@@ -728,7 +728,7 @@ def two_models(make: Make) -> None:
         message = message_of(
             lambda: keras_hvd.DistributedOptimizer(again, compression=compressor), ValueError
         )
-        assert "make one for each" in message
+        assert "construct one for each" in message
         return
     other = keras_hvd.DistributedOptimizer(optimizer_for(compressor), compression=compressor)
     first.compile(optimizer=optimizer, loss="mse")
@@ -780,7 +780,7 @@ def bad_arguments(make: Make) -> None:
         assert "op=" in message
         assert "hvd.Average" in message
         message = message_of(lambda: hvd.reducescatter(tf.ones(2000), compression=compressor))
-        assert "allreduce only" in message
+        assert "only allreduce" in message
         if hvd.size() & (hvd.size() - 1) == 0:
             message = message_of(lambda: hvd.allreduce(tf.ones(2000), op=hvd.Adasum, compression=compressor))
             assert "op=Adasum" in message

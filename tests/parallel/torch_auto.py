@@ -130,7 +130,9 @@ def auto_tries_all_and_all_choose_alike() -> None:
                 assert auto.report() is None, step
                 training.step(step, late=step % (hvd.size() + 1))
         report = auto.report()
-        assert lines == ([f"horovod_quant: Auto has measured, and takes {report}"] if hvd.rank() == 0 else [])
+        assert lines == (
+            [f"horovod_quant: Auto has measured the methods and uses {report}"] if hvd.rank() == 0 else []
+        )
         assert [each.method for each in report.measurements] == ["none", *METHODS]
         assert all(0 < each.exchange < each.whole for each in report.measurements), report
         assert len(set(training.methods)) == 4

@@ -85,17 +85,17 @@ def nodes_of_one_worker() -> None:
 
 def nodes_that_do_not_fit() -> None:
     said = message_of(lambda: hvq.GlobalQSGD(hierarchical=hvd.size() + 1), ValueError)
-    assert f"{hvd.size()} workers cannot be on nodes of {hvd.size() + 1} each" in said
+    assert f"{hvd.size()} workers cannot form nodes of {hvd.size() + 1}" in said
 
 
 def a_process_set() -> None:
     said = message_of(lambda: hvq.QSGD(hierarchical=True, process_set=hvd.global_process_set), ValueError)
-    assert "leave process_set= out" in said
+    assert "remove process_set= from" in said
     process_set = hvd.ProcessSet([0])
     process_set.process_set_id = 1
     compressor = hvq.QSGD(hierarchical=HIERARCHICAL)
     call = functools.partial(hvd.allreduce, torch.ones(2000), name="set", compression=compressor)
-    assert "leave process_set= out" in message_of(lambda: call(process_set=process_set), ValueError)
+    assert "remove process_set= from" in message_of(lambda: call(process_set=process_set), ValueError)
 
 
 def a_worker_that_joins(make: Any) -> None:

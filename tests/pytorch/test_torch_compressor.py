@@ -27,11 +27,11 @@ BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: hvq.optim.BinSGDM([{"params": [torch.zeros(3)], "beta": 1.0}]), "beta=1.0: use a number from 0"),
     (lambda: hvq.optim.BinSGDM([torch.zeros(3)], beta="0.9"), "beta='0.9': use a number from 0"),
-    (lambda: hvq.optim.BinSGDM([torch.zeros(3)], lr="0.1"), "lr='0.1': use a finite number"),
-    (lambda: hvq.optim.BinSGDM([torch.zeros(3)], lr=None), "lr=None: use a finite number"),
+    (lambda: hvq.optim.BinSGDM([torch.zeros(3)], lr="0.1"), "lr='0.1': use a finite, non-negative number"),
+    (lambda: hvq.optim.BinSGDM([torch.zeros(3)], lr=None), "lr=None: use a finite, non-negative number"),
     (
         lambda: hvq.optim.BinSGDM([torch.zeros(3)], weight_decay=None),
-        "weight_decay=None: use a finite number",
+        "weight_decay=None: use a finite, non-negative number",
     ),
     (lambda: hvq.optim.BinSGDM([torch.zeros(3)], clip_norm="1"), "clip_norm='1': use a positive"),
     (lambda: hvq.optim.BinSGDM([torch.zeros(3)], seed=None), "seed=None: use an integer from 0"),
@@ -120,16 +120,16 @@ def without(state: dict[str, Any], name: str) -> dict[str, Any]:
     [
         (
             lambda: stepped(torch.optim.Adam).state_dict(),
-            "'betas'.* lack 'beta', 'seed': it is another optimizer's; use what the state_dict\\(\\) of a BinSGDM",
+            "'betas'.* not 'beta', 'seed': it is another optimizer's; use what the state_dict\\(\\) of a BinSGDM",
         ),
-        (lambda: stepped(torch.optim.SGD).state_dict(), "lack 'beta', 'seed': it is another optimizer's"),
+        (lambda: stepped(torch.optim.SGD).state_dict(), "not 'beta', 'seed': it is another optimizer's"),
         (
             lambda: without(stepped(hvq.optim.BinSGDM).state_dict(), "scale"),
-            "have 'step', 'momentum', and lack 'scale'",
+            "have 'step', 'momentum', but not 'scale'",
         ),
         (
             lambda: stepped(hvq.optim.BinSGDM, ((40,), (3, 21))).state_dict(),
-            "the momentum of parameter 1 has shape \\[3, 21\\], and the parameter \\[3, 20\\]",
+            "the momentum of parameter 1 has shape \\[3, 21\\], but the parameter has \\[3, 20\\]",
         ),
         (lambda: {}, "state_dict={}: use what the state_dict\\(\\) of a BinSGDM returned"),
         (lambda: None, "state_dict=None: use what"),

@@ -29,7 +29,7 @@ ALTERATIONS = 60
 
 REFUSAL = (
     "^an? (allreduce|allgather) returned [0-9]+ elements where [0-9]+ were expected$|"
-    "^corrupt payload|^payloads of [0-9]+ workers came where those of [0-9]+ were expected$"
+    "^corrupt payload|^payloads came from [0-9]+ workers where [0-9]+ were expected$"
 )
 
 

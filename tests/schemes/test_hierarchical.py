@@ -235,7 +235,7 @@ def test_other_types_are_converted_first_and_last(dtype: type) -> None:
 
 
 def test_nodes_of_different_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="5 workers cannot be on nodes of 2 each"):
+    with pytest.raises(ValueError, match="5 workers cannot form nodes of 2"):
         simulate(Hierarchical(QSGD(4)), [np.zeros(4, np.float32)] * 5, local_size=2)
 
 
@@ -252,7 +252,7 @@ def test_it_is_the_nodes_that_a_width_must_fit() -> None:
     policy.check_workers(16, local_size=4)
     with pytest.raises(ValueError, match="16 workers need bits >= 6"):
         policy.check_workers(64, local_size=4)
-    with pytest.raises(ValueError, match="5 workers cannot be on nodes of 2"):
+    with pytest.raises(ValueError, match="5 workers cannot form nodes of 2"):
         policy.check_workers(5, local_size=2)
 
 

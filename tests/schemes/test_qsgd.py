@@ -149,9 +149,9 @@ def test_ragged_payloads_are_taken_apart() -> None:
 @pytest.mark.parametrize("kept", [1, 7, 8, 9, 14])
 def test_a_truncated_gathered_buffer_is_refused(kept: int) -> None:
     buffer = ragged_payload(np.arange(7, dtype=np.uint8))
-    with pytest.raises(ValueError, match="corrupt payload of worker 0"):
+    with pytest.raises(ValueError, match="corrupt payload from worker 0"):
         split_ragged(buffer[:kept])
-    with pytest.raises(ValueError, match="corrupt payload of worker 1"):
+    with pytest.raises(ValueError, match="corrupt payload from worker 1"):
         split_ragged(np.concatenate([buffer, buffer[:kept]]))
 
 
@@ -225,7 +225,7 @@ def test_a_fuzzed_gathered_buffer_is_taken_apart_or_refused() -> None:
         if error is None:
             assert sum(8 + len(body) for body in found) == len(buffer)
         else:
-            assert str(error).startswith("corrupt payload of worker")
+            assert str(error).startswith("corrupt payload from worker")
             refused += 1
     assert 1000 < refused < 1950
 
@@ -306,7 +306,7 @@ def test_exchange_auto_with_elias_coding_stays_with_an_allgather() -> None:
         QSGD(4, coding="elias", exchange="auto"), [gaussian(worker, 3000) for worker in range(6)]
     )
     assert list(result.bytes_sent) == ["allgather"]
-    with pytest.raises(ValueError, match="coding='elias': an alltoall needs pieces of known lengths"):
+    with pytest.raises(ValueError, match="coding='elias': an alltoall needs pieces of known length"):
         QSGD(4, coding="elias", exchange="alltoall")
 
 

@@ -301,14 +301,14 @@ def test_other_results_of_a_group_are_left_alone() -> None:
         ({"rotate": 1}, "rotate=1: use True or False"),
         ({"bits": 3, "rotate": True}, "bits=3: use an integer from 4 to 8"),
         ({"bits": 9, "rotate": True}, "bits=9: use an integer from 4 to 8"),
-        ({"norm": "l2", "rotate": True}, "norm='l2': rotate=True works with norm='max' only; leave norm out"),
+        ({"norm": "l2", "rotate": True}, "norm='l2': rotate=True works only with norm='max'; leave norm out"),
         (
             {"levels": "exponential", "rotate": True},
-            "levels='exponential': rotate=True works with levels='uniform'",
+            "levels='exponential': rotate=True works only with levels='uniform'",
         ),
         (
             {"bucket_size": 1024, "rotate": True},
-            "bucket_size=1024: rotate=True works with bucket_size=16384 only",
+            "bucket_size=1024: rotate=True works only with bucket_size=16384",
         ),
     ],
 )
@@ -320,7 +320,7 @@ def test_what_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> N
 def test_the_papers_scheme_is_the_default() -> None:
     assert GlobalQSGD() == GlobalQSGD(8, "max", "uniform", 1024, "joint", False)
     assert ROTATED == GlobalQSGD(8, bucket_size=SHARED, rotate=True)
-    with pytest.raises(ValueError, match="^rotate=True: kernels='triton' do not work in the host's memory"):
+    with pytest.raises(ValueError, match="^rotate=True: GlobalQSGD then needs its arrays in host memory"):
         require_no_host(ROTATED, "triton")
     with pytest.raises(ValueError, match="use levels='exponential', or rotate=True"):
         GlobalQSGD(8).check_workers(100_000)

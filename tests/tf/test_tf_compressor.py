@@ -21,7 +21,7 @@ KINDS = [hvq.QSGD, hvq.NUQSGD, hvq.GlobalQSGD, hvq.BinSGDM]
 BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hvq.QSGD(overlap=False), "overlap=False"),
     (lambda: hvq.QSGD(kernels="fortran"), "use 'auto', 'native', 'numpy' or 'tensorflow'"),
-    (lambda: hvq.QSGD(coding="elias", kernels="tensorflow"), "coding='elias': kernels='tensorflow'"),
+    (lambda: hvq.QSGD(coding="elias", kernels="tensorflow"), "coding='elias': QSGD then needs its arrays"),
     (lambda: hvq.QSGD(overrides={"x": {"coding": "elias"}}, kernels="tensorflow"), "coding='elias'"),
     (lambda: hvq.BinSGDM(optimizer=tf.keras.optimizers.SGD()), "used with the optimizer SGD"),
 ]
@@ -77,7 +77,7 @@ def test_pickling_keeps_the_arguments_and_drops_the_rest(kind: Any) -> None:
 
 
 def test_an_unknown_caller_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="is not a function of Horovod"):
+    with pytest.raises(RuntimeError, match="is not a Horovod function"):
         hvq.QSGD().compress(tf.ones(2000))
 
 

@@ -60,8 +60,8 @@ def horovod_finding(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
         flags = " ".join(BUILD_FLAGS[name] for name in facts)
         return Finding(
             PROBLEM,
-            "Horovod is not installed: nothing but the simulator and the exchange over mpi4py works",
-            f"build it with {flags}, by the commands in {install_page()}",
+            "Horovod is not installed: only the simulator and the exchange over mpi4py work",
+            f"build it with {flags}, using the commands in {install_page()}",
         )
     version = probe.version_of("horovod") or "of unknown version"
     build = next((own["built"] for own in facts.values() if "built" in own), None)
@@ -78,7 +78,7 @@ def horovod_finding(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
     text += f" and {' and '.join(others)}" if others else ", for CPUs (no NCCL)"
     if not controllers:
         return Finding(
-            PROBLEM, text, "build Horovod again with HOROVOD_WITH_GLOO=1 (needs cmake) or HOROVOD_WITH_MPI=1"
+            PROBLEM, text, "rebuild Horovod with HOROVOD_WITH_GLOO=1 (needs cmake) or HOROVOD_WITH_MPI=1"
         )
     if shutil.which("horovodrun") is None:
         return Finding(
@@ -87,8 +87,8 @@ def horovod_finding(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
     if version != TESTED_HOROVOD:
         return Finding(
             WARNING,
-            f"{text}; horovod-quant is tested with {TESTED_HOROVOD} and looks at its insides",
-            f"take {TESTED_HOROVOD}, or run the tests of horovod-quant with yours",
+            f"{text}; horovod-quant is tested with {TESTED_HOROVOD} and depends on its internals",
+            f"use {TESTED_HOROVOD}, or run the tests of horovod-quant with yours",
         )
     return Finding(OK, text)
 
@@ -97,7 +97,7 @@ def framework_findings(name: str, facts: Mapping[str, Any], has_horovod: bool, u
     """``usable``: whether some framework is, so that this one may well be unwanted."""
     shown = FRAMEWORKS[name]
     error, stage = facts.get("error"), facts.get("stage")
-    rebuild = f"build Horovod again with {BUILD_FLAGS[name]}, by the commands in {install_page()},"
+    rebuild = f"rebuild Horovod with {BUILD_FLAGS[name]}, using the commands in {install_page()},"
     if facts.get("missing"):
         return [
             Finding(
@@ -159,9 +159,9 @@ def keras_finding(facts: Mapping[str, Any]) -> Finding:
     if standalone and major(standalone) >= 3:
         return Finding(
             WARNING,
-            f"tf.keras is Keras {keras}, with which horovod.tensorflow.keras averages gradients; horovod.keras takes "
+            f"tf.keras is Keras {keras}, with which horovod.tensorflow.keras averages gradients; horovod.keras uses "
             f"Keras {standalone}, and does not",
-            "import the former",
+            "import horovod.tensorflow.keras",
         )
     return Finding(
         OK, f"Keras {keras}: Horovod's optimizers average its gradients (under Keras 3 they would not)"

@@ -21,8 +21,8 @@ _KERNEL_VARIABLES = ("HOROVOD_QUANT_KERNELS", "HOROVOD_QUANT_LIBRARY", "HOROVOD_
 def findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     wanted = os.environ.get("HOROVOD_QUANT_KERNELS")
     if wanted in kernels.OWN_OF_FRAMEWORKS:
-        what = "TensorFlow operations" if wanted == "tensorflow" else "Triton"
-        own = Finding(OK, f"kernels of {what}, asked for by HOROVOD_QUANT_KERNELS; where there are none:")
+        what = "TensorFlow" if wanted == "tensorflow" else "Triton"
+        own = Finding(OK, f"{what} kernels, requested by HOROVOD_QUANT_KERNELS; where there are none:")
         return [own, *host_kernel_findings(""), *gpu_kernel_findings(facts)]
     return [*host_kernel_findings(wanted), *gpu_kernel_findings(facts)]
 
@@ -44,13 +44,13 @@ def host_kernel_findings(wanted: str | None) -> list[Finding]:
         return [
             Finding(
                 PROBLEM,
-                f"{text}, but they do not return the reference's bits",
+                f"{text}, but their bits differ from the reference's",
                 "set HOROVOD_QUANT_KERNELS=numpy and report this",
             )
         ]
     if native.instruction_set() != native.available_instruction_sets()[-1]:
-        return [Finding(WARNING, f"{text}, asked for by HOROVOD_QUANT_ISA", "unset it for the fastest")]
-    return [Finding(OK, f"{text}; bits as the reference's")]
+        return [Finding(WARNING, f"{text}, requested by HOROVOD_QUANT_ISA", "unset it to use the fastest")]
+    return [Finding(OK, f"{text}; same bits as the reference")]
 
 
 def gpu_kernel_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
@@ -66,8 +66,10 @@ def gpu_kernel_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]
 
 def native_remedy() -> str:
     if os.environ.get("HOROVOD_QUANT_LIBRARY"):
-        return "unset HOROVOD_QUANT_LIBRARY, or let it name a library of this version"
-    return "install a C++ compiler, then HOROVOD_QUANT_REQUIRE_NATIVE=1 pip install . where the sources are"
+        return "unset HOROVOD_QUANT_LIBRARY, or set it to a library of this version"
+    return (
+        "install a C++ compiler, then run HOROVOD_QUANT_REQUIRE_NATIVE=1 pip install . in the source folder"
+    )
 
 
 def same_bits(backend: Any) -> bool:

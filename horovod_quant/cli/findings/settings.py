@@ -42,8 +42,8 @@ def findings(environment: Mapping[str, str], model: str | None, frameworks: list
         found.append(
             Finding(
                 WARNING,
-                "HOROVOD_AUTOTUNE tries fusion thresholds, cycle times and doing without the cache while it trains",
-                "unset it once it has found its values: it overrules these settings, and disturbs every measurement",
+                "HOROVOD_AUTOTUNE tries fusion thresholds, cycle times and disabling the cache during training",
+                "unset it once it has found its values: it overrides these settings and disturbs every measurement",
             )
         )
     return found
@@ -60,7 +60,7 @@ def cache_finding(
             "unset it",
         )
     if shapes is None:
-        return Finding(OK, f"{text} names of collectives are remembered, and not negotiated again")
+        return Finding(OK, f"{text} names of collectives are cached, and not negotiated again")
     needs = {
         FRAMEWORKS[name]: max(
             (torch_cache_names if name == "torch" else tensorflow_cache_names)(scheme, shapes)
@@ -75,7 +75,7 @@ def cache_finding(
         enough = max(DEFAULT_CACHE, 1 << (most - 1).bit_length())
         return Finding(
             WARNING,
-            f"{text}, which push each other out and are negotiated again each step",
+            f"{text}, which evict each other and are negotiated again in each step",
             f"set HOROVOD_CACHE_CAPACITY={enough} (horovodrun --cache-capacity {enough})",
         )
     return Finding(OK, f"{text}, which fit")
@@ -86,17 +86,15 @@ def fusion_finding(environment: Mapping[str, str], model: str | None, shapes: Sh
     text += " bytes" if threshold < 2**20 else f" ({threshold / 2**20:g} MiB)"
     if shapes is None:
         if threshold < 2**20:
-            return Finding(WARNING, f"{text}: hardly anything is sent together", "unset it")
-        return Finding(OK, f"{text}: small gradients and carriers are sent together")
+            return Finding(WARNING, f"{text}: hardly anything is fused", "unset it")
+        return Finding(OK, f"{text}: small gradients and carriers are fused")
     compressed = compressed_names(schemes()[0], shapes)
     small = {name: shape for name, shape in shapes.items() if name not in set(compressed)}
     together = 4 * elements(small) + 68 * len(compressed)
     what = f"{model}'s {len(small)} small gradients and {len(compressed)} carriers ({together:,} bytes)"
     if threshold < together:
-        return Finding(
-            WARNING, f"{text}: {what} do not go together, and each part takes its time", "unset it"
-        )
-    return Finding(OK, f"{text}: {what} can go together")
+        return Finding(WARNING, f"{text}: {what} cannot all be fused, and each part costs time", "unset it")
+    return Finding(OK, f"{text}: {what} can be fused")
 
 
 def cycle_finding(environment: Mapping[str, str]) -> Finding:
@@ -106,12 +104,12 @@ def cycle_finding(environment: Mapping[str, str]) -> Finding:
     if cycle <= 0:
         return Finding(
             WARNING,
-            f"{text}, that is without a pause, which takes CPU time from the kernels",
-            "unset it, or set 1",
+            f"{text}, here without a pause, which takes CPU time from the kernels",
+            "unset it, or set it to 1",
         )
     text += f", of which a quantized exchange has 1 to {deepest} in a row"
     if cycle > LONG_CYCLE:
-        return Finding(WARNING, f"{text}, up to {deepest * cycle:g} ms per step", "unset it, or set 1")
+        return Finding(WARNING, f"{text}, up to {deepest * cycle:g} ms per step", "unset it, or set it to 1")
     return Finding(OK, text)
 
 

@@ -44,12 +44,12 @@ def controller_finding(started: Mapping[str, Any], place: Place) -> Finding:
         f"which has {cores} core{'s' if cores > 1 else ''}"
     )
     if started["size"] == 1:
-        return Finding(WARNING, f"{text}: one worker exchanges nothing", "start two at least")
+        return Finding(WARNING, f"{text}: one worker exchanges nothing", "start at least two")
     if cores < started["local_size"]:
         return Finding(
             WARNING,
             f"{text}: their times say nothing about a cluster",
-            "no more workers than cores, where time matters",
+            "start no more workers than cores where time matters",
         )
     return Finding(OK, text)
 
@@ -72,7 +72,9 @@ def worker_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
                     WARNING if item == "kernels" else PROBLEM,
                     f"{item} of worker {ranks[0]} on {odd['host']} ({len(ranks)} such): {odd[item]}, "
                     f"not {workers[0][item]} as on worker 0",
-                    "the slowest one sets the pace: install alike" if item == "kernels" else "install alike",
+                    "the slowest sets the pace: install the same"
+                    if item == "kernels"
+                    else "install the same",
                 )
             )
     if not findings:
@@ -94,7 +96,7 @@ def exactness_finding(name: str, facts: Mapping[str, Any], place: Place) -> Find
             "run horovod-quant doctor without horovodrun on every host; if all is well there, look at the network",
         )
     if workers is None:
-        why = "the framework before failed" if place.gloo else "MPI starts only once in a process"
+        why = "the framework before it failed" if place.gloo else "MPI starts only once in a process"
         return Finding(WARNING, f"{what}: not tested, because {why}", f"run again with --framework {name}")
     wrong = {rank: worker["wrong"] for rank, worker in enumerate(workers) if worker["wrong"]}
     if wrong:
