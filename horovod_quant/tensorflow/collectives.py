@@ -17,6 +17,7 @@ from horovod_quant.agreement import COMMON, PLACES, SIGNS
 from horovod_quant.nodes import Nodes, flat
 from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, Collective, Workers
 from horovod_quant.tensorflow.horovod_call import HorovodCall
+from horovod_quant.tensorflow.refusal import require
 
 
 class Scope(NamedTuple):
@@ -148,10 +149,8 @@ def _check_roll(scope: Scope) -> tf.Tensor:
     # As `agreement.is_told`: of schemes that are different themselves their arguments are left out.
     told = tf.logical_and(tf.logical_not(agreed), tf.logical_or(agreed[0], tf.range(PLACES) < len(COMMON)))
     checks = [
-        tf.debugging.Assert(tf.equal(total[0], count), [_JOINED]),
-        tf.debugging.Assert(
-            tf.reduce_all(agreed), [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), told)]
-        ),
+        require(tf.equal(total[0], count), [_JOINED]),
+        require(tf.reduce_all(agreed), [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), told)]),
     ]
     with tf.control_dependencies([check for check in checks if check is not None]):
         return total[0] - count

@@ -13,6 +13,7 @@ from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradien
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.collectives import Scope, after_roll_call, perform, unfoldable, worker_count
 from horovod_quant.tensorflow.member import Member
+from horovod_quant.tensorflow.refusal import require
 from horovod_quant.tensorflow.state import Ledger
 from horovod_quant.traffic import sent_bytes
 
@@ -113,5 +114,5 @@ def _factor(member: Member, carrier: tf.Tensor) -> tf.Tensor:
     """What Horovod has multiplied the sum over the workers by; NaN, besides the error, where they disagree."""
     values = tf.cast(carrier, tf.float64)
     agreed = tf.reduce_all(tf.equal(values[1:], values[0] * tf.constant(member.signs, tf.float64)))
-    with tf.control_dependencies([tf.debugging.Assert(agreed, [member.disagreement])]):
+    with tf.control_dependencies([require(agreed, [member.disagreement])]):
         return tf.where(agreed, values[0], tf.constant(float("nan"), tf.float64))
