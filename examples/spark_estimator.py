@@ -38,7 +38,7 @@ def fewer_bytes(_output, _label):  # a metric, for it is the worker's copy of th
 with tempfile.TemporaryDirectory() as folder:
     estimator = TorchEstimator(
         backend=SparkBackend(WORKERS, env={**os.environ, "OMP_NUM_THREADS": "1"}, use_gloo=True, verbose=0),
-        store=Store.create(folder),
+        store=Store.create(folder, save_runs=False),  # metrics of saved runs: see docs/examples.md
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
         loss=lambda output, label: torch.nn.functional.cross_entropy(output, label.long()),
