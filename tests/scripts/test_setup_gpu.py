@@ -80,14 +80,11 @@ def nccl_wheel(folder: Path) -> Path:
 # ---- arguments, and what an environment is for ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [["--gpus"], ["--gpu", "host"], ["--gpu=nccl"]])
+@pytest.mark.parametrize("options", [["--gpus"], ["--gpu", "host"], ["--gpu=nccl"], ["--framework"]])
 def test_an_unknown_option_is_refused(options: list[str]) -> None:
     done = run([str(SETUP), *options])
     assert done.returncode == 2
-    assert (
-        f"setup: {' '.join(options)}: no such option; use scripts/setup, scripts/setup --gpu or"
-        in done.stdout
-    )
+    assert f"setup: {' '.join(options)}: no such option; use none, --gpu, --gpu=host or" in done.stdout
 
 
 @pytest.mark.parametrize(
