@@ -200,7 +200,7 @@ def test_advise_says_nothing_false_of_it(folder: Path) -> None:
     printed = command(folder, *here, "--methods", "terngrad", "--hierarchical")
     rows = [line.split() for line in printed.splitlines() if line.startswith("terngrad ")]
     assert len(rows) == 2, printed
-    assert "Stay with none: what is faster does not tell its error." in printed
+    assert "Stay with none: what is faster does not state its error." in printed
     assert "the error of its rounding is not known: its scheme defines no relative_error" in printed
     assert "optimizer" not in printed
     assert "What TernGrad may compute without this package's kernels is not counted." in printed
