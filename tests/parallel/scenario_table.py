@@ -336,6 +336,8 @@ TF = Table(
     sampled=[*TF_VARIANTS, *IN_TENSORFLOW],
     dear=[
         "keras_fit",
+        "keras_run_eagerly",
+        "keras_legacy_run_eagerly",
         "keras_mixed_precision",
         "keras_backward_passes",
         "keras_loads_models",

@@ -8,6 +8,7 @@ from typing import Any
 
 import misuse_worker
 import pytest
+from helpers import extended
 from launching import SCENARIOS_LIMIT, Outcome, assert_passed, horovodrun
 from plan import parametrize, with_settings
 
@@ -17,7 +18,7 @@ MORE_ATTEMPTS = 2
 """When Horovod itself does not come up again, see misuse_worker.py."""
 
 
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", ["torch", extended("tensorflow")])
 def test_before_init_and_after_shutdown(framework: str) -> None:
     command = [sys.executable, Path(__file__).with_name("misuse_worker.py"), framework]
     done = horovodrun("gloo", 2, command)
