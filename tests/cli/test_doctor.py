@@ -17,7 +17,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "parallel"))
 
-from helpers import extended  # noqa: E402
 from launching import environment, horovodrun  # noqa: E402
 
 import horovod_quant  # noqa: E402
