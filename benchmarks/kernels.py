@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from horovod_quant import kernels
-from horovod_quant.kernels import native, reference
+from horovod_quant.kernels import native, native_library, reference
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.layout import ROW, buckets, code_words, sum_words, tiles
 
@@ -231,7 +231,7 @@ def on_cpu(console: Console, arguments: Any, parser: argparse.ArgumentParser) ->
     backend = kernels.get(arguments.kernels)
     isas = [arguments.kernels]
     if arguments.kernels == "native":
-        available = native.available_instruction_sets()
+        available = native_library.available_instruction_sets()
         isas = arguments.isa or list(available[1:] or available)[::-1]
     console.print(f"{kernels.describe()}; {platform.processor() or platform.machine()}")
     results = []
@@ -246,7 +246,7 @@ def on_cpu(console: Console, arguments: Any, parser: argparse.ArgumentParser) ->
         measured = {}
         for isa in isas:
             if backend is native:
-                native.force_instruction_set(isa)
+                native_library.force_instruction_set(isa)
             measured[isa] = measure(size, isa, selected, arguments.rounds)
         print_table(console, size, measured)
         results += [result for own in measured.values() for result in own]
@@ -281,7 +281,10 @@ def main() -> None:
         "--kernels", default="native", choices=sorted(kernels.BACKENDS), help="backend to time"
     )
     parser.add_argument(
-        "--isa", nargs="+", choices=native.INSTRUCTION_SETS, help="instruction sets of the native kernels"
+        "--isa",
+        nargs="+",
+        choices=native_library.INSTRUCTION_SETS,
+        help="instruction sets of the native kernels",
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where to time kernels")
     parser.add_argument("--sizes", nargs="+", metavar="SIZE", help="numbers of elements, such as 1M")

@@ -9,7 +9,7 @@ import os
 import warnings
 from types import ModuleType
 
-from horovod_quant.kernels import native, reference
+from horovod_quant.kernels import native, native_library, reference
 
 BACKENDS = {"numpy": reference, "native": native}
 
@@ -35,7 +35,7 @@ def get(name: str = "auto") -> ModuleType:
     if not isinstance(name, str) or name not in BACKENDS:
         raise ValueError(f"kernels={name!r}: no such backend; use 'auto' or one of {sorted(BACKENDS)}")
     if name == "native":
-        native.load()
+        native_library.load()
     return BACKENDS[name]
 
 
@@ -53,8 +53,8 @@ def fastest() -> ModuleType:
 
 def _native_problem() -> str | None:
     try:
-        native.load()
-    except native.NativeKernelsUnavailable as error:
+        native_library.load()
+    except native_library.NativeKernelsUnavailable as error:
         return str(error)
     return None
 
@@ -66,6 +66,6 @@ def describe() -> str:
         return f"{wanted} kernels, requested by HOROVOD_QUANT_KERNELS"
     problem = _native_problem()
     if problem is None:
-        has = ", ".join(native.available_instruction_sets())
-        return f"native kernels with {native.instruction_set()} (this processor has {has})"
+        has = ", ".join(native_library.available_instruction_sets())
+        return f"native kernels with {native_library.instruction_set()} (this processor has {has})"
     return f"numpy kernels, much slower than the native ones: {problem}"

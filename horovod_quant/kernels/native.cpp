@@ -1,8 +1,8 @@
 // The kernels of reference.py as plain loops, and as vectors where compilers make too little of loops, compiled once for
 // each instruction set and chosen at run time.
 //
-// A C interface for ctypes; native.py declares it and checks every size. A function `name` of native_kernels.h or
-// native_elias.h becomes the symbols name_baseline, name_avx2 and name_avx512.
+// A C interface for ctypes; native_library.py declares it, native.py checks every size. A function `name` of
+// native_kernels.h or native_elias.h becomes the symbols name_baseline, name_avx2 and name_avx512.
 //
 // Which bits come out must not depend on the compiler: no contraction to fused multiply-adds (-ffp-contract=off), no
 // -ffast-math, and every sum in a stated order.
@@ -126,7 +126,7 @@ class DefaultArithmetic {
 
 #endif  // __x86_64__
 
-// Changes with every signature, so that native.py does not call a library that was built from other sources.
+// Changes with every signature, so that native_library.py loads no library that was built from other sources.
 EXPORT i64 interface_version() { return 8; }
 
 #if defined(__x86_64__)

@@ -1,22 +1,14 @@
 """The C++ kernels (native.cpp): the same functions as `reference`, which says what they mean, and the same bits.
 
-The library is loaded at the first use. Arrays are checked here, so that no call goes out of their bounds; those that
-are not contiguous or not aligned are copied. A call releases Python's global lock.
-
-Environment variables:
-    HOROVOD_QUANT_ISA: ``baseline``, ``avx2`` or ``avx512`` instead of the best that the processor has.
-    HOROVOD_QUANT_LIBRARY: path of a library to load instead of the installed one.
+Arrays are checked here, so that no call goes out of their bounds; those that are not contiguous or not aligned are
+copied. A call releases Python's global lock. The library itself is `native_library`'s.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Sequence
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -36,6 +28,7 @@ from horovod_quant.kernels.arrays import (
 )
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
+from horovod_quant.kernels.native_library import POINTER, call
 from horovod_quant.kernels.reference import (
     add_exponential,
     decoding_scales,
@@ -109,64 +102,7 @@ __all__ = [
 
 NAME = "native"
 
-INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
-
-_INTERFACE_VERSION = 8
-
-_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_GRADIENT = (_POINTER, _INT, _INT)  # data, type, number of elements
-_EACH = (_POINTER, _POINTER, _POINTER)  # data, types, numbers of elements: of each gradient
-_NORMS = (_POINTER, _INT)  # norms, bucket size
-_RANDOM = (_POINTER, _INT)  # key, start
-_OUT = (_POINTER, _INT)  # data, type
-
-_SIGNATURES = {
-    "bucket_maxima": (*_GRADIENT, _INT, _POINTER),
-    "bucket_maxima_each": (_INT, *_EACH, _INT, _POINTER),
-    "bucket_square_sums": (*_GRADIENT, _INT, _POINTER),
-    "bucket_sums": (*_GRADIENT, _INT, _POINTER),
-    "bucket_magnitude_sums": (*_GRADIENT, _INT, _POINTER),
-    "round_uniform": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, _POINTER),
-    "encode_uniform_sum": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, _INT, _POINTER),
-    "encode_uniform_sum_each": (_INT, *_EACH, *_NORMS, _INT, _POINTER, _POINTER, _INT, _POINTER),
-    "encode_uniform_codes": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, _POINTER),
-    "round_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, _POINTER),
-    "encode_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, _POINTER),
-    "decode_uniform_sum": (_POINTER, _POINTER, _INT, _INT, _INT, _INT, _FLOAT, *_OUT),
-    "decode_uniform_sum_each": (
-        _INT,
-        _POINTER,
-        _POINTER,
-        _POINTER,
-        _INT,
-        _INT,
-        _INT,
-        _FLOAT,
-        _POINTER,
-        _POINTER,
-    ),
-    "decode_uniform_codes": (_POINTER, _POINTER, _INT, _INT, _INT, _INT, _FLOAT, _POINTER, *_OUT),
-    "decode_exponential": (_POINTER, _POINTER, _INT, _INT, _INT, _INT, _FLOAT, _POINTER, *_OUT),
-    "binarize": (*_GRADIENT, _POINTER, _POINTER, _FLOAT, _FLOAT, *_RANDOM, _POINTER, _POINTER),
-    "vote": (_POINTER, _INT, _INT, *_RANDOM, _POINTER),
-    "decode_signs": (_POINTER, _INT, _FLOAT, *_OUT),
-    "codes_of_digits": (_POINTER, _INT, _INT, _POINTER),
-    "pack_sum": (_POINTER, _INT, _INT, _POINTER),
-    "pack_codes": (_POINTER, _INT, _INT, _POINTER),
-    "unpack_sum": (_POINTER, _INT, _INT, _POINTER),
-    "unpack_codes": (_POINTER, _INT, _INT, _POINTER),
-    "encode_rotated": (*_GRADIENT, _INT, *_RANDOM, _POINTER, _POINTER),
-    "add_rotated": (_POINTER, _POINTER, _INT, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
-    "rotated_samples": (*_GRADIENT, _INT, *_RANDOM, _POINTER),
-    "encode_rotated_sum": (*_GRADIENT, _POINTER, _INT, _POINTER, *_RANDOM, _POINTER, _POINTER),
-    "rotated_sum_checks": (_POINTER, _INT, _INT, _POINTER),
-    "decode_rotated_sum": (_POINTER, _POINTER, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
-    "elias_measure": (_POINTER, _INT, _INT, _INT, _POINTER),
-    "elias_encode_codes": (_POINTER, _INT, _INT, _INT, _INT, _POINTER),
-    "elias_decode_codes": (_POINTER, _INT, _INT, _INT, _INT, _POINTER),
-}
 _KEY = ctypes.c_uint32 * len(Key._fields)
-_WITH_RESULT = ("elias_decode_codes",)
 
 _TYPES = {
     np.dtype(np.float32): 0,
@@ -176,103 +112,6 @@ _TYPES = {
 }
 
 MAX_LEVELS = 2**15 - 1
-
-
-# ---- the library -------------------------------------------------------------------------------------------------
-
-
-class NativeKernelsUnavailable(ImportError):
-    """The library cannot be loaded; the message says why."""
-
-
-class _Library:
-    """A loaded library and its functions for one instruction set."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self.handle = ctypes.CDLL(str(path))
-            version = self.handle.interface_version()
-            self.best = int(self.handle.best_instruction_set())
-        except (OSError, AttributeError) as error:
-            raise NativeKernelsUnavailable(f"cannot load {path}: {error}") from error
-        if version != _INTERFACE_VERSION:
-            raise NativeKernelsUnavailable(
-                f"{path} was built from other sources (interface {version}, not {_INTERFACE_VERSION}): install again"
-            )
-
-    def use(self, instruction_set: str) -> None:
-        available = INSTRUCTION_SETS[: self.best + 1]
-        if instruction_set not in available:
-            raise ValueError(
-                f"instruction set {instruction_set!r}: this processor has {', '.join(available)}"
-            )
-        self.instruction_set = instruction_set
-        self.functions = SimpleNamespace()
-        for name, arguments in _SIGNATURES.items():
-            function = self.handle[f"{name}_{instruction_set}"]
-            function.argtypes = arguments
-            function.restype = _INT if name in _WITH_RESULT else None
-            setattr(self.functions, name, function)
-
-
-_library: _Library | None = None
-
-
-def load(path: os.PathLike | None = None) -> None:
-    """Loads the library, from ``path`` instead of the installed place if it is given; does nothing the second time.
-
-    Raises:
-        NativeKernelsUnavailable: there is no library, or it does not fit.
-        ValueError: HOROVOD_QUANT_ISA names an instruction set that the processor does not have.
-    """
-    global _library
-    if _library is not None and path is None:
-        return
-    library = _Library(Path(path) if path else _library_path())
-    library.use(os.environ.get("HOROVOD_QUANT_ISA") or INSTRUCTION_SETS[library.best])
-    _library = library
-
-
-def _library_path() -> Path:
-    if os.environ.get("HOROVOD_QUANT_LIBRARY"):
-        return Path(os.environ["HOROVOD_QUANT_LIBRARY"])
-    folder = Path(__file__).parent
-    for suffix in EXTENSION_SUFFIXES:
-        if (folder / f"_native{suffix}").exists():
-            return folder / f"_native{suffix}"
-    raise NativeKernelsUnavailable(
-        f"no compiled library in {folder}: it was installed without a C++ compiler"
-    )
-
-
-def available_instruction_sets() -> tuple[str, ...]:
-    """What this processor can run, the best last."""
-    return INSTRUCTION_SETS[: _loaded().best + 1]
-
-
-def instruction_set() -> str:
-    """The instruction set in use."""
-    return _loaded().instruction_set
-
-
-def force_instruction_set(name: str) -> None:
-    """Uses ``name`` from now on.
-
-    Raises:
-        ValueError: the processor does not have it.
-    """
-    _loaded().use(name)
-
-
-def _loaded() -> _Library:
-    load()
-    assert _library is not None
-    return _library
-
-
-def _call(name: str, *arguments) -> int | None:
-    library = _loaded() if _library is None else _library
-    return getattr(library.functions, name)(*arguments)
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------------
@@ -372,7 +211,7 @@ def _sum_words(words: np.ndarray, elements: int, width: int) -> np.ndarray:
 
 
 def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array:
-    return (_POINTER * len(arrays))(*map(_pointer, arrays))
+    return (POINTER * len(arrays))(*map(_pointer, arrays))
 
 
 def _words(key: Key) -> ctypes.Array:
@@ -415,7 +254,7 @@ def _bucket_norms(kernel, x, bucket_size, out, dtype):
     x = _flat(x, "x")
     _check_bucket_size(bucket_size)
     result = _Out(out, buckets(len(x), bucket_size), dtype)
-    _call(kernel, _pointer(x), kind, len(x), bucket_size, _pointer(result.array))
+    call(kernel, _pointer(x), kind, len(x), bucket_size, _pointer(result.array))
     return result.done()
 
 
@@ -468,7 +307,7 @@ def _encode(kernel, x, norms, bucket_size, arguments, length, out):
     x = _flat(x, "x")
     norms = _norms(norms, len(x), bucket_size)
     result = _Out(out, length, np.int32)
-    _call(
+    call(
         kernel, _pointer(x), kind, len(x), _pointer(norms), bucket_size, *arguments, _pointer(result.array)
     )  # fmt: skip
     return result.done()
@@ -515,7 +354,7 @@ def _decode_workers(kernel, words, norms, bucket_size, bits, factor, out):
 def _decode(kernel, words, norms, arguments, out):
     kind = _type(out, "out")
     result = _Out(out, len(out), out.dtype)
-    _call(kernel, words, norms, *arguments, _pointer(result.array), kind)
+    call(kernel, words, norms, *arguments, _pointer(result.array), kind)
     return result.done()
 
 
@@ -559,9 +398,7 @@ class Table:
 
 def bucket_maxima_each(table: Table, bucket_size: int) -> np.ndarray:
     out = aligned_empty(table.buckets(bucket_size), np.float32)
-    _call(
-        "bucket_maxima_each", table.count, table.data, table.types, table.counts, bucket_size, _pointer(out)
-    )
+    call("bucket_maxima_each", table.count, table.data, table.types, table.counts, bucket_size, _pointer(out))
     return out
 
 
@@ -584,7 +421,7 @@ def encode_uniform_sum_each(
             f"keys are {list(keys.shape)} and starts {list(first.shape)}, of {table.count} gradients"
         )
     result = _Out(out, table.sum_words(width), np.int32)
-    _call(
+    call(
         "encode_uniform_sum_each", table.count, table.data, table.types, table.counts, _pointer(norms), bucket_size,
         levels, _pointer(keys), _pointer(first), width, _pointer(result.array),
     )  # fmt: skip
@@ -607,7 +444,7 @@ def decode_uniform_sum_each(
     if len(words) != table.sum_words(width):
         raise ValueError(f"words: {len(words)} words cannot hold all digits of {width} bits")
     words = _input(words, np.int32, "words")
-    _call(
+    call(
         "decode_uniform_sum_each", table.count, _pointer(words), _pointer(norms), table.counts, bucket_size, levels,
         width, factor, table.data, table.types,
     )  # fmt: skip
@@ -669,7 +506,7 @@ def binarize(
     m, b = _Out(momentum, count, np.float32), _Out(scale, count, np.float32)
     words = _Out(out, tiles(count) * ROW, np.int32)
     broken = np.empty(tiles(count), bool)
-    _call(
+    call(
         "binarize", _pointer(gradient), kind, count, _pointer(m.array), _pointer(b.array), beta, 1.0 - beta,
         _words(key), start, _pointer(words.array), _pointer(broken),
     )  # fmt: skip
@@ -685,7 +522,7 @@ def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray 
         )
     words = [_input(own, np.int32, "words") for own in words]
     result = _Out(out, len(words[0]), np.int32)
-    _call(
+    call(
         "vote", _pointers(words), len(words), len(words[0]) // ROW, _words(key), start, _pointer(result.array)
     )
     return result.done()
@@ -695,7 +532,7 @@ def decode_signs(words: np.ndarray, magnitude: float, out: np.ndarray) -> np.nda
     kind = _type(out, "out")
     words = _code_words(words, len(out), 1)
     result = _Out(out, len(out), out.dtype)
-    _call("decode_signs", _pointer(words), len(out), magnitude, _pointer(result.array), kind)
+    call("decode_signs", _pointer(words), len(out), magnitude, _pointer(result.array), kind)
     return result.done()
 
 
@@ -715,7 +552,7 @@ def encode_rotated(
     x = _flat(x, "x")
     words = _Out(out, code_words(rotation.rotated_elements(len(x)), bits), np.int32)
     own_scales = _Out(scales, tiles(len(x)), np.float32)
-    _call(
+    call(
         "encode_rotated", _pointer(x), kind, len(x), bits, _words(key), start, _pointer(words.array),
         _pointer(own_scales.array),
     )  # fmt: skip
@@ -755,7 +592,7 @@ def rotated_samples(
     kind = _type(x, "x")
     x = _flat(x, "x")
     result = _Out(out, tiles(len(x)) * samples, np.float32)
-    _call(
+    call(
         "rotated_samples", _pointer(x), kind, len(x), samples, _words(key), start, _pointer(result.array)
     )  # fmt: skip
     return result.done()
@@ -778,7 +615,7 @@ def encode_rotated_sum(
     steps = _input(steps, np.float32, "steps")
     words = _Out(out, sum_words(rotation.rotated_elements(len(x)), width), np.int32)
     own_checks = _Out(checks, tiles(len(x)), np.int32)
-    _call(
+    call(
         "encode_rotated_sum", _pointer(x), kind, len(x), _pointer(steps), width, _words(signs), _words(key), start,
         _pointer(words.array), _pointer(own_checks.array),
     )  # fmt: skip
@@ -789,7 +626,7 @@ def rotated_sum_checks(words: np.ndarray, width: int, elements: int) -> np.ndarr
     coordinates = rotation.rotated_elements(elements)
     words = _sum_words(words, coordinates, width)
     checks = np.empty(tiles(elements), np.int32)
-    _call("rotated_sum_checks", _pointer(words), width, coordinates, _pointer(checks))
+    call("rotated_sum_checks", _pointer(words), width, coordinates, _pointer(checks))
     return checks
 
 
@@ -816,7 +653,7 @@ def codes_of_digits(digits: np.ndarray, bits: int) -> np.ndarray:
     _check_range("bits", bits, 2, 16)
     digits = _input(digits, np.int32, "digits")
     codes = np.empty(len(digits), np.uint32)
-    _call("codes_of_digits", _pointer(digits), len(digits), bits, _pointer(codes))
+    call("codes_of_digits", _pointer(digits), len(digits), bits, _pointer(codes))
     return codes
 
 
@@ -824,14 +661,14 @@ def pack_sum(digits: np.ndarray, width: int, out: np.ndarray | None = None) -> n
     _check_range("width", width, 1, 16)
     digits = _input(digits, np.int32, "digits")
     result = _Out(out, sum_words(len(digits), width), np.int32)
-    _call("pack_sum", _pointer(digits), len(digits), width, _pointer(result.array))
+    call("pack_sum", _pointer(digits), len(digits), width, _pointer(result.array))
     return result.done()
 
 
 def unpack_sum(words: np.ndarray, width: int, elements: int) -> np.ndarray:
     words = _sum_words(words, elements, width)
     digits = np.empty(elements, np.int32)
-    _call("unpack_sum", _pointer(words), elements, width, _pointer(digits))
+    call("unpack_sum", _pointer(words), elements, width, _pointer(digits))
     return digits
 
 
@@ -842,7 +679,7 @@ def pack_codes(
     codes = _input(codes, np.uint32, "codes")
     used = code_words(len(codes), bits)
     result = _Out(out, tiles(len(codes)) * bits * ROW if whole_tiles else used, np.int32)
-    _call("pack_codes", _pointer(codes), len(codes), bits, _pointer(result.array))
+    call("pack_codes", _pointer(codes), len(codes), bits, _pointer(result.array))
     result.array[used:] = 0
     return result.done()
 
@@ -851,7 +688,7 @@ def unpack_codes(words: np.ndarray, bits: int, elements: int) -> np.ndarray:
     _check_range("bits", bits, 1, 16)
     words = _code_words(words, elements, bits)
     codes = np.empty(elements, np.uint32)
-    _call("unpack_codes", _pointer(words), elements, bits, _pointer(codes))
+    call("unpack_codes", _pointer(words), elements, bits, _pointer(codes))
     return codes
 
 
@@ -868,14 +705,14 @@ def elias_encode_codes(
         return reference.elias_encode_codes(words, bits, elements, code, limit)
     omega = code == "omega"
     sizes = np.empty(2, np.int64)
-    _call("elias_measure", _pointer(words), elements, bits, omega, _pointer(sizes))
+    call("elias_measure", _pointer(words), elements, bits, omega, _pointer(sizes))
     sparse, dense = sizes.tolist()
     use_dense = dense < sparse and elements > 0
     size = ((dense if use_dense else sparse) + 7) // 8
     if limit is not None and size >= limit:
         return None
     stream = np.empty(size + 8, np.uint8)  # 8 bytes more, for whole-word stores
-    _call("elias_encode_codes", _pointer(words), elements, bits, omega, use_dense, _pointer(stream))
+    call("elias_encode_codes", _pointer(words), elements, bits, omega, use_dense, _pointer(stream))
     return stream[:size]
 
 
@@ -902,7 +739,7 @@ def _try_elias_decode_codes(payload, elements, bits, code, out=None) -> np.ndarr
     payload = _flat(payload, "payload")
     words = _Out(out, code_words(elements, bits), np.int32)
     arguments = (elements, bits, code == "omega", _pointer(words.array))
-    if not _call("elias_decode_codes", _pointer(payload), len(payload), *arguments):
+    if not call("elias_decode_codes", _pointer(payload), len(payload), *arguments):
         return None
     return words.done()
 

@@ -282,7 +282,7 @@ bool decodes_to_finite(const Kernels& kernels, Dice& dice) {
 
 }  // namespace
 
-// The functions count, for an index of native.INSTRUCTION_SETS, what became of so many inputs.
+// The functions count, for an index of native_library.INSTRUCTION_SETS, what became of so many inputs.
 
 EXPORT void fuzz_elias(i64 instruction_set, u64 seed, i64 inputs, i64* refused, i64* decoded) {
   constexpr i64 DAMAGES = 20;  // of one stream

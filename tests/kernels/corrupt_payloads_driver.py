@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from helpers import same_bits
 
-from horovod_quant.kernels import native, reference
+from horovod_quant.kernels import native, native_library, reference
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE, buckets, ceil_div, code_words, sum_words
@@ -60,7 +60,7 @@ class Case(NamedTuple):
 
 def in_cpp(inputs: int, counts: Counts) -> None:
     library = ctypes.CDLL(os.environ["HOROVOD_QUANT_LIBRARY"])
-    names = native.available_instruction_sets()
+    names = native_library.available_instruction_sets()
     for fuzzer, first, second in (
         ("fuzz_elias", "refused", "decoded"),
         ("fuzz_fixed_width", "finite", "not finite"),
@@ -239,7 +239,7 @@ def overrun() -> None:
 
 
 def main() -> None:
-    native.load()
+    native_library.load()
     if sys.argv[1] == "overrun":
         overrun()
         return

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from native_builds import BUILDS, CONTROL_REGISTER, SANITIZERS, SOURCE, compile_library
 
 from horovod_quant import kernels, simulator
-from horovod_quant.kernels import entropy, native, reference
+from horovod_quant.kernels import entropy, native, native_library, reference
 from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
 from horovod_quant.schemes.base import BinaryState
@@ -53,22 +53,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     params=[
         f"{build}-{name}" if build == INSTALLED else extended(f"{build}-{name}")
         for build in (INSTALLED, *BUILDS)
-        for name in native.INSTRUCTION_SETS
+        for name in native_library.INSTRUCTION_SETS
     ],
 )
 def instruction_set(request: pytest.FixtureRequest, folder: Path) -> Iterator[None]:
     build, name = request.param.rsplit("-", 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "_library", None)
+        patch.setattr(native_library, "_library", None)
         if build == INSTALLED:
             load_installed()
         else:
             compiler, *flags = BUILDS[build]
             library = folder / f"{build}.so"
-            native.load(library if library.exists() else compile_library(library, SOURCE, compiler, *flags))
-        if name not in native.available_instruction_sets():
+            native_library.load(
+                library if library.exists() else compile_library(library, SOURCE, compiler, *flags)
+            )
+        if name not in native_library.available_instruction_sets():
             pytest.skip(f"this processor has no {name}")
-        native.force_instruction_set(name)
+        native_library.force_instruction_set(name)
         yield
 
 
@@ -77,8 +79,8 @@ each_instruction_set = pytest.mark.usefixtures("instruction_set")
 
 def load_installed() -> None:
     try:
-        native.load()
-    except native.NativeKernelsUnavailable as error:
+        native_library.load()
+    except native_library.NativeKernelsUnavailable as error:
         if shutil.which("g++"):
             pytest.fail(f"{error}; there is a compiler: run scripts/setup")
         pytest.skip(str(error))
@@ -88,7 +90,7 @@ def load_installed() -> None:
 def loaded() -> Iterator[None]:
     """The installed library with its best instruction set."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "_library", None)
+        patch.setattr(native_library, "_library", None)
         load_installed()
         yield
 
@@ -743,7 +745,7 @@ def test_the_backends_offer_the_same() -> None:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """As if the package had just been imported, with none of its environment variables."""
-    monkeypatch.setattr(native, "_library", None)
+    monkeypatch.setattr(native_library, "_library", None)
     monkeypatch.setattr(kernels, "_warned", False)
     for name in ("HOROVOD_QUANT_KERNELS", "HOROVOD_QUANT_ISA"):
         monkeypatch.delenv(name, raising=False)
@@ -752,7 +754,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_without_the_library_numpy_serves_and_says_so_once(fresh: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fresh.delenv("HOROVOD_QUANT_LIBRARY", raising=False)
-    fresh.setattr(native, "__file__", str(tmp_path / "native.py"))
+    fresh.setattr(native_library, "__file__", str(tmp_path / "native_library.py"))
     with pytest.warns(RuntimeWarning, match="slow numpy kernels.*no compiled library"):
         assert kernels.get() is reference
     with warnings.catch_warnings():
@@ -769,13 +771,13 @@ def test_a_library_that_does_not_fit_is_not_used(fresh: pytest.MonkeyPatch, tmp_
     broken.write_bytes(b"not a library")
     fresh.setenv("HOROVOD_QUANT_LIBRARY", str(broken))
     with pytest.raises(ImportError, match=r"cannot load .*kernels\.so"):
-        native.load()
+        native_library.load()
     source = tmp_path / "old.cpp"
     source.write_text(
         'extern "C" long best_instruction_set() { return 0; } extern "C" long interface_version() { return 0; }'
     )
     with pytest.raises(ImportError, match="built from other sources"):
-        native.load(compile_library(tmp_path / "old.so", source, "g++"))
+        native_library.load(compile_library(tmp_path / "old.so", source, "g++"))
 
 
 def test_the_environment_chooses_the_backend(fresh: pytest.MonkeyPatch) -> None:
@@ -789,13 +791,13 @@ def test_the_environment_chooses_the_backend(fresh: pytest.MonkeyPatch) -> None:
 
 def test_the_environment_chooses_the_instruction_set(fresh: pytest.MonkeyPatch) -> None:
     load_installed()
-    best = native.available_instruction_sets()[-1]
-    assert native.instruction_set() == best
+    best = native_library.available_instruction_sets()[-1]
+    assert native_library.instruction_set() == best
     assert kernels.describe().startswith(f"native kernels with {best}")
-    fresh.setattr(native, "_library", None)
+    fresh.setattr(native_library, "_library", None)
     fresh.setenv("HOROVOD_QUANT_ISA", "baseline")
     assert kernels.describe().startswith("native kernels with baseline")
-    fresh.setattr(native, "_library", None)
+    fresh.setattr(native_library, "_library", None)
     fresh.setenv("HOROVOD_QUANT_ISA", "mmx")
     with pytest.raises(ValueError, match="'mmx': this processor has baseline"):
         kernels.get("auto")

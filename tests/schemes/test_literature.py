@@ -10,7 +10,7 @@ from helpers import assert_mean, assert_unbiased, gaussian, heavy_tailed, same_b
 from literature import LITERATURE, Natural, ScaledSign, TernGrad
 
 from horovod_quant import simulator
-from horovod_quant.kernels import native
+from horovod_quant.kernels import native_library
 from horovod_quant.schemes import GlobalQSGD
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.hierarchical import Hierarchical
@@ -26,7 +26,7 @@ def groups_of(workers: int) -> list[list[np.ndarray]]:
 @every_scheme
 @pytest.mark.parametrize("local_size", [1, 2])
 def test_the_native_kernels_return_the_references_bits(scheme: Scheme, local_size: int) -> None:
-    native.load()
+    native_library.load()
     scheme = scheme if local_size == 1 else Hierarchical(scheme)
     results = [
         simulator.run(scheme, groups_of(4), step=7, local_size=local_size, kernels=backend)

@@ -12,7 +12,7 @@ import numpy as np
 from horovod_quant import kernels
 from horovod_quant.cli import probe
 from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding
-from horovod_quant.kernels import native, reference
+from horovod_quant.kernels import native, native_library, reference
 from horovod_quant.kernels.keys import KeyChain
 
 _KERNEL_VARIABLES = ("HOROVOD_QUANT_KERNELS", "HOROVOD_QUANT_LIBRARY", "HOROVOD_QUANT_ISA")
@@ -48,7 +48,7 @@ def host_kernel_findings(wanted: str | None) -> list[Finding]:
                 "set HOROVOD_QUANT_KERNELS=numpy and report this",
             )
         ]
-    if native.instruction_set() != native.available_instruction_sets()[-1]:
+    if native_library.instruction_set() != native_library.available_instruction_sets()[-1]:
         return [Finding(WARNING, f"{text}, requested by HOROVOD_QUANT_ISA", "unset it to use the fastest")]
     return [Finding(OK, f"{text}; same bits as the reference")]
 

@@ -1,0 +1,169 @@
+"""The compiled library of native.cpp: where it is, what its functions take, and which instruction set is in use.
+
+It is loaded at the first use.
+
+Environment variables:
+    HOROVOD_QUANT_ISA: ``baseline``, ``avx2`` or ``avx512`` instead of the best that the processor has.
+    HOROVOD_QUANT_LIBRARY: path of a library to load instead of the installed one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import SimpleNamespace
+
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
+
+_INTERFACE_VERSION = 8
+
+POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_GRADIENT = (POINTER, _INT, _INT)  # data, type, number of elements
+_EACH = (POINTER, POINTER, POINTER)  # data, types, numbers of elements: of each gradient
+_NORMS = (POINTER, _INT)  # norms, bucket size
+_RANDOM = (POINTER, _INT)  # key, start
+_OUT = (POINTER, _INT)  # data, type
+
+_SIGNATURES = {
+    "bucket_maxima": (*_GRADIENT, _INT, POINTER),
+    "bucket_maxima_each": (_INT, *_EACH, _INT, POINTER),
+    "bucket_square_sums": (*_GRADIENT, _INT, POINTER),
+    "bucket_sums": (*_GRADIENT, _INT, POINTER),
+    "bucket_magnitude_sums": (*_GRADIENT, _INT, POINTER),
+    "round_uniform": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, POINTER),
+    "encode_uniform_sum": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, _INT, POINTER),
+    "encode_uniform_sum_each": (_INT, *_EACH, *_NORMS, _INT, POINTER, POINTER, _INT, POINTER),
+    "encode_uniform_codes": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
+    "round_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
+    "encode_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
+    "decode_uniform_sum": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, *_OUT),
+    "decode_uniform_sum_each": (
+        _INT,
+        POINTER,
+        POINTER,
+        POINTER,
+        _INT,
+        _INT,
+        _INT,
+        _FLOAT,
+        POINTER,
+        POINTER,
+    ),
+    "decode_uniform_codes": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, POINTER, *_OUT),
+    "decode_exponential": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, POINTER, *_OUT),
+    "binarize": (*_GRADIENT, POINTER, POINTER, _FLOAT, _FLOAT, *_RANDOM, POINTER, POINTER),
+    "vote": (POINTER, _INT, _INT, *_RANDOM, POINTER),
+    "decode_signs": (POINTER, _INT, _FLOAT, *_OUT),
+    "codes_of_digits": (POINTER, _INT, _INT, POINTER),
+    "pack_sum": (POINTER, _INT, _INT, POINTER),
+    "pack_codes": (POINTER, _INT, _INT, POINTER),
+    "unpack_sum": (POINTER, _INT, _INT, POINTER),
+    "unpack_codes": (POINTER, _INT, _INT, POINTER),
+    "encode_rotated": (*_GRADIENT, _INT, *_RANDOM, POINTER, POINTER),
+    "add_rotated": (POINTER, POINTER, _INT, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
+    "rotated_samples": (*_GRADIENT, _INT, *_RANDOM, POINTER),
+    "encode_rotated_sum": (*_GRADIENT, POINTER, _INT, POINTER, *_RANDOM, POINTER, POINTER),
+    "rotated_sum_checks": (POINTER, _INT, _INT, POINTER),
+    "decode_rotated_sum": (POINTER, POINTER, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
+    "elias_measure": (POINTER, _INT, _INT, _INT, POINTER),
+    "elias_encode_codes": (POINTER, _INT, _INT, _INT, _INT, POINTER),
+    "elias_decode_codes": (POINTER, _INT, _INT, _INT, _INT, POINTER),
+}
+_WITH_RESULT = ("elias_decode_codes",)
+
+
+class NativeKernelsUnavailable(ImportError):
+    """The library cannot be loaded; the message says why."""
+
+
+class _Library:
+    """A loaded library and its functions for one instruction set."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.handle = ctypes.CDLL(str(path))
+            version = self.handle.interface_version()
+            self.best = int(self.handle.best_instruction_set())
+        except (OSError, AttributeError) as error:
+            raise NativeKernelsUnavailable(f"cannot load {path}: {error}") from error
+        if version != _INTERFACE_VERSION:
+            raise NativeKernelsUnavailable(
+                f"{path} was built from other sources (interface {version}, not {_INTERFACE_VERSION}): install again"
+            )
+
+    def use(self, instruction_set: str) -> None:
+        available = INSTRUCTION_SETS[: self.best + 1]
+        if instruction_set not in available:
+            raise ValueError(
+                f"instruction set {instruction_set!r}: this processor has {', '.join(available)}"
+            )
+        self.instruction_set = instruction_set
+        self.functions = SimpleNamespace()
+        for name, arguments in _SIGNATURES.items():
+            function = self.handle[f"{name}_{instruction_set}"]
+            function.argtypes = arguments
+            function.restype = _INT if name in _WITH_RESULT else None
+            setattr(self.functions, name, function)
+
+
+_library: _Library | None = None
+
+
+def load(path: os.PathLike | None = None) -> None:
+    """Loads the library, from ``path`` instead of the installed place if it is given; does nothing the second time.
+
+    Raises:
+        NativeKernelsUnavailable: there is no library, or it does not fit.
+        ValueError: HOROVOD_QUANT_ISA names an instruction set that the processor does not have.
+    """
+    global _library
+    if _library is not None and path is None:
+        return
+    library = _Library(Path(path) if path else _library_path())
+    library.use(os.environ.get("HOROVOD_QUANT_ISA") or INSTRUCTION_SETS[library.best])
+    _library = library
+
+
+def _library_path() -> Path:
+    if os.environ.get("HOROVOD_QUANT_LIBRARY"):
+        return Path(os.environ["HOROVOD_QUANT_LIBRARY"])
+    folder = Path(__file__).parent
+    for suffix in EXTENSION_SUFFIXES:
+        if (folder / f"_native{suffix}").exists():
+            return folder / f"_native{suffix}"
+    raise NativeKernelsUnavailable(
+        f"no compiled library in {folder}: it was installed without a C++ compiler"
+    )
+
+
+def available_instruction_sets() -> tuple[str, ...]:
+    """What this processor can run, the best last."""
+    return INSTRUCTION_SETS[: _loaded().best + 1]
+
+
+def instruction_set() -> str:
+    """The instruction set in use."""
+    return _loaded().instruction_set
+
+
+def force_instruction_set(name: str) -> None:
+    """Uses ``name`` from now on.
+
+    Raises:
+        ValueError: the processor does not have it.
+    """
+    _loaded().use(name)
+
+
+def _loaded() -> _Library:
+    load()
+    assert _library is not None
+    return _library
+
+
+def call(name: str, *arguments) -> int | None:
+    """Calls a function for the instruction set in use; the arguments must fit `_SIGNATURES`."""
+    library = _loaded() if _library is None else _library
+    return getattr(library.functions, name)(*arguments)
