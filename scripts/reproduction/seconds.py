@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 
+from horovod_quant.analysis.units import parse_rate
 from reproduction import common, eden, running, transformer
 from reproduction.common import Plot, Verdict
 from reproduction.transformer import Training, plain
@@ -255,12 +256,6 @@ def rate_title(rate: str) -> str:
     return "One machine, no lab" if rate == LOCAL else transformer.rate_title(rate)
 
 
-def bits_per_second(rate: str) -> float:
-    """Of a rate as scripts/lab takes it: 1e8 of ``"100mbit"``."""
-    number = rate.rstrip("kmgbit")
-    return float(number) * {"k": 1e3, "m": 1e6, "g": 1e9}[rate[len(number)]]
-
-
 def step_seconds(figures: dict[str, Any], rate: str, key: str) -> float:
     own = figures["rates"][rate][key]
     return own["seconds"][-1] / (figures["every"] * len(own["seconds"]))
@@ -269,7 +264,7 @@ def step_seconds(figures: dict[str, Any], rate: str, key: str) -> float:
 def network_seconds(figures: dict[str, Any], rate: str, key: str) -> float:
     """What the bytes of a step take on a link, if it is never idle; 0 without a lab."""
     sent = figures["rates"][rate][key]["bytes_per_step"]
-    return 0.0 if rate == LOCAL else 8 * sent / bits_per_second(rate)
+    return 0.0 if rate == LOCAL else sent / parse_rate(rate)
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------
