@@ -1,6 +1,6 @@
-"""horovod.ray's RayExecutor with quantized gradients: what it runs in Ray's actors is any training script.
+"""horovod.ray's RayExecutor with quantized gradients: it runs an ordinary training function in Ray's actors.
 
-python ray_run.py    # or with another class of hvq behind it, such as EDEN
+python ray_run.py    # append another class of hvq to use it, such as EDEN
 """
 
 import sys

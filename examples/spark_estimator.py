@@ -1,9 +1,9 @@
-"""horovod.spark's TorchEstimator with quantized gradients: it hands gradient_compression on to its workers.
+"""horovod.spark's TorchEstimator with quantized gradients: it passes gradient_compression to its workers.
 
-python spark_estimator.py    # or with another class of hvq behind it, such as EDEN
+python spark_estimator.py    # append another class of hvq to use it, such as EDEN
 
 The estimator multiplies the learning rate by the number of workers. The estimators for Keras and for PyTorch Lightning
-train without the compressor that they are given: see docs/examples.md.
+ignore the compressor that they are given: see docs/examples.md.
 """
 
 import os

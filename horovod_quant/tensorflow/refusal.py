@@ -2,7 +2,8 @@
 
 An error ends the run of a graph, and what has not started by then never starts. Of two workers that find the same
 error, one may have given another gradient to Horovod already and the other one not; then the first would wait for ever.
-While the error waits, all that is ready starts.
+While the error waits, what gets ready starts. A backward pass that takes longer after the error than that leaves the
+other worker waiting until the script that got the error ends, which ends Horovod for all.
 """
 
 from __future__ import annotations
