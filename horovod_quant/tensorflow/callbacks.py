@@ -35,7 +35,6 @@ from horovod_quant.schemes.swaps import collectives_with_swaps, gathers_take_tur
 from horovod_quant.stats import TrafficCounter
 from horovod_quant.tensorflow.collectives import Scope, is_elastic, perform, worker_count
 from horovod_quant.tensorflow.member import Member
-from horovod_quant.tensorflow.refusal import pause
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
 from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
 
@@ -140,12 +139,9 @@ class CallbackExchange:
             with ieee_arithmetic():
                 try:
                     return function(*arrays)
-                except Exception as error:
-                    pause()
-                    if isinstance(error, RuntimeError):
-                        # To Horovod's elastic training TensorFlow's UnknownError is an end.
-                        raise ValueError(str(error)) from error
-                    raise
+                except RuntimeError as error:
+                    # To Horovod's elastic training TensorFlow's UnknownError is an end.
+                    raise ValueError(str(error)) from error
 
         outputs = tf.numpy_function(with_ieee_arithmetic, inputs, types, stateful=False)
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]

@@ -21,13 +21,14 @@ from horovod_quant.tensorflow.refusal import require
 
 
 class Scope(NamedTuple):
-    """Where collectives run, and how they are called; ``nodes`` where they are hierarchical; ``signature`` and
-    ``labels`` of the compressor's arguments.
+    """Where collectives run, and how they are called; ``gradient``, which one of them is for; ``nodes`` where they are
+    hierarchical; ``signature`` and ``labels`` of the compressor's arguments.
     """
 
     label: str | None
     process_set: Any
     ignore_name_scope: bool
+    gradient: tf.Tensor
     nodes: Nodes | None = None
     signature: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
@@ -51,7 +52,7 @@ def scope_of(call: HorovodCall, tensor: tf.Tensor) -> Scope:
     label = None
     if not tf.executing_eagerly():
         label = re.sub("[^a-zA-Z0-9_]", "_", tensor.name if call.operation is None else str(call.name))
-    return Scope(label, call.process_set, call.ignore_name_scope)
+    return Scope(label, call.process_set, call.ignore_name_scope, tensor)
 
 
 def perform(
@@ -125,6 +126,7 @@ def _roll_call(scope: Scope) -> tf.Tensor:
         return _check_roll(scope)
     graph = tf.compat.v1.get_default_graph()
     if type(graph).__name__ == "CondBranchFuncGraph":
+        scope = scope._replace(gradient=_outside(graph, scope.gradient))
         graph = graph.outer_graph
     place = scope.process_set.process_set_id, scope.signature, graph._get_control_flow_context()
     known = getattr(graph, "_horovod_quant_roll_calls", None)
@@ -134,6 +136,20 @@ def _roll_call(scope: Scope) -> tf.Tensor:
         with graph.as_default():
             known[place] = _check_roll(scope)
     return known[place]
+
+
+def _outside(branch: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """``tensor``, or something that it was computed from, in the graph around the branch; else a constant there."""
+    around = {id(inside): outside for outside, inside in branch.captures}
+    looked_at = [tensor]
+    for candidate in looked_at:
+        if candidate.graph is not branch:
+            return candidate
+        if id(candidate) in around and candidate.dtype is not tf.resource:
+            return around[id(candidate)]
+        looked_at.extend(candidate.op.inputs)
+    with branch.outer_graph.as_default():
+        return tf.zeros([1])
 
 
 def _check_roll(scope: Scope) -> tf.Tensor:
@@ -149,8 +165,12 @@ def _check_roll(scope: Scope) -> tf.Tensor:
     # As `agreement.is_told`: of schemes that are different themselves their arguments are left out.
     told = tf.logical_and(tf.logical_not(agreed), tf.logical_or(agreed[0], tf.range(PLACES) < len(COMMON)))
     checks = [
-        require(tf.equal(total[0], count), [_JOINED]),
-        require(tf.reduce_all(agreed), [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), told)]),
+        require(tf.equal(total[0], count), [_JOINED], scope.gradient),
+        require(
+            tf.reduce_all(agreed),
+            [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), told)],
+            scope.gradient,
+        ),
     ]
     with tf.control_dependencies([check for check in checks if check is not None]):
         return total[0] - count

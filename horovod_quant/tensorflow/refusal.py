@@ -1,44 +1,36 @@
-"""Errors in a graph, some time after what was wrong was found.
+"""Errors in a graph, not before this worker has a gradient.
 
-An error ends the run of a graph, and what has not started by then never starts. Of two workers that find the same
-error, one may have given another gradient to Horovod already and the other one not; then the first would wait for ever.
-While the error waits, what gets ready starts. A backward pass that takes longer after the error than that leaves the
-other worker waiting until the script that got the error ends, which ends Horovod for all.
+An error ends the run of a graph: a data set that is waited for gives no batch any more, and what depends on the batch
+never starts. Of two workers that find the same error, one may have its batch already, and give gradients to Horovod;
+if the other one had none yet, the first would wait for it for ever.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from horovod_quant.tensorflow.traced_once import elementwise
 
-SECONDS = 1.0
 
-
-def pause() -> None:
-    time.sleep(SECONDS)
-
-
-def require(condition: tf.Tensor, told: Sequence[Any]) -> Any:
-    """As ``tf.debugging.Assert`` of a boolean scalar."""
-    # XLA, if Horovod's operations are compiled by it, calls nothing back.
-    if os.environ.get("HOROVOD_ENABLE_XLA_OPS") != "1":
-        condition = _after_a_pause(condition)
+def require(condition: tf.Tensor, told: Sequence[Any], gradient: tf.Tensor) -> Any:
+    """As ``tf.debugging.Assert`` of a boolean scalar, whose error comes after ``gradient``."""
+    if not tf.executing_eagerly():
+        condition = _false_after(condition, never(gradient))
     return tf.debugging.Assert(condition, told)
 
 
 @elementwise
-def _after_a_pause(condition: tf.Tensor) -> tf.Tensor:
-    """``condition``, later if it is false."""
-    return tf.cond(condition, lambda: tf.constant(True), lambda: tf.numpy_function(_paused, [], tf.bool))
+def _false_after(condition: tf.Tensor, false: tf.Tensor) -> tf.Tensor:
+    """``condition``, at once where it is true, and not before ``false`` where it is not."""
+    return tf.cond(condition, lambda: tf.constant(True), lambda: tf.identity(false))
 
 
-def _paused() -> np.bool_:
-    pause()
-    return np.bool_(False)
+def never(tensor: tf.Tensor) -> tf.Tensor:
+    """False, by a number in ``tensor``, should there be one.
+
+    TensorFlow removes what is there for a control dependency alone, or for the size of a tensor whose size it knows.
+    """
+    return tf.reduce_any(tf.cast(tf.reshape(tensor, [-1])[:1], tf.float64) > float("inf"))

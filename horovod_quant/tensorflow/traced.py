@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from horovod_quant.binsgdm import clipped
@@ -13,7 +12,7 @@ from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradien
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.collectives import Scope, after_roll_call, perform, unfoldable, worker_count
 from horovod_quant.tensorflow.member import Member
-from horovod_quant.tensorflow.refusal import require
+from horovod_quant.tensorflow.refusal import never, require
 from horovod_quant.tensorflow.state import Ledger
 from horovod_quant.traffic import sent_bytes
 
@@ -90,11 +89,8 @@ def _array_to_send(array: tf.Tensor, output: tf.Tensor | None, process_set: Any)
 
 
 def _zero_after(output: tf.Tensor) -> tf.Tensor:
-    """Zero, int32, by a number in ``output``, should there be one.
-
-    TensorFlow removes what is there for a control dependency alone, or for the size of a tensor whose size it knows.
-    """
-    return tf.cast(tf.reduce_any(tf.cast(output[:1], tf.float64) > np.inf), tf.int32)
+    """Zero, int32, when ``output`` is known."""
+    return tf.cast(never(output), tf.int32)
 
 
 def _answer(request: Any, output: tf.Tensor, workers: Workers) -> Any:
@@ -114,5 +110,5 @@ def _factor(member: Member, carrier: tf.Tensor) -> tf.Tensor:
     """What Horovod has multiplied the sum over the workers by; NaN, besides the error, where they disagree."""
     values = tf.cast(carrier, tf.float64)
     agreed = tf.reduce_all(tf.equal(values[1:], values[0] * tf.constant(member.signs, tf.float64)))
-    with tf.control_dependencies([require(agreed, [member.disagreement])]):
+    with tf.control_dependencies([require(agreed, [member.disagreement], member.tensor)]):
         return tf.where(agreed, values[0], tf.constant(float("nan"), tf.float64))

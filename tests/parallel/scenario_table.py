@@ -247,6 +247,9 @@ TF = Table(
         ),
         Part(OTHERS, ["subnormal_numbers", "differentiation_is_refused"]),
         Part([], ["gradients_one_by_one_are_told"]),
+        Part(
+            ["qsgd", "eden-in-tensorflow", "global-qsgd-in-tensorflow"], ["an_error_while_data_are_awaited"]
+        ),
         Part(BINSGDM, ["binsgdm_moves_by_the_rate"]),
         Part(
             TF_VARIANTS,
@@ -330,6 +333,7 @@ TF = Table(
         "subnormal_numbers",
         "differentiation_is_refused",
         "gradients_one_by_one_are_told",
+        "an_error_while_data_are_awaited",
         "bad_arguments",
     ],
     also=["tf_calls"],

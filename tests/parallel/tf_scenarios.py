@@ -8,6 +8,8 @@ import gc
 import os
 import pickle
 import tempfile
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any, Callable
@@ -811,6 +813,36 @@ def workers_disagree(make: Make) -> None:
     assert ("kernel:0" if isinstance(compressor, GlobalQSGD) else "seed") in message
     assert "same arguments" in message
     fit(make(), steps=1)
+
+
+def an_error_while_data_are_awaited(make: Make) -> None:
+    """The error of a graph ends the wait for data; a worker that has them gives its gradients to Horovod meanwhile."""
+    weights, bias = tf.Variable(tf.ones([64, 64]), name="weights"), tf.Variable(tf.ones([10]), name="bias")
+    compressor, data, runs = (
+        make(seed=hvd.rank()),
+        tf.queue.FIFOQueue(1, [tf.float32], [[]]),
+        threading.Event(),
+    )
+
+    @tf.function
+    def step() -> Any:
+        tf.numpy_function(runs.set, [], [])
+        with tf.GradientTape() as tape:
+            loss = data.dequeue() * (tf.reduce_sum(weights * weights) + tf.reduce_sum(bias * bias))
+        tape = hvd.DistributedGradientTape(tape, compression=compressor)
+        return tape.gradient(loss, [weights, bias])
+
+    def give() -> None:
+        runs.wait()
+        time.sleep(0.3 if hvd.rank() == 0 else 0)
+        data.enqueue(1.0)
+
+    source = threading.Thread(target=give)
+    source.start()
+    message = message_of(step, tf.errors.InvalidArgumentError)
+    source.join()
+    gather_objects(None)
+    assert "same arguments" in message
 
 
 def binsgdm_moves_by_the_rate(make: Make) -> None:
