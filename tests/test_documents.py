@@ -210,9 +210,18 @@ def test_the_kubernetes_job_starts_what_mpirun_starts() -> None:
     replicas = job["spec"]["mpiReplicaSpecs"]
     (launcher,) = replicas["Launcher"]["template"]["spec"]["containers"]
     workers = replicas["Worker"]["replicas"] * job["spec"]["slotsPerWorker"]
-    options = ["--bind-to none --map-by slot", "-mca pml ob1 -mca btl ^openib", "-x PATH"]
+    options = [
+        "--bind-to none --map-by slot",
+        "-mca pml ob1 -mca btl ^openib",
+        "-x PATH",
+        "-x OMP_NUM_THREADS",
+    ]
     script = (ROOT / "examples" / "cluster" / "mpirun.sh").read_text()
     words = " ".join([*launcher["command"], *launcher["args"]])
     assert words.startswith(f"mpirun -np {workers} ")
     assert all(option in words and option in script for option in options)
+    # The script finds Open MPI's folder where it runs; the image knows it.
+    assert "-x OPAL_PREFIX" in words
+    assert "OPAL_PREFIX=" in script
+    assert "OPAL_PREFIX=" in (ROOT / "examples" / "cluster" / "Dockerfile").read_text()
     assert (ROOT / launcher["args"][launcher["args"].index("python") + 1]).exists()

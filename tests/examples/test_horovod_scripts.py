@@ -156,6 +156,7 @@ def test_every_method_trains_while_workers_come_and_go(
     assert len(whole) == 2, "the first two workers have been in every training"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("script", TRAININGS)
 def test_elastic_training_needs_no_launcher_and_names_wrong_arguments(
     script: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -24,6 +24,7 @@ def test_trains() -> None:
     assert float(report[1]) == pytest.approx(8.8, abs=0.05)  # 3 bits for 2 workers, 10 of which fit a word
 
 
+@pytest.mark.extended
 def test_one_worker_needs_no_launcher() -> None:
     done = alone("--steps", "1", "--no-clip", "--seed", "3")
     assert done.returncode == 0, done.stdout

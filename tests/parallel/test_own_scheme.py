@@ -139,7 +139,7 @@ def command(folder: Path, *words: Any) -> str:
 
 @pytest.mark.parametrize(
     ("controller", "workers", "framework"),
-    [extended("gloo", 2, "torch"), ("mpi", 4, "torch"), ("gloo", 2, "tensorflow")],
+    [("gloo", 2, "torch"), extended("mpi", 4, "torch"), ("gloo", 2, "tensorflow")],
 )
 def test_it_trains_with_the_simulators_bits(
     controller: str, workers: int, framework: str, folder: Path

@@ -139,7 +139,7 @@ def test_nuqsgd_fails_with_a_training_that_broke_down(folder: Path) -> None:
     for rate in ("0.1", "0.2"):
         for run in figures["trainings"][rate]["nuqsgd-4/1024"]:
             run["losses"][-1] = None
-    failed = verdict("nuqsgd", figures, "learns faster")
+    failed = verdict("nuqsgd", figures, "converges faster")
     assert not failed.holds
     assert "broke down" in failed.evidence
     assert not verdict("nuqsgd", figures, "a lower mean loss than QSGD, for most seeds").holds

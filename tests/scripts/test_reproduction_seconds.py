@@ -64,7 +64,7 @@ def test_a_loss_is_reached_when_the_last_hundred_steps_have_it_on_average() -> N
 def test_verdicts_come_out_either_way(end: float, step: float, holds: bool) -> None:
     found = seconds.verdicts(figures(end, step, powersgd_2=(2.0, 0.06)))
     assert [verdict.holds for verdict in found] == [holds] * 4
-    assert ("never there" in found[0].evidence) == (end > 2.02)
+    assert ("never reached" in found[0].evidence) == (end > 2.02)
 
 
 def test_the_page_is_made_of_the_figures_alone(tmp_path: Path) -> None:
