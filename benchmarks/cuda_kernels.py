@@ -177,7 +177,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def print_table(console: Console, size: str, results: list[dict[str, Any]]) -> None:
-    table = Table(title=f"{size} elements, times of one call")
+    table = Table(title=f"{size} elements, time per call")
     table.add_column("kernel")
     for column in ("ms", "GB/s moved", "share of the copy's", "target"):
         table.add_column(column, justify="right")

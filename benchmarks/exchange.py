@@ -192,7 +192,7 @@ def ratio(result: dict[str, Any], other: dict[str, Any], name: str) -> float:
 
 
 def cpu_table(results: list[dict[str, Any]]) -> Table:
-    table = Table(title="CPU milliseconds of a worker", box=box.MARKDOWN,
+    table = Table(title="CPU time per worker, ms", box=box.MARKDOWN,
                   caption="Horovod: its own threads' part")  # fmt: skip
     table.add_column("method")
     for column in ("all threads", "x fp16", "Horovod", "system", "page faults"):

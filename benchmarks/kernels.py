@@ -205,7 +205,7 @@ def measure(size: str, isa: str, selected: list[Case], rounds: int) -> list[dict
 
 def print_table(console: Console, size: str, measured: dict[str, list[dict[str, Any]]]) -> None:
     """``measured``: the results of each instruction set."""
-    table = Table(title=f"{size} elements, times of one call")
+    table = Table(title=f"{size} elements, time per call")
     table.add_column("kernel")
     for isa in measured:
         for column in ("ms", "x fp16 cast", "x memcpy", "target"):

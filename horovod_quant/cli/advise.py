@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="your own shapes: 1000x1000 64 ..., or a JSON file of names and sizes",
     )
     step = what.add_mutually_exclusive_group(required=True)
-    step.add_argument("--step", metavar="TIME", help="time of a step on one worker, without the exchange")
+    step.add_argument("--step", metavar="TIME", help="time per step on one worker, excluding the exchange")
     step.add_argument(
         "--profile", metavar="FILE", help=f"a measured step: JSON with {', '.join(PROFILE)}; the first is required"
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from reproduction import common, steps, transformer
 from reproduction.common import Plot, Verdict
 
-TITLE = "BinSGDM: one bit per element, beside Adam"
+TITLE = "BinSGDM: one bit per element, compared with Adam"
 CLAIM = (
     "An optimizer that exchanges one bit per element trains as well as Adam with float32 gradients, and up to 2.5 "
     "times (ResNet-50) and 6.3 times (BERT-Base) as fast between hosts with links of 10 Gbit/s. The hierarchical "
@@ -97,7 +97,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         ratio, limit = steps.speed_up(measured, "binsgdm"), steps.speed_up(measured, transformer.ALONE)
         found.append(
             Verdict(
-                f"At {transformer.rate_title(rate)} BinSGDM does more steps per second than Adam with float32",
+                f"At {transformer.rate_title(rate)} BinSGDM runs more steps per second than Adam with float32",
                 ratio > 1,
                 f"{ratio:.2f} times as many; without any exchange there would be {limit:.2f} times as many",
                 "BinSGDM (Birder), abstract: a speed-up, whose size is not tested",

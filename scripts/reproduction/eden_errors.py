@@ -118,7 +118,7 @@ def verdicts(figures: list[dict[str, Any]]) -> list[Verdict]:
     furthest = max(ratios, key=lambda key: abs(ratios[key] - 1))
     found = [
         Verdict(
-            f"EDEN's error is that of its formula within {LIMIT:.0%}, for every distribution and number of workers",
+            f"EDEN's error matches its formula to within {LIMIT:.0%}, for every distribution and number of workers",
             abs(ratios[furthest] - 1) <= LIMIT,
             f"{len(ratios)} exchanges, {min(ratios.values()):.3f} to {max(ratios.values()):.3f} times; the furthest "
             f"is {SCHEMES[furthest[0]][0]}, {furthest[1]}, {furthest[2]} workers",

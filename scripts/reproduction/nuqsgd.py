@@ -53,7 +53,7 @@ RATES = ("0.1", "0.2")
 SMALLER, LARGER = RATES
 
 BROKEN = 10.0
-"""The loss of a training that breaks down: random guesses have 2.3."""
+"""The loss of a training that diverges: random guesses have 2.3."""
 
 
 def study(settings: Settings) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             "NUQSGD, abstract: “matches and exceeds the empirical performance of the QSGDinf heuristic”",
         ),
         compared(
-            f"NUQSGD learns faster than QSGD: a lower mean loss (learning rate {SMALLER})",
+            f"NUQSGD converges faster than QSGD: a lower mean loss (learning rate {SMALLER})",
             mean_losses,
             "qsgd",
             1,
@@ -306,7 +306,7 @@ def _say_that_it_breaks_down(axes: Any, line: Any) -> None:
     above = next((step for step, loss in zip(*line.get_data()) if loss > BROKEN), None)
     if above is not None:
         axes.annotate(
-            f"breaks down\nat step {above:g}", (above, BROKEN), (above + 3, BROKEN / 1.2), color=line.get_color(),
+            f"diverges\nat step {above:g}", (above, BROKEN), (above + 3, BROKEN / 1.2), color=line.get_color(),
             fontsize="small", verticalalignment="top",
         )  # fmt: skip
 

@@ -34,9 +34,9 @@ METHOD = (
     "steps, since the learning rate falls to 0 with them and losses are low only near the end; BinSGDM's are twice as "
     "many, as recommended. The clock runs during the steps alone: neither launch nor validation count. A loss is the "
     "mean of the training losses of all workers over 100 steps. Float32's final loss is that of its last 100 steps, at "
-    "the same rate, and a training comes to a loss at the first step with which its last 100 have that mean or less. "
-    "Trainings of equally many steps see the same text at the same step, so that their losses go up and down together; "
-    "still this is one training each, and batches that are a little easier move such a step by tens."
+    "the same rate, and a training reaches a loss at the first step where the mean over its last 100 steps is at "
+    "or below it. Trainings of equally many steps see the same text at the same step, so that their losses go up and "
+    "down together; still this is one training each, and batches that are a little easier move such a step by tens."
 )
 
 WORKER = Path(__file__).with_name("seconds_worker.py")
@@ -204,7 +204,7 @@ def arrival(
 
 
 def times_as_fast(figures: dict[str, Any], rate: str, key: str, other: str = "none") -> float:
-    """How many times as long another takes until 1% above float32's final loss; 0 if this one never gets there."""
+    """How many times as long another takes to within 1% of float32's final loss; 0 if this one never gets there."""
     own, others = (arrival(figures, rate, each) for each in (key, other))
     return 0.0 if own is None else float("inf") if others is None else others.seconds / own.seconds
 
@@ -217,8 +217,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             ratios = {each.title: times_as_fast(figures, rate, each.key) for each in recommended}
             found.append(
                 Verdict(
-                    f"{rate_title(rate)}: each recommended setting comes to 1% above float32's final loss sooner than "
-                    "float32",
+                    f"{rate_title(rate)}: each recommended setting gets within 1% of float32's final loss sooner than "
+                    "float32 does",
                     min(ratios.values()) > 1,
                     "times as fast: "
                     + ", ".join(f"{title} {told(ratio)}" for title, ratio in ratios.items()),
@@ -228,8 +228,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             ratio = times_as_fast(figures, rate, "eden-3", "powersgd-2")
             found.append(
                 Verdict(
-                    f"{rate_title(rate)}: EDEN, 3 bits, comes to 1% above float32's final loss sooner than PowerSGD, "
-                    "rank 2",
+                    f"{rate_title(rate)}: EDEN, 3 bits, gets within 1% of float32's final loss sooner than PowerSGD, "
+                    "rank 2, does",
                     ratio > 1,
                     f"times as fast: {told(ratio)}",
                 )
@@ -244,12 +244,12 @@ def in_short(figures: dict[str, Any]) -> str:
         if "none" in own:
             near = {each.title: arrival(figures, rate, each.key) for each in chosen}
             ends = [f"{title} {f'{to.seconds:.0f} s' if to else 'never'}" for title, to in near.items()]
-            parts.append(f"{rate_title(rate)}, until 1% above float32's final loss: {'; '.join(ends)}.")
+            parts.append(f"{rate_title(rate)}, to within 1% of float32's final loss: {'; '.join(ends)}.")
     return " ".join(parts)
 
 
 def told(ratio: float) -> str:
-    return {0.0: "never there", float("inf"): "the other is never there"}.get(ratio, f"{ratio:.2f}")
+    return {0.0: "never reached", float("inf"): "the other never gets there"}.get(ratio, f"{ratio:.2f}")
 
 
 def rate_title(rate: str) -> str:
@@ -352,7 +352,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
 
 
 def draw_rate(figures: dict[str, Any], rate: str, path: Path) -> None:
-    """Losses against seconds, each curve named where it comes to float32's loss, or ends."""
+    """Losses against seconds, each curve named where it reaches float32's loss, or ends."""
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     own = figures["rates"][rate]
     target = transformer.LIMIT * smoothed(own["none"])[-1]
@@ -362,7 +362,7 @@ def draw_rate(figures: dict[str, Any], rate: str, path: Path) -> None:
         means, seconds = smoothed(own[each.key]), own[each.key]["seconds"]
         axes.plot(seconds[-len(means) :], means, each.style, color=each.color, linewidth=1.4)
         near = arrival(figures, rate, each.key)
-        name = f"{each.title}: " + (f"{near.seconds:.0f} s" if near else "not there")
+        name = f"{each.title}: " + (f"{near.seconds:.0f} s" if near else "not reached")
         ends.append(
             End(near.seconds if near else seconds[-1], target if near else means[-1], name, each.color)
         )

@@ -65,7 +65,7 @@ def plain(method: str, recommended: bool = False, style: str = "-") -> Training:
 
 FACTOR = 2
 LONGER = Training(  # its options are the settings'
-    "binsgdm, longer", "binsgdm", f"BinSGDM, {FACTOR} times the steps", recommended=True
+    "binsgdm, longer", "binsgdm", "BinSGDM, twice the steps", recommended=True
 )
 TRAININGS = (
     plain("none"),
