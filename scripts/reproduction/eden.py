@@ -42,21 +42,28 @@ WORKER = Path(__file__).with_name("eden_worker.py")
 FLOORS = {2: 0.1, 1: 0.3}
 
 
+SHADES = {4: "#3d3208", 3: "#8c6d1f", 2: "#bb9020", 1: "#dfbd5c"}
+"""Lighter with fewer bits."""
+
+
+def _eden(bits: int) -> Training:
+    return plain(f"eden-{bits}")._replace(shade=SHADES[bits])
+
+
 def _whitened(bits: int) -> Training:
     options = ("--whiten", f"--floor={FLOORS[bits]}")
-    return Training(
-        f"whitened-{bits}", f"eden-{bits}", f"{common.title(f'eden-{bits}')}, whitened", options, ":"
-    )
+    title = f"{common.title(f'eden-{bits}')}, whitened"
+    return Training(f"whitened-{bits}", f"eden-{bits}", title, options, ":", shade=SHADES[bits])
 
 
 # As the page has them; the first is what the others are compared with.
 TRAININGS = (
     plain("none"),
-    plain("eden-4"),
-    plain("eden-3"),
-    Training("eden-2/4", "eden-2", "EDEN, 2 bits up and 4 down", ("--server-bits=4",), "--"),
-    plain("eden-2"),
-    plain("eden-1"),
+    _eden(4),
+    _eden(3),
+    Training("eden-2/4", "eden-2", "EDEN, 2 bits up and 4 down", ("--server-bits=4",), "--", shade=SHADES[2]),
+    _eden(2),
+    _eden(1),
     _whitened(2),
     _whitened(1),
     plain("qsgdinf-4"),

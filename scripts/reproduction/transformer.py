@@ -45,6 +45,7 @@ class Training(NamedTuple):
         options: of the example, besides the method's.
         style: of the line in the plot.
         recommended: whether this is a setting for which the claim is made.
+        shade: the color, where it is not the method's.
     """
 
     key: str
@@ -53,10 +54,11 @@ class Training(NamedTuple):
     options: tuple[str, ...] = ()
     style: str = "-"
     recommended: bool = False
+    shade: str = ""
 
     @property
     def color(self) -> str:
-        return common.COLORS.get(common.kind(self.key), common.COLORS[common.kind(self.method)])
+        return self.shade or common.COLORS.get(common.kind(self.key), common.COLORS[common.kind(self.method)])
 
 
 def plain(method: str, recommended: bool = False, style: str = "-") -> Training:

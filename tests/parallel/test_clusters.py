@@ -63,7 +63,7 @@ def test_mpirun(four_hosts: None) -> None:  # noqa: F811
 
 
 def test_an_elastic_job(four_hosts: None, tmp_path: Path) -> None:  # noqa: F811
-    """It starts with the hosts that the script lists; tests/parallel/test_torch_elastic.py lets them come and go."""
+    """It starts with the hosts that the script lists; test_elastic.py lets them come and go."""
     hosts = tmp_path / "hosts"
     hosts.write_text("host1:1\nhost2:1\n")
     script = ROOT / "examples" / "torch_digits_elastic.py"
