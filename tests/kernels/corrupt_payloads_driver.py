@@ -235,7 +235,7 @@ def in_both_backends(inputs: int, counts: Counts) -> None:
 
 def overrun() -> None:
     words, codes = np.zeros(4 * ROW - 1, np.int32), np.zeros(TILE, np.uint32)
-    native._call("unpack_codes", native._pointer(words), TILE, 4, native._pointer(codes))
+    native_library.call("unpack_codes", native._pointer(words), TILE, 4, native._pointer(codes))
 
 
 def main() -> None:
