@@ -25,7 +25,7 @@ def parse_arguments(program: str, hvd: Any, hvq: Any) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--epochs", type=int, default=12, help="(12)")
-    add("--batch-size", type=int, default=128, help="images per step, over all workers (128)")
+    add("--batch-size", type=int, default=128, help="images in a step, of all workers together (128)")
     args = training.parse_arguments(parser, LEARNING_RATES, "sgd", hvd, hvq)
     if args.epochs < 1:
         parser.error(f"--epochs {args.epochs}: use at least 1")
