@@ -52,8 +52,8 @@ def parse_arguments() -> argparse.Namespace:
         "--only",
         nargs="*",
         metavar="PART",
-        help="for a claim with parts (eden, seconds): run only these, in this order; the page uses kept results for "
-        "the others. Without any PART: make the page from kept results",
+        help="for a claim with parts (eden, rivals, seconds): run only these, in this order; the page uses kept results "
+        "for the others. Without any PART: make the page from kept results",
     )
     parser.add_argument(
         "--size", choices=("full", "tiny"), default="full", help="tiny: only to check that it runs (full)"
@@ -75,7 +75,7 @@ def parse_arguments() -> argparse.Namespace:
     if args.only is not None:
         parts = getattr(common.module_of(args.claims[0]), "PARTS", ()) if len(args.claims) == 1 else ()
         if not parts:
-            parser.error("--only: name one claim that has parts: eden, seconds")
+            parser.error("--only: name one claim that has parts: eden, rivals, seconds")
         for part in args.only:
             if part not in parts:
                 parser.error(f"--only {part}: choose from {', '.join(parts)}")

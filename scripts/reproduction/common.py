@@ -50,6 +50,7 @@ CLAIMS = (
     "binsgdm",
     "transformer",
     "eden",
+    "rivals",
 )
 
 # Tested only where they are named, since most machines lack what they need. Their modules also have ``problem(size)``:

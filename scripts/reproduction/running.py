@@ -25,7 +25,7 @@ from horovod_quant import methods
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 KEPT = ROOT / "docs" / "results" / "runs"
-CLAIMS = {"binsgdm", "eden", "transformer", "transformer-gpu", "seconds"}  # whose runs are kept
+CLAIMS = {"binsgdm", "eden", "rivals", "transformer", "transformer-gpu", "seconds"}  # whose runs are kept
 APART = "seconds"  # the names of its runs begin with it, and no other claim uses them
 LAB = {"LAB": "reproduce", "VENV": sys.prefix}
 TIME_LIMIT = 3600  # seconds a launch, or a training: generous, since a loaded machine is no failure

@@ -1,0 +1,205 @@
+"""What others send one bit for, beside this package's methods: 1-bit Adam, EF-SignSGD and PowerSGD, at equal steps.
+
+EF-SignSGD has a learning rate of its own, chosen on another seed: the parts ``"rate 0.03"`` and so on. On paper a
+training takes what one with float32 does, 3 to 5 minutes on two cores, and all of them an hour.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reproduction import common, eden, running, transformer
+from reproduction.common import Plot, Verdict
+from reproduction.transformer import LIMIT, Training, plain
+
+TITLE = "Rivals: 1-bit Adam, EF-SignSGD and PowerSGD"
+CLAIM = (
+    "What others offer for slow networks sends as little, and ends at the loss of float32 after as many steps. This "
+    "package's methods, which keep the user's optimizer, are beside them."
+)
+METHOD = (
+    "The transformer, text, steps and seeds of the sections above, 4 real workers. *1-bit Adam*: float32 for 15% of "
+    "the steps, then Adam's variance stays as it is, and momentum is averaged with one bit per element in each direction; "
+    "what rounding leaves out is added in the next step. Learning rate and betas are those of Adam. *EF-SignSGD*: the "
+    "same of whole steps of SGD with Nesterov's momentum; its learning rate is the best of {rates} for seed {seed}, "
+    "which no other training has. Both are small implementations in the script, after the papers and DeepSpeed; what "
+    "would travel as bits travels as float32, and bytes are counted by formula. *PowerSGD*: PyTorch's hook, rank 2, "
+    "under DistributedDataParallel."
+)
+
+WORKER = Path(__file__).with_name("rivals_worker.py")
+RATES, TUNING_SEED = (0.001, 0.003, 0.01, 0.03, 0.1), 3
+METHOD = METHOD.format(rates=", ".join(map(str, RATES)), seed=TUNING_SEED)
+
+ADAM = Training("onebit-adam", "none", "1-bit Adam", ("--rule=onebit-adam",), shade="#56B4E9")
+SIGNS = Training("ef-signsgd", "none", "EF-SignSGD", ("--rule=ef-signsgd",), shade="#CC79A7")
+OWN = (ADAM, SIGNS)
+ELSEWHERE = {"none": "transformer", "eden-3": "eden", "powersgd-2": "eden", "binsgdm": "transformer"}
+"""Trained for another section, by that section's name for it."""
+
+TRAININGS = (
+    plain("none"),
+    ADAM,
+    SIGNS,
+    next(each for each in eden.TRAININGS if each.key == "powersgd-2"),
+    plain("eden-3"),
+    plain("binsgdm"),
+)
+
+
+def rate_part(rate: float) -> str:
+    return f"rate {rate:g}"
+
+
+PARTS = (*map(rate_part, RATES), *(each.key for each in OWN))
+
+
+class Settings(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        options: of the example.
+        seeds, workers: of every training.
+        only: of `PARTS`, to be run; all where None.
+    """
+
+    options: tuple[str, ...]
+    seeds: tuple[int, ...]
+    workers: int
+    only: tuple[str, ...] | None = None
+
+
+SIZES = {
+    size: Settings(own.options, own.seeds, own.workers)
+    for size, own in ((size, eden.SIZES[size]) for size in ("full", "tiny"))
+}
+
+
+def study(settings: Settings) -> dict[str, Any]:
+    chosen = PARTS if settings.only is None else settings.only
+    tuned = _tuned(settings, chosen)
+    trainings = {}
+    for each in TRAININGS:
+        if each.key in ELSEWHERE:
+            found = _from_elsewhere(each.key)
+        else:
+            found = _trained(settings, each, tuned, each.key in chosen)
+        if found:
+            trainings[each.key] = found
+    return {"seeds": len(settings.seeds), "tuned": tuned, "trainings": trainings}
+
+
+def _tuned(settings: Settings, chosen: tuple[str, ...]) -> dict[str, float]:
+    """EF-SignSGD's validation loss with each learning rate that has been tried."""
+    losses = {}
+    for rate in RATES:
+        job = _job(settings, SIGNS, rate)
+        if rate_part(rate) in chosen:
+            running.trainings(job, (TUNING_SEED,))
+        for run in running.kept_trainings(job, (TUNING_SEED,)):
+            losses[f"{rate:g}"] = run["validation_loss"]
+    return losses
+
+
+def _trained(settings: Settings, each: Training, tuned: dict[str, float], run: bool) -> dict[str, Any] | None:
+    """Its figures; None as long as there is none, or EF-SignSGD's rate is not chosen."""
+    rate = None
+    if each is SIGNS:
+        if len(tuned) < len(RATES):
+            return None
+        rate = float(min(tuned, key=lambda key: tuned[key]))
+    job = _job(settings, each, rate)
+    if run:
+        running.trainings(job, settings.seeds)
+    runs = running.kept_trainings(job, settings.seeds)
+    return transformer.summary(runs) if runs else None
+
+
+def _job(settings: Settings, each: Training, rate: float | None = None) -> running.Job:
+    options = (*settings.options, *each.options, *([] if rate is None else [f"--lr={rate}"]))
+    imported = (transformer.SCRIPT, *transformer.IMPORTED)
+    return running.Job(str(WORKER), imported, each.method, options, settings.workers)
+
+
+def _from_elsewhere(key: str) -> dict[str, Any] | None:
+    result = common.load(running.KEPT.with_name(f"{ELSEWHERE[key]}.json"))
+    return result["figures"]["trainings"].get(key) if result else None
+
+
+# ---- what the figures say ----------------------------------------------------------------------------------------
+
+
+def verdicts(figures: dict[str, Any]) -> list[Verdict]:
+    trainings, found = figures["trainings"], []
+    if not _whole(figures, "none"):
+        return []
+    if _whole(figures, ADAM.key):
+        found.append(
+            Verdict(
+                "1-bit Adam ends within 1% of Adam's loss after as many steps",
+                transformer.loss_ratio(figures, ADAM.key) <= LIMIT,
+                transformer.difference(figures, ADAM.key),
+                "1-bit Adam, abstract: “the same convergence speed as uncompressed Adam”",
+            )
+        )
+    rivals = [key for key in (ADAM.key, SIGNS.key, "powersgd-2") if _whole(figures, key)]
+    if rivals and _whole(figures, "eden-3"):
+        titles = {each.key: each.title for each in TRAININGS}
+        own = common.mean(trainings["eden-3"]["validation_losses"])
+        found.append(
+            Verdict(
+                f"EDEN, 3 bits, ends at a lower loss than {', '.join(titles[key] for key in rivals)}",
+                all(own < common.mean(trainings[key]["validation_losses"]) for key in rivals),
+                "; ".join(
+                    f"{titles[key]}: {transformer.difference(figures, key)}" for key in ("eden-3", *rivals)
+                ),
+                common.PACKAGE,
+            )
+        )
+    return found
+
+
+def _whole(figures: dict[str, Any], key: str) -> bool:
+    """Whether it has been trained with every seed."""
+    own = figures["trainings"].get(key)
+    return own is not None and len(own["validation_losses"]) == figures["seeds"]
+
+
+def tables(figures: dict[str, Any]) -> str:
+    header = ["", "seeds", "validation loss", "relative to float32", "MB sent per step"]
+    rows = []
+    for each in TRAININGS:
+        own = figures["trainings"].get(each.key)
+        if own is None:
+            continue
+        compared = each.key != "none" and "none" in figures["trainings"]
+        rows.append(
+            [
+                each.title,
+                len(own["validation_losses"]),
+                common.spread(own["validation_losses"], 4),
+                transformer.difference(figures, each.key) if compared else "",
+                f"{own['bytes_per_step'] / 1e6:.3f}",
+            ]
+        )
+    parts = [common.table(header, rows)] if rows else []
+    missing = [each.title for each in TRAININGS if each.key not in figures["trainings"]]
+    if missing:
+        parts.append(f"**Not trained yet: {', '.join(missing)}.**")
+    if figures["tuned"]:
+        tried = "; ".join(f"{rate}: {loss:.4f}" for rate, loss in figures["tuned"].items())
+        parts.append(f"EF-SignSGD's losses by learning rate, seed {TUNING_SEED}: {tried}.")
+    return "\n\n".join(parts)
+
+
+def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
+    chosen = [each for each in TRAININGS if each.key in figures["trainings"]]
+    if len(chosen) < 2 or chosen[0].key != "none":
+        return []
+    plot = Plot(
+        "rivals-loss.png",
+        transformer.LOSS_CAPTION,
+    )
+    transformer.draw_losses(figures["trainings"], chosen, folder / plot.file)
+    return [plot]

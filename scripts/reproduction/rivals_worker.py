@@ -1,0 +1,199 @@
+"""Trains the transformer of examples/ with one-bit rules of others, which the package does not offer. Run by `rivals`.
+
+    horovodrun -np 4 python rivals_worker.py --rule onebit-adam
+    horovodrun -np 4 python rivals_worker.py --rule ef-signsgd --lr 0.03
+
+The other options are those of examples/torch_char_transformer.py; so are model, text, and everything else. The workers
+are real, and what each of them would send as bits travels as float32: losses are the rule's, times are not, and bytes
+are counted by formula.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from horovod_quant.traffic import ring_allreduce_bytes
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+import torch_char_transformer as example
+import training
+from python_text import load_text
+
+WARM_UP = 0.15
+"""Of 1-bit Adam's steps, those with float32: some 15% of BERT's are what DeepSpeed's tutorial advises."""
+
+
+class SignAverage:
+    """The average of the workers' vectors, of which one bit per element travels in each direction.
+
+    A worker sends signs and one scale, and adds what they leave out to its next vector. Each worker serves a part: it
+    averages what it gets, rounds it in the same way, with an error of its own, and sends it to all.
+
+    Args:
+        norm: of which the scale is the mean: 1 for mean magnitudes, 2 for root mean squares.
+    """
+
+    def __init__(self, norm: int) -> None:
+        self._norm = norm
+        self._left_out: torch.Tensor | None = None
+        self._left_out_by_servers: torch.Tensor | None = None
+
+    def __call__(self, name: str, vector: torch.Tensor) -> torch.Tensor:
+        if self._left_out is None or self._left_out_by_servers is None:
+            self._left_out, self._left_out_by_servers = torch.zeros_like(vector), torch.zeros_like(vector)
+        wanted = vector + self._left_out
+        sent = self._rounded(wanted)
+        self._left_out = wanted - sent
+        wanted = hvd.allreduce(sent, name=name) + self._left_out_by_servers
+        # What a server does depends on nothing that the others do not have here: each computes all parts.
+        answered = torch.cat([self._rounded(part) for part in torch.tensor_split(wanted, hvd.size())])
+        self._left_out_by_servers = wanted - answered
+        return answered
+
+    def _rounded(self, vector: torch.Tensor) -> torch.Tensor:
+        if not vector.numel():
+            return vector
+        scale = vector.abs().mean() if self._norm == 1 else vector.square().mean().sqrt()
+        return torch.where(vector < 0, -scale, scale)
+
+
+class OneBitAdam(torch.optim.Optimizer):
+    """Adam whose variance stays as it is after a warm-up, and whose momentum is averaged with one bit per element.
+
+    Source: Tang et al., 1-bit Adam, ICML 2021, Algorithm 1, as DeepSpeed implements it: no correction of biases, and
+    the scale is a root mean square.
+    """
+
+    norm = 2
+
+    def __init__(
+        self, parameters: Iterable[torch.Tensor], lr: float, warm_up: int, betas: tuple[float, float]
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": 1e-8})
+        self.warm_up = warm_up
+        self._steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self._steps += 1
+        for number, (group, parameter) in enumerate(_each(self)):
+            beta1, beta2 = group["betas"]
+            state = self.state[parameter]
+            if not state:
+                state.update(momentum=torch.zeros_like(parameter), variance=torch.zeros_like(parameter))
+                state["average"] = SignAverage(self.norm)
+            gradient, momentum = parameter.grad, state["momentum"]
+            if self._steps <= self.warm_up:
+                gradient = hvd.allreduce(gradient, name=f"gradient.{number}")
+                state["variance"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+                momentum.mul_(beta1).add_(gradient, alpha=1 - beta1)
+            else:
+                momentum.mul_(beta1).add_(gradient, alpha=1 - beta1)
+                momentum.copy_(state["average"](f"momentum.{number}", momentum.flatten()).view_as(momentum))
+            parameter.addcdiv_(momentum, state["variance"].sqrt().add_(group["eps"]), value=-group["lr"])
+
+
+class EFSignSGD(torch.optim.Optimizer):
+    """Nesterov's momentum, whose steps are averaged with one bit per element and the feedback of what is left out.
+
+    Source: Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019, Algorithm 1; momentum, and errors of workers
+    and servers, as in Zheng et al., NeurIPS 2019, with a block per tensor.
+    """
+
+    norm = 1
+    warm_up = 0
+
+    def __init__(self, parameters: Iterable[torch.Tensor], lr: float, momentum: float = 0.9) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for number, (group, parameter) in enumerate(_each(self)):
+            state = self.state[parameter]
+            if not state:
+                state.update(momentum=torch.zeros_like(parameter), average=SignAverage(self.norm))
+            momentum = state["momentum"].mul_(group["momentum"]).add_(parameter.grad)
+            move = group["lr"] * (group["momentum"] * momentum + parameter.grad)
+            parameter.sub_(state["average"](f"move.{number}", move.flatten()).view_as(move))
+
+
+def _each(optimizer: torch.optim.Optimizer) -> Iterable[tuple[dict[str, Any], torch.Tensor]]:
+    return ((group, parameter) for group in optimizer.param_groups for parameter in group["params"])
+
+
+def bytes_per_step(sizes: Iterable[int], workers: int, steps: int, warm_up: int) -> float:
+    """What a worker sends in the mean over all steps: bits and scales to the servers, and from its part to all.
+
+    Args:
+        sizes: elements of each tensor.
+    """
+    sizes = list(sizes)
+    others = (workers - 1) / workers
+    bits = sum(2 * others * math.ceil(size / 8) for size in sizes)
+    scales = sum(4 * 2 * (workers - 1) for _ in sizes)
+    warm = ring_allreduce_bytes(4 * sum(sizes), workers)
+    return (warm_up * warm + (steps - warm_up) * (bits + scales)) / steps
+
+
+RULES = ("onebit-adam", "ef-signsgd")
+
+
+def train(args: argparse.Namespace, rule: str, seed: int, data: Any) -> dict[str, Any]:
+    """As the example's; it differs in the optimizer alone."""
+    torch.manual_seed(seed)
+    model = example.CharTransformer(args.layers, args.width, args.heads, args.context)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    train_text, validation_text = (torch.from_numpy(text) for text in data)
+    sampling = torch.Generator().manual_seed(hvd.size() * seed + hvd.rank())
+
+    optimizer: Any
+    if rule == "onebit-adam":
+        optimizer = OneBitAdam(model.parameters(), args.lr, round(WARM_UP * args.steps), betas=(0.9, 0.98))
+    else:
+        optimizer = EFSignSGD(model.parameters(), args.lr)
+    rate = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: example.schedule((step + 1) / args.steps)
+    )
+
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    with training.Record(args, seed, args.steps, hvd.Compression.none, sum(sizes), hvd) as record:
+        for _ in range(args.steps):
+            starts = torch.randint(
+                len(train_text) - args.context, (args.batch_size // hvd.size(),), generator=sampling
+            )
+            optimizer.zero_grad()
+            loss = model.loss(example.windows_at(train_text, starts, args.context))
+            loss.backward()
+            optimizer.step()
+            rate.step()
+            record.step(loss.item())
+
+    quality = {"validation_loss": example.validate(model, validation_text, args.context)}
+    figures = record.figures(quality, [parameter.detach().numpy() for parameter in model.parameters()])
+    figures["bytes_per_step"] = bytes_per_step(sizes, hvd.size(), args.steps, optimizer.warm_up)
+    return figures
+
+
+def main() -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--rule", choices=RULES, required=True)
+    own, others = parser.parse_known_args()
+    sys.argv[1:] = others
+    args = example.parse_arguments()
+    data = load_text()
+    training.train_all(args, lambda seed: train(args, own.rule, seed, data), example.describe, hvd)
+
+
+if __name__ == "__main__":
+    main()
