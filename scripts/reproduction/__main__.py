@@ -52,8 +52,8 @@ def parse_arguments() -> argparse.Namespace:
         "--only",
         nargs="*",
         metavar="PART",
-        help="for a claim with parts (eden, rivals, seconds): run only these, in this order; the page uses kept results "
-        "for the others. Without any PART: make the page from kept results",
+        help="for a claim with parts (eden, rivals, seconds): run only these, in this order; the page uses kept "
+        "results for the others. Without any PART: make the page from kept results",
     )
     parser.add_argument(
         "--size", choices=("full", "tiny"), default="full", help="tiny: only to check that it runs (full)"
