@@ -258,7 +258,7 @@ def on_gpu(console: Console, arguments: Any, parser: argparse.ArgumentParser) ->
         import torch
         import triton  # noqa: F401
     except ImportError as error:
-        parser.error(f"--device cuda: {error}; pip install 'horovod-quant[torch,gpu]'")
+        parser.error(f"--device cuda: {error}; pip install torch triton")
     if not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch sees no CUDA device")
     import cuda_kernels
