@@ -15,7 +15,9 @@ try:
     import torch  # noqa: F401
     import triton  # noqa: F401
 except ImportError as error:
-    raise ImportError("horovod_quant.kernels.triton needs PyTorch and Triton: pip install torch triton") from error
+    raise ImportError(
+        "horovod_quant.kernels.triton needs PyTorch and Triton: pip install torch triton"
+    ) from error
 
 from horovod_quant.kernels.triton.arrays import (
     TILES_AT_A_TIME,
