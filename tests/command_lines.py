@@ -23,6 +23,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
+from horovod_quant.methods import parse
+from horovod_quant.schemes import registry
+
 ROOT = Path(__file__).resolve().parent.parent
 
 NOT_ASKED = {
@@ -140,6 +143,13 @@ def of_parser(parser: argparse.ArgumentParser, program: str, arguments: list[str
             given = parser.parse_args(arguments)
     except SystemExit as ended:
         return said.getvalue().strip().splitlines()[-1] if ended.code else ""
+    baselines = getattr(load(PARSERS[program]), "BASELINES", ()) if program in PARSERS else ()
+    for name in (getattr(given, "methods", None) or ()) if whole else ():
+        try:
+            if name not in baselines:
+                parse(name)
+        except ValueError as error:
+            return f"--methods: {error}"
     claims = getattr(given, "claims", ()) if program == "scripts/reproduce" else ()
     common = importlib.import_module("reproduction.common") if claims else None
     for claim in claims:
@@ -161,8 +171,6 @@ def of_pip(arguments: list[str]) -> str:
 
 def of_example(arguments: list[str]) -> str:
     """One that takes nothing but the name of a class."""
-    from horovod_quant.schemes import registry
-
     names = {"Auto", *(kind.__name__ for kind in registry.own())}
     return (
         ""

@@ -323,6 +323,7 @@ MISTAKES = {
     "scripts/lab exec host1 python benchmarks/exchange.py --grops 4": "unrecognized arguments: --grops",
     "scripts/lab pu 4": "no command pu",
     "scripts/reproduce rotated-su": "no claim rotated-su",
+    "horovod-quant bench --methods globl-qsgd-8": "there is no method 'globl-qsgd-8'",
     "scripts/demo --seeds x": "invalid int value: 'x'",
     "scripts/test --al": "--al is not in its text",
     "VENV=.venv-gpu scripts/setup --gpu=hots": "--gpu=hots is not in its text",
