@@ -5,6 +5,8 @@ HOROVOD_QUANT_REQUIRE_NATIVE is 1: then a build that fails is an error.
 """
 
 import os
+import re
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
@@ -44,12 +46,17 @@ native = Extension(
 
 
 class BuildWithPage(build_py):
-    """Puts docs/install.md into the package, for people without a checkout."""
+    """Puts docs/install.md into the package, for people without a checkout.
+
+    Other pages are not there: links to them become their names, docs/gpu.md.
+    """
 
     def run(self) -> None:
         super().run()
         if not getattr(self, "editable_mode", False):
-            self.copy_file("docs/install.md", os.path.join(self.build_lib, "horovod_quant", "install.md"))
+            page = Path("docs/install.md").read_text(encoding="utf-8")
+            page = re.sub(r"\[[^\]]*\]\((?![a-z]+:)([^)]+)\)", r"docs/\1", page)
+            Path(self.build_lib, "horovod_quant", "install.md").write_text(page, encoding="utf-8")
 
 
 setup(

@@ -100,7 +100,7 @@ def verdict(results: list[dict[str, Any]]) -> str:
     return f"auto: {percent:+.1f}% of the time of {best}, the fastest"
 
 
-def parse_arguments() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Compare what Auto chooses with all that it could choose.")
     gradients = parser.add_mutually_exclusive_group()
     gradients.add_argument(
@@ -115,7 +115,7 @@ def parse_arguments() -> argparse.Namespace:
         "--again-after", type=int, default=20, metavar="STEPS", help="with --watch: steps between trials"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the results here")
-    return parser.parse_args()
+    return parser
 
 
 def plan(arguments: argparse.Namespace) -> Plan:
@@ -137,7 +137,7 @@ def plan(arguments: argparse.Namespace) -> Plan:
 
 
 def main() -> int:
-    arguments = parse_arguments()
+    arguments = make_parser().parse_args()
     os.environ.setdefault("HOROVOD_CACHE_CAPACITY", CACHE)
     AutoRun.watch, AutoRun.again_after = arguments.watch, arguments.again_after
     return run_plan(lambda: plan(arguments), AutoRun)

@@ -224,7 +224,7 @@ def phases_table(results: list[dict[str, Any]]) -> Table:
     return table
 
 
-def parse_arguments() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Time a whole exchange of a model's gradients.")
     parser.add_argument("--framework", default="torch", choices=["torch", "tensorflow"])
     parser.add_argument(
@@ -252,6 +252,11 @@ def parse_arguments() -> argparse.Namespace:
     tensorflow = parser.add_argument_group("TensorFlow only")
     tensorflow.add_argument("--groups", type=int, metavar="NUMBER",
                             help="number of groups in which Horovod reduces the gradients")  # fmt: skip
+    return parser
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = make_parser()
     arguments = parser.parse_args()
     if arguments.framework == "torch" and arguments.groups:
         parser.error("--groups is for TensorFlow")

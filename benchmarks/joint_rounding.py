@@ -39,10 +39,14 @@ def errors(method: str, size: int, rho: float, elements: int) -> tuple[float, fl
     return independent, joint
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Show what joint rounding leaves of the error.")
     parser.add_argument("--elements", type=int, default=2**17, help="number of elements per gradient")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = make_parser().parse_args()
     print("| method | " + " | ".join(f"n = {size}" for size in SIZES) + " |")
     print("| --- |" + " --- |" * len(SIZES))
     for method in METHODS:

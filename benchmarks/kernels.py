@@ -258,7 +258,7 @@ def on_gpu(console: Console, arguments: Any, parser: argparse.ArgumentParser) ->
         import torch
         import triton  # noqa: F401
     except ImportError as error:
-        parser.error(f"--device cuda: {error}; pip install 'horovod-quant[torch,gpu]'")
+        parser.error(f"--device cuda: {error}; pip install torch triton")
     if not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch sees no CUDA device")
     import cuda_kernels
@@ -275,7 +275,7 @@ def chosen_sizes(arguments: Any, known: Collection[str], parser: argparse.Argume
     return arguments.sizes or known
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Time the kernels against memcpy and the cast to float16.")
     parser.add_argument(
         "--kernels", default="native", choices=sorted(kernels.BACKENDS), help="backend to time"
@@ -292,8 +292,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="kernels whose name contains one of these")
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each kernel")
     parser.add_argument("--json", metavar="FILE", help="also write the results here")
-    arguments = parser.parse_args()
+    return parser
 
+
+def main() -> None:
+    parser = make_parser()
+    arguments = parser.parse_args()
     on_device = on_gpu if arguments.device == "cuda" else on_cpu
     description, results = on_device(Console(), arguments, parser)
     if arguments.json:

@@ -19,13 +19,18 @@ TRAINING_IMAGES, TEST_IMAGES = 1347, 450
 LEARNING_RATES = {"sgd": 0.05, "adam": 0.005, "binsgdm": 0.004}
 
 
-def parse_arguments(program: str, hvd: Any, hvq: Any) -> argparse.Namespace:
+def make_parser(program: str, hvd: Any) -> training.Parser:
     parser = training.make_parser(
         program, "Trains on digits with quantized gradients.", LEARNING_RATES, "sgd", hvd
     )
     add = parser.add_argument
     add("--epochs", type=int, default=12, help="(12)")
-    add("--batch-size", type=int, default=128, help="images in a step, of all workers together (128)")
+    add("--batch-size", type=int, default=128, help="images per step, over all workers (128)")
+    return parser
+
+
+def parse_arguments(program: str, hvd: Any, hvq: Any) -> argparse.Namespace:
+    parser = make_parser(program, hvd)
     args = training.parse_arguments(parser, LEARNING_RATES, "sgd", hvd, hvq)
     if args.epochs < 1:
         parser.error(f"--epochs {args.epochs}: use at least 1")

@@ -18,8 +18,7 @@ import training
 from horovod_quant.methods import BINSGDM
 
 
-def parse_arguments(program: str, hvd: Any) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """What depends on the number of workers is for `check_workers`: it changes."""
+def make_parser(program: str, hvd: Any) -> training.Parser:
     parser = training.Parser(
         hvd,
         prog=program,
@@ -36,6 +35,12 @@ def parse_arguments(program: str, hvd: Any) -> tuple[argparse.ArgumentParser, ar
         help="batches between commits: the most that a lost worker costs (4)")  # fmt: skip
     add("--lr", type=float, help=f"default: {rate_of(BINSGDM)} with binsgdm, else {rate_of('sgd')}")
     add("--json", type=script_options.new_file, metavar="FILE", help="write the figures to this file")
+    return parser
+
+
+def parse_arguments(program: str, hvd: Any) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """What depends on the number of workers is for `check_workers`: it changes."""
+    parser = make_parser(program, hvd)
     args = parser.parse_args()
     args.optimizer = BINSGDM if args.method == BINSGDM else "sgd"
     args.lr = rate_of(args.optimizer) if args.lr is None else args.lr

@@ -40,7 +40,7 @@ def learning_rate(method: str) -> float:
     return 0.001 if method == BINSGDM else 0.01
 
 
-def parse_arguments(program: str, hvd: Any) -> argparse.Namespace:
+def make_parser(program: str, hvd: Any) -> training.Parser:
     parser = training.Parser(
         hvd, prog=program, description="Measures training on synthetic images with quantized gradients."
     )
@@ -56,6 +56,11 @@ def parse_arguments(program: str, hvd: Any) -> argparse.Namespace:
     add("--width", type=count, default=16, help="channels of the network's first stage (16)")
     add("--blocks", type=count, default=2, help=f"residual blocks in each of the {STAGES} stages (2)")
     add("--json", type=script_options.new_file, metavar="FILE", help="write the figures to this file")
+    return parser
+
+
+def parse_arguments(program: str, hvd: Any) -> argparse.Namespace:
+    parser = make_parser(program, hvd)
     args = parser.parse_args()
     args.method = list(dict.fromkeys(args.method))
     script_options.check_workers(parser, args.method, hvd)

@@ -130,17 +130,9 @@ def bits_of_sums(workers: int) -> int:
 # ---- a training --------------------------------------------------------------------------------------------------
 
 
-def main() -> None:
-    import digits
-    import horovod.torch as hvd
-    import torch
+def make_parser(hvd: Any) -> Any:
     import training
-    from torch_digits import make_model
 
-    import horovod_quant.torch as hvq
-
-    hvd.init()
-    torch.set_num_threads(1)  # several workers share a machine
     parser = training.Parser(
         hvd, prog="terngrad.py", description="Trains on digits with TernGrad's gradients."
     )
@@ -152,6 +144,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="(200)")
     parser.add_argument("--batch-size", type=int, default=128, help="images per step, over all workers (128)")
     parser.add_argument("--seed", type=int, default=0, help="(0)")
+    return parser
+
+
+def main() -> None:
+    import digits
+    import horovod.torch as hvd
+    import torch
+    import training
+    from torch_digits import make_model
+
+    import horovod_quant.torch as hvq
+
+    hvd.init()
+    torch.set_num_threads(1)  # several workers share a machine
+    parser = make_parser(hvd)
     args = parser.parse_args()
     if args.steps < 1 or args.batch_size < hvd.size() or not 0 < args.lr < math.inf:
         parser.error(

@@ -151,7 +151,7 @@ def describe(run: dict[str, Any]) -> str:
     return f"validation loss {run['validation_loss']:.4f}"
 
 
-def parse_arguments() -> argparse.Namespace:
+def make_parser(hvd: Any) -> training.Parser:
     parser = training.make_parser(
         "torch_char_transformer.py", "Trains on text with quantized gradients.", LEARNING_RATES, "adam", hvd
     )
@@ -168,6 +168,11 @@ def parse_arguments() -> argparse.Namespace:
     add("--layers", type=int, default=2, help="(2)")
     add("--width", type=int, default=64, help="(64)")
     add("--heads", type=int, default=4, help="(4)")
+    return parser
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = make_parser(hvd)
     args = training.parse_arguments(parser, LEARNING_RATES, "adam", hvd, hvq)
     for name in ("steps", "context", "layers", "width", "heads"):
         if getattr(args, name) < 1:

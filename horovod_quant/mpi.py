@@ -32,7 +32,7 @@ from horovod_quant.simulator import Merge
 try:
     from mpi4py import MPI
 except ImportError as error:
-    raise ImportError("horovod_quant.mpi needs mpi4py: pip install 'horovod-quant[mpi]'") from error
+    raise ImportError("horovod_quant.mpi needs mpi4py: pip install mpi4py") from error
 
 
 class Result(NamedTuple):

@@ -255,12 +255,16 @@ def insert(marker: str, text: str) -> None:
     PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}")
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--measure", action="store_true", help="first measure the kernels' speeds on this machine"
     )
-    speeds = kernel_speeds(parser.parse_args().measure)
+    return parser
+
+
+def main() -> None:
+    speeds = kernel_speeds(make_parser().parse_args().measure)
     insert("clusters", cluster_table(speeds))
     insert("global-qsgd", logged_table())
 

@@ -104,12 +104,16 @@ def broken_links(folder: Path) -> list[str]:
     return broken
 
 
-def main() -> int:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="api-docs", description=(__doc__ or "").split(". ")[0])
     parser.add_argument(
         "--output", type=Path, default=ROOT / "docs" / "api", metavar="FOLDER", help="(docs/api)"
     )
-    folder = parser.parse_args().output
+    return parser
+
+
+def main() -> int:
+    folder = make_parser().parse_args().output
     shutil.rmtree(folder, ignore_errors=True)
     render(folder)
     broken = broken_links(folder)

@@ -325,7 +325,7 @@ def say(text: str) -> None:
     print(f"check-model: {text}", flush=True)
 
 
-def main() -> int:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Compare the performance model with the lab.")
     parser.add_argument("--controller", choices=MEASURED, default="gloo")
     parser.add_argument(
@@ -338,7 +338,11 @@ def main() -> int:
         help="measure nothing; write the tables from the cells that exist",
     )
     parser.add_argument("--page", type=Path, default=PAGE, help="page to write the tables to")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    arguments = make_parser().parse_args()
     folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
     cells = [Cell(arguments.controller, hosts, rate) for rate in ROUNDS for hosts in HOSTS]

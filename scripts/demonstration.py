@@ -158,7 +158,7 @@ def main() -> int:
     return 0
 
 
-def parse_arguments() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="demonstration", description=(__doc__ or "").split(". ")[0])
     add = parser.add_argument
     add(
@@ -175,6 +175,11 @@ def parse_arguments() -> argparse.Namespace:
     add("--only", nargs="+", choices=keys, metavar="NAME", help="only some of " + ", ".join(keys))
     add("--epochs", type=int, help="default: the example's")
     add("--output", type=Path, default=Path("demonstration"), help="folder to write to (demonstration)")
+    return parser
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = make_parser()
     args = parser.parse_args()
     if args.workers < 1:
         parser.error(f"--workers {args.workers}: use at least 1")

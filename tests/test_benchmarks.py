@@ -238,3 +238,21 @@ def assert_sane(method: str, result: dict[str, Any], has_phases: bool) -> None:
             wall, cpu = result["phases"][phase]
             assert wall > 0, (method, phase)
             assert cpu >= 0, (method, phase)
+
+
+def test_joint_rounding_leaves_less_of_the_error() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "joint_rounding.py", "--elements", "4096"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("|").split("|") for line in done.stdout.splitlines()[2:]]
+    assert len(rows) == 15
+    shares = []
+    for _, *cells in rows:
+        independent, joint = zip(*(map(float, cell.split(",")) for cell in cells))
+        shares.append(sum(joint) / sum(independent))
+    assert max(shares[:9]) < 0.7
+    assert (
+        max(shares[9:]) < 1.05
+    )  # an alltoall's second rounding, and exponential levels, gain less or nothing

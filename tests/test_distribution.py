@@ -75,8 +75,12 @@ def test_the_wheel_has_types_kernels_and_the_page_on_installing(built: tuple[Pat
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
         page = archive.read("horovod_quant/install.md").decode()
     with tarfile.open(built[0]) as sources:
-        (source,) = (member for member in sources if member.name.endswith("/docs/install.md"))
-        assert page == sources.extractfile(source).read().decode()
+        (member,) = (member for member in sources if member.name.endswith("/docs/install.md"))
+        source = sources.extractfile(member).read().decode()
+    assert "[gpu.md](gpu.md)" in source
+    # The wheel has no other page, so only links into the web are left.
+    assert page == source.replace("[gpu.md](gpu.md)", "docs/gpu.md")
+    assert all(link.startswith("https:") for link in re.findall(r"\]\(([^)]+)\)", page))
     assert {"horovod_quant/py.typed", "horovod_quant/torch/__init__.pyi"} <= names
     assert any(re.fullmatch(r"horovod_quant/kernels/_native.*\.so", name) for name in names)
     assert not [name for name in names if name.startswith("tests") or name.endswith((".cpp", ".h"))]

@@ -1,12 +1,20 @@
-"""Every command in README.md and docs is run by a test, or here is why not; every link leads somewhere."""
+"""Every command in README.md and docs is run by a test, or here is why not; its program accepts its options; every link
+leads somewhere.
+"""
 
 from __future__ import annotations
 
+import configparser
+import json
 import re
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from command_lines import NOT_ASKED, PROGRAM, Asked
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -14,6 +22,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 class RunBy(NamedTuple):
     """A test that runs the command, perhaps with smaller numbers, another folder, or hosts of its own.
+
+    Whether the command's program accepts it as it stands on the page is another test's question.
 
     Attributes:
         file: of the test.
@@ -40,6 +50,15 @@ PINNED = "scripts/setup --frameworks installs the same file, into a folder, befo
 BUILD = "builds Horovod for minutes, from a registry: scripts/setup does the same before every test run"
 GPU = "needs a GPU: no machine that runs the tests has one"
 SETS_UP = "makes an environment of gigabytes, in which the tests then run"
+TESTS = "it runs the tests"
+EXTRAS = "installs from a registry what scripts/setup installs, too: the packages are those of the extras in setup.cfg"
+PART = "a part of a command, which the page names"
+OTHER_HOROVOD = "builds another Horovod for minutes, and runs the scenarios with it"
+REPRODUCE = RunBy("tests/scripts/test_reproduction.py", "reproduce(folder, *STUDIES)")
+TRAINS = (
+    "trains for many minutes with real workers; tests/scripts check its parts, and its page from kept figures"
+)
+HOROVOD_SCRIPTS = "tests/examples/test_horovod_scripts.py"
 
 COMMANDS: dict[str, Entry] = {
     # README.md
@@ -49,10 +68,17 @@ COMMANDS: dict[str, Entry] = {
     "horovod-quant advise --model resnet50 --workers 32 --hosts 8 --bandwidth 10gbit --latency 50us --step 0.35 "
     "--backward 0.2 --accelerator --calibrate bench.json": ADVISE,
     "scripts/demo": RunBy("tests/test_demonstration.py", "demonstration.py"),
-    "scripts/test": "it runs the tests",
+    "scripts/test": TESTS,
     # CONTRIBUTING.md
     "git clone REPOSITORY horovod-quant && cd horovod-quant": "REPOSITORY is yours to fill in",
     "scripts/setup": SETS_UP,
+    "scripts/setup --frameworks": RunBy("tests/scripts/test_setup_frameworks.py", "install_frameworks"),
+    "scripts/test --quick": TESTS,
+    "scripts/test --all": TESTS,
+    "scripts/test --thorough": TESTS,
+    "scripts/test --all -k global-qsgd": TESTS,
+    "scripts/test tests/parallel/test_scenarios.py -k torch-gloo-2-average-qsgd": TESTS,
+    "scripts/test-horovod 0.27.0": OTHER_HOROVOD,
     "scripts/lab check": RunBy(LAB, '"check"'),
     "scripts/lab up 4 1gbit": RunBy(LAB, 'done("up", 4, "1gbit")'),
     "scripts/lab exec host1 horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 --gloo python "
@@ -67,7 +93,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "horovod-quant advise --calibrate bench.json --model bert-base --workers 64 --hosts 64 --bandwidth 10gbit "
     "--step 0.5": ADVISE,
-    "pip install 'horovod-quant[bench]'": "the package is not in a registry; scripts/setup installs what the extra has",
+    "pip install matplotlib rich": EXTRAS,
     "horovodrun -np 4 horovod-quant bench --model resnet50 --methods global-qsgd-8 binsgdm --json bench.json "
     "--plot bench.png": BENCH,
     "sbatch --nodes=4 --ntasks-per-node=8 examples/cluster/slurm.sbatch python examples/torch_digits.py "
@@ -122,6 +148,57 @@ COMMANDS: dict[str, Entry] = {
     "CXX=$PWD/horovod-c++ HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_PYTORCH=1 "
     "HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 pip install --no-cache-dir --no-build-isolation "
     "--no-binary horovod horovod==0.28.1": BUILD,
+    "horovod-quant advise --calibrate bench.json": ADVISE,
+    "horovod-quant bench --help": PART,
+    "horovod-quant bench --methods terngrad": RunBy(
+        "tests/parallel/test_own_scheme.py", '"--methods", "terngrad"'
+    ),
+    "horovodrun --gloo": PART,
+    "horovodrun --mpi": PART,
+    "horovodrun -np 4": PART,
+    "horovodrun -np 4 python benchmarks/auto.py": RunBy("tests/test_benchmarks.py", '"auto.py"'),
+    "python benchmarks/joint_rounding.py": RunBy("tests/test_benchmarks.py", '"joint_rounding.py"'),
+    "benchmarks/exchange.py --framework tensorflow --groups 4": EXCHANGE,
+    "benchmarks/exchange.py --group-bytes 32 128": EXCHANGE,
+    "srun --mpi=pmix python train.py": "needs Slurm with PMIx; the page says that it was not tried",
+    "horovodrun -np 4 python examples/keras_digits.py --compression binsgdm": (
+        RunBy("tests/examples/test_digits.py", "keras_digits")
+    ),
+    "horovodrun --gloo -np 2 --min-np 2 --max-np 4 --host-discovery-script ./discover_hosts.sh python "
+    "examples/torch_digits_elastic.py --method global-qsgd-8": RunBy(HOROVOD_SCRIPTS, "elastic"),
+    "horovodrun -np 4 python examples/torch_synthetic_benchmark.py --method none fp16 global-qsgd-8 qsgdinf-4 "
+    "--num-iters 10": RunBy(HOROVOD_SCRIPTS, "torch_synthetic_benchmark"),
+    "horovodrun -np 4 python examples/torch_char_transformer.py --compression qsgd --bits 4": (
+        RunBy("tests/examples/test_char_transformer.py", "torch_char_transformer")
+    ),
+    "pip install scikit-learn tqdm": EXTRAS,
+    "pip install triton": EXTRAS,
+    'pip install "cmake<4"': BUILD,
+    "pip install horovod": "the page says that it fails",
+    "HOROVOD_QUANT_REQUIRE_NATIVE=1 pip install --force-reinstall --no-deps .": (
+        "like pip install ., which a test runs, but not in the environment that the tests run in"
+    ),
+    "python setup.py build_ext --inplace": "compiles for a minute; scripts/setup does it before every test run",
+    "python -m pytest tests/kernels/test_triton.py": TESTS,
+    "python benchmarks/kernels.py --device cuda": GPU,
+    "VENV=.venv-gpu scripts/test": GPU,
+    "scripts/reproduce --size tiny transformer-gpu": (
+        "trains for minutes; tests/scripts/test_reproduction_runs.py makes its page"
+    ),
+    "scripts/reproduce transformer-gpu": GPU,
+    **dict.fromkeys(
+        (
+            f"scripts/reproduce {claim}"
+            for claim in "nuqsgd nuqsgd-gradients global-qsgd qsgd qsvrg rotated-sum".split()
+        ),
+        REPRODUCE,
+    ),
+    "scripts/reproduce --again CLAIM": RunBy(REPRODUCE.file, '"--again"'),
+    "scripts/reproduce binsgdm": TRAINS,
+    "scripts/reproduce transformer": TRAINS,
+    "scripts/reproduce eden": TRAINS,
+    "scripts/reproduce seconds": TRAINS,
+    "scripts/lab exec host1 COMMAND...": RunBy(LAB, '"exec"'),
     "horovodrun --check-build": "Horovod's own; doctor asks the library instead, which that command does not",
     "scripts/lab exec host1 horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 --gloo python examples/torch_digits.py "
     "--compression global-qsgd --bits 8": RunBy(LAB, "host1:1,host2:1,host3:1,host4:1"),
@@ -144,10 +221,21 @@ COMMANDS: dict[str, Entry] = {
 }
 
 
-def commands_of(page: str) -> list[str]:
-    """The commands in a page's fenced blocks: without comments, and each in one line."""
+FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+
+
+def commands_of(page: str) -> list[Asked]:
+    """A page's commands: without comments, and each in one line."""
+    rest = FENCED.sub("", page)
+    return [
+        *(Asked(text, True) for text in (*fenced_commands(page), *indented_commands(rest))),
+        *(Asked(text, False) for text in inline_commands(rest)),
+    ]
+
+
+def fenced_commands(page: str) -> list[str]:
     found = []
-    for indent, language, block in re.findall(r"^( *)```(\w+)\n(.*?)^\1```", page, re.MULTILINE | re.DOTALL):
+    for indent, language, block in FENCED.findall(page):
         if language not in ("sh", "bash", "console"):
             continue
         lines = re.sub(r"\\\n\s*", " ", block).splitlines()
@@ -160,11 +248,53 @@ def commands_of(page: str) -> list[str]:
     return found
 
 
-IN_PAGES = {command: page.name for page in PAGES for command in commands_of(page.read_text())}
+def starts_with_program(text: str) -> bool:
+    words = [word for word in text.split() if not re.match(r"\w+=", word)]
+    return bool(words) and (words[0] in ("mpirun", "srun", "sbatch") or bool(PROGRAM.fullmatch(words[0])))
+
+
+def indented_commands(rest: str) -> list[str]:
+    lines = re.findall(r"^ {4,}(\S.*)$", re.sub(r"\\\n\s*", " ", rest), re.MULTILINE)
+    return [line for line in lines if starts_with_program(line)]
+
+
+def inline_commands(rest: str) -> list[str]:
+    """Those with an argument; ``scripts/test`` alone is a name."""
+    found = []
+    for part in re.split(r"\n\s*\n|\n(?=[|-])", re.sub(r"``.*?``", "", rest)):
+        texts = [" ".join(text.split()) for text in re.findall(r"`([^`]+)`", part)]
+        found += [text for text in texts if starts_with_program(text) and text not in NAMES and " " in text]
+    return found
+
+
+NAMES = {"horovod-quant doctor", "horovod-quant bench", "horovod-quant advise", "pip install"}
+
+
+def asked_in(page: Path) -> list[Asked]:
+    """Of docs/results.md only what it says of scripts/reproduce: the rest tells what has been run."""
+    found = commands_of(page.read_text())
+    return [each for each in found if page.name != "results.md" or each.text.startswith("scripts/reproduce")]
+
+
+ASKED = [(page.name, each) for page in PAGES for each in asked_in(page)]
+IN_PAGES = {each.text: page for page, each in ASKED}
+
+
+def test_commands_are_found_wherever_they_stand() -> None:
+    page = (
+        "Type `horovod-quant\nbench --model a`:\n\n    pip install b\n\n| a | `scripts/lab up 4` |\n\n"
+        "```sh\nmake \\\n  c # d\n```\n"
+    )
+    assert commands_of(page) == [
+        Asked("make c", True),
+        Asked("pip install b", True),
+        Asked("horovod-quant bench --model a", False),
+        Asked("scripts/lab up 4", False),
+    ]
 
 
 def test_every_command_is_run_or_it_is_said_why_not() -> None:
-    assert len(IN_PAGES) > 40
+    assert len(IN_PAGES) > 80
     lacking = [f"{page}: {command}" for command, page in IN_PAGES.items() if command not in COMMANDS]
     assert not lacking, "say in COMMANDS which test runs\n" + "\n".join(lacking)
 
@@ -178,6 +308,97 @@ def test_no_command_is_left_that_no_page_has() -> None:
 )
 def test_the_tests_named_run_them(entry: RunBy) -> None:
     assert entry.text in (ROOT / entry.file).read_text()
+
+
+# ---- would the programs accept them? --------------------------------------------------------------------------------
+
+MISTAKES = {
+    "horovodrun -np 2 horovod-quant doctor --modl resnet50": "unrecognized arguments: --modl",
+    "horovodrun -np 2 --glo horovod-quant doctor": "unrecognized arguments: --glo",
+    "horovod-quant advise --model resnet50 --bandwidth 10gbit": "one of the arguments --step --profile is required",
+    "python examples/torch_digits.py --compression qsdg": "invalid choice: 'qsdg'",
+    "python examples/terngrad.py --clp 3": "unrecognized arguments: --clp",
+    "python examples/minimal_torch.py EDN": "not a class",
+    "horovodrun -np 2 python examples/gone.py": "there is no examples/gone.py",
+    "scripts/lab exec host1 python benchmarks/exchange.py --grops 4": "unrecognized arguments: --grops",
+    "scripts/lab pu 4": "no command pu",
+    "scripts/reproduce rotated-su": "no claim rotated-su",
+    "horovod-quant bench --methods globl-qsgd-8": "there is no method 'globl-qsgd-8'",
+    "scripts/demo --seeds x": "invalid int value: 'x'",
+    "scripts/test --al": "--al is not in its text",
+    "VENV=.venv-gpu scripts/setup --gpu=hots": "--gpu=hots is not in its text",
+    "pip install --no-dps triton": "no such option: --no-dps",
+    "pip install 'horovod-quant[bench]'": "in no registry",
+    "unheard-of --option": "nothing is known about unheard-of",
+}
+"""What must be noticed, so that the test below cannot pass for nothing."""
+
+OPTIONS_OF_OTHERS = {
+    "--nodes": "of sbatch",
+    "--ntasks-per-node": "of sbatch",
+    "--inplace": "of setuptools",
+}
+
+
+@cache
+def answers() -> dict[str, Any]:
+    """Of the programs' parsers: what is wrong with each command, then with each mistake; and all options."""
+    asked = [*(each for _, each in ASKED), *(Asked(text, True) for text in MISTAKES)]
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests" / "command_lines.py"],
+        input=json.dumps(asked), capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_the_programs_parsers_accept_every_command() -> None:
+    pytest.importorskip("horovod")
+    pytest.importorskip("torch")
+    wrong = [
+        f"{page}: {each.text}: {found}" for (page, each), found in zip(ASKED, answers()["problems"]) if found
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_mistakes_in_commands_are_noticed() -> None:
+    pytest.importorskip("horovod")
+    pytest.importorskip("torch")
+    for (text, expected), found in zip(MISTAKES.items(), answers()["problems"][len(ASKED) :]):
+        assert expected in found, text
+
+
+def options_in(page: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page))
+
+
+def test_every_option_that_a_page_names_is_some_programs() -> None:
+    pytest.importorskip("horovod")
+    pytest.importorskip("torch")
+    known = {*answers()["options"], *OPTIONS_OF_OTHERS}
+    wrong = {page.name: options_in(page.read_text()) - known for page in PAGES}
+    assert not {name: found for name, found in wrong.items() if found}
+    assert options_in("`bench --modl x`, --many-small, a -- b, c--d") - known == {"--modl"}
+
+
+@pytest.mark.parametrize("program", NOT_ASKED)
+def test_what_is_not_asked_is_in_the_pages(program: str) -> None:
+    assert any(f" {program} " in f" {text} " or text.startswith(program) for text in IN_PAGES)
+
+
+def test_packages_to_install_are_those_of_the_extras() -> None:
+    """By their own names: horovod-quant is in no registry, so its extras can be had from a checkout alone."""
+    setup = configparser.ConfigParser(interpolation=None)
+    setup.read(ROOT / "setup.cfg")
+    known = set(re.findall(r"^[\w-]+", "\n".join(setup["options.extras_require"].values()), re.MULTILINE))
+    named = {text for text, entry in COMMANDS.items() if entry is EXTRAS}
+    assert {name for text in named for name in text.split()[2:]} <= known
+    sources = [*PAGES, *(path for name in ("horovod_quant", "benchmarks", "examples", "scripts")
+                         for path in (ROOT / name).rglob("*.py"))]  # fmt: skip
+    assert not [path for path in sources if re.search(r"horovod[-_]quant\[", path.read_text())]
+
+
+# ---- links ----------------------------------------------------------------------------------------------------------
 
 
 def anchors(page: str) -> set[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from configparser import ConfigParser
@@ -10,6 +11,8 @@ import pytest
 
 import horovod_quant
 from horovod_quant.schemes import registry
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def python(code: str) -> subprocess.CompletedProcess:
@@ -48,8 +51,18 @@ def blocked(missing: str, module: str) -> str:
 
 def test_mpi_without_mpi4py_says_what_to_install() -> None:
     assert blocked("mpi4py", "horovod_quant.mpi") == (
-        "ImportError: horovod_quant.mpi needs mpi4py: pip install 'horovod-quant[mpi]'"
+        "ImportError: horovod_quant.mpi needs mpi4py: pip install mpi4py"
     )
+
+
+def test_the_installed_page_links_to_no_page_that_is_not_installed(tmp_path: Path) -> None:
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "horovod_quant" / "install.md").read_text()
+    assert page.startswith("# Installing")
+    assert "(docs/gpu.md)" in page
+    assert all(link.startswith("https:") for link in re.findall(r"\]\(([^)]+)\)", page))
 
 
 def names_in(file: Path) -> set[str]:

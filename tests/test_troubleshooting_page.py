@@ -1,4 +1,6 @@
-"""docs/troubleshooting.md has every error and warning that a user can meet: they are read from the source."""
+"""docs/troubleshooting.md has every error, warning and printed complaint that a user can meet: they are read from the
+source.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +47,19 @@ COMPOSED = {
     "name": None,  # an attribute that a backend of kernels does not have
 }
 """Messages that the source makes elsewhere than where they are raised, and what of them is on the page."""
+
+
+FOUND_ELSEWHERE = {
+    "scheme_findings": "cannot be used",
+    "host_kernel_findings": "numpy kernels",
+}
+"""Functions that show a text of another module as a finding, and what of it is on the page."""
+
+PRINTERS = {"self._complain", "self._say", "console.print", "parser.error"}
+"""What prints a complaint of the commands: a text, or nothing that is one."""
+
+RETURNERS = {"_agreed_problem"}
+"""Functions that return one."""
 
 
 class Message(NamedTuple):
@@ -105,6 +120,56 @@ def raised(tree: ast.Module) -> Iterator[tuple[str, int, ast.expr]]:
             yield kind, node.lineno, message
 
 
+def printed(tree: ast.Module) -> Iterator[tuple[int, ast.expr]]:
+    """Lines and texts of what a command prints of its own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in PRINTERS:
+            yield from ((node.lineno, text) for text in node.args[:1] if isinstance(text, TEXTS))
+        elif isinstance(node, ast.FunctionDef) and node.name in RETURNERS:
+            for part in ast.walk(node):
+                if isinstance(part, ast.Return) and part.value is not None:
+                    both = isinstance(part.value, ast.IfExp)
+                    values = [part.value.body, part.value.orelse] if both else [part.value]
+                    yield from ((part.lineno, value) for value in values if isinstance(value, TEXTS))
+
+
+TEXTS = (ast.Constant, ast.JoinedStr)
+
+
+def findings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Lines and texts of doctor's findings, but for those that all is well."""
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        assigned = [
+            (node.lineno, node.targets[0].id, node.value)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        ]
+        for node in ast.walk(function):
+            if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "Finding"):
+                continue
+            mark, text = node.args[:2]
+            if ast.unparse(mark) == "OK":
+                continue
+            if isinstance(text, ast.Name):
+                # The nearest one before: a name such as `text` is used again and again.
+                before = [value for line, name, value in assigned if name == text.id and line < node.lineno]
+                known = bool(before) and isinstance(before[-1], TEXTS)
+                shown = template(before[-1], {}) if known else FOUND_ELSEWHERE[function.name]
+            else:
+                shown = template(text, {})
+            assert shown is not None, ast.unparse(node)
+            yield node.lineno, shown
+
+
+def messages_printed() -> Iterator[Message]:
+    for file, tree in TREES.items():
+        texts = [(line, template(node, {}) or "") for line, node in printed(tree)] + list(findings(tree))
+        for line, text in texts:
+            stable = re.sub(f"{ANYTHING}+", ANYTHING, text).strip(f"{ANYTHING}:;, ")
+            if re.search(r"\w", stable):
+                yield Message(f"horovod_quant/{file}:{line}", stable)
+
+
 def messages() -> Iterator[Message]:
     for file, tree in TREES.items():
         own = constants(tree)
@@ -128,10 +193,33 @@ def messages() -> Iterator[Message]:
 
 
 def test_every_message_is_on_the_page() -> None:
-    found = list(messages())
-    assert len(found) > 150
+    found = [*messages(), *messages_printed()]
+    assert len(found) > 200
     lacking = [f"{place}: {text}" for place, text in found if text not in PAGE]
     assert not lacking, "docs/troubleshooting.md does not have\n" + "\n".join(lacking)
+
+
+def test_every_row_says_why_or_what_to_do() -> None:
+    rows = [re.split(r" \| ", row) for row in re.findall(r"^\| (.* \| .* \| .*) \|$", PAGE, re.MULTILINE)]
+    assert len(rows) > 150
+    assert {len(row) for row in rows} == {3}
+    vague = ("as it says", "as above")
+    assert not [what for what, why, remedy in rows if why.startswith(vague) and remedy.startswith(vague)]
+
+
+def test_complaints_that_are_new_are_noticed() -> None:
+    source = """
+def _agreed_problem(self):
+    if self.lost:
+        return f"worker {self.rank} is lost" if self.rank else ""
+def finding(self):
+    text = f"{self.name} is odd"
+    self._complain(f"{self.name}: strange")
+    return [Finding(PROBLEM, text, "x"), Finding(OK, "fine"), Finding(WARNING, f"{text}; more")]
+"""
+    tree = ast.parse(source)
+    assert {template(node, {}) for _, node in printed(tree)} == {"worker … is lost", "", "…: strange"}
+    assert {text for _, text in findings(tree)} == {"… is odd", "…; more"}
 
 
 @pytest.mark.parametrize("file", NOT_ON_THE_PAGE)

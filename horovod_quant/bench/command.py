@@ -310,7 +310,7 @@ def check_output(json: str | None, plot: str | None) -> None:
             importlib.import_module(module)
         except ImportError:
             name = module.partition(".")[0]
-            raise Problem(f"{name} is not installed: pip install 'horovod-quant[bench]'") from None
+            raise Problem(f"{name} is not installed: pip install {name}") from None
     for argument, path in (("--json", json), ("--plot", plot)):
         if path is not None:
             with Problem.of(argument):

@@ -100,5 +100,5 @@ def _canvas() -> Any:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
-        raise ValueError("matplotlib is missing: pip install 'horovod-quant[bench]'") from None
+        raise ValueError("matplotlib is missing: pip install matplotlib") from None
     return FigureCanvasAgg

@@ -11,8 +11,8 @@ from horovod_quant.cli import advise, bench, doctor
 COMMANDS = {"doctor": doctor, "bench": bench, "advise": advise}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status."""
+def make_parser() -> argparse.ArgumentParser:
+    """The options of every command."""
     parser = argparse.ArgumentParser(prog="horovod-quant", description="Gradient quantization for Horovod.")
     parser.add_argument("--version", action="version", version=f"horovod-quant {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -27,7 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit status."""
+    arguments = make_parser().parse_args(argv)
     return arguments.run(arguments)
 
 

@@ -9,7 +9,7 @@ try:
     import tensorflow  # noqa: F401, ICN001
 except ImportError as error:
     raise ImportError(
-        "horovod_quant.tensorflow needs TensorFlow, which is not installed: pip install 'horovod-quant[tensorflow]'"
+        "horovod_quant.tensorflow needs TensorFlow, which is not installed: pip install tensorflow"
     ) from error
 
 from horovod_quant.compressor_classes import Classes

@@ -8,7 +8,7 @@ try:
     import torch  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "horovod_quant.torch needs PyTorch, which is not installed: pip install 'horovod-quant[torch]'"
+        "horovod_quant.torch needs PyTorch, which is not installed: pip install torch"
     ) from error
 
 from horovod_quant.compressor_classes import Classes

@@ -13,6 +13,7 @@ from pathlib import Path
 from reproduction import common, page, running
 
 ROOT = Path(__file__).resolve().parents[2]
+NAMES = ", ".join((*common.CLAIMS, *common.ON_DEMAND))
 
 
 def main() -> int:
@@ -38,14 +39,13 @@ def main() -> int:
     return 0
 
 
-def parse_arguments() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="reproduce", description=(__doc__ or "").split(". ")[0])
-    names = ", ".join((*common.CLAIMS, *common.ON_DEMAND))
     parser.add_argument(
         "claims",
         nargs="*",
         metavar="CLAIM",
-        help=f"some of {names} (all but {', '.join(common.ON_DEMAND)})",
+        help=f"some of {NAMES} (all but {', '.join(common.ON_DEMAND)})",
     )
     parser.add_argument("--again", action="store_true", help="test claims again that already have a result")
     parser.add_argument(
@@ -65,10 +65,15 @@ def parse_arguments() -> argparse.Namespace:
         metavar="FOLDER",
         help="folder for results and plots; the page is FOLDER.md (docs/results)",
     )
+    return parser
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = make_parser()
     args = parser.parse_args()
     for claim in args.claims:
         if claim not in (*common.CLAIMS, *common.ON_DEMAND):
-            parser.error(f"{claim}: there is no such claim; choose from {names}")
+            parser.error(f"{claim}: there is no such claim; choose from {NAMES}")
         problem = common.module_of(claim).problem(args.size) if claim in common.ON_DEMAND else None
         if problem:
             parser.error(f"{claim}: {problem}")

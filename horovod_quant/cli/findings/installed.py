@@ -103,7 +103,7 @@ def framework_findings(name: str, facts: Mapping[str, Any], has_horovod: bool, u
             Finding(
                 OK if usable else PROBLEM,
                 f"{shown} is not installed",
-                f"pip install 'horovod-quant[{name}]' if you train with it, before Horovod",
+                f"pip install {name} if you train with it, before Horovod",
             )
         ]
     if "version" not in facts:

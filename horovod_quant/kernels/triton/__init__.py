@@ -16,7 +16,7 @@ try:
     import triton  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "horovod_quant.kernels.triton needs PyTorch and Triton: pip install 'horovod-quant[torch,gpu]'"
+        "horovod_quant.kernels.triton needs PyTorch and Triton: pip install torch triton"
     ) from error
 
 from horovod_quant.kernels.triton.arrays import (
