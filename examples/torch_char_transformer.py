@@ -163,7 +163,7 @@ def make_parser(hvd: Any) -> training.Parser:
         help="where to train; workers can share a GPU (cpu)",
     )
     add("--steps", type=int, default=1000, help="(1000)")
-    add("--batch-size", type=int, default=32, help="sequences in a step, of all workers together (32)")
+    add("--batch-size", type=int, default=32, help="sequences per step, over all workers (32)")
     add("--context", type=int, default=32, help="characters of a sequence (32)")
     add("--layers", type=int, default=2, help="(2)")
     add("--width", type=int, default=64, help="(64)")

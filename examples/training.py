@@ -116,7 +116,7 @@ def parse_arguments(
         if getattr(args, name) is not None and name not in METHOD_OPTIONS[args.compression]:
             takers = ", ".join(method for method, options in METHOD_OPTIONS.items() if name in options)
             option = name.replace("_", "-")
-            parser.error(f"--{option} is for {takers}; --compression {args.compression} does not take it")
+            parser.error(f"--{option} is for {takers}; --compression {args.compression} does not accept it")
     if args.compression == "binsgdm" and args.optimizer != "binsgdm":
         parser.error(
             f"--optimizer {args.optimizer}: --compression binsgdm needs the optimizer of the same name"

@@ -27,7 +27,7 @@ LEARNING_RATES = {"adam": 0.006, "sgd": 0.2}  # best for float32 of those tried,
 class Settings(NamedTuple):
     vocabulary: int
     steps: int
-    batch: int  # examples in a step, of all workers together
+    batch: int  # examples per step, over all workers
     workers: int
 
 

@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
 import digits
 
-BATCH = 128  # images in a step, of all workers together
+BATCH = 128  # images per step, over all workers
 LEARNING_RATE = 0.1  # of 0.05, 0.1, 0.2 and 0.3 float32 learns fastest with the middle two
 STEPS = 120  # of a whole training: 12 epochs, as in the example
 MIN_ELEMENTS = 1024  # smaller gradients are averaged as they are, as by the compressors
