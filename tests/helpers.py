@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from horovod_quant import methods, simulator
 from horovod_quant.kernels import reference
-from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain
+from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain, hash32
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import (
@@ -82,6 +82,22 @@ keys = st.one_of(
     st.builds(Key, _words, _words, st.integers(0, 3), _words, _all_or_none, _all_or_none),
 )
 """Of any rounding: of one worker, of workers that draw jointly, and whatever the kernels take besides."""
+
+
+def on_the_edge(levels: int, key: Key) -> tuple[np.ndarray, np.ndarray]:
+    """Elements that their random bits just lift to the next level, or just do not; and the norm of the only bucket.
+
+    By chance none of some million elements is so close to the edge that an error in the last bit moves it. Of each
+    four, two are positive, one is negative and rounded as ``floor(y + u)``, and one is negative and rounded by its
+    magnitude.
+    """
+    bits, count = reference.fraction_bits(levels), 4096
+    random = (hash32(0, count, key) >> np.uint32(32 - bits)).astype(np.int64)
+    number = np.arange(count)
+    random += number // 4 % 2  # one too few
+    up = (1 << bits) - random
+    y = np.choose(number % 4, [up, up, -random, -up])
+    return (y / 2**bits).astype(np.float32), np.full(1, levels, np.float32)
 
 
 def part(count: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import pytest
-from helpers import SCHEMES, examples, extended, keys, same_bits
+from helpers import SCHEMES, examples, extended, keys, on_the_edge, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_builds import BUILDS, CONTROL_REGISTER, SANITIZERS, SOURCE, compile_library
@@ -225,6 +225,18 @@ def test_sums_and_statistics(given: Input) -> None:
 @given(given=inputs, levels=st.one_of(st.integers(1, 200), st.integers(1, native.MAX_LEVELS)), key=keys)
 def test_round_uniform(given: Input, levels: int, key: Key) -> None:
     assert_same("round_uniform", given.x, given.norms, given.bucket_size, levels, key, given.start)
+
+
+@each_instruction_set
+@pytest.mark.parametrize("bits", [2, 3, 8, 9])
+def test_the_last_random_bit_decides(bits: int) -> None:
+    levels = reference.uniform_levels(bits)
+    x, norms = on_the_edge(levels, KEY)
+    digits = assert_same("round_uniform", x, norms, 4096, levels, KEY)
+    assert digits[::8].all()
+    assert not digits[4::8].any()
+    assert_same("encode_uniform_sum", x, norms, 4096, levels, bits, KEY)
+    assert_same("encode_uniform_codes", x, norms, 4096, bits, KEY)
 
 
 @each_instruction_set

@@ -36,7 +36,7 @@ with pytest.MonkeyPatch.context() as at_import:
     from horovod_quant.kernels.triton import launching
     from horovod_quant.kernels.triton.ranges import Ranges
 
-from helpers import SCHEMES, buckets_of_all_sizes, by_default, in_turn, keys, used_states  # noqa: E402
+from helpers import SCHEMES, buckets_of_all_sizes, by_default, in_turn, keys, on_the_edge, used_states  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from literature import LITERATURE  # noqa: E402
@@ -289,6 +289,14 @@ def test_uniform_sums_of_each_width(width: int) -> None:
         for factor, out in outs(case):
             sums = case.words(len(words)) if factor < 1 else words
             assert_same("decode_uniform_sum", sums, norms, bucket_size, levels, width, factor, out)
+
+
+@pytest.mark.parametrize("bits", [2, 9])
+def test_the_last_random_bit_decides(bits: int) -> None:
+    levels = reference.uniform_levels(bits)
+    x, norms = on_the_edge(levels, KEY)
+    assert_same("encode_uniform_sum", x, norms, 4096, levels, bits, KEY)
+    assert_same("encode_uniform_codes", x, norms, 4096, bits, KEY)
 
 
 @pytest.mark.parametrize("bits", by_default(FEW_WIDTHS, range(2, 17)))

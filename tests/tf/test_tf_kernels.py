@@ -19,6 +19,7 @@ from helpers import (  # noqa: E402
     gaussian,
     in_turn,
     lockstep,
+    on_the_edge,
     used_states,
 )
 from literature import LITERATURE  # noqa: E402
@@ -280,6 +281,20 @@ def test_operands_that_do_not_fit() -> None:
         kernels.minimum(tf.ones(5), tf.ones(2))
     with pytest.raises(ValueError, match="an array of 2 elements beside one of 5"):
         kernels.where(tf.ones(5) > 0, tf.ones(2), 0.0)
+
+
+@pytest.mark.parametrize("bits", [2, 9])
+def test_the_last_random_bit_decides(way: Callable, bits: int) -> None:
+    levels = reference.uniform_levels(bits)
+
+    def encoded(backend, out, x, norms):
+        return [
+            backend.round_uniform(x, norms, 4096, levels, KEY),
+            backend.encode_uniform_sum(x, norms, 4096, levels, bits, KEY),
+            backend.encode_uniform_codes(x, norms, 4096, bits, KEY),
+        ]
+
+    assert_same(way, encoded, *on_the_edge(levels, KEY))
 
 
 @cases
