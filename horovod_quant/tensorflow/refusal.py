@@ -16,8 +16,9 @@ from horovod_quant.tensorflow.traced_once import elementwise
 
 
 def require(condition: tf.Tensor, told: Sequence[Any], gradient: tf.Tensor) -> Any:
-    """As ``tf.debugging.Assert`` of a boolean scalar, whose error comes after ``gradient``."""
-    if not tf.executing_eagerly():
+    """As ``tf.debugging.Assert`` of a boolean scalar, whose error comes after ``gradient`` in a function."""
+    # A session runs what is fetched from its graph, and that gradient need not be needed for it.
+    if tf.compat.v1.get_default_graph().building_function:
         condition = _false_after(condition, never(gradient))
     return tf.debugging.Assert(condition, told)
 
