@@ -50,12 +50,11 @@ CLAIMS = (
     "binsgdm",
     "transformer",
     "eden",
-    "rivals",
 )
 
-# Tested only where they are named, since most machines lack what they need. Their modules also have ``problem(size)``:
-# why the claim cannot be tested here, or None.
-ON_DEMAND = ("transformer-gpu", "seconds")
+# Tested only where they are named: most machines lack what they need, or nobody has tested them yet. Their
+# modules also have ``problem(size)``: why the claim cannot be tested here, or None.
+ON_DEMAND = ("transformer-gpu", "seconds", "rivals")
 
 # One colour a method, whatever its bits: legible on white, and to most of the colour-blind (Okabe and Ito).
 COLORS = {
