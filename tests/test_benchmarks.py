@@ -253,6 +253,5 @@ def test_joint_rounding_leaves_less_of_the_error() -> None:
         independent, joint = zip(*(map(float, cell.split(",")) for cell in cells))
         shares.append(sum(joint) / sum(independent))
     assert max(shares[:9]) < 0.7
-    assert (
-        max(shares[9:]) < 1.05
-    )  # an alltoall's second rounding, and exponential levels, gain less or nothing
+    # An alltoall's second rounding, and exponential levels, gain less or nothing.
+    assert max(shares[9:]) < 1.05

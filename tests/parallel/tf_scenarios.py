@@ -818,11 +818,8 @@ def workers_disagree(make: Make) -> None:
 def an_error_while_data_are_awaited(make: Make) -> None:
     """The error of a graph ends the wait for data; a worker that has them gives its gradients to Horovod meanwhile."""
     weights, bias = tf.Variable(tf.ones([64, 64]), name="weights"), tf.Variable(tf.ones([10]), name="bias")
-    compressor, data, runs = (
-        make(seed=hvd.rank()),
-        tf.queue.FIFOQueue(1, [tf.float32], [[]]),
-        threading.Event(),
-    )
+    compressor, runs = make(seed=hvd.rank()), threading.Event()
+    data = tf.queue.FIFOQueue(1, [tf.float32], [[]])
 
     @tf.function
     def step() -> Any:
@@ -837,7 +834,7 @@ def an_error_while_data_are_awaited(make: Make) -> None:
         time.sleep(0.3 if hvd.rank() == 0 else 0)
         data.enqueue(1.0)
 
-    source = threading.Thread(target=give)
+    source = threading.Thread(target=give, daemon=True)
     source.start()
     message = message_of(step, tf.errors.InvalidArgumentError)
     source.join()
