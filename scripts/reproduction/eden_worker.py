@@ -105,12 +105,7 @@ def connect() -> None:
 
 def train(args: argparse.Namespace, own: argparse.Namespace, seed: int, data: Any) -> dict[str, Any]:
     """As the example's; it differs in what exchanges the gradients alone."""
-    torch.manual_seed(seed)
-    model = example.CharTransformer(args.layers, args.width, args.heads, args.context)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    train_text, validation_text = (torch.from_numpy(text) for text in data)
-    sampling = torch.Generator().manual_seed(hvd.size() * seed + hvd.rank())
-
+    model = make_model(args, seed)
     compression = example.make_compression(args, seed)
     if own.whiten:
         compression = Whitened(compression, own.memory, own.floor)
@@ -130,6 +125,35 @@ def train(args: argparse.Namespace, own: argparse.Namespace, seed: int, data: An
             optimizer, named_parameters=model.named_parameters(), compression=compression
         )
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    figures = run(args, seed, model, data, optimizer, compression, loss_of)
+    if state is not None and state.total_numel_before_compression:
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        sent = parameters * state.total_numel_after_compression / state.total_numel_before_compression
+        figures["bytes_per_step"] = ring_allreduce_bytes(4 * sent, hvd.size())
+    return figures
+
+
+def make_model(args: argparse.Namespace, seed: int) -> Any:
+    """The example's, the same on all workers."""
+    torch.manual_seed(seed)
+    model = example.CharTransformer(args.layers, args.width, args.heads, args.context)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    return model
+
+
+def run(
+    args: argparse.Namespace,
+    seed: int,
+    model: Any,
+    data: Any,
+    optimizer: torch.optim.Optimizer,
+    compression: Any,
+    loss_of: Callable[[torch.Tensor], torch.Tensor],
+) -> dict[str, Any]:
+    """The example's steps, with its data; returns its figures."""
+    train_text, validation_text = (torch.from_numpy(text) for text in data)
+    sampling = torch.Generator().manual_seed(hvd.size() * seed + hvd.rank())
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: example.schedule((step + 1) / args.steps)
     )
@@ -148,11 +172,7 @@ def train(args: argparse.Namespace, own: argparse.Namespace, seed: int, data: An
             record.step(loss.item())
 
     quality = {"validation_loss": example.validate(model, validation_text, args.context)}
-    figures = record.figures(quality, [parameter.detach().numpy() for parameter in model.parameters()])
-    if state is not None and state.total_numel_before_compression:
-        sent = parameters * state.total_numel_after_compression / state.total_numel_before_compression
-        figures["bytes_per_step"] = ring_allreduce_bytes(4 * sent, hvd.size())
-    return figures
+    return record.figures(quality, [parameter.detach().numpy() for parameter in model.parameters()])
 
 
 def main() -> None:

@@ -123,7 +123,7 @@ def _trained(settings: Settings, each: Training, tuned: dict[str, float], run: b
 
 def _job(settings: Settings, each: Training, rate: float | None = None) -> running.Job:
     options = (*settings.options, *each.options, *([] if rate is None else [f"--lr={rate}"]))
-    imported = (transformer.SCRIPT, *transformer.IMPORTED)
+    imported = (str(eden.WORKER), transformer.SCRIPT, *transformer.IMPORTED)
     return running.Job(str(WORKER), imported, each.method, options, settings.workers)
 
 

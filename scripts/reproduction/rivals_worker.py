@@ -14,19 +14,14 @@ import argparse
 import math
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+import eden_worker
 import horovod.torch as hvd
 import torch
+from eden_worker import example, load_text, training
 
 from horovod_quant.traffic import ring_allreduce_bytes
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-
-import torch_char_transformer as example
-import training
-from python_text import load_text
 
 WARM_UP = 0.15
 """Of 1-bit Adam's steps, those with float32: some 15% of BERT's are what DeepSpeed's tutorial advises."""
@@ -149,36 +144,14 @@ RULES = ("onebit-adam", "ef-signsgd")
 
 def train(args: argparse.Namespace, rule: str, seed: int, data: Any) -> dict[str, Any]:
     """As the example's; it differs in the optimizer alone."""
-    torch.manual_seed(seed)
-    model = example.CharTransformer(args.layers, args.width, args.heads, args.context)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    train_text, validation_text = (torch.from_numpy(text) for text in data)
-    sampling = torch.Generator().manual_seed(hvd.size() * seed + hvd.rank())
-
-    optimizer: Any
+    model = eden_worker.make_model(args, seed)
+    optimizer: OneBitAdam | EFSignSGD
     if rule == "onebit-adam":
         optimizer = OneBitAdam(model.parameters(), args.lr, round(WARM_UP * args.steps), betas=(0.9, 0.98))
     else:
         optimizer = EFSignSGD(model.parameters(), args.lr)
-    rate = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: example.schedule((step + 1) / args.steps)
-    )
-
+    figures = eden_worker.run(args, seed, model, data, optimizer, hvd.Compression.none, model.loss)
     sizes = [parameter.numel() for parameter in model.parameters()]
-    with training.Record(args, seed, args.steps, hvd.Compression.none, sum(sizes), hvd) as record:
-        for _ in range(args.steps):
-            starts = torch.randint(
-                len(train_text) - args.context, (args.batch_size // hvd.size(),), generator=sampling
-            )
-            optimizer.zero_grad()
-            loss = model.loss(example.windows_at(train_text, starts, args.context))
-            loss.backward()
-            optimizer.step()
-            rate.step()
-            record.step(loss.item())
-
-    quality = {"validation_loss": example.validate(model, validation_text, args.context)}
-    figures = record.figures(quality, [parameter.detach().numpy() for parameter in model.parameters()])
     figures["bytes_per_step"] = bytes_per_step(sizes, hvd.size(), args.steps, optimizer.warm_up)
     return figures
 

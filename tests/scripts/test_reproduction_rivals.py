@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from pathlib import Path
@@ -22,6 +23,12 @@ SEEDS = 3
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "KEPT", tmp_path / "results" / "runs")
+
+
+def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The program, as a module; its neighbours are imported as they are where it runs."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "reproduction"))
+    return importlib.import_module("rivals_worker")
 
 
 def training(ratio: float) -> dict[str, Any]:
@@ -78,8 +85,7 @@ def test_what_is_left_out_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of equal vectors of one worker, all that was ever given is what was answered and what is still left out."""
     hvd = pytest.importorskip("horovod.torch")
     torch = pytest.importorskip("torch")
-    from reproduction import rivals_worker
-
+    rivals_worker = worker(monkeypatch)
     hvd.init()
     for norm in (1, 2):
         average, given = rivals_worker.SignAverage(norm), torch.from_numpy(np.linspace(-1, 2, 37))
@@ -91,10 +97,9 @@ def test_what_is_left_out_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(first, torch.where(given < 0, -scale, scale))
 
 
-def test_bytes_are_those_of_bits_and_scales() -> None:
+def test_bytes_are_those_of_bits_and_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("horovod.torch")
-    from reproduction.rivals_worker import bytes_per_step
-
+    bytes_per_step = worker(monkeypatch).bytes_per_step
     assert bytes_per_step([800, 7], 4, 10, 0) == 2 * 0.75 * (100 + 1) + 2 * 4 * 2 * 3
     assert bytes_per_step([800], 4, 10, 10) == 1.5 * 3200
     assert math.isclose(bytes_per_step([800], 4, 10, 5), (1.5 * 3200 + 150 + 24) / 2)
