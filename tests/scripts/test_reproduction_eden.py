@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import SEEDS, training
 from parallel.launching import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
@@ -16,7 +17,6 @@ from reproduction import __main__ as command
 from reproduction import common, eden, eden_errors, embeddings, page, running, transformer
 
 TINY = eden.SIZES["tiny"]
-SEEDS = 3
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +27,6 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def errors() -> list[dict[str, Any]]:
     return eden_errors.measure(eden_errors.Settings((2, 5), 2**14, (0, 1)))
-
-
-def training(ratio: float, seeds: int = SEEDS) -> dict[str, Any]:
-    return {
-        "losses": [[3.0, 2.0]] * seeds,
-        "validation_losses": [2 * ratio + seed / 100 for seed in range(seeds)],
-        "seconds": [1.0] * seeds,
-        "bytes_per_step": 1.0,
-        "float32_bytes_per_step": 8.0,
-    }
 
 
 def figures(errors: Any, ratio: float, whitened: float) -> dict[str, Any]:

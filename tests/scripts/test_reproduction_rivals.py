@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_up import SEEDS, training
 from parallel.launching import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
@@ -17,7 +18,6 @@ sys.path.append(str(ROOT / "scripts"))
 from reproduction import common, rivals, running
 
 TINY = rivals.SIZES["tiny"]
-SEEDS = 3
 
 
 @pytest.fixture(autouse=True)
@@ -29,16 +29,6 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The program, as a module; its neighbours are imported as they are where it runs."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "reproduction"))
     return importlib.import_module("rivals_worker")
-
-
-def training(ratio: float) -> dict[str, Any]:
-    return {
-        "losses": [[3.0, 2.0]] * SEEDS,
-        "validation_losses": [2 * ratio + seed / 100 for seed in range(SEEDS)],
-        "seconds": [1.0] * SEEDS,
-        "bytes_per_step": 1.0,
-        "float32_bytes_per_step": 8.0,
-    }
 
 
 def figures(ratio: float, **others: float) -> dict[str, Any]:
