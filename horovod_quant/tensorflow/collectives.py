@@ -124,15 +124,16 @@ def _roll_call(scope: Scope) -> tf.Tensor:
     """
     if tf.executing_eagerly():
         return _check_roll(scope)
-    graph = tf.compat.v1.get_default_graph()
-    if type(graph).__name__ == "CondBranchFuncGraph":
-        scope = scope._replace(gradient=_outside(graph, scope.gradient))
-        graph = graph.outer_graph
+    current = tf.compat.v1.get_default_graph()
+    in_branch = type(current).__name__ == "CondBranchFuncGraph"
+    graph = current.outer_graph if in_branch else current
     place = scope.process_set.process_set_id, scope.signature, graph._get_control_flow_context()
     known = getattr(graph, "_horovod_quant_roll_calls", None)
     if known is None:
         known = graph._horovod_quant_roll_calls = {}
     if place not in known:
+        if in_branch:
+            scope = scope._replace(gradient=_outside(current, scope.gradient))
         with graph.as_default():
             known[place] = _check_roll(scope)
     return known[place]
@@ -141,13 +142,15 @@ def _roll_call(scope: Scope) -> tf.Tensor:
 def _outside(branch: Any, tensor: tf.Tensor) -> tf.Tensor:
     """``tensor``, or something that it was computed from, in the graph around the branch; else a constant there."""
     around = {id(inside): outside for outside, inside in branch.captures}
-    looked_at = [tensor]
+    looked_at, known = [tensor], {id(tensor)}
     for candidate in looked_at:
         if candidate.graph is not branch:
             return candidate
         if id(candidate) in around and candidate.dtype is not tf.resource:
             return around[id(candidate)]
-        looked_at.extend(candidate.op.inputs)
+        found = [each for each in candidate.op.inputs if id(each) not in known]
+        known.update(map(id, found))
+        looked_at += found
     with branch.outer_graph.as_default():
         return tf.zeros([1])
 
