@@ -6,6 +6,7 @@
     horovodrun -np 2 python benchmarks/exchange.py --framework tensorflow
     horovodrun -np 2 python benchmarks/exchange.py --device cuda --model bert-base
     horovodrun -np 2 python benchmarks/exchange.py --many-small
+    horovodrun -np 4 -H host1:2,host2:2 python benchmarks/exchange.py --methods binsgdm --also-hierarchical
 
 The first row of the table, without any exchange, is the cost of the backward pass itself. The second table has CPU
 times, also as ratios to fp16 within the same round. For PyTorch a second, instrumented pass then breaks down the time
@@ -20,6 +21,9 @@ GPU. One worker is enough there: it shows whether the path works.
 
 With ``--many-small`` there are 1,000 gradients of 4,096 elements instead of a model's, so that what a gradient of any
 size costs is most of the time. The last table is of that: in Horovod's hooks, on the calling thread, and in total.
+
+With ``--also-hierarchical`` each of this package's methods is measured hierarchically as well. Horovod has to be
+allowed to add process sets: HOROVOD_DYNAMIC_PROCESS_SETS=1.
 
 The JSON file is as that of `horovod-quant bench`, with more for each method.
 """
@@ -45,6 +49,16 @@ NOTHING = "no exchange"
 BASELINES = ["ddp", "ddp-fp16", "ddp-powersgd-1", "ddp-powersgd-2"]
 MIB = 2**20
 MANY, SMALL = 1000, 4096
+
+
+class Nested(Variant):
+    """A method between hosts, whose workers average among themselves first."""
+
+    def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
+        return super().compression(hvd, hvq, hierarchical=True, **options)
+
+    def refusal(self, size: int) -> str | None:
+        return None  # it depends on the number of hosts, and the compressor checks it
 
 
 class ExchangeRun(Run):
@@ -249,6 +263,8 @@ def make_parser() -> argparse.ArgumentParser:
                        help="let exchanges start during the backward pass")  # fmt: skip
     torch.add_argument("--backward", type=float, default=0.0, metavar="SECONDS",
                        help="let the backward pass sleep this long, as if an accelerator computed it")  # fmt: skip
+    torch.add_argument("--also-hierarchical", action="store_true",
+                       help="measure this package's methods hierarchically as well")  # fmt: skip
     tensorflow = parser.add_argument_group("TensorFlow only")
     tensorflow.add_argument("--groups", type=int, metavar="NUMBER",
                             help="number of groups in which Horovod reduces the gradients")  # fmt: skip
@@ -273,8 +289,11 @@ def parse_arguments() -> argparse.Namespace:
         arguments.split_rounds = 0
         if arguments.many_small is not None:
             parser.error("--many-small is for PyTorch")
-        if arguments.backward or not arguments.overlap or set(arguments.methods) & set(BASELINES):
-            parser.error("--backward, --no-overlap and DistributedDataParallel are for PyTorch")
+        torch_only = arguments.backward, arguments.also_hierarchical, not arguments.overlap
+        if any(torch_only) or set(arguments.methods) & set(BASELINES):
+            parser.error(
+                "--backward, --also-hierarchical, --no-overlap and DistributedDataParallel are for PyTorch"
+            )
     return arguments
 
 
@@ -291,6 +310,8 @@ def plan(arguments: argparse.Namespace) -> Plan:
         for size in sizes if several else sizes[:1]:
             label = f"{method.name}, {round(size / MIB, 2):g} MiB" if several else method.name
             variants.append(Variant(label, method, size, arguments.seed))
+            if arguments.also_hierarchical and variants[-1].ours:
+                variants.append(Nested(f"{label} hierarchical", method, size, arguments.seed))
     return Plan(
         framework=arguments.framework,
         model="many-small" if arguments.many_small else arguments.model,

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 _OURS = ("horovod_quant", "__editable__", "_horovod_quant")
 _ITS_OWN = ("pip", "pip-")
+_PACKAGES = Path(numpy.__file__).parents[1]
+"""Of this environment."""
 
 _HOROVODRUN = """\
 #!{python}
@@ -66,7 +68,7 @@ def make_environment(folder: Path) -> Environment:
     linked.mkdir()
     venv.create(folder / "env", with_pip=True, symlinks=True)
     bin_folder = folder / "env" / "bin"
-    for source in Path(numpy.__file__).parents[1].iterdir():
+    for source in _PACKAGES.iterdir():
         own = source.name == _ITS_OWN[0] or source.name.startswith((*_OURS, _ITS_OWN[1]))
         if not own and source.suffix != ".pth":
             (linked / source.name).symlink_to(source)
@@ -76,6 +78,20 @@ def make_environment(folder: Path) -> Environment:
     horovodrun.write_text(_HOROVODRUN.format(python=bin_folder / "python"))
     horovodrun.chmod(0o755)
     return Environment(bin_folder, elsewhere)
+
+
+def files_of(environment: Environment) -> dict[Path, tuple[int, int]]:
+    """Size and time (nanoseconds) of the last change of every file in it, and of those that it sees through links.
+
+    Except for compiled Python, which whoever imports a module may write.
+    """
+    found = {}
+    for folder in (environment.bin.parent, _PACKAGES):
+        for path, _, names in os.walk(folder):
+            for name in () if path.endswith("__pycache__") else names:
+                status = os.lstat(os.path.join(path, name))
+                found[Path(path, name)] = status.st_size, status.st_mtime_ns
+    return found
 
 
 def build(folder: Path) -> tuple[Path, Path]:

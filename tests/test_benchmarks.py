@@ -78,6 +78,23 @@ def test_pytorchs_own_compression_is_measured_in_the_same_rounds(tmp_path: Path)
 
 @pytest.mark.parallel
 @pytest.mark.extended
+def test_hierarchical_exchanges_are_measured_beside_flat_ones(tmp_path: Path) -> None:
+    report = tmp_path / "exchange.json"
+    done = horovodrun(
+        "gloo", 4,
+        ["-H", "localhost:2,127.0.0.1:2", sys.executable, ROOT / "benchmarks" / "exchange.py", "--model", "tiny",
+         "--rounds", 2, "--split-rounds", 0, "--json", report, "--also-hierarchical", "--methods", "none", "binsgdm"],
+        env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    results = {result["method"]: result for result in json.loads(report.read_text())["results"]}
+    assert list(results) == ["no exchange", "none", "binsgdm", "binsgdm hierarchical"]
+    # Within a host more than one bit travels.
+    assert results["binsgdm hierarchical"]["bytes_sent"] > 2 * results["binsgdm"]["bytes_sent"] > 0
+
+
+@pytest.mark.parallel
+@pytest.mark.extended
 def test_many_small_gradients_have_their_time_in_hooks(tmp_path: Path) -> None:
     report = tmp_path / "exchange.json"
     done = horovodrun(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from environments import ROOT, Environment, build, make_environment
+from environments import ROOT, Environment, build, files_of, make_environment
 
 from horovod_quant.cli import probe
 from horovod_quant.schemes import registry
@@ -22,13 +22,16 @@ pytestmark = [pytest.mark.extended, pytest.mark.timeout(1800)]
 
 TWO_MINUTES = 120.0
 
+_SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
+
 
 class Installed(NamedTuple):
-    """The wheel in an environment; ``before`` and ``after`` are what pip said was there."""
+    """The wheel in an environment, what pip said was there before and after, and the files that it changed or added."""
 
     environment: Environment
     before: list[str]
     after: list[str]
+    changed: set[Path]
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +42,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Installed:
     environment = make_environment(tmp_path_factory.mktemp("stranger"))
-    before = environment.run("pip", "freeze", "--all").stdout.splitlines()
+    before, files_before = _packages(environment), files_of(environment)
     done = environment.run("pip", "install", "--no-index", built[1])
     assert done.returncode == 0, done.stdout
-    return Installed(environment, before, environment.run("pip", "freeze", "--all").stdout.splitlines())
+    files = files_of(environment)
+    assert files_before.keys() <= files.keys(), "files are gone"
+    changed = {path for path, status in files.items() if files_before.get(path) != status}
+    return Installed(environment, before, _packages(environment), changed)
+
+
+def _packages(environment: Environment) -> list[str]:
+    return environment.run("pip", "freeze", "--all").stdout.splitlines()
 
 
 def test_the_source_distribution_can_be_built_tested_and_read(built: tuple[Path, Path]) -> None:
@@ -94,6 +104,17 @@ def test_installing_changes_no_other_package(installed: Installed) -> None:
     added = set(installed.after) - set(installed.before)
     assert {line.partition(" ")[0].partition("=")[0] for line in added} == {"horovod-quant"}
     assert set(installed.before) <= set(installed.after)
+    site = Path(installed.environment.run("python", "-c", _SITE).stdout.strip())
+    command = installed.environment.bin / "horovod-quant"
+    own = {path for path in installed.changed if path == command or _is_ours(path, site)}
+    assert installed.changed == own
+    assert {command, site / "horovod_quant" / "__init__.py"} <= own
+
+
+def _is_ours(path: Path, site: Path) -> bool:
+    """Whether a file belongs to the package or its metadata."""
+    top = path.relative_to(site).parts[0] if path.is_relative_to(site) else ""
+    return top == "horovod_quant" or top.startswith("horovod_quant-")
 
 
 def test_messages_of_the_installed_package_name_a_page_that_is_there(installed: Installed) -> None:

@@ -122,6 +122,7 @@ def _norm(shapes: Shapes, name: str, features: int) -> None:
 
 MODELS = {
     "resnet50": resnet(),
+    "resnet152": resnet((3, 8, 36, 3)),
     "vgg16": vgg(),
     "bert-base": bert(),
     "gpt2-small": gpt2(),

@@ -52,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--only",
         nargs="*",
         metavar="PART",
-        help="for a claim with parts (eden, rivals, seconds): run only these, in this order; the page uses kept "
+        help=f"for a claim with parts ({common.WITH_PARTS}): run only these, in this order; the page uses kept "
         "results for the others. Without any PART: make the page from kept results",
     )
     parser.add_argument(
@@ -80,7 +80,7 @@ def parse_arguments() -> argparse.Namespace:
     if args.only is not None:
         parts = getattr(common.module_of(args.claims[0]), "PARTS", ()) if len(args.claims) == 1 else ()
         if not parts:
-            parser.error("--only: name one claim that has parts: eden, rivals, seconds")
+            parser.error(f"--only: name one claim that has parts: {common.WITH_PARTS}")
         for part in args.only:
             if part not in parts:
                 parser.error(f"--only {part}: choose from {', '.join(parts)}")

@@ -25,8 +25,12 @@ from horovod_quant import methods
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 KEPT = ROOT / "docs" / "results" / "runs"
-CLAIMS = {"binsgdm", "eden", "rivals", "transformer", "transformer-gpu", "seconds"}  # whose runs are kept
-APART = "seconds"  # the names of its runs begin with it, and no other claim uses them
+APART = (
+    "by-workers",
+    "emulated",
+    "seconds",
+)  # the names of their runs begin so, and no other claim uses them
+CLAIMS = {*APART, "binsgdm", "eden", "rivals", "transformer", "transformer-gpu"}  # whose runs are kept
 LAB = {"LAB": "reproduce", "VENV": sys.prefix}
 TIME_LIMIT = 3600  # seconds a launch, or a training: generous, since a loaded machine is no failure
 
@@ -68,7 +72,8 @@ def keep_in(folder: Path) -> None:
 def forget(claim: str) -> None:
     """Removes what a claim has kept, with all that others share with it."""
     for path in KEPT.glob("*"):
-        if path.name.startswith(f"{APART}-") == (claim == APART):
+        owner = next((each for each in APART if path.name.startswith(f"{each}-")), None)
+        if owner == (claim if claim in APART else None):
             path.unlink()
 
 

@@ -9,6 +9,7 @@ from horovod_quant.analysis.models import MODELS, bert, elements, gpt2, resnet, 
 # Tensors and parameters, as torchvision and transformers count them.
 KNOWN = {
     "resnet50": (161, 25_557_032),
+    "resnet152": (467, 60_192_808),
     "vgg16": (32, 138_357_544),
     "bert-base": (199, 109_482_240),
     "gpt2-small": (148, 124_439_808),
@@ -24,13 +25,12 @@ def test_totals_are_the_published_ones(model: str) -> None:
     ("shapes", "total"),
     [
         (resnet((3, 4, 23, 3)), 44_549_160),
-        (resnet((3, 8, 36, 3)), 60_192_808),
         (vgg((1, 1, 2, 2, 2)), 132_863_336),
         (vgg((2, 2, 4, 4, 4)), 143_667_240),
         (bert(layers=24, hidden=1024), 335_141_888),
         (gpt2(layers=24, hidden=1024), 354_823_168),
     ],
-    ids=["resnet101", "resnet152", "vgg11", "vgg19", "bert-large", "gpt2-medium"],
+    ids=["resnet101", "vgg11", "vgg19", "bert-large", "gpt2-medium"],
 )
 def test_relatives_have_their_published_totals_too(shapes, total: int) -> None:
     assert elements(shapes) == total

@@ -1,0 +1,270 @@
+"""Global-QSGD's advantage over QSGD as workers become more: the time of an exchange between 2 to 16 hosts.
+
+On paper: with 16 hosts at 100 Mbit/s, float32 takes 2.5 s for 4.2 million elements, QSGD with 8 bits twice as long, and
+Global-QSGD 0.6 s; all of it a few minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+
+from horovod_quant import methods
+from horovod_quant.analysis.calibration import calibrate, observe, predict, read_bench
+from horovod_quant.analysis.kernel_speeds import measure_kernels
+from horovod_quant.analysis.units import parse_rate
+from reproduction import common, running
+from reproduction.common import Plot, Verdict
+
+TITLE = "Global-QSGD and QSGD in time, by the number of workers"
+CLAIM = (
+    "QSGD gathers every worker's codes, whose bytes grow with the number of workers; Global-QSGD's integers can be "
+    "added by an allreduce, whose bytes hardly do. So the more workers there are, the more time it saves (Xin, "
+    "Canini, Richtárik, Horváth, 2023; ECAI 2025)."
+)
+METHOD = (
+    "`horovod-quant bench` exchanges 4.2 million gradients, in 4 tensors, between hosts of `scripts/lab` with a worker "
+    "each, over Gloo at 100 Mbit/s, all methods in turns. **All workers share the cores of one machine**: where 16 of "
+    "them share two, decoding 16 workers' codes takes QSGD 8 times as long as with a core for each. *Predicted*: "
+    "`advise`'s model, calibrated with what was measured between 2 and 4 hosts, and told how many workers share the "
+    "cores."
+)
+
+NONE, QSGD, GLOBAL = "none", "qsgd-8", "global-qsgd-8"
+METHODS = (NONE, QSGD, "qsgdinf-4", "qsgdinf-alltoall-4", GLOBAL, "eden-3")
+CALIBRATING = 2
+"""How many of the clusters, those with the fewest hosts, calibrate the model."""
+
+LOCAL = "local"
+LATENCY = 1e-4  # docs/lab.md: a round trip takes 0.2 ms
+
+
+class Settings(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        hosts: of each cluster, or workers without a lab.
+        shapes: of the gradients, as `horovod-quant bench` takes them.
+        rate: of the links, as scripts/lab takes it, or `LOCAL`: workers of this machine.
+        rounds: measurements of each method.
+        kernel_seconds: for which kernels are measured, for the model.
+        only: of `PARTS`: the clusters that are to be measured.
+    """
+
+    hosts: tuple[int, ...]
+    shapes: tuple[str, ...]
+    rate: str
+    rounds: int
+    kernel_seconds: float
+    only: tuple[str, ...] | None = None
+
+
+SIZES = {
+    "full": Settings((2, 4, 8, 16), ("1024x1024",) * 4, "100mbit", 5, 5.0),
+    "tiny": Settings((2, 3), ("64x64",), LOCAL, 2, 0.2),
+}
+PARTS = tuple(map(str, SIZES["full"].hosts))
+
+
+def problem(size: str) -> str | None:
+    """Why the claim cannot be tested here, or None."""
+    return None if SIZES[size].rate == LOCAL else running.why_no_lab()
+
+
+def study(settings: Settings) -> dict[str, Any]:
+    measured = {}
+    for hosts in settings.hosts:
+        name = f"by-workers-{hosts}-{running.key([settings[1:4], METHODS], [])}"
+        if settings.only is None or str(hosts) in settings.only:
+            running.once(name, lambda hosts=hosts: bench(settings, hosts))
+        found = running.kept(name)
+        if found is not None:
+            measured[str(hosts)] = found
+    return {
+        "rate": settings.rate,
+        "shapes": list(settings.shapes),
+        "cores": next((found["cores"] for found in measured.values()), None),
+        "clusters": {
+            hosts: {
+                "seconds": {name: each["wall_seconds"] for name, each in by_method(found).items()},
+                "bytes": {name: each["bytes_sent"] for name, each in by_method(found).items()},
+            }
+            for hosts, found in measured.items()
+        },
+        "predicted": predictions(settings, measured),
+    }
+
+
+def bench(settings: Settings, hosts: int) -> dict[str, Any]:
+    """What `horovod-quant bench --json` writes.
+
+    Raises:
+        running.RunFailed: a worker or the lab failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "bench.json"
+        command = [str(Path(sys.executable).with_name("horovod-quant")), "bench", "--framework", "torch"]
+        command += ["--shapes", *settings.shapes, "--methods", *METHODS, "--rounds", str(settings.rounds)]
+        command += ["--json", str(file)]
+        if settings.rate == LOCAL:
+            running.horovodrun(command, hosts, running.TIME_LIMIT)
+        else:
+            with running.lab(hosts, settings.rate) as lab:
+                lab.horovodrun(command, 1, {})
+        return json.loads(file.read_text())
+
+
+def by_method(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of `METHODS` what a bench has found."""
+    return {each["method"]: each for each in found["results"] if each["method"] in METHODS}
+
+
+def predictions(settings: Settings, measured: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Seconds of an exchange by `advise`'s model, by hosts and method; without the clusters that calibrate it, none."""
+    rate = float("inf") if settings.rate == LOCAL else parse_rate(settings.rate)
+    first = [str(hosts) for hosts in sorted(settings.hosts)[:CALIBRATING]]
+    if not all(hosts in measured for hosts in first):
+        return {}
+    observed = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for hosts, found in measured.items():
+            file = Path(folder) / "bench.json"
+            file.write_text(json.dumps(found))
+            observed[hosts] = observe(read_bench(file), rate, LATENCY, one_machine=True)
+    schemes = [scheme for scheme in (methods.parse(name).scheme() for name in METHODS) if scheme is not None]
+    speeds = measure_kernels(schemes, seconds=settings.kernel_seconds)
+    software = calibrate([observed[hosts] for hosts in first], speeds)
+    return {
+        hosts: {
+            method: round(seconds, 5)
+            for method, seconds in predict(each, speeds, software).items()
+            if method in METHODS
+        }
+        for hosts, each in observed.items()
+    }
+
+
+# ---- what the figures say ----------------------------------------------------------------------------------------
+
+
+def advantage(figures: dict[str, Any], hosts: str, method: str = GLOBAL, over: str = QSGD) -> float:
+    """How many times as fast a method is as another: median of the ratios within each round."""
+    own = figures["clusters"][hosts]["seconds"]
+    return statistics.median(a / b for a, b in zip(own[over], own[method]))
+
+
+def verdicts(figures: dict[str, Any]) -> list[Verdict]:
+    every = list(figures["clusters"])
+    if len(every) < 2:
+        return []
+    ratios = [advantage(figures, hosts) for hosts in every]
+    shown = ", ".join(f"{ratio:.2f} times as fast with {hosts}" for hosts, ratio in zip(every, ratios))
+    found = [
+        Verdict(
+            "The time that Global-QSGD saves compared with QSGD (8 bits each) grows with the number of workers",
+            all(a < b for a, b in zip(ratios, ratios[1:])),
+            shown,
+            "Global-QSGD (2023), abstract: “Allreduce-compatible”, and the compression ratio that grows with n",
+        )
+    ]
+    last = every[-1]
+    ratio = advantage(figures, last, GLOBAL, NONE)
+    found.append(
+        Verdict(
+            f"Between {last} hosts Global-QSGD with 8 bits is faster than float32",
+            ratio > 1,
+            f"{ratio:.2f} times as fast; QSGD with 8 bits {advantage(figures, last, QSGD, NONE):.2f} times",
+            common.OURS,
+        )
+    )
+    off = errors(figures)
+    if off:
+        good = sum(abs(each) <= 0.2 for each in off)
+        found.append(
+            Verdict(
+                "`advise`, calibrated with few hosts, predicts 9 of 10 exchanges among more hosts within 20%",
+                good >= 0.9 * len(off),
+                f"{good} of {len(off)}",
+                common.PACKAGE,
+            )
+        )
+    return found
+
+
+def errors(figures: dict[str, Any]) -> list[float]:
+    """Of the predictions, relative; without the clusters that calibrated the model."""
+    return [
+        seconds / statistics.median(figures["clusters"][hosts]["seconds"][method]) - 1
+        for hosts in list(figures["clusters"])[CALIBRATING:]
+        for method, seconds in figures["predicted"].get(hosts, {}).items()
+    ]
+
+
+def in_short(figures: dict[str, Any]) -> str:
+    parts = [f"{advantage(figures, hosts):.2f} with {hosts}" for hosts in figures["clusters"]]
+    return f"Times as fast as QSGD, 8 bits each, by hosts: {', '.join(parts)}."
+
+
+def tables(figures: dict[str, Any]) -> str:
+    note = (
+        "Milliseconds of an exchange: measured (median), in brackets predicted. *Bytes* is how long those that a "
+        f"worker sends take on a link that is never idle. {figures['cores']} cores for all workers."
+    )
+    header, rows = ["ms"], [[title(method)] for method in METHODS]
+    for hosts in figures["clusters"]:
+        header += [f"{hosts} hosts", "bytes"]
+        for row, method in zip(rows, METHODS):
+            row += cells(figures, hosts, method)
+    return f"{note}\n\n{common.table(header, rows)}"
+
+
+def cells(figures: dict[str, Any], hosts: str, method: str) -> list[str]:
+    """Of a method's exchange, and its bytes'."""
+    own = figures["clusters"][hosts]
+    if method not in own["seconds"]:
+        return ["impossible", ""]
+    predicted = figures["predicted"].get(hosts, {}).get(method)
+    shown = f"{1e3 * statistics.median(own['seconds'][method]):,.0f}"
+    shown += "" if predicted is None else f" ({1e3 * predicted:,.0f})"
+    rate = figures["rate"]
+    return [shown, "" if rate == LOCAL else f"{1e3 * own['bytes'][method] / parse_rate(rate):,.0f}"]
+
+
+def title(method: str) -> str:
+    return "QSGDinf, 4 bits, alltoall" if method == "qsgdinf-alltoall-4" else common.title(method)
+
+
+def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
+    if len(figures["clusters"]) < 2:
+        return []
+    plot = Plot(
+        "by-workers.png",
+        "Milliseconds of an exchange by the number of hosts. Dotted: predicted from the first two.",
+    )
+    hosts = list(figures["clusters"])
+    figure, axes = plt.subplots(figsize=(7, 5), layout="constrained")
+    for method in METHODS:
+        known = [each for each in hosts if method in figures["clusters"][each]["seconds"]]
+        if not known:
+            continue
+        alltoall = "alltoall" in method
+        color = common.COLORS["qsgdinf" if alltoall else common.kind(method)]
+        measured = [1e3 * statistics.median(figures["clusters"][each]["seconds"][method]) for each in known]
+        axes.plot(
+            list(map(int, known)), measured, "o" + "-" * (1 + alltoall), color=color, label=title(method)
+        )
+        modelled = {int(each): own[method] for each, own in figures["predicted"].items() if method in own}
+        axes.plot(list(modelled), [1e3 * seconds for seconds in modelled.values()], ":", color=color)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(list(map(int, hosts)), hosts)
+    axes.set_xlabel("hosts, with a worker each")
+    axes.set_ylabel("milliseconds of an exchange")
+    common.finish(figure, [axes], folder / plot.file)
+    return [plot]
