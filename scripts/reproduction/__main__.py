@@ -52,8 +52,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--only",
         nargs="*",
         metavar="PART",
-        help=f"for a claim with parts ({common.WITH_PARTS}): run only these, in this order; the page uses kept "
-        "results for the others. Without any PART: make the page from kept results",
+        help=f"for a claim with parts ({common.WITH_PARTS}): run only these, in this order; the page has the "
+        "others as they were measured before, here or elsewhere. Without any PART: make the page of these",
     )
     parser.add_argument(
         "--size", choices=("full", "tiny"), default="full", help="tiny: only to check that it runs (full)"

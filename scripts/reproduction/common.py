@@ -38,6 +38,7 @@ from tqdm import tqdm
 
 from horovod_quant import kernels, methods, simulator
 from horovod_quant.schemes.base import Scheme
+from reproduction import running
 
 # In the order of the page. A claim's name is that of its module, with hyphens.
 CLAIMS = (
@@ -55,7 +56,7 @@ CLAIMS = (
 # Tested only where they are named: most machines lack what they need, or nobody has tested them yet. Their
 # modules also have ``problem(size)``: why the claim cannot be tested here, or None.
 ON_DEMAND = ("transformer-gpu", "seconds", "rivals", "emulated", "by-workers")
-WITH_PARTS = "by-workers, eden, emulated, rivals, seconds"
+WITH_PARTS = "eden, emulated, by-workers, rivals, seconds"
 
 # One colour a method, whatever its bits: legible on white, and to most of the colour-blind (Okabe and Ito).
 COLORS = {
@@ -183,6 +184,22 @@ def save(result: dict[str, Any], path: Path) -> None:
 def load(path: Path) -> dict[str, Any] | None:
     """A result that was saved, or None where there is none."""
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def earlier(claim: str, settings: Any) -> dict[str, Any]:
+    """The figures of a claim's saved result, where only some parts are run and the rest was measured alike; else none.
+
+    What is kept of single runs stays on the machine that ran them. A result does not, and parts may be added to it
+    elsewhere.
+
+    Args:
+        settings: of the study that asks.
+    """
+    result = load(running.KEPT.with_name(f"{claim}.json"))
+    if result is None or settings.only is None:
+        return {}
+    same = module_of(claim).SIZES[result["size"]] == settings._replace(only=None)
+    return result["figures"] if same else {}
 
 
 # ---- numbers -----------------------------------------------------------------------------------------------------

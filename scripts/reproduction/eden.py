@@ -142,19 +142,23 @@ def study(settings: Settings) -> dict[str, Any]:
     for seed, part in itertools.product(settings.seeds, chosen):  # so that there soon is some of everything
         if part in jobs:
             running.trainings(jobs[part], (seed,))
+    before = common.earlier("eden", settings)
     trainings = {}
     for each in TRAININGS:
         if each.key not in jobs:
             trainings[each.key] = _from_elsewhere(settings, each.key)
-        elif runs := running.kept_trainings(jobs[each.key], settings.seeds):
-            trainings[each.key] = transformer.summary(runs)
+            continue
+        runs = running.kept_trainings(jobs[each.key], settings.seeds)
+        found = transformer.fuller(runs, before.get("trainings", {}).get(each.key))
+        if found:
+            trainings[each.key] = found
     figures: dict[str, Any] = {
         "seeds": len(settings.seeds),
         "trainings": trainings,
         "entropies": transformer.entropies(),
     }
     for part, measure in ((ERRORS, _errors), (DIGITS, _digits), (EMBEDDINGS, _embeddings)):
-        found = measure(settings, part in chosen)
+        found = measure(settings, part in chosen) or before.get(part)
         if found:
             figures[part] = found
     return figures

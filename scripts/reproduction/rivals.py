@@ -83,13 +83,15 @@ def problem(size: str) -> str | None:
 
 def study(settings: Settings) -> dict[str, Any]:
     chosen = PARTS if settings.only is None else settings.only
-    tuned = _tuned(settings, chosen)
+    before = common.earlier("rivals", settings)
+    tuned = {**before.get("tuned", {}), **_tuned(settings, chosen)}
     trainings = {}
     for each in TRAININGS:
         if each.key in ELSEWHERE:
             found = _from_elsewhere(each.key)
         else:
-            found = _trained(settings, each, tuned, each.key in chosen)
+            runs = _trained(settings, each, tuned, each.key in chosen)
+            found = transformer.fuller(runs, before.get("trainings", {}).get(each.key))
         if found:
             trainings[each.key] = found
     return {"seeds": len(settings.seeds), "tuned": tuned, "trainings": trainings}
@@ -107,18 +109,17 @@ def _tuned(settings: Settings, chosen: tuple[str, ...]) -> dict[str, float]:
     return losses
 
 
-def _trained(settings: Settings, each: Training, tuned: dict[str, float], run: bool) -> dict[str, Any] | None:
-    """Its figures; None as long as there is none, or EF-SignSGD's rate is not chosen."""
+def _trained(settings: Settings, each: Training, tuned: dict[str, float], run: bool) -> list[dict[str, Any]]:
+    """Its trainings; none as long as EF-SignSGD's rate is not chosen."""
     rate = None
     if each is SIGNS:
         if len(tuned) < len(RATES):
-            return None
+            return []
         rate = float(min(tuned, key=lambda key: tuned[key]))
     job = _job(settings, each, rate)
     if run:
         running.trainings(job, settings.seeds)
-    runs = running.kept_trainings(job, settings.seeds)
-    return transformer.summary(runs) if runs else None
+    return running.kept_trainings(job, settings.seeds)
 
 
 def _job(settings: Settings, each: Training, rate: float | None = None) -> running.Job:

@@ -113,12 +113,15 @@ def study(settings: Settings) -> dict[str, Any]:
         key, rate = part.split("@")
         each = trainings[key]
         running.once(kept_as(settings, each, rate), lambda each=each, rate=rate: train(settings, each, rate))
+    before = common.earlier("seconds", settings).get("rates", {})
     found: dict[str, dict[str, Any]] = {rate: {} for rate in RATES}
     for part in PARTS:
         key, rate = part.split("@")
         run = running.kept(kept_as(settings, trainings[key], rate))
         if run is not None:
             found[rate][key] = summary(run, settings.every)
+        elif key in before.get(rate, {}):
+            found[rate][key] = before[rate][key]
     return {
         "cores": len(os.sched_getaffinity(0)),
         "workers": settings.workers,

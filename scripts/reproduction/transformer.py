@@ -169,6 +169,13 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def fuller(runs: Sequence[dict[str, Any]], before: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The `summary` of trainings, or an earlier one that has more seeds; None where there is neither."""
+    if before is not None and len(before["losses"]) > len(runs):
+        return before
+    return summary(runs) if runs else None
+
+
 def speeds(settings: Sequence[steps.Settings]) -> dict[str, Any]:
     """``speeds``, figures of `steps.measure` by rate; none where there can be no lab, and ``no_lab`` says why."""
     reason = running.why_no_lab()

@@ -150,6 +150,28 @@ def test_binsgdm_is_taken_from_the_transformers_result(tmp_path: Path) -> None:
     assert eden.study(settings)["trainings"] == {"binsgdm": own}
 
 
+def test_parts_are_added_to_a_result_that_was_measured_elsewhere(errors: Any, tmp_path: Path) -> None:
+    settings = eden.SIZES["full"]._replace(only=())
+    before = figures(errors, 1.1, 1.1)
+    path = tmp_path / "results" / "eden.json"
+    common.save({"size": "full", "figures": before}, path)
+    found = eden.study(settings)
+    assert found["errors"] == errors
+    assert found["trainings"].keys() == before["trainings"].keys()
+    each = next(each for each in eden.TRAININGS if each.key == "eden-2")
+    run = {"losses": [9.0], "validation_loss": 9.0, "seconds": 1.0, "bytes_per_step": 1.0}
+    for seed in settings.seeds:
+        assert eden.study(settings)["trainings"]["eden-2"] == before["trainings"]["eden-2"]
+        job = eden._job(settings, each)
+        running.keep(job.kept_as(seed), {**run, "float32_bytes_per_step": 8.0})
+    assert eden.study(settings)["trainings"]["eden-2"]["losses"] == [[9.0]] * 3
+    for other in ({"size": "tiny", "figures": before}, None):  # of another size, or none
+        path.unlink() if other is None else common.save(other, path)
+        assert set(eden.study(settings)["trainings"]) == {"eden-2"}
+    common.save({"size": "full", "figures": before}, path)
+    assert common.earlier("eden", eden.SIZES["full"]) == {}, "all of it is measured again"
+
+
 @pytest.mark.extended
 def test_simulated_trainings_are_kept_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = TINY._replace(only=(eden.DIGITS, eden.EMBEDDINGS))
