@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import Outcome, scenarios
+from launching import SCENARIO_LIMIT, SHORT_LIMIT, Outcome, scenarios
 from plan import Run
 
 
@@ -22,7 +22,8 @@ def outcome(run: Run, outcomes: dict, request: pytest.FixtureRequest, tmp_path: 
     """Of a launch of all this test's scenarios that pytest was asked for."""
     key = request.node.function, run
     if key not in outcomes:
-        outcomes[key] = scenarios(run, list(_wanted(*key, request.session)), tmp_path)
+        limit = SCENARIO_LIMIT if request.config.getoption("tier") in ("all", "thorough") else SHORT_LIMIT
+        outcomes[key] = scenarios(run, list(_wanted(*key, request.session)), tmp_path, limit)
     return outcomes[key]
 
 

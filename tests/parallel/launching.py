@@ -32,6 +32,9 @@ SCENARIOS_LIMIT = 2400
 SCENARIO_LIMIT = 600
 """Seconds of one of them."""
 
+SHORT_LIMIT = 150
+"""Likewise, where scenarios are short, and somebody waits who shall not wait long for what hangs."""
+
 LOOK = 1.0
 """Seconds between looks at how far a launch is."""
 
@@ -103,8 +106,8 @@ class Outcome(NamedTuple):
     """The end of the launch's."""
 
 
-def scenarios(run: Run, names: Sequence[str], folder: Path) -> Outcome:
-    """Runs ``horovodrun OPTIONS worker.py FOLDER MODULE``."""
+def scenarios(run: Run, names: Sequence[str], folder: Path, limit: float = SCENARIO_LIMIT) -> Outcome:
+    """Runs ``horovodrun OPTIONS worker.py FOLDER MODULE``, with so many seconds for a scenario."""
     (folder / "names").write_text("\n".join(names))
     command = [*run.options, sys.executable, Path(__file__).with_name("worker.py"), folder, run.module]
     begin = time.monotonic()
@@ -116,7 +119,7 @@ def scenarios(run: Run, names: Sequence[str], folder: Path) -> Outcome:
         timeout=SCENARIOS_LIMIT,
         env=dict(run.environment),
         progress=lambda: [log.stat().st_size for log in logs if log.exists()],
-        standstill=SCENARIO_LIMIT,
+        standstill=limit,
     )
     failures, seconds = [], dict[str, float]()
     for log in logs:
