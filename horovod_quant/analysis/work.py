@@ -263,6 +263,12 @@ class Watched:
         return self._found[name]
 
 
+def _decode_parts(out: np.ndarray, parts: Sequence[tuple[int, Callable]]) -> np.ndarray:
+    for length, write in parts:
+        write(out[:length])
+    return out
+
+
 def _assemble(parts: Sequence[tuple[int, Any, Callable]]) -> np.ndarray:
     for length, dtype, fill in parts:
         fill(_ghost(length, dtype))
@@ -276,6 +282,7 @@ UNTIMED: dict[str, Callable] = {
     "concatenate": lambda arrays: _ghost(sum(map(len, arrays)), arrays[0].dtype),
     "view": lambda array, dtype: _ghost(len(array), dtype),
     "target": _ghost,
+    "decode_parts": _decode_parts,
     "step_word": lambda number, out=None: _ghost(1, np.int32),
     "key_of_word": lambda chain, stage, word, worker=0: chain.key(stage, 0, worker),
     "pack_flags": lambda flags: _ghost(ceil_div(len(flags), 32), np.int32),

@@ -23,6 +23,7 @@ from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     TILES_AT_A_TIME,
     assemble,
     concatenate,
+    decode_parts,
     key_of_word,
     pack_flags,
     step_word,

@@ -732,6 +732,14 @@ def target(elements: int) -> tf.TensorSpec:
     return tf.TensorSpec([elements], tf.float32)
 
 
+def decode_parts(
+    out: tf.TensorSpec, parts: Sequence[tuple[int, Callable[[tf.TensorSpec], Any]]]
+) -> tf.Tensor:
+    """What each part's ``write`` returns, one after another."""
+    written = [write(tf.TensorSpec([length], out.dtype)) for length, write in parts]
+    return concatenate([tf.zeros([0], out.dtype), *written])
+
+
 def view(array: Any, dtype: Any) -> tf.Tensor:
     array = tf.convert_to_tensor(array)
     return array if array.dtype == dtype else tf.bitcast(array, dtype)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -16,12 +18,13 @@ from helpers import (
     simulate,
     used_states,
 )
+from literature import ScaledSign
 
 from horovod_quant import simulator
 from horovod_quant.kernels import reference
 from horovod_quant.policy import Policy
-from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
-from horovod_quant.schemes.base import CROSS, LOCAL, BinaryState, Scheme, Workers
+from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes.base import CROSS, LOCAL, BinaryState, Decoded, Exchange, Scheme, Workers
 from horovod_quant.schemes.chunks import owned_range
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
@@ -176,6 +179,91 @@ def test_fewer_summands_have_more_levels() -> None:
         simulate(Hierarchical(GlobalQSGD(4)), gradients, local_size=4)
 
 
+def returned_bits(scheme: Any, nodes: int) -> float:
+    """Of an element, as docs/hierarchical.md has it."""
+    if isinstance(scheme, BinSGDM):
+        return 1 + 1 / 1024
+    if isinstance(scheme, EDEN):
+        widths = scheme.widths(nodes)
+        gathered = widths.exchange == "allgather"
+        return nodes * (widths.bits + 32 / 1024) if gathered else widths.server_bits + 32 / 1024
+    if isinstance(scheme, GlobalQSGD):
+        width = 32 / (32 // scheme.bits) if scheme.levels == "uniform" else scheme.bits
+        return 32 if scheme.rotate else width + 32 / scheme.bucket_size
+    own = scheme.bits + 32 / scheme.bucket_size
+    return own if scheme.exchange == "alltoall" else nodes * own
+
+
+@every_scheme
+@every_layout
+def test_bytes_inside_a_node(scheme: Any, size: int, local_size: int) -> None:
+    elements, nodes = 3072 * 48, size // local_size
+    result = simulate(
+        Hierarchical(scheme), [gaussian(w, elements) for w in range(size)], local_size=local_size
+    )
+    inside = (local_size - 1) / local_size * elements / 8
+    assert result.bytes_sent["local alltoall"] == 32 * inside
+    found, bits = result.bytes_sent["local allgather"], returned_bits(scheme, nodes)
+    assert bits <= 32
+    if getattr(scheme, "coding", "fixed") == "fixed":
+        assert found == pytest.approx(bits * inside, rel=2e-3)
+    else:
+        assert 0.3 * bits * inside < found <= bits * inside + 8 * 3 * nodes * local_size
+
+
+@pytest.mark.parametrize(
+    ("scheme", "most"),
+    [(QSGD(4), 7), (QSGD(4, coding="elias"), 7), (QSGD(2), 15), (EDEN(4, exchange="allgather"), 7)],
+    ids=str,
+)
+def test_averages_return_where_they_have_no_more_bytes(scheme: Scheme, most: int) -> None:
+    elements = 20_000
+    for nodes in (most, most + 1):
+        workers = Workers(0, 2 * nodes, local_size=2)
+        last = Hierarchical(scheme).for_workers(workers).collectives[-1]
+        groups = [gaussian(rank, elements) for rank in range(2 * nodes)]
+        result = simulate(Hierarchical(scheme), groups, local_size=2)
+        expected = simulate(scheme, [own[0] for own in node_means([[g] for g in groups], 2)])
+        assert all(same_bits(own[0], expected.decoded[0][0]) for own in result.decoded)
+        if nodes > most:
+            assert last.dtype == "float32"
+            assert result.bytes_sent["local allgather"] == 2 * elements
+        else:
+            assert last.dtype == ("int32" if getattr(scheme, "coding", "fixed") == "fixed" else "uint8")
+            assert result.bytes_sent["local allgather"] < 2 * elements
+
+
+@pytest.mark.parametrize("local_size", [2, 4])
+def test_a_scheme_that_cannot_decode_elsewhere_returns_averages(local_size: int) -> None:
+    scheme, groups = Hierarchical(ScaledSign()), groups_of(4)
+    assert scheme.for_workers(Workers(0, 4, local_size=local_size)).collectives[-1].dtype == "float32"
+    result = simulate(scheme, groups, local_size=local_size)
+    flat = node_means(groups, local_size)
+    expected = simulate(ScaledSign(), flat).decoded[0] if local_size < 4 else flat[0]
+    assert all(all(map(same_bits, own, expected)) for own in result.decoded)
+
+
+@dataclass(frozen=True)
+class Promising(QSGD):
+    """Says what it receives, and gives something else."""
+
+    given: int | None = None
+
+    def begin(self, gradients: Sequence[Any], workers: Workers, kernels: Any) -> Exchange:
+        found: Decoded = yield from super().begin(gradients, workers, kernels)
+        assert found.received is not None
+        return found._replace(received=None if self.given is None else found.received[: self.given])
+
+
+@pytest.mark.parametrize(("given", "returned"), [(None, "none"), (1, "1")])
+def test_what_a_scheme_has_received_is_what_it_promises(given: int | None, returned: str) -> None:
+    groups = [gaussian(rank, 3000) for rank in range(4)]
+    with pytest.raises(
+        TypeError, match=f"received_parts promises 2 arrays, and begin has returned {returned};"
+    ):
+        simulate(Hierarchical(Promising(given=given)), groups, local_size=2)
+
+
 @pytest.mark.parametrize(
     ("scheme", "bits"), [(BinSGDM(), 1 + 1 / 1024), (GlobalQSGD(8), 8 + 32 / 1024)], ids=["binsgdm", "global"]
 )
@@ -186,9 +274,9 @@ def test_bytes_are_those_of_the_cost_table(scheme: Scheme, bits: float, size: in
     sent = result.bytes_sent
     between = sum(count for name, count in sent.items() if name.startswith("cross"))
     assert between * local_size == pytest.approx(2 * (nodes - 1) / nodes * bits * elements / 8, rel=1e-3)
-    inside = (local_size - 1) / local_size * 4 * elements
-    assert sent["local alltoall"] == inside
-    assert sent["local allgather"] == pytest.approx(inside, rel=1e-6)
+    inside = (local_size - 1) / local_size * elements
+    assert sent["local alltoall"] == 4 * inside
+    assert sent["local allgather"] == pytest.approx(bits / 8 * inside, rel=1e-3)
 
 
 # ---- special values
@@ -220,8 +308,13 @@ def test_on_a_single_node_a_float64_that_float32_does_not_hold_is_an_infinity(sc
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.uint16])
-def test_other_types_are_converted_first_and_last(dtype: type) -> None:
-    scheme = Hierarchical(QSGD(4, bucket_size=96))
+@pytest.mark.parametrize(
+    "inner",
+    [QSGD(4, bucket_size=96), GlobalQSGD(4, levels="exponential"), GlobalQSGD(8, rotate=True), EDEN()],
+    ids=str,
+)
+def test_other_types_are_converted_first_and_last(inner: Scheme, dtype: type) -> None:
+    scheme = Hierarchical(inner)
     inputs = [[reference.store_float32(gaussian(w, 2500), np.empty(2500, dtype))] for w in range(4)]
     converted = [[reference.as_float32(g[0])] for g in inputs]
     narrow, wide = (lockstep(scheme, groups, local_size=2)[1] for groups in (inputs, converted))
