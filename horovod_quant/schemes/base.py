@@ -247,6 +247,8 @@ class Scheme:
       is a multiple of 1,024 and of the scheme's ``bucket_size``, if it has one.
     - **Every worker makes the same requests**: those of `collectives`, in that order, with arrays of the lengths that
       `Allgather` and `Alltoall` state; also for gradients without elements, and with a single worker.
+    - **What is received can be passed on**, if the scheme has `received_parts` and `opened`: see there. Otherwise
+      the workers of a host pass on averages in float32.
     - **NaN or infinity** on any worker should reach all of them as NaN, in its part of the gradient.
 
     Declare these in the class, without type annotations, which would make them arguments; the first two are not
