@@ -5,7 +5,6 @@ Units: seconds, bytes, bytes per second.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from horovod_quant.analysis.work import resolved
 from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.hierarchical import inner_of
+from horovod_quant.schemes.inside import HALF_ERROR
 
 LEAST_SPEED_UP = 1.05
 """From here on a method pays: the model is not accurate enough for less to mean anything."""
@@ -242,8 +242,7 @@ def error_of(choice: Choice, setting: Setting) -> float | None:
     return _FLOAT_ERRORS[choice.name]
 
 
-# Errors of rounding to 11 bits are spread evenly over a unit in the last place, values over an octave.
-_FLOAT_ERRORS = {NONE: 0.0, methods.FP16: 2**-10 / math.sqrt(12) / math.sqrt(7 / 3)}
+_FLOAT_ERRORS = {NONE: 0.0, methods.FP16: HALF_ERROR}
 
 
 def refusal_of(choice: Choice, setting: Setting) -> str | None:

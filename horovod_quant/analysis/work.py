@@ -40,6 +40,7 @@ KERNELS = {
     "encode_rotated_sum": ENCODE,
     "binarize": ENCODE,
     "vote": ENCODE,
+    "to_float16": ENCODE,
     "to_float32": ENCODE,
     "mean": ENCODE,
     "decode_uniform_sum": DECODE,
@@ -76,6 +77,7 @@ _OUTPUTS: dict[str, Callable[[int, dict[str, Any]], tuple[int, Any]]] = {
     ),
     "rotated_samples": lambda elements, given: (tiles(elements) * given["samples"], np.float32),
     "rotated_sum_checks": lambda elements, given: (tiles(elements), np.int32),
+    "to_float16": lambda elements, given: (elements, np.float16),
     "vote": lambda elements, given: (elements // ROW, np.int32),
 }
 """Lengths and types of what kernels return that are given no place for it; else it is a float32 number an element."""

@@ -40,6 +40,7 @@ from horovod_quant.kernels.reference import (
     next_powers_of_two,
     norms_of_square_sums,
     scale,
+    to_float16,
     to_float32,
     where,
 )
@@ -95,6 +96,7 @@ __all__ = [
     "tensor_deviation",
     "tensor_maximum",
     "tensor_mean_magnitude",
+    "to_float16",
     "to_float32",
     "unpack_codes",
     "unpack_sum",

@@ -495,6 +495,11 @@ def to_float32(x: np.ndarray, out: np.ndarray) -> np.ndarray:
     return out
 
 
+def to_float16(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Writes `as_float32` of ``x``, rounded to nearest even, to ``out``, float16; infinity from 65,520 on."""
+    return store_float32(as_float32(x), out)
+
+
 def mean(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """The mean of float32 arrays: their sum, in their order, times the rounded inverse of their number."""
     if len({len(array) for array in arrays}) > 1:

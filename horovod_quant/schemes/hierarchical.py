@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import lcm
+from math import hypot, lcm
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,10 +38,20 @@ from horovod_quant.schemes.base import (
     split_ragged,
 )
 from horovod_quant.schemes.chunks import owned_range
+from horovod_quant.schemes.inside import (
+    FLOAT32,
+    Inside,
+    error_inside,
+    length_to_send,
+    mean_of_sent,
+    parts_to_send,
+    require_inside,
+    sent_type,
+)
 
-_FLOAT32, _WORDS, _BYTES = "float32", "int32", "uint8"
-"""What travels inside a node in the end: averages; or what was received between the nodes, of lengths that are known,
-or not.
+_WORDS, _BYTES = "int32", "uint8"
+"""Types of what was received between the nodes and travels inside one: of lengths that are known, or not. Averages
+are `FLOAT32`.
 """
 
 _LARGE = 2**20
@@ -52,7 +62,8 @@ _LARGE = 2**20
 class Hierarchical(Scheme):
     """``inner`` between nodes; each node takes part as one worker that has the mean of its workers' gradients.
 
-    1. An alltoall inside the node sends each worker all values of the elements that it owns, in float32.
+    1. An alltoall inside the node sends each worker all values of the elements that it owns, in float32, in float16, or
+       as QSGDinf's codes of 8 bits in buckets of 256, with joint rounding among the node's workers.
     2. The worker averages them, in the order of the node's workers.
     3. The workers that own the same elements, one per node, run ``inner`` on them.
     4. An allgather inside the node distributes what they have received between the nodes, and everybody decodes it all.
@@ -64,20 +75,26 @@ class Hierarchical(Scheme):
 
     Args:
         inner: the scheme between nodes.
+        inside: what travels in step 1. ``8`` is unbiased; ``"float16"`` rounds to nearest, and a magnitude of 65,520 or
+            more, which it does not hold, becomes NaN on all workers, as infinities do.
 
     Attributes:
         nodes: their number, where `for_workers` has told it. It decides what travels in step 4.
     """
 
     inner: Scheme
+    inside: Inside = FLOAT32
     nodes: int = field(default=2, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inside", require_inside(self.inside))
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
         """Those of nodes with several workers, see `for_workers`; by default, of two nodes."""
         between = [collective._replace(group=CROSS) for collective in self.inner.collectives]
         returned = Collective(Allgather, self._returned(Workers(0, self.nodes)), group=LOCAL)
-        return (Collective(Alltoall, _FLOAT32, group=LOCAL), *between, returned)
+        return (Collective(Alltoall, sent_type(self.inside), group=LOCAL), *between, returned)
 
     def for_workers(self, workers: Workers) -> Scheme:
         require_whole_nodes(workers.size, workers.local_size)
@@ -88,7 +105,7 @@ class Hierarchical(Scheme):
             inner = self.inner.for_workers(_between(workers))
         else:
             inner = _Single(self.inner) if self.inner.own_optimizer else _Exact()
-        found = Hierarchical(inner)
+        found = Hierarchical(inner, self.inside)
         object.__setattr__(found, "nodes", workers.nodes)
         return found
 
@@ -101,10 +118,11 @@ class Hierarchical(Scheme):
         return self.inner.levels_left(hosts, hosts)
 
     def relative_error(self, workers: int, hosts: int) -> float | None:
-        return self.inner.relative_error(hosts, hosts)
+        error = self.inner.relative_error(hosts, hosts)
+        return None if error is None else hypot(error, error_inside(self.inside, workers // hosts))
 
     def of_known_lengths(self) -> Scheme:
-        return Hierarchical(self.inner.of_known_lengths())
+        return Hierarchical(self.inner.of_known_lengths(), self.inside)
 
     def host_requirement(self) -> str | None:
         return self.inner.host_requirement()
@@ -115,26 +133,19 @@ class Hierarchical(Scheme):
             workers,
             [self._extents(whole, workers._replace(rank=place)) for place in range(workers.local_size)],
         )
-        values = [
-            (own.elements, np.float32, partial(kernels.to_float32, gradient.values[own.start : own.stop]))
-            for extents in shares.extents
-            for gradient, own in zip(gradients, extents)
-        ]
-        sizes = [4.0 * gradient.elements for gradient in gradients]
-        pieces = yield from checked(
-            Alltoall(kernels.assemble([*values, no_part(np.float32)]), shares.counts, sizes, LOCAL), workers
-        )
+        pieces = yield from checked(self._to_owners(gradients, shares, kernels), workers)
 
-        mean, at = kernels.mean(pieces), shares.offsets(workers.local_rank)
+        means = mean_of_sent(self.inside, pieces, [own.elements for own in shares.own], kernels)
+        at = shares.offsets(workers.local_rank)
         parts = [
-            gradient._replace(values=mean[at[i] : at[i + 1]], start=own.start)
+            gradient._replace(values=means[at[i] : at[i + 1]], start=own.start)
             for i, (gradient, own) in enumerate(zip(gradients, shares.own))
         ]
         exchange = self.inner.begin(parts, _between(workers), kernels)
         found = yield from answered(exchange, _between_nodes)
 
         returned = self._returned(_between(workers))
-        if returned == _FLOAT32:
+        if returned == FLOAT32:
             write = yield from _gather_averages(found, shares, kernels)
         else:
             write = yield from self._gather_received(found, returned == _BYTES, shares, kernels)
@@ -145,11 +156,26 @@ class Hierarchical(Scheme):
         ranges = [self.owned(extent.keys.name, extent.elements, owner) for extent in whole]
         return [Extent(extent.keys, stop - start, start) for extent, (start, stop) in zip(whole, ranges)]
 
+    def _to_owners(self, gradients: Sequence[Gradient], shares: _Shares, kernels: Any) -> Alltoall:
+        """The request that brings each of a node's workers what it owns."""
+        parts = [
+            part
+            for extents in shares.extents
+            for gradient, own in zip(gradients, extents)
+            for part in parts_to_send(self.inside, gradient, own, shares.workers, kernels)
+        ]
+        dtype = np.dtype(sent_type(self.inside))
+        lengths = [
+            [length_to_send(self.inside, own.elements) for own in extents] for extents in shares.extents
+        ]
+        sizes = [float(dtype.itemsize * sum(of_owners)) for of_owners in zip(*lengths)]
+        return Alltoall(kernels.assemble([*parts, no_part(dtype)]), list(map(sum, lengths)), sizes, LOCAL)
+
     def _returned(self, between: Workers) -> str:
         """Type of what travels inside a node in the end; the same for all tensors and workers."""
         parts = self.inner.received_parts([_LARGE], between)
         if parts is None or sum(length * np.dtype(dtype).itemsize for length, dtype in parts) >= 4 * _LARGE:
-            return _FLOAT32
+            return FLOAT32
         return _BYTES if any(np.dtype(dtype) == _BYTES for _, dtype in parts) else _WORDS
 
     def _gather_received(self, found: Decoded, ragged: bool, shares: _Shares, kernels: Any) -> Any:

@@ -595,6 +595,11 @@ def to_float32(x: tf.Tensor, out: None = None) -> tf.Tensor:
     return tf.bitcast(_bits(x), tf.float32)
 
 
+def to_float16(x: tf.Tensor, out: None = None) -> tf.Tensor:
+    _no_buffer(out)
+    return _stored(_wide(x), tf.float16)
+
+
 def mean(arrays: Sequence[tf.Tensor]) -> tf.Tensor:
     # Between two additions stands a rounding, so that Grappler does not join them.
     total = functools.reduce(

@@ -115,6 +115,11 @@ def to_float32(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     return _converted(x, 1.0, result(out, len(x), torch.float32, x.device))
 
 
+def to_float16(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    x = floats(x, "x")
+    return _converted(x, 1.0, result(out, len(x), torch.float16, x.device))
+
+
 def scale(pieces: Sequence[torch.Tensor], factor: float, out: torch.Tensor) -> torch.Tensor:
     """Writes float32 ``pieces``, one after another and times ``factor``, to a floating-point tensor."""
     if sum(map(len, pieces)) != len(out):
