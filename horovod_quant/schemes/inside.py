@@ -22,8 +22,8 @@ _CODER = QSGD(bits=8, norm="max", bucket_size=256)
 """Of the 8 bits. Its buckets divide tiles, so a worker's part of a gradient begins where a bucket does."""
 
 HALF_ERROR = 2**-10 / math.sqrt(12) / math.sqrt(7 / 3)
-"""Relative error of float16: errors of rounding to 11 bits are spread evenly over a unit in the last place, values over an
-octave.
+"""Relative error of float16, which keeps 11 bits: if errors are spread evenly over a unit in the last place, and values
+over an octave.
 """
 
 
