@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from horovod_quant.agreement import COMMON, FIELD_PLACES, different, disagreement, signature, signs_of
-from horovod_quant.schemes import QSGD, BinSGDM
+from horovod_quant.schemes import QSGD, BinSGDM, Hierarchical
 
 FRONTENDS = ["horovod_quant.torch", "horovod_quant.tensorflow"]
 
