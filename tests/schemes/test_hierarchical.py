@@ -218,7 +218,7 @@ def test_bytes_inside_a_node(scheme: Any, size: int, local_size: int) -> None:
     ids=str,
 )
 def test_averages_return_where_they_have_no_more_bytes(scheme: Scheme, most: int) -> None:
-    elements = 20_000
+    elements = 20 * 1024
     for nodes in (most, most + 1):
         workers = Workers(0, 2 * nodes, local_size=2)
         last = Hierarchical(scheme).for_workers(workers).collectives[-1]
