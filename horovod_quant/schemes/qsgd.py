@@ -150,7 +150,7 @@ class GatheredScheme(Scheme):
             return self._exchange_fixed(gradients, workers, kernels)
         return self._exchange_elias(gradients, workers, kernels)
 
-    def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
+    def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
         """All workers' norms and codes, or the servers'."""
         if self.exchange == AUTO:
             return self.for_workers(workers).received_parts(elements, workers)
