@@ -9,17 +9,20 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
+from horovod_quant.analysis.bounds import uniform_levels
+from horovod_quant.analysis.rounding import gaussian_error
 from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.layout import buckets, code_words
-from horovod_quant.schemes.base import Extent, Gradient, Workers, split_points
-from horovod_quant.schemes.qsgd import QSGD
+from horovod_quant.schemes.base import JOINT, Extent, Gradient, Workers, split_points
 
 Inside = Literal["float32", "float16", 8]
 FLOAT32: Final = "float32"
 FLOAT16: Final = "float16"
 
-_CODER = QSGD(bits=8, norm="max", bucket_size=256)
-"""Of the 8 bits. Its buckets divide tiles, so a worker's part of a gradient begins where a bucket does."""
+_BITS, _BUCKET_SIZE = 8, 256
+"""Of the codes: a sign and a level of the bucket's largest magnitude. Buckets divide tiles, so a worker's part of a
+gradient begins where a bucket does.
+"""
 
 HALF_ERROR = 2**-10 / math.sqrt(12) / math.sqrt(7 / 3)
 """Relative error of float16, which keeps 11 bits: if errors are spread evenly over a unit in the last place, and values
@@ -48,13 +51,14 @@ def sent_type(inside: Inside) -> str:
 def error_inside(inside: Inside, workers: int) -> float:
     """That it adds to the average of so many workers, see `Scheme.relative_error`."""
     if inside == 8:
-        return _CODER.relative_error(workers, 1)
+        levels = uniform_levels((1 << (_BITS - 1)) - 1)
+        return gaussian_error(levels, "max", _BUCKET_SIZE, JOINT, workers, False)
     return HALF_ERROR if inside == FLOAT16 else 0.0
 
 
 def length_to_send(inside: Inside, elements: int) -> int:
     """Of the array for some elements of one gradient."""
-    return buckets(elements, _CODER.bucket_size) + code_words(elements, 8) if inside == 8 else elements
+    return buckets(elements, _BUCKET_SIZE) + code_words(elements, _BITS) if inside == 8 else elements
 
 
 def parts_to_send(
@@ -69,18 +73,18 @@ def parts_to_send(
     norms: list[Any] = []
 
     def fill_norms(out: Any) -> Any:
-        norms.append(_CODER.norms(kernels, values, out))
+        norms.append(kernels.bucket_maxima(values, _BUCKET_SIZE, out))
         return norms[-1]
 
     def fill_words(out: Any) -> Any:
         # Jointly inside the node, with bits that no other node and no later rounding draws.
         stage, place = f"inside {workers.node}", workers.local_rank
         key = gradient.keys.joint(stage, gradient.step, place, workers.local_size)
-        return _CODER.encode(kernels, values, norms.pop(), key, own.start, out)
+        return kernels.encode_uniform_codes(values, norms.pop(), _BUCKET_SIZE, _BITS, key, own.start, out)
 
     return [
-        (buckets(own.elements, _CODER.bucket_size), np.float32, fill_norms),
-        (code_words(own.elements, 8), np.int32, fill_words),
+        (buckets(own.elements, _BUCKET_SIZE), np.float32, fill_norms),
+        (code_words(own.elements, _BITS), np.int32, fill_words),
     ]
 
 
@@ -94,10 +98,10 @@ def mean_of_sent(inside: Inside, pieces: Sequence[Any], elements: Sequence[int],
 
     def decode(i: int, out: Any) -> Any:
         out = kernels.target(elements[i]) if out is None else out
-        end = at[i] + buckets(elements[i], _CODER.bucket_size)
+        end = at[i] + buckets(elements[i], _BUCKET_SIZE)
         norms = [kernels.view(piece[at[i] : end], np.float32) for piece in pieces]
         words = [piece[end : at[i + 1]] for piece in pieces]
-        return _CODER.decode(kernels, words, norms, 1.0 / len(pieces), out)
+        return kernels.decode_uniform_codes(words, norms, _BUCKET_SIZE, _BITS, 1.0 / len(pieces), out)
 
     parts: list[Part] = [(count, np.float32, partial(decode, i)) for i, count in enumerate(elements)]
     return kernels.assemble([*parts, no_part(np.float32)])
