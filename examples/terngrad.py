@@ -23,6 +23,7 @@ from horovod_quant.schemes.base import (
     Collective,
     Decoded,
     Exchange,
+    Extent,
     Gradient,
     Scheme,
     Workers,
@@ -94,13 +95,25 @@ class TernGrad(Scheme):
         head_count = (1, np.int32, lambda out: np.ones(1, np.int32))
         words = kernels.assemble([*parts, head_count])
         words = yield from checked(Allreduce(words, "sum", [4 * count for count in counts]), workers)
-        at = split_points(counts)
+        return self.opened([scales, words], [gradient.extent for gradient in gradients], workers, kernels)
+
+    def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
+        bits = bits_of_sums(workers.size)
+        words = sum(sum_words(count, bits) for count in elements)
+        return [(len(elements), np.float32), (words + 1, np.int32)]
+
+    def opened(
+        self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
+    ) -> Decoded:
+        scales, words = received
+        bits = bits_of_sums(workers.size)
+        at = split_points([sum_words(extent.elements, bits) for extent in extents])
 
         def write(i: int, factor: float, out: Any) -> Any:
             own, scale = words[at[i] : at[i + 1]], scales[i : i + 1]
             return kernels.decode_uniform_sum(own, scale, WHOLE_TENSOR, 1, bits, factor, out)
 
-        return Decoded(words[-1], write)
+        return Decoded(words[-1], write, received=received)
 
     def clipped(self, x: Any, kernels: Any) -> Any:
         if self.clip is None:

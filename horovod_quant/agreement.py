@@ -14,7 +14,7 @@ SIGNS = 16
 """Signs that stand for a text. Texts that differ have the same ones once in 65,536 times."""
 
 COMMON = (
-    "compression", "min_elements", "exclude", "overrides", "seed", "hierarchical", "group_bytes", "overlap",
+    "compression", "min_elements", "exclude", "overrides", "seed", "hierarchical", "inside", "group_bytes", "overlap",
 )  # fmt: skip
 """Arguments of every compressor that must be the same on all workers; the first is the scheme's name."""
 

@@ -12,6 +12,7 @@ from horovod_quant.analysis.work import resolved, work_of
 from horovod_quant.schemes import Hierarchical, registry
 from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.schemes.hierarchical import inner_of
+from horovod_quant.schemes.inside import FLOAT32, Inside
 from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
 
 MOST = 6
@@ -46,6 +47,7 @@ def find(
     hierarchical: bool,
     kinds: tuple[type[Scheme], ...],
     on_device: bool = False,
+    inside: Inside = FLOAT32,
 ) -> tuple[Candidate, ...]:
     """Those whose error is expected to be no more than ``max_error``, with the fewest bytes first.
 
@@ -59,11 +61,12 @@ def find(
         hierarchical: whether exchanges are hierarchical.
         kinds: the schemes to choose from, see `usable`.
         on_device: whether they have to do without arrays of the host's memory.
+        inside: see `Hierarchical`.
     """
     fitting = [
         found
         for family in _families(kinds)
-        for found in _narrowest(family, max_error, workers, hierarchical, on_device)
+        for found in _narrowest(family, max_error, workers, hierarchical, on_device, inside)
     ]
     most_bits = ring_allreduce_bytes(32, workers.size)
     kept: list[Candidate] = []
@@ -95,7 +98,9 @@ def usable() -> tuple[type[Scheme], ...]:
     return tuple(kind for kind in registry.registered() if kind.unbiased and kind.own_optimizer is None)
 
 
-def named(names: Iterable[str], workers: Workers, hierarchical: bool) -> list[Candidate]:
+def named(
+    names: Iterable[str], workers: Workers, hierarchical: bool, inside: Inside = FLOAT32
+) -> list[Candidate]:
     """The methods of these names.
 
     Raises:
@@ -105,7 +110,7 @@ def named(names: Iterable[str], workers: Workers, hierarchical: bool) -> list[Ca
     for name in names:
         scheme = methods.parse(name).scheme()
         assert scheme is not None
-        found.append(_candidate(name, scheme, workers, hierarchical))
+        found.append(_candidate(name, scheme, workers, hierarchical, inside))
     return found
 
 
@@ -140,7 +145,12 @@ def _families(kinds: tuple[type[Scheme], ...]) -> list[methods.Family]:
 
 
 def _narrowest(
-    family: methods.Family, max_error: float, workers: Workers, hierarchical: bool, on_device: bool
+    family: methods.Family,
+    max_error: float,
+    workers: Workers,
+    hierarchical: bool,
+    on_device: bool,
+    inside: Inside = FLOAT32,
 ) -> Iterator[Candidate]:
     """Of a short name's methods the one with the fewest bits that has an error as small, if one has."""
     for method in family.members:
@@ -149,14 +159,14 @@ def _narrowest(
         if on_device and scheme.host_requirement() is not None:
             continue
         with suppress(ValueError):  # too narrow for so many
-            found = _candidate(method.name, scheme, workers, hierarchical)
+            found = _candidate(method.name, scheme, workers, hierarchical, inside)
             if found.error is not None and found.error <= max_error:
                 yield found
                 return
 
 
-def _candidate(name: str, scheme: Scheme, workers: Workers, hierarchical: bool) -> Candidate:
-    whole = Hierarchical(scheme) if hierarchical else scheme
+def _candidate(name: str, scheme: Scheme, workers: Workers, hierarchical: bool, inside: Inside) -> Candidate:
+    whole = Hierarchical(scheme, inside) if hierarchical else scheme
     resolved(whole, workers)
     work = work_of(whole, [_ELEMENTS], workers.size, workers.local_size)
     sent = sum(sum(sent_bytes(request, workers.size_of(request.group))) for _, request in work.stages)

@@ -19,6 +19,7 @@ from horovod_quant.policy import Policy
 from horovod_quant.schemes import Hierarchical, registry
 from horovod_quant.schemes.base import Scheme, argument_names, require_int
 from horovod_quant.schemes.hierarchical import inner_of
+from horovod_quant.schemes.inside import FLOAT32, Inside, require_inside
 from horovod_quant.stats import Stats, TrafficCounter
 
 MIN_ELEMENTS = 1024
@@ -55,6 +56,8 @@ class BaseCompressor:
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass.
 
@@ -80,6 +83,7 @@ class BaseCompressor:
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Inside = FLOAT32,
         group_bytes: int = GROUP_BYTES,
         overlap: bool = True,
         **unknown: Any,
@@ -100,10 +104,14 @@ class BaseCompressor:
         hierarchical = _hierarchy(hierarchical)
         if hierarchical and process_set is not None:
             raise ValueError(_NO_PROCESS_SET)
+        inside = require_inside(inside)
         if hierarchical:
-            scheme = Hierarchical(scheme)
+            scheme = Hierarchical(scheme, inside)
+        elif inside != FLOAT32:
+            raise ValueError(f"inside={inside!r}: it is for hierarchical exchanges; add hierarchical=True")
         self.policy = Policy(scheme, min_elements, exclude, overrides)
         self.hierarchical = hierarchical
+        self.inside = inside
         self.seed = int(seed)
         self.group_bytes = int(group_bytes)
         self.overlap = bool(overlap)
@@ -192,6 +200,7 @@ class BaseCompressor:
             "overrides": policy.overrides,
             "seed": self.seed,
             "hierarchical": self.hierarchical,
+            "inside": self.inside,
             "group_bytes": self.group_bytes,
             "overlap": self.overlap,
         }

@@ -141,9 +141,13 @@ def _perform(comm: Any, request: Any, merges: list[Merge]) -> Any:
         return split_gathered(buffer, request)
     if isinstance(request, Alltoall):
         size, own = comm.Get_size(), request.splits[comm.Get_rank()]
-        received = np.empty(size * own, request.array.dtype)
-        comm.Alltoallv([request.array, list(request.splits)], [received, [own] * size])
-        return list(received.reshape(size, own))
+        dtype = request.array.dtype
+        sent = (
+            request.array.view(np.int16) if dtype == np.float16 else request.array
+        )  # which mpi4py does not know
+        received = np.empty(size * own, sent.dtype)
+        comm.Alltoallv([sent, list(request.splits)], [received, [own] * size])
+        return list(received.view(dtype).reshape(size, own))
     if isinstance(request, CustomAllreduce):
         result, own_merges = _reduce(comm, request)
         merges.extend(own_merges)

@@ -120,7 +120,7 @@ def _replaced(scheme: Scheme, pattern: Any, arguments: Any) -> Scheme:
     if not isinstance(pattern, str):
         raise ValueError(f"overrides: {pattern!r} is not a name or pattern; use strings such as 'head.*'")
     if isinstance(scheme, Hierarchical):
-        return Hierarchical(_replaced(scheme.inner, pattern, arguments))
+        return dataclasses.replace(scheme, inner=_replaced(scheme.inner, pattern, arguments))
     known = argument_names(scheme)
     if not isinstance(arguments, Mapping):
         raise ValueError(f"overrides[{pattern!r}]={arguments!r}: use a mapping such as {{'bits': 8}}")

@@ -17,23 +17,34 @@ COMMAND = Path(sys.executable).with_name("horovod-quant")
 
 
 def predicted(rate: str) -> dict[str, dict[str, Any]]:
-    """The results of each method with links of that rate."""
+    """The results of each method with links of that rate; of hierarchical ones with 8 bits inside a host, too."""
+    found: dict[str, dict[str, Any]] = {}
+    by_8_bits = {result["method"]: result for result in advised(rate, "--inside", "8")}
+    for result in advised(rate):
+        method = result["method"]
+        found[method] = result
+        if method.endswith("hierarchical"):
+            found[f"{method}, inside=8"] = by_8_bits[method]
+    return found
+
+
+def advised(rate: str, *more: str) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [str(COMMAND), "advise", *SETTING, "--bandwidth", rate, "--methods", *METHODS, "--json", "-"],
+        [str(COMMAND), "advise", *SETTING, "--bandwidth", rate, "--methods", *METHODS, *more, "--json", "-"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return {result["method"]: result for result in json.loads(done.stdout)["results"]}
+    return json.loads(done.stdout)["results"]
 
 
 def table() -> str:
     found = {rate: predicted(rate) for rate in RATES}
     heads = [f"{rate.removesuffix('gbit')} Gbit/s: exchange, ms | step, ms" for rate in RATES]
-    lines = ["| method | levels | error | MB leaving a host | " + " | ".join(heads) + " |"]
-    lines.append("| --- | ---: | ---: | ---: |" + " ---: | ---: |" * len(RATES))
+    lines = ["| method | levels | error | MB sent by a worker | leaving a host | " + " | ".join(heads) + " |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: |" + " ---: | ---: |" * len(RATES))
     for method, result in found[RATES[0]].items():
         error = result["relative_error"]
         cells = [method, str(result["levels"] or ""), "" if error is None else f"{error:.2g}"]
-        cells.append(f"{result['host_bytes_sent'] / 1e6:,.0f}")
+        cells += [f"{result[which] / 1e6:,.0f}" for which in ("bytes_sent", "host_bytes_sent")]
         for rate in RATES:
             seconds = found[rate][method]
             cells += [f"{1e3 * seconds['exchange_seconds']:,.0f}", f"{1e3 * seconds['step_seconds']:,.0f}"]

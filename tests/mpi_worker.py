@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from helpers import SCHEMES, gaussian, owned_states
@@ -12,6 +12,7 @@ from helpers import SCHEMES, gaussian, owned_states
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Scheme, Workers
+from horovod_quant.schemes.inside import Inside
 from horovod_quant.schemes.rotated_sum import SHARED
 
 
@@ -43,6 +44,8 @@ def cases() -> dict[str, Case]:
     )
     for name, scheme in SCHEMES.items():
         found[f"hierarchical {name}"] = Case(Hierarchical(scheme), nodes=2)
+    for inside in get_args(Inside)[1:]:
+        found[f"hierarchical, {inside} inside"] = Case(Hierarchical(GlobalQSGD(8), inside), nodes=2)
     found["rotated, some exchanged again"] = Case(SCHEMES["global-rotated"], (10 * SHARED, 100), cancel=True)
     for name in ("exponential-max", "exponential-l2"):
         found[f"{name}, reduced"] = Case(SCHEMES[name], custom_reduction=True)

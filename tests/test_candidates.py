@@ -61,6 +61,17 @@ def test_hierarchical_ones_are_judged_by_what_hosts_exchange() -> None:
         assert candidate.error == candidate.scheme.inner.relative_error(2, 2)
 
 
+def test_what_travels_inside_a_host_counts() -> None:
+    workers, usable = Workers(0, 8, local_size=4), candidates.usable()
+    for given in ({}, {"inside": 8}):
+        (named,) = candidates.named(["qsgdinf-4"], workers, True, **given)
+        same = candidates.find(MOST_ERROR, workers, True, usable, **given)
+        assert all(each.scheme.inside == given.get("inside", "float32") for each in (named, *same))
+        # In and out, 3 of 4 elements each; between two hosts a quarter of the codes.
+        inside, codes = 8 + 32 / 256 if given else 32, 4 + 32 / 1024
+        assert named.bits_sent == pytest.approx(3 / 4 * (inside + 2 * codes) + codes / 4, rel=0.01)
+
+
 @dataclass(frozen=True)
 class Sloppy(Scheme):
     """Unbiased, of one width, and does not tell its error."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from horovod_quant.agreement import COMMON, FIELD_PLACES, different, disagreement, signature, signs_of
-from horovod_quant.schemes import QSGD, BinSGDM
+from horovod_quant.schemes import QSGD, BinSGDM, Hierarchical
 
 FRONTENDS = ["horovod_quant.torch", "horovod_quant.tensorflow"]
 
@@ -75,6 +75,12 @@ WRONG_TYPES: list[tuple[str, dict[str, Any], str]] = [
     ("QSGD", {"hierarchical": None}, "hierarchical=None: use True, False, or the number of workers"),
     ("QSGD", {"hierarchical": 2.0}, "hierarchical=2.0: use True, False, or the number of workers"),
     ("QSGD", {"hierarchical": 0}, "hierarchical=0: use True, False, or the number of workers"),
+    ("QSGD", {"hierarchical": True, "inside": 4}, "inside=4: use 'float32', 'float16' or 8"),
+    ("QSGD", {"hierarchical": True, "inside": True}, "inside=True: use 'float32', 'float16' or 8"),
+    ("QSGD", {"hierarchical": True, "inside": 8.0}, "inside=8.0: use 'float32', 'float16' or 8"),
+    ("QSGD", {"hierarchical": True, "inside": "8"}, "inside='8': use 'float32', 'float16' or 8"),
+    ("QSGD", {"inside": None}, "inside=None: use 'float32', 'float16' or 8"),
+    ("QSGD", {"inside": 8}, "inside=8: it is for hierarchical exchanges; add hierarchical=True"),
     ("QSGD", {"kernels": 3}, "kernels=3: "),
     ("QSGD", {"kernels": None}, "kernels=None: "),
     ("QSGD", {"kernels": ["native"]}, "kernels=['native']: "),
@@ -129,6 +135,7 @@ def test_what_users_may_mean_is_taken(frontend: str) -> None:
     assert numpys._arguments() == plain._arguments()
     assert hvq.QSGD(hierarchical=np.int64(1)).hierarchical == 1
     assert hvq.QSGD(hierarchical=1).hierarchical is not True
+    assert hvq.QSGD(hierarchical=1, inside=np.int64(8)).policy.scheme == Hierarchical(QSGD(), 8)
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)

@@ -147,6 +147,7 @@ def test_what_is_shown_can_be_pasted_back(frontend: str) -> None:
     for made in (
         hvq.QSGD(),
         hvq.GlobalQSGD(4, levels="exponential", seed=7, min_elements=0, hierarchical=2, kernels="numpy"),
+        hvq.QSGD(hierarchical=1, inside="float16"),
         hvq.NUQSGD(exclude=["b", "a.*"], overrides={"head.*": {"bits": 8, "norm": "max"}}, group_bytes=2**20),
         hvq.EDEN(error=0.1, overrides={"head.*": {"bits": 4, "error": None}}),
         hvq.BinSGDM(beta=0.5, seed=1),

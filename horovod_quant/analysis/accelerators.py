@@ -45,6 +45,7 @@ _OTHERS = {
     "minimum": Traffic(3 * _FLOAT, 0.0),
     "less": Traffic(3 * _FLOAT, 0.0),
     "scale": Traffic(2 * _FLOAT, 0.0),
+    "to_float16": Traffic(1.5 * _FLOAT, 0.0),
     "to_float32": Traffic(2 * _FLOAT, 0.0),
 }
 

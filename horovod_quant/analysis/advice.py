@@ -5,7 +5,6 @@ Units: seconds, bytes, bytes per second.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from horovod_quant.analysis.work import resolved
 from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.hierarchical import inner_of
+from horovod_quant.schemes.inside import FLOAT32, HALF_ERROR, Inside
 
 LEAST_SPEED_UP = 1.05
 """From here on a method pays: the model is not accurate enough for less to mean anything."""
@@ -135,8 +135,13 @@ def steps_to_loss(method: Method, error: float | None) -> float | None:
     return None if error is None else 1 + error**2
 
 
-def choices(names: Iterable[str], hierarchical: bool) -> list[Choice]:
+def choices(names: Iterable[str], hierarchical: bool, inside: Inside = FLOAT32) -> list[Choice]:
     """None, and the methods of these names, each once; hierarchical ones of this package's beside them if wanted.
+
+    Args:
+        names: of methods.
+        hierarchical: whether they are wanted.
+        inside: how gradients travel inside a host then.
 
     Raises:
         ValueError: there is no such method.
@@ -146,12 +151,14 @@ def choices(names: Iterable[str], hierarchical: bool) -> list[Choice]:
         method = methods.parse(name)
         found[method.name] = choice_of(method)
         if hierarchical and method.scheme_class is not None:
-            nested = choice_of(method, hierarchical=True)
+            nested = choice_of(method, hierarchical=True, inside=inside)
             found[nested.name] = nested
     return list(found.values())
 
 
-def considered(setting: Setting, max_error: float = MOST_ERROR, *, everything: bool = False) -> list[Choice]:
+def considered(
+    setting: Setting, max_error: float = MOST_ERROR, *, everything: bool = False, inside: Inside = FLOAT32
+) -> list[Choice]:
     """The registry's methods that are worth modelling on a cluster; none comes first.
 
     From each family, and from its hierarchical exchange if hosts have several workers: the `WIDTHS` smallest numbers of
@@ -162,13 +169,16 @@ def considered(setting: Setting, max_error: float = MOST_ERROR, *, everything: b
         setting: workers and model.
         max_error: limit for `Row.error`.
         everything: whether to return all numbers of bits instead.
+        inside: how gradients travel inside a host in hierarchical exchanges.
     """
     network = setting.network
     found: list[Choice] = []
     for family in methods.every_family():
         is_nested = (False, True) if network.workers_per_host > 1 and network.hosts > 1 else (False,)
         for hierarchical in is_nested if family.members[0].scheme_class else (False,):
-            members = [choice_of(method, hierarchical=hierarchical) for method in family.members]
+            members = [
+                choice_of(method, hierarchical=hierarchical, inside=inside) for method in family.members
+            ]
             found += members if everything else _worth_modelling(members, setting, max_error)
     return found
 
@@ -190,13 +200,18 @@ def _worth_modelling(members: Sequence[Choice], setting: Setting, max_error: flo
         yield last
 
 
-def choice_of(method: methods.Method, *, hierarchical: bool = False) -> Choice:
+def choice_of(method: methods.Method, *, hierarchical: bool = False, inside: Inside = FLOAT32) -> Choice:
     """The method, or its hierarchical exchange."""
     scheme = method.scheme()
-    label = HIERARCHICAL if hierarchical else ""
-    modelled: Method = method.name if scheme is None else Hierarchical(scheme) if hierarchical else scheme
-    code = method.code(hierarchical=True) if hierarchical else method.code()
-    return Choice(method.name + label, modelled, method.family + label, code)
+    if scheme is None or not hierarchical:
+        return Choice(method.name, scheme or method.name, method.family, method.code())
+    options = {} if inside == FLOAT32 else {"inside": inside}
+    return Choice(
+        method.name + HIERARCHICAL,
+        Hierarchical(scheme, inside),
+        method.family + HIERARCHICAL,
+        method.code(hierarchical=True, **options),
+    )
 
 
 def compare(chosen: Sequence[Choice], setting: Setting, step: Step, *, limits: bool = True) -> list[Row]:
@@ -242,8 +257,7 @@ def error_of(choice: Choice, setting: Setting) -> float | None:
     return _FLOAT_ERRORS[choice.name]
 
 
-# Errors of rounding to 11 bits are spread evenly over a unit in the last place, values over an octave.
-_FLOAT_ERRORS = {NONE: 0.0, methods.FP16: 2**-10 / math.sqrt(12) / math.sqrt(7 / 3)}
+_FLOAT_ERRORS = {NONE: 0.0, methods.FP16: HALF_ERROR}
 
 
 def refusal_of(choice: Choice, setting: Setting) -> str | None:

@@ -127,8 +127,9 @@ def measure_kernels(
 ) -> KernelSpeeds:
     """Measures the kernels that some schemes need, on one core of this machine.
 
-    Each scheme's exchange is run on real arrays, with one worker and with four (or hosts) that all use the same arrays.
-    CPU time is measured for every kernel, so other processes do not count; results are medians over the repetitions.
+    Each scheme's exchange is run on real arrays, with one worker and with four (hierarchical: four hosts of four, and a
+    single one) that all use the same arrays. CPU time is measured for every kernel, so other processes do not count;
+    results are medians over the repetitions.
 
     Args:
         schemes: schemes whose kernels to measure.
@@ -150,11 +151,11 @@ def measure_kernels(
         share = seconds / len(schemes)
         stopwatch.active = False
         # The first call loads the library and touches the memory.
-        _run_alone(scheme, values, 1, stopwatch.kernels)
+        _run_alone(scheme, values, Workers(0, 1), stopwatch.kernels)
         stopwatch.active = True
         begin, rounds = time.perf_counter(), 0
         while not rounds or (rounds < 9 and time.perf_counter() - begin < share):
-            for workers in (1, 4):
+            for workers in _measured(scheme):
                 _run_alone(scheme, values, workers, stopwatch.kernels)
             rounds += 1
     to_half = _cpu_seconds(lambda: values.astype(np.float16)) / elements
@@ -168,29 +169,35 @@ def sufficient(schemes: Iterable[Scheme]) -> list[Scheme]:
     kept: list[Scheme] = []
     known: set[tuple[str, int]] = set()
     for scheme in dict.fromkeys(schemes):
-        found = {(call.kernel, call.bits) for size in (1, 4) for call in _calls_alone(scheme, size)}
+        found = {
+            (call.kernel, call.bits)
+            for workers in _measured(scheme)
+            for call in _calls_alone(scheme, workers)
+        }
         if not found or not found <= known:
             kept.append(scheme)
             known |= found
     return kept
 
 
-def _calls_alone(scheme: Scheme, size: int) -> list[Call]:
+def _measured(scheme: Scheme) -> list[Workers]:
+    """With whom its kernels are measured."""
+    if not isinstance(scheme, Hierarchical):
+        return [Workers(0, 1), Workers(0, 4)]
+    # With many hosts averages may return inside a host, in float32, as they do on a single one.
+    return [Workers(0, 1), Workers(0, 16, local_size=4), Workers(0, 4, local_size=4)]
+
+
+def _calls_alone(scheme: Scheme, workers: Workers) -> list[Call]:
     """The kernels of `_run_alone`."""
-    local_size = size if isinstance(scheme, Hierarchical) else 1
     try:
-        return cached_work_of(scheme, (2**20,), size * local_size, local_size).calls
+        return cached_work_of(scheme, (2**20,), workers.size, workers.local_size).calls
     except ValueError:
         return []
 
 
-def _run_alone(scheme: Scheme, values: np.ndarray, size: int, kernels: Any) -> None:
-    """One worker's part of an exchange in which all workers have the same gradient; nothing if they are too many.
-
-    A hierarchical exchange has as many nodes as workers on each.
-    """
-    local_size = size if isinstance(scheme, Hierarchical) else 1
-    workers = Workers(0, size * local_size, local_size=local_size)
+def _run_alone(scheme: Scheme, values: np.ndarray, workers: Workers, kernels: Any) -> None:
+    """One worker's part of an exchange in which all workers have the same gradient; nothing if they are too many."""
     try:
         scheme = resolved(scheme, workers)
     except ValueError:

@@ -40,6 +40,7 @@ KERNELS = {
     "encode_rotated_sum": ENCODE,
     "binarize": ENCODE,
     "vote": ENCODE,
+    "to_float16": ENCODE,
     "to_float32": ENCODE,
     "mean": ENCODE,
     "decode_uniform_sum": DECODE,
@@ -76,6 +77,7 @@ _OUTPUTS: dict[str, Callable[[int, dict[str, Any]], tuple[int, Any]]] = {
     ),
     "rotated_samples": lambda elements, given: (tiles(elements) * given["samples"], np.float32),
     "rotated_sum_checks": lambda elements, given: (tiles(elements), np.int32),
+    "to_float16": lambda elements, given: (elements, np.float16),
     "vote": lambda elements, given: (elements // ROW, np.int32),
 }
 """Lengths and types of what kernels return that are given no place for it; else it is a float32 number an element."""
@@ -263,6 +265,12 @@ class Watched:
         return self._found[name]
 
 
+def _decode_parts(out: np.ndarray, parts: Sequence[tuple[int, Callable]]) -> np.ndarray:
+    for length, write in parts:
+        write(out[:length])
+    return out
+
+
 def _assemble(parts: Sequence[tuple[int, Any, Callable]]) -> np.ndarray:
     for length, dtype, fill in parts:
         fill(_ghost(length, dtype))
@@ -276,6 +284,7 @@ UNTIMED: dict[str, Callable] = {
     "concatenate": lambda arrays: _ghost(sum(map(len, arrays)), arrays[0].dtype),
     "view": lambda array, dtype: _ghost(len(array), dtype),
     "target": _ghost,
+    "decode_parts": _decode_parts,
     "step_word": lambda number, out=None: _ghost(1, np.int32),
     "key_of_word": lambda chain, stage, word, worker=0: chain.key(stage, 0, worker),
     "pack_flags": lambda flags: _ghost(ceil_div(len(flags), 32), np.int32),

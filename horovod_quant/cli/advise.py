@@ -18,7 +18,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from horovod_quant import methods
 from horovod_quant.analysis import advice
@@ -39,6 +39,7 @@ from horovod_quant.cli import advise_plot
 from horovod_quant.cli.advise_report import Found, as_json, text
 from horovod_quant.frontend import GROUP_BYTES
 from horovod_quant.schemes.base import Scheme, require_int
+from horovod_quant.schemes.inside import FLOAT32, Inside
 
 MEASURING_SECONDS = 1.5
 
@@ -119,6 +120,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hierarchical",
         action="store_true",
         help="with --methods: also compare the hierarchical exchange of each method",
+    )
+    how.add_argument(
+        "--inside",
+        type=lambda text: int(text) if text.isdigit() else text,
+        choices=get_args(Inside),
+        default=FLOAT32,
+        help="how gradients travel inside a host in hierarchical exchanges; default: %(default)s",
     )
     how.add_argument(
         "--max-error",
@@ -287,13 +295,13 @@ def read_profile(arguments: argparse.Namespace) -> Step:
 def read_choices(arguments: argparse.Namespace, network: Network, shapes: Shapes) -> list[Choice]:
     if arguments.methods:
         with _Blaming("--methods"):
-            return advice.choices(arguments.methods, arguments.hierarchical)
+            return advice.choices(arguments.methods, arguments.hierarchical, arguments.inside)
     if arguments.hierarchical:
         raise Mistake(
             "--hierarchical: it only affects --methods; without --methods both kinds are considered"
         )
-    nobody = KernelSpeeds({})
-    return advice.considered(Setting(shapes, network, nobody), arguments.max_error, everything=arguments.all)
+    setting = Setting(shapes, network, KernelSpeeds({}))
+    return advice.considered(setting, arguments.max_error, everything=arguments.all, inside=arguments.inside)
 
 
 def read_setting(

@@ -75,6 +75,15 @@ def target(elements: int) -> np.ndarray:
     return np.empty(elements, np.float32)
 
 
+def decode_parts(out: np.ndarray, parts: Sequence[tuple[int, Callable[[np.ndarray], Any]]]) -> np.ndarray:
+    """``out``, to whose consecutive parts of these lengths each part's ``write(out)`` decodes."""
+    position = 0
+    for length, write in parts:
+        write(out[position : position + length])
+        position += length
+    return out
+
+
 def step_word(number: int, out: np.ndarray | None = None) -> np.ndarray:
     """An int32 array of one, which holds the last 32 bits of a number: see `key_of_word`."""
     found = np.empty(1, np.int32) if out is None else out

@@ -23,6 +23,7 @@ from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     TILES_AT_A_TIME,
     assemble,
     concatenate,
+    decode_parts,
     key_of_word,
     pack_flags,
     step_word,
@@ -492,6 +493,11 @@ def to_float32(x: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Writes `as_float32` of ``x`` to ``out``."""
     out[...] = as_float32(x)
     return out
+
+
+def to_float16(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Writes `as_float32` of ``x``, rounded to nearest even, to ``out``, float16; infinity from 65,520 on."""
+    return store_float32(as_float32(x), out)
 
 
 def mean(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Any, Callable, ClassVar, Final, Literal, NamedTuple, Union
 
 import numpy as np
 
+from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of, keys_of
 from horovod_quant.kernels.layout import ROW
 
@@ -69,6 +70,18 @@ class BinaryState(NamedTuple):
     beta: float
 
 
+class Extent(NamedTuple):
+    """What decoding may need to know of a gradient: all workers have the same."""
+
+    keys: KeyChain
+    elements: int
+    start: int = 0
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.elements
+
+
 class Gradient(NamedTuple):
     """One tensor of a group: its elements (flat, read-only), the source of its keys, and its state.
 
@@ -84,6 +97,10 @@ class Gradient(NamedTuple):
     @property
     def elements(self) -> int:
         return self.values.shape[0]
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.keys, self.elements, self.start)
 
 
 def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:
@@ -185,12 +202,14 @@ class Decoded(NamedTuple):
     of gradient i of the group, times ``factor``, into a flat floating-point array, and returns it.
     ``exchanged_again``: for each gradient, how many of its buckets were exchanged a second time; empty for none.
     ``write_all(factor, outs)`` does ``write`` for every gradient of the group, where that is faster; otherwise None.
+    ``received`` are the arrays that `Scheme.opened` makes this of, if the scheme has it; otherwise None.
     """
 
     active: int
     write: Callable[[int, float, Any], Any]
     exchanged_again: Sequence[int] = ()
     write_all: Callable[[float, Sequence[Any]], None] | None = None
+    received: Sequence[Any] | None = None
 
 
 Exchange = Generator[Request, Any, Decoded]
@@ -228,6 +247,8 @@ class Scheme:
       is a multiple of 1,024 and of the scheme's ``bucket_size``, if it has one.
     - **Every worker makes the same requests**: those of `collectives`, in that order, with arrays of the lengths that
       `Allgather` and `Alltoall` state; also for gradients without elements, and with a single worker.
+    - **What is received can be passed on**, if the scheme has `received_parts` and `opened`: see there. Otherwise
+      the workers of a host pass on averages in float32.
     - **NaN or infinity** on any worker should reach all of them as NaN, in its part of the gradient.
 
     Declare these in the class, without type annotations, which would make them arguments; the first two are not
@@ -267,6 +288,23 @@ class Scheme:
             kernels: a backend of `horovod_quant.kernels`.
         """
         raise TypeError(f"{type(self).__name__} defines no exchange")
+
+    def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
+        """Lengths and types of `Decoded.received`, for gradients with so many elements; None if there is none.
+
+        int32 and float32 arrays have these lengths exactly. uint8 arrays, all or none, have about as many bytes.
+        """
+        return None
+
+    def opened(
+        self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
+    ) -> Decoded:
+        """The result of an exchange of gradients with these extents, from what some worker has received.
+
+        A hierarchical exchange calls it for each part of a gradient, wherever that part was exchanged. So it may depend
+        neither on this worker's own gradients and steps nor on its rank. Only needed with `received_parts`.
+        """
+        raise TypeError(f"{type(self).__name__}.received_parts: define {type(self).__name__}.opened as well")
 
     def for_workers(self, workers: Workers) -> Scheme:
         """The scheme that these workers run, where it depends on their number; the same on all of them.
@@ -447,7 +485,7 @@ def split_ragged(buffer: np.ndarray) -> list[np.ndarray]:
         header = buffer[position : position + 8]
         length = int(header.copy().view("<i8")[0]) if len(header) == 8 else -1
         if not 0 <= length <= len(buffer) - position - 8:
-            raise ValueError(
+            raise CorruptPayloadError(
                 f"corrupt payload from worker {len(bodies)}: a length of {length} at byte {position}"
             )
         bodies.append(buffer[position + 8 : position + 8 + length])

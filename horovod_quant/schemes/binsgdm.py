@@ -21,6 +21,7 @@ from horovod_quant.schemes.base import (
     Collective,
     Decoded,
     Exchange,
+    Extent,
     Gradient,
     Scheme,
     Workers,
@@ -76,7 +77,7 @@ class BinSGDM(Scheme):
         for server in range(workers.size):
             low, high = chunks.bounds[server], chunks.bounds[server + 1]
             parts += _piece(words[low * ROW : high * ROW], broken[low:high], high - low, kernels)
-        splits = [_piece_words(chunks.tile_count(server)) for server in range(workers.size)]
+        splits = _splits(chunks)
 
         received = yield from checked(
             Alltoall(kernels.assemble(parts), splits, chunks.parts(4 * ROW)), workers
@@ -104,20 +105,35 @@ class BinSGDM(Scheme):
         sizes = [count / workers.size for count in chunks.parts(4 * ROW)]
         piece = kernels.assemble(_piece(served, own_flags, own_tiles, kernels))
         gathered = yield from checked(Allgather(piece, sizes, splits), workers)
+        return self.opened(gathered, [gradient.extent for gradient in gradients], workers, kernels)
 
+    def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
+        """The servers' bits and flags."""
+        return [(words, np.int32) for words in _splits(Chunks(elements, workers.size))]
+
+    def opened(
+        self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
+    ) -> Decoded:
+        elements = [extent.elements for extent in extents]
+        chunks = Chunks(elements, workers.size)
         counts = [chunks.tile_count(server) for server in range(workers.size)]
-        signs = kernels.concatenate([piece[: count * ROW] for piece, count in zip(gathered, counts)])
+        signs = kernels.concatenate([piece[: count * ROW] for piece, count in zip(received, counts)])
         all_flags = kernels.concatenate(
-            [kernels.unpack_flags(piece[count * ROW :], count) for piece, count in zip(gathered, counts)]
+            [kernels.unpack_flags(piece[count * ROW :], count) for piece, count in zip(received, counts)]
         )
-        tile_at = split_points([tiles(gradient.elements) for gradient in gradients])
+        tile_at = split_points([tiles(count) for count in elements])
 
         def write(i: int, factor: float, out: Any) -> Any:
             low, high = tile_at[i], tile_at[i + 1]
             values = kernels.decode_signs(signs[low * ROW : high * ROW], factor * workers.size, out)
             return kernels.with_nan_tiles(values, all_flags[low:high])
 
-        return Decoded(workers.size, write)
+        return Decoded(workers.size, write, received=received)
+
+
+def _splits(chunks: Chunks) -> list[int]:
+    """Lengths of the servers' pieces."""
+    return [_piece_words(chunks.tile_count(server)) for server in range(len(chunks.bounds) - 1)]
 
 
 def _piece_words(tile_count: int) -> int:

@@ -25,6 +25,7 @@ from horovod_quant.schemes.base import (
     Collective,
     Decoded,
     Exchange,
+    Extent,
     Gradient,
     Scheme,
     Workers,
@@ -34,7 +35,7 @@ from horovod_quant.schemes.base import (
     split_points,
     use_plain_ints,
 )
-from horovod_quant.schemes.chunks import Chunks
+from horovod_quant.schemes.chunks import Chunks, Segment
 from horovod_quant.schemes.qsgd import ALLGATHER, ALLTOALL, AUTO, Route
 from horovod_quant.schemes.registry import register
 
@@ -197,6 +198,23 @@ class EDEN(Scheme):
             return _exchange_all(gradients, workers, kernels, widths.bits)
         return _exchange_chunks(gradients, workers, kernels, widths)
 
+    def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
+        """All workers' steps, codes and scales, or the servers'."""
+        widths = self.widths(workers.size)
+        if widths.exchange == ALLGATHER:
+            coder = _Coder(None, widths.bits)
+            return [(sum(coder.length(count) for count in elements), np.int32)] * workers.size
+        coder, served = _Coder(None, widths.server_bits), _served(elements, workers)
+        return [(at[-1], np.int32) for at in coder.offsets(served)]
+
+    def opened(
+        self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
+    ) -> Decoded:
+        widths = self.widths(workers.size)
+        if widths.exchange == ALLGATHER:
+            return _opened_all(received, extents, _Coder(kernels, widths.bits))
+        return _opened_chunks(received, extents, workers, _Coder(kernels, widths.server_bits))
+
 
 def balanced(bits: int, workers: int) -> int:
     """What ``server_bits="auto"`` is."""
@@ -251,6 +269,10 @@ class _Coder(NamedTuple):
             (tiles(elements), np.float32, lambda out: scales.pop()),
         ]
 
+    def offsets(self, served: Sequence[Sequence[Segment]]) -> list[list[int]]:
+        """Where each server's segments are in its piece."""
+        return [split_points([self.length(segment.elements) for segment in own]) for own in served]
+
     def open(self, piece: Any, elements: int) -> tuple[Any, Any]:
         """The codes and scales at the beginning of a piece."""
         start = _step_words(elements)
@@ -300,10 +322,7 @@ def _exchange_all(gradients: Sequence[Gradient], workers: Workers, kernels: Any,
     # With signs that all workers share, one inverse rotation would do for the sum. But equal gradients would have equal
     # errors then, of which n times as much is left (with half of the energy in common 4% more at one bit, 2% at three),
     # and of two workers' exchange that would save no more than a quarter of the kernels' time.
-    # What decoding needs of the gradients, without their values, which are not to be kept.
-    sources = [(gradient.keys, gradient.start, gradient.elements) for gradient in gradients]
     lengths = [coder.length(gradient.elements) for gradient in gradients]
-    at = split_points(lengths)
 
     parts = []
     for gradient in gradients:
@@ -313,15 +332,26 @@ def _exchange_all(gradients: Sequence[Gradient], workers: Workers, kernels: Any,
         parts += coder.parts(gradient.elements, partial(_values, gradient), fill, key, gradient.start)
     payload = kernels.assemble([*parts, no_part(np.int32)])
     # An empty array does not tell how many there are.
-    known = None if at[-1] else [0] * workers.size
+    known = None if sum(lengths) else [0] * workers.size
     payloads = yield from checked(Allgather(payload, [4 * length for length in lengths], known), workers)
+    return _opened_all(payloads, [gradient.extent for gradient in gradients], coder)
+
+
+def _opened_all(payloads: Sequence[Any], extents: Sequence[Extent], coder: _Coder) -> Decoded:
+    at = split_points([coder.length(extent.elements) for extent in extents])
 
     def write(i: int, factor: float, out: Any) -> Any:
-        keys, start, elements = sources[i]
+        keys, elements, start = extents[i]
         pieces = [payload[at[i] : at[i + 1]] for payload in payloads]
         return coder.add(pieces, keys, factor, elements, out, start)
 
-    return Decoded(len(payloads), write)
+    return Decoded(len(payloads), write, received=payloads)
+
+
+def _served(elements: Sequence[int], workers: Workers) -> list[list[Segment]]:
+    """What each server serves."""
+    chunks = Chunks(elements, workers.size)
+    return [chunks.segments(server) for server in range(workers.size)]
 
 
 def _exchange_chunks(
@@ -329,12 +359,7 @@ def _exchange_chunks(
 ) -> Exchange:
     up, down = _Coder(kernels, widths.bits), _Coder(kernels, widths.server_bits)
     chains, starts = [g.keys for g in gradients], [g.start for g in gradients]
-    chunks = Chunks([g.elements for g in gradients], workers.size)
-    served = [chunks.segments(server) for server in range(workers.size)]
-
-    def offsets(coder: _Coder) -> list[list[int]]:
-        """Where each server's segments are in its piece."""
-        return [split_points([coder.length(segment.elements) for segment in own]) for own in served]
+    served = _served([g.elements for g in gradients], workers)
 
     def sizes(coder: _Coder) -> list[int]:
         """Bytes of each gradient's segments."""
@@ -351,7 +376,7 @@ def _exchange_chunks(
         values = partial(_values, gradients[i], segment.start, segment.stop)
         fill = partial(kernels.step_word, step)
         parts += up.parts(segment.elements, values, fill, key, starts[i] + segment.start)
-    piece_at = offsets(up)
+    piece_at = up.offsets(served)
     request = Alltoall(kernels.assemble([*parts, no_part(np.int32)]), [at[-1] for at in piece_at], sizes(up))
     received = yield from checked(request, workers)
 
@@ -365,38 +390,42 @@ def _exchange_chunks(
         step = pieces[0][:1]
         key = kernels.key_of_word(chains[i], "server", step)
         parts += down.parts(count, average, partial(_as_it_is, step), key, start)
-    piece_at = offsets(down)
     gathered = yield from checked(
         Allgather(
             kernels.assemble([*parts, no_part(np.int32)]),
             [size / workers.size for size in sizes(down)],
-            [at[-1] for at in piece_at],
+            [at[-1] for at in down.offsets(served)],
         ),
         workers,
     )
+    return _opened_chunks(gathered, [gradient.extent for gradient in gradients], workers, down)
 
+
+def _opened_chunks(
+    gathered: Sequence[Any], extents: Sequence[Extent], workers: Workers, coder: _Coder
+) -> Decoded:
+    kernels, served = coder.kernels, _served([extent.elements for extent in extents], workers)
     # Segments end where buckets do, so one after another they are what the whole gradient's codes would be.
-    words: list[list] = [[np.zeros(0, np.int32)] for _ in gradients]
-    scales: list[list] = [[np.zeros(0, np.float32)] for _ in gradients]
-    keys = [chain.key("server", 0) for chain in chains]
-    for own, starts_in_piece, piece in zip(served, piece_at, gathered):
-        for segment, at in zip(own, starts_in_piece):
-            codes, units = down.open(piece[at:], segment.elements)
+    words: list[list] = [[np.zeros(0, np.int32)] for _ in extents]
+    scales: list[list] = [[np.zeros(0, np.float32)] for _ in extents]
+    keys = [extent.keys.key("server", 0) for extent in extents]
+    for own, starts, piece in zip(served, coder.offsets(served), gathered):
+        for segment, at in zip(own, starts):
+            codes, units = coder.open(piece[at:], segment.elements)
             words[segment.gradient].append(codes)
             scales[segment.gradient].append(units)
-            keys[segment.gradient] = kernels.key_of_word(
-                chains[segment.gradient], "server", piece[at : at + 1]
-            )
+            chain = extents[segment.gradient].keys
+            keys[segment.gradient] = kernels.key_of_word(chain, "server", piece[at : at + 1])
 
     def write(i: int, factor: float, out: Any) -> Any:
         return kernels.decode_rotated(
             kernels.concatenate(words[i]),
             kernels.concatenate(scales[i]),
-            widths.server_bits,
+            coder.bits,
             keys[i],
             factor * workers.size,
             out,
-            starts[i],
+            extents[i].start,
         )
 
-    return Decoded(workers.size, write)
+    return Decoded(workers.size, write, received=gathered)

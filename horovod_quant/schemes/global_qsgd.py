@@ -30,6 +30,7 @@ from horovod_quant.schemes.base import (
     CustomAllreduce,
     Decoded,
     Exchange,
+    Extent,
     Gradient,
     Rounding,
     Scheme,
@@ -190,10 +191,9 @@ class GlobalQSGD(Scheme):
         norms = yield from self._global_norms(gradients, norm_at, workers, kernels, table)
         if self.levels == "uniform":
             return (yield from self._sum_uniform(gradients, norms, norm_at, workers, kernels, table))
-        per_gradient = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(gradients))]
         if workers.custom_reduction:
-            return (yield from self._reduce_exponential(gradients, per_gradient, workers, kernels))
-        return (yield from self._serve_exponential(gradients, per_gradient, workers, kernels))
+            return (yield from self._reduce_exponential(gradients, norms, norm_at, workers, kernels))
+        return (yield from self._serve_exponential(gradients, norms, norm_at, workers, kernels))
 
     def _global_norms(
         self, gradients: Sequence[Gradient], norm_at: list[int], workers: Workers, kernels: Any, table: Any
@@ -254,18 +254,55 @@ class GlobalQSGD(Scheme):
         words = kernels.assemble([*parts, (1, np.int32, _head_count)])
 
         words = yield from checked(Allreduce(words, "sum", _parts(word_at, 4)), workers)
+        return self.opened([norms, words], [each.extent for each in gradients], workers, kernels)
+
+    def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
+        """The norms, and the integers' sums with the head count, or the servers' codes.
+
+        None if rotated: the exact sums of buckets that are exchanged again have no codes.
+        """
+        if self.rotate:
+            return None
+        norms = (sum(buckets(count, self._bucket) for count in elements), np.float32)
+        if self.levels == "uniform":
+            return [norms, (sum(sum_words(count, self.bits) for count in elements) + 1, np.int32)]
+        return [norms, (32 * self.bits * sum(map(tiles, elements)), np.int32)]
+
+    def opened(
+        self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
+    ) -> Decoded:
+        norms, words = received
+        elements = [extent.elements for extent in extents]
+        norm_at = split_points([buckets(count, self._bucket) for count in elements])
+        scales = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(elements))]
+        if self.levels == "uniform":
+            return self._opened_sums(norms, scales, words, elements, workers, kernels)
+        word_at = split_points([32 * self.bits * tiles(count) for count in elements])
 
         def write(i: int, factor: float, out: Any) -> Any:
-            own, scale = words[word_at[i] : word_at[i + 1]], norms[norm_at[i] : norm_at[i + 1]]
-            return kernels.decode_uniform_sum(own, scale, self._bucket, levels, self.bits, factor, out)
+            own, total = words[word_at[i] : word_at[i + 1]], factor * workers.size
+            return kernels.decode_exponential([own], [scales[i]], self._bucket, self.bits, total, out)
+
+        return Decoded(workers.size, write, received=received)
+
+    def _opened_sums(
+        self, norms: Any, scales: list[Any], words: Any, elements: list[int], workers: Workers, kernels: Any
+    ) -> Decoded:
+        levels = self.levels_for(workers.size)
+        word_at = split_points([sum_words(count, self.bits) for count in elements])
+
+        def write(i: int, factor: float, out: Any) -> Any:
+            own = words[word_at[i] : word_at[i + 1]]
+            return kernels.decode_uniform_sum(own, scales[i], self._bucket, levels, self.bits, factor, out)
 
         def write_all(factor: float, outs: Sequence[Any]) -> None:
             kernels.decode_uniform_sum_each(words[:-1], norms, self._bucket, levels, self.bits, factor, outs)
 
-        return Decoded(words[-1], write, write_all=None if table is None else write_all)
+        at_once = write_all if hasattr(kernels, "Table") else None
+        return Decoded(words[-1], write, write_all=at_once, received=[norms, words])
 
     def _serve_exponential(
-        self, gradients: Sequence[Gradient], norms: list[np.ndarray], workers: Workers, kernels: Any
+        self, gradients: Sequence[Gradient], norms: Any, norm_at: list[int], workers: Workers, kernels: Any
     ):
         """Each worker averages one chunk of all workers' codes, rounds it again, and everybody gathers the chunks."""
         chunks = Chunks([gradient.elements for gradient in gradients], workers.size)
@@ -274,8 +311,9 @@ class GlobalQSGD(Scheme):
 
         def encode(i: int, out: Any) -> np.ndarray:
             key = worker_key(gradients[i], workers, self.rounding)
+            scale = norms[norm_at[i] : norm_at[i + 1]]
             return kernels.encode_exponential(
-                gradients[i].values, norms[i], self._bucket, self.bits, key, gradients[i].start, out
+                gradients[i].values, scale, self._bucket, self.bits, key, gradients[i].start, out
             )
 
         sent = kernels.assemble(
@@ -292,15 +330,7 @@ class GlobalQSGD(Scheme):
         del sent, received  # before the gathered chunks come
         parts = [count / workers.size for count in chunks.parts(4 * tile_words)]
         gathered = kernels.concatenate((yield from checked(Allgather(served, parts, splits), workers)))
-        tile_at = split_points([tiles(gradient.elements) for gradient in gradients])
-
-        def write(i: int, factor: float, out: Any) -> Any:
-            own = gathered[tile_at[i] * tile_words : tile_at[i + 1] * tile_words]
-            return kernels.decode_exponential(
-                [own], [norms[i]], self._bucket, self.bits, factor * workers.size, out
-            )
-
-        return Decoded(workers.size, write)
+        return self.opened([norms, gathered], [each.extent for each in gradients], workers, kernels)
 
     def _whole_tiles(self, elements: int, encode: Callable[[Any], Any]) -> list:
         """Parts: the codes of ``elements`` elements, then zeros up to whole tiles."""
@@ -341,7 +371,12 @@ class GlobalQSGD(Scheme):
         return kernels.assemble([*parts, no_part(np.int32)])
 
     def _reduce_exponential(
-        self, gradients: Sequence[Gradient], norms: list[np.ndarray], workers: Workers, kernels: Any
+        self,
+        gradients: Sequence[Gradient],
+        norms: np.ndarray,
+        norm_at: list[int],
+        workers: Workers,
+        kernels: Any,
     ):
         """The sum by a reduction that re-rounds pairwise: for transports with reductions of one's own (MPI).
 
@@ -352,11 +387,12 @@ class GlobalQSGD(Scheme):
             raise ValueError(f"{workers.size} workers are too many to reduce exponential levels pairwise")
         dtype = np.int8 if highest <= 127 else np.int16
         at = split_points([gradient.elements for gradient in gradients])
+        own_norms = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(gradients))]
         digits = np.empty(at[-1], dtype)
         for i, gradient in enumerate(gradients):
             key = worker_key(gradient, workers, self.rounding)
             digits[at[i] : at[i + 1]] = kernels.round_exponential(
-                gradient.values, norms[i], self._bucket, self.bits, key
+                gradient.values, own_norms[i], self._bucket, self.bits, key
             )
 
         def combine(left: np.ndarray, right: np.ndarray, low: int, high: int) -> np.ndarray:
@@ -373,7 +409,7 @@ class GlobalQSGD(Scheme):
 
         def write(i: int, factor: float, out: np.ndarray) -> np.ndarray:
             values = kernels.exponential_values(total[at[i] : at[i + 1]].astype(np.int32), self.bits)
-            scales = kernels.decoding_scales(norms[i], 1, factor)
+            scales = kernels.decoding_scales(own_norms[i], 1, factor)
             return store_float32(values * per_element(scales, self._bucket, len(out)), out)
 
         return Decoded(workers.size, write)

@@ -26,6 +26,7 @@ from horovod_quant.schemes.base import (
     Collective,
     Decoded,
     Exchange,
+    Extent,
     Gradient,
     Rounding,
     Scheme,
@@ -149,8 +150,32 @@ class GatheredScheme(Scheme):
             return self._exchange_fixed(gradients, workers, kernels)
         return self._exchange_elias(gradients, workers, kernels)
 
+    def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
+        """All workers' norms and codes, or the servers'."""
+        if self.exchange == AUTO:
+            return self.for_workers(workers).received_parts(elements, workers)
+        if self.exchange == ALLTOALL:
+            return [(at[-1], np.int32) for _, at in self._served(elements, workers)]
+        words = sum(self._length(count) for count in elements)
+        if self.coding == "fixed":
+            return [(words, np.int32)] * workers.size
+        streams = sum(len(_stream_bounds(count)) for count in elements)
+        return [(4 * words + 8 * streams, np.uint8)] * workers.size
+
+    def opened(
+        self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
+    ) -> Decoded:
+        if self.exchange == AUTO:
+            return self.for_workers(workers).opened(received, extents, workers, kernels)
+        elements = [extent.elements for extent in extents]
+        if self.exchange == ALLTOALL:
+            return self._opened_chunks(received, elements, workers, kernels)
+        if self.coding == "fixed":
+            return self._opened_fixed(received, elements, kernels)
+        return self._opened_elias(received, elements, kernels)
+
     def _exchange_fixed(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        _, norm_at, word_at = self._offsets(gradients)
+        norm_at, word_at = self._offsets([gradient.elements for gradient in gradients])
         norms: list[np.ndarray] = []
 
         def fill_norms(gradient: Gradient, out: Any) -> np.ndarray:
@@ -176,19 +201,21 @@ class GatheredScheme(Scheme):
         # An empty array does not tell how many there are.
         lengths = None if norm_at[-1] else [0] * workers.size
         payloads = yield from checked(Allgather(payload, sizes, lengths), workers)
+        return self.opened(payloads, [gradient.extent for gradient in gradients], workers, kernels)
+
+    def _opened_fixed(self, payloads: Sequence[Any], elements: Sequence[int], kernels: Any) -> Decoded:
+        norm_at, word_at = self._offsets(elements)
 
         def write(i: int, factor: float, out: Any) -> Any:
             all_words = [p[norm_at[-1] + word_at[i] : norm_at[-1] + word_at[i + 1]] for p in payloads]
             all_norms = [kernels.view(p[norm_at[i] : norm_at[i + 1]], np.float32) for p in payloads]
             return self.decode(kernels, all_words, all_norms, factor, out)
 
-        return Decoded(len(payloads), write)
+        return Decoded(len(payloads), write, received=payloads)
 
     def _exchange_chunks(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         elements = [gradient.elements for gradient in gradients]
-        chunks = Chunks(elements, workers.size, lcm(self.bucket_size, TILE))
-        served = [chunks.segments(server) for server in range(workers.size)]
-        offsets = [split_points([self._length(segment.elements) for segment in own]) for own in served]
+        served, offsets = zip(*self._served(elements, workers))
         splits = [at[-1] for at in offsets]
         sizes = [4 * self._length(count) for count in elements]
 
@@ -205,9 +232,19 @@ class GatheredScheme(Scheme):
         gathered = yield from checked(
             Allgather(kernels.assemble([*parts, no_part(np.int32)]), shares, splits), workers
         )
+        return self.opened(gathered, [gradient.extent for gradient in gradients], workers, kernels)
 
-        found: list[list] = [[] for _ in gradients]
-        for own, starts, piece in zip(served, offsets, gathered):
+    def _served(self, elements: Sequence[int], workers: Workers) -> list[tuple[Sequence[Segment], list[int]]]:
+        """What each server serves, and where it is in the pieces that go to it and come from it."""
+        chunks = Chunks(elements, workers.size, lcm(self.bucket_size, TILE))
+        served = [chunks.segments(server) for server in range(workers.size)]
+        return [(own, split_points([self._length(segment.elements) for segment in own])) for own in served]
+
+    def _opened_chunks(
+        self, gathered: Sequence[Any], elements: Sequence[int], workers: Workers, kernels: Any
+    ) -> Decoded:
+        found: list[list] = [[] for _ in elements]
+        for (own, starts), piece in zip(self._served(elements, workers), gathered):
             for segment, at in zip(own, starts):
                 found[segment.gradient].append(self._open(piece[at:], segment.elements, kernels))
 
@@ -216,7 +253,7 @@ class GatheredScheme(Scheme):
             words = kernels.concatenate([np.zeros(0, np.int32), *(own for _, own in found[i])])
             return self.decode(kernels, [words], [norms], factor * workers.size, out)
 
-        return Decoded(workers.size, write)
+        return Decoded(workers.size, write, received=gathered)
 
     def _own_parts(
         self,
@@ -272,26 +309,24 @@ class GatheredScheme(Scheme):
         return kernels.view(piece[:norm_count], np.float32), piece[norm_count : self._length(elements)]
 
     def _exchange_elias(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        code = "omega" if self.coding == "elias-omega" else "gamma"
-        norm_counts, norm_at, _ = self._offsets(gradients)
-        stream_at = split_points([len(_stream_bounds(gradient.elements)) for gradient in gradients])
+        bodies = yield from checked(self._elias_request(gradients, workers, kernels), workers)
+        return self.opened(bodies, [gradient.extent for gradient in gradients], workers, kernels)
 
-        bodies = yield from checked(self._elias_request(gradients, workers, kernels, code), workers)
-
+    def _opened_elias(self, bodies: Sequence[Any], elements: Sequence[int], kernels: Any) -> Decoded:
+        norm_at, _ = self._offsets(elements)
+        stream_at = split_points([len(_stream_bounds(count)) for count in elements])
         opened = [_open_body(other, norm_at[-1], stream_at[-1]) for other in bodies]
 
         def write(i: int, factor: float, out: np.ndarray) -> np.ndarray:
             own = slice(stream_at[i], stream_at[i + 1])
-            words = [self._elias_words(kernels, streams[own], len(out), code) for _, streams in opened]
+            words = [self._elias_words(kernels, streams[own], len(out)) for _, streams in opened]
             all_norms = [other_norms[norm_at[i] : norm_at[i + 1]] for other_norms, _ in opened]
             return self.decode(kernels, words, all_norms, factor, out)
 
-        return Decoded(len(bodies), write)
+        return Decoded(len(bodies), write, received=bodies)
 
-    def _elias_request(
-        self, gradients: Sequence[Gradient], workers: Workers, kernels: Any, code: str
-    ) -> Allgather:
-        norm_counts, norm_at, _ = self._offsets(gradients)
+    def _elias_request(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Allgather:
+        norm_at, _ = self._offsets([gradient.elements for gradient in gradients])
         norms = np.empty(norm_at[-1], np.float32)
         streams: list[list[np.ndarray]] = []
         for i, gradient in enumerate(gradients):
@@ -299,29 +334,28 @@ class GatheredScheme(Scheme):
             own[...] = self.norms(kernels, gradient.values, own)
             key = worker_key(gradient, workers, self.rounding)
             words = self.encode(kernels, gradient.values, own, key, gradient.start)
-            streams.append(self._elias_streams(kernels, words, gradient.elements, code))
+            streams.append(self._elias_streams(kernels, words, gradient.elements))
             del words  # before the next tensor's are made
         lengths = np.array([len(stream) for own in streams for stream in own], "<i8")
         parts = [
-            4 * count + sum(8 + len(stream) for stream in own) for count, own in zip(norm_counts, streams)
+            4 * (norm_at[i + 1] - norm_at[i]) + sum(8 + len(stream) for stream in own)
+            for i, own in enumerate(streams)
         ]
         payload = ragged_payload(
             lengths.view(np.uint8), norms.view(np.uint8), *(stream for own in streams for stream in own)
         )
         return Allgather(payload, parts, ragged=True)
 
-    def _elias_streams(self, kernels: Any, words: np.ndarray, elements: int, code: str) -> list[np.ndarray]:
+    def _elias_streams(self, kernels: Any, words: np.ndarray, elements: int) -> list[np.ndarray]:
         """A tensor's streams, each of whole tiles; packed codes themselves where a stream would not be shorter."""
         streams = []
         for start, stop in _stream_bounds(elements):
             own = words[code_words(start, self.bits) : code_words(stop, self.bits)]
-            stream = kernels.elias_encode_codes(own, self.bits, stop - start, code, own.nbytes)
+            stream = kernels.elias_encode_codes(own, self.bits, stop - start, self._code, own.nbytes)
             streams.append(own.view(np.uint8) if stream is None else stream)
         return streams
 
-    def _elias_words(
-        self, kernels: Any, streams: Sequence[np.ndarray], elements: int, code: str
-    ) -> np.ndarray:
+    def _elias_words(self, kernels: Any, streams: Sequence[np.ndarray], elements: int) -> np.ndarray:
         """Undoes `_elias_streams`."""
         words = np.empty(code_words(elements, self.bits), np.int32)
         for stream, (start, stop) in zip(streams, _stream_bounds(elements)):
@@ -329,13 +363,18 @@ class GatheredScheme(Scheme):
             if len(stream) == own.nbytes:
                 own.view(np.uint8)[...] = stream
             else:
-                kernels.elias_decode_codes(stream, stop - start, self.bits, code, own)
+                kernels.elias_decode_codes(stream, stop - start, self.bits, self._code, own)
         return words
 
-    def _offsets(self, gradients: Sequence[Gradient]) -> tuple[list[int], list[int], list[int]]:
-        norm_counts = [buckets(gradient.elements, self.bucket_size) for gradient in gradients]
-        word_counts = [code_words(gradient.elements, self.bits) for gradient in gradients]
-        return norm_counts, split_points(norm_counts), split_points(word_counts)
+    @property
+    def _code(self) -> str:
+        """The Elias code's name among the kernels."""
+        return "omega" if self.coding == "elias-omega" else "gamma"
+
+    def _offsets(self, elements: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Where each gradient's norms, and codes, begin among those of all."""
+        norms = split_points([buckets(count, self.bucket_size) for count in elements])
+        return norms, split_points([code_words(count, self.bits) for count in elements])
 
     def encode(self, kernels, values, norms, key, start=0, out=None) -> np.ndarray:
         raise TypeError(f"{type(self).__name__} defines no levels")

@@ -40,6 +40,8 @@ class Compressor(_compressor.Compressor):
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
 
@@ -59,6 +61,7 @@ class Compressor(_compressor.Compressor):
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
     ) -> None: ...
@@ -92,6 +95,8 @@ class QSGD(Compressor):
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
 
@@ -115,6 +120,7 @@ class QSGD(Compressor):
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
     ) -> None: ...
@@ -146,6 +152,8 @@ class NUQSGD(Compressor):
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
 
@@ -169,6 +177,7 @@ class NUQSGD(Compressor):
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
     ) -> None: ...
@@ -206,6 +215,8 @@ class GlobalQSGD(Compressor):
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
 
@@ -229,6 +240,7 @@ class GlobalQSGD(Compressor):
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
     ) -> None: ...
@@ -276,6 +288,8 @@ class EDEN(Compressor):
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
 
@@ -297,6 +311,7 @@ class EDEN(Compressor):
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
     ) -> None: ...
@@ -331,6 +346,8 @@ class BinSGDM(Compressor):
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
         optimizer: the optimizer, for ``hvd.DistributedGradientTape``, which does not know it;
@@ -348,6 +365,7 @@ class BinSGDM(Compressor):
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
         optimizer: Any = None,

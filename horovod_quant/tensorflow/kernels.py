@@ -595,6 +595,11 @@ def to_float32(x: tf.Tensor, out: None = None) -> tf.Tensor:
     return tf.bitcast(_bits(x), tf.float32)
 
 
+def to_float16(x: tf.Tensor, out: None = None) -> tf.Tensor:
+    _no_buffer(out)
+    return _stored(_wide(x), tf.float16)
+
+
 def mean(arrays: Sequence[tf.Tensor]) -> tf.Tensor:
     # Between two additions stands a rounding, so that Grappler does not join them.
     total = functools.reduce(
@@ -730,6 +735,14 @@ def concatenate(arrays: Sequence[Any]) -> tf.Tensor:
 
 def target(elements: int) -> tf.TensorSpec:
     return tf.TensorSpec([elements], tf.float32)
+
+
+def decode_parts(
+    out: tf.TensorSpec, parts: Sequence[tuple[int, Callable[[tf.TensorSpec], Any]]]
+) -> tf.Tensor:
+    """What each part's ``write`` returns, one after another."""
+    written = [write(tf.TensorSpec([length], out.dtype)) for length, write in parts]
+    return concatenate([tf.zeros([0], out.dtype), *written])
 
 
 def view(array: Any, dtype: Any) -> tf.Tensor:

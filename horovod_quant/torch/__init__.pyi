@@ -38,6 +38,8 @@ class Compressor(_compressor.Compressor):
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
@@ -58,6 +60,7 @@ class Compressor(_compressor.Compressor):
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
     ) -> None: ...
@@ -85,6 +88,8 @@ class Auto(_auto.Auto):
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
@@ -106,6 +111,7 @@ class Auto(_auto.Auto):
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
         methods: Iterable[str] | None = None,
@@ -139,6 +145,8 @@ class QSGD(Compressor):
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
@@ -163,6 +171,7 @@ class QSGD(Compressor):
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
     ) -> None: ...
@@ -192,6 +201,8 @@ class NUQSGD(Compressor):
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
@@ -216,6 +227,7 @@ class NUQSGD(Compressor):
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
     ) -> None: ...
@@ -251,6 +263,8 @@ class GlobalQSGD(Compressor):
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
@@ -275,6 +289,7 @@ class GlobalQSGD(Compressor):
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
     ) -> None: ...
@@ -320,6 +335,8 @@ class EDEN(Compressor):
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
@@ -342,6 +359,7 @@ class EDEN(Compressor):
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
     ) -> None: ...
@@ -372,6 +390,8 @@ class BinSGDM(Compressor):
         hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
             hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
             whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
+            ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
@@ -388,6 +408,7 @@ class BinSGDM(Compressor):
         named_parameters: Iterable[tuple[str, Any]] | None = None,
         process_set: Any = None,
         hierarchical: bool | int = False,
+        inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
     ) -> None: ...

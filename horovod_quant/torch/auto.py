@@ -260,8 +260,9 @@ class Auto(Compressor):
 
     def _methods_for(self, workers: Workers, hierarchical: bool) -> Sequence[Candidate]:
         if self.methods is not None:
-            return candidates.named(self.methods, workers, hierarchical)
-        return candidates.find(self.max_error, workers, hierarchical, candidates.usable(), self._on_device)
+            return candidates.named(self.methods, workers, hierarchical, self.inside)
+        usable = candidates.usable()
+        return candidates.find(self.max_error, workers, hierarchical, usable, self._on_device, self.inside)
 
     def policy_for(self, candidate: Candidate) -> Policy | None:
         """What chooses a gradient's scheme in a candidate's turn; None where Horovod reduces all."""

@@ -15,11 +15,11 @@ from horovod_quant import methods
 from horovod_quant.analysis import curves
 from horovod_quant.analysis.advice import LEAST_SPEED_UP, MOST_ERROR, choices, compare, considered
 from horovod_quant.analysis.assumptions import assumptions
-from horovod_quant.analysis.cost_model import Setting
+from horovod_quant.analysis.cost_model import CARRIER_BYTES, Setting, exchange_cost
 from horovod_quant.analysis.network import Network
 from horovod_quant.analysis.recommendation import AS_FAST, FEW, best_few, fallen_out, is_fine, recommend
 from horovod_quant.analysis.steps import Step
-from horovod_quant.schemes import QSGD, registry
+from horovod_quant.schemes import QSGD, BinSGDM, Hierarchical, registry
 
 NAMES = ["fp16", "global-qsgd-8", "global-qsgd-4", "qsgdinf-4", "qsgdinf-2", "nuqsgd-4", "binsgdm"]
 STEP = Step(0.1)
@@ -172,6 +172,21 @@ def test_every_family_of_the_registry_is_considered_with_the_bits_that_fit() -> 
     assert widths == ["global-qsgd-9", "global-qsgd-10", "global-qsgd-11", "global-qsgd-12"]
     assert "eden-3" in found
     assert not any(name.endswith("hierarchical") for name in found)
+
+
+@pytest.mark.parametrize(("inside", "bits"), [("float32", 32), ("float16", 16), (8, 8 + 32 / 256)])
+def test_what_travels_inside_a_host(inside, bits: float) -> None:
+    """2 hosts of 4 send each bit inside to 3 of 4, and on the way out the same."""
+    *_, nested = choices(["binsgdm"], True, inside)
+    assert nested.name == "binsgdm hierarchical"
+    assert nested.method == Hierarchical(BinSGDM(), inside)
+    option = "" if inside == "float32" else f", inside={inside!r}"
+    assert nested.code == f"hvq.BinSGDM(hierarchical=True{option})"
+    network = wires(2, 4)
+    elements, carriers = 8 * 2**20, 2 * 7 / 8 * CARRIER_BYTES * len(LAYERS)
+    found = exchange_cost(nested.method, Setting(LAYERS, network, SPEEDS))
+    expected = 3 / 4 * elements * (bits + 1) / 8 + elements / 8 / 4 + carriers
+    assert found.bytes_sent == pytest.approx(expected, rel=0.01)
 
 
 def test_hierarchical_exchanges_are_considered_where_a_host_has_several_workers() -> None:

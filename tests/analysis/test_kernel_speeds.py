@@ -50,10 +50,11 @@ def test_measuring_takes_whole_tiles_for_four_workers() -> None:
 
 
 def test_hierarchical_exchanges_are_measured_too() -> None:
-    schemes = [Hierarchical(GlobalQSGD(8)), Hierarchical(BinSGDM())]
+    schemes = [Hierarchical(GlobalQSGD(8)), Hierarchical(BinSGDM()), Hierarchical(QSGD(4))]
     speeds = measure_kernels(schemes, elements=2**15, seconds=0.1)
     for scheme in schemes:
-        assert exchange_cost(scheme, Setting(MODELS["tiny"], Network(4, 8), speeds)).kernels > 0
+        for hosts in (4, 16):
+            assert exchange_cost(scheme, Setting(MODELS["tiny"], Network(hosts, 8), speeds)).kernels > 0
 
 
 def test_progress_is_told() -> None:

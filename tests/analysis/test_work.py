@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from helpers import SCHEMES, used_states
+from helpers import SCHEMES, owned_states, used_states
 from literature import LITERATURE
 
 from horovod_quant import simulator
 from horovod_quant.analysis.kernel_speeds import measure_kernels
 from horovod_quant.analysis.work import Call, work_of
 from horovod_quant.schemes import EDEN, QSGD, BinSGDM, GlobalQSGD, Hierarchical
-from horovod_quant.schemes.base import Allgather, Collective, Decoded, Scheme
+from horovod_quant.schemes.base import LOCAL, Allgather, Collective, Decoded, Scheme, Workers
 from horovod_quant.traffic import sent_bytes
 
 FIXED = {
@@ -125,7 +125,9 @@ def test_another_packages_scheme_is_modelled_and_measured() -> None:
 
 
 def test_a_hierarchical_exchange_by_hand() -> None:
-    """2 hosts of 4: float32 inside, an eighth ... of the integers between; each request in its group."""
+    """2 hosts of 4: float32 on the way in, a quarter of the integers between, and all of them, with norms and head
+    counts, on the way out; each request in its group.
+    """
     stages, decode = work_of(Hierarchical(GlobalQSGD(8)), [4 * 4096], 8, 4)
     assert [(type(asked).__name__, asked.group) for _, asked in stages] == [
         ("Alltoall", "local"),
@@ -133,9 +135,27 @@ def test_a_hierarchical_exchange_by_hand() -> None:
         ("Allreduce", "cross"),
         ("Allgather", "local"),
     ]
-    assert [sum(asked.parts) for _, asked in stages] == [4 * 4 * 4096, 4 * 4, 4096, 4 * 4096]
+    assert [sum(asked.parts) for _, asked in stages] == [4 * 4 * 4096, 4 * 4, 4096, 4096 + 4 * 4 + 4]
     assert Call("mean", 0, 4096, 4) in stages[1][0]
+    assert decode == [Call("decode_uniform_sum", 8, 4 * 4096)]
+    stages, decode = work_of(Hierarchical(QSGD(4)), [4 * 4096], 32, 4)
+    assert [sum(asked.parts) for _, asked in stages[2:]] == [4 * 4096]
+    assert Call("decode_uniform_codes", 4, 4096, 8) in stages[2][0]
     assert decode == [Call("scale", 0, 4 * 4096)]
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_bytes_inside_a_host_are_those_of_the_simulator(name: str) -> None:
+    lengths, size, local_size = [3000, 1, 0, 1024, 5000], 4, 2
+    scheme = Hierarchical(FIXED[name])
+    gradients = [[np.ones(length, np.float32) for length in lengths] for _ in range(size)]
+    workers = [Workers(rank, size, local_size=local_size) for rank in range(size)]
+    states = [owned_states(scheme, own, worker) for own, worker in zip(gradients, workers)]
+    simulated = simulator.run(scheme, gradients, states=states, local_size=local_size).bytes_sent
+    for _, asked in work_of(scheme, lengths, size, local_size).stages:
+        if asked.group == LOCAL:
+            kind = f"local {type(asked).__name__.lower()}"
+            assert sum(sent_bytes(asked, local_size)) == pytest.approx(simulated[kind])
 
 
 def test_hierarchical_on_hosts_of_one_worker_is_flat() -> None:

@@ -193,6 +193,7 @@ def test_norms_of_a_bucket_that_is_larger_than_any_tensor(count: int) -> None:
 def test_every_short_float(dtype: Any) -> None:
     every = np.arange(65536, dtype=np.uint32).astype(np.uint16).view(dtype)
     assert_same("to_float32", every, np.zeros(65536, np.float32))
+    assert_same("to_float16", every, np.zeros(65536, np.float16))
     assert_same("bucket_maxima", every, 32)
     if ON_GPU:
         assert_same("bucket_square_sums", every, 32)
@@ -465,6 +466,7 @@ def test_conversions(dtype: Any) -> None:
     for count in (0, 1, 4097):
         x = make_input(count, 32, 0, count, dtype, "max", 0.2).x
         assert_same("to_float32", x, np.zeros(count, np.float32))
+        assert_same("to_float16", x, np.zeros(count, np.float16))
         values = np.random.default_rng(count).standard_normal(count).astype(np.float32)
         for factor in (1 / 3, 1e-40, 1e38):
             assert_same(
@@ -679,6 +681,10 @@ EXCHANGES = {
     "hierarchical-terngrad": (Hierarchical(LITERATURE["terngrad"]), 4, 2),
     "hierarchical": (Hierarchical(SCHEMES["global-max"]), 4, 2),
     "hierarchical-binsgdm": (Hierarchical(SCHEMES["binsgdm"]), 4, 2),
+    "inside-float16": (Hierarchical(SCHEMES["global-max"], "float16"), 4, 2),
+    "inside-8": (Hierarchical(SCHEMES["qsgd"], 8), 4, 2),
+    "hierarchical-eden": (Hierarchical(SCHEMES["eden-alltoall"]), 6, 2),
+    "hierarchical-exponential": (Hierarchical(SCHEMES["exponential-max"]), 4, 2),
     "one-node": (Hierarchical(SCHEMES["global-max"]), 2, 2),
 }
 FEW_EXCHANGES = [

@@ -73,6 +73,7 @@ def call_everything() -> None:
     for dtype in arguments.KINDS:
         typed = x.to(dtype)
         kernels.to_float32(typed, None)
+        kernels.to_float16(typed, None)
         kernels.scale([x], 2.0, typed)
 
 

@@ -360,6 +360,7 @@ TORCH_HIERARCHICAL = Table(
             [],
             [
                 "a_tensor_smaller_than_the_node",
+                "what_travels_inside",
                 "auto_between_nodes",
                 "nodes_of_one_worker",
                 "nodes_that_do_not_fit",
@@ -410,7 +411,7 @@ OF_BINSGDM = [
     "the_state_of_binsgdm_is_gathered_saved_and_loaded",
     "the_state_of_binsgdm_survives_the_broadcast",
 ]
-NOT_OF_BINSGDM = ["a_tensor_smaller_than_the_node", "dynamic_shapes"]
+NOT_OF_BINSGDM = ["a_tensor_smaller_than_the_node", "what_travels_inside", "dynamic_shapes"]
 TF_HIERARCHICAL = Table(
     [
         Part(OTHERS, NOT_OF_BINSGDM),

@@ -65,6 +65,17 @@ def a_tensor_smaller_than_the_node(make: Make) -> None:
             assert_bits_equal(function(tf.constant(given)).numpy(), expected, "small")
 
 
+def what_travels_inside(make: Make) -> None:
+    for inside in taken("float16", 8):
+        compressor, name = make(inside=inside), f"inside.{inside}"
+        oracle = Oracle(compressor)
+        reduce = functools.partial(hvd.allreduce, name=name, compression=compressor)
+        for function in (reduce, tf.function(reduce)):
+            given = rank_data(5000)
+            expected = oracle.expected(gather_objects({name: given}), name, 1 / hvd.size())
+            assert_bits_equal(function(tf.constant(given)).numpy(), expected, name)
+
+
 def dynamic_shapes(make: Make) -> None:
     """One trace serves gradients of any length, among them one that few workers own a part of."""
     compressor = make()

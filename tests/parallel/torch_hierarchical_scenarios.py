@@ -58,6 +58,12 @@ def a_tensor_smaller_than_the_node() -> None:
             train_and_compare(compressor, model=model, loss=_small_loss, steps=2)
 
 
+def what_travels_inside() -> None:
+    for inside in ("float16", 8):
+        for make in METHODS.values():
+            train_and_compare(make(hierarchical=HIERARCHICAL, inside=inside), steps=2)
+
+
 def auto_between_nodes() -> None:
     """A whole trial of it; every method that it tries is hierarchical."""
     auto, model = hvq.Auto(methods=["qsgdinf-4"], hierarchical=HIERARCHICAL), net()

@@ -54,6 +54,8 @@ def settings() -> Iterator[tuple[str, Setting]]:
     yield "global-qsgd-split-sums", Setting(GlobalQSGD(8), splits_sums=True)
     for name, scheme in (("qsgd", QSGD(4)), ("binsgdm", BinSGDM())):
         yield f"{name}-swaps", Setting(Hierarchical(scheme), local_size=2, swaps=True)
+    for inside in ("float16", 8):
+        yield f"qsgd-inside-{inside}", Setting(Hierarchical(QSGD(4), inside), local_size=2)
     yield "global-qsgd-exp-reduced", Setting(GlobalQSGD(4, levels="exponential"), custom_reduction=True)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -16,12 +18,14 @@ from helpers import (
     simulate,
     used_states,
 )
+from literature import ScaledSign
 
 from horovod_quant import simulator
 from horovod_quant.kernels import reference
+from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.policy import Policy
-from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
-from horovod_quant.schemes.base import CROSS, LOCAL, BinaryState, Scheme, Workers
+from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes.base import CROSS, LOCAL, BinaryState, Decoded, Exchange, Scheme, Workers
 from horovod_quant.schemes.chunks import owned_range
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
@@ -176,6 +180,91 @@ def test_fewer_summands_have_more_levels() -> None:
         simulate(Hierarchical(GlobalQSGD(4)), gradients, local_size=4)
 
 
+def returned_bits(scheme: Any, nodes: int) -> float:
+    """Of an element, as docs/hierarchical.md has it."""
+    if isinstance(scheme, BinSGDM):
+        return 1 + 1 / 1024
+    if isinstance(scheme, EDEN):
+        widths = scheme.widths(nodes)
+        gathered = widths.exchange == "allgather"
+        return nodes * (widths.bits + 32 / 1024) if gathered else widths.server_bits + 32 / 1024
+    if isinstance(scheme, GlobalQSGD):
+        width = 32 / (32 // scheme.bits) if scheme.levels == "uniform" else scheme.bits
+        return 32 if scheme.rotate else width + 32 / scheme.bucket_size
+    own = scheme.bits + 32 / scheme.bucket_size
+    return own if scheme.exchange == "alltoall" else nodes * own
+
+
+@every_scheme
+@every_layout
+def test_bytes_inside_a_node(scheme: Any, size: int, local_size: int) -> None:
+    elements, nodes = 3072 * 48, size // local_size
+    result = simulate(
+        Hierarchical(scheme), [gaussian(w, elements) for w in range(size)], local_size=local_size
+    )
+    inside = (local_size - 1) / local_size * elements / 8
+    assert result.bytes_sent["local alltoall"] == 32 * inside
+    found, bits = result.bytes_sent["local allgather"], returned_bits(scheme, nodes)
+    assert bits <= 32
+    if getattr(scheme, "coding", "fixed") == "fixed":
+        assert found == pytest.approx(bits * inside, rel=2e-3)
+    else:
+        assert 0.3 * bits * inside < found <= bits * inside + 8 * 3 * nodes * local_size
+
+
+@pytest.mark.parametrize(
+    ("scheme", "most"),
+    [(QSGD(4), 7), (QSGD(4, coding="elias"), 7), (QSGD(2), 15), (EDEN(4, exchange="allgather"), 7)],
+    ids=str,
+)
+def test_averages_return_where_they_have_no_more_bytes(scheme: Scheme, most: int) -> None:
+    elements = 20 * 1024
+    for nodes in (most, most + 1):
+        workers = Workers(0, 2 * nodes, local_size=2)
+        last = Hierarchical(scheme).for_workers(workers).collectives[-1]
+        groups = [gaussian(rank, elements) for rank in range(2 * nodes)]
+        result = simulate(Hierarchical(scheme), groups, local_size=2)
+        expected = simulate(scheme, [own[0] for own in node_means([[g] for g in groups], 2)])
+        assert all(same_bits(own[0], expected.decoded[0][0]) for own in result.decoded)
+        if nodes > most:
+            assert last.dtype == "float32"
+            assert result.bytes_sent["local allgather"] == 2 * elements
+        else:
+            assert last.dtype == ("int32" if getattr(scheme, "coding", "fixed") == "fixed" else "uint8")
+            assert result.bytes_sent["local allgather"] < 2 * elements
+
+
+@pytest.mark.parametrize("local_size", [2, 4])
+def test_a_scheme_that_cannot_decode_elsewhere_returns_averages(local_size: int) -> None:
+    scheme, groups = Hierarchical(ScaledSign()), groups_of(4)
+    assert scheme.for_workers(Workers(0, 4, local_size=local_size)).collectives[-1].dtype == "float32"
+    result = simulate(scheme, groups, local_size=local_size)
+    flat = node_means(groups, local_size)
+    expected = simulate(ScaledSign(), flat).decoded[0] if local_size < 4 else flat[0]
+    assert all(all(map(same_bits, own, expected)) for own in result.decoded)
+
+
+@dataclass(frozen=True)
+class Promising(QSGD):
+    """Says what it receives, and gives something else."""
+
+    given: int | None = None
+
+    def begin(self, gradients: Sequence[Any], workers: Workers, kernels: Any) -> Exchange:
+        found: Decoded = yield from super().begin(gradients, workers, kernels)
+        assert found.received is not None
+        return found._replace(received=None if self.given is None else found.received[: self.given])
+
+
+@pytest.mark.parametrize(("given", "returned"), [(None, "none"), (1, "1")])
+def test_what_a_scheme_has_received_is_what_it_promises(given: int | None, returned: str) -> None:
+    groups = [gaussian(rank, 3000) for rank in range(4)]
+    with pytest.raises(
+        TypeError, match=f"received_parts promises 2 arrays, and begin has returned {returned};"
+    ):
+        simulate(Hierarchical(Promising(given=given)), groups, local_size=2)
+
+
 @pytest.mark.parametrize(
     ("scheme", "bits"), [(BinSGDM(), 1 + 1 / 1024), (GlobalQSGD(8), 8 + 32 / 1024)], ids=["binsgdm", "global"]
 )
@@ -186,9 +275,151 @@ def test_bytes_are_those_of_the_cost_table(scheme: Scheme, bits: float, size: in
     sent = result.bytes_sent
     between = sum(count for name, count in sent.items() if name.startswith("cross"))
     assert between * local_size == pytest.approx(2 * (nodes - 1) / nodes * bits * elements / 8, rel=1e-3)
-    inside = (local_size - 1) / local_size * 4 * elements
-    assert sent["local alltoall"] == inside
-    assert sent["local allgather"] == pytest.approx(inside, rel=1e-6)
+    inside = (local_size - 1) / local_size * elements
+    assert sent["local alltoall"] == 4 * inside
+    assert sent["local allgather"] == pytest.approx(bits / 8 * inside, rel=1e-3)
+
+
+# ---- what travels to the owners
+
+
+def as_codes(groups: list, local_size: int, seed: int, step: int) -> list:
+    """What 8 bits make of the workers' gradients."""
+    found = []
+    for rank, own in enumerate(groups):
+        node, place = divmod(rank, local_size)
+        found.append([])
+        for i, x in enumerate(own):
+            key = KeyChain(seed, str(i)).joint(f"inside {node}", step, place, local_size)
+            norms = reference.bucket_maxima(x, 256)
+            words = reference.encode_uniform_codes(x, norms, 256, 8, key)
+            found[-1].append((words, norms))
+    return found
+
+
+@every_scheme
+@every_layout
+def test_8_bits_are_the_flat_exchange_of_the_codes_means(scheme: Scheme, size: int, local_size: int) -> None:
+    groups = groups_of(size)
+    result = simulate(Hierarchical(scheme, 8), groups, local_size=local_size, seed=3, step=7)
+    codes = as_codes(groups, local_size, 3, 7)
+    means = [
+        [
+            reference.decode_uniform_codes(*zip(*same), 256, 8, 1 / local_size, np.empty(d, np.float32))
+            for d, same in zip(MANY_LENGTHS, zip(*codes[first : first + local_size]))
+        ]
+        for first in range(0, size, local_size)
+    ]
+    expected = simulate(scheme, means, seed=3, step=7)
+    for own in result.decoded:
+        assert all(map(same_bits, own, expected.decoded[0]))
+
+
+@every_scheme
+def test_float16_is_the_flat_exchange_of_the_rounded_means(scheme: Scheme) -> None:
+    groups = groups_of(4)
+    result = simulate(Hierarchical(scheme, "float16"), groups, local_size=2, seed=3)
+    rounded = [[x.astype(np.float16).astype(np.float32) for x in own] for own in groups]
+    expected = simulate(scheme, node_means(rounded, 2), seed=3)
+    for own in result.decoded:
+        assert all(map(same_bits, own, expected.decoded[0]))
+
+
+@pytest.mark.parametrize("inside", ["float16", 8])
+@pytest.mark.parametrize("scheme", [QSGD(4), BinSGDM()], ids=["qsgd", "binsgdm"])
+def test_both_backends_send_the_same_inside(scheme: Scheme, inside: Any) -> None:
+    groups = groups_of(4)
+    workers = [Workers(rank, 4, local_size=2) for rank in range(4)]
+    nested = Hierarchical(scheme, inside)
+    found = []
+    for backend in ("numpy", "native"):
+        states = [owned_states(nested, groups[worker.rank], worker) for worker in workers]
+        states = [[BinaryState(m.copy(), s.copy(), beta) for m, s, beta in own] for own in states]
+        found.append(simulator.run(nested, groups, kernels=backend, local_size=2, states=states).decoded[3])
+    assert all(map(same_bits, *found))
+
+
+@pytest.mark.parametrize(("inside", "bits"), [("float32", 32), ("float16", 16), (8, 8 + 32 / 256)])
+@pytest.mark.parametrize("local_size", [2, 4])
+def test_bytes_on_the_way_in(inside: Any, bits: float, local_size: int) -> None:
+    elements = 1024 * 32
+    scheme = Hierarchical(GlobalQSGD(8), inside)
+    sent = simulate(scheme, [gaussian(w, elements) for w in range(8)], local_size=local_size).bytes_sent
+    assert sent["local alltoall"] == (local_size - 1) / local_size * bits / 8 * elements
+    first = scheme.collectives[0]
+    assert first.dtype == {"float32": "float32", "float16": "float16", 8: "int32"}[inside]
+
+
+def test_8_bits_are_unbiased() -> None:
+    copies, workers = 3000, [gaussian(worker, 256) for worker in range(2)]
+    result = simulate(Hierarchical(QSGD(4), 8), [np.tile(g, copies) for g in workers], local_size=2)
+    reach = 2 * float(max(np.abs(g).max() for g in workers)) / 127
+    expected = np.mean(np.array(workers, np.float64), axis=0)
+    assert_unbiased(result.decoded[0][0].reshape(copies, 256), expected, reach, reach * 2.0**-14)
+
+
+@pytest.mark.parametrize("inside", ["float32", "float16", 8])
+def test_the_error_is_as_stated(inside: Any) -> None:
+    gradients = [gaussian(worker, 2**18) for worker in range(4)]
+    exact = Hierarchical(QSGD(12), inside)
+    stated = exact.relative_error(4, 2)
+    assert stated is not None
+    assert simulate(exact, gradients, local_size=2).error ** 0.5 == pytest.approx(stated, rel=0.1)
+
+
+def test_nodes_draw_different_numbers() -> None:
+    x = gaussian(0, 2048)
+    both = simulate(Hierarchical(QSGD(16), 8), [x] * 4, local_size=2)
+    codes = as_codes([[x]] * 4, 2, 0, 0)
+    assert not same_bits(codes[0][0][0], codes[2][0][0])
+    assert both.error > 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 65520.0, 1e5])
+def test_what_float16_does_not_hold_is_nan_in_its_bucket(value: float) -> None:
+    groups = [[gaussian(worker, 5000)] for worker in range(4)]
+    clean = simulate(Hierarchical(QSGD(4), "float16"), groups, local_size=2).decoded[0][0]
+    groups[2][0][1500] = value
+    expected = clean.copy()
+    expected[1280:1536] = np.nan
+    for own in simulate(Hierarchical(QSGD(4), "float16"), groups, local_size=2).decoded:
+        assert same_bits(own[0], expected)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_8_bits_of_what_is_not_finite_are_nan_in_its_bucket(value: float) -> None:
+    groups = [[gaussian(worker, 5000)] for worker in range(4)]
+    clean = simulate(Hierarchical(QSGD(4, bucket_size=32), 8), groups, local_size=2).decoded[0][0]
+    groups[2][0][1500] = value
+    expected = clean.copy()
+    expected[1280:1536] = np.nan
+    for own in simulate(Hierarchical(QSGD(4, bucket_size=32), 8), groups, local_size=2).decoded:
+        assert same_bits(own[0], expected)
+
+
+@pytest.mark.parametrize("inside", ["float16", 8])
+def test_workers_that_count_differently_decode_the_same(inside: Any) -> None:
+    groups = [[gaussian(10 * worker + i, d) for i, d in enumerate((3000, 0, 33))] for worker in range(4)]
+    finished = lockstep(Hierarchical(EDEN(), inside), groups, local_size=2, steps=[5, 2**32 + 3, 0, 5])
+    for i, first in enumerate(groups[0]):
+        decoded, *others = (found.write(i, 0.25, np.empty(len(first), np.float32)) for found in finished)
+        assert all(same_bits(decoded, other) for other in others)
+
+
+@pytest.mark.parametrize("inside", ["float16", 8])
+def test_on_a_single_node_only_the_way_in_is_rounded(inside: Any) -> None:
+    groups = groups_of(3)
+    result = simulate(Hierarchical(QSGD(2), inside), groups, local_size=3)
+    assert set(result.bytes_sent) == {"local alltoall", "local allgather"}
+    exact = node_means(groups, 3)[0]
+    for own, expected in zip(result.decoded[2], exact):
+        assert np.abs(own - expected).max(initial=0) < 0.05
+    assert not all(map(same_bits, result.decoded[2], exact))
+
+
+def test_something_else_inside_is_refused() -> None:
+    with pytest.raises(ValueError, match="inside=16: use 'float32', 'float16' or 8"):
+        Hierarchical(QSGD(4), 16)  # type: ignore[arg-type]
 
 
 # ---- special values
@@ -220,8 +451,13 @@ def test_on_a_single_node_a_float64_that_float32_does_not_hold_is_an_infinity(sc
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.uint16])
-def test_other_types_are_converted_first_and_last(dtype: type) -> None:
-    scheme = Hierarchical(QSGD(4, bucket_size=96))
+@pytest.mark.parametrize(
+    "inner",
+    [QSGD(4, bucket_size=96), GlobalQSGD(4, levels="exponential"), GlobalQSGD(8, rotate=True), EDEN()],
+    ids=str,
+)
+def test_other_types_are_converted_first_and_last(inner: Scheme, dtype: type) -> None:
+    scheme = Hierarchical(inner)
     inputs = [[reference.store_float32(gaussian(w, 2500), np.empty(2500, dtype))] for w in range(4)]
     converted = [[reference.as_float32(g[0])] for g in inputs]
     narrow, wide = (lockstep(scheme, groups, local_size=2)[1] for groups in (inputs, converted))
@@ -240,9 +476,9 @@ def test_nodes_of_different_sizes_are_refused() -> None:
 
 
 def test_overrides_are_for_the_scheme_between_the_nodes() -> None:
-    policy = Policy(Hierarchical(QSGD(4)), overrides={"head.*": {"bits": 8}})
-    assert policy.scheme_for("head.weight", 5000) == Hierarchical(QSGD(8))
-    assert policy.scheme_for("body.weight", 5000) == Hierarchical(QSGD(4))
+    policy = Policy(Hierarchical(QSGD(4), 8), overrides={"head.*": {"bits": 8}})
+    assert policy.scheme_for("head.weight", 5000) == Hierarchical(QSGD(8), 8)
+    assert policy.scheme_for("body.weight", 5000) == Hierarchical(QSGD(4), 8)
     with pytest.raises(ValueError, match="QSGD has no argument 'beta'"):
         Policy(Hierarchical(QSGD(4)), overrides={"head.*": {"beta": 0.9}})
 

@@ -83,6 +83,16 @@ def test_same_bits_and_bytes(name: str, size: int, local_size: int) -> None:
     assert all(workers.size_of(collective.group) != 2 for collective in gathers)
 
 
+@pytest.mark.parametrize("inside", ["float16", 8])
+def test_what_travels_inside_a_node_is_swapped_if_it_is_words(inside: Any) -> None:
+    gradients = [np.random.default_rng(rank).standard_normal(5001).astype(np.float32) for rank in range(4)]
+    scheme = Hierarchical(SCHEMES["qsgd"], inside)
+    swapping = Swapping(scheme)
+    plain, swapped = (simulator.run(each, gradients, local_size=2) for each in (scheme, swapping))
+    assert all(same_bits(a[0], b[0]) for a, b in zip(plain.decoded, swapped.decoded))
+    assert (swapping.asked[0].request is Allreduce) == (inside == 8)
+
+
 def test_a_swap_needs_everybody() -> None:
     pair = Workers(0, 2)
     for collective in collectives_with_swaps(SCHEMES["qsgd-alltoall"].collectives, pair):

@@ -20,14 +20,16 @@ from helpers import (  # noqa: E402
     in_turn,
     lockstep,
     on_the_edge,
-    used_states,
+    owned_states,
 )
 from literature import LITERATURE  # noqa: E402
 
+from horovod_quant import simulator  # noqa: E402
 from horovod_quant.kernels import keys, reference  # noqa: E402
 from horovod_quant.kernels.keys import Key  # noqa: E402
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles  # noqa: E402
 from horovod_quant.kernels.rotation import rotated_elements  # noqa: E402
+from horovod_quant.schemes import Hierarchical  # noqa: E402
 from horovod_quant.schemes.base import Allgather, Allreduce, BinaryState, Gradient, Workers  # noqa: E402
 from horovod_quant.tensorflow import kernels  # noqa: E402
 
@@ -378,6 +380,21 @@ def test_each_type_to_decode_to(way: Callable, dtype: Any) -> None:
         ]
 
     assert_same(way, decode, words, scales)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64, BFLOAT16])
+def test_conversions(way: Callable, dtype: Any) -> None:
+    rng = np.random.default_rng(6)
+    values = (rng.standard_normal(4096) * 2.0 ** rng.integers(-30, 20, 4096)).astype(np.float32)
+    values[:6] = [65504, 65519, 65520, -65520, np.inf, np.nan]
+    x = array_of(4096, dtype)
+    reference.store_float32(values, x)
+
+    def convert(backend, out, x):
+        places = (out(4096, np.float16), out(4096, np.float32)) if backend is reference else (None, None)
+        return [backend.to_float16(x, places[0]), backend.to_float32(x, places[1])]
+
+    assert_same(way, convert, x)
 
 
 def test_exact_ties_of_a_subnormal_quotient(way: Callable) -> None:
@@ -804,7 +821,15 @@ def test_nan_tiles(way: Callable, dtype: Any) -> None:
     assert tiles(len(values)) == len(broken)
 
 
-def perform(requests: Sequence[Any]) -> list[Any]:
+def perform(requests: Sequence[Any], local_size: int) -> list[Any]:
+    answers: list[Any] = [None] * len(requests)
+    for ranks in simulator._members(requests[0].group, len(requests), local_size):
+        for rank, answer in zip(ranks, performed([requests[rank] for rank in ranks])):
+            answers[rank] = answer
+    return answers
+
+
+def performed(requests: Sequence[Any]) -> list[Any]:
     first, arrays = requests[0], [request.array for request in requests]
     if isinstance(first, Allreduce):
         combined = arrays[0]
@@ -817,23 +842,47 @@ def perform(requests: Sequence[Any]) -> list[Any]:
     return [list(received) for received in zip(*pieces)]
 
 
-ON_DEVICES = [name for name, scheme in {**SCHEMES, **LITERATURE}.items() if scheme.host_requirement() is None]
+EXCHANGES = {
+    **{
+        name: (scheme, 3, 1)
+        for name, scheme in {**SCHEMES, **LITERATURE}.items()
+        if scheme.host_requirement() is None
+    },
+    **{
+        f"hierarchical-{name}": (Hierarchical(SCHEMES[name]), 4, 2)
+        for name in (
+            "qsgd",
+            "nuqsgd-inf-alltoall",
+            "global-l2",
+            "exponential-max",
+            "eden-alltoall",
+            "binsgdm",
+        )
+    },
+    "hierarchical-natural": (Hierarchical(LITERATURE["natural"]), 4, 2),
+    "one-node": (Hierarchical(SCHEMES["binsgdm"]), 2, 2),
+    "inside-float16": (Hierarchical(SCHEMES["global-max"], "float16"), 4, 2),
+    "inside-8": (Hierarchical(SCHEMES["eden"], 8), 4, 2),
+}
+"""Scheme, workers, workers of a node."""
 
 
 @pytest.mark.parametrize(
     ("way", "name"),
     [
-        *in_turn(["eager", "function"], [[name] for name in ON_DEVICES]),
-        *(extended("xla", name) for name in ON_DEVICES),
+        *in_turn(["eager", "function"], [[name] for name in EXCHANGES]),
+        *(extended("xla", name) for name in EXCHANGES),
     ],
     indirect=["way"],
 )
 def test_schemes(way: Callable, name: str) -> None:
-    """Whole exchanges of three workers whose counts differ, with a scheme's own numpy arrays among the tensors."""
-    scheme, lengths = {**SCHEMES, **LITERATURE}[name], (0, 33, 1025)
-    groups = [[gaussian(10 * rank + count, count) for count in lengths] for rank in range(3)]
+    """Whole exchanges of workers whose counts differ, with a scheme's own numpy arrays among the tensors."""
+    (scheme, size, local_size), lengths = EXCHANGES[name], (0, 33, 1025)
+    workers = [Workers(rank, size, local_size=local_size) for rank in range(size)]
+    scheme = scheme.for_workers(workers[0])
+    groups = [[gaussian(10 * rank + count, count) for count in lengths] for rank in range(size)]
     groups[1][-1][1024] = np.inf
-    states = [used_states(own) for own in groups]
+    states = [owned_states(scheme, own, worker) for own, worker in zip(groups, workers)]
     variables = [
         [BinaryState(tf.Variable(state.momentum), tf.Variable(state.scale), state.beta) for state in own]
         for own in states
@@ -846,8 +895,8 @@ def test_schemes(way: Callable, name: str) -> None:
                 Gradient(values, kernels.KeyChain(0, str(i)), step + rank, variables[rank][i])
                 for i, values in enumerate(own)
             ]
-            exchanges.append(scheme.begin(members, Workers(rank, 3), kernels))
-        answers: list[Any] = [None] * 3
+            exchanges.append(scheme.begin(members, workers[rank], kernels))
+        answers: list[Any] = [None] * size
         while True:
             try:
                 requests = [one.send(answer) for one, answer in zip(exchanges, answers)]
@@ -855,10 +904,11 @@ def test_schemes(way: Callable, name: str) -> None:
                 decoded = stop.value
                 targets = [kernels.target(count) for count in lengths]
                 return [decoded.write(i, 0.5, out) for i, out in enumerate(targets)]
-            answers = perform(requests)
+            answers = perform(requests, local_size)
 
     with np.errstate(all="ignore"):
-        expected = lockstep(scheme, groups, states, steps=[5, 6, 7])[0]
+        steps = list(range(5, 5 + size))
+        expected = lockstep(scheme, groups, states, local_size=local_size, steps=steps)[0]
     actual = way(exchange)(to_tensor(groups), tf.constant(5, tf.int64))
     for i, count in enumerate(lengths):
         out = array_of(count, np.float32)

@@ -20,6 +20,7 @@ KINDS = {
 }
 
 TYPES = {
+    np.dtype(np.float16): torch.float16,
     np.dtype(np.float32): torch.float32,
     np.dtype(np.float64): torch.float64,
     np.dtype(np.int32): torch.int32,

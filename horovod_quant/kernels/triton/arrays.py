@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_quant.kernels.arrays import Part
+from horovod_quant.kernels.arrays import Part, decode_parts  # noqa: F401 (part of every backend)
 from horovod_quant.kernels.keys import ALL_ONES
 from horovod_quant.kernels.layout import TILE, ceil_div
 from horovod_quant.kernels.triton import one_bit, whole
@@ -113,6 +113,11 @@ def with_nan_tiles(values: torch.Tensor, broken: torch.Tensor) -> torch.Tensor:
 def to_float32(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     x = floats(x, "x")
     return _converted(x, 1.0, result(out, len(x), torch.float32, x.device))
+
+
+def to_float16(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    x = floats(x, "x")
+    return _converted(x, 1.0, result(out, len(x), torch.float16, x.device))
 
 
 def scale(pieces: Sequence[torch.Tensor], factor: float, out: torch.Tensor) -> torch.Tensor:
