@@ -29,6 +29,7 @@ from horovod_quant.schemes import registry
 ROOT = Path(__file__).resolve().parent.parent
 
 NOT_ASKED = {
+    "apt-get": "not ours",
     "git": "not ours",
     "printf": "not ours",
     "echo": "not ours",

@@ -98,7 +98,7 @@ def build(folder: Path) -> tuple[Path, Path]:
     """The source distribution, made from a copy of this tree, and the wheel, made from that."""
     copy, made = folder / "copy", folder / "dist"
     ignored = shutil.ignore_patterns(
-        ".git", ".venv*", "build", "dist", "*.so", "*.egg-info", "__pycache__", ".*_cache"
+        ".git", ".venv*", ".aarch64", "build", "dist", "*.so", "*.egg-info", "__pycache__", ".*_cache"
     )
     shutil.copytree(ROOT, copy, ignore=ignored, symlinks=True)
     _check([sys.executable, "-c", _BUILD, made], copy)

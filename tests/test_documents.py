@@ -79,6 +79,8 @@ COMMANDS: dict[str, Entry] = {
     "scripts/test --all -k global-qsgd": TESTS,
     "scripts/test tests/parallel/test_scenarios.py -k torch-gloo-2-average-qsgd": TESTS,
     "scripts/test-horovod 0.27.0": OTHER_HOROVOD,
+    "apt-get install g++-aarch64-linux-gnu qemu-user": "needs root; a test has that scripts/test-aarch64 says the same",
+    "scripts/test-aarch64": RunBy("tests/scripts/test_aarch64.py", "test-aarch64"),
     "scripts/lab check": RunBy(LAB, '"check"'),
     "scripts/lab up 4 1gbit": RunBy(LAB, 'done("up", 4, "1gbit")'),
     "scripts/lab exec host1 horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 --gloo python "

@@ -61,6 +61,15 @@ class DefaultArithmetic {
     asm volatile("" ::: "memory");
     _mm_setcsr(saved);
   }
+#elif defined(__aarch64__)
+  u64 saved;
+
+ public:
+  INLINE DefaultArithmetic() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved));
+    asm volatile("msr fpcr, xzr" ::: "memory");
+  }
+  INLINE ~DefaultArithmetic() { asm volatile("msr fpcr, %0" ::"r"(saved) : "memory"); }
 #else
  public:
   INLINE DefaultArithmetic() {}

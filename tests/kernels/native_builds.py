@@ -26,10 +26,25 @@ SANITIZERS = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recov
 
 # Reads and writes the processor's floating-point settings, as PyTorch's set_flush_denormal does.
 CONTROL_REGISTER = """
+#if defined(__aarch64__)
+extern "C" unsigned get_settings() {
+  unsigned long settings;
+  asm volatile("mrs %0, fpcr" : "=r"(settings));
+  return settings;
+}
+extern "C" void set_settings(unsigned settings) { asm volatile("msr fpcr, %0" ::"r"((unsigned long)settings)); }
+#else
 #include <xmmintrin.h>
 extern "C" unsigned get_settings() { return _mm_getcsr(); }
 extern "C" void set_settings(unsigned settings) { _mm_setcsr(settings); }
+#endif
 """
+
+# By processor: the settings that flush subnormals and round towards zero, and which bits of the register are settings.
+FLUSH_AND_ROUND_TOWARDS_ZERO = {
+    "x86_64": (0x8040 | 0x6000, 0xFFC0),
+    "aarch64": (1 << 24 | 3 << 22, 0xFFFFFFFF),
+}
 
 
 def compile_library(target: Path, source: Path, compiler: str, *flags: str) -> Path:
