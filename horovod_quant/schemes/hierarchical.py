@@ -69,8 +69,8 @@ class Hierarchical(Scheme):
     4. An allgather inside the node distributes what they have received between the nodes, and everybody decodes it all.
        The averages travel instead, in float32, where they have no more bytes, or ``inner`` cannot decode elsewhere.
 
-    With one worker per node the exchange is that of ``inner``, bit for bit. On a single node nothing is quantized,
-    unless the scheme has its own optimizer: BinSGDM, whose bits are the update, binarizes the mean. Buckets and random
+    With one worker per node the exchange is that of ``inner``, bit for bit. On a single node ``inner`` quantizes
+    nothing, unless it has its own optimizer: BinSGDM, whose bits are the update, binarizes the mean. Buckets and random
     bits are those of the whole tensors, so the result does not depend on which worker owns what.
 
     Args:
