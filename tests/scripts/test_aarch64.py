@@ -1,4 +1,4 @@
-"""scripts/test-aarch64: says what is missing, and runs the kernels' tests on aarch64 where it can."""
+"""scripts/test-aarch64: says what is missing, and compares the kernels with numpy's on aarch64."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "test-aarch64"
+COMPARISONS = [f"tests/kernels/test_{name}.py" for name in ("native", "rotated_sums", "keys")]
 COMPILER, EMULATORS = "aarch64-linux-gnu-g++", ("qemu-aarch64", "qemu-aarch64-static")
 
 
@@ -46,11 +47,13 @@ def test_what_is_missing_is_named(tmp_path: Path, there: Sequence[str], said: st
 
 
 @pytest.mark.extended
-@pytest.mark.timeout(3600)  # minutes of emulation
+@pytest.mark.timeout(1800)  # minutes of emulation
 def test_the_kernels_have_the_same_bits_on_aarch64() -> None:
     if not shutil.which(COMPILER) or not any(map(shutil.which, EMULATORS)) or not shutil.which("apt-get"):
         pytest.skip("it takes Debian with g++-aarch64-linux-gnu and qemu-user")
-    done = subprocess.run([SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=3500)
+    done = subprocess.run(
+        [SCRIPT, *COMPARISONS], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1700
+    )
     unavailable = re.search(r"could not get .*", done.stdout)
     if unavailable:
         pytest.skip(unavailable[0])
@@ -58,4 +61,4 @@ def test_the_kernels_have_the_same_bits_on_aarch64() -> None:
     assert "aarch64, native kernels with baseline (this processor has baseline)\n" in done.stdout
     passed = re.search(r"(\d+) passed.* in .*\s*\Z", done.stdout)
     assert passed, done.stdout[-1000:]
-    assert int(passed[1]) > 500
+    assert int(passed[1]) > 200
