@@ -425,8 +425,13 @@ def test_a_setting_that_is_no_number_is_a_warning(setting: str) -> None:
 
 @pytest.mark.parametrize("model", [None, *MODELS])
 def test_defaults_suit_every_model(model: str | None) -> None:
+    # In TensorFlow, where each gradient has its own collectives, the 467 of ResNet-152 do not fit.
+    crowded = model == "resnet152"
     findings = settings.findings({}, model, list(probe.FRAMEWORKS))
-    assert [finding.mark for finding in findings] == [OK] * 3
+    assert [finding.mark for finding in findings] == [WARNING if crowded else OK, OK, OK]
+    if crowded:
+        assert [finding.mark for finding in settings.findings({}, model, ["torch"])] == [OK] * 3
+        assert "HOROVOD_CACHE_CAPACITY=2048" in findings[0].remedy
 
 
 # ---- the command and its output --------------------------------------------------------------------------------------
