@@ -30,7 +30,15 @@ APART = (
     "emulated",
     "seconds",
 )  # the names of their runs begin so, and no other claim uses them
-CLAIMS = {*APART, "binsgdm", "eden", "rivals", "transformer", "transformer-gpu"}  # whose runs are kept
+CLAIMS = {
+    *APART,
+    "binsgdm",
+    "binsgdm-tuning",
+    "eden",
+    "rivals",
+    "transformer",
+    "transformer-gpu",
+}  # whose runs are kept
 LAB = {"LAB": "reproduce", "VENV": sys.prefix}
 TIME_LIMIT = 3600  # seconds a launch, or a training: generous, since a loaded machine is no failure
 

@@ -1,0 +1,282 @@
+"""BinSGDM at its best beta and learning rate, where its loss comes from, and larger batches and more steps.
+
+On paper a training of 1,000 steps takes a minute or two on two cores, one with 8 times the batch several times as long,
+and all of them three hours. Parts can be run one by one, here or elsewhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reproduction import common, running, transformer
+from reproduction.common import Plot, Verdict
+from reproduction.transformer import LIMIT, STEPS, Training, plain
+
+TITLE = "BinSGDM: its best setting, and where its loss comes from"
+CLAIM = (
+    "With one bit per element in each direction an optimizer ends at a loss comparable to Adam's after as many steps "
+    "(Peng et al., ICLR 2023 submission; NeurIPS 2023)."
+)
+BETAS, RATES, TUNING_SEED = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95), (0.003, 0.005, 0.008), 3
+METHOD = (
+    "The transformer, text and workers of the section above. *Tuning*: for each beta of "
+    f"{', '.join(map(str, BETAS))} the best learning rate of {', '.join(map(str, RATES))} for seed {TUNING_SEED}, "
+    "which no other training has; then each beta with its rate and the usual seeds. The best pair of the tuning is "
+    "used for everything else. *Roundings*: the same rule with the workers' bits, whose mean is not rounded again (with 4 "
+    "workers that is a count, of 3 bits), and with no bits at all. *More steps*: twice as many, for Adam as well. "
+    "*Larger batches*: 8 times as many sequences per step, half as many steps. Learning rates rise in the first tenth "
+    "of the steps and fall to 0 by half a cosine in all trainings. Adam has its own learning rate, halved for twice "
+    "the steps."
+)
+
+WORKER = Path(__file__).with_name("binsgdm_worker.py")
+
+MORE, LARGE = (f"--steps={2 * STEPS}",), (f"--steps={STEPS // 2}", "--batch-size=256")
+ADAM, ADAM_MORE, ADAM_LARGE = "none", "none, more steps", "none, larger batches"
+OURS, OURS_MORE, OURS_LARGE = "tuned", "tuned, more steps", "tuned, larger batches"
+COUNTED, EXACT = "workers' bits alone", "no bits"
+
+
+def _of_adam(key: str, title: str, options: tuple[str, ...]) -> Training:
+    return Training(key, "none", title, options)
+
+
+def _tuned(key: str, title: str, options: tuple[str, ...] = (), rounding: str = "both") -> Training:
+    method = "binsgdm" if rounding == "both" else "none"
+    return Training(key, method, title, (*options, f"--rounding={rounding}"), shade=common.COLORS["binsgdm"])
+
+
+# As the page has them.
+TRAININGS = (
+    plain(ADAM)._replace(title="Adam"),
+    _tuned(OURS, "BinSGDM"),
+    _tuned(COUNTED, "its rule, workers' bits alone", (), "workers"),
+    _tuned(EXACT, "its rule, no bits", (), "none"),
+    _of_adam(ADAM_MORE, "Adam, twice the steps", (*MORE, "--lr=0.003")),
+    _tuned(OURS_MORE, "BinSGDM, twice the steps", MORE),
+    _of_adam(ADAM_LARGE, "Adam, batches 8 times as large", LARGE),
+    _tuned(OURS_LARGE, "BinSGDM, batches 8 times as large", LARGE),
+)
+COMPARED = {OURS: ADAM, COUNTED: ADAM, EXACT: ADAM, OURS_MORE: ADAM_MORE, OURS_LARGE: ADAM_LARGE}
+"""Each training of BinSGDM's, and Adam's of as many steps and sequences."""
+
+
+def tuning_part(beta: float) -> str:
+    return f"tune beta {beta:g}"
+
+
+def beta_part(beta: float) -> str:
+    return f"beta {beta:g}"
+
+
+PARTS = (*map(tuning_part, BETAS), *map(beta_part, BETAS), *(each.key for each in TRAININGS))
+
+
+class Settings(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        options: of the example; those of a training come after them.
+        seeds, workers: of every training.
+        only: of `PARTS`, to be run; all where None.
+    """
+
+    options: tuple[str, ...]
+    seeds: tuple[int, ...]
+    workers: int
+    only: tuple[str, ...] | None = None
+
+
+SIZES = {
+    "full": Settings((f"--steps={STEPS}",), (0, 1, 2), 4),
+    "tiny": Settings(transformer.SIZES["tiny"].options, (0,), 2),
+}
+
+
+class Pair(NamedTuple):
+    beta: float
+    rate: float
+
+
+def problem(size: str) -> str | None:
+    """Why the claim cannot be tested here: it can be everywhere."""
+    return None
+
+
+def study(settings: Settings) -> dict[str, Any]:
+    chosen = PARTS if settings.only is None else settings.only
+    before = common.earlier("binsgdm-tuning", settings)
+    tuned = {**before.get("tuned", {}), **_tune(settings, chosen)}
+    found: dict[str, Any] = {}
+    best = best_pair(tuned)
+    jobs = {
+        beta_part(beta): _job(settings, _tuned("", ""), pair)
+        for beta in BETAS
+        if (pair := best_of(tuned, beta))
+    }
+    for each in TRAININGS:
+        if each.key not in COMPARED:
+            jobs[each.key] = _job(settings, each, None)
+        elif best is not None:
+            jobs[each.key] = _job(settings, each, best)
+    for key, job in jobs.items():
+        if key in chosen:
+            running.trainings(job, settings.seeds)
+        runs = running.kept_trainings(job, settings.seeds)
+        own = transformer.fuller(runs, before.get("trainings", {}).get(key))
+        if own:
+            found[key] = own
+    return {"seeds": len(settings.seeds), "tuned": tuned, "trainings": found}
+
+
+def _tune(settings: Settings, chosen: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    """Validation losses by beta and learning rate, of what has been tried."""
+    found: dict[str, dict[str, float]] = {}
+    for beta in BETAS:
+        for rate in RATES:
+            job = _job(settings, _tuned("", ""), Pair(beta, rate))
+            if tuning_part(beta) in chosen:
+                running.trainings(job, (TUNING_SEED,))
+            for run in running.kept_trainings(job, (TUNING_SEED,)):
+                found.setdefault(f"{beta:g}", {})[f"{rate:g}"] = run["validation_loss"]
+    return found
+
+
+def best_of(tuned: dict[str, dict[str, float]], beta: float) -> Pair | None:
+    """A beta with its best learning rate; None until all have been tried."""
+    losses = tuned.get(f"{beta:g}", {})
+    if len(losses) < len(RATES):
+        return None
+    return Pair(beta, float(min(losses, key=lambda rate: losses[rate])))
+
+
+def best_pair(tuned: dict[str, dict[str, float]]) -> Pair | None:
+    """None until all have been tried."""
+    pairs = [pair for beta in BETAS if (pair := best_of(tuned, beta))]
+    if len(pairs) < len(BETAS):
+        return None
+    return min(pairs, key=lambda pair: tuned[f"{pair.beta:g}"][f"{pair.rate:g}"])
+
+
+def _job(settings: Settings, each: Training, pair: Pair | None) -> running.Job:
+    options = (*settings.options, *each.options)
+    if pair is None:
+        script, imported = transformer.SCRIPT, transformer.IMPORTED
+        return running.Job(script, imported, each.method, options, settings.workers)
+    options = (*options, f"--beta={pair.beta}", f"--lr={pair.rate}")
+    imported = (str(WORKER.with_name("eden_worker.py")), transformer.SCRIPT, *transformer.IMPORTED)
+    return running.Job(str(WORKER), imported, each.method, options, settings.workers)
+
+
+# ---- what the figures say ----------------------------------------------------------------------------------------
+
+
+def verdicts(figures: dict[str, Any]) -> list[Verdict]:
+    paper = "BinSGDM (Birder), abstract: “comparable” to Adam"
+    found = [
+        Verdict(f"{when} BinSGDM ends within 1% of Adam's validation loss", ratio(figures, key) <= LIMIT,
+                difference(figures, key), source)
+        for key, when, source in (
+            (OURS, "At its best setting, after as many steps,", paper),
+            (OURS_MORE, f"After {2 * STEPS:,} steps, as many as Adam's,", paper),
+            (OURS_LARGE, "With batches 8 times as large, after as many steps,", paper),
+        )
+        if _whole(figures, key)
+    ]  # fmt: skip
+    if _whole(figures, OURS) and _whole(figures, OURS_LARGE):
+        found.append(
+            Verdict(
+                "Larger batches bring BinSGDM's loss closer to Adam's",
+                ratio(figures, OURS_LARGE) < ratio(figures, OURS),
+                f"{difference(figures, OURS_LARGE)} and {difference(figures, OURS)}",
+                common.OURS,
+            )
+        )
+    if _whole(figures, OURS) and _whole(figures, COUNTED):
+        found.append(
+            Verdict(
+                "Without the server's rounding BinSGDM's loss is at most two thirds as far above Adam's",
+                ratio(figures, COUNTED) - 1 <= 2 / 3 * (ratio(figures, OURS) - 1),
+                f"{difference(figures, COUNTED)} and {difference(figures, OURS)}",
+                common.OURS,
+            )
+        )
+    return found
+
+
+def _whole(figures: dict[str, Any], key: str) -> bool:
+    """Whether it and what it is compared with have been trained with every seed."""
+    own = [figures["trainings"].get(each) for each in (key, COMPARED[key])]
+    return all(each is not None and len(each["validation_losses"]) == figures["seeds"] for each in own)
+
+
+def _as_float32(figures: dict[str, Any], key: str, other: str) -> dict[str, Any]:
+    """For `transformer`, which compares with float32 by that name."""
+    trainings = figures["trainings"]
+    return {"trainings": {key: trainings[key], "none": trainings[other]}}
+
+
+def ratio(figures: dict[str, Any], key: str, other: str | None = None) -> float:
+    """Of the mean validation loss to Adam's."""
+    return transformer.loss_ratio(_as_float32(figures, key, other or COMPARED[key]), key)
+
+
+def difference(figures: dict[str, Any], key: str, other: str | None = None) -> str:
+    return transformer.difference(_as_float32(figures, key, other or COMPARED[key]), key)
+
+
+def tables(figures: dict[str, Any]) -> str:
+    trainings = figures["trainings"]
+    rows = []
+    for each in TRAININGS:
+        own = trainings.get(each.key)
+        if own is None:
+            continue
+        compared = COMPARED.get(each.key) in trainings
+        rows.append(
+            (
+                each.title,
+                f"{len(own['losses'][0]):,}",
+                len(own["validation_losses"]),
+                common.spread(own["validation_losses"], 4),
+                difference(figures, each.key) if compared else "",
+            )
+        )
+    parts = (
+        [common.table(("", "steps", "seeds", "validation loss", "relative to Adam"), rows)] if rows else []
+    )
+    missing = [each.title for each in TRAININGS if each.key not in trainings]
+    if missing:
+        parts.append(f"**Not trained yet: {', '.join(missing)}.**")
+    if figures["tuned"]:
+        parts.append(_tuning_table(figures))
+    return "\n\n".join(parts)
+
+
+def _tuning_table(figures: dict[str, Any]) -> str:
+    header = ("beta", *(f"rate {rate:g}, seed {TUNING_SEED}" for rate in RATES), "best rate, the usual seeds")
+    rows = []
+    for beta in BETAS:
+        losses = figures["tuned"].get(f"{beta:g}", {})
+        cells = [f"{losses[f'{rate:g}']:.4f}" if f"{rate:g}" in losses else "" for rate in RATES]
+        key, shown = beta_part(beta), ""
+        if key in figures["trainings"]:
+            shown = common.spread(figures["trainings"][key]["validation_losses"], 4)
+            if ADAM in figures["trainings"]:
+                shown += f" ({difference(figures, key, ADAM)})"
+        rows.append((f"{beta:g}", *cells, shown))
+    best = best_pair(figures["tuned"])
+    chosen = f" Best: beta {best.beta:g} with rate {best.rate:g}." if best else ""
+    return f"Validation losses of the tuning.{chosen}\n\n{common.table(header, rows)}"
+
+
+def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
+    chosen = [each for each in TRAININGS[:4] if each.key in figures["trainings"]]
+    if len(chosen) < 2 or chosen[0].key != ADAM:
+        return []
+    shades = {OURS: "#D55E00", COUNTED: "#E69F00", EXACT: "#0072B2"}
+    chosen = [each._replace(shade=shades.get(each.key, each.shade)) for each in chosen]
+    plot = Plot("binsgdm-tuning-loss.png", transformer.LOSS_CAPTION)
+    transformer.draw_losses(figures["trainings"], chosen, folder / plot.file)
+    return [plot]
