@@ -22,12 +22,12 @@ BETAS, RATES, TUNING_SEED = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95), (0.003, 0.005, 0.0
 METHOD = (
     "The transformer, text and workers of the section above. *Tuning*: for each beta of "
     f"{', '.join(map(str, BETAS))} the best learning rate of {', '.join(map(str, RATES))} for seed {TUNING_SEED}, "
-    "which no other training has; then each beta with its rate and the usual seeds. The best pair of the tuning is "
-    "used for everything else. *Roundings*: the same rule with the workers' bits, whose mean is not rounded again "
-    "(with 4 workers that is a count, of 3 bits), and with no bits at all. *More steps*: twice as many, also for "
-    "Adam. *Larger batches*: 8 times as many sequences per step, half as many steps. Learning rates rise in the first "
-    "tenth of the steps and fall to 0 by half a cosine in all trainings. Adam has its own learning rate, halved for twice "
-    "the steps."
+    "which no other training has; then each beta with its rate and the usual seeds. The best pair of the tuning "
+    "is used for everything else. *Roundings*: the same rule with the workers' bits, whose mean is not rounded "
+    "again (with 4 workers that is a count, of 3 bits), and with no bits at all. *More steps*: twice as many, "
+    "also for Adam. *Larger batches*: 8 times as many sequences per step, half as many steps. Learning rates rise "
+    "in the first tenth of the steps and fall to 0 by half a cosine in all trainings. Adam has its own learning "
+    "rate, halved for twice the steps."
 )
 
 WORKER = Path(__file__).with_name("binsgdm_worker.py")
