@@ -67,8 +67,8 @@ def test_measures_every_method(framework: str, controller: str, tmp_path: Path) 
         own_network=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert re.search(r"warming up: 15 exchanges, .* m?s\n", done.stdout)
-    assert re.search(r"measuring: 15 exchanges, .* m?s\n", done.stdout)
+    assert re.search(r"warming up: 15 exchanges, .* m?s\n", done.stdout), done.stdout
+    assert re.search(r"measuring: 15 exchanges, .* m?s\n", done.stdout), done.stdout
     assert "\r" not in done.stdout
     found = json.loads((tmp_path / "bench.json").read_text())
     expected = {
