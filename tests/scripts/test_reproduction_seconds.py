@@ -24,7 +24,9 @@ FLAT = 40
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "KEPT", tmp_path / "results" / "runs")
-    monkeypatch.setitem(running.LAB, "LAB", "test_seconds")  # tests of another file may have a lab at the same time
+    monkeypatch.setitem(
+        running.LAB, "LAB", "test_seconds"
+    )  # tests of another file may have a lab at the same time
 
 
 def training(end: float, step: float) -> dict[str, Any]:
