@@ -20,9 +20,8 @@ NESTED = next(case for case in emulated.SIZES["full"].cases if case.per_host > 1
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "KEPT", tmp_path / "results" / "runs")
-    monkeypatch.setitem(
-        running.LAB, "LAB", "test_emulated"
-    )  # tests of another file may have a lab at the same time
+    # Tests of another file may have a lab at the same time.
+    monkeypatch.setitem(running.LAB, "LAB", "test_emulated")
 
 
 def measured(case: emulated.Case, times: float, nested: float = 1.0) -> dict[str, Any]:

@@ -21,9 +21,8 @@ TINY = transformer.SIZES["tiny"]
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "KEPT", tmp_path / "runs")
-    monkeypatch.setitem(
-        running.LAB, "LAB", "test_runs"
-    )  # tests of another file may have a lab at the same time
+    # Tests of another file may have a lab at the same time.
+    monkeypatch.setitem(running.LAB, "LAB", "test_runs")
 
 
 @pytest.mark.extended

@@ -24,9 +24,8 @@ FLAT = 40
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "KEPT", tmp_path / "results" / "runs")
-    monkeypatch.setitem(
-        running.LAB, "LAB", "test_seconds"
-    )  # tests of another file may have a lab at the same time
+    # Tests of another file may have a lab at the same time.
+    monkeypatch.setitem(running.LAB, "LAB", "test_seconds")
 
 
 def training(end: float, step: float) -> dict[str, Any]:
