@@ -83,9 +83,12 @@ def slurm(four_hosts: None, tmp_path: Path) -> Iterator[list[Any]]:  # noqa: F81
         )
     (tmp_path / "slurm.conf").write_text(SETTINGS.format(libraries=SLURM_LIBRARIES, folder=tmp_path))
     (tmp_path / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-    libraries = f"{SLURM_LIBRARIES}:{SLURM_LIBRARIES}/slurm-wlm"
+    libraries = [SLURM_LIBRARIES / "slurm-wlm"]
+    if SLURM != Path("/"):  # the system's own would come before what Python was built with
+        libraries.append(SLURM_LIBRARIES)
     environment = [
-        "env", f"SLURM_CONF={tmp_path / 'slurm.conf'}", f"LD_LIBRARY_PATH={libraries}", f"PYTHONPATH={ROOT}",
+        "env", f"SLURM_CONF={tmp_path / 'slurm.conf'}", f"PYTHONPATH={ROOT}",
+        f"LD_LIBRARY_PATH={':'.join(map(str, libraries))}",
         f"PATH={SLURM}/usr/bin:{BIN}:/usr/bin:/bin:/usr/sbin:/sbin",
     ]  # fmt: skip
     programs = SLURM / "usr" / "sbin"
