@@ -18,6 +18,7 @@ from horovod_quant import kernels
 from horovod_quant.analysis.models import Shapes, elements
 from horovod_quant.bench import choosing, report
 from horovod_quant.bench.gradients import ExactAverage, gradient
+from horovod_quant.bench.progress import write_line
 from horovod_quant.bench.rounds import EXCHANGES, Bench, Found, Stopped
 from horovod_quant.bench.stopping import Interruption, leave
 from horovod_quant.bench.variants import Options, Variant
@@ -266,10 +267,10 @@ class Run:
 
     def _say(self, text: str) -> None:
         if self._first:
-            print(text, flush=True)
+            write_line(text, sys.stdout)
 
     def _complain(self, text: str) -> None:
-        print(f"{self.program}: {text}", file=sys.stderr, flush=True)
+        write_line(f"{self.program}: {text}", sys.stderr)
 
 
 def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
@@ -295,7 +296,7 @@ def failure(program: str, problem: str, first: bool) -> int:
     The others' is 0: at the first other one horovodrun ends the rest, perhaps before the first worker has spoken.
     """
     if first:
-        print(f"{program}: error: {problem}", file=sys.stderr, flush=True)
+        write_line(f"{program}: error: {problem}", sys.stderr)
     return 2 if first else 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Callable
+from typing import Any, Callable, TextIO
 
 from horovod_quant.analysis.units import show_seconds
 
@@ -30,7 +30,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._what, self._total, self._clock = what, total, clock
-        self._write = _to_standard_error if write is None else write
+        self._write = (lambda line: write_line(line, sys.stderr)) if write is None else write
         self._done = 0
 
     def __enter__(self) -> Progress:
@@ -57,8 +57,10 @@ class Progress:
         self._write(line)
 
 
-def _to_standard_error(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def write_line(line: str, stream: TextIO) -> None:
+    """Writes it at once: mpirun puts a prefix before whatever comes, also before a newline that `print` sends alone."""
+    stream.write(f"{line}\n")
+    stream.flush()
 
 
 class Silent:
