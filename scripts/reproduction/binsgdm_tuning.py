@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from reproduction import common, running, transformer
 from reproduction.common import Plot, Verdict
-from reproduction.transformer import LIMIT, STEPS, Training, plain
+from reproduction.transformer import LIMIT, STEPS, TrainedInParts, Training, plain
 
 TITLE = "BinSGDM: its best setting, and where its loss comes from"
 CLAIM = (
@@ -73,24 +73,9 @@ def beta_part(beta: float) -> str:
 PARTS = (*map(tuning_part, BETAS), *map(beta_part, BETAS), *(each.key for each in TRAININGS))
 
 
-class Settings(NamedTuple):
-    """What is trained.
-
-    Attributes:
-        options: of the example; those of a training come after them.
-        seeds, workers: of every training.
-        only: of `PARTS`, to be run; all where None.
-    """
-
-    options: tuple[str, ...]
-    seeds: tuple[int, ...]
-    workers: int
-    only: tuple[str, ...] | None = None
-
-
 SIZES = {
-    "full": Settings((f"--steps={STEPS}",), (0, 1, 2), 4),
-    "tiny": Settings(transformer.SIZES["tiny"].options, (0,), 2),
+    "full": TrainedInParts((f"--steps={STEPS}",), (0, 1, 2), 4),
+    "tiny": TrainedInParts(transformer.SIZES["tiny"].options, (0,), 2),
 }
 
 
@@ -104,7 +89,7 @@ def problem(size: str) -> str | None:
     return None
 
 
-def study(settings: Settings) -> dict[str, Any]:
+def study(settings: TrainedInParts) -> dict[str, Any]:
     chosen = PARTS if settings.only is None else settings.only
     before = common.earlier("binsgdm-tuning", settings)
     tuned = {**before.get("tuned", {}), **_tune(settings, chosen)}
@@ -130,7 +115,7 @@ def study(settings: Settings) -> dict[str, Any]:
     return {"seeds": len(settings.seeds), "tuned": tuned, "trainings": found}
 
 
-def _tune(settings: Settings, chosen: tuple[str, ...]) -> dict[str, dict[str, float]]:
+def _tune(settings: TrainedInParts, chosen: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """Validation losses by beta and learning rate, of what has been tried."""
     found: dict[str, dict[str, float]] = {}
     for beta in BETAS:
@@ -159,7 +144,7 @@ def best_pair(tuned: dict[str, dict[str, float]]) -> Pair | None:
     return min(pairs, key=lambda pair: tuned[f"{pair.beta:g}"][f"{pair.rate:g}"])
 
 
-def _job(settings: Settings, each: Training, pair: Pair | None) -> running.Job:
+def _job(settings: TrainedInParts, each: Training, pair: Pair | None) -> running.Job:
     options = (*settings.options, *each.options)
     if pair is None:
         script, imported = transformer.SCRIPT, transformer.IMPORTED

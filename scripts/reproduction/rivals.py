@@ -7,11 +7,11 @@ training takes what one with float32 does, 3 to 5 minutes on two cores, and all 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from reproduction import common, eden, running, transformer
 from reproduction.common import Plot, Verdict
-from reproduction.transformer import LIMIT, Training, plain
+from reproduction.transformer import LIMIT, TrainedInParts, Training, plain
 
 TITLE = "Rivals: 1-bit Adam, EF-SignSGD and PowerSGD"
 CLAIM = (
@@ -55,23 +55,8 @@ def rate_part(rate: float) -> str:
 PARTS = (*map(rate_part, RATES), *(each.key for each in OWN))
 
 
-class Settings(NamedTuple):
-    """What is trained.
-
-    Attributes:
-        options: of the example.
-        seeds, workers: of every training.
-        only: of `PARTS`, to be run; all where None.
-    """
-
-    options: tuple[str, ...]
-    seeds: tuple[int, ...]
-    workers: int
-    only: tuple[str, ...] | None = None
-
-
 SIZES = {
-    size: Settings(own.options, own.seeds, own.workers)
+    size: TrainedInParts(own.options, own.seeds, own.workers)
     for size, own in ((size, eden.SIZES[size]) for size in ("full", "tiny"))
 }
 
@@ -81,7 +66,7 @@ def problem(size: str) -> str | None:
     return None
 
 
-def study(settings: Settings) -> dict[str, Any]:
+def study(settings: TrainedInParts) -> dict[str, Any]:
     chosen = PARTS if settings.only is None else settings.only
     before = common.earlier("rivals", settings)
     tuned = {**before.get("tuned", {}), **_tuned(settings, chosen)}
@@ -97,7 +82,7 @@ def study(settings: Settings) -> dict[str, Any]:
     return {"seeds": len(settings.seeds), "tuned": tuned, "trainings": trainings}
 
 
-def _tuned(settings: Settings, chosen: tuple[str, ...]) -> dict[str, float]:
+def _tuned(settings: TrainedInParts, chosen: tuple[str, ...]) -> dict[str, float]:
     """EF-SignSGD's validation loss with each learning rate that has been tried."""
     losses = {}
     for rate in RATES:
@@ -109,7 +94,9 @@ def _tuned(settings: Settings, chosen: tuple[str, ...]) -> dict[str, float]:
     return losses
 
 
-def _trained(settings: Settings, each: Training, tuned: dict[str, float], run: bool) -> list[dict[str, Any]]:
+def _trained(
+    settings: TrainedInParts, each: Training, tuned: dict[str, float], run: bool
+) -> list[dict[str, Any]]:
     """Its trainings; none as long as EF-SignSGD's rate is not chosen."""
     rate = None
     if each is SIGNS:
@@ -122,7 +109,7 @@ def _trained(settings: Settings, each: Training, tuned: dict[str, float], run: b
     return running.kept_trainings(job, settings.seeds)
 
 
-def _job(settings: Settings, each: Training, rate: float | None = None) -> running.Job:
+def _job(settings: TrainedInParts, each: Training, rate: float | None = None) -> running.Job:
     options = (*settings.options, *each.options, *([] if rate is None else [f"--lr={rate}"]))
     imported = (str(eden.WORKER), transformer.SCRIPT, *transformer.IMPORTED)
     return running.Job(str(WORKER), imported, each.method, options, settings.workers)

@@ -65,6 +65,21 @@ def plain(method: str, recommended: bool = False, style: str = "-") -> Training:
     return Training(method, method, common.title(method), (), style, recommended)
 
 
+class TrainedInParts(NamedTuple):
+    """What a study trains whose parts can be run one by one.
+
+    Attributes:
+        options: of the example; those of a training come after them.
+        seeds, workers: of every training.
+        only: of the study's ``PARTS``, to be run; all where None.
+    """
+
+    options: tuple[str, ...]
+    seeds: tuple[int, ...]
+    workers: int
+    only: tuple[str, ...] | None = None
+
+
 FACTOR = 2
 LONGER = Training(  # its options are the settings'
     "binsgdm, longer", "binsgdm", "BinSGDM, twice the steps", recommended=True
