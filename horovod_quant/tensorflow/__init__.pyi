@@ -37,9 +37,9 @@ class Compressor(_compressor.Compressor):
             training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
         named_parameters: (name, variable) pairs; by default the variables' own names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
-        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        hierarchical: whether the workers of each host first average among themselves, by default in full precision,
+            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
+            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -92,9 +92,9 @@ class QSGD(Compressor):
             training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
         named_parameters: (name, variable) pairs; by default the variables' own names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
-        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        hierarchical: whether the workers of each host first average among themselves, by default in full precision,
+            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
+            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -149,9 +149,9 @@ class NUQSGD(Compressor):
             training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
         named_parameters: (name, variable) pairs; by default the variables' own names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
-        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        hierarchical: whether the workers of each host first average among themselves, by default in full precision,
+            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
+            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -212,9 +212,9 @@ class GlobalQSGD(Compressor):
             training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
         named_parameters: (name, variable) pairs; by default the variables' own names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
-        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        hierarchical: whether the workers of each host first average among themselves, by default in full precision,
+            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
+            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -285,9 +285,9 @@ class EDEN(Compressor):
             training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
         named_parameters: (name, variable) pairs; by default the variables' own names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
-        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        hierarchical: whether the workers of each host first average among themselves, by default in full precision,
+            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
+            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -343,9 +343,9 @@ class BinSGDM(Compressor):
             training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
         named_parameters: (name, variable) pairs; by default the variables' own names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
-        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        hierarchical: whether the workers of each host first average among themselves, by default in full precision,
+            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
+            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).

@@ -35,9 +35,9 @@ class Compressor(_compressor.Compressor):
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
-        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        hierarchical: whether the workers of each host first average among themselves, by default in full precision,
+            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
+            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
@@ -85,9 +85,9 @@ class Auto(_auto.Auto):
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
-        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        hierarchical: whether the workers of each host first average among themselves, by default in full precision,
+            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
+            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
@@ -142,9 +142,9 @@ class QSGD(Compressor):
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
-        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        hierarchical: whether the workers of each host first average among themselves, by default in full precision,
+            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
+            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
@@ -198,9 +198,9 @@ class NUQSGD(Compressor):
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
-        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        hierarchical: whether the workers of each host first average among themselves, by default in full precision,
+            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
+            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
@@ -260,9 +260,9 @@ class GlobalQSGD(Compressor):
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
-        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        hierarchical: whether the workers of each host first average among themselves, by default in full precision,
+            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
+            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
@@ -332,9 +332,9 @@ class EDEN(Compressor):
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
-        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        hierarchical: whether the workers of each host first average among themselves, by default in full precision,
+            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
+            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
@@ -387,9 +387,9 @@ class BinSGDM(Compressor):
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
-        hierarchical: whether the workers of each host first average among themselves, in full precision, so that only
-            hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks a node,
-            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+        hierarchical: whether the workers of each host first average among themselves, by default in full precision,
+            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
+            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
