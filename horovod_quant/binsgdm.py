@@ -1,9 +1,12 @@
-"""What BinSGDM's optimizers of PyTorch and TensorFlow share: checks of their arguments, clipping, a message."""
+"""What BinSGDM's optimizers of PyTorch and TensorFlow share: checks of arguments, clipping, a message, what arrives."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+
+from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes.hierarchical import inner_of
 
 SPREAD = (
     "BinSGDM: momentum and scale are split among the workers of each node, because the exchange is hierarchical; call "
@@ -43,6 +46,15 @@ def require_clip_norm(clip_norm: Any) -> None:
 def clipped(kernels: Any, values: Any, clip_norm: float | None) -> Any:
     """A worker's gradient, flat, as BinSGDM takes it."""
     return values if clip_norm is None else kernels.clip(values, clip_norm)
+
+
+def moves_by_averages(scheme: Scheme) -> bool:
+    """Whether what it exchanges are averages of the workers' bits; otherwise they are bits, of which signs suffice.
+
+    Averages lose their unit to whatever multiplies them on the way to the optimizer (a loss scale, clipping, a sum). So
+    the largest one's magnitude is told apart from them.
+    """
+    return getattr(inner_of(scheme), "server_bits", 1) > 1
 
 
 def _is_between(low: float, value: Any, high: float) -> bool:

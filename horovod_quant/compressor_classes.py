@@ -119,11 +119,13 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
     own = [found.pop("scheme")] if "scheme" in found else []
     if scheme_class is not None:
         hints = _hints(scheme_class)
+        # Where the class above takes arguments by their position, they keep it.
+        taken = any(parameter.kind is Parameter.POSITIONAL_OR_KEYWORD for parameter in found.values())
         own = [
             Parameter(
                 field.name,
                 Parameter.KEYWORD_ONLY
-                if getattr(field, "kw_only", False)
+                if taken or getattr(field, "kw_only", False)
                 else Parameter.POSITIONAL_OR_KEYWORD,
                 default=_default(field),
                 annotation=hints.get(field.name, field.type),

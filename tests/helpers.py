@@ -61,6 +61,7 @@ _CHOSEN: dict[str, Scheme] = {
     "eden": EDEN(),
     "eden-alltoall": EDEN(1, server_bits=4, exchange="alltoall"),
     "binsgdm": BinSGDM(),
+    "binsgdm-average": BinSGDM(server_bits=3),
 }
 _KINDS = set(map(type, _CHOSEN.values()))
 SCHEMES = {
@@ -186,7 +187,7 @@ def owned_states(
 
 def simulate(scheme: Scheme, groups: Sequence[Any], **arguments: Any) -> simulator.Result:
     """The simulator with the numpy kernels, and used states for BinSGDM."""
-    if inner_of(scheme) == BinSGDM() and "states" not in arguments:
+    if isinstance(inner_of(scheme), BinSGDM) and "states" not in arguments:
         members = [own if isinstance(own, list) else [own] for own in groups]
         local_size = arguments.get("local_size", 1)
         arguments["states"] = [

@@ -12,6 +12,7 @@ from helpers import SCHEMES, gaussian, owned_states
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Scheme, Workers
+from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.inside import Inside
 from horovod_quant.schemes.rotated_sum import SHARED
 
@@ -71,7 +72,7 @@ def gradients(case: Case, rank: int) -> list[np.ndarray]:
 
 
 def states(case: Case, rank: int, size: int) -> Any:
-    if BinSGDM() not in (case.scheme, getattr(case.scheme, "inner", None)):
+    if not isinstance(inner_of(case.scheme), BinSGDM):
         return None
     workers = Workers(rank, size, local_size=case.local_size(size))
     return owned_states(case.scheme, gradients(case, rank), workers)

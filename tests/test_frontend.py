@@ -96,6 +96,8 @@ WRONG_TYPES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("BinSGDM", {"beta": "0.9"}, "beta='0.9': use a number from 0"),
     ("BinSGDM", {"beta": True}, "beta=True: use a number from 0"),
+    ("BinSGDM", {"server_bits": 9}, "server_bits=9: use an integer from 1 to 8"),
+    ("BinSGDM", {"server_bits": "auto"}, "server_bits='auto': use an integer from 1 to 8"),
     ("Compressor", {"scheme": "qsgd"}, "scheme='qsgd': 'qsgd' lacks the number of bits; use qsgd-4"),
     ("Compressor", {"scheme": "zip"}, "scheme='zip': there is no method 'zip'; use none, fp16, qsgd-BITS"),
     ("Compressor", {"scheme": "fp16"}, "that is Horovod's own; use compression=hvd.Compression.fp16"),

@@ -53,7 +53,7 @@ def test_excluding_outweighs_overriding() -> None:
         ),
         (
             lambda: Policy(BinSGDM(), overrides={"w": {"bits": 8}}),
-            r"overrides\['w'\]: BinSGDM has no argument 'bits'; use no arguments \(it has none\)",
+            r"overrides\['w'\]: BinSGDM has no argument 'bits'; use server_bits",
         ),
         (
             lambda: Policy(QSGD(), overrides={"w": 8}),

@@ -38,6 +38,10 @@ COSTS = {
         },
     ),
     "binsgdm": (BinSGDM(), lambda n: {"alltoall": (n - 1) / n * D / 8, "allgather": (n - 1) / n * D / 8}),
+    "binsgdm, 3 bits down": (
+        BinSGDM(server_bits=3),
+        lambda n: {"alltoall": (n - 1) / n * D / 8, "allgather": 3 * (n - 1) / n * D / 8},
+    ),
 }
 
 

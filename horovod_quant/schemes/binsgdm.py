@@ -1,7 +1,7 @@
 """BinSGDM: extreme one-bit quantization for communication-efficient large-scale distributed training.
 
 Peng et al. ICLR 2023 submission; published as Birder, NeurIPS 2023. The optimizer's update itself is one bit per
-element; momentum and scale stay on their worker.
+element; momentum and scale stay on their worker. More than one bit from the servers is not the paper's.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
-from horovod_quant.kernels.arrays import no_part
-from horovod_quant.kernels.layout import ROW, ceil_div, tiles
+from horovod_quant.kernels.arrays import Part, no_part
+from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.layout import ROW, TILE, ceil_div, code_words, tiles
+from horovod_quant.kernels.reference import uniform_levels
 from horovod_quant.schemes.base import (
     Allgather,
     Alltoall,
@@ -26,10 +28,14 @@ from horovod_quant.schemes.base import (
     Scheme,
     Workers,
     checked,
+    require_int,
     split_points,
+    use_plain_ints,
 )
 from horovod_quant.schemes.chunks import Chunks, Segment
 from horovod_quant.schemes.registry import register
+
+MOST_SERVER_BITS = 8
 
 
 @register
@@ -44,11 +50,30 @@ class BinSGDM(Scheme):
 
     A tile (1,024 elements) with a non-finite gradient on any worker decodes to NaN on all workers; one flag bit per
     tile travels with the signs.
+
+    With ``server_bits`` above 1 (not in the paper) the servers return the average itself, and the optimizer moves each
+    element by it instead of by +1 or -1. One bit up and ``server_bits`` down are ``(1 + server_bits) / 2`` times the
+    default's bytes.
+
+    Args:
+        server_bits: bits of an element that the servers return, 1 to 8. 1: a bit drawn from the average, as in the
+            paper. More: a sign, and a magnitude of one bit less. They hold the exact average of up to
+            ``2^(server_bits - 1)`` workers, and of any even number of workers below ``2^server_bits``: 3 bits do for 4
+            workers. With more workers it is rounded at random, without bias.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
+
+    server_bits: int = 1
 
     compared = ("binsgdm",)
     own_optimizer = "BinSGDM"
     own_steps = 2  # docs/results.md: with as many steps as Adam the loss stays above Adam's
+
+    def __post_init__(self) -> None:
+        require_int("server_bits", self.server_bits, 1, MOST_SERVER_BITS)
+        use_plain_ints(self, "server_bits")
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -77,7 +102,7 @@ class BinSGDM(Scheme):
         for server in range(workers.size):
             low, high = chunks.bounds[server], chunks.bounds[server + 1]
             parts += _piece(words[low * ROW : high * ROW], broken[low:high], high - low, kernels)
-        splits = _splits(chunks)
+        splits = _splits(chunks, 1)
 
         received = yield from checked(
             Alltoall(kernels.assemble(parts), splits, chunks.parts(4 * ROW)), workers
@@ -85,31 +110,21 @@ class BinSGDM(Scheme):
 
         own_tiles = chunks.tile_count(workers.rank)
         votes = [piece[: own_tiles * ROW] for piece in received]
-
-        def vote(segment: Segment, out: Any) -> np.ndarray:
-            gradient = gradients[segment.gradient]
-            own = slice(segment.tile * ROW, (segment.tile + segment.tile_count) * ROW)
-            # Every worker would draw the same bits here, so the result does not depend on who serves what.
-            key = gradient.keys.key("server", gradient.step)
-            return kernels.vote([words[own] for words in votes], key, gradient.start + segment.start, out)
-
-        served_parts = [
-            (ROW * segment.tile_count, np.int32, partial(vote, segment))
-            for segment in chunks.segments(workers.rank)
-        ]
-        served = kernels.assemble([*served_parts, no_part(np.int32)])
+        served = kernels.assemble(
+            [*self._served_parts(chunks, gradients, votes, workers, kernels), no_part(np.int32)]
+        )
         own_flags = kernels.unpack_flags(received[0][own_tiles * ROW :], own_tiles)
         for piece in received[1:]:
             own_flags = own_flags | kernels.unpack_flags(piece[own_tiles * ROW :], own_tiles)
 
-        sizes = [count / workers.size for count in chunks.parts(4 * ROW)]
+        sizes = [count / workers.size for count in chunks.parts(4 * ROW * self.server_bits)]
         piece = kernels.assemble(_piece(served, own_flags, own_tiles, kernels))
-        gathered = yield from checked(Allgather(piece, sizes, splits), workers)
+        gathered = yield from checked(Allgather(piece, sizes, _splits(chunks, self.server_bits)), workers)
         return self.opened(gathered, [gradient.extent for gradient in gradients], workers, kernels)
 
     def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
-        """The servers' bits and flags."""
-        return [(words, np.int32) for words in _splits(Chunks(elements, workers.size))]
+        """The servers' bits or codes, and flags."""
+        return [(words, np.int32) for words in _splits(Chunks(elements, workers.size), self.server_bits)]
 
     def opened(
         self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
@@ -117,32 +132,117 @@ class BinSGDM(Scheme):
         elements = [extent.elements for extent in extents]
         chunks = Chunks(elements, workers.size)
         counts = [chunks.tile_count(server) for server in range(workers.size)]
-        signs = kernels.concatenate([piece[: count * ROW] for piece, count in zip(received, counts)])
+        tile_words = ROW * self.server_bits
+        words = kernels.concatenate([piece[: count * tile_words] for piece, count in zip(received, counts)])
         all_flags = kernels.concatenate(
-            [kernels.unpack_flags(piece[count * ROW :], count) for piece, count in zip(received, counts)]
+            [
+                kernels.unpack_flags(piece[count * tile_words :], count)
+                for piece, count in zip(received, counts)
+            ]
         )
         tile_at = split_points([tiles(count) for count in elements])
 
         def write(i: int, factor: float, out: Any) -> Any:
             low, high = tile_at[i], tile_at[i + 1]
-            values = kernels.decode_signs(signs[low * ROW : high * ROW], factor * workers.size, out)
+            own = words[low * tile_words : high * tile_words]
+            if self.server_bits == 1:
+                values = kernels.decode_signs(own, factor * workers.size, out)
+            else:
+                reach = self._reaches(high - low, workers)
+                values = kernels.decode_uniform_codes([own], [reach], TILE, self.server_bits, factor, out)
             return kernels.with_nan_tiles(values, all_flags[low:high])
 
         return Decoded(workers.size, write, received=received)
 
+    def _served_parts(
+        self,
+        chunks: Chunks,
+        gradients: Sequence[Gradient],
+        votes: Sequence[Any],
+        workers: Workers,
+        kernels: Any,
+    ) -> list[Part]:
+        """What this worker's chunk comes back as, in whole tiles, from all workers' bits of it."""
 
-def _splits(chunks: Chunks) -> list[int]:
+        def key(segment: Segment) -> Key:
+            # Every worker would draw the same bits here, so the result does not depend on who serves what.
+            gradient = gradients[segment.gradient]
+            return gradient.keys.key("server", gradient.step)
+
+        def own_votes(segment: Segment) -> list[Any]:
+            own = slice(segment.tile * ROW, (segment.tile + segment.tile_count) * ROW)
+            return [words[own] for words in votes]
+
+        def start(segment: Segment) -> int:
+            return gradients[segment.gradient].start + segment.start
+
+        def vote(segment: Segment, out: Any) -> Any:
+            return kernels.vote(own_votes(segment), key(segment), start(segment), out)
+
+        def count(segment: Segment, out: Any) -> Any:
+            total = _sum_of_signs(own_votes(segment), segment.elements, kernels)
+            reach = self._reaches(segment.tile_count, workers)
+            return kernels.encode_uniform_codes(
+                total, reach, TILE, self.server_bits, key(segment), start(segment), out
+            )
+
+        if self.server_bits == 1:
+            return [
+                (ROW * segment.tile_count, np.int32, partial(vote, segment))
+                for segment in chunks.segments(workers.rank)
+            ]
+        return [
+            part
+            for piece in chunks.pieces(workers.rank, kernels.TILES_AT_A_TIME)
+            for part in self._in_whole_tiles(piece, partial(count, piece))
+        ]
+
+    def _in_whole_tiles(self, segment: Segment, encode: Callable[[Any], Any]) -> list[Part]:
+        """A segment's codes, then zeros up to the end of its last tile."""
+        used = code_words(segment.elements, self.server_bits)
+        unused = segment.tile_count * ROW * self.server_bits - used
+        return [(used, np.int32, encode), (unused, np.int32, lambda out: np.zeros(unused, np.int32))]
+
+    def _reaches(self, tile_count: int, workers: Workers) -> np.ndarray:
+        """For each tile the sum of the workers' signs that the largest code stands for.
+
+        That is the number of workers, unless there are so few that every possible sum has a code: an even number has
+        even sums, of which code 1 is 2; an odd number odd ones, of which code 1 is 1. A sum divided by this, times the
+        number of levels, is then exact in any arithmetic, because the quotient of the two is a power of two.
+        """
+        levels, distance = uniform_levels(self.server_bits), 1 + (workers.size + 1) % 2
+        reach = levels * distance if workers.size <= levels * distance else workers.size
+        return np.full(tile_count, reach, np.float32)
+
+
+def _sum_of_signs(votes: Sequence[Any], elements: int, kernels: Any) -> Any:
+    """The sum of the workers' signs, float32, exactly.
+
+    As a mean: of a power of two of arrays, whose inverse is no rounded number.
+    """
+    places = 1 << (len(votes) - 1).bit_length()
+
+    def decoded(words: Any, magnitude: float) -> Any:
+        return kernels.decode_signs(words, magnitude, kernels.target(elements))
+
+    arrays = [decoded(words, float(places)) for words in votes]
+    if places > len(votes):
+        arrays += [decoded(votes[0], 0.0)] * (places - len(votes))
+    return kernels.mean(arrays)
+
+
+def _splits(chunks: Chunks, bits: int) -> list[int]:
     """Lengths of the servers' pieces."""
-    return [_piece_words(chunks.tile_count(server)) for server in range(len(chunks.bounds) - 1)]
+    return [_piece_words(chunks.tile_count(server), bits) for server in range(len(chunks.bounds) - 1)]
 
 
-def _piece_words(tile_count: int) -> int:
-    """Length of a piece: a row of sign words a tile, then one flag bit a tile in whole words."""
-    return tile_count * ROW + ceil_div(tile_count, 32)
+def _piece_words(tile_count: int, bits: int) -> int:
+    """Length of a piece: rows of codes of so many bits a tile, then one flag bit a tile in whole words."""
+    return tile_count * ROW * bits + ceil_div(tile_count, 32)
 
 
 def _piece(words: np.ndarray, broken: np.ndarray, tile_count: int, kernels: Any) -> list:
     return [
-        (tile_count * ROW, np.int32, lambda out: words),
+        (words.shape[0], np.int32, lambda out: words),
         (ceil_div(tile_count, 32), np.int32, lambda out: kernels.pack_flags(broken)),
     ]

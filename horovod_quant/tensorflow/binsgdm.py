@@ -5,8 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import tensorflow as tf
+
 from horovod_quant import nodes
-from horovod_quant.binsgdm import require_beta, require_same_beta
+from horovod_quant.binsgdm import moves_by_averages, require_beta, require_same_beta
 from horovod_quant.schemes.base import LOCAL, Scheme
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.compressor import Compressor
@@ -66,7 +68,7 @@ class BinSGDMCompressor(Compressor):
         require_same_beta(self.beta, [own.beta])
         self._optimizer = weakref.ref(own)
 
-    def _state(self, call: HorovodCall, name: str) -> HeldState:
+    def _state(self, call: HorovodCall, name: str, scheme: Scheme) -> HeldState:
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is None or call.variable is None:
             raise ValueError(
@@ -74,7 +76,16 @@ class BinSGDMCompressor(Compressor):
                 "hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...), or with a tape "
                 "BinSGDM(optimizer=...)"
             )
-        return optimizer.held_state(call.variable, call.variables)
+        return optimizer.held_state(call.variable, call.variables, moves_by_averages(scheme))
+
+    def _delivered(self, state: HeldState | None, result: tf.Tensor, carrier: tf.Tensor) -> tf.Tensor:
+        if state is None or state.largest is None:
+            return result
+        # The first of the carrier's numbers is what has become of 1.
+        unit = tf.cast(tf.reshape(carrier, [-1])[0], tf.float32)
+        told = state.largest.assign(optim.largest_magnitude(result) / unit, read_value=False)
+        with tf.control_dependencies([] if told is None else [told]):
+            return tf.identity(result)
 
     def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
         # Where this worker owns the whole of a tensor, too: others of its node own nothing.

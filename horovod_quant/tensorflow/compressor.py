@@ -66,6 +66,7 @@ class _Carried(NamedTuple):
     group: Group
     place: int
     tensor: tf.Tensor
+    state: HeldState | None
 
 
 class Compressor(BaseCompressor):
@@ -222,7 +223,8 @@ class Compressor(BaseCompressor):
         if isinstance(ctx, Unchanged):
             return tf.cast(output, ctx.dtype)
         if isinstance(ctx, _Carried):
-            return _without_gradient(ctx.group.result(ctx.place, output), ctx.tensor)
+            result = self._delivered(ctx.state, ctx.group.result(ctx.place, output), output)
+            return _without_gradient(result, ctx.tensor)
         return output
 
     # ---- compress, step by step ------------------------------------------------------------------------------
@@ -335,6 +337,7 @@ class Compressor(BaseCompressor):
         signs = self._signs(str(common_name), tuple(tensor.shape), tensor.dtype.name, scheme)
         if name not in self._chains:
             self._chains[name] = KeyChain(self.seed, name)
+        state = self._state(call, name, scheme)
         member = Member(
             tensor,
             name,
@@ -343,12 +346,12 @@ class Compressor(BaseCompressor):
             signs,
             functools.partial(self._factor, name, signs),
             self._disagreement(name),
-            self._state(call, name),
+            state,
         )
         group = self._group(call)
         place = group.add(member, call)
         dtype = tensor.dtype if call.siblings and tensor.dtype is not tf.bfloat16 else tf.float32
-        return carrier(signs, dtype, scope_of(call, tensor)), _Carried(group, place, tensor)
+        return carrier(signs, dtype, scope_of(call, tensor)), _Carried(group, place, tensor, state)
 
     def _group(self, call: HorovodCall) -> Group:
         if not call.siblings:
@@ -457,8 +460,12 @@ class Compressor(BaseCompressor):
 
         optimizer._trackable_children = children
 
-    def _state(self, call: HorovodCall, name: str) -> HeldState | None:
+    def _state(self, call: HorovodCall, name: str, scheme: Scheme) -> HeldState | None:
         return None
+
+    def _delivered(self, state: HeldState | None, result: tf.Tensor, carrier: tf.Tensor) -> tf.Tensor:
+        """The reduced gradient, of which more may be told to its optimizer, from what has become of its carrier."""
+        return result
 
     def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
         """The gradients with the part of an optimizer's state that this worker keeps."""

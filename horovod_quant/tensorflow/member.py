@@ -14,6 +14,8 @@ from horovod_quant.schemes.base import Scheme
 class HeldState(NamedTuple):
     """A variable's state for BinSGDM: float32 variables or parts of them, the decay, the number of the update, and the
     norm to which the gradient is clipped.
+
+    ``largest`` holds the largest magnitude of the averages of the workers' bits; None where bits are exchanged.
     """
 
     momentum: Any
@@ -21,6 +23,7 @@ class HeldState(NamedTuple):
     beta: float
     step: tf.Tensor
     clip_norm: float | None = None
+    largest: tf.Variable | None = None
 
 
 class Member(NamedTuple):

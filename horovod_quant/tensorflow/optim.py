@@ -14,7 +14,7 @@ from horovod_quant.tensorflow.horovod_call import name_of
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
 from horovod_quant.tensorflow.member import HeldState
 from horovod_quant.tensorflow.parts import StatePart
-from horovod_quant.tensorflow.state import outside_of_functions
+from horovod_quant.tensorflow.state import outside_of_functions, outside_of_traces
 
 _HAS_KERAS_2 = int(getattr(tf.keras, "__version__", "2").partition(".")[0]) < 3
 
@@ -53,7 +53,8 @@ class _BinaryUpdate:
         self.clip_norm = clip_norm
         self.beta = float(beta)
         self.seed = int(seed)
-        self._exchanged: Any = set()
+        self._exchanged: dict[int, tf.Variable | None] = {}
+        self._largest: dict[int, tf.Variable] = {}
         self._parts: dict[Any, _Part] = {}
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
@@ -64,12 +65,13 @@ class _BinaryUpdate:
         """Makes the state of the optimizer's variables, if there is none yet."""
         raise NotImplementedError
 
-    def held_state(self, variable: Any, variables: Sequence[Any]) -> HeldState:
+    def held_state(self, variable: Any, variables: Sequence[Any], averages: bool = False) -> HeldState:
         """The state that an exchange of the variable's gradient updates; its updates are exchanged from now on.
 
         Args:
             variable: the one whose gradient is exchanged.
             variables: all variables that the optimizer will update, in case it does not know them yet.
+            averages: whether averages of the workers' bits are what arrives, not bits.
 
         Raises:
             ValueError: the variable is not one of this optimizer's.
@@ -77,9 +79,27 @@ class _BinaryUpdate:
         with outside_of_functions(), tf.compat.v1.name_scope(None):
             self._create_state(variables)
         momentum, scale, place = self._state_of(variable)
-        self._exchanged.add(place)
+        largest = self._largest_of(place) if averages else None
+        self._exchanged[place] = largest
         step = tf.cast(self.iterations.read_value(), tf.int64)
-        return HeldState(momentum, scale, self.beta, step, self.clip_norm)
+        return HeldState(momentum, scale, self.beta, step, self.clip_norm, largest)
+
+    def _largest_of(self, place: int) -> tf.Variable:
+        """Where a variable's exchange leaves the largest magnitude of its averages for the update that follows."""
+
+        def make() -> None:
+            # Nothing need initialize it in TensorFlow 1's graphs: it is assigned before it is read.
+            self._largest[place] = tf.compat.v1.Variable(
+                tf.zeros([]),
+                trainable=False,
+                collections=[],
+                use_resource=True,
+                name="horovod_quant_largest",
+            )
+
+        if place not in self._largest:
+            outside_of_traces(make)
+        return self._largest[place]
 
     def keep_part(self, state: HeldState, start: int, stop: int, process_set: Any) -> HeldState:
         """The elements ``start .. stop - 1`` of a state; from its first update on, this worker keeps no others.
@@ -137,25 +157,28 @@ class _BinaryUpdate:
             state.forget()
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        """What is saved: the shares with functions that use them, and in no checkpoint."""
+        """What is saved: the shares, and what exchanges tell, with functions that use them, and in no checkpoint."""
         parent: Any = super()
         children = dict(parent._trackable_children(save_type, **kwargs))
         if save_type == "savedmodel":
             shares = enumerate(state.share for state in self._state_parts())
             children.update((f"horovod_quant_share_{number}", share) for number, share in shares)
+            children.update((f"horovod_quant_largest_{place}", own) for place, own in self._largest.items())
         return children
 
     @integer_shapes()
     def _step_of_elements(self, gradient: Any, variable: Any) -> tf.Tensor:
-        """+-1 for each element, in the variable's dtype.
+        """+-1 for each element, or an average of the workers' bits, in the variable's dtype.
 
-        The workers' bits, whatever they were multiplied by on the way (a loss scale, clipping, a sum); or, of a
-        gradient that arrives averaged, random bits with its momentum's odds, the same on every worker.
+        What was exchanged, whatever it was multiplied by on the way (a loss scale, clipping, a sum); or, of a gradient
+        that arrives averaged, random bits with its momentum's odds, the same on every worker.
         """
         gradient = tf.ensure_shape(gradient, variable.shape)  # what workers gathered has none
         momentum, scale, place = self._state_of(variable)
         if place in self._exchanged:
-            return tf.cast(tf.where(tf.math.is_nan(gradient), gradient, tf.sign(gradient)), variable.dtype)
+            largest = self._exchanged[place]
+            moves = _signs(gradient) if largest is None else _averages(gradient, largest)
+            return tf.cast(moves, variable.dtype)
         chain = kernels.KeyChain(self.seed, f"parameter {place}")
         key = chain.key("alone", tf.cast(self.iterations, tf.int64))
         values = clipped(kernels, tf.reshape(gradient, [-1]), self.clip_norm)
@@ -170,6 +193,26 @@ class _BinaryUpdate:
         return {"beta": self.beta, "seed": self.seed, "clip_norm": self.clip_norm}
 
 
+def _signs(exchanged: tf.Tensor) -> tf.Tensor:
+    """The workers' bits; NaN stays."""
+    return tf.where(tf.math.is_nan(exchanged), exchanged, tf.sign(exchanged))
+
+
+def _averages(exchanged: tf.Tensor, largest: tf.Variable) -> tf.Tensor:
+    """The averages of the workers' bits; NaN stays."""
+    with tf.control_dependencies([exchanged]):  # whose exchange has assigned it
+        told = largest.read_value()
+    values = tf.cast(exchanged, tf.float32)
+    return values * tf.math.divide_no_nan(told, largest_magnitude(values))
+
+
+def largest_magnitude(values: tf.Tensor) -> tf.Tensor:
+    """That of the elements that are not NaN, float32; 0 of none."""
+    magnitudes = tf.abs(tf.cast(values, tf.float32))
+    found = tf.reduce_max(tf.where(tf.math.is_nan(magnitudes), tf.zeros_like(magnitudes), magnitudes))
+    return tf.maximum(found, 0.0)
+
+
 class BinSGDM(_BinaryUpdate, _Optimizer):
     """Moves every element of every variable by ``+-learning_rate``; the sign is random, with odds set by its momentum.
 
@@ -179,10 +222,11 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
     3. ``v = v - learning_rate (bit + weight_decay v)``.
 
     With ``compression=horovod_quant.tensorflow.BinSGDM()`` each worker applies steps 1 and 2 to its own gradient, and
-    the workers' bits are averaged and binarized again in the exchange. Gradients that arrive averaged instead (one
-    worker, small gradients, another compression) go through steps 1 and 2 here, with random bits that are the same
-    on every worker. Momentum and scale are slot variables, saved with the model. With ``BinSGDM(hierarchical=True)``
-    each worker keeps them only for its share of the elements: call `gather_state` before saving or broadcasting them.
+    the workers' bits are averaged and binarized again in the exchange; with ``server_bits`` above 1 the average is the
+    ``bit`` of step 3, a number from -1 to 1. Gradients that arrive averaged instead (one worker, small gradients,
+    another compression) go through steps 1 and 2 here, with random bits that are the same on every worker. Momentum
+    and scale are slot variables, saved with the model. With ``BinSGDM(hierarchical=True)`` each worker keeps them only
+    for its share of the elements: call `gather_state` before saving or broadcasting them.
 
     Args:
         learning_rate: step size of each element; a number or a schedule.

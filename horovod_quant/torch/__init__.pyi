@@ -375,10 +375,18 @@ class BinSGDM(Compressor):
     A tile (1,024 elements) with a non-finite gradient on any worker decodes to NaN on all workers; one flag bit per
     tile travels with the signs.
 
+    With ``server_bits`` above 1 (not in the paper) the servers return the average itself, and the optimizer moves each
+    element by it instead of by +1 or -1. One bit up and ``server_bits`` down are ``(1 + server_bits) / 2`` times the
+    default's bytes.
+
     Compressor for the optimizer `horovod_quant.torch.optim.BinSGDM`, whose state is momentum and scale.
 
     Args:
         beta: None, or the optimizer's ``beta`` again, to have it checked; the optimizer's is the one that is used.
+        server_bits: bits of an element that the servers return, 1 to 8. 1: a bit drawn from the average, as in the
+            paper. More: a sign, and a magnitude of one bit less. They hold the exact average of up to
+            ``2^(server_bits - 1)`` workers, and of any even number of workers below ``2^server_bits``: 3 bits do for 4
+            workers. With more workers it is rounded at random, without bias.
         min_elements: smaller gradients are left to Horovod, uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
@@ -395,11 +403,15 @@ class BinSGDM(Compressor):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     def __init__(
         self,
         beta: float | None = None,
         *,
+        server_bits: int = 1,
         min_elements: int = 1024,
         exclude: str | Iterable[str] | None = (),
         overrides: Mapping[str, Mapping[str, Any]] | None = None,

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import torch
 
-from horovod_quant.binsgdm import clipped, require_beta, require_same_beta
+from horovod_quant.binsgdm import clipped, moves_by_averages, require_beta, require_same_beta
 from horovod_quant.schemes.base import BinaryState, Scheme
 from horovod_quant.torch import optim
 from horovod_quant.torch.backward import BACKWARD
@@ -63,4 +63,8 @@ class BinSGDMCompressor(Compressor):
     def _delivered(self, call: Any, submission: Submission, sums: Sequence[float]) -> None:
         if sums[-1] == 0.0:  # on no worker: bits, of which each is up or down, would move it
             submission.destination.zero_()
-        call.optimizer.mark_exchanged(call.parameter, moves=sums[-1] != 0.0)
+        largest = None
+        if moves_by_averages(submission.scheme):
+            # The first of the carrier's numbers is what has become of 1.
+            largest = optim.largest_magnitude(submission.destination) / sums[0]
+        call.optimizer.mark_exchanged(call.parameter, moves=sums[-1] != 0.0, largest=largest)

@@ -44,9 +44,9 @@ class BinSGDM(torch.optim.Optimizer):
     3. ``p = p - lr (bit + weight_decay p)``.
 
     With ``compression=horovod_quant.torch.BinSGDM()`` each worker applies steps 1 and 2 to its own gradient, and the
-    workers' bits are averaged and binarized again in the exchange. Gradients that arrive averaged instead (one
-    worker, small gradients, another compression) go through steps 1 and 2 here, with random bits that are the same
-    on every worker.
+    workers' bits are averaged and binarized again in the exchange; with ``server_bits`` above 1 the average is the
+    ``bit`` of step 3, a number from -1 to 1. Gradients that arrive averaged instead (one worker, small gradients,
+    another compression) go through steps 1 and 2 here, with random bits that are the same on every worker.
 
     With ``compression=BinSGDM(hierarchical=True)`` each worker keeps momentum and scale only for its share of the
     elements. Call `gather_state` before saving or broadcasting them.
@@ -106,7 +106,7 @@ class BinSGDM(torch.optim.Optimizer):
 
     def _index_parameters(self) -> None:
         """What follows from the parameter groups, and is no part of the state."""
-        self._exchanged: set[torch.Tensor] = set()
+        self._exchanged: dict[torch.Tensor, torch.Tensor | None] = {}
         self._still: set[torch.Tensor] = set()
         self._parts: dict[torch.Tensor, _Part] = getattr(self, "_parts", {})
         self._group_index: dict[torch.Tensor, int] = {}
@@ -212,9 +212,20 @@ class BinSGDM(torch.optim.Optimizer):
                     saved = state_dict["state"][index][name]
                     self.state[parameter][name] = saved.detach().to(parameter.device, torch.float32).clone()
 
-    def mark_exchanged(self, parameter: torch.Tensor, moves: bool = True) -> None:
-        """Records that the parameter's gradient already holds the workers' common bits, or that no worker has one."""
-        (self._exchanged if moves else self._still).add(parameter)
+    def mark_exchanged(
+        self, parameter: torch.Tensor, moves: bool = True, largest: torch.Tensor | None = None
+    ) -> None:
+        """Records that the parameter's gradient already holds what the workers have in common.
+
+        Args:
+            parameter: the one whose gradient has been exchanged.
+            moves: False if no worker has a gradient.
+            largest: the largest magnitude of the averages of the workers' bits; None if there are bits.
+        """
+        if moves:
+            self._exchanged[parameter] = largest
+        else:
+            self._still.add(parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -234,9 +245,13 @@ class BinSGDM(torch.optim.Optimizer):
                 exchanged = parameter in self._exchanged
                 if not exchanged and not gradient.any():
                     continue  # as Horovod makes them for a parameter that no worker's backward pass has reached
-                bits = _signs(gradient) if exchanged else self._binarized(parameter, gradient)
+                if exchanged:
+                    largest = self._exchanged[parameter]
+                    moves = _signs(gradient) if largest is None else _averages(gradient, largest)
+                else:
+                    moves = self._binarized(parameter, gradient)
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(bits, alpha=-group["lr"])
+                parameter.add_(moves, alpha=-group["lr"])
         self._exchanged.clear()
         self._still.clear()
         return loss
@@ -315,3 +330,16 @@ def _foreign(where: str, lacking: Sequence[str], found: Sequence[str]) -> str:
 def _signs(exchanged: torch.Tensor) -> torch.Tensor:
     """The workers' bits, whatever they were multiplied by on the way (a loss scale, clipping, a sum); NaN stays."""
     return torch.where(exchanged.isnan(), exchanged, exchanged.sign())
+
+
+def _averages(exchanged: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """The averages of the workers' bits, whatever they were multiplied by on the way; NaN stays."""
+    values = exchanged.to(torch.float32)
+    found = largest_magnitude(values)
+    return values * torch.where(found > 0, largest / found, 0.0)
+
+
+def largest_magnitude(values: torch.Tensor) -> torch.Tensor:
+    """That of the elements that are not NaN, float32; 0 of none."""
+    magnitudes = values.detach().to(torch.float32).abs().nan_to_num(nan=0.0)
+    return magnitudes.max() if len(magnitudes.reshape(-1)) else magnitudes.sum()

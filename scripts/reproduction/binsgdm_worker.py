@@ -3,9 +3,10 @@
     horovodrun -np 4 python binsgdm_worker.py --beta 0.8 --rounding both --compression binsgdm
     horovodrun -np 4 python binsgdm_worker.py --beta 0.8 --rounding none
 
-With both roundings it is the package's optimizer. Otherwise workers exchange float32: with ``workers`` the mean of
-their bits, which is what a server knows before it rounds; with ``none`` the mean of what they would round. The other
-options are those of examples/torch_char_transformer.py; so are model, text, and everything else.
+With both roundings it is the package's optimizer, of which ``--server-bits`` above 1 leaves the second one out.
+Otherwise workers exchange float32: with ``workers`` the mean of their bits, which is what a server knows before it
+rounds; with ``none`` the mean of what they would round. The other options are those of
+examples/torch_char_transformer.py; so are model, text, and everything else.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def train(args: argparse.Namespace, own: argparse.Namespace, seed: int, data: An
     compression = example.make_compression(args, seed)
     optimizer: torch.optim.Optimizer
     if own.rounding == "both":
+        compression = hvq.BinSGDM(server_bits=own.server_bits, seed=seed)
         optimizer = hvd.DistributedOptimizer(
             hvq.optim.BinSGDM(model.parameters(), lr=args.lr, beta=own.beta, seed=seed),
             named_parameters=model.named_parameters(),
@@ -86,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--beta", type=float, required=True)
     parser.add_argument("--rounding", choices=ROUNDINGS, required=True)
+    parser.add_argument("--server-bits", type=int, default=1, help="of hvq.BinSGDM, with both roundings")
     own, others = parser.parse_known_args()
     sys.argv[1:] = others
     args = example.parse_arguments()

@@ -681,6 +681,7 @@ EXCHANGES = {
     "hierarchical-terngrad": (Hierarchical(LITERATURE["terngrad"]), 4, 2),
     "hierarchical": (Hierarchical(SCHEMES["global-max"]), 4, 2),
     "hierarchical-binsgdm": (Hierarchical(SCHEMES["binsgdm"]), 4, 2),
+    "hierarchical-binsgdm-average": (Hierarchical(SCHEMES["binsgdm-average"]), 6, 2),
     "inside-float16": (Hierarchical(SCHEMES["global-max"], "float16"), 4, 2),
     "inside-8": (Hierarchical(SCHEMES["qsgd"], 8), 4, 2),
     "hierarchical-eden": (Hierarchical(SCHEMES["eden-alltoall"]), 6, 2),
@@ -692,6 +693,7 @@ FEW_EXCHANGES = [
     "exponential-max",
     "terngrad",
     "hierarchical-binsgdm",
+    "hierarchical-binsgdm-average",
 ]
 """Others are in `test_a_groups_stage_is_one_launch`."""
 

@@ -33,11 +33,21 @@ TORCH_VARIANTS = [
     "global-qsgd-exponential",
     "global-qsgd-rotated",
     "eden-alltoall",
+    "binsgdm-average",
 ]
-TORCH_GPU_VARIANTS = ["qsgdinf", "qsgd-alltoall", "global-qsgd-exponential", "eden-alltoall"]
+AVERAGING = ["binsgdm-average"]
+"""Of the variants those of BinSGDM."""
+TORCH_GPU_VARIANTS = [
+    "qsgdinf",
+    "qsgd-alltoall",
+    "global-qsgd-exponential",
+    "eden-alltoall",
+    "binsgdm-average",
+]
 TF_VARIANTS = ["nuqsgd-alltoall" if name == "qsgd-alltoall" else name for name in TORCH_VARIANTS]
 IN_TENSORFLOW = [
-    f"{name}-in-tensorflow" for name in (*ON_DEVICES, "nuqsgd-alltoall", "global-qsgd-exponential")
+    f"{name}-in-tensorflow"
+    for name in (*ON_DEVICES, "nuqsgd-alltoall", "global-qsgd-exponential", "binsgdm-average")
 ]
 
 
@@ -151,6 +161,7 @@ TORCH = Table(
             ],
         ),
         Part(BINSGDM, ["binsgdm_state", "binsgdm_groups_schedules_and_clipping"]),
+        Part(AVERAGING, ["binsgdm_moves_by_averages", "grad_scaler", "resuming_gives_the_same_bits"]),
         Part(
             [],
             [
@@ -251,6 +262,7 @@ TF = Table(
             ["qsgd", "eden-in-tensorflow", "global-qsgd-in-tensorflow"], ["an_error_while_data_are_awaited"]
         ),
         Part(BINSGDM, ["binsgdm_moves_by_the_rate"]),
+        Part(AVERAGING, ["binsgdm_moves_by_averages", "keras_mixed_precision"]),
         Part(
             TF_VARIANTS,
             ["tape_in_a_function", "tape_groups", "dynamic_shapes", "nan_on_one_rank", "counts_that_differ"],
@@ -292,6 +304,11 @@ TF = Table(
             extra=True,
         ),
         Part(["binsgdm-in-tensorflow"], ["binsgdm_moves_by_the_rate"], extra=True),
+        Part(
+            ["binsgdm-average-in-tensorflow"],
+            ["binsgdm_moves_by_averages", "keras_loads_models", "checkpoints_are_restored"],
+            extra=True,
+        ),
         Part(["eden-in-tensorflow"], ["counts_that_differ"], extra=True),  # whose steps are sent along
         # Last, because workers outside the process set take no part in its operations.
         Part(METHODS, ["keras_process_set", "tape_process_set"]),
@@ -420,7 +437,8 @@ TF_HIERARCHICAL = Table(
         Part([name for name in IN_TENSORFLOW if not name.startswith("binsgdm")], NOT_OF_BINSGDM),
         Part(["binsgdm-in-tensorflow"], OF_BINSGDM),
         Part(IN_TENSORFLOW, ["tape_groups", "tape_dtypes", "constant_gradients"]),
-        Part(TF_VARIANTS, NOT_OF_BINSGDM, extra=True),
+        Part([name for name in TF_VARIANTS if name not in AVERAGING], NOT_OF_BINSGDM, extra=True),
+        Part(AVERAGING, [*OF_BINSGDM, "tape_groups"], extra=True),
     ],
     core=["keras_fit", "tape_groups", *NOT_OF_BINSGDM, *OF_BINSGDM],
     sampled=[*TF_VARIANTS, *IN_TENSORFLOW],

@@ -883,6 +883,55 @@ def binsgdm_moves_by_the_rate(make: Make) -> None:
         np.testing.assert_allclose(np.abs(new - old), 1e-3, rtol=1e-2)
 
 
+def binsgdm_moves_by_averages(make: Make) -> None:
+    """Every element by the average of the workers' bits, whatever scales it: a sum, a loss scale."""
+    fractions: set[float] = set()
+    for eager, op, scale in taken((False, hvd.Average, 1.0), (True, hvd.Sum, 1.0), (False, hvd.Sum, 64.0)):
+        model = keras_model()
+        compressor, optimizer = make_for_tape(make, model)
+
+        def step(
+            x: Any,
+            y: Any,
+            model: Any = model,
+            compressor: Any = compressor,
+            optimizer: Any = optimizer,
+            op: Any = op,
+            scale: float = scale,
+        ) -> None:
+            with tf.GradientTape() as tape:
+                loss = scale * tf.reduce_mean((model(x) - y) ** 2)
+            tape = hvd.DistributedGradientTape(tape, compression=compressor, op=op)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip([each / scale for each in gradients], model.trainable_variables))
+
+        run = step if eager else tf.function(step)
+        for number, (x, y) in enumerate(batches(2)):
+            before = model.get_weights()
+            run(x, y)
+            records = compressor.records[number * len(before) :]
+            fractions |= _moved_by_averages(before, model, records, 1.0 if op is hvd.Average else hvd.size())
+        check_records(compressor, 2, factor=1.0 / hvd.size() if op is hvd.Average else 1.0)
+    for legacy in taken(False, True):
+        model, compressor = keras_model(), make()
+        optimizer = keras_hvd.DistributedOptimizer(optimizer_for(compressor, legacy), compression=compressor)
+        model.compile(optimizer=optimizer, loss="mse")
+        before = model.get_weights()
+        model.train_on_batch(*next(batches(1)))
+        _moved_by_averages(before, model, compressor.records, 1.0)
+    assert len(fractions) > 1, "no bits differ"
+
+
+def _moved_by_averages(before: Any, model: Any, records: Any, unit: float) -> set[float]:
+    """Checks the quantized variables' last update; returns the magnitudes of what they moved by."""
+    reduced, fractions = {name: values / unit for name, _, values in records}, set()
+    for variable, old, new in zip(model.trainable_variables, before, model.get_weights()):
+        if variable.name in KERNELS:
+            np.testing.assert_allclose(old - new, 1e-3 * reduced[variable.name], rtol=1e-4, atol=1e-7)
+            fractions |= set(np.unique(np.abs(reduced[variable.name])).tolist())
+    return fractions
+
+
 def counts_that_differ(make: Make) -> None:
     """As after a worker has come later: the averages are right nevertheless, and the same on all."""
     for eager in taken(False, True):

@@ -633,6 +633,49 @@ def binsgdm_state(make: Any) -> None:
     assert_same_on_all_ranks(momenta, "broadcast momenta")
 
 
+def binsgdm_moves_by_averages(make: Any) -> None:
+    """Every element by the average of the workers' bits, whatever scales it: a sum, clipping, a loss scale."""
+    fractions: set[float] = set()
+    for op, clip, scale in (
+        (hvd.Average, None, 1.0),
+        (hvd.Sum, None, 1.0),
+        (hvd.Average, 0.01, 1.0),
+        (hvd.Average, None, 64.0),
+    ):
+        model, compressor = net(), make()
+        optimizer = hvd.DistributedOptimizer(
+            base_optimizer(compressor, model.parameters()),
+            model.named_parameters(),
+            compression=compressor,
+            op=op,
+        )
+        oracle, parameters = TorchOracle(compressor), dict(model.named_parameters())
+        for step in range(2):
+            optimizer.zero_grad()
+            twin = copy.deepcopy(model)
+            (scale * net_loss(twin, step)).backward()
+            raw: Any = {name: p.grad for name, p in twin.named_parameters()}
+            averages = oracle.expected(raw, 1.0 / hvd.size())
+            (scale * net_loss(model, step)).backward()
+            optimizer.synchronize()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            for p in model.parameters():
+                p.grad.div_(scale)
+            before = {name: p.detach().clone() for name, p in parameters.items()}
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            for name, average in averages.items():
+                if average is not None:
+                    moved = before[name] - parameters[name].detach()
+                    assert torch.allclose(moved, 1e-3 * average, rtol=1e-4, atol=1e-7), (
+                        f"{op}, {clip}, {scale}"
+                    )
+                    fractions |= set(torch.unique(average.abs()).tolist())
+        assert_same_on_all_ranks(list(model.parameters()), "parameters")
+    assert len(fractions) > 1, "no bits differ"
+
+
 def resuming_gives_the_same_bits(make: Any) -> None:
     """Stopped after two steps, saved and loaded: the parameters are those of a run without an interruption."""
 

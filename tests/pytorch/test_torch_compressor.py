@@ -237,6 +237,34 @@ def test_binsgdm_reports_a_broken_gradient_and_keeps_its_state() -> None:
     assert bool((optimizer.state[weights]["momentum"] == 0).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("unit", [1.0, 3.0, 2.0**-16])
+def test_binsgdm_moves_by_averages_whatever_their_unit(dtype: torch.dtype, unit: float) -> None:
+    averages = torch.tensor([0.5, -0.25, 0.0, float("nan"), 0.125])
+    weights = torch.nn.Parameter(torch.zeros(5, dtype=dtype))
+    optimizer = hvq.optim.BinSGDM([weights], lr=0.5)
+    weights.grad = (averages * unit).to(dtype)
+    optimizer.mark_exchanged(weights, largest=torch.tensor(0.5))
+    optimizer.step()
+    moved = torch.tensor([-0.25, 0.125, 0.0, float("nan"), -0.0625])
+    assert torch.allclose(weights.detach().float(), moved, rtol=2e-3, equal_nan=True)
+    weights.grad = (averages * unit).to(dtype)  # as bits of the next step
+    optimizer.mark_exchanged(weights)
+    optimizer.step()
+    moved += torch.tensor([-0.5, 0.5, 0.0, 0.0, -0.5])
+    assert torch.allclose(weights.detach().float(), moved, rtol=2e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("elements", [0, 3])
+def test_averages_of_zero_move_nothing(elements: int) -> None:
+    weights = torch.nn.Parameter(torch.ones(elements))
+    optimizer = hvq.optim.BinSGDM([weights], lr=0.5)
+    weights.grad = torch.zeros(elements)
+    optimizer.mark_exchanged(weights, largest=hvq.optim.largest_magnitude(weights.grad))
+    optimizer.step()
+    assert torch.equal(weights.detach(), torch.ones(elements))
+
+
 def test_binsgdms_state_survives_saving_and_copying() -> None:
     weights = torch.nn.Parameter(torch.linspace(-1, 1, 300, dtype=torch.float16))
     optimizer = hvq.optim.BinSGDM([weights], lr=0.1)

@@ -183,7 +183,7 @@ def test_fewer_summands_have_more_levels() -> None:
 def returned_bits(scheme: Any, nodes: int) -> float:
     """Of an element, as docs/hierarchical.md has it."""
     if isinstance(scheme, BinSGDM):
-        return 1 + 1 / 1024
+        return scheme.server_bits + 1 / 1024
     if isinstance(scheme, EDEN):
         widths = scheme.widths(nodes)
         gathered = widths.exchange == "allgather"

@@ -37,6 +37,7 @@ def answered_alone(request: Any) -> Any:
         schemes.QSGD(2, coding="elias-omega"),
         schemes.EDEN(3),
         schemes.BinSGDM(),
+        schemes.BinSGDM(server_bits=3),
     ],
     ids=str,
 )

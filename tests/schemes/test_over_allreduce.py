@@ -20,6 +20,7 @@ SCHEMES = [
     EDEN(3, exchange="allgather"),
     EDEN(2, server_bits=4, exchange="alltoall"),
     BinSGDM(),
+    BinSGDM(server_bits=3),
 ]
 LENGTHS = (5000, 1, 1024)
 

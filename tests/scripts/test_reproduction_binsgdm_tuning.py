@@ -66,13 +66,15 @@ def test_what_is_tuned_is_trained_with_the_best_pair(monkeypatch: pytest.MonkeyP
             loss = losses[f"{beta:g}"][f"{rate:g}"]
             running.keep(job.kept_as(tuning.TUNING_SEED), {"validation_loss": loss})
     asked.clear()
-    assert tuning.study(TINY._replace(only=("tuned", "no bits", "beta 0.95")))["tuned"] == losses
+    only = ("tuned", "server bits", "no bits", "beta 0.95")
+    assert tuning.study(TINY._replace(only=only))["tuned"] == losses
     options = [job.options for job, _ in asked]
     assert all("--lr=0.005" in each for each in options)
     assert [next(o for o in each if o.startswith("--beta")) for each in options] == [
-        "--beta=0.95", "--beta=0.7", "--beta=0.7",
+        "--beta=0.95", "--beta=0.7", "--beta=0.7", "--beta=0.7",
     ]  # fmt: skip
-    assert [job.method for job, _ in asked] == ["binsgdm", "binsgdm", "none"]
+    assert [job.method for job, _ in asked] == ["binsgdm", "binsgdm", "binsgdm", "none"]
+    assert ["--server-bits=3" in each for each in options] == [False, False, True, False]
     assert {seeds for _, seeds in asked} == {TINY.seeds}
 
 
@@ -108,6 +110,7 @@ def test_the_page_has_the_tuning_and_each_training(tmp_path: Path) -> None:
     text = page.write(folder).read_text()
     assert "Best: beta 0.8 with rate 0.005." in text
     assert "| BinSGDM, batches 8 times as large | 2 | 3 |" in text
+    assert "| BinSGDM(server_bits=3) | 2 | 3 |" in text
     assert "(+6.97%" in text
     assert "(results/binsgdm-tuning-loss.png)" in text
 
@@ -144,12 +147,12 @@ def test_trainings_run_and_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "BETAS", (0.8,))
     monkeypatch.setattr(tuning, "RATES", (0.005,))
     settings = TINY._replace(
-        only=("tune beta 0.8", "beta 0.8", "none", "tuned", "workers' bits alone", "no bits")
+        only=("tune beta 0.8", "beta 0.8", "none", "tuned", "server bits", "workers' bits alone", "no bits")
     )
     found = tuning.study(settings)
-    assert set(found["trainings"]) == {"beta 0.8", "none", "tuned", "workers' bits alone", "no bits"}
+    assert set(found["trainings"]) == {*settings.only} - {"tune beta 0.8"}
     losses = {key: own["losses"][0] for key, own in found["trainings"].items()}
     assert losses["beta 0.8"] == losses["tuned"]
-    assert len({tuple(own) for own in losses.values()}) == 4
+    assert len({tuple(own) for own in losses.values()}) == 5
     monkeypatch.setattr(running, "horovodrun", None)  # what has ended is not repeated
     assert tuning.study(settings) == found

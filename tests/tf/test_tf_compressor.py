@@ -123,6 +123,35 @@ def test_binsgdm_reports_a_broken_gradient_and_keeps_its_state(kind: Any) -> Non
 
 @needs_keras_2
 @pytest.mark.parametrize("kind", [hvq.optim.BinSGDM, hvq.optim.LegacyBinSGDM])
+@pytest.mark.parametrize("unit", [1.0, 3.0, 2.0**-16])
+@pytest.mark.parametrize("eager", [False, True])
+def test_binsgdm_moves_by_averages_whatever_their_unit(kind: Any, unit: float, eager: bool) -> None:
+    averages = tf.constant([0.5, -0.25, 0.0, float("nan"), 0.125])
+    weights, optimizer = tf.Variable(tf.zeros(5)), kind(0.5)
+    largest = optimizer.held_state(weights, [weights], averages=True).largest
+    assert not [
+        each.name for each in optimizer.variables() if "largest" in each.name
+    ]  # no part of what is saved
+
+    def step() -> None:
+        largest.assign(0.5)
+        optimizer.apply_gradients([(averages * unit, weights)])
+
+    (step if eager else tf.function(step))()
+    np.testing.assert_allclose(weights.numpy(), [-0.25, 0.125, 0.0, np.nan, -0.0625], rtol=1e-6)
+
+
+@needs_keras_2
+def test_averages_of_zero_move_nothing() -> None:
+    weights, optimizer = tf.Variable(tf.ones(3)), hvq.optim.BinSGDM(0.5)
+    optimizer.held_state(weights, [weights], averages=True)
+    optimizer.apply_gradients([(tf.zeros(3), weights)])
+    assert weights.numpy().tolist() == [1.0, 1.0, 1.0]
+    assert float(hvq.optim.largest_magnitude(tf.zeros([0]))) == 0.0
+
+
+@needs_keras_2
+@pytest.mark.parametrize("kind", [hvq.optim.BinSGDM, hvq.optim.LegacyBinSGDM])
 def test_binsgdm_is_made_from_its_configuration(kind: Any) -> None:
     schedule = tf.keras.optimizers.schedules.CosineDecay(0.1, 100)
     optimizer = kind(schedule, beta=0.9, weight_decay=0.25, seed=4)

@@ -857,6 +857,7 @@ EXCHANGES = {
             "exponential-max",
             "eden-alltoall",
             "binsgdm",
+            "binsgdm-average",
         )
     },
     "hierarchical-natural": (Hierarchical(LITERATURE["natural"]), 4, 2),
