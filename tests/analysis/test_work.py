@@ -87,6 +87,16 @@ def test_kernel_calls_are_those_of_the_scheme() -> None:
     stages, decode = work_of(BinSGDM(), [4 * 1024], 4)
     assert [calls for calls, _ in stages] == [[Call("binarize", 0, 4096)], [Call("vote", 0, 1024, 4)]]
     assert decode == [Call("decode_signs", 0, 4096)]
+    stages, decode = work_of(BinSGDM(server_bits=3), [4 * 1024], 4)
+    assert [calls for calls, _ in stages] == [
+        [Call("binarize", 0, 4096)],
+        [
+            Call("decode_signs", 0, 4096),  # of 4 workers each
+            Call("mean", 0, 1024, 4),
+            Call("encode_uniform_codes", 3, 1024),
+        ],
+    ]
+    assert decode == [Call("decode_uniform_codes", 3, 4096)]
 
 
 @dataclass(frozen=True)
