@@ -119,6 +119,7 @@ class BinSGDM(Scheme):
 
         sizes = [count / workers.size for count in chunks.parts(4 * ROW * self.server_bits)]
         piece = kernels.assemble(_piece(served, own_flags, own_tiles, kernels))
+        del served  # before the gathered pieces come
         gathered = yield from checked(Allgather(piece, sizes, _splits(chunks, self.server_bits)), workers)
         return self.opened(gathered, [gradient.extent for gradient in gradients], workers, kernels)
 
