@@ -204,7 +204,7 @@ def documentation(base: type, scheme_class: type[Scheme] | None = None) -> str:
         first, *more = texts.get(name, "see the scheme.").splitlines()
         lines += [f"    {name}: {first}", *(f"        {line}" for line in more)]
     if scheme_class is not None and scheme_class.own_optimizer is not None:
-        head += f"\n\n{_parts(base)[0].strip()}"
+        head = f"{head.strip()}\n\n{_parts(base)[0].strip()}"
     return "\n".join([head.strip(), "", "Args:", *lines, *(["", rest.strip()] if rest.strip() else []), ""])
 
 
