@@ -271,7 +271,7 @@ def section(
         [
             f"{controller.capitalize() if controller != MPI else 'MPI'}: measured, predicted (difference). {summary}",
             table(predicted, found),
-            "The cells that calibrated it, and what the model makes of them:",
+            "The cells that calibrated it, and what the model gives for them:",
             table(calibrating, found),
             " ".join([*parameters, f"{machine()}."]),
         ]

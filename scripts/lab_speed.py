@@ -1,20 +1,55 @@
-"""Writes the table of docs/speed.md from the JSON files of `scripts/lab-speed`."""
+"""Writes the tables of docs/speed.md from the JSON files of `scripts/lab-speed`, and says which aims are reached."""
 
 from __future__ import annotations
 
 import json
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-
-TARGETS = {"global-qsgd-8": 3.3, "global-qsgd-4": 5.0, "binsgdm": 7.0}
-"""Times as fast as Horovod without compression, 4 hosts at 1 Gbit/s."""
+from typing import NamedTuple
 
 NONE = "none"
-RIVAL = "ddp-powersgd-1"
-SLOWEST_UNSHAPED = 1.1  # times none
 CONTROLLERS = {"gloo": "Gloo", "mpi": "MPI"}
-BEGIN, END = "<!-- table: scripts/lab-speed -->", "<!-- /table -->"
+FAST, SLOW, UNLIMITED = "1gbit", "100mbit", "none"
+"""Rates of the links, as in the files' names."""
+
+MARKS = {FAST: "table", SLOW: "slow"}
+"""Of the tables in the page, by the rate that they are about."""
+
+SLOWEST_UNSHAPED = 1.1
+"""Times none's time that a method may take without a limit."""
+
+
+class Aim(NamedTuple):
+    """What is wanted of a method at a rate.
+
+    Attributes:
+        method: its name.
+        rate: of the links.
+        times: how many times as fast as none, by controller.
+        rivals: methods that it must be faster than: this package's with the same controller, others' with Gloo.
+    """
+
+    method: str
+    rate: str
+    times: dict[str, float]
+    rivals: tuple[str, ...]
+
+
+def _alike(times: float) -> dict[str, float]:
+    return dict.fromkeys(CONTROLLERS, times)
+
+
+AIMS = (
+    Aim("global-qsgd-8", FAST, _alike(3.3), ("ddp-powersgd-1",)),
+    Aim("global-qsgd-4", FAST, _alike(5.0), ("ddp-powersgd-1",)),
+    Aim("binsgdm", FAST, _alike(7.0), ("ddp-powersgd-1",)),
+    Aim("eden-3", FAST, _alike(3.0), ()),
+    Aim("eden-2", FAST, _alike(3.0), ()),
+    Aim("eden-3", SLOW, {"gloo": 5.0, "mpi": 6.0}, ("global-qsgd-4", "ddp-powersgd-2")),
+    Aim("eden-2", SLOW, {"gloo": 7.0, "mpi": 9.0}, ("global-qsgd-4", "ddp-powersgd-2")),
+)
 
 
 class Run:
@@ -25,6 +60,10 @@ class Run:
             result["method"]: result["wall_seconds"] for result in json.loads(path.read_text())["results"]
         }
 
+    @property
+    def methods(self) -> list[str]:
+        return [method for method in self.walls if method != "no exchange"]
+
     def seconds(self, method: str) -> float:
         return statistics.median(self.walls[method])
 
@@ -33,61 +72,81 @@ class Run:
         return statistics.median(b / a for a, b in zip(self.walls[method], self.walls[other]))
 
 
-def table(shaped: dict[str, Run], unshaped: dict[str, Run], ddp: Run) -> str:
+class Results:
+    """All runs of the script: ``runs[controller, rate]``, and ``ddp[rate]`` of PyTorch's DistributedDataParallel."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs = {
+            (controller, rate): Run(folder / f"{controller}-{rate}.json")
+            for controller in CONTROLLERS
+            for rate in (FAST, SLOW, UNLIMITED)
+        }
+        self.ddp = {rate: Run(folder / f"ddp-{rate}.json") for rate in (FAST, SLOW)}
+
+
+def table(results: Results, rate: str, also: str | None = None) -> str:
+    """Of the methods measured at a rate, and their times at another one."""
     heads = [f"{name}, ms | times as fast" for name in CONTROLLERS.values()]
-    heads += [f"{name} without limit, ms" for name in CONTROLLERS.values()]
-    lines = ["| method | " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (3 * len(CONTROLLERS))]
-    for method in methods(shaped["gloo"]):
+    if also is not None:
+        heads += [f"{name} without limit, ms" for name in CONTROLLERS.values()]
+    columns = (2 if also is None else 3) * len(CONTROLLERS)
+    lines = ["| method | " + " | ".join(heads) + " |", "| --- |" + " ---: |" * columns]
+    for method in results.runs["gloo", rate].methods:
         cells = []
         for controller in CONTROLLERS:
-            run = shaped[controller]
+            run = results.runs[controller, rate]
             cells += [milliseconds(run, method), f"{run.times(method):.2f}"]
-        cells += [milliseconds(unshaped[controller], method) for controller in CONTROLLERS]
+        if also is not None:
+            cells += [milliseconds(results.runs[controller, also], method) for controller in CONTROLLERS]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
-    for method in methods(ddp):
+    for method in results.ddp[rate].methods:
         if method != NONE:
-            lines.append(f"| {method} | {milliseconds(ddp, method)} | {ddp.times(method):.2f} |  |  |  |  |")
+            run = results.ddp[rate]
+            cells = [milliseconds(run, method), f"{run.times(method):.2f}", *[""] * (columns - 2)]
+            lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def methods(run: Run) -> list[str]:
-    return [method for method in run.walls if method != "no exchange"]
 
 
 def milliseconds(run: Run, method: str) -> str:
     return f"{1e3 * run.seconds(method):,.0f}"
 
 
-def verdicts(shaped: dict[str, Run], unshaped: dict[str, Run], ddp: Run) -> list[tuple[bool, str]]:
-    found = []
+def verdicts(results: Results) -> Iterator[tuple[bool, str]]:
+    for aim in AIMS:
+        for controller, wanted in aim.times.items():
+            run = results.runs[controller, aim.rate]
+            which = f"{aim.method} with {CONTROLLERS[controller]} at {aim.rate}"
+            times = run.times(aim.method)
+            yield times >= wanted, f"{which}: {times:.2f} times as fast as none ({wanted:g} wanted)"
+            for rival in aim.rivals:
+                seconds = (run if rival in run.walls else results.ddp[aim.rate]).seconds(rival)
+                ahead = seconds / run.seconds(aim.method)
+                yield ahead > 1, f"{which}: {ahead:.2f} times as fast as {rival}"
     for controller, name in CONTROLLERS.items():
-        for method, target in TARGETS.items():
-            times = shaped[controller].times(method)
-            found.append(
-                (
-                    times >= target,
-                    f"{method} with {name}: {times:.2f} times as fast as none ({target:g} wanted)",
-                )
-            )
-            rival = ddp.seconds(RIVAL) / shaped[controller].seconds(method)
-            found.append((rival > 1, f"{method} with {name}: {rival:.2f} times as fast as {RIVAL}"))
-        for method in methods(unshaped[controller]):
-            slower = 1 / unshaped[controller].times(method)
+        run = results.runs[controller, UNLIMITED]
+        for method in run.methods:
             if method not in (NONE, "fp16"):
-                text = f"{method} with {name}, no limit: {slower:.2f} of none's time"
-                found.append((slower <= SLOWEST_UNSHAPED, text))
-    return found
+                slower = 1 / run.times(method)
+                yield (
+                    slower <= SLOWEST_UNSHAPED,
+                    f"{method} with {name}, no limit: {slower:.2f} of none's time",
+                )
+
+
+def write(page: str, results: Results) -> str:
+    """The page with its tables replaced."""
+    for rate, mark in MARKS.items():
+        begin, end = f"<!-- {mark}: scripts/lab-speed -->", f"<!-- /{mark} -->"
+        before, rest = page.split(begin)
+        own = table(results, rate, UNLIMITED if rate == FAST else None)
+        page = f"{before}{begin}\n\n{own}\n\n{end}{rest.split(end, 1)[1]}"
+    return page
 
 
 def main(folder: Path, page: Path) -> int:
-    shaped, unshaped = (
-        {controller: Run(folder / f"{controller}-{rate}.json") for controller in CONTROLLERS}
-        for rate in ("1gbit", "none")
-    )
-    ddp = Run(folder / "ddp-1gbit.json")
-    before, rest = page.read_text().split(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n\n{table(shaped, unshaped, ddp)}\n\n{END}{rest.split(END)[1]}")
-    checked = verdicts(shaped, unshaped, ddp)
+    results = Results(folder)
+    page.write_text(write(page.read_text(), results))
+    checked = list(verdicts(results))
     for reached, text in checked:
         print(f"{'reached' if reached else 'MISSED '} {text}")
     return 0 if all(reached for reached, _ in checked) else 1

@@ -87,14 +87,18 @@ def test_the_wheel_has_types_kernels_and_the_page_on_installing(built: tuple[Pat
     with tarfile.open(built[0]) as sources:
         (member,) = (member for member in sources if member.name.endswith("/docs/install.md"))
         source = sources.extractfile(member).read().decode()
-    assert "[gpu.md](gpu.md)" in source
     # The wheel has no other page, so only links into the web are left.
-    assert page == source.replace("[gpu.md](gpu.md)", "docs/gpu.md")
+    expected = source
+    for other in ("gpu.md", "tensorflow.md"):
+        assert f"[{other}]({other})" in source
+        expected = expected.replace(f"[{other}]({other})", f"docs/{other}")
+    assert page == expected
     assert all(link.startswith("https:") for link in re.findall(r"\]\(([^)]+)\)", page))
     assert {"horovod_quant/py.typed", "horovod_quant/torch/__init__.pyi"} <= names
     assert any(re.fullmatch(r"horovod_quant/kernels/_native.*\.so", name) for name in names)
     assert not [name for name in names if name.startswith("tests") or name.endswith((".cpp", ".h"))]
     assert re.findall(r"^Requires-Dist: ([^;\n]+)$", metadata, re.M) == ["numpy"]
+    assert "Project-URL: Horovod, https://github.com/horovod/horovod" in metadata
     assert "openmpi" not in metadata
 
 

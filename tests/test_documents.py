@@ -47,7 +47,7 @@ INSTALLED = RunBy("tests/test_distribution.py", "wheel")
 EXCHANGE = RunBy("tests/test_benchmarks.py", "exchange")
 ON_TOP = "tests/examples/test_frameworks_on_top.py"
 PINNED = "scripts/setup --frameworks installs the same file, into a folder, before scripts/test --all"
-BUILD = "builds Horovod for minutes, from a registry: scripts/setup does the same before every test run"
+BUILD = "builds Horovod for minutes, from a registry: scripts/test-install-page runs it as it stands there"
 GPU = "needs a GPU: no machine that runs the tests has one"
 SETS_UP = "makes an environment of gigabytes, in which the tests then run"
 TESTS = "it runs the tests"
@@ -147,9 +147,19 @@ COMMANDS: dict[str, Entry] = {
     'pip install "setuptools<81" wheel packaging cloudpickle psutil pyyaml cffi "cmake<4"': BUILD,
     "printf '#!/bin/sh\\nexec g++ \"$@\" -std=c++17\\n' > horovod-c++": BUILD,
     "chmod +x horovod-c++": BUILD,
-    "CXX=$PWD/horovod-c++ HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_PYTORCH=1 "
-    "HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 pip install --no-cache-dir --no-build-isolation "
-    "--no-binary horovod horovod==0.28.1": BUILD,
+    **dict.fromkeys(
+        (
+            f"CXX=$PWD/horovod-c++ HOROVOD_WITH_GLOO=1 {built} HOROVOD_WITHOUT_MXNET=1 pip install --no-cache-dir "
+            "--no-build-isolation --no-binary horovod horovod==0.28.1"
+            for built in (
+                "HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1",
+                "HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITH_TENSORFLOW=1",
+                "HOROVOD_WITH_MPI=1 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_TENSORFLOW=1",
+            )
+        ),
+        BUILD,
+    ),
+    "apt-get install openmpi-bin libopenmpi-dev": "needs root, and is not ours",
     "horovod-quant advise --calibrate bench.json": ADVISE,
     "horovod-quant bench --help": PART,
     "horovod-quant bench --methods terngrad": RunBy(
@@ -448,3 +458,30 @@ def test_the_kubernetes_job_starts_what_mpirun_starts() -> None:
     assert "OPAL_PREFIX=" in script
     assert "OPAL_PREFIX=" in (ROOT / "examples" / "cluster" / "Dockerfile").read_text()
     assert (ROOT / launcher["args"][launcher["args"].index("python") + 1]).exists()
+
+
+def test_the_install_page_is_run_as_it_stands() -> None:
+    page = (ROOT / "docs" / "install.md").read_text()
+    script = ROOT / "scripts" / "test-install-page"
+    marks = re.findall(r"^<!-- (\w+) -->$", page, re.MULTILINE)
+    assert len(marks) == 3
+    for mark in marks:
+        shown = subprocess.run([script, "--print", mark], capture_output=True, text=True, check=True).stdout
+        assert f"<!-- {mark} -->\n```sh\n{shown}```\n" in page
+        assert " pip install --no-cache-dir --no-build-isolation" in shown
+    every = subprocess.run([script, "--print"], capture_output=True, text=True)
+    assert (every.returncode, every.stderr[:24]) == (2, "test-install-page: print")
+    unknown = subprocess.run([script, "mxnet"], capture_output=True, text=True)
+    assert unknown.returncode == 2
+    assert "mxnet: there are no such commands; use " + " ".join(marks) in unknown.stderr
+
+
+def test_scripts_name_tests_that_exist() -> None:
+    named = {
+        (path.name, found)
+        for path in (ROOT / "scripts").iterdir()
+        if path.is_file()
+        for found in re.findall(r"\btests/[\w/]+(?:\.py)?(?![\w{*])", path.read_text())
+    }
+    assert ("test-horovod", "tests/pytorch") in named
+    assert not [(script, path) for script, path in named if not (ROOT / path).exists()]

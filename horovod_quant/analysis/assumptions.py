@@ -40,12 +40,12 @@ def assumptions(
         ),
         "Horovod's overhead beyond the wire is "
         + (
-            "fitted to the benches given."
+            "fitted to the benchmark files."
             if calibrated
             else "as measured in the lab"
             + (" (--calibrate uses yours)." if network.controller != NCCL else ".")
         ),
-        "All links are equal, nothing else uses them, no switch is congested, and no worker is late.",
+        "All links have the same speed, nothing else uses them, no switch is congested, and no worker is late.",
     ]
     if not step.backward:
         found.append("No part of the backward pass overlaps with the exchange (--backward).")

@@ -185,7 +185,7 @@ def _stay(rows: Sequence[Row]) -> str:
         return f"Stay with none: what is faster {_why_not([row for row in others if row.pays])}."
     exposed = none.cost.exposed if none.cost else 0.0
     return (
-        f"Stay with none: it makes a step {show_seconds(exposed)} longer, and the best of the others, {best.name}, is "
+        f"Stay with none: it adds {show_seconds(exposed)} per step, and the best of the others, {best.name}, is "
         f"{best.gain or best.speed_up:.2f} times as fast, too little to rely on."
     )
 

@@ -445,7 +445,7 @@ def check_pieces(pieces: Sequence[Any], lengths: Sequence[int]) -> None:
         if piece.shape[0] != length:
             raise ValueError(
                 f"corrupt payload from worker {worker}: {piece.shape[0]} elements where {length} were expected; or "
-                f"its tensor has another shape"
+                f"its tensor has a different shape"
             )
 
 

@@ -305,7 +305,7 @@ class ParameterFinder:
         if shapes != [shape for _, shape in self._unmatched]:
             raise ValueError(
                 f"named_parameters: this compressor is a copy, which has {len(self._unmatched)} names but no "
-                f"parameters, and the optimizer's {len(parameters)} parameters have other shapes; construct a "
+                f"parameters, and the optimizer's {len(parameters)} parameters have different shapes; construct a "
                 f"new compressor with named_parameters= for this optimizer"
             )
         self.named = [(name, parameter) for (name, _), parameter in zip(self._unmatched, parameters)]

@@ -88,7 +88,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
             ("binsgdm", "After the same number of steps", "BinSGDM (Birder), abstract: “comparable” to Adam"),
             (
                 transformer.LONGER.key,
-                f"After {transformer.FACTOR} times Adam's steps, which is not the paper's comparison,",
+                "After twice as many steps as Adam, which is not the paper's comparison,",
                 common.OURS,
             ),
         )
@@ -123,7 +123,7 @@ def in_short(figures: dict[str, Any]) -> str:
     equal, longer = (transformer.difference(figures, key) for key in ("binsgdm", transformer.LONGER.key))
     return (
         f"Its validation loss relative to Adam's: {equal} after the same number of steps; {longer} after "
-        f"{transformer.FACTOR} times Adam's steps, which is not the paper's comparison."
+        "twice as many as Adam, which is not the paper's comparison."
     )
 
 

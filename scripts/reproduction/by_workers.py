@@ -264,7 +264,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(list(map(int, hosts)), hosts)
-    axes.set_xlabel("hosts, with a worker each")
-    axes.set_ylabel("milliseconds of an exchange")
+    axes.set_xlabel("hosts, one worker each")
+    axes.set_ylabel("milliseconds per exchange")
     common.finish(figure, [axes], folder / plot.file)
     return [plot]

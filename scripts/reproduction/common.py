@@ -53,6 +53,18 @@ CLAIMS = (
     "eden",
 )
 
+SUBJECTS = (
+    ("nuqsgd", "nuqsgd-gradients"),
+    ("global-qsgd", "by-workers"),
+    ("rotated-sum",),
+    ("qsgd", "qsvrg"),
+    ("binsgdm", "binsgdm-tuning", "emulated"),
+    ("transformer", "transformer-gpu", "seconds"),
+    ("eden",),
+    ("rivals",),
+)
+"""Claims that share a line of the page's summary."""
+
 # Tested only where they are named: most machines lack what they need, or nobody has tested them yet. Their
 # modules also have ``problem(size)``: why the claim cannot be tested here, or None.
 ON_DEMAND = ("transformer-gpu", "seconds", "rivals", "binsgdm-tuning", "emulated", "by-workers")
@@ -145,6 +157,7 @@ def run_study(claim: str, size: str, only: Sequence[str] | None = None) -> dict[
     return {
         "claim": claim,
         "size": size,
+        **({} if only is None else {"only": list(only)}),
         "seconds": round(time.monotonic() - begin, 1),
         "cpu_seconds": round(cpu_seconds() - cpu_begin, 1),
         "machine": {

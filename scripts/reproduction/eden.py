@@ -418,7 +418,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
         plots.append(
             Plot(
                 "eden-loss.png",
-                "Left: training loss, mean of the seeds and of each 50th of the steps. Right: validation loss at the "
+                "Left: training loss, averaged over seeds and over each 2% of the steps. Right: validation loss at the "
                 "end, relative to float32's.",
             )
         )

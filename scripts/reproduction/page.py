@@ -44,23 +44,28 @@ def write(folder: Path) -> Path:
 
 
 def _in_short(results: dict[str, dict[str, Any]]) -> str:
-    """One line per claim."""
-    lines = []
-    for claim, result in results.items():
-        module, verdicts = common.module_of(claim), common.verdicts_of(claim, result["figures"])
-        counts = [
-            f"{sum(v.holds for v in own)} of {len(own)} {what} {'holds' if len(own) == 1 else 'hold'}"
-            for what, own in _by_kind(verdicts)
-        ]
-        more = " " + module.in_short(result["figures"]) if hasattr(module, "in_short") else ""
-        lines.append(f"- {_link(module.TITLE)}: {', '.join(counts)}.{more}")
-    return "## In short\n\n" + "\n".join(lines)
+    """One line per subject."""
+    found = ([claim for claim in subject if claim in results] for subject in common.SUBJECTS)
+    lines = (
+        " ".join(_claim_in_short(each, results[each]["figures"]) for each in own) for own in found if own
+    )
+    return "## In short\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
-def _by_kind(verdicts: list[common.Verdict]) -> list[tuple[str, list[common.Verdict]]]:
+def _claim_in_short(claim: str, figures: dict[str, Any]) -> str:
+    module = common.module_of(claim)
+    counts = [
+        f"{sum(v.holds for v in own)} of {whose} {len(own)} {what} {'holds' if len(own) == 1 else 'hold'}"
+        for (whose, what), own in _by_kind(common.verdicts_of(claim, figures))
+    ]
+    more = " " + module.in_short(figures) if hasattr(module, "in_short") else ""
+    return f"{_link(module.TITLE)}: {', '.join(counts)}.{more}"
+
+
+def _by_kind(verdicts: list[common.Verdict]) -> list[tuple[tuple[str, str], list[common.Verdict]]]:
     """A paper's statements, our readings and this package's claims, those that there are."""
-    ours = {common.OURS: "of our readings", common.PACKAGE: "of this package's claims"}
-    kinds = [("of the paper's statements", [v for v in verdicts if v.source not in ours])]
+    ours = {common.OURS: ("our", "readings"), common.PACKAGE: ("this package's", "claims")}
+    kinds = [(("the paper's", "statements"), [v for v in verdicts if v.source not in ours])]
     kinds += [(what, [v for v in verdicts if v.source == source]) for source, what in ours.items()]
     return [(what, own) for what, own in kinds if own]
 
@@ -84,6 +89,7 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
     ]
     plots = [f"![{p.caption}]({folder.name}/{p.file})\n\n*{p.caption}*" for p in module.draw(figures, folder)]
     cpu = f" ({result['cpu_seconds']:.0f} s of CPU time)" if "cpu_seconds" in result else ""
+    time = "part by part" if "only" in result else f"{result['seconds']:.0f} s{cpu}"
     parts = [
         f"## {module.TITLE}",
         f"**Claim.** {module.CLAIM}",
@@ -91,8 +97,8 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
         "**Verdict.**\n\n" + "\n".join(verdicts),
         module.tables(figures),
         *plots,
-        f"`scripts/reproduce {claim}`: {result['seconds']:.0f} s{cpu} on {machine['cores']} cores of "
-        f"{machine['processor']}, kernels: {machine['kernels']}.",
+        f"`scripts/reproduce {claim}`: {time} on {machine['cores']} cores of {machine['processor']}, kernels: "
+        f"{machine['kernels']}.",
     ]
     if result["size"] != "full":
         parts.insert(1, f"**This is a run of size {result['size']}: its figures say nothing.**")

@@ -16,7 +16,7 @@ from reproduction.common import Plot, Verdict
 TITLE = "A transformer: the loss with each method, and the time per step"
 SOURCE = common.PACKAGE
 CLAIM = (
-    "With every method at its recommended settings, a transformer of characters ends within 1% of float32's loss; "
+    "With every method at its recommended settings, a character-level transformer ends within 1% of float32's loss; "
     "where the network is slow it gets there sooner. BinSGDM's recommended setting has twice as many steps as "
     "float32's."
 )
@@ -341,7 +341,7 @@ def speed_table(figures: dict[str, Any], chosen: Sequence[str]) -> str:
 
 
 LOSS_CAPTION = (
-    "Left: training loss, mean of the seeds and of each 50th of the steps; inset: those close to float32's, relative "
+    "Left: training loss, averaged over seeds and over each 2% of the steps; inset: those close to float32's, relative "
     "to it. Right: validation loss of each seed, and their mean."
 )
 

@@ -11,7 +11,7 @@ from reproduction.common import Plot, Verdict
 TITLE = "A transformer on a GPU: the loss with each method"
 SOURCE = common.PACKAGE
 CLAIM = (
-    "With every method at its recommended settings, a transformer of characters that is trained on a GPU ends within "
+    "With every method at its recommended settings, a character-level transformer that is trained on a GPU ends within "
     "1% of float32's loss."
 )
 METHOD = (

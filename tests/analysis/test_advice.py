@@ -42,7 +42,7 @@ def test_a_slow_network_calls_for_compression() -> None:
 def test_a_fast_network_calls_for_nothing() -> None:
     rows, found = advised(wires(4, payload=1e12))
     assert found.method == "none"
-    assert found.text.startswith("Stay with none: it makes a step")
+    assert found.text.startswith("Stay with none: it adds")
     assert not any(row.pays for row in rows.values())
 
 

@@ -16,6 +16,8 @@ from horovod_quant.schemes import registry
 EXAMPLES = ROOT / "examples"
 SCRIPTS = {"minimal_torch": "torch", "minimal_keras": "tensorflow", "minimal_tensorflow": "tensorflow"}
 LINES = 40
+ON_TOP = ("huggingface_trainer", "lightning_horovod", "ray_run", "spark_run", "spark_estimator")
+LINES_ON_TOP = 60
 
 
 def methods_of(script: str) -> list[str]:
@@ -67,3 +69,8 @@ def test_stands_alone(script: str) -> None:
             imported.update(alias.name.partition(".")[0] for alias in node.names)
         assert not isinstance(node, ast.ImportFrom)
     assert imported == {"sys", "horovod", "horovod_quant", SCRIPTS[script]}
+
+
+@pytest.mark.parametrize("script", ON_TOP)
+def test_examples_with_frameworks_on_top_are_short(script: str) -> None:
+    assert len((EXAMPLES / f"{script}.py").read_text().splitlines()) <= LINES_ON_TOP

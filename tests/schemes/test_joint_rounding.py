@@ -12,7 +12,7 @@ from helpers import assert_unbiased, gaussian, heavy_tailed, simulate
 from horovod_quant import simulator
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.schemes import NUQSGD, QSGD, GlobalQSGD, Hierarchical
+from horovod_quant.schemes import EDEN, NUQSGD, QSGD, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Scheme
 
 COPIES = 4000
@@ -75,6 +75,27 @@ def test_independent_rounding_has_the_bits_from_before_there_was_another(scheme:
     independent = dataclasses.replace(scheme, rounding="independent")
     decoded = simulate(independent, gradients, seed=5, step=2).decoded[0][0]
     assert hashlib.blake2b(decoded.tobytes(), digest_size=8).hexdigest() == digest
+
+
+@pytest.mark.parametrize(
+    ("scheme", "three", "four"),
+    [
+        (QSGD(), "0ef5dd8f7d194893", "c379b5f38541bfc7"),
+        (NUQSGD(), "d1f82916330c7f55", "5fe9d0e62548597b"),
+        (GlobalQSGD(), "1e761e9cd3a18695", "7150e2d54a4edcb2"),
+        (GlobalQSGD(levels="exponential"), "36d9ad1ba190c340", "2d555148e2adc0dc"),
+        (GlobalQSGD(rotate=True), "c4d3cb95210d58a6", "f7fd02116d8e4efc"),
+        (EDEN(), "ab5ba73547f2852e", "89edbe3b8ba9a558"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else repr(value),
+)
+def test_the_default_bits_stay_what_they_are(scheme: Scheme, three: str, four: str) -> None:
+    for workers, digest in ((3, three), (4, four)):
+        gradients = [
+            np.random.default_rng(i).standard_normal(3000).astype(np.float32) for i in range(workers)
+        ]
+        decoded = simulate(scheme, gradients, seed=5, step=2).decoded[0][0]
+        assert hashlib.blake2b(decoded.tobytes(), digest_size=8).hexdigest() == digest
 
 
 # ---- the sum

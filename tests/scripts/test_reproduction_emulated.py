@@ -51,6 +51,7 @@ def test_the_largest_ratio_decides(times: float, holds: bool) -> None:
     (found,) = emulated.verdicts({"cases": cases})
     assert found.holds is holds
     assert "if float32's transfer takes 11.5 times as long as computing" in found.statement
+    assert "our assumption" in found.evidence
     assert (
         f"2.00 times with BinSGDM at 5.26, 2.00 times with BinSGDM at 6.26, {times:.2f} times"
         in found.evidence
@@ -61,6 +62,7 @@ def test_the_largest_ratio_decides(times: float, holds: bool) -> None:
 def test_hierarchical_times_are_compared_with_flat_ones(nested: float, holds: bool) -> None:
     (found,) = emulated.verdicts({"cases": [measured(NESTED, 2.0, nested)]})
     assert found.holds is holds
+    assert found.statement.startswith("Between 2 hosts of 2 workers, at 1gbit, ")
 
 
 def test_the_page_says_that_it_is_emulated(tmp_path: Path) -> None:
@@ -73,6 +75,7 @@ def test_the_page_says_that_it_is_emulated(tmp_path: Path) -> None:
     text = page.write(folder).read_text()
     assert "### BERT-Base, 4 hosts\n\n| emulated steps, ms (times as fast as float32) |" in text
     assert "| BinSGDM, hierarchical |" in text
+    assert "| 2 hosts, 1gbit: " in text
     assert "(results/emulated-speed.png)" in text
 
 

@@ -75,7 +75,7 @@ def cache_finding(
         enough = max(DEFAULT_CACHE, 1 << (most - 1).bit_length())
         return Finding(
             WARNING,
-            f"{text}, which evict each other and are negotiated again in each step",
+            f"{text}, more than the cache holds, so they are renegotiated every step",
             f"set HOROVOD_CACHE_CAPACITY={enough} (horovodrun --cache-capacity {enough})",
         )
     return Finding(OK, f"{text}, which fit")
@@ -104,7 +104,7 @@ def cycle_finding(environment: Mapping[str, str]) -> Finding:
     if cycle <= 0:
         return Finding(
             WARNING,
-            f"{text}, here without a pause, which takes CPU time from the kernels",
+            f"{text}, no pause between cycles, which costs the kernels CPU time",
             "unset it, or set it to 1",
         )
     text += f", of which a quantized exchange has 1 to {deepest} in a row"

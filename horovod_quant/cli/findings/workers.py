@@ -72,7 +72,7 @@ def worker_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
                     WARNING if item == "kernels" else PROBLEM,
                     f"{item} of worker {ranks[0]} on {odd['host']} ({len(ranks)} such): {odd[item]}, "
                     f"not {workers[0][item]} as on worker 0",
-                    "the slowest sets the pace: install the same"
+                    "install the same everywhere: the slowest worker sets the pace"
                     if item == "kernels"
                     else "install the same",
                 )

@@ -1,0 +1,73 @@
+"""The tables and verdicts that scripts/lab-speed makes of what it has measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+import lab_speed  # noqa: E402
+
+FASTER = {
+    "none": 1.0, "no exchange": 50.0, "fp16": 0.5, "global-qsgd-8": 3.5, "global-qsgd-4": 6.0, "qsgdinf-4": 2.0,
+    "nuqsgd-4": 2.0, "eden-3": 8.0, "eden-2": 10.0, "binsgdm": 9.0,
+}  # fmt: skip
+DDP = {"none": 1.0, "ddp": 1.2, "ddp-powersgd-1": 3.0, "ddp-powersgd-2": 2.5}
+SECONDS = {"1gbit": 2.0, "100mbit": 20.0, "none": 0.2}
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Any:
+    """Writes made-up files; gives a method that does so with other speeds of one file, and reads them."""
+
+    def make(**changed: float) -> lab_speed.Results:
+        for name in ("gloo", "mpi", "ddp"):
+            for rate, seconds in SECONDS.items():
+                speeds = DDP if name == "ddp" else {**FASTER, **(changed if name == "mpi" else {})}
+                results = [
+                    {"method": method, "wall_seconds": [seconds / times * noise for noise in (1, 1.5, 0.9)]}
+                    for method, times in speeds.items()
+                ]
+                (tmp_path / f"{name}-{rate}.json").write_text(json.dumps({"results": results}))
+        return lab_speed.Results(tmp_path)
+
+    return make
+
+
+def missed(results: lab_speed.Results) -> list[str]:
+    return [text for reached, text in lab_speed.verdicts(results) if not reached]
+
+
+def test_what_is_fast_enough_reaches_every_aim(measured: Any) -> None:
+    assert missed(measured()) == []
+
+
+def test_what_is_too_slow_is_named(measured: Any) -> None:
+    assert missed(measured(**{"eden-2": 8.9})) == [
+        "eden-2 with MPI at 100mbit: 8.90 times as fast as none (9 wanted)"
+    ]
+    assert missed(measured(**{"global-qsgd-8": 2.9})) == [
+        "global-qsgd-8 with MPI at 1gbit: 2.90 times as fast as none (3.3 wanted)",
+        "global-qsgd-8 with MPI at 1gbit: 0.97 times as fast as ddp-powersgd-1",
+    ]
+    assert "eden-3 with MPI at 100mbit: 0.89 times as fast as global-qsgd-4" in missed(
+        measured(**{"global-qsgd-4": 9.0})
+    )
+    assert missed(measured(**{"qsgdinf-4": 0.8})) == ["qsgdinf-4 with MPI, no limit: 1.25 of none's time"]
+
+
+def test_the_page_gets_both_tables(measured: Any) -> None:
+    results = measured()
+    page = (ROOT / "docs" / "speed.md").read_text()
+    written = lab_speed.write(page, results)
+    assert "| eden-2 | 200 | 10.00 | 200 | 10.00 | 20 | 20 |" in written
+    assert "| eden-2 | 2,000 | 10.00 | 2,000 | 10.00 |\n" in written
+    assert "| ddp-powersgd-2 | 8,000 | 2.50 |  |  |\n" in written
+    assert "no exchange" not in written[: written.index("## Two workers")]
+    assert lab_speed.write(written, results) == written
