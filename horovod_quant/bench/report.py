@@ -106,8 +106,8 @@ def table(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
 def caption(setting: dict[str, Any], found: list[dict[str, Any]]) -> str:
     """What the table's columns mean."""
     lines = [
-        f"Medians over {len(found[0]['wall_seconds'])} rounds. Wall: time of the slowest worker. Speed-up: over none, in "
-        "the same round. CPU: time of all threads of a worker. MB sent: per worker, counted.",
+        f"Medians over {len(found[0]['wall_seconds'])} rounds. Wall: time of the slowest worker. Speed-up: over none, "
+        "in the same round. CPU: time of all threads of a worker. MB sent: per worker, counted.",
     ]
     if setting["interface"]:
         where = "the loopback interface" if setting["hosts"] == 1 else "the interface to the other hosts"
