@@ -58,6 +58,10 @@ REPRODUCE = RunBy("tests/scripts/test_reproduction.py", "reproduce(folder, *STUD
 TRAINS = (
     "trains for many minutes with real workers; tests/scripts check its parts, and its page from kept figures"
 )
+LAB_STUDY = (
+    "measures for many minutes between the lab's hosts; a test runs it, tiny, without a lab, and its page is made from "
+    "kept figures"
+)
 HOROVOD_SCRIPTS = "tests/examples/test_horovod_scripts.py"
 
 COMMANDS: dict[str, Entry] = {
@@ -210,6 +214,7 @@ COMMANDS: dict[str, Entry] = {
     "scripts/reproduce transformer": TRAINS,
     "scripts/reproduce eden": TRAINS,
     "scripts/reproduce seconds": TRAINS,
+    "scripts/reproduce by-workers": LAB_STUDY,
     "scripts/lab exec host1 COMMAND...": RunBy(LAB, '"exec"'),
     "horovodrun --check-build": "Horovod's own; doctor asks the library instead, which that command does not",
     "scripts/lab exec host1 horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 --gloo python examples/torch_digits.py "

@@ -216,6 +216,9 @@ def tables(figures: dict[str, Any]) -> str:
         "Milliseconds of an exchange: measured (median), in brackets predicted. *Bytes* is how long those that a "
         f"worker sends take on a link that is never idle. {figures['cores']} cores for all workers."
     )
+    missing = [hosts for hosts in PARTS if hosts not in figures["clusters"]]
+    if missing:
+        note += f" **Not measured yet: {', '.join(missing)} hosts.**"
     header, rows = ["ms"], [[title(method)] for method in METHODS]
     for hosts in figures["clusters"]:
         header += [f"{hosts} hosts", "bytes"]
