@@ -68,7 +68,7 @@ class Rule(torch.optim.Optimizer):
 def train(args: argparse.Namespace, own: argparse.Namespace, seed: int, data: Any) -> dict[str, Any]:
     """As the example's; it differs in the optimizer alone."""
     model = eden_worker.make_model(args, seed)
-    compression = example.make_compression(args, seed)
+    compression: Any
     optimizer: torch.optim.Optimizer
     if own.rounding == "both":
         compression = hvq.BinSGDM(server_bits=own.server_bits, seed=seed)
@@ -78,6 +78,7 @@ def train(args: argparse.Namespace, own: argparse.Namespace, seed: int, data: An
             compression=compression,
         )
     else:
+        compression = example.make_compression(args, seed)
         optimizer = Rule(model.parameters(), args.lr, own.beta, own.rounding == "workers", seed)
     return eden_worker.run(args, seed, model, data, optimizer, compression, model.loss)
 
