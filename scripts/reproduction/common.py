@@ -54,7 +54,7 @@ CLAIMS = (
 )
 
 SUBJECTS = (
-    ("nuqsgd", "nuqsgd-gradients"),
+    ("nuqsgd", "nuqsgd-gradients", "nuqsgd-training"),
     ("global-qsgd", "by-workers"),
     ("rotated-sum",),
     ("qsgd", "qsvrg"),
@@ -67,8 +67,16 @@ SUBJECTS = (
 
 # Tested only where they are named: most machines lack what they need, or nobody has tested them yet. Their
 # modules also have ``problem(size)``: why the claim cannot be tested here, or None.
-ON_DEMAND = ("transformer-gpu", "seconds", "rivals", "binsgdm-tuning", "emulated", "by-workers")
-WITH_PARTS = "eden, binsgdm-tuning, by-workers, emulated, rivals, seconds"
+ON_DEMAND = (
+    "transformer-gpu",
+    "seconds",
+    "nuqsgd-training",
+    "rivals",
+    "binsgdm-tuning",
+    "emulated",
+    "by-workers",
+)
+WITH_PARTS = "eden, binsgdm-tuning, by-workers, emulated, nuqsgd-training, rivals, seconds"
 
 # One colour a method, whatever its bits: legible on white, and to most of the colour-blind (Okabe and Ito).
 COLORS = {

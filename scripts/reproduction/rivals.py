@@ -125,9 +125,9 @@ def _from_elsewhere(key: str) -> dict[str, Any] | None:
 
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     trainings, found = figures["trainings"], []
-    if not _whole(figures, "none"):
+    if not transformer.whole(figures, "none"):
         return []
-    if _whole(figures, ADAM.key):
+    if transformer.whole(figures, ADAM.key):
         found.append(
             Verdict(
                 "1-bit Adam ends within 1% of Adam's loss after as many steps",
@@ -136,8 +136,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
                 "1-bit Adam, abstract: “the same convergence speed as uncompressed Adam”",
             )
         )
-    rivals = [key for key in (ADAM.key, SIGNS.key, "powersgd-2") if _whole(figures, key)]
-    if rivals and _whole(figures, "eden-3"):
+    rivals = [key for key in (ADAM.key, SIGNS.key, "powersgd-2") if transformer.whole(figures, key)]
+    if rivals and transformer.whole(figures, "eden-3"):
         titles = {each.key: each.title for each in TRAININGS}
         own = common.mean(trainings["eden-3"]["validation_losses"])
         found.append(
@@ -153,33 +153,8 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     return found
 
 
-def _whole(figures: dict[str, Any], key: str) -> bool:
-    """Whether it has been trained with every seed."""
-    own = figures["trainings"].get(key)
-    return own is not None and len(own["validation_losses"]) == figures["seeds"]
-
-
 def tables(figures: dict[str, Any]) -> str:
-    header = ["", "seeds", "validation loss", "relative to float32", "MB sent per step"]
-    rows = []
-    for each in TRAININGS:
-        own = figures["trainings"].get(each.key)
-        if own is None:
-            continue
-        compared = each.key != "none" and "none" in figures["trainings"]
-        rows.append(
-            [
-                each.title,
-                len(own["validation_losses"]),
-                common.spread(own["validation_losses"], 4),
-                transformer.difference(figures, each.key) if compared else "",
-                f"{own['bytes_per_step'] / 1e6:.3f}",
-            ]
-        )
-    parts = [common.table(header, rows)] if rows else []
-    missing = [each.title for each in TRAININGS if each.key not in figures["trainings"]]
-    if missing:
-        parts.append(f"**Not trained yet: {', '.join(missing)}.**")
+    parts = [transformer.parts_table(figures, TRAININGS)]
     if figures["tuned"]:
         tried = "; ".join(f"{rate}: {loss:.4f}" for rate, loss in figures["tuned"].items())
         parts.append(f"EF-SignSGD's losses by learning rate, seed {TUNING_SEED}: {tried}.")
@@ -187,12 +162,4 @@ def tables(figures: dict[str, Any]) -> str:
 
 
 def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
-    chosen = [each for each in TRAININGS if each.key in figures["trainings"]]
-    if len(chosen) < 2 or chosen[0].key != "none":
-        return []
-    plot = Plot(
-        "rivals-loss.png",
-        transformer.LOSS_CAPTION,
-    )
-    transformer.draw_losses(figures["trainings"], chosen, folder / plot.file)
-    return [plot]
+    return transformer.draw_parts(figures, TRAININGS, folder, "rivals-loss.png")

@@ -35,6 +35,7 @@ CLAIMS = {
     "binsgdm",
     "binsgdm-tuning",
     "eden",
+    "nuqsgd-training",
     "rivals",
     "transformer",
     "transformer-gpu",

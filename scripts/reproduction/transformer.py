@@ -312,6 +312,37 @@ def loss_table(figures: dict[str, Any]) -> str:
     return f"{losses}\n\n{note}"
 
 
+def whole(figures: dict[str, Any], key: str) -> bool:
+    """Whether it has been trained with every seed."""
+    own = figures["trainings"].get(key)
+    return own is not None and len(own["validation_losses"]) == figures["seeds"]
+
+
+def parts_table(figures: dict[str, Any], chosen: Sequence[Training]) -> str:
+    """The losses of those that have been trained, and which have not."""
+    trainings = figures["trainings"]
+    rows = []
+    for each in chosen:
+        own = trainings.get(each.key)
+        if own is None:
+            continue
+        rows.append(
+            [
+                each.title,
+                len(own["validation_losses"]),
+                common.spread(own["validation_losses"], 4),
+                difference(figures, each.key) if each.key != "none" and "none" in trainings else "",
+                f"{own['bytes_per_step'] / 1e6:.3f}",
+            ]
+        )
+    header = ("", "seeds", "validation loss", "relative to float32", "MB sent per step")
+    parts = [common.table(header, rows)] if rows else []
+    missing = [each.title for each in chosen if each.key not in trainings]
+    if missing:
+        parts.append(f"**Not trained yet: {', '.join(missing)}.**")
+    return "\n\n".join(parts)
+
+
 def speed_table(figures: dict[str, Any], chosen: Sequence[str]) -> str:
     speeds = figures["speeds"]
     if not speeds:
@@ -355,6 +386,15 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
         )
         draw_speeds(figures["speeds"], ("fp16", *METHODS[1:]), folder / plots[1].file)
     return plots
+
+
+def draw_parts(figures: dict[str, Any], chosen: Sequence[Training], folder: Path, file: str) -> list[Plot]:
+    """`draw_losses` of those that have been trained; none without float32 and something beside it."""
+    trained_ones = [each for each in chosen if each.key in figures["trainings"]]
+    if len(trained_ones) < 2 or trained_ones[0].key != "none":
+        return []
+    draw_losses(figures["trainings"], trained_ones, folder / file)
+    return [Plot(file, LOSS_CAPTION)]
 
 
 def draw_losses(figures: dict[str, Any], chosen: Sequence[Training], path: Path) -> None:

@@ -1,0 +1,114 @@
+"""NUQSGD (JMLR 2021): a transformer's loss with it, QSGD and QSGDinf, in buckets of the authors' sizes.
+
+On paper a training of 1,000 steps takes a minute or two on two cores, and all of them half an hour.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from reproduction import common, running, transformer
+from reproduction.common import Plot, Verdict
+from reproduction.transformer import LIMIT, TrainedInParts, Training, plain
+
+TITLE = "NUQSGD: a transformer's loss, 4 bits"
+CLAIM = (
+    "NUQSGD matches and exceeds QSGDinf in experiments, and QSGD with the l2 norm falls behind "
+    "(Ramezani-Kebrya et al., JMLR 2021). The authors' grid is 4 bits, and buckets of 8,192 and 1,024."
+)
+METHOD = (
+    "The transformer, text, steps and seeds of the transformer's section, 4 real workers, the learning rate that is "
+    "best for float32. QSGD and NUQSGD divide a bucket by its l2 norm, QSGDinf by its maximum, as in the paper. Unlike "
+    "the paper's, roundings of the workers are joint, which is this package's default, for all three."
+)
+
+METHODS = ("qsgd-4", "qsgdinf-4", "nuqsgd-4")
+BUCKETS = {1024: "-", 8192: "--"}
+"""Each with its line in the plot."""
+
+
+def key(method: str, bucket: int) -> str:
+    return method if bucket == min(BUCKETS) else f"{method}/{bucket}"
+
+
+def _training(method: str, bucket: int) -> Training:
+    title = f"{common.title(method)}, buckets of {bucket:,}"
+    options = () if bucket == min(BUCKETS) else (f"--bucket-size={bucket}",)
+    return Training(key(method, bucket), method, title, options, BUCKETS[bucket])
+
+
+TRAININGS = (plain("none"), *(_training(method, bucket) for bucket in BUCKETS for method in METHODS))
+PARTS = tuple(each.key for each in TRAININGS)
+
+SIZES = {
+    "full": TrainedInParts(transformer.SIZES["full"].options, (0, 1, 2), 4),
+    "tiny": TrainedInParts(transformer.SIZES["tiny"].options, (0,), 2),
+}
+
+
+def problem(size: str) -> str | None:
+    """Why the claim cannot be tested here: it can be everywhere."""
+    return None
+
+
+def study(settings: TrainedInParts) -> dict[str, Any]:
+    chosen = PARTS if settings.only is None else settings.only
+    before = common.earlier("nuqsgd-training", settings).get("trainings", {})
+    trainings = {}
+    for each in TRAININGS:
+        options = (*settings.options, *each.options)
+        job = running.Job(transformer.SCRIPT, transformer.IMPORTED, each.method, options, settings.workers)
+        if each.key in chosen:
+            running.trainings(job, settings.seeds)
+        runs = running.kept_trainings(job, settings.seeds)
+        if found := transformer.fuller(runs, before.get(each.key)):
+            trainings[each.key] = found
+    return {"seeds": len(settings.seeds), "trainings": trainings}
+
+
+# ---- what the figures say ----------------------------------------------------------------------------------------
+
+
+def verdicts(figures: dict[str, Any]) -> list[Verdict]:
+    def whole(*keys: str) -> bool:
+        return all(transformer.whole(figures, each) for each in ("none", *keys))
+
+    found = []
+    for bucket in BUCKETS:
+        qsgd, qsgdinf, nuqsgd = (key(method, bucket) for method in METHODS)
+        if whole(nuqsgd, qsgdinf):
+            found.append(
+                Verdict(
+                    f"With buckets of {bucket:,} NUQSGD ends at most 1% above QSGDinf's loss",
+                    _ratio(figures, nuqsgd, qsgdinf) <= LIMIT,
+                    _evidence(figures, nuqsgd, qsgdinf),
+                    "NUQSGD, abstract: “matches and exceeds the empirical performance of the QSGDinf heuristic”",
+                )
+            )
+        if whole(nuqsgd, qsgd):
+            found.append(
+                Verdict(
+                    f"With buckets of {bucket:,} NUQSGD ends at a lower loss than QSGD",
+                    _ratio(figures, nuqsgd, qsgd) < 1,
+                    _evidence(figures, nuqsgd, qsgd),
+                    "NUQSGD, experiments: training loss",
+                )
+            )
+    return found
+
+
+def _ratio(figures: dict[str, Any], key: str, other: str) -> float:
+    return transformer.loss_ratio(figures, key) / transformer.loss_ratio(figures, other)
+
+
+def _evidence(figures: dict[str, Any], *keys: str) -> str:
+    return "relative to float32: " + " and ".join(transformer.difference(figures, key) for key in keys)
+
+
+def tables(figures: dict[str, Any]) -> str:
+    return transformer.parts_table(figures, TRAININGS)
+
+
+def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
+    return transformer.draw_parts(figures, TRAININGS, folder, "nuqsgd-transformer-loss.png")
