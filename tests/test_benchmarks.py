@@ -272,3 +272,19 @@ def test_joint_rounding_leaves_less_of_the_error() -> None:
     assert max(shares[:9]) < 0.7
     # An alltoall's second rounding, and exponential levels, gain less or nothing.
     assert max(shares[9:]) < 1.05
+
+
+@pytest.mark.parallel
+@pytest.mark.extended
+@pytest.mark.parametrize(("controller", "workers"), [("gloo", 2), ("gloo", 3), ("mpi", 4)])
+def test_every_way_of_an_alltoall_brings_every_chunk(controller: str, workers: int) -> None:
+    """The benchmark compares what arrives with what was sent."""
+    command = [sys.executable, ROOT / "benchmarks" / "alltoalls.py", "--bytes", 4000, "--rounds", 1]
+    done = horovodrun(controller, workers, [*command, "--rate", "1gbit"])
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert f"{workers} workers, {4000 * (workers - 1):,} bytes from each" in done.stdout
+    for way in ("one call", "shifts", "oriented", "split, 4 calls", "swaps", "gather"):
+        assert f"│ {way} " in done.stdout
+    refused = horovodrun(controller, workers, [*command, "--bytes", 4001])
+    assert refused.returncode != 0
+    assert "--bytes 4001: use a positive multiple of 4" in refused.stdout

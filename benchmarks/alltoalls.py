@@ -1,0 +1,185 @@
+"""Ways to exchange chunks between all pairs of workers with Horovod's collectives: which is closest to its bytes?
+
+    horovodrun -np 4 python benchmarks/alltoalls.py --rate 100mbit
+
+Within one alltoall over Gloo the two directions of a pair take turns, because a receiver's readiness waits behind the
+data that it sends. The others try to send in one direction of a pair at a time, or through sums:
+
+- one call: what the package does;
+- shifts: n - 1 calls; in the i-th, worker r sends to worker r + i alone;
+- oriented: two calls; in the first every pair sends in one direction, in the second in the other;
+- split: as one call, in four parts one after the other;
+- swaps: every pair adds its two chunks over a process set of its own, and takes away its own; no worker has to wait for
+  a third;
+- gather: an allgather of everything, n times the bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import statistics
+import time
+from typing import Any, Callable
+
+import horovod.torch as hvd
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from horovod_quant.analysis.units import parse_rate
+
+Way = Callable[[torch.Tensor, str], Any]
+"""Exchanges an array of a row per receiver, under names that begin so; returns one of a row per sender."""
+
+PARTS = 4
+
+
+def one_call(rows: torch.Tensor, name: str) -> torch.Tensor:
+    return _send_to(rows, range(hvd.size()), name).reshape(rows.shape)
+
+
+def split(rows: torch.Tensor, name: str) -> torch.Tensor:
+    parts = rows.tensor_split(PARTS, dim=1)
+    return torch.cat([one_call(part.contiguous(), f"{name}.{i}") for i, part in enumerate(parts)], dim=1)
+
+
+def shifts(rows: torch.Tensor, name: str) -> torch.Tensor:
+    received = rows.clone()
+    for shift in range(1, hvd.size()):
+        receiver, sender = ((hvd.rank() + sign * shift) % hvd.size() for sign in (1, -1))
+        received[sender] = _send_to(rows, [receiver], f"{name}.{shift}")
+    return received
+
+
+def oriented(rows: torch.Tensor, name: str) -> torch.Tensor:
+    received = rows.clone()
+    for forward in (True, False):
+        others = [other for other in range(hvd.size()) if other != hvd.rank()]
+        receivers = [other for other in others if _sends_first(hvd.rank(), other) == forward]
+        senders = [other for other in others if _sends_first(other, hvd.rank()) == forward]
+        arrived = _send_to(rows, receivers, f"{name}.{forward}")
+        received[senders] = arrived.reshape(len(senders), rows.shape[1])
+    return received
+
+
+def _sends_first(worker: int, other: int) -> bool:
+    """Of each pair one does, and all workers to as many others, within one."""
+    distance = (other - worker) % hvd.size()
+    return 2 * distance < hvd.size() or (2 * distance == hvd.size() and worker < other)
+
+
+def _send_to(rows: torch.Tensor, receivers: Any, name: str) -> torch.Tensor:
+    """What arrives, one sender after the other."""
+    lengths = [rows.shape[1] if other in receivers else 0 for other in range(hvd.size())]
+    splits = torch.tensor(lengths, dtype=torch.int32)
+    arrived, _ = hvd.alltoall(rows[list(receivers)].reshape(-1), splits, name)
+    return arrived
+
+
+def rounds_of_pairs(workers: int) -> list[list[tuple[int, int]]]:
+    """Every pair once, in rounds in which no worker has two: a tournament's, by the circle method."""
+    seats = workers + workers % 2  # for an odd number a seat is empty, and whoever meets it rests
+    circle = list(range(1, seats))
+    rounds = []
+    for turn in range(seats - 1):
+        table = [0, *circle[turn:], *circle[:turn]]
+        met = zip(table[: seats // 2], reversed(table[seats // 2 :]))
+        rounds.append([(min(pair), max(pair)) for pair in met if max(pair) < workers])
+    return rounds
+
+
+def swaps(pairs: dict[tuple[int, ...], Any]) -> Way:
+    def exchange(rows: torch.Tensor, name: str) -> torch.Tensor:
+        numbers = rows.view(torch.int32)
+        handles = {
+            other: hvd.allreduce_async(numbers[other], op=hvd.Sum, name=f"{name}.{pair}", process_set=process_set)
+            for pair, process_set in pairs.items()
+            if hvd.rank() in pair
+            for other in pair
+            if other != hvd.rank()
+        }  # fmt: skip
+        received = rows.clone()
+        for other, handle in handles.items():
+            received[other] = (hvd.synchronize(handle) - numbers[other]).view(torch.uint8)
+        return received
+
+    return exchange
+
+
+def gather(rows: torch.Tensor, name: str) -> torch.Tensor:
+    everything = hvd.allgather(rows.reshape(1, *rows.shape), name)
+    return everything[:, hvd.rank()]
+
+
+def measure(way: Way, rows: torch.Tensor, expected: torch.Tensor, name: str) -> float:
+    """Seconds that the slowest worker takes."""
+    hvd.allreduce(torch.zeros(1), name="begin")
+    begin = time.monotonic()
+    received = way(rows, name)
+    taken = time.monotonic() - begin
+    assert torch.equal(received, expected), f"{name}: these are not the chunks that were sent"
+    return float(hvd.allreduce(torch.tensor([taken], dtype=torch.float64), op=hvd.Max, name="taken"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--bytes", type=int, default=2_400_000, help="of a chunk, a multiple of 4 (2,400,000)"
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each way (7)")
+    parser.add_argument("--rate", help="of a host's link, such as 100mbit: also prints the time of the bytes")
+    args = parser.parse_args()
+    if args.bytes < 4 or args.bytes % 4:
+        parser.error(f"--bytes {args.bytes}: use a positive multiple of 4")
+    os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
+    hvd.init()
+    pairs = {}
+    for pair in itertools.chain.from_iterable(rounds_of_pairs(hvd.size())):
+        pairs[pair] = hvd.add_process_set(pair) if hvd.size() > 2 else hvd.global_process_set
+    ways = {
+        "one call": one_call,
+        "shifts": shifts,
+        "oriented": oriented,
+        f"split, {PARTS} calls": split,
+        "swaps": swaps(pairs),
+        "gather": gather,
+    }
+    torch.set_num_threads(1)
+    numbers = torch.arange(args.bytes, dtype=torch.int32)
+    rows, expected = (
+        torch.stack([(numbers + 7 * (hvd.size() * a + b)).to(torch.uint8) for a, b in chosen])
+        for chosen in (
+            [(hvd.rank(), other) for other in range(hvd.size())],
+            [(other, hvd.rank()) for other in range(hvd.size())],
+        )
+    )
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(args.rounds + 1):
+        for name, way in ways.items():
+            taken = measure(way, rows, expected, name)
+            if number > 0:
+                seconds[name].append(taken)
+    if hvd.rank() == 0:
+        report(seconds, (hvd.size() - 1) * args.bytes, args.rate)
+
+
+def report(seconds: dict[str, list[float]], sent: int, rate: str | None) -> None:
+    """
+    Args:
+        sent: bytes that leave a worker, but for a gather.
+    """
+    table = Table("way", "ms", "range", "of one call's", *(["of its bytes'"] if rate else []))
+    first = next(iter(seconds.values()))
+    for name, own in seconds.items():
+        row = [name, f"{1e3 * statistics.median(own):,.1f}", f"{1e3 * min(own):,.1f}-{1e3 * max(own):,.1f}"]
+        row.append(f"{statistics.median(a / b for a, b in zip(own, first)):.2f}")
+        if rate:
+            row.append(f"{statistics.median(own) * parse_rate(rate) / sent:.2f}")
+        table.add_row(*row)
+    Console(width=100).print(f"{hvd.size()} workers, {sent:,} bytes from each", table)
+
+
+if __name__ == "__main__":
+    main()
