@@ -313,9 +313,9 @@ def loss_table(figures: dict[str, Any]) -> str:
 
 
 def whole(figures: dict[str, Any], key: str) -> bool:
-    """Whether it has been trained with every seed."""
+    """Whether it has been trained with every seed, or more."""
     own = figures["trainings"].get(key)
-    return own is not None and len(own["validation_losses"]) == figures["seeds"]
+    return own is not None and len(own["validation_losses"]) >= figures["seeds"]
 
 
 def parts_table(figures: dict[str, Any], chosen: Sequence[Training]) -> str:
