@@ -250,7 +250,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
         }
         reached = best[max(best)][0]
         shown = ", ".join(
-            f"{times:.2f} times with {common.title(method)} at {ratio:g}"
+            f"{times:.2f} times with {title(method)} at {ratio:g}"
             for ratio, (times, method) in sorted(best.items())
         )
         found.append(
@@ -316,7 +316,8 @@ def cell(figures: dict[str, Any], method: str) -> str:
 def title(method: str) -> str:
     flat = method[: -len(NESTED)] if method.endswith(NESTED) else method
     known = {"qsgdinf-alltoall-4": "QSGDinf, 4 bits, alltoall"}
-    return known.get(flat, common.title(flat)) + (", hierarchical" if flat != method else "")
+    own = known[flat] if flat in known else common.title(flat)
+    return own + (", hierarchical" if flat != method else "")
 
 
 def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
