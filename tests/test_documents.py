@@ -215,6 +215,7 @@ COMMANDS: dict[str, Entry] = {
     "scripts/reproduce eden": TRAINS,
     "scripts/reproduce seconds": TRAINS,
     "scripts/reproduce by-workers": LAB_STUDY,
+    "scripts/reproduce emulated": LAB_STUDY,
     "scripts/lab exec host1 COMMAND...": RunBy(LAB, '"exec"'),
     "horovodrun --check-build": "Horovod's own; doctor asks the library instead, which that command does not",
     "scripts/lab exec host1 horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 --gloo python examples/torch_digits.py "
