@@ -175,7 +175,8 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun -np 4 python benchmarks/auto.py": RunBy("tests/test_benchmarks.py", '"auto.py"'),
     "python benchmarks/joint_rounding.py": RunBy("tests/test_benchmarks.py", '"joint_rounding.py"'),
     "benchmarks/exchange.py --framework tensorflow --groups 4": EXCHANGE,
-    "benchmarks/exchange.py --group-bytes 32 128": EXCHANGE,
+    "horovodrun --gloo -np 4 -H host1:1,host2:1,host3:1,host4:1 python benchmarks/exchange.py --methods none "
+    "global-qsgd-8 eden-3 --backward 0.3 --group-bytes 8 32 64 128": EXCHANGE,
     "srun --mpi=pmix python train.py": "needs Slurm with PMIx; the page says that it was not tried",
     "horovodrun -np 4 python examples/keras_digits.py --compression binsgdm": (
         RunBy("tests/examples/test_digits.py", "keras_digits")
