@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import eden_worker
@@ -30,8 +30,9 @@ WARM_UP = 0.15
 class SignAverage:
     """The average of the workers' vectors, of which one bit per element travels in each direction.
 
-    A worker sends signs and one scale, and adds what they leave out to its next vector. Each worker serves a part: it
-    averages what it gets, rounds it in the same way, with an error of its own, and sends it to all.
+    A worker sends signs and one scale per vector, and adds what they leave out to its next vectors. Each worker serves
+    a part of every vector: it averages what it gets, rounds it in the same way, with an error of its own, and sends it
+    to all.
 
     Args:
         norm: of which the scale is the mean: 1 for mean magnitudes, 2 for root mean squares.
@@ -39,19 +40,24 @@ class SignAverage:
 
     def __init__(self, norm: int) -> None:
         self._norm = norm
-        self._left_out: torch.Tensor | None = None
-        self._left_out_by_servers: torch.Tensor | None = None
+        self._left_out: list[torch.Tensor] = []
+        self._left_out_by_servers: list[torch.Tensor] = []
 
-    def __call__(self, name: str, vector: torch.Tensor) -> torch.Tensor:
-        if self._left_out is None or self._left_out_by_servers is None:
-            self._left_out, self._left_out_by_servers = torch.zeros_like(vector), torch.zeros_like(vector)
-        wanted = vector + self._left_out
-        sent = self._rounded(wanted)
-        self._left_out = wanted - sent
-        wanted = hvd.allreduce(sent, name=name) + self._left_out_by_servers
+    def __call__(self, vectors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if not self._left_out:
+            self._left_out, self._left_out_by_servers = (
+                [torch.zeros_like(vector) for vector in vectors] for _ in range(2)
+            )
+        wanted = _sums(vectors, self._left_out)
+        sent = [self._rounded(each) for each in wanted]
+        self._left_out = [own - arrived for own, arrived in zip(wanted, sent)]
+        wanted = _sums(averages(sent), self._left_out_by_servers)
         # What a server does depends on nothing that the others do not have here: each computes all parts.
-        answered = torch.cat([self._rounded(part) for part in torch.tensor_split(wanted, hvd.size())])
-        self._left_out_by_servers = wanted - answered
+        answered = [
+            torch.cat([self._rounded(part) for part in torch.tensor_split(each, hvd.size())])
+            for each in wanted
+        ]
+        self._left_out_by_servers = [own - arrived for own, arrived in zip(wanted, answered)]
         return answered
 
     def _rounded(self, vector: torch.Tensor) -> torch.Tensor:
@@ -61,6 +67,16 @@ class SignAverage:
         return torch.where(vector < 0, -scale, scale)
 
 
+def _sums(vectors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [vector + other for vector, other in zip(vectors, others)]
+
+
+def averages(vectors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Over the workers, in float32."""
+    sizes = [vector.numel() for vector in vectors]
+    return list(hvd.allreduce(torch.cat(list(vectors)), name="vectors").split(sizes))
+
+
 class OneBitAdam(torch.optim.Optimizer):
     """Adam whose variance stays as it is after a warm-up, and whose momentum is averaged with one bit per element.
 
@@ -68,33 +84,37 @@ class OneBitAdam(torch.optim.Optimizer):
     the scale is a root mean square.
     """
 
-    norm = 2
-
     def __init__(
         self, parameters: Iterable[torch.Tensor], lr: float, warm_up: int, betas: tuple[float, float]
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": 1e-8})
         self.warm_up = warm_up
+        self._average = SignAverage(norm=2)
         self._steps = 0
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         self._steps += 1
-        for number, (group, parameter) in enumerate(_each(self)):
+        warming_up = self._steps <= self.warm_up
+        gradients = [parameter.grad.flatten() for _, parameter in _each(self)]
+        if warming_up:
+            gradients = averages(gradients)
+        momenta = []
+        for (group, parameter), gradient in zip(_each(self), gradients):
             beta1, beta2 = group["betas"]
             state = self.state[parameter]
             if not state:
-                state.update(momentum=torch.zeros_like(parameter), variance=torch.zeros_like(parameter))
-                state["average"] = SignAverage(self.norm)
-            gradient, momentum = parameter.grad, state["momentum"]
-            if self._steps <= self.warm_up:
-                gradient = hvd.allreduce(gradient, name=f"gradient.{number}")
+                state.update(momentum=torch.zeros_like(gradient), variance=torch.zeros_like(gradient))
+            if warming_up:
                 state["variance"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-                momentum.mul_(beta1).add_(gradient, alpha=1 - beta1)
-            else:
-                momentum.mul_(beta1).add_(gradient, alpha=1 - beta1)
-                momentum.copy_(state["average"](f"momentum.{number}", momentum.flatten()).view_as(momentum))
-            parameter.addcdiv_(momentum, state["variance"].sqrt().add_(group["eps"]), value=-group["lr"])
+            momenta.append(state["momentum"].mul_(beta1).add_(gradient, alpha=1 - beta1))
+        if not warming_up:
+            momenta = self._average(momenta)
+        for (group, parameter), momentum in zip(_each(self), momenta):
+            state = self.state[parameter]
+            state["momentum"].copy_(momentum)
+            move = momentum / (state["variance"].sqrt() + group["eps"])
+            parameter.sub_(move.view_as(parameter), alpha=group["lr"])
 
 
 class EFSignSGD(torch.optim.Optimizer):
@@ -104,21 +124,23 @@ class EFSignSGD(torch.optim.Optimizer):
     and servers, as in Zheng et al., NeurIPS 2019, with a block per tensor.
     """
 
-    norm = 1
     warm_up = 0
 
     def __init__(self, parameters: Iterable[torch.Tensor], lr: float, momentum: float = 0.9) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
+        self._average = SignAverage(norm=1)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        for number, (group, parameter) in enumerate(_each(self)):
+        moves = []
+        for group, parameter in _each(self):
             state = self.state[parameter]
             if not state:
-                state.update(momentum=torch.zeros_like(parameter), average=SignAverage(self.norm))
+                state["momentum"] = torch.zeros_like(parameter)
             momentum = state["momentum"].mul_(group["momentum"]).add_(parameter.grad)
-            move = group["lr"] * (group["momentum"] * momentum + parameter.grad)
-            parameter.sub_(state["average"](f"move.{number}", move.flatten()).view_as(move))
+            moves.append((group["lr"] * (group["momentum"] * momentum + parameter.grad)).flatten())
+        for (_, parameter), move in zip(_each(self), self._average(moves)):
+            parameter.sub_(move.view_as(parameter))
 
 
 def _each(optimizer: torch.optim.Optimizer) -> Iterable[tuple[dict[str, Any], torch.Tensor]]:

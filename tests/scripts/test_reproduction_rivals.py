@@ -78,13 +78,14 @@ def test_what_is_left_out_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
     rivals_worker = worker(monkeypatch)
     hvd.init()
     for norm in (1, 2):
-        average, given = rivals_worker.SignAverage(norm), torch.from_numpy(np.linspace(-1, 2, 37))
-        answered = sum(average("vector", given) for _ in range(5))
-        left = average._left_out + average._left_out_by_servers
-        torch.testing.assert_close(answered + left, 5 * given)
-        first = rivals_worker.SignAverage(norm)("vector", given)
-        scale = given.abs().mean() if norm == 1 else given.square().mean().sqrt()
-        torch.testing.assert_close(first, torch.where(given < 0, -scale, scale))
+        average = rivals_worker.SignAverage(norm)
+        vectors = [torch.from_numpy(np.linspace(-1, 2, 37)), torch.from_numpy(np.linspace(-9, 1, 5))]
+        answers = [average(vectors) for _ in range(5)]
+        left = zip(average._left_out, average._left_out_by_servers)
+        for given, answered, (by_worker, by_server) in zip(vectors, zip(*answers), left):
+            torch.testing.assert_close(sum(answered) + by_worker + by_server, 5 * given)
+            scale = given.abs().mean() if norm == 1 else given.square().mean().sqrt()
+            torch.testing.assert_close(answered[0], torch.where(given < 0, -scale, scale))
 
 
 def test_bytes_are_those_of_bits_and_scales(monkeypatch: pytest.MonkeyPatch) -> None:
