@@ -124,7 +124,7 @@ def _from_elsewhere(key: str) -> dict[str, Any] | None:
 
 
 def verdicts(figures: dict[str, Any]) -> list[Verdict]:
-    trainings, found = figures["trainings"], []
+    found: list[Verdict] = []
     if not transformer.whole(figures, "none"):
         return []
     if transformer.whole(figures, ADAM.key):
@@ -139,11 +139,11 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     rivals = [key for key in (ADAM.key, SIGNS.key, "powersgd-2") if transformer.whole(figures, key)]
     if rivals and transformer.whole(figures, "eden-3"):
         titles = {each.key: each.title for each in TRAININGS}
-        own = common.mean(trainings["eden-3"]["validation_losses"])
+        own = transformer.loss_ratio(figures, "eden-3")
         found.append(
             Verdict(
                 f"EDEN, 3 bits, ends at a lower loss than {', '.join(titles[key] for key in rivals)}",
-                all(own < common.mean(trainings[key]["validation_losses"]) for key in rivals),
+                all(own < transformer.loss_ratio(figures, key) for key in rivals),
                 "; ".join(
                     f"{titles[key]}: {transformer.difference(figures, key)}" for key in ("eden-3", *rivals)
                 ),

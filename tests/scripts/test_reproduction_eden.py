@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -87,6 +88,18 @@ def test_whitening_has_to_reach_what_plain_gradients_do_not(
 ) -> None:
     (found,) = (own for key, own in holding(figures(errors, plain, whitened)).items() if "Whitened" in key)
     assert found == holds
+
+
+def test_close_trainings_have_more_seeds() -> None:
+    run = {"losses": [2.0], "validation_loss": 2.0, "seconds": 1.0, "bytes_per_step": 1.0}
+    chosen = [each for each in eden.TRAININGS if each.key in ("none", "eden-3", "eden-2")]
+    for each, seed in itertools.product(chosen, (*TINY.seeds, *TINY.more_seeds)):
+        running.keep(eden._job(TINY, each).kept_as(seed), {**run, "float32_bytes_per_step": 8.0})
+    found = eden.study(TINY._replace(only=()))
+    counts = {key: len(own["validation_losses"]) for key, own in found["trainings"].items()}
+    assert counts == {"none": 3, "eden-3": 3, "eden-2": 2}
+    assert "EDEN, 3 bits, ends within 0.5% of float32's loss" in holding(found)
+    assert "| EDEN, 3 bits | 3 |" in eden.tables(found)
 
 
 def test_a_verdict_waits_for_all_seeds(errors: Any) -> None:
