@@ -454,10 +454,6 @@ struct SumFields {  // reference.unpack_sum
     const Words fields = (vector_at<Words>(words + word + part * VECTOR) + bias) >> (u32)shift;
     return (Ints)(fields & ((1u << width) - 1)) - (1 << (width - 1));
   }
-  template <class Value>
-  INLINE Floats values(const u32* words, i64 part, bool, Value value) const {
-    return value(digits(words, part, false));
-  }
   INLINE void advance() {
     shift += width;
     if (shift + width <= 32) return;
@@ -473,9 +469,6 @@ struct CodeFields {  // reference.unpack_codes and reference.digits_of_codes
   INLINE explicit CodeFields(i64 bits) : bits(bits) {}
 
   INLINE bool straddles() const { return shift + bits > 32; }
-  INLINE Ints magnitudes(Words codes) const { return (Ints)(codes & ((1u << (bits - 1)) - 1)); }
-  // Negative where the codes are, zero where they are zero.
-  INLINE Ints signs(Words codes) const { return (Ints)(codes << (u32)(32 - bits)); }
   // With other bits above them.
   INLINE Words codes(const u32* words, i64 part, bool straddles) const {
     const u32* low = words + word + part * VECTOR;
@@ -483,16 +476,13 @@ struct CodeFields {  // reference.unpack_codes and reference.digits_of_codes
     return straddles ? codes | vector_at<Words>(low + ROW) << (u32)(32 - shift) : codes;
   }
   INLINE Ints digits(const u32* words, i64 part, bool straddles) const {
-    const Words all = codes(words, part, straddles);
-    return with_sign(magnitudes(all), signs(all));
+    const Words all = codes(words, part, straddles), magnitudes = all & ((1u << (bits - 1)) - 1);
+    return with_sign((Ints)magnitudes, (Ints)(all << (u32)(32 - bits)));  // a sign that is zero where a code is
   }
-  template <class Value>
-  INLINE Floats values(Words codes, Value value) const {
-    return value(magnitudes(codes), signs(codes));
-  }
-  template <class Value>
-  INLINE Floats values(const u32* words, i64 part, bool straddles, Value value) const {
-    return values(codes(words, part, straddles), value);
+  // With the sign as the highest bit, and other bits below them.
+  INLINE Words upper_codes(const u32* words, i64 part, bool straddles) const {
+    if (straddles) return codes(words, part, true) << (u32)(32 - bits);
+    return vector_at<Words>(words + word + part * VECTOR) << (u32)(32 - bits - shift);
   }
   INLINE void advance() {
     shift += bits;
@@ -687,14 +677,22 @@ KERNEL(void, encode_exponential)(const void* x, i64 type, i64 count, const float
 // ---- decoders -----------------------------------------------------------------------------------------------------
 
 struct UniformValue {
-  INLINE Floats operator()(Ints digits) const { return __builtin_convertvector(digits, Floats); }
-  INLINE Floats operator()(Ints magnitudes, Ints signs) const { return (*this)(with_sign(magnitudes, signs)); }
+  template <class Fields>
+  INLINE Floats at(const Fields& fields, const u32* words, i64 part, bool straddles) const {
+    return __builtin_convertvector(fields.digits(words, part, straddles), Floats);
+  }
 };
 
 struct ExponentialValue {  // reference.exponential_values
-  i32 offset;
-  INLINE Floats operator()(Ints indices, Ints signs) const {
-    return (Floats)((((indices + offset) << 23) | (signs & (i32)0x80000000)) & (indices > 0));
+  i64 bits;
+
+  // An index is an exponent, of a power of two that is too small by the same factor everywhere. The sum is exact, and
+  // makes -0 a 0.
+  INLINE Floats at(const CodeFields& fields, const u32* words, i64 part, bool straddles) const {
+    const u32 top = (1u << (bits - 1)) - 1;
+    const Ints codes = (Ints)fields.upper_codes(words, part, straddles) >> (i32)(9 - bits);
+    const Floats powers = (Floats)(codes & (i32)(top << 23 | 0x80000000));
+    return multiply_add(powers, Floats{} + float_of((254 - top) << 23), Floats{});
   }
 };
 
@@ -721,7 +719,7 @@ INLINE void decode_row(const Fields& fields, bool straddles, const u32* const* w
     const u32* own = words[worker];
     const float unit = units[worker];
     return [&fields, straddles, value, own, unit](i64 part) INLINE_LAMBDA {
-      return fields.values(own, part, straddles, value) * unit;
+      return value.at(fields, own, part, straddles) * unit;
     };
   });
 }
@@ -760,9 +758,9 @@ INLINE void decode_by_table(const u32* const* words, const float* const* norms, 
   Writer out(data, type, count);
   BucketRows buckets(bucket_size);
   CodeFields fields(bits);
-  Words codes;
+  u32 codes[VECTOR];
   for (i64 lane = 0; lane < VECTOR; lane++) codes[lane] = lane;
-  const Floats of_codes = fields.values(codes, value);
+  const Floats of_codes = value.at(fields, codes, 0, false);
   i64 bucket = 0;
   for (i64 tile = 0; tile < out.tiles(); tile++) {
     float* values = out.tile(tile);
@@ -815,7 +813,7 @@ KERNEL(void, decode_uniform_codes)(const u32* const* words, const float* const* 
 
 KERNEL(void, decode_exponential)(const u32* const* words, const float* const* norms, i64 workers, i64 count,
                                  i64 bucket_size, i64 bits, float factor, float* units, void* out, i64 type) {
-  const ExponentialValue value{128 - (1 << (bits - 1))};
+  const ExponentialValue value{bits};
   decode_codes(words, norms, workers, count, bucket_size, bits, value, {1.0f, factor}, units, out, type);
 }
 
