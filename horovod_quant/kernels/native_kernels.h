@@ -676,23 +676,62 @@ KERNEL(void, encode_exponential)(const void* x, i64 type, i64 count, const float
 
 // ---- decoders -----------------------------------------------------------------------------------------------------
 
+// `at` gives values from a part of a row; `of_words` an object with those of all rows in words of whole codes.
+
+template <i64 BITS>
+struct UniformWords {
+  static constexpr i64 IN_A_BYTE = 8 / BITS;
+  Words digits[IN_A_BYTE];  // of one byte each
+
+  INLINE explicit UniformWords(Words words) {
+    if constexpr (BITS == 8) {
+      digits[0] = bytes_with_sign(words & 0x7F7F7F7Fu, words);
+    } else {
+      static_assert(BITS == 4);
+      digits[0] = bytes_with_sign(words & 0x07070707u, words << 4);
+      digits[1] = bytes_with_sign(words >> 4 & 0x07070707u, words);
+    }
+  }
+  INLINE Floats operator[](i64 row) const {
+    const Words upper = digits[row % IN_A_BYTE] << (u32)(24 - row / IN_A_BYTE * 8);
+    return __builtin_convertvector((Ints)upper >> 24, Floats);
+  }
+};
+
 struct UniformValue {
+  template <i64 BITS>
+  INLINE UniformWords<BITS> of_words(Words words) const {
+    return UniformWords<BITS>(words);
+  }
   template <class Fields>
   INLINE Floats at(const Fields& fields, const u32* words, i64 part, bool straddles) const {
     return __builtin_convertvector(fields.digits(words, part, straddles), Floats);
   }
 };
 
-struct ExponentialValue {  // reference.exponential_values
+// reference.exponential_values of codes with the sign as the highest bit. An index is an exponent, of a power of two
+// that is too small by the same factor everywhere. The sum is exact, and makes -0 a 0.
+INLINE Floats exponential_values(Words upper_codes, i64 bits) {
+  const u32 top = (1u << (bits - 1)) - 1;
+  const Ints powers = (Ints)upper_codes >> (i32)(9 - bits) & (i32)(top << 23 | 0x80000000);
+  return multiply_add((Floats)powers, Floats{} + float_of((254 - top) << 23), Floats{});
+}
+
+template <i64 BITS>
+struct ExponentialWords {
+  Words words;
+  INLINE Floats operator[](i64 row) const { return exponential_values(words << (u32)(32 - BITS * (row + 1)), BITS); }
+};
+
+struct ExponentialValue {
   i64 bits;
 
-  // An index is an exponent, of a power of two that is too small by the same factor everywhere. The sum is exact, and
-  // makes -0 a 0.
+  template <i64 BITS>
+  INLINE ExponentialWords<BITS> of_words(Words words) const {
+    return {words};
+  }
   INLINE Floats at(const CodeFields& fields, const u32* words, i64 part, bool straddles) const {
-    const u32 top = (1u << (bits - 1)) - 1;
-    const Ints codes = (Ints)fields.upper_codes(words, part, straddles) >> (i32)(9 - bits);
-    const Floats powers = (Floats)(codes & (i32)(top << 23 | 0x80000000));
-    return multiply_add(powers, Floats{} + float_of((254 - top) << 23), Floats{});
+    return exponential_values(fields.upper_codes(words, part, straddles), bits);
   }
 };
 
@@ -788,10 +827,58 @@ INLINE void decode_by_table(const u32* const* words, const float* const* norms, 
   }
 }
 
+// As `decode`, of buckets of whole words: all rows in a word at once.
+template <i64 BITS, class Value>
+INLINE void decode_words(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
+                         Value value, DecodingScale scale, float* units, void* data, i64 type) {
+  constexpr i64 ROWS = 32 / BITS, AT_ONCE = ROWS == 8 ? 1 : 2;  // rows of a word; parts whose sums fit the registers
+  DefaultArithmetic scope;
+  Writer out(data, type, count);
+  BucketRows buckets(bucket_size / ROWS);
+  i64 bucket = 0, word = 0;
+  for (i64 tile = 0; tile < out.tiles(); tile++) {
+    float* values = out.tile(tile);
+    const i64 rows = out.rows(tile);
+    for (i64 row = 0; row < rows; row += ROWS, values += ROWS * ROW, word += ROW) {
+      if (buckets.begins()) {
+        for (i64 worker = 0; worker < workers; worker++) units[worker] = scale(norms[worker][bucket]);
+        bucket++;
+      }
+      for (i64 i = 0; i < ROWS; i++) out.prefetch_next(tile, row + i);
+      for (i64 part = 0; part < PARTS; part += AT_ONCE) {
+        Floats sums[AT_ONCE][ROWS];
+        const auto for_values_of = [&](i64 worker, auto use) INLINE_LAMBDA {
+          const u32* own = words[worker] + word + part * VECTOR;
+          const float unit = units[worker];
+#pragma GCC unroll 2
+          for (i64 i = 0; i < AT_ONCE; i++) {
+            const auto row_values = value.template of_words<BITS>(vector_at<Words>(own + i * VECTOR));
+#pragma GCC unroll 8
+            for (i64 j = 0; j < ROWS; j++) use(sums[i][j], row_values[j] * unit);
+          }
+        };
+        for_values_of(0, [](Floats& sum, Floats own) INLINE_LAMBDA { sum = own; });
+        for (i64 worker = 1; worker < workers; worker++)
+          for_values_of(worker, [](Floats& sum, Floats own) INLINE_LAMBDA { sum += own; });
+#pragma GCC unroll 2
+        for (i64 i = 0; i < AT_ONCE; i++)
+#pragma GCC unroll 8
+          for (i64 j = 0; j < ROWS; j++)
+            memcpy(values + j * ROW + (part + i) * VECTOR, &sums[i][j], sizeof(Floats));
+      }
+    }
+    out.store(tile);
+  }
+}
+
 // `units` has room for 16 floats a worker.
 template <class Value>
 INLINE void decode_codes(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
                          i64 bits, Value value, DecodingScale scale, float* units, void* out, i64 type) {
+  if (bits == 8 && bucket_size % (4 * ROW) == 0)
+    return decode_words<8>(words, norms, workers, count, bucket_size, value, scale, units, out, type);
+  if (bits == 4 && bucket_size % (8 * ROW) == 0)
+    return decode_words<4>(words, norms, workers, count, bucket_size, value, scale, units, out, type);
   if constexpr (VECTOR == 16)
     if (bits <= 4)
       return decode_by_table(words, norms, workers, count, bucket_size, bits, value, scale, units, out, type);
