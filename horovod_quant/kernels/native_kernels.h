@@ -676,36 +676,25 @@ KERNEL(void, encode_exponential)(const void* x, i64 type, i64 count, const float
 
 // ---- decoders -----------------------------------------------------------------------------------------------------
 
-// `at` gives values from a part of a row; `of_words` an object with those of all rows in words of whole codes.
-
-template <i64 BITS>
-struct UniformWords {
-  static constexpr i64 IN_A_BYTE = 8 / BITS;
-  Words digits[IN_A_BYTE];  // of one byte each
-
-  INLINE explicit UniformWords(Words words) {
-    if constexpr (BITS == 8) {
-      digits[0] = bytes_with_sign(words & 0x7F7F7F7Fu, words);
-    } else {
-      static_assert(BITS == 4);
-      digits[0] = bytes_with_sign(words & 0x07070707u, words << 4);
-      digits[1] = bytes_with_sign(words >> 4 & 0x07070707u, words);
-    }
-  }
-  INLINE Floats operator[](i64 row) const {
-    const Words upper = digits[row % IN_A_BYTE] << (u32)(24 - row / IN_A_BYTE * 8);
-    return __builtin_convertvector((Ints)upper >> 24, Floats);
-  }
-};
+// `at` gives values from a part of a row. Words of whole codes have those of four rows under the same number, one in each
+// byte: `ready` is what is computed once for the four, `in_words` then gives the values of one.
 
 struct UniformValue {
-  template <i64 BITS>
-  INLINE UniformWords<BITS> of_words(Words words) const {
-    return UniformWords<BITS>(words);
-  }
   template <class Fields>
   INLINE Floats at(const Fields& fields, const u32* words, i64 part, bool straddles) const {
     return __builtin_convertvector(fields.digits(words, part, straddles), Floats);
+  }
+  // Digits of one byte each.
+  template <i64 BITS, i64 NUMBER>
+  INLINE Words ready(Words words) const {
+    if (BITS == 8) return bytes_with_sign(words & 0x7F7F7F7Fu, words);
+    static_assert(BITS == 4 || BITS == 8);
+    if (NUMBER == 0) return bytes_with_sign(words & 0x07070707u, words << 4);
+    return bytes_with_sign(words >> 4 & 0x07070707u, words);
+  }
+  template <i64 BITS, i64 NUMBER>
+  INLINE Floats in_words(Words digits, i64 byte) const {
+    return __builtin_convertvector((Ints)(digits << (u32)(24 - 8 * byte)) >> 24, Floats);
   }
 };
 
@@ -717,21 +706,19 @@ INLINE Floats exponential_values(Words upper_codes, i64 bits) {
   return multiply_add((Floats)powers, Floats{} + float_of((254 - top) << 23), Floats{});
 }
 
-template <i64 BITS>
-struct ExponentialWords {
-  Words words;
-  INLINE Floats operator[](i64 row) const { return exponential_values(words << (u32)(32 - BITS * (row + 1)), BITS); }
-};
-
 struct ExponentialValue {
   i64 bits;
 
-  template <i64 BITS>
-  INLINE ExponentialWords<BITS> of_words(Words words) const {
-    return {words};
-  }
   INLINE Floats at(const CodeFields& fields, const u32* words, i64 part, bool straddles) const {
     return exponential_values(fields.upper_codes(words, part, straddles), bits);
+  }
+  template <i64 BITS, i64 NUMBER>
+  INLINE Words ready(Words words) const {
+    return words;
+  }
+  template <i64 BITS, i64 NUMBER>
+  INLINE Floats in_words(Words words, i64 byte) const {
+    return exponential_values(words << (u32)(32 - BITS * (NUMBER + 1) - 8 * byte), BITS);
   }
 };
 
@@ -827,11 +814,40 @@ INLINE void decode_by_table(const u32* const* words, const float* const* norms, 
   }
 }
 
-// As `decode`, of buckets of whole words: all rows in a word at once.
+// The sums of the four rows whose codes have that number in a byte. Two parts at a time: of AVX2 they are a line of the
+// caches, and their sums stay in registers.
+template <i64 BITS, i64 NUMBER, class Value>
+INLINE void sum_rows_of_words(const u32* const* words, i64 word, const float* units, i64 workers, Value value,
+                              float* out) {
+  for (i64 part = 0; part < PARTS; part += 2) {
+    Floats sums[2][4];
+    const auto for_values_of = [&](i64 worker, auto use) INLINE_LAMBDA {
+      const u32* own = words[worker] + word + part * VECTOR;
+      const float unit = units[worker];
+#pragma GCC unroll 2
+      for (i64 i = 0; i < 2; i++) {
+        const Words ready = value.template ready<BITS, NUMBER>(vector_at<Words>(own + i * VECTOR));
+#pragma GCC unroll 4
+        for (i64 byte = 0; byte < 4; byte++)
+          use(sums[i][byte], value.template in_words<BITS, NUMBER>(ready, byte) * unit);
+      }
+    };
+    for_values_of(0, [](Floats& sum, Floats own) INLINE_LAMBDA { sum = own; });
+    for (i64 worker = 1; worker < workers; worker++)
+      for_values_of(worker, [](Floats& sum, Floats own) INLINE_LAMBDA { sum += own; });
+#pragma GCC unroll 4
+    for (i64 byte = 0; byte < 4; byte++)
+#pragma GCC unroll 2
+      for (i64 i = 0; i < 2; i++)
+        memcpy(out + (byte * 8 / BITS + NUMBER) * ROW + (part + i) * VECTOR, &sums[i][byte], sizeof(Floats));
+  }
+}
+
+// As `decode`, of buckets of whole words of whole codes: all rows in a word at once.
 template <i64 BITS, class Value>
 INLINE void decode_words(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
                          Value value, DecodingScale scale, float* units, void* data, i64 type) {
-  constexpr i64 ROWS = 32 / BITS, AT_ONCE = ROWS == 8 ? 1 : 2;  // rows of a word; parts whose sums fit the registers
+  constexpr i64 ROWS = 32 / BITS;
   DefaultArithmetic scope;
   Writer out(data, type, count);
   BucketRows buckets(bucket_size / ROWS);
@@ -845,27 +861,8 @@ INLINE void decode_words(const u32* const* words, const float* const* norms, i64
         bucket++;
       }
       for (i64 i = 0; i < ROWS; i++) out.prefetch_next(tile, row + i);
-      for (i64 part = 0; part < PARTS; part += AT_ONCE) {
-        Floats sums[AT_ONCE][ROWS];
-        const auto for_values_of = [&](i64 worker, auto use) INLINE_LAMBDA {
-          const u32* own = words[worker] + word + part * VECTOR;
-          const float unit = units[worker];
-#pragma GCC unroll 2
-          for (i64 i = 0; i < AT_ONCE; i++) {
-            const auto row_values = value.template of_words<BITS>(vector_at<Words>(own + i * VECTOR));
-#pragma GCC unroll 8
-            for (i64 j = 0; j < ROWS; j++) use(sums[i][j], row_values[j] * unit);
-          }
-        };
-        for_values_of(0, [](Floats& sum, Floats own) INLINE_LAMBDA { sum = own; });
-        for (i64 worker = 1; worker < workers; worker++)
-          for_values_of(worker, [](Floats& sum, Floats own) INLINE_LAMBDA { sum += own; });
-#pragma GCC unroll 2
-        for (i64 i = 0; i < AT_ONCE; i++)
-#pragma GCC unroll 8
-          for (i64 j = 0; j < ROWS; j++)
-            memcpy(values + j * ROW + (part + i) * VECTOR, &sums[i][j], sizeof(Floats));
-      }
+      sum_rows_of_words<BITS, 0>(words, word, units, workers, value, values);
+      if constexpr (BITS == 4) sum_rows_of_words<BITS, 1>(words, word, units, workers, value, values);
     }
     out.store(tile);
   }
