@@ -676,8 +676,8 @@ KERNEL(void, encode_exponential)(const void* x, i64 type, i64 count, const float
 
 // ---- decoders -----------------------------------------------------------------------------------------------------
 
-// `at` gives values from a part of a row. Words of whole codes have those of four rows under the same number, one in each
-// byte: `ready` is what is computed once for the four, `in_words` then gives the values of one.
+// `at` gives values from a part of a row. Words of whole codes have those of four rows under the same number, one in
+// each byte: `ready` is what is computed once for the four, `in_words` then gives the values of one.
 
 struct UniformValue {
   template <class Fields>
@@ -872,13 +872,14 @@ INLINE void decode_words(const u32* const* words, const float* const* norms, i64
 template <class Value>
 INLINE void decode_codes(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
                          i64 bits, Value value, DecodingScale scale, float* units, void* out, i64 type) {
-  if (bits == 8 && bucket_size % (4 * ROW) == 0)
-    return decode_words<8>(words, norms, workers, count, bucket_size, value, scale, units, out, type);
-  if (bits == 4 && bucket_size % (8 * ROW) == 0)
-    return decode_words<4>(words, norms, workers, count, bucket_size, value, scale, units, out, type);
   if constexpr (VECTOR == 16)
     if (bits <= 4)
       return decode_by_table(words, norms, workers, count, bucket_size, bits, value, scale, units, out, type);
+  if (bits == 8 && bucket_size % (4 * ROW) == 0)
+    return decode_words<8>(words, norms, workers, count, bucket_size, value, scale, units, out, type);
+  // One worker's codes wait for memory, which prefers rows in their order.
+  if (bits == 4 && workers > 1 && bucket_size % (8 * ROW) == 0)
+    return decode_words<4>(words, norms, workers, count, bucket_size, value, scale, units, out, type);
   decode(words, norms, workers, count, bucket_size, CodeFields(bits), value, scale, units, out, type);
 }
 
