@@ -454,10 +454,6 @@ struct SumFields {  // reference.unpack_sum
     const Words fields = (vector_at<Words>(words + word + part * VECTOR) + bias) >> (u32)shift;
     return (Ints)(fields & ((1u << width) - 1)) - (1 << (width - 1));
   }
-  template <class Value>
-  INLINE Floats values(const u32* words, i64 part, bool, Value value) const {
-    return value(digits(words, part, false));
-  }
   INLINE void advance() {
     shift += width;
     if (shift + width <= 32) return;
@@ -473,9 +469,6 @@ struct CodeFields {  // reference.unpack_codes and reference.digits_of_codes
   INLINE explicit CodeFields(i64 bits) : bits(bits) {}
 
   INLINE bool straddles() const { return shift + bits > 32; }
-  INLINE Ints magnitudes(Words codes) const { return (Ints)(codes & ((1u << (bits - 1)) - 1)); }
-  // Negative where the codes are, zero where they are zero.
-  INLINE Ints signs(Words codes) const { return (Ints)(codes << (u32)(32 - bits)); }
   // With other bits above them.
   INLINE Words codes(const u32* words, i64 part, bool straddles) const {
     const u32* low = words + word + part * VECTOR;
@@ -483,16 +476,13 @@ struct CodeFields {  // reference.unpack_codes and reference.digits_of_codes
     return straddles ? codes | vector_at<Words>(low + ROW) << (u32)(32 - shift) : codes;
   }
   INLINE Ints digits(const u32* words, i64 part, bool straddles) const {
-    const Words all = codes(words, part, straddles);
-    return with_sign(magnitudes(all), signs(all));
+    const Words all = codes(words, part, straddles), magnitudes = all & ((1u << (bits - 1)) - 1);
+    return with_sign((Ints)magnitudes, (Ints)(all << (u32)(32 - bits)));  // a sign that is zero where a code is
   }
-  template <class Value>
-  INLINE Floats values(Words codes, Value value) const {
-    return value(magnitudes(codes), signs(codes));
-  }
-  template <class Value>
-  INLINE Floats values(const u32* words, i64 part, bool straddles, Value value) const {
-    return values(codes(words, part, straddles), value);
+  // With the sign as the highest bit, and other bits below them.
+  INLINE Words upper_codes(const u32* words, i64 part, bool straddles) const {
+    if (straddles) return codes(words, part, true) << (u32)(32 - bits);
+    return vector_at<Words>(words + word + part * VECTOR) << (u32)(32 - bits - shift);
   }
   INLINE void advance() {
     shift += bits;
@@ -686,15 +676,49 @@ KERNEL(void, encode_exponential)(const void* x, i64 type, i64 count, const float
 
 // ---- decoders -----------------------------------------------------------------------------------------------------
 
+// `at` gives values from a part of a row. Words of whole codes have those of four rows under the same number, one in
+// each byte: `ready` is what is computed once for the four, `in_words` then gives the values of one.
+
 struct UniformValue {
-  INLINE Floats operator()(Ints digits) const { return __builtin_convertvector(digits, Floats); }
-  INLINE Floats operator()(Ints magnitudes, Ints signs) const { return (*this)(with_sign(magnitudes, signs)); }
+  template <class Fields>
+  INLINE Floats at(const Fields& fields, const u32* words, i64 part, bool straddles) const {
+    return __builtin_convertvector(fields.digits(words, part, straddles), Floats);
+  }
+  // Digits of one byte each.
+  template <i64 BITS, i64 NUMBER>
+  INLINE Words ready(Words words) const {
+    if (BITS == 8) return bytes_with_sign(words & 0x7F7F7F7Fu, words);
+    static_assert(BITS == 4 || BITS == 8);
+    if (NUMBER == 0) return bytes_with_sign(words & 0x07070707u, words << 4);
+    return bytes_with_sign(words >> 4 & 0x07070707u, words);
+  }
+  template <i64 BITS, i64 NUMBER>
+  INLINE Floats in_words(Words digits, i64 byte) const {
+    return __builtin_convertvector((Ints)(digits << (u32)(24 - 8 * byte)) >> 24, Floats);
+  }
 };
 
-struct ExponentialValue {  // reference.exponential_values
-  i32 offset;
-  INLINE Floats operator()(Ints indices, Ints signs) const {
-    return (Floats)((((indices + offset) << 23) | (signs & (i32)0x80000000)) & (indices > 0));
+// reference.exponential_values of codes with the sign as the highest bit. An index is an exponent, of a power of two
+// that is too small by the same factor everywhere. The sum is exact, and makes -0 a 0.
+INLINE Floats exponential_values(Words upper_codes, i64 bits) {
+  const u32 top = (1u << (bits - 1)) - 1;
+  const Ints powers = (Ints)upper_codes >> (i32)(9 - bits) & (i32)(top << 23 | 0x80000000);
+  return multiply_add((Floats)powers, Floats{} + float_of((254 - top) << 23), Floats{});
+}
+
+struct ExponentialValue {
+  i64 bits;
+
+  INLINE Floats at(const CodeFields& fields, const u32* words, i64 part, bool straddles) const {
+    return exponential_values(fields.upper_codes(words, part, straddles), bits);
+  }
+  template <i64 BITS, i64 NUMBER>
+  INLINE Words ready(Words words) const {
+    return words;
+  }
+  template <i64 BITS, i64 NUMBER>
+  INLINE Floats in_words(Words words, i64 byte) const {
+    return exponential_values(words << (u32)(32 - BITS * (NUMBER + 1) - 8 * byte), BITS);
   }
 };
 
@@ -721,7 +745,7 @@ INLINE void decode_row(const Fields& fields, bool straddles, const u32* const* w
     const u32* own = words[worker];
     const float unit = units[worker];
     return [&fields, straddles, value, own, unit](i64 part) INLINE_LAMBDA {
-      return fields.values(own, part, straddles, value) * unit;
+      return value.at(fields, own, part, straddles) * unit;
     };
   });
 }
@@ -760,9 +784,9 @@ INLINE void decode_by_table(const u32* const* words, const float* const* norms, 
   Writer out(data, type, count);
   BucketRows buckets(bucket_size);
   CodeFields fields(bits);
-  Words codes;
+  u32 codes[VECTOR];
   for (i64 lane = 0; lane < VECTOR; lane++) codes[lane] = lane;
-  const Floats of_codes = fields.values(codes, value);
+  const Floats of_codes = value.at(fields, codes, 0, false);
   i64 bucket = 0;
   for (i64 tile = 0; tile < out.tiles(); tile++) {
     float* values = out.tile(tile);
@@ -790,6 +814,60 @@ INLINE void decode_by_table(const u32* const* words, const float* const* norms, 
   }
 }
 
+// The sums of the four rows whose codes have that number in a byte. Two parts at a time: of AVX2 they are a line of the
+// caches, and their sums stay in registers.
+template <i64 BITS, i64 NUMBER, class Value>
+INLINE void sum_rows_of_words(const u32* const* words, i64 word, const float* units, i64 workers, Value value,
+                              float* out) {
+  for (i64 part = 0; part < PARTS; part += 2) {
+    Floats sums[2][4];
+    const auto for_values_of = [&](i64 worker, auto use) INLINE_LAMBDA {
+      const u32* own = words[worker] + word + part * VECTOR;
+      const float unit = units[worker];
+#pragma GCC unroll 2
+      for (i64 i = 0; i < 2; i++) {
+        const Words ready = value.template ready<BITS, NUMBER>(vector_at<Words>(own + i * VECTOR));
+#pragma GCC unroll 4
+        for (i64 byte = 0; byte < 4; byte++)
+          use(sums[i][byte], value.template in_words<BITS, NUMBER>(ready, byte) * unit);
+      }
+    };
+    for_values_of(0, [](Floats& sum, Floats own) INLINE_LAMBDA { sum = own; });
+    for (i64 worker = 1; worker < workers; worker++)
+      for_values_of(worker, [](Floats& sum, Floats own) INLINE_LAMBDA { sum += own; });
+#pragma GCC unroll 4
+    for (i64 byte = 0; byte < 4; byte++)
+#pragma GCC unroll 2
+      for (i64 i = 0; i < 2; i++)
+        memcpy(out + (byte * 8 / BITS + NUMBER) * ROW + (part + i) * VECTOR, &sums[i][byte], sizeof(Floats));
+  }
+}
+
+// As `decode`, of buckets of whole words of whole codes: all rows in a word at once.
+template <i64 BITS, class Value>
+INLINE void decode_words(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
+                         Value value, DecodingScale scale, float* units, void* data, i64 type) {
+  constexpr i64 ROWS = 32 / BITS;
+  DefaultArithmetic scope;
+  Writer out(data, type, count);
+  BucketRows buckets(bucket_size / ROWS);
+  i64 bucket = 0, word = 0;
+  for (i64 tile = 0; tile < out.tiles(); tile++) {
+    float* values = out.tile(tile);
+    const i64 rows = out.rows(tile);
+    for (i64 row = 0; row < rows; row += ROWS, values += ROWS * ROW, word += ROW) {
+      if (buckets.begins()) {
+        for (i64 worker = 0; worker < workers; worker++) units[worker] = scale(norms[worker][bucket]);
+        bucket++;
+      }
+      for (i64 i = 0; i < ROWS; i++) out.prefetch_next(tile, row + i);
+      sum_rows_of_words<BITS, 0>(words, word, units, workers, value, values);
+      if constexpr (BITS == 4) sum_rows_of_words<BITS, 1>(words, word, units, workers, value, values);
+    }
+    out.store(tile);
+  }
+}
+
 // `units` has room for 16 floats a worker.
 template <class Value>
 INLINE void decode_codes(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
@@ -797,6 +875,11 @@ INLINE void decode_codes(const u32* const* words, const float* const* norms, i64
   if constexpr (VECTOR == 16)
     if (bits <= 4)
       return decode_by_table(words, norms, workers, count, bucket_size, bits, value, scale, units, out, type);
+  if (bits == 8 && bucket_size % (4 * ROW) == 0)
+    return decode_words<8>(words, norms, workers, count, bucket_size, value, scale, units, out, type);
+  // One worker's codes wait for memory, which prefers rows in their order.
+  if (bits == 4 && workers > 1 && bucket_size % (8 * ROW) == 0)
+    return decode_words<4>(words, norms, workers, count, bucket_size, value, scale, units, out, type);
   decode(words, norms, workers, count, bucket_size, CodeFields(bits), value, scale, units, out, type);
 }
 
@@ -815,7 +898,7 @@ KERNEL(void, decode_uniform_codes)(const u32* const* words, const float* const* 
 
 KERNEL(void, decode_exponential)(const u32* const* words, const float* const* norms, i64 workers, i64 count,
                                  i64 bucket_size, i64 bits, float factor, float* units, void* out, i64 type) {
-  const ExponentialValue value{128 - (1 << (bits - 1))};
+  const ExponentialValue value{bits};
   decode_codes(words, norms, workers, count, bucket_size, bits, value, {1.0f, factor}, units, out, type);
 }
 

@@ -133,7 +133,7 @@ KERNEL(void, decode_rotated_sum)(const u32* words, const float* steps, i64 count
           if (part == 0) out.prefetch_next(tile, i / PARTS);
           const Ints digits = fields.digits(words, part, false);
           if (part == PARTS - 1) fields.advance();
-          return UniformValue()(digits);
+          return __builtin_convertvector(digits, Floats);
         },
         [&](i64 i, Floats value) INLINE_LAMBDA { memcpy(values + i * VECTOR, &value, sizeof value); });
     out.store(tile);

@@ -63,6 +63,17 @@ INLINE Ints with_sign(Ints magnitude, Ints sign) {
 }
 #endif
 
+// Bytes of magnitudes below 128, negative where the bytes of `signs` are, which are zero nowhere else than magnitudes.
+INLINE Words bytes_with_sign(Words magnitudes, Words signs) {
+#if VECTOR_BYTES == 32
+  return (Words)_mm256_sign_epi8((__m256i)magnitudes, (__m256i)signs);
+#else
+  typedef int8_t Bytes __attribute__((vector_size(VECTOR_BYTES)));
+  const Bytes negative = (Bytes)signs < 0;
+  return (Words)(((Bytes)magnitudes ^ negative) - negative);
+#endif
+}
+
 template <class Vector, class T>
 INLINE Vector vector_at(const T* values) {
   Vector own;

@@ -353,6 +353,31 @@ def test_exponential_codes_of_each_width(
     check_decoder("decode_exponential", given, words, bits, factor, dtype, workers)
 
 
+@each_instruction_set
+@pytest.mark.parametrize("kernel", ["decode_uniform_codes", "decode_exponential"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 4, 8, 12, 32])
+def test_decoders_of_buckets_with_and_without_whole_words(kernel: str, bits: int, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    count, bucket_size = 3 * TILE + 7 * ROW + 5, rows * ROW
+    for workers, factor in [(1, -2.0), (2, 1 / 3), (3, -0.25), (5, 1e38)]:
+        words = rng.integers(-(2**31), 2**31, (workers, code_words(count, bits))).astype(np.int32)
+        norms = rng.random((workers, buckets(count, bucket_size)), np.float32)
+        norms[:, ::3] = np.abs(rng.choice(np.concatenate([SPECIAL, NOT_FINITE]), norms[:, ::3].shape))
+        assert_same(kernel, list(words), list(norms), bucket_size, bits, factor, np.zeros(count, np.float32))
+
+
+@each_instruction_set
+@pytest.mark.parametrize("kernel", ["decode_uniform_codes", "decode_exponential"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_decoders_of_negative_zeros(kernel: str, bits: int) -> None:
+    negative_zeros = sum(1 << (shift + bits - 1) for shift in range(0, 32, bits))
+    words = np.full(code_words(TILE, bits), negative_zeros, np.uint32).view(np.int32)
+    for workers, factor in [(1, 1.0), (1, -1.0), (2, -1.0)]:
+        norms = [np.ones(1, np.float32)] * workers
+        assert_same(kernel, [words] * workers, norms, TILE, bits, factor, np.ones(TILE, np.float32))
+
+
 # ---- rotation
 
 
