@@ -215,6 +215,7 @@ COMMANDS: dict[str, Entry] = {
     "scripts/reproduce transformer": TRAINS,
     "scripts/reproduce eden": TRAINS,
     "scripts/reproduce seconds": TRAINS,
+    "scripts/reproduce rivals": TRAINS,
     "scripts/reproduce by-workers": LAB_STUDY,
     "scripts/reproduce emulated": LAB_STUDY,
     "scripts/lab exec host1 COMMAND...": RunBy(LAB, '"exec"'),
