@@ -29,7 +29,7 @@ METHOD = (
 )
 
 WORKER = Path(__file__).with_name("rivals_worker.py")
-RATES, TUNING_SEED = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), 3
+RATES, TUNING_SEED = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), 3
 METHOD = METHOD.format(rates=", ".join(map(str, RATES)), seed=TUNING_SEED)
 
 ADAM = Training("onebit-adam", "none", "1-bit Adam", ("--rule=onebit-adam",), shade="#56B4E9")
