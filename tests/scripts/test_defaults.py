@@ -80,7 +80,9 @@ def test_the_readme_shows_edens_loss() -> None:
 
 
 def test_the_readme_shows_powersgds_loss() -> None:
-    assert f"rank 2 ends at {transformer.difference(EDENS, 'powersgd-2')}." in (ROOT / "README.md").read_text()
+    assert (
+        f"rank 2 ends at {transformer.difference(EDENS, 'powersgd-2')}." in (ROOT / "README.md").read_text()
+    )
 
 
 def test_the_readme_fits_a_few_screens() -> None:
