@@ -79,10 +79,11 @@ def test_the_readme_shows_edens_loss() -> None:
     assert f"| `EDEN()` | {transformer.difference(EDENS, 'eden-3')} | |" in (ROOT / "README.md").read_text()
 
 
-def test_the_readme_shows_powersgds_loss() -> None:
-    assert (
-        f"rank 2 ends at {transformer.difference(EDENS, 'powersgd-2')}." in (ROOT / "README.md").read_text()
-    )
+def test_the_readme_shows_the_rivals_losses() -> None:
+    figures = figures_of("rivals")
+    adam, powersgd = (transformer.difference(figures, key) for key in ("onebit-adam", "powersgd-2"))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"ends at {adam}, PyTorch's PowerSGD hook of rank 2 at {powersgd}." in readme
 
 
 def test_the_readme_fits_a_few_screens() -> None:
