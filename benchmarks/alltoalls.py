@@ -25,12 +25,13 @@ from typing import Any, Callable
 
 import horovod.torch as hvd
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from horovod_quant.analysis.units import parse_rate
 
-Way = Callable[[torch.Tensor, str], Any]
+Way = Callable[[torch.Tensor, str], torch.Tensor]
 """Exchanges an array of a row per receiver, under names that begin so; returns one of a row per sender."""
 
 PARTS = 4
@@ -119,7 +120,8 @@ def measure(way: Way, rows: torch.Tensor, expected: torch.Tensor, name: str) -> 
     begin = time.monotonic()
     received = way(rows, name)
     taken = time.monotonic() - begin
-    assert torch.equal(received, expected), f"{name}: these are not the chunks that were sent"
+    if not torch.equal(received, expected):
+        raise RuntimeError(f"{name}: what arrived is not what was sent")
     return float(hvd.allreduce(torch.tensor([taken], dtype=torch.float64), op=hvd.Max, name="taken"))
 
 
@@ -133,8 +135,16 @@ def main() -> None:
     args = parser.parse_args()
     if args.bytes < 4 or args.bytes % 4:
         parser.error(f"--bytes {args.bytes}: use a positive multiple of 4")
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}: use at least 1")
+    try:
+        rate = parse_rate(args.rate) if args.rate else None
+    except ValueError as error:
+        parser.error(f"--rate: {error}")
     os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
     hvd.init()
+    if hvd.size() < 2:
+        parser.error("one worker has nobody to exchange with: use horovodrun -np 2 or more")
     pairs = {}
     for pair in itertools.chain.from_iterable(rounds_of_pairs(hvd.size())):
         pairs[pair] = hvd.add_process_set(pair) if hvd.size() > 2 else hvd.global_process_set
@@ -162,23 +172,26 @@ def main() -> None:
             if number > 0:
                 seconds[name].append(taken)
     if hvd.rank() == 0:
-        report(seconds, (hvd.size() - 1) * args.bytes, args.rate)
+        report(seconds, (hvd.size() - 1) * args.bytes, rate)
 
 
-def report(seconds: dict[str, list[float]], sent: int, rate: str | None) -> None:
+def report(seconds: dict[str, list[float]], sent: int, rate: float | None) -> None:
     """
     Args:
         sent: bytes that leave a worker, but for a gather.
+        rate: of a host's link, bytes per second.
     """
-    table = Table("way", "ms", "range", "of one call's", *(["of its bytes'"] if rate else []))
+    title = f"{hvd.size()} workers, {sent:,} bytes from each"
+    columns = ("way", "ms", "range", "of one call's", *(["of its bytes'"] if rate else []))
+    table = Table(*columns, title=title, box=box.MARKDOWN)
     first = next(iter(seconds.values()))
     for name, own in seconds.items():
         row = [name, f"{1e3 * statistics.median(own):,.1f}", f"{1e3 * min(own):,.1f}-{1e3 * max(own):,.1f}"]
         row.append(f"{statistics.median(a / b for a, b in zip(own, first)):.2f}")
         if rate:
-            row.append(f"{statistics.median(own) * parse_rate(rate) / sent:.2f}")
+            row.append(f"{statistics.median(own) * rate / sent:.2f}")
         table.add_row(*row)
-    Console(width=100).print(f"{hvd.size()} workers, {sent:,} bytes from each", table)
+    Console(width=100, color_system=None).print(table)
 
 
 if __name__ == "__main__":

@@ -284,7 +284,23 @@ def test_every_way_of_an_alltoall_brings_every_chunk(controller: str, workers: i
     assert done.returncode == 0, done.stdout[-3000:]
     assert f"{workers} workers, {4000 * (workers - 1):,} bytes from each" in done.stdout
     for way in ("one call", "shifts", "oriented", "split, 4 calls", "swaps", "gather"):
-        assert f"│ {way} " in done.stdout
-    refused = horovodrun(controller, workers, [*command, "--bytes", 4001])
-    assert refused.returncode != 0
-    assert "--bytes 4001: use a positive multiple of 4" in refused.stdout
+        assert f"| {way} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--bytes", "4001"], "--bytes 4001: use a positive multiple of 4"),
+        (["--rounds", "0"], "--rounds 0: use at least 1"),
+        (["--rate", "fast"], "--rate: 'fast' is not a rate"),
+        ([], "one worker has nobody to exchange with"),
+    ],
+)
+def test_what_alltoalls_cannot_be_measured_with_is_refused(options: list[str], message: str) -> None:
+    pytest.importorskip("horovod.torch")
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "alltoalls.py", *options],
+        capture_output=True, text=True, timeout=300, env=environment(), stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"alltoalls.py: error: {message}" in done.stderr
