@@ -112,10 +112,9 @@ def study(settings: TrainedInParts) -> dict[str, Any]:
         elif best is not None:
             jobs[each.key] = _job(settings, each, best)
     for key, job in jobs.items():
-        if key in chosen:
-            running.trainings(job, settings.seeds)
-        runs = running.kept_trainings(job, settings.seeds)
-        own = transformer.fuller(runs, before.get("trainings", {}).get(key))
+        own = transformer.trained_in_part(
+            job, settings.seeds, key in chosen, before.get("trainings", {}).get(key)
+        )
         if own:
             found[key] = own
     return {"seeds": len(settings.seeds), "tuned": tuned, "trainings": found}
@@ -198,8 +197,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
 
 def _whole(figures: dict[str, Any], key: str) -> bool:
     """Whether it and what it is compared with have been trained with every seed."""
-    own = [figures["trainings"].get(each) for each in (key, COMPARED[key])]
-    return all(each is not None and len(each["validation_losses"]) == figures["seeds"] for each in own)
+    return all(transformer.whole(figures, each) for each in (key, COMPARED[key]))
 
 
 def _as_float32(figures: dict[str, Any], key: str, other: str) -> dict[str, Any]:
@@ -263,11 +261,6 @@ def _tuning_table(figures: dict[str, Any]) -> str:
 
 
 def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
-    chosen = [each for each in TRAININGS[:5] if each.key in figures["trainings"]]
-    if len(chosen) < 2 or chosen[0].key != ADAM:
-        return []
     shades = {OURS: "#D55E00", SERVED: "#009E73", COUNTED: "#E69F00", EXACT: "#0072B2"}
-    chosen = [each._replace(shade=shades.get(each.key, each.shade)) for each in chosen]
-    plot = Plot("binsgdm-tuning-loss.png", transformer.LOSS_CAPTION)
-    transformer.draw_losses(figures["trainings"], chosen, folder / plot.file)
-    return [plot]
+    chosen = [each._replace(shade=shades.get(each.key, each.shade)) for each in TRAININGS[:5]]
+    return transformer.draw_parts(figures, chosen, folder, "binsgdm-tuning-loss.png")

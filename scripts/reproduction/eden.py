@@ -18,20 +18,19 @@ CLAIM = (
     "loss, and about 2 bits up to within 1%, with the same number of steps."
 )
 METHOD = (
-    "*Error*: exchanges of simulated workers, for distributions that have little in common. *One spike* is one element "
-    "per bucket with nearly all of its energy. *Transformer*: the trainings of `scripts/reproduce transformer`, with 4 "
-    "real workers, 1,000 steps, and for every method the learning rate that is best for float32. float32 was trained "
-    "anew; BinSGDM's row is that of the transformer's section. PowerSGD is PyTorch's hook for DistributedDataParallel "
-    "over Gloo, with the same model, data and optimizer, and float32 in the first tenth of the steps, as PyTorch's "
-    "documentation advises. Three seeds cannot tell whether 3 bits, and 2 bits up with 4 down, keep their limits, so "
-    "these two and float32 have five more. *Whitened*: an experiment outside the package. Before EDEN rounds them, "
-    "gradients are divided, element by element, by the root mean square of past averages, which all workers have "
-    "decoded identically (an exponential average of about 50 steps, with a floor that was chosen with another seed); "
-    "the averages are multiplied by it again. The noise then is where Adam does not feel it. This was to become a "
-    "feature only if whitened 2 bits ended within 1% of float32 where plain 2 bits do not, or 1 bit within 2%. *SGD "
-    "with momentum*: 4 simulated workers, digits, the convolutional network above and a small ResNet. *Embedding*: 4 "
-    "simulated workers. A model guesses the next word of Python's library, and few rows of its embedding have a "
-    "gradient in a step. Its gradients are dense, so rows of zeros share buckets with others."
+    "*Error*: exchanges of simulated workers, for distributions that have little in common. *One spike* is one "
+    "element per bucket with nearly all of its energy. *Transformer*: the trainings of `scripts/reproduce "
+    "transformer`, with 4 real workers, 1,000 steps, and for every method the learning rate that is best for "
+    "float32. float32 was trained anew; BinSGDM's row is that of the transformer's section. PowerSGD is PyTorch's "
+    "hook for DistributedDataParallel over Gloo, with the same model, data and optimizer, and float32 in the first "
+    "tenth of the steps, as PyTorch's documentation advises. *Whitened*: an experiment outside the package. Before "
+    "EDEN rounds them, gradients are divided, element by element, by the root mean square of past averages, which "
+    "all workers have decoded identically (an exponential average of about 50 steps, with a floor that was chosen "
+    "with another seed); the averages are multiplied by it again. The noise then is where Adam does not feel it. "
+    "This was to become a feature only if whitened 2 bits ended within 1% of float32 where plain 2 bits do not, or 1 "
+    "bit within 2%. *SGD with momentum*: 4 simulated workers, digits, the convolutional network above and a small "
+    "ResNet. *Embedding*: 4 simulated workers. A model guesses the next word of Python's library, and few rows of "
+    "its embedding have a gradient in a step. Its gradients are dense, so rows of zeros share buckets with others."
 )
 
 SOURCE = common.PACKAGE
@@ -160,8 +159,9 @@ def study(settings: Settings) -> dict[str, Any]:
         if each.key not in jobs:
             trainings[each.key] = _from_elsewhere(settings, each.key)
             continue
-        runs = running.kept_trainings(jobs[each.key], settings.seeds_of(each.key))
-        found = transformer.fuller(runs, before.get("trainings", {}).get(each.key))
+        found = transformer.trained_in_part(
+            jobs[each.key], settings.seeds_of(each.key), False, before.get("trainings", {}).get(each.key)
+        )
         if found:
             trainings[each.key] = found
     figures: dict[str, Any] = {
@@ -252,16 +252,11 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     return found
 
 
-def _whole(figures: dict[str, Any], *keys: str) -> bool:
-    """Whether all of them have been trained with every seed."""
-    trainings = figures["trainings"]
-    return all(
-        key in trainings and len(trainings[key]["validation_losses"]) >= figures["seeds"] for key in keys
-    )
-
-
 def _loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
     """Those for which there are enough figures."""
+
+    def whole(*keys: str) -> bool:
+        return all(transformer.whole(figures, key) for key in keys)
 
     def within(key: str, limit: float) -> bool:
         return transformer.loss_ratio(figures, key) <= 1 + limit
@@ -271,7 +266,7 @@ def _loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
         return "; ".join(f"{titles[key]}: {transformer.difference(figures, key)}" for key in keys)
 
     found = []
-    if _whole(figures, "none", "eden-3"):
+    if whole("none", "eden-3"):
         found.append(
             Verdict(
                 "EDEN, 3 bits, ends within 0.5% of float32's loss",
@@ -279,7 +274,7 @@ def _loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
                 transformer.difference(figures, "eden-3"),
             )
         )
-    if _whole(figures, "none", *LITTLE):
+    if whole("none", *LITTLE):
         found.append(
             Verdict(
                 "A setting of at most 2.1 bits up ends within 1% of float32's loss",
@@ -288,7 +283,7 @@ def _loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
             )
         )
     pairs = {("whitened-2", "eden-2"): 0.01, ("whitened-1", "eden-1"): 0.02}
-    if _whole(figures, "none", *itertools.chain(*pairs)):
+    if whole("none", *itertools.chain(*pairs)):
         found.append(
             Verdict(
                 "Whitened gradients end within 1% of float32's loss with 2 bits where plain ones do not, or within 2% "
@@ -379,6 +374,11 @@ def _loss_table(figures: dict[str, Any]) -> str:
         "seeds that both have, ± the standard error over the seeds. PowerSGD's bytes are those of a step after the "
         f"first tenth. All trainings took {hours:.1f} hours, while the machine had other work."
     )
+    more = len(figures["trainings"].get(CLOSE[0], {}).get("validation_losses", ())) > figures["seeds"]
+    if more:
+        note += (
+            " Three seeds could not tell whether the two closest to their limits keep them: they have more."
+        )
     if missing:
         note += f" **Not trained yet: {', '.join(missing)}.**"
     return f"{common.table(header, rows)}\n\n{note}"
@@ -425,14 +425,5 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
     plots = []
     if ERRORS in figures:
         plots.append(eden_errors.draw(figures[ERRORS], folder))
-    trained = [each for each in TRAININGS if each.key in figures["trainings"]]
-    if trained and trained[0].key == "none":
-        plots.append(
-            Plot(
-                "eden-loss.png",
-                "Left: training loss, averaged over seeds and over each 2% of the steps. Right: validation loss at the "
-                "end, relative to float32's.",
-            )
-        )
-        transformer.draw_losses(figures["trainings"], trained, folder / plots[-1].file)
+    plots += transformer.draw_parts(figures, TRAININGS, folder, "eden-loss.png")
     return plots

@@ -1,7 +1,7 @@
 """The papers' speed-ups, at their ratio of computing to transfer: real exchanges, accelerators that sleep.
 
 On paper: float32 takes 1.2 s for ResNet-50 and 5.3 s for BERT-Base between 4 hosts at 1 Gbit/s, so a round of all
-methods takes up to 20 s, and everything twenty minutes.
+methods takes up to 20 s. Everything takes half an hour.
 """
 
 from __future__ import annotations

@@ -59,11 +59,9 @@ def study(settings: TrainedInParts) -> dict[str, Any]:
     for each in TRAININGS:
         options = (*settings.options, *each.options)
         job = running.Job(transformer.SCRIPT, transformer.IMPORTED, each.method, options, settings.workers)
-        if each.key in chosen:
-            running.trainings(job, settings.seeds)
-        runs = running.kept_trainings(job, settings.seeds)
-        if found := transformer.fuller(runs, before.get(each.key)):
-            trainings[each.key] = found
+        own = transformer.trained_in_part(job, settings.seeds, each.key in chosen, before.get(each.key))
+        if own:
+            trainings[each.key] = own
     return {"seeds": len(settings.seeds), "trainings": trainings}
 
 

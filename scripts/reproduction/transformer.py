@@ -184,8 +184,17 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def fuller(runs: Sequence[dict[str, Any]], before: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The `summary` of trainings, or an earlier one that has more seeds; None where there is neither."""
+def trained_in_part(
+    job: running.Job, seeds: Sequence[int], run: bool, before: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """The `summary` of what is kept of a job, or an earlier one that has more seeds; None where there is neither.
+
+    Args:
+        run: whether seeds that are missing are trained first.
+    """
+    if run:
+        running.trainings(job, seeds)
+    runs = running.kept_trainings(job, seeds)
     if before is not None and len(before["losses"]) > len(runs):
         return before
     return summary(runs) if runs else None
