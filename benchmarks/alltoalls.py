@@ -125,13 +125,17 @@ def measure(way: Way, rows: torch.Tensor, expected: torch.Tensor, name: str) -> 
     return float(hvd.allreduce(torch.tensor([taken], dtype=torch.float64), op=hvd.Max, name="taken"))
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--bytes", type=int, default=2_400_000, help="of a chunk, a multiple of 4 (2,400,000)"
-    )
-    parser.add_argument("--rounds", type=int, default=7, help="measurements of each way (7)")
-    parser.add_argument("--rate", help="of a host's link, such as 100mbit: also prints the time of the bytes")
+    add = parser.add_argument
+    add("--bytes", type=int, default=2_400_000, help="of a chunk, a multiple of 4 (2,400,000)")
+    add("--rounds", type=int, default=7, help="measurements of each way (7)")
+    add("--rate", help="of a host's link, such as 100mbit: also prints the time of the bytes")
+    return parser
+
+
+def main() -> None:
+    parser = make_parser()
     args = parser.parse_args()
     if args.bytes < 4 or args.bytes % 4:
         parser.error(f"--bytes {args.bytes}: use a positive multiple of 4")

@@ -51,6 +51,7 @@ STARTERS = ("sbatch", "srun")
 
 PARSERS = {
     "horovod-quant": "horovod_quant/cli/main.py",
+    "benchmarks/alltoalls.py": "benchmarks/alltoalls.py",
     "benchmarks/auto.py": "benchmarks/auto.py",
     "benchmarks/exchange.py": "benchmarks/exchange.py",
     "benchmarks/joint_rounding.py": "benchmarks/joint_rounding.py",
