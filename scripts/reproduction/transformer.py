@@ -32,7 +32,16 @@ METHOD = (
 )
 
 # The first one is what the others are compared with.
-METHODS = ("none", "qsgd-4", "qsgdinf-4", "nuqsgd-4", "global-qsgd-8", "global-qsgd-exp-8", "eden-3", "binsgdm")
+METHODS = (
+    "none",
+    "qsgd-4",
+    "qsgdinf-4",
+    "nuqsgd-4",
+    "global-qsgd-8",
+    "global-qsgd-exp-8",
+    "eden-3",
+    "binsgdm",
+)
 ALONE = "alone"  # without any exchange: see steps_worker.py
 
 
