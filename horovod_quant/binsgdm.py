@@ -8,6 +8,9 @@ from typing import Any
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.hierarchical import inner_of
 
+DEFAULT_BETA = 0.85
+"""The best of six in `scripts/reproduce binsgdm-tuning`."""
+
 SPREAD = (
     "BinSGDM: momentum and scale are split among the workers of each node, because the exchange is hierarchical; call "
     "the optimizer's gather_state() on all workers first"

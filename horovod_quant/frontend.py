@@ -7,7 +7,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable
 
 import numpy as np
 
@@ -35,7 +35,37 @@ GROUP_BYTES = 32 * 2**20
 """Default ``group_bytes`` of the compressors."""
 
 
-class BaseCompressor:
+class _CompressorClass(type):
+    """What the compressors' classes are: one that Horovod asks to compress says what is missing.
+
+    Horovod's own compressors are classes. Instances have methods of the same names, which cost them nothing more.
+    """
+
+    @property
+    def compress(cls) -> Callable[..., Any]:
+        return _of_instances(cls, "compress")
+
+    @property
+    def decompress(cls) -> Callable[..., Any]:
+        return _of_instances(cls, "decompress")
+
+
+def _of_instances(owner: type, name: str) -> Callable[..., Any]:
+    """A method of the class's instances, which explains itself when it is called on anything else."""
+    method = next(vars(each)[name] for each in owner.__mro__ if name in vars(each))
+
+    @functools.wraps(method)
+    def call(*given: Any, **named: Any) -> Any:
+        if not given or not isinstance(given[0], owner):
+            raise TypeError(
+                f"compression={owner.__name__}: that is a class; use an instance, {owner.__name__}()"
+            )
+        return method(*given, **named)
+
+    return call
+
+
+class BaseCompressor(metaclass=_CompressorClass):
     """The arguments and statistics that all compressors share.
 
     Horovod asks it to compress each gradient. The compressor quantizes the gradient, exchanges it over Horovod's own
@@ -325,36 +355,6 @@ def require_no_host(scheme: Scheme, kernels: str) -> None:
             f"{needs}: {type(inner_of(scheme)).__name__} then needs its arrays in host memory, where "
             f"kernels={kernels!r} cannot run; use kernels='auto' or kernels='native'"
         )
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class _OfInstances:
-    """A method whose call on the class itself says what is missing: Horovod's own compressors are classes."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self.__doc__ = function.__doc__
-
-    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
-        if instance is not None:
-            return self._function.__get__(instance, owner)
-
-        @functools.wraps(self._function)
-        def call(*given: Any, **named: Any) -> Any:
-            if not given or not isinstance(given[0], BaseCompressor):
-                raise TypeError(
-                    f"compression={owner.__name__}: that is a class; use an instance, {owner.__name__}()"
-                )
-            return self._function(*given, **named)
-
-        return call
-
-
-def of_instances(method: Function) -> Function:
-    """Makes a method explain itself when it is called on the class."""
-    return _OfInstances(method)  # type: ignore[return-value]
 
 
 def in_short(value: Any) -> str:

@@ -218,6 +218,7 @@ COMMANDS: dict[str, Entry] = {
     "scripts/reproduce eden": TRAINS,
     "scripts/reproduce seconds": TRAINS,
     "scripts/reproduce rivals": TRAINS,
+    "scripts/reproduce nuqsgd-training": TRAINS,
     "scripts/reproduce by-workers": LAB_STUDY,
     "scripts/reproduce emulated": LAB_STUDY,
     "scripts/lab exec host1 COMMAND...": RunBy(LAB, '"exec"'),

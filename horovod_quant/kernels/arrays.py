@@ -28,6 +28,11 @@ def no_part(dtype: Any) -> Part:
     return 0, dtype, lambda out: np.zeros(0, dtype)
 
 
+def address(array: np.ndarray) -> int:
+    """Of its first element."""
+    return array.__array_interface__["data"][0]
+
+
 def aligned_empty(elements: int, dtype: Any) -> np.ndarray:
     """An array that starts at a multiple of 64 bytes, as TensorFlow wants memory that it does not copy."""
     return aligned(memory_for(elements, dtype), elements, dtype)
@@ -40,7 +45,7 @@ def memory_for(elements: int, dtype: Any) -> np.ndarray:
 
 def aligned(memory: np.ndarray, elements: int, dtype: Any) -> np.ndarray:
     """The array in memory of `memory_for`."""
-    offset = -memory.__array_interface__["data"][0] % _ALIGNMENT
+    offset = -address(memory) % _ALIGNMENT
     return memory[offset : offset + elements * np.dtype(dtype).itemsize].view(dtype)
 
 

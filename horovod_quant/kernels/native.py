@@ -7,6 +7,7 @@ copied. A call releases Python's global lock. The library itself is `native_libr
 from __future__ import annotations
 
 import ctypes
+import operator
 import sys
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ import numpy as np
 from horovod_quant.kernels import clipping, entropy, reference, rotated_sums, rotation, sums
 from horovod_quant.kernels.arrays import (
     TILES_AT_A_TIME,
+    address,
     aligned_empty,
     assemble,
     concatenate,
@@ -121,12 +123,9 @@ MAX_LEVELS = 2**15 - 1
 # ---- arguments ---------------------------------------------------------------------------------------------------
 
 
-def _pointer(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
-
-
 def _is_plain(array: np.ndarray) -> bool:
-    return array.flags.c_contiguous and array.flags.aligned
+    flags = array.flags
+    return flags.c_contiguous and flags.aligned
 
 
 def _flat(array: np.ndarray, name: str) -> np.ndarray:
@@ -215,7 +214,7 @@ def _sum_words(words: np.ndarray, elements: int, width: int) -> np.ndarray:
 
 
 def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array:
-    return (POINTER * len(arrays))(*map(_pointer, arrays))
+    return (POINTER * len(arrays))(*map(address, arrays))
 
 
 def _words(key: Key) -> ctypes.Array:
@@ -258,7 +257,7 @@ def _bucket_norms(kernel, x, bucket_size, out, dtype):
     x = _flat(x, "x")
     _check_bucket_size(bucket_size)
     result = _Out(out, buckets(len(x), bucket_size), dtype)
-    call(kernel, _pointer(x), kind, len(x), bucket_size, _pointer(result.array))
+    call(kernel, address(x), kind, len(x), bucket_size, address(result.array))
     return result.done()
 
 
@@ -312,7 +311,7 @@ def _encode(kernel, x, norms, bucket_size, arguments, length, out):
     norms = _norms(norms, len(x), bucket_size)
     result = _Out(out, length, np.int32)
     call(
-        kernel, _pointer(x), kind, len(x), _pointer(norms), bucket_size, *arguments, _pointer(result.array)
+        kernel, address(x), kind, len(x), address(norms), bucket_size, *arguments, address(result.array)
     )  # fmt: skip
     return result.done()
 
@@ -330,7 +329,7 @@ def decode_uniform_sum(
     words = _sum_words(words, len(out), width)
     norms = _norms(norms, len(out), bucket_size)
     arguments = (len(out), bucket_size, levels, width, factor)
-    return _decode("decode_uniform_sum", _pointer(words), _pointer(norms), arguments, out)
+    return _decode("decode_uniform_sum", address(words), address(norms), arguments, out)
 
 
 def decode_uniform_codes(
@@ -351,14 +350,14 @@ def _decode_workers(kernel, words, norms, bucket_size, bits, factor, out):
     words = [_code_words(own, len(out), bits) for own in words]
     norms = [_norms(own, len(out), bucket_size) for own in norms]
     units = np.empty(16 * len(words), np.float32)
-    arguments = (len(words), len(out), bucket_size, bits, factor, _pointer(units))
+    arguments = (len(words), len(out), bucket_size, bits, factor, address(units))
     return _decode(kernel, _pointers(words), _pointers(norms), arguments, out)
 
 
 def _decode(kernel, words, norms, arguments, out):
     kind = _type(out, "out")
     result = _Out(out, len(out), out.dtype)
-    call(kernel, words, norms, *arguments, _pointer(result.array), kind)
+    call(kernel, words, norms, *arguments, address(result.array), kind)
     return result.done()
 
 
@@ -379,10 +378,15 @@ class Table:
     def __init__(self, arrays: Sequence[np.ndarray], name: str = "x") -> None:
         self._kept = [_flat(array, name) for array in arrays]
         self.count = len(arrays)
-        self._data = np.array([_pointer(array) for array in self._kept], np.uintp)
+        self._data = np.array([address(array) for array in self._kept], np.uintp)
         self._types = np.array([_type(array, name) for array in self._kept], np.int64)
         self.lengths = np.array([len(array) for array in self._kept], np.int64)
-        self.data, self.types, self.counts = map(_pointer, (self._data, self._types, self.lengths))
+        self.data, self.types, self.counts = map(address, (self._data, self._types, self.lengths))
+
+    def is_of(self, arrays: Sequence[np.ndarray]) -> bool:
+        """Whether it is of these very arrays, and their memory can be written."""
+        same = len(arrays) == self.count and all(map(operator.is_, self._kept, arrays))
+        return same and all(array.flags.writeable for array in arrays)
 
     def buckets(self, bucket_size: int) -> int:
         _check_bucket_size(bucket_size)
@@ -402,7 +406,7 @@ class Table:
 
 def bucket_maxima_each(table: Table, bucket_size: int) -> np.ndarray:
     out = aligned_empty(table.buckets(bucket_size), np.float32)
-    call("bucket_maxima_each", table.count, table.data, table.types, table.counts, bucket_size, _pointer(out))
+    call("bucket_maxima_each", table.count, table.data, table.types, table.counts, bucket_size, address(out))
     return out
 
 
@@ -426,8 +430,8 @@ def encode_uniform_sum_each(
         )
     result = _Out(out, table.sum_words(width), np.int32)
     call(
-        "encode_uniform_sum_each", table.count, table.data, table.types, table.counts, _pointer(norms), bucket_size,
-        levels, _pointer(keys), _pointer(first), width, _pointer(result.array),
+        "encode_uniform_sum_each", table.count, table.data, table.types, table.counts, address(norms), bucket_size,
+        levels, address(keys), address(first), width, address(result.array),
     )  # fmt: skip
     return result.done()
 
@@ -440,16 +444,20 @@ def decode_uniform_sum_each(
     width: int,
     factor: float,
     outs: Sequence[np.ndarray],
+    table: Table | None = None,
 ) -> None:
+    """``table`` is used if it is that of ``outs``."""
     _check_range("levels", levels, 1, MAX_LEVELS)
-    results = [_writable(out) for out in outs]
-    table = Table(results, "out")
+    results = outs
+    if table is None or not table.is_of(outs):
+        results = [_writable(out) for out in outs]
+        table = Table(results, "out")
     norms = table.norms(norms, bucket_size)
     if len(words) != table.sum_words(width):
         raise ValueError(f"words: {len(words)} words cannot hold all digits of {width} bits")
     words = _input(words, np.int32, "words")
     call(
-        "decode_uniform_sum_each", table.count, _pointer(words), _pointer(norms), table.counts, bucket_size, levels,
+        "decode_uniform_sum_each", table.count, address(words), address(norms), table.counts, bucket_size, levels,
         width, factor, table.data, table.types,
     )  # fmt: skip
     for result, out in zip(results, outs):
@@ -511,8 +519,8 @@ def binarize(
     words = _Out(out, tiles(count) * ROW, np.int32)
     broken = np.empty(tiles(count), bool)
     call(
-        "binarize", _pointer(gradient), kind, count, _pointer(m.array), _pointer(b.array), beta, 1.0 - beta,
-        _words(key), start, _pointer(words.array), _pointer(broken),
+        "binarize", address(gradient), kind, count, address(m.array), address(b.array), beta, 1.0 - beta,
+        _words(key), start, address(words.array), address(broken),
     )  # fmt: skip
     m.done()
     b.done()
@@ -527,7 +535,7 @@ def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray 
     words = [_input(own, np.int32, "words") for own in words]
     result = _Out(out, len(words[0]), np.int32)
     call(
-        "vote", _pointers(words), len(words), len(words[0]) // ROW, _words(key), start, _pointer(result.array)
+        "vote", _pointers(words), len(words), len(words[0]) // ROW, _words(key), start, address(result.array)
     )
     return result.done()
 
@@ -536,7 +544,7 @@ def decode_signs(words: np.ndarray, magnitude: float, out: np.ndarray) -> np.nda
     kind = _type(out, "out")
     words = _code_words(words, len(out), 1)
     result = _Out(out, len(out), out.dtype)
-    call("decode_signs", _pointer(words), len(out), magnitude, _pointer(result.array), kind)
+    call("decode_signs", address(words), len(out), magnitude, address(result.array), kind)
     return result.done()
 
 
@@ -557,8 +565,8 @@ def encode_rotated(
     words = _Out(out, code_words(rotation.rotated_elements(len(x)), bits), np.int32)
     own_scales = _Out(scales, tiles(len(x)), np.float32)
     call(
-        "encode_rotated", _pointer(x), kind, len(x), bits, _words(key), start, _pointer(words.array),
-        _pointer(own_scales.array),
+        "encode_rotated", address(x), kind, len(x), bits, _words(key), start, address(words.array),
+        address(own_scales.array),
     )  # fmt: skip
     return words.done(), own_scales.done()
 
@@ -597,7 +605,7 @@ def rotated_samples(
     x = _flat(x, "x")
     result = _Out(out, tiles(len(x)) * samples, np.float32)
     call(
-        "rotated_samples", _pointer(x), kind, len(x), samples, _words(key), start, _pointer(result.array)
+        "rotated_samples", address(x), kind, len(x), samples, _words(key), start, address(result.array)
     )  # fmt: skip
     return result.done()
 
@@ -620,8 +628,8 @@ def encode_rotated_sum(
     words = _Out(out, sum_words(rotation.rotated_elements(len(x)), width), np.int32)
     own_checks = _Out(checks, tiles(len(x)), np.int32)
     call(
-        "encode_rotated_sum", _pointer(x), kind, len(x), _pointer(steps), width, _words(signs), _words(key), start,
-        _pointer(words.array), _pointer(own_checks.array),
+        "encode_rotated_sum", address(x), kind, len(x), address(steps), width, _words(signs), _words(key), start,
+        address(words.array), address(own_checks.array),
     )  # fmt: skip
     return words.done(), own_checks.done()
 
@@ -630,7 +638,7 @@ def rotated_sum_checks(words: np.ndarray, width: int, elements: int) -> np.ndarr
     coordinates = rotation.rotated_elements(elements)
     words = _sum_words(words, coordinates, width)
     checks = np.empty(tiles(elements), np.int32)
-    call("rotated_sum_checks", _pointer(words), width, coordinates, _pointer(checks))
+    call("rotated_sum_checks", address(words), width, coordinates, address(checks))
     return checks
 
 
@@ -647,7 +655,7 @@ def decode_rotated_sum(
     words = _sum_words(words, rotation.rotated_elements(len(out)), width)
     steps = _input(steps, np.float32, "steps")
     arguments = (len(out), width, factor, _words(signs), start)
-    return _decode("decode_rotated_sum", _pointer(words), _pointer(steps), arguments, out)
+    return _decode("decode_rotated_sum", address(words), address(steps), arguments, out)
 
 
 # ---- packing -----------------------------------------------------------------------------------------------------
@@ -657,7 +665,7 @@ def codes_of_digits(digits: np.ndarray, bits: int) -> np.ndarray:
     _check_range("bits", bits, 2, 16)
     digits = _input(digits, np.int32, "digits")
     codes = np.empty(len(digits), np.uint32)
-    call("codes_of_digits", _pointer(digits), len(digits), bits, _pointer(codes))
+    call("codes_of_digits", address(digits), len(digits), bits, address(codes))
     return codes
 
 
@@ -665,14 +673,14 @@ def pack_sum(digits: np.ndarray, width: int, out: np.ndarray | None = None) -> n
     _check_range("width", width, 1, 16)
     digits = _input(digits, np.int32, "digits")
     result = _Out(out, sum_words(len(digits), width), np.int32)
-    call("pack_sum", _pointer(digits), len(digits), width, _pointer(result.array))
+    call("pack_sum", address(digits), len(digits), width, address(result.array))
     return result.done()
 
 
 def unpack_sum(words: np.ndarray, width: int, elements: int) -> np.ndarray:
     words = _sum_words(words, elements, width)
     digits = np.empty(elements, np.int32)
-    call("unpack_sum", _pointer(words), elements, width, _pointer(digits))
+    call("unpack_sum", address(words), elements, width, address(digits))
     return digits
 
 
@@ -683,7 +691,7 @@ def pack_codes(
     codes = _input(codes, np.uint32, "codes")
     used = code_words(len(codes), bits)
     result = _Out(out, tiles(len(codes)) * bits * ROW if whole_tiles else used, np.int32)
-    call("pack_codes", _pointer(codes), len(codes), bits, _pointer(result.array))
+    call("pack_codes", address(codes), len(codes), bits, address(result.array))
     result.array[used:] = 0
     return result.done()
 
@@ -692,7 +700,7 @@ def unpack_codes(words: np.ndarray, bits: int, elements: int) -> np.ndarray:
     _check_range("bits", bits, 1, 16)
     words = _code_words(words, elements, bits)
     codes = np.empty(elements, np.uint32)
-    call("unpack_codes", _pointer(words), elements, bits, _pointer(codes))
+    call("unpack_codes", address(words), elements, bits, address(codes))
     return codes
 
 
@@ -709,14 +717,14 @@ def elias_encode_codes(
         return reference.elias_encode_codes(words, bits, elements, code, limit)
     omega = code == "omega"
     sizes = np.empty(2, np.int64)
-    call("elias_measure", _pointer(words), elements, bits, omega, _pointer(sizes))
+    call("elias_measure", address(words), elements, bits, omega, address(sizes))
     sparse, dense = sizes.tolist()
     use_dense = dense < sparse and elements > 0
     size = ((dense if use_dense else sparse) + 7) // 8
     if limit is not None and size >= limit:
         return None
     stream = np.empty(size + 8, np.uint8)  # 8 bytes more, for whole-word stores
-    call("elias_encode_codes", _pointer(words), elements, bits, omega, use_dense, _pointer(stream))
+    call("elias_encode_codes", address(words), elements, bits, omega, use_dense, address(stream))
     return stream[:size]
 
 
@@ -742,8 +750,8 @@ def _try_elias_decode_codes(payload, elements, bits, code, out=None) -> np.ndarr
         return None
     payload = _flat(payload, "payload")
     words = _Out(out, code_words(elements, bits), np.int32)
-    arguments = (elements, bits, code == "omega", _pointer(words.array))
-    if not call("elias_decode_codes", _pointer(payload), len(payload), *arguments):
+    arguments = (elements, bits, code == "omega", address(words.array))
+    if not call("elias_decode_codes", address(payload), len(payload), *arguments):
         return None
     return words.done()
 

@@ -185,8 +185,7 @@ class GlobalQSGD(Scheme):
         if self.rotate:
             return (yield from rotated_sum.exchange(gradients, workers, kernels, self.bits, self.rounding))
         self.check_workers(workers.size)
-        norm_counts = [buckets(gradient.elements, self._bucket) for gradient in gradients]
-        norm_at = split_points(norm_counts)
+        norm_at = split_points([buckets(gradient.elements, self._bucket) for gradient in gradients])
         table = kernels.Table([each.values for each in gradients]) if hasattr(kernels, "Table") else None
         norms = yield from self._global_norms(gradients, norm_at, workers, kernels, table)
         if self.levels == "uniform":
@@ -254,7 +253,7 @@ class GlobalQSGD(Scheme):
         words = kernels.assemble([*parts, (1, np.int32, _head_count)])
 
         words = yield from checked(Allreduce(words, "sum", _parts(word_at, 4)), workers)
-        return self.opened([norms, words], [each.extent for each in gradients], workers, kernels)
+        return self._opened_sums(norms, norm_at, words, word_at, workers, kernels, table)
 
     def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
         """The norms, and the integers' sums with the head count, or the servers' codes.
@@ -274,29 +273,39 @@ class GlobalQSGD(Scheme):
         norms, words = received
         elements = [extent.elements for extent in extents]
         norm_at = split_points([buckets(count, self._bucket) for count in elements])
-        scales = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(elements))]
         if self.levels == "uniform":
-            return self._opened_sums(norms, scales, words, elements, workers, kernels)
+            word_at = split_points([sum_words(count, self.bits) for count in elements])
+            return self._opened_sums(norms, norm_at, words, word_at, workers, kernels, None)
         word_at = split_points([32 * self.bits * tiles(count) for count in elements])
 
         def write(i: int, factor: float, out: Any) -> Any:
             own, total = words[word_at[i] : word_at[i + 1]], factor * workers.size
-            return kernels.decode_exponential([own], [scales[i]], self._bucket, self.bits, total, out)
+            scales = norms[norm_at[i] : norm_at[i + 1]]
+            return kernels.decode_exponential([own], [scales], self._bucket, self.bits, total, out)
 
         return Decoded(workers.size, write, received=received)
 
     def _opened_sums(
-        self, norms: Any, scales: list[Any], words: Any, elements: list[int], workers: Workers, kernels: Any
+        self,
+        norms: Any,
+        norm_at: list[int],
+        words: Any,
+        word_at: list[int],
+        workers: Workers,
+        kernels: Any,
+        table: Any,
     ) -> Decoded:
+        """``table``: of the gradients, if there is one."""
         levels = self.levels_for(workers.size)
-        word_at = split_points([sum_words(count, self.bits) for count in elements])
 
         def write(i: int, factor: float, out: Any) -> Any:
-            own = words[word_at[i] : word_at[i + 1]]
-            return kernels.decode_uniform_sum(own, scales[i], self._bucket, levels, self.bits, factor, out)
+            own, scales = words[word_at[i] : word_at[i + 1]], norms[norm_at[i] : norm_at[i + 1]]
+            return kernels.decode_uniform_sum(own, scales, self._bucket, levels, self.bits, factor, out)
 
         def write_all(factor: float, outs: Sequence[Any]) -> None:
-            kernels.decode_uniform_sum_each(words[:-1], norms, self._bucket, levels, self.bits, factor, outs)
+            kernels.decode_uniform_sum_each(
+                words[:-1], norms, self._bucket, levels, self.bits, factor, outs, table
+            )
 
         at_once = write_all if hasattr(kernels, "Table") else None
         return Decoded(words[-1], write, write_all=at_once, received=[norms, words])

@@ -16,7 +16,7 @@ import tensorflow as tf
 from horovod_quant import kernels as kernel_backends
 from horovod_quant import nodes
 from horovod_quant.agreement import SIGNS, labels, signature
-from horovod_quant.frontend import UNNAMED, BaseCompressor, of_instances, require_no_host
+from horovod_quant.frontend import UNNAMED, BaseCompressor, require_no_host
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.stats import OTHER_NAMES, Stats, Traffic, total_of
@@ -186,7 +186,6 @@ class Compressor(BaseCompressor):
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
-    @of_instances
     @tf.autograph.experimental.do_not_convert
     @integer_shapes()
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -215,7 +214,6 @@ class Compressor(BaseCompressor):
             return self._pass_through(tensor, name, call)
         return self._submit(tensor, name, scheme, call)
 
-    @of_instances
     @tf.autograph.experimental.do_not_convert
     @integer_shapes()
     def decompress(self, output: tf.Tensor, ctx: Any) -> tf.Tensor:

@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from horovod_quant.binsgdm import SPREAD, clipped, require_beta, require_clip_norm, require_step_sizes
+from horovod_quant.binsgdm import (
+    DEFAULT_BETA,
+    SPREAD,
+    clipped,
+    require_beta,
+    require_clip_norm,
+    require_step_sizes,
+)
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.horovod_call import name_of
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
@@ -246,7 +253,7 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
     def __init__(
         self,
         learning_rate: Any = 1e-3,
-        beta: float = 0.95,
+        beta: float = DEFAULT_BETA,
         weight_decay: float | None = None,
         seed: int = 0,
         name: str = "BinSGDM",
@@ -337,7 +344,7 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
     def __init__(
         self,
         learning_rate: Any = 1e-3,
-        beta: float = 0.95,
+        beta: float = DEFAULT_BETA,
         weight_decay: float = 0.0,
         seed: int = 0,
         name: str = "LegacyBinSGDM",

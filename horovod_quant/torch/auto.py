@@ -30,7 +30,7 @@ from horovod_quant import candidates
 from horovod_quant.analysis.advice import MOST_ERROR
 from horovod_quant.candidates import Candidate
 from horovod_quant.compressor_classes import refuse_unknown
-from horovod_quant.frontend import in_short, of_instances
+from horovod_quant.frontend import in_short
 from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Scheme, Workers, require_int, require_whole_nodes
 from horovod_quant.stats import Stats
@@ -177,7 +177,6 @@ class Auto(Compressor):
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
-    @of_instances
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """As `Compressor.compress`.
 
@@ -215,7 +214,6 @@ class Auto(Compressor):
                 sent, context = lengthened(sent), Unchanged(tensor)
         return sent, _Watched(course, context, least)
 
-    @of_instances
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
         """As `Compressor.decompress`."""
         if not isinstance(ctx, _Watched):

@@ -20,25 +20,39 @@ class Carrier:
         dtype: of the carrier.
     """
 
-    __slots__ = ("_answer", "_bytes", "_dtype", "_is_out", "_read", "_tensor")
+    __slots__ = (
+        "_answer",
+        "_bytes",
+        "_dtype",
+        "_fresh",
+        "_is_out",
+        "_length",
+        "_numbers",
+        "_read",
+        "_tensor",
+    )
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._tensor: torch.Tensor | None = None
         self._bytes = memoryview(b"")
+        self._numbers: tuple[float, ...] | None = None
+        self._fresh, self._length = b"", 0
         self._is_out = False
         self._read = b""
         self._answer: tuple[float, Sequence[float]] | None = None
 
     def filled(self, numbers: tuple[float, ...]) -> torch.Tensor:
         """The tensor that holds 1 and the numbers, for Horovod to reduce in place."""
-        fresh, length = _contents(numbers, self._dtype)
+        if numbers is not self._numbers:
+            self._fresh, self._length = _contents(numbers, self._dtype)
+            self._numbers = numbers
         tensor = self._tensor
-        if tensor is None or self._is_out or len(self._bytes) != len(fresh):
-            tensor = self._tensor = torch.empty(length, dtype=self._dtype, device="cpu")
+        if tensor is None or self._is_out or len(self._bytes) != len(self._fresh):
+            tensor = self._tensor = torch.empty(self._length, dtype=self._dtype, device="cpu")
             self._bytes = memoryview(tensor.view(_BITS.get(self._dtype, self._dtype)).numpy()).cast("B")
         self._is_out = True
-        self._bytes[:] = fresh
+        self._bytes[:] = self._fresh
         return tensor
 
     def answer(self, output: torch.Tensor) -> tuple[float, Sequence[float]] | None:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Literal, NamedTuple
 import torch
 
 from horovod_quant import nodes
-from horovod_quant.frontend import BaseCompressor, of_instances
+from horovod_quant.frontend import BaseCompressor
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Gradient, Scheme
@@ -113,7 +113,6 @@ class Compressor(BaseCompressor):
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
-    @of_instances
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Returns what Horovod is to reduce in place of a gradient, and a context for `decompress`.
 
@@ -140,7 +139,6 @@ class Compressor(BaseCompressor):
                 return self._send_again(tensor, route)
         return self._send(tensor, self._new_route(tensor, call, policy))
 
-    @of_instances
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Returns the reduced gradient, in its own dtype and shape, from what Horovod reduced and the context.
 
@@ -172,7 +170,10 @@ class Compressor(BaseCompressor):
             kept.copy_(used)
         self._delivered(route.call, submission, sums)
         schedule.delivered()
-        return submission.destination
+        destination = submission.destination
+        submission.empty()
+        route.spare = submission
+        return destination
 
     # ---- compress, step by step ------------------------------------------------------------------------------
 
@@ -327,13 +328,20 @@ class Compressor(BaseCompressor):
         memory = schedule.memory
         values = memory.taken(tensor)
         step, open_state = self._state(call, memory)
-        gradient = Gradient(self._taken(call, values, memory), route.chain, step)
-        submission = _Carried(route, schedule, gradient, route.scheme, call.destination(tensor), open_state)
+        taken = self._taken(call, values, memory)
+        gradient = Gradient(taken, route.chain, step)
+        destination = call.destination(tensor)
+        is_place = taken is values and destination is tensor and memory.can_fill(tensor)
+        place = destination, values if is_place else None
+        submission, route.spare = route.spare, None
+        if submission is None:
+            submission = _Carried(route, schedule, gradient, route.scheme, place, open_state)
+        else:
+            submission.fill(gradient, place, open_state)
         schedule.submit(submission)
         more = self._also_carried(call, tensor)
-        if more:
-            submission.signs = route.signs[len(more) :]
-        carrier = route.carrier.filled(submission.signs + more)
+        signs = submission.signs = route.signs[len(more) :] if more else route.signs
+        carrier = route.carrier.filled(signs + more if more else signs)
         if call.grouped and tensor.is_cuda and _is_reduced_there(tensor.device):
             # A group's tensors must be on one device.
             carrier = carrier.pin_memory().to(tensor.device, non_blocking=True)

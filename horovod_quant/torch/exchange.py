@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Union
 
@@ -26,7 +25,7 @@ from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, ove
 from horovod_quant.schemes.split_sums import group_of_sums, is_faster, split_sums
 from horovod_quant.schemes.swaps import gathers_take_turns, with_swaps
 from horovod_quant.stats import TrafficCounter
-from horovod_quant.torch.memory import Copying, Memory
+from horovod_quant.torch.memory import Copying, Memory, Place
 from horovod_quant.torch.waiting import wait
 from horovod_quant.traffic import sent_bytes
 
@@ -47,7 +46,7 @@ class Submission:
     Args:
         gradient: what the scheme gets, but for its state.
         scheme: the scheme that exchanges it.
-        destination: what the result is decoded into.
+        place: what the result is decoded into.
         open_state: gives the state of the elements from the first number to before the second, when it is also told
             the process set that keeps the state of all.
 
@@ -59,26 +58,47 @@ class Submission:
 
     # One object instead of two: the garbage collector visits what is made in every step for every gradient.
     __slots__ = (
-        "__weakref__", "_open_state", "bytes", "destination", "gradient", "group", "index", "name", "scheme",
-        "state_copies",
+        "_open_state", "bytes", "gradient", "group", "index", "name", "place", "scheme", "state_copies",
     )  # fmt: skip
+
+    gradient: Gradient
+    place: Place
 
     def __init__(
         self,
         gradient: Gradient,
         scheme: Scheme,
-        destination: torch.Tensor,
+        place: Place,
         open_state: Callable[[int, int, Any], OpenState] | None = None,
     ) -> None:
-        self.gradient = gradient
         self.name = gradient.keys.name
         self.bytes = gradient.values.nbytes
         self.scheme = scheme
-        self.state_copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
-        self.destination = destination
+        self.fill(gradient, place, open_state)
+
+    def fill(
+        self,
+        gradient: Gradient,
+        place: Place,
+        open_state: Callable[[int, int, Any], OpenState] | None,
+    ) -> None:
+        """Takes another gradient of the same parameter, after `empty`."""
+        self.gradient = gradient
+        self.place = place
         self._open_state = open_state
+        self.state_copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
         self.group: Group | None = None
         self.index = 0
+
+    def empty(self) -> None:
+        """Lets go of a gradient whose result has been delivered, and of the group, which refers to this."""
+        del self.gradient, self.place
+        self._open_state = self.group = None
+        self.state_copies = ()
+
+    @property
+    def destination(self) -> torch.Tensor:
+        return self.place[0]
 
     def opened(self, scheme: Scheme, nodes: Nodes) -> Gradient:
         """The gradient with its state, of what this worker keeps."""
@@ -123,9 +143,8 @@ class Group:
     ) -> None:
         import horovod.torch as hvd
 
-        # Not the members, which refer to this group: in a cycle, their gradients would wait for the garbage collector.
         self.names = [member.name for member in members]
-        self._members = [weakref.ref(member) for member in members]
+        self._members = members
         mean_bytes = sum(member.bytes for member in members) / len(members)
         self._decodes_together = memory.decodes_together or mean_bytes < _SMALL
         self._name = name
@@ -227,15 +246,13 @@ class Group:
         if not wanted:
             return
         with self._memory.working():
-            members = [self._members[i]() for i in wanted]
-            if len(wanted) == len(self._members) and all(members):
-                self._memory.write_all(decoded, scaled, [member.destination for member in members if member])
-                self._delivered.update(dict.fromkeys(wanted, factor))
+            places = [self._members[i].place for i in wanted]
+            if len(places) == len(self._members):
+                self._memory.write_all(decoded, scaled, places)
             else:
-                for i, member in zip(wanted, members):
-                    if member is not None:
-                        self._memory.write(decoded, i, scaled, member.destination)
-                        self._delivered[i] = factor
+                for i, place in zip(wanted, places):
+                    self._memory.write(decoded, i, scaled, place)
+            self._delivered.update(dict.fromkeys(wanted, factor))
         self._memory.hand_over()
 
     def _resume(self, answer: Any) -> None:

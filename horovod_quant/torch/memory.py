@@ -19,6 +19,9 @@ from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Work
 
 TRITON = "triton"
 
+Place = tuple[torch.Tensor, Any]
+"""What a result is decoded into: a tensor of any layout, and the flat array of its memory, None if there is none."""
+
 STAGING = "HOROVOD_QUANT_STAGING"
 """An environment variable, the same on all workers: 1 gives Horovod no tensors of a GPU, e.g. because workers share
 one, which NCCL refuses.
@@ -51,6 +54,9 @@ class Memory(Protocol):
     def taken(self, tensor: torch.Tensor) -> Any:
         """A gradient's elements, for the exchange, whose kernels run after what has been launched so far."""
 
+    def can_fill(self, tensor: torch.Tensor) -> bool:
+        """Whether what `taken` returns is the tensor's own memory, into which numbers can be decoded."""
+
     def working(self) -> AbstractContextManager[Any]:
         """A context for calls of kernels."""
 
@@ -71,13 +77,13 @@ class Memory(Protocol):
             on_host: whether they shall be arrays in the host's memory in any case.
         """
 
-    def write(self, decoded: Decoded, index: int, factor: float, destination: torch.Tensor) -> None:
-        """Decodes a gradient of a group, times ``factor``, into a tensor of any layout; in a context of `working`."""
+    def write(self, decoded: Decoded, index: int, factor: float, place: Place) -> None:
+        """Decodes a gradient of a group, times ``factor``; in a context of `working`."""
 
-    def write_all(self, decoded: Decoded, factor: float, destinations: Sequence[torch.Tensor]) -> None:
+    def write_all(self, decoded: Decoded, factor: float, places: Sequence[Place]) -> None:
         """`write` for all gradients of a group."""
-        for index, destination in enumerate(destinations):
-            self.write(decoded, index, factor, destination)
+        for index, place in enumerate(places):
+            self.write(decoded, index, factor, place)
 
 
 class HostMemory(Memory):
@@ -99,7 +105,7 @@ class HostMemory(Memory):
     def flat(self, tensor: torch.Tensor) -> np.ndarray:
         """bfloat16 as the uint16 that the kernels take for it."""
         detached = tensor.detach() if tensor.requires_grad else tensor
-        if not (detached.is_cpu and detached.is_contiguous()):
+        if not _is_plain(detached):
             detached = detached.cpu().contiguous()
         if detached.dtype in _TENSOR_BITS:
             return detached.view(_TENSOR_BITS[detached.dtype]).numpy().view(np.uint16).reshape(-1)
@@ -108,6 +114,9 @@ class HostMemory(Memory):
 
     def taken(self, tensor: torch.Tensor) -> np.ndarray:
         return self.flat(tensor)
+
+    def can_fill(self, tensor: torch.Tensor) -> bool:
+        return _is_plain(tensor)
 
     def working(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -124,24 +133,35 @@ class HostMemory(Memory):
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
         return exchange
 
-    def write(self, decoded: Decoded, index: int, factor: float, destination: torch.Tensor) -> None:
+    def write(self, decoded: Decoded, index: int, factor: float, place: Place) -> None:
         """The tensor may be on any device."""
-        direct = destination.is_contiguous() and destination.is_cpu
-        target = (
-            destination
-            if direct
-            else torch.empty(destination.shape, dtype=destination.dtype, device=self.device)
-        )
+        array = self._array_of(place)
+        if array is not None:
+            decoded.write(index, factor, array)
+            return
+        destination, _ = place
+        target = torch.empty(destination.shape, dtype=destination.dtype, device=self.device)
         decoded.write(index, factor, self.flat(target))
-        if not direct:
-            destination.copy_(target)
+        destination.copy_(target)
 
-    def write_all(self, decoded: Decoded, factor: float, destinations: Sequence[torch.Tensor]) -> None:
-        in_place = all(tensor.is_cpu and tensor.is_contiguous() for tensor in destinations)
-        if decoded.write_all is None or not in_place:
-            super().write_all(decoded, factor, destinations)
+    def write_all(self, decoded: Decoded, factor: float, places: Sequence[Place]) -> None:
+        arrays = [] if decoded.write_all is None else list(map(self._array_of, places))
+        if decoded.write_all is None or any(array is None for array in arrays):
+            super().write_all(decoded, factor, places)
         else:
-            decoded.write_all(factor, [self.flat(tensor) for tensor in destinations])
+            decoded.write_all(factor, arrays)
+
+    def _array_of(self, place: Place) -> np.ndarray | None:
+        """A destination's own memory; None if it is not flat, or elsewhere."""
+        destination, array = place
+        if array is not None:
+            return array
+        return self.flat(destination) if _is_plain(destination) else None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its memory is the host's, and flat."""
+    return tensor.is_cpu and tensor.is_contiguous()
 
 
 class Copying:
@@ -197,6 +217,9 @@ class DeviceMemory(Memory):
         self.catch_up()
         return flat
 
+    def can_fill(self, tensor: torch.Tensor) -> bool:
+        return False
+
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
         """Each kernel is launched once for all tensors of a group."""
@@ -237,8 +260,9 @@ class DeviceMemory(Memory):
                 yield copying
                 answer = self._back((yield request._replace(array=copying.array())))
 
-    def write(self, decoded: Decoded, index: int, factor: float, destination: torch.Tensor) -> None:
+    def write(self, decoded: Decoded, index: int, factor: float, place: Place) -> None:
         """The tensor is on the device."""
+        destination, _ = place
         if destination.is_contiguous():
             decoded.write(index, factor, self.flat(destination))
             return

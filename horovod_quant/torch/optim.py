@@ -7,7 +7,14 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from horovod_quant.binsgdm import SPREAD, clipped, require_beta, require_clip_norm, require_step_sizes
+from horovod_quant.binsgdm import (
+    DEFAULT_BETA,
+    SPREAD,
+    clipped,
+    require_beta,
+    require_clip_norm,
+    require_step_sizes,
+)
 from horovod_quant.frontend import in_short
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import require_int
@@ -68,7 +75,7 @@ class BinSGDM(torch.optim.Optimizer):
         self,
         params: Any,
         lr: float = 1e-3,
-        beta: float = 0.95,
+        beta: float = DEFAULT_BETA,
         weight_decay: float = 0.0,
         seed: int = 0,
         clip_norm: float | None = None,

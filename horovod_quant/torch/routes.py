@@ -34,11 +34,14 @@ class Route:
         chain: of the keys.
         signs: what its carrier carries.
         counted: what it adds to the statistics each time.
+
+    Attributes:
+        spare: a submission that has been delivered, for the next step; None as long as there is none.
     """
 
     __slots__ = (
         "call", "carrier", "chain", "counted", "dtype", "is_direct", "mpi_ops", "scheme", "schedule", "session",
-        "shape", "signs",
+        "shape", "signs", "spare",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +64,7 @@ class Route:
             scheme, schedule, chain, signs, counted,
         )  # fmt: skip
         self.session = mpi_ops._handle_map
+        self.spare: Any = None
         # A group's tensors must have the gradient's type; Horovod reduces no bfloat16.
         as_it_is = call.grouped and tensor.dtype is not torch.bfloat16
         self.carrier = Carrier(tensor.dtype if as_it_is else torch.float32)

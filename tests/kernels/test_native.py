@@ -287,6 +287,15 @@ def test_many_gradients_in_one_call_have_the_bits_of_a_call_for_each() -> None:
         assert same_bits(out, np.concatenate(words))
         outs = [np.zeros_like(x) for x in xs]
         native.decode_uniform_sum_each(out, norms, *arguments, 0.5, outs)
+        again = [np.zeros_like(x, order="C") for x in xs]
+        native.decode_uniform_sum_each(out, norms, *arguments, 0.5, again, native.Table(again))
+        assert all(map(same_bits, outs, again))
+        others = [np.zeros_like(x) for x in xs]
+        others[4] = np.repeat(others[4], 2)[::2]  # is not contiguous
+        for table_of in (outs, others, [*others[:-1], outs[-1]]):
+            native.decode_uniform_sum_each(out, norms, *arguments, 1.0, others, native.Table(table_of))
+            assert all(map(same_bits, outs, again))
+            assert all((2 * own == other).all() for own, other in zip(outs, others))
         for own, norm, x, decoded in zip(words, parts, xs, outs):
             assert same_bits(
                 native.decode_uniform_sum(own, norm, *arguments, 0.5, np.zeros_like(x, order="C")), decoded

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import numpy as np
 
 from horovod_quant import simulator
-from horovod_quant.binsgdm import clipped, moves_by_averages
+from horovod_quant.binsgdm import DEFAULT_BETA, clipped, moves_by_averages
 from horovod_quant.kernels import reference
 from horovod_quant.schemes import BinSGDM
 from horovod_quant.schemes.base import BinaryState, Scheme, Workers
@@ -28,7 +28,7 @@ class Oracle:
     def __init__(
         self,
         compressor: Any,
-        beta: float = 0.95,
+        beta: float = DEFAULT_BETA,
         step: Callable[[int], int] = int,
         clip_norm: float | None = None,
     ) -> None:

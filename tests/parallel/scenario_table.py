@@ -114,6 +114,7 @@ TORCH = Table(
                 "hook_order_differs",
                 "unnamed_allreduce_before_step",
                 "grad_scaler",
+                "gradients_are_let_go",
                 "channels_last",
                 "sparse_gradients",
                 "sparse_as_dense",

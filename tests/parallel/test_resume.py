@@ -30,6 +30,7 @@ from resume_data import (
 )
 
 from horovod_quant import simulator
+from horovod_quant.binsgdm import DEFAULT_BETA
 from horovod_quant.frontend import MIN_ELEMENTS
 from horovod_quant.methods import FP16
 from horovod_quant.schemes import Hierarchical
@@ -37,7 +38,6 @@ from horovod_quant.schemes.base import BinaryState, Scheme, Workers
 
 pytestmark = pytest.mark.parallel
 
-BETA = 0.95
 CASES = [(framework, method) for framework, methods in TRAINED.items() for method in methods]
 
 
@@ -160,7 +160,7 @@ def _simulated(outcome: Outcome, name: str) -> np.ndarray:
             momentum, scale = (
                 saved[kind][name].reshape(-1)[start:stop].copy() for kind in ("momentum", "scale")
             )
-            states.append([BinaryState(momentum, scale, BETA)])
+            states.append([BinaryState(momentum, scale, DEFAULT_BETA)])
     result = simulator.run(
         outcome.scheme, gradients, names=[name], step=int(step), states=states, local_size=local_size
     )
@@ -174,7 +174,11 @@ def _states(outcome: Outcome, name: str) -> list[BinaryState]:
     if isinstance(outcome.scheme, Hierarchical):
         gradients = [np.mean(gradients, axis=0)]
     return [
-        BinaryState(BETA * momentum + (1 - BETA) * g, BETA * scale + (1 - BETA) * np.abs(g), BETA)
+        BinaryState(
+            DEFAULT_BETA * momentum + (1 - DEFAULT_BETA) * g,
+            DEFAULT_BETA * scale + (1 - DEFAULT_BETA) * np.abs(g),
+            DEFAULT_BETA,
+        )
         for g in gradients
     ]
 

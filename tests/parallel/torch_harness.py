@@ -18,6 +18,7 @@ from scenario_table import makers
 from turns import EVERY_CASE
 
 import horovod_quant.torch as hvq
+from horovod_quant.binsgdm import DEFAULT_BETA
 from horovod_quant.torch.backward import BACKWARD
 from horovod_quant.torch.waiting import Patience
 
@@ -118,7 +119,7 @@ class TorchOracle:
         self,
         compressor: hvq.Compressor,
         process_set: Any = None,
-        beta: float = 0.95,
+        beta: float = DEFAULT_BETA,
         clip_norm: float | None = None,
     ) -> None:
         self._oracle = Oracle(compressor, beta, clip_norm=clip_norm)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import functools
+import gc
 import inspect
 import io
 import itertools
 import os
 import pickle
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -41,6 +43,7 @@ from turns import EVERY_CASE, taken
 
 import horovod_quant.torch as hvq
 from horovod_quant import simulator
+from horovod_quant.binsgdm import DEFAULT_BETA
 from horovod_quant.frontend import MIN_ELEMENTS
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.schemes import BinSGDM, GlobalQSGD
@@ -226,6 +229,24 @@ def grad_scaler(make: Any) -> None:
         assert all(bool(p.isfinite().all()) for p in model.parameters())
         assert_same_on_all_ranks(list(model.parameters()), "parameters")
     assert scaler.get_scale() == 64.0 / 2 ** len(overflows)
+
+
+def gradients_are_let_go(make: Any) -> None:
+    """A script that drops its gradients has their memory back: nothing keeps them, and no cycle."""
+    compressor, model = make(), net()
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+    )
+    gc.disable()  # which would hide a cycle
+    try:
+        for step in range(4):
+            net_loss(model, step).backward()
+            kept = [weakref.ref(parameter.grad) for parameter in model.parameters()]
+            optimizer.step()
+            optimizer.zero_grad()
+            assert not any(reference() is not None for reference in kept), step
+    finally:
+        gc.enable()
 
 
 def channels_last(make: Any) -> None:
@@ -1022,7 +1043,7 @@ def _average_of_present(
         return None
     for rank in everyone:
         zeros = np.zeros((2, elements), np.float32)
-        states.setdefault((name, rank), BinaryState(zeros[0], zeros[1], 0.95))
+        states.setdefault((name, rank), BinaryState(zeros[0], zeros[1], DEFAULT_BETA))
     arrays = list(everyone.values())
     uniform = isinstance(scheme, GlobalQSGD) and scheme.levels == "uniform"
     split = hvd.mpi_enabled() and is_faster(size, sum(4 * count for count in counts))

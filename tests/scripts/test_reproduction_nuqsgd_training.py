@@ -29,7 +29,7 @@ def figures(**ratios: float) -> dict[str, Any]:
 
 
 def outcomes(found: dict[str, Any]) -> list[bool]:
-    """Near QSGDinf and below QSGD, with buckets of 1,024, and of 8,192."""
+    """Near QSGDinf and below QSGD, with buckets of 1,024, and of 8,192; near the max norm."""
     return [verdict.holds for verdict in nuqsgd_training.verdicts(found)]
 
 
@@ -39,13 +39,13 @@ def outcomes(found: dict[str, Any]) -> list[bool]:
 def test_verdicts_come_out_either_way(nuqsgd: float, holds: list[bool]) -> None:
     small, large = {"nuqsgd-4": nuqsgd, "qsgd-4": 1.02}, {"nuqsgd-4/8192": nuqsgd, "qsgd-4/8192": 1.02}
     others = [True, False]  # at equal losses
-    assert outcomes(figures(**small)) == [*holds, *others]
-    assert outcomes(figures(**large)) == [*others, *holds]
+    assert outcomes(figures(**small)) == [*holds, *others, holds[0]]
+    assert outcomes(figures(**large)) == [*others, *holds, True]
 
 
 def test_a_verdict_waits_for_its_trainings() -> None:
     found = figures()
-    del found["trainings"]["qsgd-4"]
+    del found["trainings"]["qsgd-4"], found["trainings"][nuqsgd_training.MAX.key]
     found["trainings"]["qsgdinf-4/8192"] = training(1.0, SEEDS - 1)
     statements = [verdict.statement for verdict in nuqsgd_training.verdicts(found)]
     assert len(statements) == 2
@@ -53,7 +53,8 @@ def test_a_verdict_waits_for_its_trainings() -> None:
     assert "QSGDinf" in statements[0]
     assert "8,192" in statements[1]
     assert "than QSGD" in statements[1]
-    assert "**Not trained yet: QSGD, 4 bits, buckets of 1,024.**" in nuqsgd_training.tables(found)
+    titles = f"QSGD, 4 bits, buckets of 1,024, {nuqsgd_training.MAX.title}"
+    assert f"**Not trained yet: {titles}.**" in nuqsgd_training.tables(found)
     assert nuqsgd_training.verdicts({**found, "trainings": {}}) == []
 
 

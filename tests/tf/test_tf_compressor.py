@@ -26,7 +26,7 @@ BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: hvq.BinSGDM(optimizer=tf.keras.optimizers.SGD()), "used with the optimizer SGD"),
 ]
 BAD_ARGUMENTS_OF_OPTIMIZERS: list[tuple[Callable[[], Any], str]] = [
-    (lambda: hvq.BinSGDM(0.5, optimizer=hvq.optim.BinSGDM()), "beta=0.5: the optimizer has beta=[0.95]"),
+    (lambda: hvq.BinSGDM(0.5, optimizer=hvq.optim.BinSGDM()), "beta=0.5: the optimizer has beta=[0.85]"),
     (lambda: hvq.optim.BinSGDM(beta=-0.1), "beta=-0.1"),
     (lambda: hvq.optim.LegacyBinSGDM(beta=1.0), "beta=1.0"),
     (lambda: hvq.optim.BinSGDM(weight_decay=-1.0), "weight_decay=-1.0"),
