@@ -61,6 +61,7 @@ TRAININGS = (
     plain("none"),
     _eden(4),
     _eden(3),
+    Training("eden-3/4", "eden-3", "EDEN, 3 bits up and 4 down", ("--server-bits=4",), "--", shade=SHADES[3]),
     Training("eden-2/4", "eden-2", "EDEN, 2 bits up and 4 down", ("--server-bits=4",), "--", shade=SHADES[2]),
     _eden(2),
     _eden(1),
@@ -76,7 +77,7 @@ OWN = {"whitened-2", "whitened-1", "powersgd-2"}  # trained by `WORKER`
 LITTLE = ("eden-2/4", "eden-2", "eden-1")  # at most 2.1 bits up, scales included
 TRAINED_ELSEWHERE = {"binsgdm"}  # by `transformer`, and its bits have not changed since
 
-CLOSE = ("none", "eden-3", "eden-2/4")
+CLOSE = ("none", "eden-3", "eden-3/4", "eden-2/4")
 """With more seeds than the others."""
 
 ERRORS, DIGITS, EMBEDDINGS = "errors", "digits", "embeddings"
@@ -266,14 +267,15 @@ def _loss_verdicts(figures: dict[str, Any]) -> list[Verdict]:
         return "; ".join(f"{titles[key]}: {transformer.difference(figures, key)}" for key in keys)
 
     found = []
-    if whole("none", "eden-3"):
-        found.append(
-            Verdict(
-                "EDEN, 3 bits, ends within 0.5% of float32's loss",
-                within("eden-3", 0.005),
-                transformer.difference(figures, "eden-3"),
+    for key, widths in (("eden-3", "3 bits"), ("eden-3/4", "3 bits up and 4 down")):
+        if whole("none", key):
+            found.append(
+                Verdict(
+                    f"EDEN, {widths}, ends within 0.5% of float32's loss",
+                    within(key, 0.005),
+                    transformer.difference(figures, key),
+                )
             )
-        )
     if whole("none", *LITTLE):
         found.append(
             Verdict(
@@ -377,7 +379,7 @@ def _loss_table(figures: dict[str, Any]) -> str:
     more = len(figures["trainings"].get(CLOSE[0], {}).get("validation_losses", ())) > figures["seeds"]
     if more:
         note += (
-            " Three seeds could not tell whether the two closest to their limits keep them: they have more."
+            " Three seeds could not tell whether those closest to their limits keep them: they have more."
         )
     if missing:
         note += f" **Not trained yet: {', '.join(missing)}.**"
