@@ -369,18 +369,15 @@ def _loss_table(figures: dict[str, Any]) -> str:
                 f"{training['float32_bytes_per_step'] / training['bytes_per_step']:.1f}",
             ]
         )
-    hours = sum(sum(own["seconds"]) for own in figures["trainings"].values()) / 3600
     missing = [each.title for each in TRAININGS if each.key not in figures["trainings"]]
     note = (
         "Losses are in nats per character, as in the transformer's section. Differences are between means over the "
         "seeds that both have, ± the standard error over the seeds. PowerSGD's bytes are those of a step after the "
-        f"first tenth. All trainings took {hours:.1f} hours, while the machine had other work."
+        "first tenth."
     )
     more = len(figures["trainings"].get(CLOSE[0], {}).get("validation_losses", ())) > figures["seeds"]
     if more:
-        note += (
-            " Three seeds could not tell whether those closest to their limits keep them: they have more."
-        )
+        note += " Three seeds could not tell whether those closest to their limits keep them: they have more."
     if missing:
         note += f" **Not trained yet: {', '.join(missing)}.**"
     return f"{common.table(header, rows)}\n\n{note}"

@@ -80,6 +80,16 @@ def _statements(results: dict[str, dict[str, Any]]) -> str:
     return "## Every statement\n\n" + "\n".join([*table, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
+def _time_of(result: dict[str, Any]) -> str:
+    """What a claim's figures have taken; of parts that ran one by one, with other work beside them, the trainings."""
+    if "only" not in result:
+        cpu = f" ({result['cpu_seconds']:.0f} s of CPU time)" if "cpu_seconds" in result else ""
+        return f"{result['seconds']:.0f} s{cpu}"
+    trainings = result["figures"].get("trainings", {}).values()
+    seconds = sum(sum(own.get("seconds", ())) for own in trainings)
+    return f"part by part, {seconds / 60:.0f} minutes of training in all" if seconds else "part by part"
+
+
 def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
     module, figures = common.module_of(claim), result["figures"]
     machine = result["machine"]
@@ -88,8 +98,6 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
         for v in common.verdicts_of(claim, figures)
     ]
     plots = [f"![{p.caption}]({folder.name}/{p.file})\n\n*{p.caption}*" for p in module.draw(figures, folder)]
-    cpu = f" ({result['cpu_seconds']:.0f} s of CPU time)" if "cpu_seconds" in result else ""
-    time = "part by part" if "only" in result else f"{result['seconds']:.0f} s{cpu}"
     parts = [
         f"## {module.TITLE}",
         f"**Claim.** {module.CLAIM}",
@@ -97,8 +105,8 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
         "**Verdict.**\n\n" + "\n".join(verdicts),
         module.tables(figures),
         *plots,
-        f"`scripts/reproduce {claim}`: {time} on {machine['cores']} cores of {machine['processor']}, kernels: "
-        f"{machine['kernels']}.",
+        f"`scripts/reproduce {claim}`: {_time_of(result)} on {machine['cores']} cores of {machine['processor']}, "
+        f"kernels: {machine['kernels']}.",
     ]
     if result["size"] != "full":
         parts.insert(1, f"**This is a run of size {result['size']}: its figures say nothing.**")
