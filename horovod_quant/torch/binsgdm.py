@@ -46,8 +46,11 @@ class BinSGDMCompressor(Compressor):
         return step, functools.partial(self._open_state, call, memory)
 
     def _taken(self, call: Any, values: Any, memory: Memory) -> Any:
+        clip_norm = call.optimizer.clip_norm_of(call.parameter)
+        if clip_norm is None:
+            return values
         with memory.working():
-            return clipped(memory.kernels, values, call.optimizer.clip_norm_of(call.parameter))
+            return clipped(memory.kernels, values, clip_norm)
 
     def _open_state(self, call: Any, memory: Memory, start: int, stop: int, process_set: Any) -> OpenState:
         held = call.optimizer.held_state(call.parameter, start, stop, process_set)

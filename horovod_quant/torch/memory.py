@@ -27,6 +27,8 @@ STAGING = "HOROVOD_QUANT_STAGING"
 one, which NCCL refuses.
 """
 
+_NO_CONTEXT = contextlib.nullcontext()
+
 _TENSOR_BITS = {torch.bfloat16: torch.int16}
 
 
@@ -119,7 +121,7 @@ class HostMemory(Memory):
         return _is_plain(tensor)
 
     def working(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext()
+        return _NO_CONTEXT
 
     def hand_over(self) -> None:
         pass
