@@ -1,6 +1,7 @@
 """Draws README.md's picture: how much faster a training between four hosts is, and the loss that it reaches.
 
-Both come from docs/results/transformer.json, which `scripts/reproduce transformer` measured.
+Both come from docs/results/transformer.json, which `scripts/reproduce transformer` measured; the losses of BinSGDM with
+its default beta from binsgdm-tuning.json.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
-from reproduction import common, transformer
+from reproduction import binsgdm_tuning, common, transformer
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
-FIGURES = RESULTS / "transformer.json"
+FIGURES, TUNED = RESULTS / "transformer.json", RESULTS / "binsgdm-tuning.json"
 PICTURE = RESULTS / "overview.png"
 LINKS = {"1gbit": 1.0, "100mbit": 0.45}
 """Opacity of the bars for each rate."""
@@ -24,7 +25,7 @@ class Row(NamedTuple):
 
     Attributes:
         label: for readers, as README.md writes it.
-        key: of the training in `FIGURES`.
+        key: of the training in `FIGURES` or `TUNED`.
         steps: how many times as many as float32 takes.
     """
 
@@ -34,17 +35,22 @@ class Row(NamedTuple):
 
     @property
     def method(self) -> str:
-        (training,) = (each for each in transformer.TRAININGS if each.key == self.key)
-        return training.method
+        every = {each.key: each for each in (*binsgdm_tuning.TRAININGS, *transformer.TRAININGS)}
+        return every[self.key].method
 
 
 ROWS = (
     Row("GlobalQSGD()", "global-qsgd-8"),
     Row("QSGD()", "qsgdinf-4/256"),
     Row("NUQSGD()", "nuqsgd-4"),
-    Row("BinSGDM(), twice the steps", "binsgdm, longer", transformer.FACTOR),
-    Row("BinSGDM(), equal steps", "binsgdm"),
+    Row("BinSGDM(), twice the steps", binsgdm_tuning.OURS_MORE, transformer.FACTOR),
+    Row("BinSGDM(), equal steps", binsgdm_tuning.OURS),
 )
+
+
+def both(figures: dict[str, Any], tuned: dict[str, Any]) -> dict[str, Any]:
+    """`FIGURES` with the trainings of `TUNED` as well, whose float32 is the same."""
+    return {**figures, "trainings": {**tuned["trainings"], **figures["trainings"]}}
 
 
 def speed_up(figures: dict[str, Any], row: Row, rate: str) -> float:
@@ -73,23 +79,24 @@ def draw(figures: dict[str, Any], path: Path) -> None:
         beside = max(*ratios, 100 * (transformer.LIMIT - 1)) + 0.3
         right.text(beside, place, f"{mean:+.1f}%", va="center", fontsize="small")
     left.axvline(1, color="black", linewidth=1)
-    left.set(title="Training speed, 4 hosts", xlabel="times as fast as float32", xlim=(0, 12))
+    left.set(title="Training speed, 4 hosts", xlabel="times as fast as float32", xlim=(0, 13.5))
     left.set_yticks(range(len(ROWS)), [row.label for row in ROWS])
     left.invert_yaxis()
     right.axvline(0, color="black", linewidth=1)
     right.axvline(100 * (transformer.LIMIT - 1), color="black", linewidth=1, linestyle="--")
-    right.set(title="Final validation loss", xlabel="% above float32 (dashed: 1%)", xlim=(-3, 12.5))
+    right.set(title="Final validation loss", xlabel="% above float32 (dashed: 1%)", xlim=(-4, 12.5))
     for axes in (left, right):
         axes.grid(axis="x", alpha=0.25)
     common.save_plot(figure, path)
 
 
 def main() -> int:
-    result = common.load(FIGURES)
-    if result is None:
-        print(f"readme-picture: there is no {FIGURES}: run scripts/reproduce transformer", file=sys.stderr)
-        return 1
-    draw(result["figures"], PICTURE)
+    results = {path: common.load(path) for path in (FIGURES, TUNED)}
+    for path, result in results.items():
+        if result is None:
+            print(f"readme-picture: there is no {path}: run scripts/reproduce {path.stem}", file=sys.stderr)
+            return 1
+    draw(both(*(result["figures"] for result in results.values() if result)), PICTURE)
     print(f"readme-picture: {PICTURE}")
     return 0
 

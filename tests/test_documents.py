@@ -219,6 +219,7 @@ COMMANDS: dict[str, Entry] = {
     "scripts/reproduce seconds": TRAINS,
     "scripts/reproduce rivals": TRAINS,
     "scripts/reproduce nuqsgd-training": TRAINS,
+    "scripts/reproduce binsgdm-tuning": TRAINS,
     "scripts/reproduce by-workers": LAB_STUDY,
     "scripts/reproduce emulated": LAB_STUDY,
     "scripts/lab exec host1 COMMAND...": RunBy(LAB, '"exec"'),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reproduction import common, steps, transformer
+from reproduction import binsgdm_tuning, common, steps, transformer
 from reproduction.common import Plot, Verdict
 
 TITLE = "BinSGDM: one bit per element, compared with Adam"
@@ -166,9 +166,7 @@ def tables(figures: dict[str, Any]) -> str:
     longer = transformer.FACTOR * of
     note = (
         f"Adam needs {reached:,} steps to reach the training loss that BinSGDM has after {of:,}. Adam could also train "
-        f"for {longer:,} steps, which these figures do not include. In a trial, whose figures are not kept here, "
-        f"BinSGDM's loss after {longer:,} steps was about 10% above Adam's after as many. By that, twice the steps do "
-        "not close the gap."
+        f"for {longer:,} steps: {common.link(binsgdm_tuning.TITLE)} has that."
     )
     parts = [common.table(header, rows), note, transformer.speed_table(figures, METHODS)]
     if figures["clusters"]:

@@ -353,6 +353,12 @@ def progress(items: Sequence[Any], description: str) -> Iterator[Any]:
 # ---- Markdown and plots ------------------------------------------------------------------------------------------
 
 
+def link(heading: str) -> str:
+    """To a section of the page."""
+    anchor = "".join(c for c in heading.lower() if c.isalnum() or c in " -_").replace(" ", "-")
+    return f"[{heading}](#{anchor})"
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A Markdown table; columns after the first are aligned to the right."""
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]

@@ -59,7 +59,7 @@ def _claim_in_short(claim: str, figures: dict[str, Any]) -> str:
         for (whose, what), own in _by_kind(common.verdicts_of(claim, figures))
     ]
     more = " " + module.in_short(figures) if hasattr(module, "in_short") else ""
-    return f"{_link(module.TITLE)}: {', '.join(counts)}.{more}"
+    return f"{common.link(module.TITLE)}: {', '.join(counts)}.{more}"
 
 
 def _by_kind(verdicts: list[common.Verdict]) -> list[tuple[tuple[str, str], list[common.Verdict]]]:
@@ -73,7 +73,7 @@ def _by_kind(verdicts: list[common.Verdict]) -> list[tuple[tuple[str, str], list
 def _statements(results: dict[str, dict[str, Any]]) -> str:
     rows = []
     for claim, result in results.items():
-        link = _link(common.module_of(claim).TITLE)
+        link = common.link(common.module_of(claim).TITLE)
         for v in common.verdicts_of(claim, result["figures"]):
             rows.append((link, v.statement, v.source, outcome(v.holds)))
     table = ["| claim | statement | source | |", "| --- | --- | --- | --- |"]
@@ -111,8 +111,3 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
     if result["size"] != "full":
         parts.insert(1, f"**This is a run of size {result['size']}: its figures say nothing.**")
     return "\n\n".join(parts)
-
-
-def _link(heading: str) -> str:
-    anchor = "".join(c for c in heading.lower() if c.isalnum() or c in " -_").replace(" ", "-")
-    return f"[{heading}](#{anchor})"
