@@ -40,6 +40,7 @@ from tf_harness import (
 from turns import taken
 
 import horovod_quant.tensorflow as hvq
+from horovod_quant.binsgdm import DEFAULT_BETA
 from horovod_quant.kernels.layout import TILE
 
 SUBSET: list[Any] = []
@@ -872,7 +873,7 @@ def binsgdm_moves_by_the_rate(make: Make) -> None:
             length = np.linalg.norm(gradient)
             assert length > 0.01
             gradient = gradient if clip_norm is None else gradient * (clip_norm / length)
-            np.testing.assert_allclose(kept.momentum, 0.05 * gradient, rtol=1e-4, atol=1e-9)
+            np.testing.assert_allclose(kept.momentum, (1 - DEFAULT_BETA) * gradient, rtol=1e-4, atol=1e-9)
         hvd.broadcast_variables(model.optimizer.variables(), root_rank=0)
         assert_same_on_all_ranks(model.optimizer.variables(), "broadcast state")
     alone = keras_model()
