@@ -21,16 +21,8 @@ class Carrier:
     """
 
     __slots__ = (
-        "_answer",
-        "_bytes",
-        "_dtype",
-        "_fresh",
-        "_is_out",
-        "_length",
-        "_numbers",
-        "_read",
-        "_tensor",
-    )
+        "_answer", "_bytes", "_dtype", "_fresh", "_is_out", "_length", "_numbers", "_read", "_tensor",
+    )  # fmt: skip
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype

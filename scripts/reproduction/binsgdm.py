@@ -17,7 +17,8 @@ CLAIM = (
 )
 METHOD = (
     "*Loss* and *speed*: the trainings and steps of `scripts/reproduce transformer`; this section shows those with "
-    "Adam and with BinSGDM. The paper has faster GPUs and a faster network; here there are a few cores and slow links. "
+    "Adam and with BinSGDM, whose beta is 0.9 here; another section tunes it. "
+    "The paper has faster GPUs and a faster network; here there are a few cores and slow links. "
     "*Bytes*: what the hosts' network interfaces in `scripts/lab` count while a transformer of 21 million parameters "
     "is trained over Gloo, with 2 workers on each host."
 )

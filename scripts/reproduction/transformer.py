@@ -23,7 +23,8 @@ CLAIM = (
 METHOD = (
     "*Loss*: `examples/torch_char_transformer.py` trains a transformer on the sources of Python's library with 4 real "
     "workers (`horovodrun`), and then validates it on text that it has not seen. Every method has the learning rate "
-    "that is best for float32 with Adam; BinSGDM, an optimizer of its own, has its own. Learning rates were chosen "
+    "that is best for float32 with Adam; BinSGDM, an optimizer of its own, has its own, and "
+    "a beta of 0.9. Learning rates were chosen "
     "with a different seed from those reported. BinSGDM is recommended with twice as many steps, because each of its "
     "steps moves every element equally far, up or down at random; the table also shows it with as many steps as "
     "float32. *Speed*: whole steps of a wider transformer between 4 hosts of `scripts/lab` with 1 worker each, over "
