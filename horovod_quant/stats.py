@@ -80,6 +80,10 @@ class Repeated:
         return new
 
 
+_GROUPS = 256
+"""How many different sends of groups are counted apart, at most."""
+
+
 class TrafficCounter:
     """Adds up what is sent, from any thread."""
 
@@ -89,6 +93,7 @@ class TrafficCounter:
         self._expected: dict[str, float] = {}
         self._again: dict[str, int] = {}
         self._repeated: dict[tuple[str, float, float], Repeated] = {}
+        self._groups: dict[tuple[tuple[str, ...], tuple[float, ...]], int] = {}
 
     def expect(self, name: str, float32_bytes: float) -> None:
         with self._lock:
@@ -99,11 +104,18 @@ class TrafficCounter:
             self._sent[name] = self._sent.get(name, 0.0) + sent
 
     def count_all(self, names: Iterable[str], sent: Iterable[float]) -> None:
-        """Counts for several names at once."""
-        counts = self._sent
+        """Counts for several names: for what is sent again and again, that is one addition for all of them."""
+        key = tuple(names), tuple(sent)
         with self._lock:
+            self._groups[key] = self._groups.get(key, 0) + 1
+            if len(self._groups) > _GROUPS:  # as where numbers of bytes vary, with entropy coding
+                self._add_groups()
+
+    def _add_groups(self) -> None:
+        for (names, sent), times in self._groups.items():
             for name, each in zip(names, sent):
-                counts[name] = counts.get(name, 0.0) + each
+                self._sent[name] = self._sent.get(name, 0.0) + times * each
+        self._groups.clear()
 
     def repeated(self, name: str, float32_bytes: float, sent_bytes: float) -> Repeated:
         """For repeated sends of known size: costs only one addition each time."""
@@ -112,7 +124,8 @@ class TrafficCounter:
             self._expected.setdefault(name, 0.0)
             return self._repeated.setdefault(key, Repeated(*key))
 
-    def _add_repeated(self) -> None:
+    def _add_up(self) -> None:
+        self._add_groups()
         for repeated in self._repeated.values():
             name, times = repeated.name, repeated.take()
             if times:
@@ -128,7 +141,7 @@ class TrafficCounter:
     def merge(self, of: str, into: str) -> list[str]:
         """Counts what was sent in the operation ``of`` as sent for ``into``; returns the names that it had."""
         with self._lock:
-            self._add_repeated()
+            self._add_up()
             merged = [name for name in self._expected if name == of or _is_member(name, of)]
             for counts in (self._sent, self._expected):
                 for name in merged:
@@ -139,7 +152,7 @@ class TrafficCounter:
 
     def stats(self) -> Stats:
         with self._lock:
-            self._add_repeated()
+            self._add_up()
             parameters = {
                 name: Traffic(self._sent.get(name, 0.0), expected, self._again.get(name, 0))
                 for name, expected in self._expected.items()

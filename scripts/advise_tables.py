@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pages import insert
+
 from horovod_quant.analysis import advice
 from horovod_quant.analysis.accelerators import memory_bound, on_accelerators
 from horovod_quant.analysis.advice import Row
@@ -248,13 +250,6 @@ def kernel_speeds(measure: bool) -> KernelSpeeds:
     return KernelSpeeds.from_json(json.loads(SPEEDS.read_text()))
 
 
-def insert(marker: str, text: str) -> None:
-    """Replaces what stands between two markers."""
-    begin, end = f"<!-- {marker}: scripts/advise-tables -->", f"<!-- /{marker} -->"
-    before, rest = PAGE.read_text().split(begin)
-    PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}")
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -265,8 +260,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     speeds = kernel_speeds(make_parser().parse_args().measure)
-    insert("clusters", cluster_table(speeds))
-    insert("global-qsgd", logged_table())
+    for mark, text in (("clusters", cluster_table(speeds)), ("global-qsgd", logged_table())):
+        PAGE.write_text(insert(PAGE.read_text(), mark, "advise-tables", text))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pages import insert
+
 from horovod_quant import kernels, methods
 from horovod_quant.analysis import advice
 from horovod_quant.analysis.calibration import Observation, calibrate, observe, predict, read_bench
@@ -307,17 +309,6 @@ def hierarchical_table(speeds_of: Any) -> str:
     return "\n".join(lines)
 
 
-def insert(page: Path, marker: str, text: str) -> None:
-    """Replaces what stands between two markers."""
-    begin, end = f"<!-- {marker}: scripts/check-model -->", f"<!-- /{marker} -->"
-    old = page.read_text()
-    if old.count(begin) != 1 or old.count(end) != 1:
-        raise SystemExit(f"{page} lacks the markers {begin} and {end}")
-    before, rest = old.split(begin)
-    after = rest.split(end)[1]
-    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
-
-
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -356,9 +347,17 @@ def main() -> int:
         f"{good} of {len(predictions)} predictions ({100 * good / len(predictions):.0f}%) are within {WITHIN:.0%} of "
         f"what was measured."
     )
-    insert(arguments.page, arguments.controller, section(arguments.controller, cells, fitted, found, summary))
-    insert(arguments.page, "hierarchical", hierarchical_table(lambda chosen: measure_kernels(
-        [choice.method for choice in chosen if not isinstance(choice.method, str)])))  # fmt: skip
+    hierarchical = hierarchical_table(
+        lambda chosen: measure_kernels(
+            [choice.method for choice in chosen if not isinstance(choice.method, str)]
+        )
+    )
+    texts = {
+        arguments.controller: section(arguments.controller, cells, fitted, found, summary),
+        "hierarchical": hierarchical,
+    }
+    for mark, text in texts.items():
+        arguments.page.write_text(insert(arguments.page.read_text(), mark, "check-model", text))
     written = {
         "controller": arguments.controller,
         "kernels": kernels.describe(),

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- table: scripts/hierarchical-table -->", "<!-- /table -->"
+from pages import insert
+
 RATES = ["10gbit", "25gbit", "100gbit"]
 METHODS = ["none", "fp16", "global-qsgd-8", "qsgdinf-4", "qsgdinf-alltoall-4", "binsgdm"]
 SETTING = ["--model", "bert-base", "--step", "0.35", "--backward", "0.23", "--accelerator", "--workers", "64",
@@ -53,8 +54,7 @@ def table() -> str:
 
 
 def main(page: Path) -> None:
-    before, rest = page.read_text().split(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.split(END)[1]}")
+    page.write_text(insert(page.read_text(), "table", "hierarchical-table", table()))
 
 
 if __name__ == "__main__":

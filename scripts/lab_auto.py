@@ -1,4 +1,4 @@
-"""Says of the JSON files of `scripts/lab-auto` what Auto has reached."""
+"""Says of the JSON files of `scripts/lab-auto` what Auto has reached, and writes docs/auto.md's table."""
 
 from __future__ import annotations
 
@@ -8,38 +8,103 @@ import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+from pages import insert
 
 AUTO, NONE = "auto", "none"
 MOST = {"none": 1.03, "1gbit": 1.05, "100mbit": 1.05}
-"""Times the fastest that Auto may take, by rate."""
+"""Times the fastest that Auto may take, by rate; in the table's order."""
+
+TITLES = {"none": "none", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
+
+
+class Cell(NamedTuple):
+    """What was measured with one controller, number of hosts and rate; seconds are medians of the rounds.
+
+    Attributes:
+        taken: the method that Auto took.
+        best: the fastest of the others.
+        times: Auto's time as a multiple of that one's, the median of the rounds' ratios.
+    """
+
+    rate: str
+    controller: str
+    hosts: int
+    taken: str
+    seconds: float
+    best: str
+    best_seconds: float
+    none_seconds: float
+    times: float
+
+    @property
+    def reached(self) -> bool:
+        return self.times <= MOST[self.rate]
+
+    @property
+    def difference(self) -> str:
+        return f"{100 * (self.times - 1):+.1f}%"
+
+
+def cells(folder: Path) -> list[Cell]:
+    found = [_cell(path) for path in folder.glob("*.json")]
+    return sorted(found, key=lambda cell: (list(MOST).index(cell.rate), cell.controller, cell.hosts))
+
+
+def _cell(path: Path) -> Cell:
+    controller, hosts, rate = path.stem.split("-")
+    found = json.loads(path.read_text())
+    walls = {result["method"]: result["wall_seconds"] for result in found["results"]}
+    own = walls.pop(AUTO)
+    best = min(walls, key=lambda name: statistics.median(walls[name]))
+    return Cell(
+        rate, controller, int(hosts), found[AUTO]["method"], statistics.median(own), best,
+        statistics.median(walls[best]), statistics.median(walls[NONE]),
+        statistics.median(a / b for a, b in zip(own, walls[best])),
+    )  # fmt: skip
+
+
+def watched(folder: Path) -> list[str]:
+    """The methods that Auto took one after another while the rate fell; empty where that was not measured."""
+    path = folder / "watched"
+    return re.findall(r"after \d+ s auto takes ([\w-]+):", path.read_text()) if path.exists() else []
 
 
 def verdicts(folder: Path) -> Iterator[tuple[bool, str]]:
-    for path in sorted(folder.glob("*.json")):
-        controller, hosts, rate = path.stem.split("-")
-        found = json.loads(path.read_text())
-        walls = {result["method"]: result["wall_seconds"] for result in found["results"]}
-        own = walls.pop(AUTO)
-        best = min(walls, key=lambda name: statistics.median(walls[name]))
-        times = statistics.median(a / b for a, b in zip(own, walls[best]))
+    for cell in cells(folder):
         yield (
-            times <= MOST[rate],
-            f"{controller}, {hosts} hosts, {rate}: took {found[AUTO]['method']}, {100 * (times - 1):+.1f}% of the "
-            f"time of {best} ({1e3 * statistics.median(walls[best]):,.0f} ms; none "
-            f"{1e3 * statistics.median(walls[NONE]):,.0f})",
+            cell.reached,
+            f"{cell.controller}, {cell.hosts} hosts, {cell.rate}: took {cell.taken}, {cell.difference} of the time of "
+            f"{cell.best} ({1e3 * cell.best_seconds:,.0f} ms; none {1e3 * cell.none_seconds:,.0f})",
         )
-    watched = folder / "watched"
-    if watched.exists():
-        taken = re.findall(r"after \d+ s auto takes ([\w-]+):", watched.read_text())
+    taken = watched(folder)
+    if taken:
         yield taken[-1] != NONE, f"a rate that falls to 100mbit: took {', '.join(taken)}"
 
 
-def main(folder: Path) -> int:
+def table(folder: Path) -> str:
+    lines = [
+        "| limit | | hosts | `none`, ms | fastest, ms | Auto took | ms | against the fastest |",
+        "| --- | --- | ---: | ---: | --- | --- | ---: | ---: |",
+    ]
+    for cell in cells(folder):
+        controller = {"gloo": "Gloo", "mpi": "MPI"}[cell.controller]
+        lines.append(
+            f"| {TITLES[cell.rate]} | {controller} | {cell.hosts} | {1e3 * cell.none_seconds:,.0f} | {cell.best}, "
+            f"{1e3 * cell.best_seconds:,.0f} | {cell.taken} | {1e3 * cell.seconds:,.0f} | {cell.difference} |"
+        )
+    return "\n".join(lines)
+
+
+def main(folder: Path, page: Path | None = None) -> int:
     checked = list(verdicts(folder))
     for reached, text in checked:
         print(f"{'reached' if reached else 'MISSED '} {text}")
+    if page is not None:
+        page.write_text(insert(page.read_text(), "table", "lab-auto", table(folder)))
     return 0 if checked and all(reached for reached, _ in checked) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(*map(Path, sys.argv[1:])))

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pages import insert
+
 NONE = "none"
 CONTROLLERS = {"gloo": "Gloo", "mpi": "MPI"}
 FAST, SLOW, UNLIMITED = "1gbit", "100mbit", "none"
@@ -136,10 +138,8 @@ def verdicts(results: Results) -> Iterator[tuple[bool, str]]:
 def write(page: str, results: Results) -> str:
     """The page with its tables replaced."""
     for rate, mark in MARKS.items():
-        begin, end = f"<!-- {mark}: scripts/lab-speed -->", f"<!-- /{mark} -->"
-        before, rest = page.split(begin)
         own = table(results, rate, UNLIMITED if rate == FAST else None)
-        page = f"{before}{begin}\n\n{own}\n\n{end}{rest.split(end, 1)[1]}"
+        page = insert(page, mark, "lab-speed", own)
     return page
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, CustomAllreduce
-from horovod_quant.stats import Stats, Traffic, TrafficCounter
+from horovod_quant.stats import _GROUPS, Stats, Traffic, TrafficCounter
 from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
 
 ARRAY = np.zeros(3, np.int32)
@@ -65,6 +65,16 @@ def test_what_is_sent_again_and_again_is_added_up_when_it_is_asked_for() -> None
     first.times += 1
     assert counter.merge("w", "others") == ["w"]
     assert counter.stats().parameters == {"b": Traffic(8, 9), "others": Traffic(457, 4500)}
+
+
+def test_sends_of_groups_whose_bytes_vary_are_added_up_before_they_are_many() -> None:
+    counter = TrafficCounter()
+    for step in range(1000):
+        counter.count_all(["w", "b"], [step, 1])
+    counter.expect("w", 0)
+    counter.expect("b", 0)
+    assert len(counter._groups) <= _GROUPS
+    assert counter.stats().parameters == {"w": Traffic(499500, 0), "b": Traffic(1000, 0)}
 
 
 def test_nothing_sent_has_no_ratio() -> None:

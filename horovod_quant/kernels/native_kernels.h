@@ -1057,6 +1057,8 @@ KERNEL(void, vote)(const u32* const* words, i64 workers, i64 tiles, const Key* k
       case 2: return vote_of_a_power<1>(words, tiles, random, out);
       case 4: return vote_of_a_power<2>(words, tiles, random, out);
       case 8: return vote_of_a_power<3>(words, tiles, random, out);
+      case 16: return vote_of_a_power<4>(words, tiles, random, out);
+      case 32: return vote_of_a_power<5>(words, tiles, random, out);
       default: return vote(words, workers, tiles, random, out);
     }
   });

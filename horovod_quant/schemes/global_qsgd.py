@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import isqrt, sqrt
 from typing import Any, Callable, Literal, get_args
 
@@ -185,17 +185,24 @@ class GlobalQSGD(Scheme):
         if self.rotate:
             return (yield from rotated_sum.exchange(gradients, workers, kernels, self.bits, self.rounding))
         self.check_workers(workers.size)
-        norm_at = split_points([buckets(gradient.elements, self._bucket) for gradient in gradients])
+        elements = tuple(gradient.elements for gradient in gradients)
+        norm_at = _norm_offsets(elements, self._bucket)
         table = kernels.Table([each.values for each in gradients]) if hasattr(kernels, "Table") else None
         norms = yield from self._global_norms(gradients, norm_at, workers, kernels, table)
         if self.levels == "uniform":
-            return (yield from self._sum_uniform(gradients, norms, norm_at, workers, kernels, table))
+            word_at = _word_offsets(elements, self.bits)
+            return (yield from self._sum_uniform(gradients, norms, norm_at, word_at, workers, kernels, table))
         if workers.custom_reduction:
             return (yield from self._reduce_exponential(gradients, norms, norm_at, workers, kernels))
         return (yield from self._serve_exponential(gradients, norms, norm_at, workers, kernels))
 
     def _global_norms(
-        self, gradients: Sequence[Gradient], norm_at: list[int], workers: Workers, kernels: Any, table: Any
+        self,
+        gradients: Sequence[Gradient],
+        norm_at: tuple[int, ...],
+        workers: Workers,
+        kernels: Any,
+        table: Any,
     ):
         largest = self.norm == "max"
         compute = kernels.bucket_maxima if largest else kernels.bucket_square_sums
@@ -217,13 +224,13 @@ class GlobalQSGD(Scheme):
         self,
         gradients: Sequence[Gradient],
         norms: Any,
-        norm_at: list[int],
+        norm_at: tuple[int, ...],
+        word_at: tuple[int, ...],
         workers: Workers,
         kernels: Any,
         table: Any,
     ):
         levels = self.levels_for(workers.size)
-        word_at = split_points([sum_words(gradient.elements, self.bits) for gradient in gradients])
 
         def encode(i: int, out: Any) -> np.ndarray:
             key = worker_key(gradients[i], workers, self.rounding)
@@ -271,10 +278,10 @@ class GlobalQSGD(Scheme):
         self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
     ) -> Decoded:
         norms, words = received
-        elements = [extent.elements for extent in extents]
-        norm_at = split_points([buckets(count, self._bucket) for count in elements])
+        elements = tuple(extent.elements for extent in extents)
+        norm_at = _norm_offsets(elements, self._bucket)
         if self.levels == "uniform":
-            word_at = split_points([sum_words(count, self.bits) for count in elements])
+            word_at = _word_offsets(elements, self.bits)
             return self._opened_sums(norms, norm_at, words, word_at, workers, kernels, None)
         word_at = split_points([32 * self.bits * tiles(count) for count in elements])
 
@@ -288,9 +295,9 @@ class GlobalQSGD(Scheme):
     def _opened_sums(
         self,
         norms: Any,
-        norm_at: list[int],
+        norm_at: tuple[int, ...],
         words: Any,
-        word_at: list[int],
+        word_at: tuple[int, ...],
         workers: Workers,
         kernels: Any,
         table: Any,
@@ -311,7 +318,12 @@ class GlobalQSGD(Scheme):
         return Decoded(words[-1], write, write_all=at_once, received=[norms, words])
 
     def _serve_exponential(
-        self, gradients: Sequence[Gradient], norms: Any, norm_at: list[int], workers: Workers, kernels: Any
+        self,
+        gradients: Sequence[Gradient],
+        norms: Any,
+        norm_at: tuple[int, ...],
+        workers: Workers,
+        kernels: Any,
     ):
         """Each worker averages one chunk of all workers' codes, rounds it again, and everybody gathers the chunks."""
         chunks = Chunks([gradient.elements for gradient in gradients], workers.size)
@@ -383,7 +395,7 @@ class GlobalQSGD(Scheme):
         self,
         gradients: Sequence[Gradient],
         norms: np.ndarray,
-        norm_at: list[int],
+        norm_at: tuple[int, ...],
         workers: Workers,
         kernels: Any,
     ):
@@ -395,7 +407,7 @@ class GlobalQSGD(Scheme):
         if highest > 32767:
             raise ValueError(f"{workers.size} workers are too many to reduce exponential levels pairwise")
         dtype = np.int8 if highest <= 127 else np.int16
-        at = split_points([gradient.elements for gradient in gradients])
+        at = tuple(split_points([gradient.elements for gradient in gradients]))
         own_norms = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(gradients))]
         digits = np.empty(at[-1], dtype)
         for i, gradient in enumerate(gradients):
@@ -428,5 +440,19 @@ def _head_count(out: Any) -> np.ndarray:
     return np.ones(1, np.int32)
 
 
-def _parts(offsets: list[int], item_bytes: int) -> list[int]:
-    return [item_bytes * (offsets[i + 1] - offsets[i]) for i in range(len(offsets) - 1)]
+# What follows from the gradients' sizes alone is computed in their first exchange.
+
+
+@lru_cache(maxsize=256)
+def _norm_offsets(elements: tuple[int, ...], bucket_size: int) -> tuple[int, ...]:
+    return tuple(split_points([buckets(count, bucket_size) for count in elements]))
+
+
+@lru_cache(maxsize=256)
+def _word_offsets(elements: tuple[int, ...], bits: int) -> tuple[int, ...]:
+    return tuple(split_points([sum_words(count, bits) for count in elements]))
+
+
+@lru_cache(maxsize=256)
+def _parts(offsets: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+    return tuple(item_bytes * (stop - start) for start, stop in zip(offsets, offsets[1:]))

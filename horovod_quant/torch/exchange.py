@@ -143,10 +143,11 @@ class Group:
     ) -> None:
         import horovod.torch as hvd
 
-        self.names = [member.name for member in members]
+        self.names = tuple(member.name for member in members)
         self._members = members
         mean_bytes = sum(member.bytes for member in members) / len(members)
         self._decodes_together = memory.decodes_together or mean_bytes < _SMALL
+        self._has_ended = hvd.poll
         self._name = name
         self._memory = memory
         self._nodes = nodes
@@ -205,13 +206,11 @@ class Group:
 
     def poll(self) -> bool:
         """Whether the stage in flight has ended; waits for nothing."""
-        import horovod.torch as hvd
-
         if self._copying is not None:
             if not self._copying.has_arrived():
                 return False
             self.launch_copied()
-        return self._handle is None or hvd.poll(self._handle)
+        return self._handle is None or self._has_ended(self._handle)
 
     def advance(self) -> None:
         """Waits for the stage in flight; computes and launches the next one, if there is one."""

@@ -56,6 +56,10 @@ from horovod_quant.torch.tally import Tally
 from horovod_quant.torch.waiting import WATCH, wait_while
 
 
+_BETWEEN_LOOKS = 1e-4
+"""Seconds between two looks at stages in flight: where gradients are small, many come in the time that a stage takes."""
+
+
 class Schedule:
     """The exchanges of one optimizer, step by step; or those of tensors that no optimizer gave.
 
@@ -124,6 +128,7 @@ class Schedule:
         self._quiet = False  # whether the pass had only operations that are known here
         self._missing = [set(names) for names in self._plan.groups] if self._plan else []
         self._ready: list[int] = []  # groups that are complete and have not been started
+        self._next_look = 0.0  # at stages that have ended
         self._running: dict[int, Group] = {}
         self._unfinished: deque[Group] = deque()  # have collectives to launch; by the time of the latest
         self._decoded: set[int] = set()
@@ -163,8 +168,9 @@ class Schedule:
                 self._ready.append(index)
         if self._ready:
             self._start_ready(in_pass=True)
-        if self._unfinished and self._plan.quiet:
+        if self._unfinished and self._plan.quiet and time.monotonic() >= self._next_look:
             self._follow_up()
+            self._next_look = time.monotonic() + _BETWEEN_LOOKS
 
     @property
     def has_begun(self) -> bool:

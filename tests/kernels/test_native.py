@@ -442,7 +442,8 @@ def test_binarize(given: Input, key: Key, beta: float, fresh: bool) -> None:
 @each_instruction_set
 @few
 @given(
-    tile_count=st.integers(0, 4), workers=st.one_of(st.integers(1, 9), st.just(300)), key=keys, seed=seeds,
+    tile_count=st.integers(0, 4), workers=st.one_of(st.integers(1, 9), st.sampled_from([12, 16, 32, 63, 64, 300])),
+    key=keys, seed=seeds,
     dtype=dtypes, magnitude=st.sampled_from([1.0, -0.3, 0.0, 1e38, 1e-41]), cut=st.integers(0, TILE - 1),
 )  # fmt: skip
 def test_vote_and_signs(
