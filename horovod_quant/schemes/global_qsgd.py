@@ -283,10 +283,10 @@ class GlobalQSGD(Scheme):
         if self.levels == "uniform":
             word_at = _word_offsets(elements, self.bits)
             return self._opened_sums(norms, norm_at, words, word_at, workers, kernels, None)
-        word_at = split_points([32 * self.bits * tiles(count) for count in elements])
+        code_at = split_points([32 * self.bits * tiles(count) for count in elements])
 
         def write(i: int, factor: float, out: Any) -> Any:
-            own, total = words[word_at[i] : word_at[i + 1]], factor * workers.size
+            own, total = words[code_at[i] : code_at[i + 1]], factor * workers.size
             scales = norms[norm_at[i] : norm_at[i + 1]]
             return kernels.decode_exponential([own], [scales], self._bucket, self.bits, total, out)
 

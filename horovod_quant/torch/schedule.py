@@ -13,10 +13,10 @@ started equally many on all workers, so must exchanges. And most scripts do the 
 2. From then on a group's first collective is launched when its last gradient arrives, in the step's first backward
    pass. Some exchanges depend on who has called ``hvd.join()``; those are launched when a roll call, which is launched
    at the pass's first gradient, has been answered.
-3. Every gradient that arrives also finds out which stages have ended, and launches those that follow; it waits for
-   none. When that happens differs between workers. If the pass on which the plan was made had operations of somebody
-   else, nothing is launched at such moments during a pass, and first collectives when as many gradients have come as
-   the plan says.
+3. Gradients that arrive also find out, every tenth of a millisecond at most, which stages have ended, and launch those
+   that follow; they wait for none. When that happens differs between workers. If the pass on which the plan was made
+   had operations of somebody else, nothing is launched at such moments during a pass, and first collectives when as
+   many gradients have come as the plan says.
 4. At the end of the pass every worker goes on with this for a while, asleep in between, as long as there is progress
    (`horovod_quant.torch.backward`). Usually all there is to launch is launched then, and often decoded. Whatever is
    not, it *spends* (`horovod_quant.torch.tally`); until the first ``decompress`` it launches nothing more.
@@ -55,9 +55,8 @@ from horovod_quant.torch.roll_call import RollCall
 from horovod_quant.torch.tally import Tally
 from horovod_quant.torch.waiting import WATCH, wait_while
 
-
 _BETWEEN_LOOKS = 1e-4
-"""Seconds between two looks at stages in flight: where gradients are small, many come in the time that a stage takes."""
+"""Seconds between two looks at stages in flight: many small gradients come in the time that a stage takes."""
 
 
 class Schedule:
