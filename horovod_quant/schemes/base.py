@@ -82,17 +82,34 @@ class Extent(NamedTuple):
         return self.start + self.elements
 
 
-class Gradient(NamedTuple):
+class Gradient:
     """One tensor of a group: its elements (flat, read-only), the source of its keys, and its state.
 
-    It may be a part of a tensor, which begins at index ``start``; ``start`` selects the random bits.
+    It may be a part of a tensor, which begins at index ``start``; ``start`` selects the random bits. Schemes do not
+    change it: see `replaced`.
     """
 
-    values: np.ndarray
-    keys: KeyChain
-    step: int = 0
-    state: BinaryState | None = None
-    start: int = 0
+    # No tuple, because what is made anew for every gradient in every step wakes Python's garbage collector, which then
+    # visits all objects of a framework: the frontend for PyTorch uses one again when its exchange is over.
+    __slots__ = ("keys", "start", "state", "step", "values")
+
+    def __init__(
+        self,
+        values: np.ndarray,
+        keys: KeyChain,
+        step: int = 0,
+        state: BinaryState | None = None,
+        start: int = 0,
+    ) -> None:
+        self.values = values
+        self.keys = keys
+        self.step = step
+        self.state = state
+        self.start = start
+
+    def replaced(self, values: np.ndarray, start: int | None = None) -> Gradient:
+        """The same gradient with other elements, by default as many."""
+        return Gradient(values, self.keys, self.step, self.state, self.start if start is None else start)
 
     @property
     def elements(self) -> int:

@@ -138,7 +138,7 @@ class Hierarchical(Scheme):
         means = mean_of_sent(self.inside, pieces, [own.elements for own in shares.own], kernels)
         at = shares.offsets(workers.local_rank)
         parts = [
-            gradient._replace(values=means[at[i] : at[i + 1]], start=own.start)
+            gradient.replaced(means[at[i] : at[i + 1]], own.start)
             for i, (gradient, own) in enumerate(zip(gradients, shares.own))
         ]
         exchange = self.inner.begin(parts, _between(workers), kernels)

@@ -41,9 +41,11 @@ class BinSGDMCompressor(Compressor):
             )
         require_same_beta(self.beta, (group["beta"] for group in optimizer.param_groups))
 
-    def _state(self, call: Any, memory: Memory) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
-        step = call.optimizer.count_update(call.parameter)
-        return step, functools.partial(self._open_state, call, memory)
+    def _count(self, call: Any) -> int:
+        return call.optimizer.count_update(call.parameter)
+
+    def _opener(self, call: Any, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:
+        return functools.partial(self._open_state, call, memory)
 
     def _taken(self, call: Any, values: Any, memory: Memory) -> Any:
         clip_norm = call.optimizer.clip_norm_of(call.parameter)

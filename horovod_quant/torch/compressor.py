@@ -327,17 +327,17 @@ class Compressor(BaseCompressor):
         assert route.chain is not None
         memory = schedule.memory
         values = memory.taken(tensor)
-        step, open_state = self._state(call, memory)
+        step = self._count(call)
         taken = self._taken(call, values, memory)
-        gradient = Gradient(taken, route.chain, step)
-        destination = call.destination(tensor)
-        is_place = taken is values and destination is tensor and memory.can_fill(tensor)
-        place = destination, values if is_place else None
         submission, route.spare = route.spare, None
         if submission is None:
-            submission = _Carried(route, schedule, gradient, route.scheme, place, open_state)
+            gradient = Gradient(taken, route.chain, step)
+            submission = _Carried(route, schedule, gradient, route.scheme, self._opener(call, memory))
         else:
-            submission.fill(gradient, place, open_state)
+            submission.fill(taken, step)
+        destination = call.destination(tensor)
+        is_place = taken is values and destination is tensor and memory.can_fill(tensor)
+        submission.decode_into(destination, values if is_place else None)
         schedule.submit(submission)
         more = self._also_carried(call, tensor)
         signs = submission.signs = route.signs[len(more) :] if more else route.signs
@@ -364,11 +364,15 @@ class Compressor(BaseCompressor):
         """What the scheme gets for a gradient."""
         return values
 
-    def _state(self, call: Call, memory: Memory) -> tuple[int, Callable[[int, int, Any], OpenState] | None]:
-        """The number of the gradient's exchange, and what gives its state, if it has one."""
+    def _count(self, call: Call) -> int:
+        """The number of the gradient's exchange."""
         step = self._steps.get(call.name, 0)
         self._steps[call.name] = step + 1
-        return step, None
+        return step
+
+    def _opener(self, call: Call, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:
+        """What gives the gradient's state, if it has one."""
+        return None
 
     def _also_carried(self, call: Call, tensor: torch.Tensor) -> tuple[float, ...]:
         """Numbers that the carrier takes along in place of signs."""

@@ -25,7 +25,7 @@ from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, ove
 from horovod_quant.schemes.split_sums import group_of_sums, is_faster, split_sums
 from horovod_quant.schemes.swaps import gathers_take_turns, with_swaps
 from horovod_quant.stats import TrafficCounter
-from horovod_quant.torch.memory import Copying, Memory, Place
+from horovod_quant.torch.memory import Copying, Memory
 from horovod_quant.torch.waiting import wait
 from horovod_quant.traffic import sent_bytes
 
@@ -41,73 +41,65 @@ class Member(NamedTuple):
 
 
 class Submission:
-    """One gradient that waits for its exchange.
+    """A parameter's gradient that waits for its exchange: one step's after another's.
 
     Args:
         gradient: what the scheme gets, but for its state.
         scheme: the scheme that exchanges it.
-        place: what the result is decoded into.
         open_state: gives the state of the elements from the first number to before the second, when it is also told
             the process set that keeps the state of all.
 
     Attributes:
         name: of the gradient.
         bytes: of its elements.
+        destination, array: what the result is decoded into, see `horovod_quant.torch.memory.Place`.
         state_copies: pairs (the state where it is kept, the copy that the exchange updates).
     """
 
-    # One object instead of two: the garbage collector visits what is made in every step for every gradient.
+    # No object is made for a gradient after its first step: see `Gradient`.
     __slots__ = (
-        "_open_state", "bytes", "gradient", "group", "index", "name", "place", "scheme", "state_copies",
+        "_open_state", "array", "bytes", "destination", "gradient", "group", "index", "name", "scheme", "state_copies",
     )  # fmt: skip
 
-    gradient: Gradient
-    place: Place
+    destination: torch.Tensor
 
     def __init__(
         self,
         gradient: Gradient,
         scheme: Scheme,
-        place: Place,
         open_state: Callable[[int, int, Any], OpenState] | None = None,
     ) -> None:
+        self.gradient = gradient
         self.name = gradient.keys.name
         self.bytes = gradient.values.nbytes
         self.scheme = scheme
-        self.fill(gradient, place, open_state)
-
-    def fill(
-        self,
-        gradient: Gradient,
-        place: Place,
-        open_state: Callable[[int, int, Any], OpenState] | None,
-    ) -> None:
-        """Takes another gradient of the same parameter, after `empty`."""
-        self.gradient = gradient
-        self.place = place
         self._open_state = open_state
         self.state_copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
         self.group: Group | None = None
         self.index = 0
 
+    def fill(self, values: Any, step: int) -> None:
+        """Takes the elements of another step's gradient, after `empty`."""
+        self.gradient.values = values
+        self.gradient.step = step
+
+    def decode_into(self, destination: torch.Tensor, array: Any) -> None:
+        self.destination = destination
+        self.array = array
+
     def empty(self) -> None:
         """Lets go of a gradient whose result has been delivered, and of the group, which refers to this."""
-        del self.gradient, self.place
-        self._open_state = self.group = None
+        del self.gradient.values, self.destination, self.array
+        self.gradient.state = self.group = None
         self.state_copies = ()
-
-    @property
-    def destination(self) -> torch.Tensor:
-        return self.place[0]
 
     def opened(self, scheme: Scheme, nodes: Nodes) -> Gradient:
         """The gradient with its state, of what this worker keeps."""
-        if self._open_state is None:
-            return self.gradient
-        start, stop = scheme.owned(self.name, self.gradient.elements, nodes.workers)
-        others = nodes.process_sets[LOCAL] if nodes.workers.local_size > 1 else None
-        state, self.state_copies = self._open_state(start, stop, others)
-        return self.gradient._replace(state=state)
+        if self._open_state is not None:
+            start, stop = scheme.owned(self.name, self.gradient.elements, nodes.workers)
+            others = nodes.process_sets[LOCAL] if nodes.workers.local_size > 1 else None
+            self.gradient.state, self.state_copies = self._open_state(start, stop, others)
+        return self.gradient
 
 
 _SMALL = 2**16
@@ -245,7 +237,7 @@ class Group:
         if not wanted:
             return
         with self._memory.working():
-            places = [self._members[i].place for i in wanted]
+            places = [self._members[i] for i in wanted]
             if len(places) == len(self._members):
                 self._memory.write_all(decoded, scaled, places)
             else:

@@ -19,9 +19,6 @@ from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Work
 
 TRITON = "triton"
 
-Place = tuple[torch.Tensor, Any]
-"""What a result is decoded into: a tensor of any layout, and the flat array of its memory, None if there is none."""
-
 STAGING = "HOROVOD_QUANT_STAGING"
 """An environment variable, the same on all workers: 1 gives Horovod no tensors of a GPU, e.g. because workers share
 one, which NCCL refuses.
@@ -30,6 +27,18 @@ one, which NCCL refuses.
 _NO_CONTEXT = contextlib.nullcontext()
 
 _TENSOR_BITS = {torch.bfloat16: torch.int16}
+
+
+class Place(Protocol):
+    """What a result is decoded into.
+
+    Attributes:
+        destination: a tensor of any layout.
+        array: the flat array of its memory; None if there is none.
+    """
+
+    destination: torch.Tensor
+    array: Any
 
 
 class Memory(Protocol):
@@ -141,7 +150,7 @@ class HostMemory(Memory):
         if array is not None:
             decoded.write(index, factor, array)
             return
-        destination, _ = place
+        destination = place.destination
         target = torch.empty(destination.shape, dtype=destination.dtype, device=self.device)
         decoded.write(index, factor, self.flat(target))
         destination.copy_(target)
@@ -155,10 +164,9 @@ class HostMemory(Memory):
 
     def _array_of(self, place: Place) -> np.ndarray | None:
         """A destination's own memory; None if it is not flat, or elsewhere."""
-        destination, array = place
-        if array is not None:
-            return array
-        return self.flat(destination) if _is_plain(destination) else None
+        if place.array is not None:
+            return place.array
+        return self.flat(place.destination) if _is_plain(place.destination) else None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -264,7 +272,7 @@ class DeviceMemory(Memory):
 
     def write(self, decoded: Decoded, index: int, factor: float, place: Place) -> None:
         """The tensor is on the device."""
-        destination, _ = place
+        destination = place.destination
         if destination.is_contiguous():
             decoded.write(index, factor, self.flat(destination))
             return

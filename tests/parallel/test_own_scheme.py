@@ -91,7 +91,7 @@ class CallsNumpy(TernGrad):
     """The same bits, by way of numpy."""
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        copies = [g._replace(values=np.array([x for x in g.values], g.values.dtype)) for g in gradients]
+        copies = [g.replaced(np.array([x for x in g.values], g.values.dtype)) for g in gradients]
         assert [len(g.values) for g in copies] == [g.elements for g in gradients]
         return (yield from super().begin(copies, workers, kernels))
 
