@@ -104,17 +104,25 @@ class TrafficCounter:
             self._sent[name] = self._sent.get(name, 0.0) + sent
 
     def count_all(self, names: Iterable[str], sent: Iterable[float]) -> None:
-        """Counts for several names: for what is sent again and again, that is one addition for all of them."""
+        """Counts for several names at once."""
+        with self._lock:
+            self._add_all(names, sent, 1)
+
+    def count_group(self, names: Iterable[str], sent: Iterable[float]) -> None:
+        """`count_all` for what is sent again and again: one addition for all names."""
         key = tuple(names), tuple(sent)
         with self._lock:
             self._groups[key] = self._groups.get(key, 0) + 1
-            if len(self._groups) > _GROUPS:  # as where numbers of bytes vary, with entropy coding
+            if len(self._groups) > _GROUPS:  # as where groups change again and again
                 self._add_groups()
+
+    def _add_all(self, names: Iterable[str], sent: Iterable[float], times: int) -> None:
+        for name, each in zip(names, sent):
+            self._sent[name] = self._sent.get(name, 0.0) + times * each
 
     def _add_groups(self) -> None:
         for (names, sent), times in self._groups.items():
-            for name, each in zip(names, sent):
-                self._sent[name] = self._sent.get(name, 0.0) + times * each
+            self._add_all(names, sent, times)
         self._groups.clear()
 
     def repeated(self, name: str, float32_bytes: float, sent_bytes: float) -> Repeated:

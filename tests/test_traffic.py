@@ -58,7 +58,9 @@ def test_what_is_sent_again_and_again_is_added_up_when_it_is_asked_for() -> None
     for _ in range(3):
         first.times += 1
     other.times += 1
-    counter.count_all(["w", "b"], [7, 8])
+    counter.count_all(["w", "b"], [6, 6])
+    for _ in range(2):
+        counter.count_group(["w", "b"], [0.5, 1])
     counter.expect("b", 9)
     for _ in range(2):
         assert counter.stats().parameters == {"w": Traffic(357, 3500), "b": Traffic(8, 9)}
@@ -67,10 +69,10 @@ def test_what_is_sent_again_and_again_is_added_up_when_it_is_asked_for() -> None
     assert counter.stats().parameters == {"b": Traffic(8, 9), "others": Traffic(457, 4500)}
 
 
-def test_sends_of_groups_whose_bytes_vary_are_added_up_before_they_are_many() -> None:
+def test_sends_of_groups_are_added_up_before_they_are_many() -> None:
     counter = TrafficCounter()
     for step in range(1000):
-        counter.count_all(["w", "b"], [step, 1])
+        counter.count_group(["w", "b"], [step, 1])
     counter.expect("w", 0)
     counter.expect("b", 0)
     assert len(counter._groups) <= _GROUPS

@@ -259,7 +259,9 @@ class Group:
             self._copying = request
             return
         sent = sent_bytes(request, self._nodes.workers.size_of(request.group))
-        self._traffic.count_all(self.names, sent)
+        varies = isinstance(request, Allgather) and request.ragged
+        count = self._traffic.count_all if varies else self._traffic.count_group
+        count(self.names, sent)
         name = f"{self._name}.{self._stage}"
         with self._memory.working():
             self._handle = _launch(request, name, self._nodes.process_sets[request.group])

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from helpers import same_bits
 
 from horovod_quant.kernels import native, native_library, reference
+from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE, buckets, ceil_div, code_words, sum_words
@@ -235,7 +236,7 @@ def in_both_backends(inputs: int, counts: Counts) -> None:
 
 def overrun() -> None:
     words, codes = np.zeros(4 * ROW - 1, np.int32), np.zeros(TILE, np.uint32)
-    native_library.call("unpack_codes", native._pointer(words), TILE, 4, native._pointer(codes))
+    native_library.call("unpack_codes", address(words), TILE, 4, address(codes))
 
 
 def main() -> None:
