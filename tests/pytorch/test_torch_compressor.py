@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import numpy as np
@@ -199,7 +200,7 @@ def test_decoding_to_what_is_not_contiguous_works_whatever_the_default_device_is
     torch.set_default_device("meta")
     try:
         decoded = Decoded(1, lambda index, factor, out: np.copyto(out, factor))
-        HostMemory(reference).write(decoded, 0, 2.0, (destination, None))
+        HostMemory(reference).write(decoded, 0, 2.0, SimpleNamespace(destination=destination, array=None))
     finally:
         torch.set_default_device(None)
     assert (destination == 2).all()
