@@ -48,16 +48,21 @@ def test_it_compares_auto_with_the_fastest(tmp_path: Path) -> None:
 
 
 def test_it_tells_what_was_taken_while_the_rate_fell(tmp_path: Path) -> None:
+    measured(tmp_path, "gloo-4-none", "none", none=0.1, auto=0.1)
     log = "after 12 s auto takes none: 5 ms per step\nafter 80 s auto takes {}: 9 ms per step\n"
     for last, reached in (("eden-3", True), ("none", False)):
         (tmp_path / "watched").write_text(log.format(last))
-        assert list(lab_auto.verdicts(tmp_path)) == [
+        assert list(lab_auto.verdicts(tmp_path))[1:] == [
             (reached, f"a rate that falls to 100mbit: took none, {last}")
         ]
+        assert lab_auto.table(tmp_path).endswith(f"with `again_after=20`, Auto took none, {last}.")
 
 
 def test_nothing_measured_is_nothing_reached(tmp_path: Path) -> None:
-    assert lab_auto.main(tmp_path) == 1
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    assert lab_auto.main(tmp_path, page) == 1
+    assert page.read_text() == PAGE
 
 
 @pytest.mark.parametrize("page", ["", PAGE + PAGE, PAGE.replace("<!-- /table -->", "")])
