@@ -25,15 +25,23 @@ PHASES = {
         "encode_uniform_sum_each",
         "encode_uniform_codes",
         "encode_exponential",
+        "encode_rotated",
+        "encode_rotated_each",
         "binarize",
+        "binarize_each",
         "vote",
+        "vote_each",
     ],
     "decode": [
         "decode_uniform_sum",
         "decode_uniform_sum_each",
         "decode_uniform_codes",
         "decode_exponential",
+        "decode_rotated",
         "decode_signs",
+        "decode_signs_each",
+        "add_rotated",
+        "add_rotated_each",
     ],
 }
 LAUNCH, WAIT, HOROVOD_WAIT, REST = "launch", "wait", "wait (Horovod)", "rest"

@@ -1,7 +1,7 @@
 // A kernel for each of many gradients in one call: where they are small, a call takes longer than its work.
 //
-// Included once for each instruction set, after native_kernels.h. Gradient i has counts[i] elements of types[i] at x[i].
-// Norms and words of all gradients follow one another.
+// Included once for each instruction set, after native_kernels.h and native_rotation.h. Gradient i has counts[i] elements
+// of types[i] at x[i]. Norms and words of all gradients follow one another, but for those that have pointers.
 
 namespace ISA {
 
@@ -32,6 +32,53 @@ KERNEL(void, decode_uniform_sum_each)(i64 gradients, const u32* words, const flo
     (words, norms, counts[i], bucket_size, levels, width, factor, out[i], types[i]);
     norms += ceil_div(counts[i], bucket_size);
     words += ROW * ceil_div(ceil_div(counts[i], ROW), 32 / width);
+  }
+}
+
+KERNEL(void, binarize_each)(i64 gradients, const void* const* x, const i64* types, const i64* counts,
+                            float* const* momenta, float* const* scales, const float* keep, const float* take,
+                            const Key* keys, const i64* starts, u32* out, u8* broken) {
+  for (i64 i = 0; i < gradients; i++) {
+    JOIN(binarize, ISA)
+    (x[i], types[i], counts[i], momenta[i], scales[i], keep[i], take[i], keys + i, starts[i], out, broken);
+    const i64 tiles = ceil_div(counts[i], TILE);
+    out += ROW * tiles;
+    broken += tiles;
+  }
+}
+
+// Advances `words`, which point to the workers' words of the first gradient.
+KERNEL(void, vote_each)(i64 gradients, const i64* tiles, const u32** words, i64 workers, const Key* keys,
+                        const i64* starts, u32* out) {
+  for (i64 i = 0; i < gradients; i++) {
+    JOIN(vote, ISA)(words, workers, tiles[i], keys + i, starts[i], out);
+    for (i64 worker = 0; worker < workers; worker++) words[worker] += ROW * tiles[i];
+    out += ROW * tiles[i];
+  }
+}
+
+KERNEL(void, decode_signs_each)(i64 gradients, const u32* words, const i64* counts, float magnitude, void* const* out,
+                                const i64* types) {
+  for (i64 i = 0; i < gradients; i++) {
+    JOIN(decode_signs, ISA)(words, counts[i], magnitude, out[i], types[i]);
+    words += ROW * ceil_div(counts[i], TILE);
+  }
+}
+
+KERNEL(void, encode_rotated_each)(i64 gradients, const void* const* x, const i64* types, const i64* counts, i64 bits,
+                                  const Key* keys, const i64* starts, u32* const* words, float* const* scales) {
+  for (i64 i = 0; i < gradients; i++)
+    JOIN(encode_rotated, ISA)(x[i], types[i], counts[i], bits, keys + i, starts[i], words[i], scales[i]);
+}
+
+// Words, scales and keys: those of the first gradient's workers, then of the second's.
+KERNEL(void, add_rotated_each)(i64 gradients, const u32* const* words, const float* const* scales, i64 workers,
+                               const i64* counts, i64 bits, float factor, const Key* keys, const i64* starts,
+                               void* const* out, const i64* types) {
+  for (i64 i = 0; i < gradients; i++) {
+    const i64 first = i * workers;
+    JOIN(add_rotated, ISA)
+    (words + first, scales + first, workers, counts[i], bits, factor, keys + first, starts[i], out[i], types[i]);
   }
 }
 

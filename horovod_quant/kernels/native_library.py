@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
-_INTERFACE_VERSION = 8
+_INTERFACE_VERSION = 9
 
 POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _GRADIENT = (POINTER, _INT, _INT)  # data, type, number of elements
@@ -56,6 +56,9 @@ _SIGNATURES = {
     "binarize": (*_GRADIENT, POINTER, POINTER, _FLOAT, _FLOAT, *_RANDOM, POINTER, POINTER),
     "vote": (POINTER, _INT, _INT, *_RANDOM, POINTER),
     "decode_signs": (POINTER, _INT, _FLOAT, *_OUT),
+    "binarize_each": (_INT, *_EACH, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER),
+    "vote_each": (_INT, POINTER, POINTER, _INT, POINTER, POINTER, POINTER),
+    "decode_signs_each": (_INT, POINTER, POINTER, _FLOAT, POINTER, POINTER),
     "codes_of_digits": (POINTER, _INT, _INT, POINTER),
     "pack_sum": (POINTER, _INT, _INT, POINTER),
     "pack_codes": (POINTER, _INT, _INT, POINTER),
@@ -63,6 +66,20 @@ _SIGNATURES = {
     "unpack_codes": (POINTER, _INT, _INT, POINTER),
     "encode_rotated": (*_GRADIENT, _INT, *_RANDOM, POINTER, POINTER),
     "add_rotated": (POINTER, POINTER, _INT, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
+    "encode_rotated_each": (_INT, *_EACH, _INT, POINTER, POINTER, POINTER, POINTER),
+    "add_rotated_each": (
+        _INT,
+        POINTER,
+        POINTER,
+        _INT,
+        POINTER,
+        _INT,
+        _FLOAT,
+        POINTER,
+        POINTER,
+        POINTER,
+        POINTER,
+    ),
     "rotated_samples": (*_GRADIENT, _INT, *_RANDOM, POINTER),
     "encode_rotated_sum": (*_GRADIENT, POINTER, _INT, POINTER, *_RANDOM, POINTER, POINTER),
     "rotated_sum_checks": (POINTER, _INT, _INT, POINTER),

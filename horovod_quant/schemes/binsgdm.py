@@ -14,7 +14,7 @@ from typing import Any, Callable
 import numpy as np
 
 from horovod_quant.kernels.arrays import Part, no_part
-from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.keys import Key, keys_of
 from horovod_quant.kernels.layout import ROW, TILE, ceil_div, code_words, tiles
 from horovod_quant.kernels.reference import uniform_levels
 from horovod_quant.schemes.base import (
@@ -80,24 +80,11 @@ class BinSGDM(Scheme):
         return (Collective(Alltoall, "int32"), Collective(Allgather, "int32"))
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        if any(gradient.state is None for gradient in gradients):
+            raise ValueError("BinSGDM exchanges only gradients of its own optimizer: no momentum was given")
         chunks = Chunks([gradient.elements for gradient in gradients], workers.size)
-        flags: list[np.ndarray] = []
-
-        def draw(gradient: Gradient, out: Any) -> np.ndarray:
-            if gradient.state is None:
-                raise ValueError(
-                    "BinSGDM exchanges only gradients of its own optimizer: no momentum was given"
-                )
-            momentum, scale, beta = gradient.state
-            key = gradient.keys.key("worker", gradient.step, workers.rank)
-            words, broken = kernels.binarize(gradient.values, momentum, scale, beta, key, gradient.start, out)
-            flags.append(broken)
-            return words
-
-        words = kernels.assemble(
-            [(ROW * tiles(gradient.elements), np.int32, partial(draw, gradient)) for gradient in gradients]
-        )
-        broken = kernels.concatenate([*flags, np.zeros(0, bool)])
+        table = kernels.Table([each.values for each in gradients]) if hasattr(kernels, "Table") else None
+        words, broken = _binarized(gradients, workers, kernels, table)
         parts = []
         for server in range(workers.size):
             low, high = chunks.bounds[server], chunks.bounds[server + 1]
@@ -110,9 +97,7 @@ class BinSGDM(Scheme):
 
         own_tiles = chunks.tile_count(workers.rank)
         votes = [piece[: own_tiles * ROW] for piece in received]
-        served = kernels.assemble(
-            [*self._served_parts(chunks, gradients, votes, workers, kernels), no_part(np.int32)]
-        )
+        served = self._served(chunks, gradients, votes, workers, kernels)
         own_flags = kernels.unpack_flags(received[0][own_tiles * ROW :], own_tiles)
         for piece in received[1:]:
             own_flags = own_flags | kernels.unpack_flags(piece[own_tiles * ROW :], own_tiles)
@@ -121,7 +106,7 @@ class BinSGDM(Scheme):
         piece = kernels.assemble(_piece(served, own_flags, own_tiles, kernels))
         del served  # before the gathered pieces come
         gathered = yield from checked(Allgather(piece, sizes, _splits(chunks, self.server_bits)), workers)
-        return self.opened(gathered, [gradient.extent for gradient in gradients], workers, kernels)
+        return self._opened(gathered, [each.elements for each in gradients], workers, kernels, table)
 
     def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
         """The servers' bits or codes, and flags."""
@@ -130,7 +115,12 @@ class BinSGDM(Scheme):
     def opened(
         self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
     ) -> Decoded:
-        elements = [extent.elements for extent in extents]
+        return self._opened(received, [extent.elements for extent in extents], workers, kernels, None)
+
+    def _opened(
+        self, received: Sequence[Any], elements: Sequence[int], workers: Workers, kernels: Any, table: Any
+    ) -> Decoded:
+        """``table``: of the gradients, if there is one."""
         chunks = Chunks(elements, workers.size)
         counts = [chunks.tile_count(server) for server in range(workers.size)]
         tile_words = ROW * self.server_bits
@@ -153,17 +143,30 @@ class BinSGDM(Scheme):
                 values = kernels.decode_uniform_codes([own], [reach], TILE, self.server_bits, factor, out)
             return kernels.with_nan_tiles(values, all_flags[low:high])
 
-        return Decoded(workers.size, write, received=received)
+        def write_all(factor: float, outs: Sequence[Any]) -> None:
+            kernels.decode_signs_each(words, factor * workers.size, outs, table)
+            if all_flags.any():
+                for i, out in enumerate(outs):
+                    kernels.with_nan_tiles(out, all_flags[tile_at[i] : tile_at[i + 1]])
 
-    def _served_parts(
+        at_once = write_all if self.server_bits == 1 and hasattr(kernels, "Table") else None
+        return Decoded(workers.size, write, write_all=at_once, received=received)
+
+    def _served(
         self,
         chunks: Chunks,
         gradients: Sequence[Gradient],
         votes: Sequence[Any],
         workers: Workers,
         kernels: Any,
-    ) -> list[Part]:
+    ) -> Any:
         """What this worker's chunk comes back as, in whole tiles, from all workers' bits of it."""
+        segments = chunks.segments(workers.rank)
+        if self.server_bits == 1 and hasattr(kernels, "Table"):
+            own = [gradients[segment.gradient] for segment in segments]
+            keys = keys_of([each.keys for each in own], "server", [each.step for each in own])
+            starts = [each.start + segment.start for each, segment in zip(own, segments)]
+            return kernels.vote_each(votes, [segment.tile_count for segment in segments], keys, starts)
 
         def key(segment: Segment) -> Key:
             # Every worker would draw the same bits here, so the result does not depend on who serves what.
@@ -188,15 +191,14 @@ class BinSGDM(Scheme):
             )
 
         if self.server_bits == 1:
-            return [
-                (ROW * segment.tile_count, np.int32, partial(vote, segment))
-                for segment in chunks.segments(workers.rank)
+            parts = [(ROW * each.tile_count, np.int32, partial(vote, each)) for each in segments]
+        else:
+            parts = [
+                part
+                for piece in chunks.pieces(workers.rank, kernels.TILES_AT_A_TIME)
+                for part in self._in_whole_tiles(piece, partial(count, piece))
             ]
-        return [
-            part
-            for piece in chunks.pieces(workers.rank, kernels.TILES_AT_A_TIME)
-            for part in self._in_whole_tiles(piece, partial(count, piece))
-        ]
+        return kernels.assemble([*parts, no_part(np.int32)])
 
     def _in_whole_tiles(self, segment: Segment, encode: Callable[[Any], Any]) -> list[Part]:
         """A segment's codes, then zeros up to the end of its last tile."""
@@ -214,6 +216,37 @@ class BinSGDM(Scheme):
         levels, distance = uniform_levels(self.server_bits), 1 + (workers.size + 1) % 2
         reach = levels * distance if workers.size <= levels * distance else workers.size
         return np.full(tile_count, reach, np.float32)
+
+
+def _binarized(gradients: Sequence[Gradient], workers: Workers, kernels: Any, table: Any) -> tuple[Any, Any]:
+    """Updates the gradients' momenta and scales; returns all bits, in whole tiles, and the tiles' flags."""
+    if table is not None:
+        keys = keys_of(
+            [each.keys for each in gradients], "worker", [each.step for each in gradients], workers.rank
+        )
+        states: list[Any] = [gradient.state for gradient in gradients]
+        return kernels.binarize_each(
+            table,
+            [state.momentum for state in states],
+            [state.scale for state in states],
+            [state.beta for state in states],
+            keys,
+            [gradient.start for gradient in gradients],
+        )
+    flags: list[Any] = []
+
+    def draw(gradient: Gradient, out: Any) -> Any:
+        assert gradient.state is not None
+        momentum, scale, beta = gradient.state
+        key = gradient.keys.key("worker", gradient.step, workers.rank)
+        words, broken = kernels.binarize(gradient.values, momentum, scale, beta, key, gradient.start, out)
+        flags.append(broken)
+        return words
+
+    words = kernels.assemble(
+        [(ROW * tiles(gradient.elements), np.int32, partial(draw, gradient)) for gradient in gradients]
+    )
+    return words, kernels.concatenate([*flags, np.zeros(0, bool)])
 
 
 def _sum_of_signs(votes: Sequence[Any], elements: int, kernels: Any) -> Any:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Callable, NamedTuple, get_args
+from functools import cache, partial
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from horovod_quant.analysis.bounds import eden_error, eden_variance_factor
-from horovod_quant.kernels.arrays import Part, no_part
+from horovod_quant.kernels.arrays import no_part
 from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.kernels.layout import TILE, code_words, tiles
-from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.kernels.layout import TILE, tiles
 from horovod_quant.schemes.base import (
     Allgather,
     Alltoall,
@@ -38,6 +37,7 @@ from horovod_quant.schemes.base import (
 from horovod_quant.schemes.chunks import Chunks, Segment
 from horovod_quant.schemes.qsgd import ALLGATHER, ALLTOALL, AUTO, Route
 from horovod_quant.schemes.registry import register
+from horovod_quant.schemes.rotated_codes import Coder
 
 DEFAULT_BITS = 3
 MOST_BITS = 4
@@ -202,9 +202,9 @@ class EDEN(Scheme):
         """All workers' steps, codes and scales, or the servers'."""
         widths = self.widths(workers.size)
         if widths.exchange == ALLGATHER:
-            coder = _Coder(None, widths.bits)
+            coder = Coder(None, widths.bits)
             return [(sum(coder.length(count) for count in elements), np.int32)] * workers.size
-        coder, served = _Coder(None, widths.server_bits), _served(elements, workers)
+        coder, served = Coder(None, widths.server_bits), _served(elements, workers)
         return [(at[-1], np.int32) for at in coder.offsets(served)]
 
     def opened(
@@ -212,8 +212,8 @@ class EDEN(Scheme):
     ) -> Decoded:
         widths = self.widths(workers.size)
         if widths.exchange == ALLGATHER:
-            return _opened_all(received, extents, _Coder(kernels, widths.bits))
-        return _opened_chunks(received, extents, workers, _Coder(kernels, widths.server_bits))
+            return _opened_all(received, extents, Coder(kernels, widths.bits))
+        return _opened_chunks(received, extents, workers, Coder(kernels, widths.server_bits))
 
 
 def balanced(bits: int, workers: int) -> int:
@@ -232,79 +232,12 @@ LARGEST_STEP = 2**31 - 1
 """A step counts on from 0 after it: what an int32 word holds."""
 
 
-class _Coder(NamedTuple):
-    """What some elements of a tensor are on the wire: the step that selected their signs, codes, the buckets' scales.
-
-    The step is the sender's own count, from which a receiver's differs after a worker has come later, has died in the
-    middle of a step, or has missed some after ``hvd.join()``. Where there are no elements, there is no step either.
-    """
-
-    kernels: Any
-    bits: int
-
-    def length(self, elements: int) -> int:
-        """Their number of words."""
-        return _step_words(elements) + self._words(elements) + tiles(elements)
-
-    def parts(
-        self, elements: int, values: Callable[[], Any], step: Callable[[Any], Any], key: Any, start: int
-    ) -> list[Part]:
-        """To be assembled, in this order.
-
-        Args:
-            elements: how many ``values()`` will be.
-            values: computes them, where the kernels of several tensors are collected.
-            step: fills the word of the step that ``key`` is of.
-        """
-        scales: list[Any] = []
-
-        def encode(out: Any) -> Any:
-            words, found = self.kernels.encode_rotated(values(), self.bits, key, start, out)
-            scales.append(found)
-            return words
-
-        return [
-            *[(1, np.int32, step)] * _step_words(elements),
-            (self._words(elements), np.int32, encode),
-            (tiles(elements), np.float32, lambda out: scales.pop()),
-        ]
-
-    def offsets(self, served: Sequence[Sequence[Segment]]) -> list[list[int]]:
-        """Where each server's segments are in its piece."""
-        return [split_points([self.length(segment.elements) for segment in own]) for own in served]
-
-    def open(self, piece: Any, elements: int) -> tuple[Any, Any]:
-        """The codes and scales at the beginning of a piece."""
-        start = _step_words(elements)
-        end = start + self._words(elements)
-        return piece[start:end], self.kernels.view(piece[end : self.length(elements)], np.float32)
-
-    def add(
-        self, pieces: Sequence[Any], keys: KeyChain, factor: float, elements: int, out: Any, start: int
-    ) -> Any:
-        """Writes the sum, times a factor, of what the workers, by rank, have at the beginning of their pieces."""
-        words, scales = zip(*(self.open(piece, elements) for piece in pieces))
-        own_keys = [
-            self.kernels.key_of_word(keys, "worker", piece[:1], rank)
-            if elements
-            else keys.key("worker", 0, rank)
-            for rank, piece in enumerate(pieces)
-        ]
-        return self.kernels.add_rotated(words, scales, self.bits, own_keys, factor, out, start)
-
-    def _words(self, elements: int) -> int:
-        return code_words(rotated_elements(elements), self.bits)
+def _values(gradient: Gradient, segment: Segment) -> Any:
+    is_all = segment.elements == gradient.elements
+    return gradient.values if is_all else gradient.values[segment.start : segment.stop]
 
 
-def _step_words(elements: int) -> int:
-    return min(elements, 1)
-
-
-def _values(gradient: Gradient, start: int = 0, stop: int | None = None) -> Any:
-    return gradient.values[start:stop]
-
-
-def _average(coder: _Coder, pieces: Sequence[Any], keys: KeyChain, elements: int, start: int) -> Any:
+def _average(coder: Coder, pieces: Sequence[Any], keys: KeyChain, elements: int, start: int) -> Any:
     out = coder.kernels.target(elements)
     return coder.add(pieces, keys, 1.0 / len(pieces), elements, out, start)
 
@@ -317,27 +250,67 @@ def _own_step(gradient: Gradient) -> int:
     return gradient.step & LARGEST_STEP
 
 
+def _encoded(
+    gradients: Sequence[Gradient], segments: Sequence[Segment], workers: Workers, coder: Coder
+) -> Any:
+    """What this worker sends of its gradients' segments, one after another."""
+    kernels, own = coder.kernels, [gradients[segment.gradient] for segment in segments]
+    starts = [each.start + segment.start for each, segment in zip(own, segments)]
+    steps = [_own_step(each) for each in own]
+    if hasattr(kernels, "Table"):
+        values = list(map(_values, own, segments))
+        return coder.encode_each(values, [each.keys for each in own], "worker", steps, workers.rank, starts)
+    parts = []
+    for gradient, segment, step, start in zip(own, segments, steps, starts):
+        key = gradient.keys.key("worker", step, workers.rank)
+        values_of, fill = partial(_values, gradient, segment), partial(kernels.step_word, step)
+        parts += coder.parts(segment.elements, values_of, fill, key, start)
+    return kernels.assemble([*parts, no_part(np.int32)])
+
+
+def _averaged(
+    gradients: Sequence[Gradient],
+    segments: Sequence[Segment],
+    received: Sequence[Any],
+    up: Coder,
+    down: Coder,
+) -> Any:
+    """What the server of these segments sends: their averages over the workers, of whom it has received them."""
+    kernels, own = up.kernels, [gradients[segment.gradient] for segment in segments]
+    chains = [each.keys for each in own]
+    starts = [each.start + segment.start for each, segment in zip(own, segments)]
+    counts = [segment.elements for segment in segments]
+    # Signs of the first worker's step, which all servers of a gradient know: they do not depend on who serves what.
+    if hasattr(kernels, "Table"):
+        at, total = split_points(counts), kernels.target(sum(counts))
+        averages = [total[start:stop] for start, stop in zip(at, at[1:])]
+        steps = up.add_each(received, chains, "worker", 1.0 / len(received), averages, starts)
+        return down.encode_each(averages, chains, "server", steps, 0, starts)
+    parts = []
+    for chain, count, start, at in zip(chains, counts, starts, up.offsets([segments])[0]):
+        pieces = [piece[at:] for piece in received]
+        average = partial(_average, up, pieces, chain, count, start)
+        step = pieces[0][:1]
+        key = kernels.key_of_word(chain, "server", step)
+        parts += down.parts(count, average, partial(_as_it_is, step), key, start)
+    return kernels.assemble([*parts, no_part(np.int32)])
+
+
 def _exchange_all(gradients: Sequence[Gradient], workers: Workers, kernels: Any, bits: int) -> Exchange:
-    coder = _Coder(kernels, bits)
+    coder = Coder(kernels, bits)
     # With signs that all workers share, one inverse rotation would do for the sum. But equal gradients would have equal
     # errors then, of which n times as much is left (with half of the energy in common 4% more at one bit, 2% at three),
     # and of two workers' exchange that would save no more than a quarter of the kernels' time.
     lengths = [coder.length(gradient.elements) for gradient in gradients]
-
-    parts = []
-    for gradient in gradients:
-        step = _own_step(gradient)
-        key = gradient.keys.key("worker", step, workers.rank)
-        fill = partial(kernels.step_word, step)
-        parts += coder.parts(gradient.elements, partial(_values, gradient), fill, key, gradient.start)
-    payload = kernels.assemble([*parts, no_part(np.int32)])
+    whole = [Segment(i, 0, each.elements, 0, tiles(each.elements)) for i, each in enumerate(gradients)]
+    payload = _encoded(gradients, whole, workers, coder)
     # An empty array does not tell how many there are.
     known = None if sum(lengths) else [0] * workers.size
     payloads = yield from checked(Allgather(payload, [4 * length for length in lengths], known), workers)
     return _opened_all(payloads, [gradient.extent for gradient in gradients], coder)
 
 
-def _opened_all(payloads: Sequence[Any], extents: Sequence[Extent], coder: _Coder) -> Decoded:
+def _opened_all(payloads: Sequence[Any], extents: Sequence[Extent], coder: Coder) -> Decoded:
     at = split_points([coder.length(extent.elements) for extent in extents])
 
     def write(i: int, factor: float, out: Any) -> Any:
@@ -345,7 +318,12 @@ def _opened_all(payloads: Sequence[Any], extents: Sequence[Extent], coder: _Code
         pieces = [payload[at[i] : at[i + 1]] for payload in payloads]
         return coder.add(pieces, keys, factor, elements, out, start)
 
-    return Decoded(len(payloads), write, received=payloads)
+    def write_all(factor: float, outs: Sequence[Any]) -> None:
+        chains, starts = [extent.keys for extent in extents], [extent.start for extent in extents]
+        coder.add_each(payloads, chains, "worker", factor, outs, starts)
+
+    at_once = write_all if hasattr(coder.kernels, "Table") else None
+    return Decoded(len(payloads), write, write_all=at_once, received=payloads)
 
 
 def _served(elements: Sequence[int], workers: Workers) -> list[list[Segment]]:
@@ -357,42 +335,23 @@ def _served(elements: Sequence[int], workers: Workers) -> list[list[Segment]]:
 def _exchange_chunks(
     gradients: Sequence[Gradient], workers: Workers, kernels: Any, widths: Widths
 ) -> Exchange:
-    up, down = _Coder(kernels, widths.bits), _Coder(kernels, widths.server_bits)
-    chains, starts = [g.keys for g in gradients], [g.start for g in gradients]
+    up, down = Coder(kernels, widths.bits), Coder(kernels, widths.server_bits)
     served = _served([g.elements for g in gradients], workers)
 
-    def sizes(coder: _Coder) -> list[int]:
+    def sizes(coder: Coder) -> list[int]:
         """Bytes of each gradient's segments."""
         found = [0] * len(gradients)
         for segment in (segment for own in served for segment in own):
             found[segment.gradient] += 4 * coder.length(segment.elements)
         return found
 
-    parts = []
-    for segment in (segment for own in served for segment in own):
-        i = segment.gradient
-        step = _own_step(gradients[i])
-        key = chains[i].key("worker", step, workers.rank)
-        values = partial(_values, gradients[i], segment.start, segment.stop)
-        fill = partial(kernels.step_word, step)
-        parts += up.parts(segment.elements, values, fill, key, starts[i] + segment.start)
-    piece_at = up.offsets(served)
-    request = Alltoall(kernels.assemble([*parts, no_part(np.int32)]), [at[-1] for at in piece_at], sizes(up))
+    sent = _encoded(gradients, [segment for own in served for segment in own], workers, up)
+    request = Alltoall(sent, [at[-1] for at in up.offsets(served)], sizes(up))
     received = yield from checked(request, workers)
 
-    parts = []
-    for segment, at in zip(served[workers.rank], piece_at[workers.rank]):
-        i, count = segment.gradient, segment.elements
-        start = starts[i] + segment.start
-        pieces = [piece[at:] for piece in received]
-        average = partial(_average, up, pieces, chains[i], count, start)
-        # The first worker's step, which all servers of the gradient know: the signs do not depend on who serves what.
-        step = pieces[0][:1]
-        key = kernels.key_of_word(chains[i], "server", step)
-        parts += down.parts(count, average, partial(_as_it_is, step), key, start)
     gathered = yield from checked(
         Allgather(
-            kernels.assemble([*parts, no_part(np.int32)]),
+            _averaged(gradients, served[workers.rank], received, up, down),
             [size / workers.size for size in sizes(down)],
             [at[-1] for at in down.offsets(served)],
         ),
@@ -402,22 +361,28 @@ def _exchange_chunks(
 
 
 def _opened_chunks(
-    gathered: Sequence[Any], extents: Sequence[Extent], workers: Workers, coder: _Coder
+    gathered: Sequence[Any], extents: Sequence[Extent], workers: Workers, coder: Coder
 ) -> Decoded:
     kernels, served = coder.kernels, _served([extent.elements for extent in extents], workers)
-    # Segments end where buckets do, so one after another they are what the whole gradient's codes would be.
-    words: list[list] = [[np.zeros(0, np.int32)] for _ in extents]
-    scales: list[list] = [[np.zeros(0, np.float32)] for _ in extents]
-    keys = [extent.keys.key("server", 0) for extent in extents]
-    for own, starts, piece in zip(served, coder.offsets(served), gathered):
-        for segment, at in zip(own, starts):
-            codes, units = coder.open(piece[at:], segment.elements)
-            words[segment.gradient].append(codes)
-            scales[segment.gradient].append(units)
-            chain = extents[segment.gradient].keys
-            keys[segment.gradient] = kernels.key_of_word(chain, "server", piece[at : at + 1])
+
+    @cache
+    def collected() -> tuple[list[list], list[list], list[Any]]:
+        """Each gradient's codes and scales, by servers, and its key."""
+        # Segments end where buckets do, so one after another they are what the whole gradient's codes would be.
+        words: list[list] = [[np.zeros(0, np.int32)] for _ in extents]
+        scales: list[list] = [[np.zeros(0, np.float32)] for _ in extents]
+        keys = [extent.keys.key("server", 0) for extent in extents]
+        for own, starts, piece in zip(served, coder.offsets(served), gathered):
+            for segment, at in zip(own, starts):
+                codes, units = coder.open(piece[at:], segment.elements)
+                words[segment.gradient].append(codes)
+                scales[segment.gradient].append(units)
+                chain = extents[segment.gradient].keys
+                keys[segment.gradient] = kernels.key_of_word(chain, "server", piece[at : at + 1])
+        return words, scales, keys
 
     def write(i: int, factor: float, out: Any) -> Any:
+        words, scales, keys = collected()
         return kernels.decode_rotated(
             kernels.concatenate(words[i]),
             kernels.concatenate(scales[i]),
@@ -428,4 +393,12 @@ def _opened_chunks(
             extents[i].start,
         )
 
-    return Decoded(workers.size, write, received=gathered)
+    def write_all(factor: float, outs: Sequence[Any]) -> None:
+        for own, piece in zip(served, gathered):
+            chains = [extents[segment.gradient].keys for segment in own]
+            parts = [outs[segment.gradient][segment.start : segment.stop] for segment in own]
+            starts = [extents[segment.gradient].start + segment.start for segment in own]
+            coder.add_each([piece], chains, "server", factor * workers.size, parts, starts)
+
+    at_once = write_all if hasattr(kernels, "Table") else None
+    return Decoded(workers.size, write, write_all=at_once, received=gathered)

@@ -157,13 +157,18 @@ class BinSGDM(torch.optim.Optimizer):
         Raises:
             RuntimeError: this worker keeps the state of other elements.
         """
-        state, part = self.state[parameter], _Part(start, stop, process_set)
-        # Also where this worker keeps all: gathering is for all workers, or for none.
-        if parameter not in self._parts and process_set is not None:
-            for name in ("momentum", "scale"):
-                state[name] = state[name].reshape(-1)[start:stop].clone()
-            self._parts[parameter] = part
-        if self._parts.get(parameter, _Part(0, parameter.numel())) != part:
+        state, known = self.state[parameter], self._parts.get(parameter)
+        if known is None and process_set is None:
+            is_kept = start == 0 and stop == parameter.numel()
+        else:
+            part = _Part(start, stop, process_set)
+            # Also where this worker keeps all: gathering is for all workers, or for none.
+            if known is None:
+                for name in ("momentum", "scale"):
+                    state[name] = state[name].reshape(-1)[start:stop].clone()
+                self._parts[parameter] = known = part
+            is_kept = known == part
+        if not is_kept:
             raise RuntimeError(SPREAD)
         beta = self.param_groups[self._group_index[parameter]]["beta"]
         return HeldState(state["momentum"], state["scale"], beta)

@@ -29,8 +29,8 @@ from native_builds import (
 )
 
 from horovod_quant import kernels, simulator
-from horovod_quant.kernels import entropy, native, native_library, reference
-from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of
+from horovod_quant.kernels import entropy, native, native_library, reference, rotation
+from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of, keys_of
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
 from horovod_quant.schemes.base import BinaryState
 
@@ -263,11 +263,7 @@ def test_uniform_sums_of_each_width(
 
 @each_instruction_set
 def test_many_gradients_in_one_call_have_the_bits_of_a_call_for_each() -> None:
-    generator = np.random.default_rng(4)
-    lengths = [1, 31, 1024, 1025, 4096, 70, 3333]
-    dtypes = [np.float32, np.float16, np.float64, np.float32, np.float32, np.float16, np.float32]
-    xs = [generator.standard_normal(length).astype(dtype) for length, dtype in zip(lengths, dtypes)]
-    xs[4] = np.repeat(xs[4], 2)[::2]
+    xs = many_gradients()
     chains, steps = [KeyChain(3, f"w{i}") for i in range(len(xs))], list(range(5, 5 + len(xs)))
     starts = [1024 * i for i in range(len(xs))]
     for bucket_size, width in ((32, 4), (1024, 8), (2**40, 5)):
@@ -302,6 +298,96 @@ def test_many_gradients_in_one_call_have_the_bits_of_a_call_for_each() -> None:
             )
 
 
+def many_gradients() -> list[np.ndarray]:
+    """Of several types, one of which is not contiguous."""
+    generator = np.random.default_rng(4)
+    lengths = [1, 31, 1024, 1025, 4096, 70, 3333, 0]
+    dtypes = [np.float32, np.float16, np.float64, np.float32, np.float32, np.float16, np.float32, np.float32]
+    xs = [generator.standard_normal(length).astype(dtype) for length, dtype in zip(lengths, dtypes)]
+    xs[4] = np.repeat(xs[4], 2)[::2]
+    return xs
+
+
+@each_instruction_set
+@pytest.mark.parametrize("workers", [1, 3, 4])
+def test_bits_of_many_gradients_in_one_call_are_those_of_a_call_for_each(workers: int) -> None:
+    xs = many_gradients()
+    xs[2][5] = np.inf
+    chains, steps = [KeyChain(3, f"w{i}") for i in range(len(xs))], list(range(5, 5 + len(xs)))
+    starts, betas = [1024 * i for i in range(len(xs))], [0.5 + 0.05 * i for i in range(len(xs))]
+    votes = []
+    for rank in range(workers):
+        generator = np.random.default_rng(rank)
+        momenta = [generator.standard_normal(len(x)).astype(np.float32) for x in xs]
+        scales = [np.abs(momentum) + np.float32(0.1) for momentum in momenta]
+        momenta[4] = np.repeat(momenta[4], 2)[::2]
+        ms, bs = [own.copy() for own in momenta], [own.copy() for own in scales]
+        keys = [chain.key("worker", step, rank) for chain, step in zip(chains, steps)]
+        one_by_one = [native.binarize(*own) for own in zip(xs, ms, bs, betas, keys, starts)]
+        many = keys_of(chains, "worker", steps, rank)
+        words, broken = native.binarize_each(native.Table(xs), momenta, scales, betas, many, starts)
+        assert same_bits(words, np.concatenate([own for own, _ in one_by_one]))
+        assert broken.tolist() == np.concatenate([own for _, own in one_by_one]).tolist()
+        assert broken.sum() == 1
+        assert all(map(same_bits, momenta, ms))
+        assert all(map(same_bits, scales, bs))
+        votes.append(words)
+    tile_counts = [tiles(len(x)) for x in xs]
+    at = np.concatenate([[0], np.cumsum(tile_counts)]) * 32
+    keys = [chain.key("server", step) for chain, step in zip(chains, steps)]
+    expected = [
+        native.vote([own[low:high] for own in votes], key, start)
+        for low, high, key, start in zip(at, at[1:], keys, starts)
+    ]
+    served = native.vote_each(votes, tile_counts, keys_of(chains, "server", steps), starts)
+    assert same_bits(served, np.concatenate(expected))
+    outs = [np.zeros_like(x) for x in xs]
+    outs[6] = np.repeat(outs[6], 2)[::2]
+    native.decode_signs_each(served, 0.5, outs)
+    for out, words in zip(outs, expected):
+        assert same_bits(out.copy(), native.decode_signs(words, 0.5, np.zeros_like(out, order="C")))
+    again = [np.zeros_like(x, order="C") for x in xs]
+    native.decode_signs_each(served, 0.5, again, native.Table(again))
+    assert all(same_bits(own.copy(), other) for own, other in zip(outs, again))
+
+
+@each_instruction_set
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_rotations_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(bits: int) -> None:
+    xs = many_gradients()
+    chains, starts = [KeyChain(3, f"w{i}") for i in range(len(xs))], [1024 * i for i in range(len(xs))]
+    ranks, steps = range(3), [[7 + rank + i for i in range(len(xs))] for rank in range(3)]
+    lengths = [code_words(rotation.rotated_elements(len(x)), bits) for x in xs]
+    ends = np.cumsum([length + tiles(len(x)) + 1 for length, x in zip(lengths, xs)])
+    scales_at = ends - np.array([tiles(len(x)) for x in xs])
+    words_at = scales_at - np.array(lengths)
+    pieces, expected = [], []
+    for rank in ranks:
+        own_keys = [chain.key("worker", step, rank) for chain, step in zip(chains, steps[rank])]
+        parts = [native.encode_rotated(x, bits, key, start) for x, key, start in zip(xs, own_keys, starts)]
+        out = np.zeros(ends[-1], np.int32)
+        many = keys_of(chains, "worker", steps[rank], rank)
+        table = native.Table(xs)
+        assert native.encode_rotated_each(table, bits, many, starts, words_at, scales_at, out) is out
+        for (words, scales), at, scale_at in zip(parts, words_at, scales_at):
+            assert same_bits(out[at : at + len(words)], words)
+            assert same_bits(out[scale_at : scale_at + len(scales)].view(np.float32), scales)
+        pieces.append(out)
+        expected.append((parts, own_keys))
+    keys = np.stack([keys_of(chains, "worker", steps[rank], rank) for rank in ranks], axis=1)
+    outs = [np.zeros_like(x) for x in xs]
+    outs[6] = np.repeat(outs[6], 2)[::2]
+    native.add_rotated_each(pieces, words_at, scales_at, bits, keys, 0.25, outs, starts)
+    for i, out in enumerate(outs):
+        words, scales = zip(*(parts[i] for parts, _ in expected))
+        own = [own_keys[i] for _, own_keys in expected]
+        alone = native.add_rotated(words, scales, bits, own, 0.25, np.zeros_like(out, order="C"), starts[i])
+        assert same_bits(out.copy(), alone)
+    again = [np.zeros_like(x, order="C") for x in xs]
+    native.add_rotated_each(pieces, words_at, scales_at, bits, keys, 0.25, again, starts, native.Table(again))
+    assert all(same_bits(own.copy(), other) for own, other in zip(outs, again))
+
+
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize(
     ("function", "message"),
@@ -317,6 +403,28 @@ def test_many_gradients_in_one_call_have_the_bits_of_a_call_for_each() -> None:
             native.Table([X]), NORMS[:4], 32, 7, 4, np.zeros((1, 6)), [0], WORDS[:31]), r"it must be int32\[32\]"),
         (lambda: native.decode_uniform_sum_each(WORDS[:31], NORMS[:4], 32, 7, 4, 1.0, [X.copy()]), "31 words"),
         (lambda: native.decode_uniform_sum_each(WORDS[:32], NORMS[:3], 32, 7, 4, 1.0, [X.copy()]), "3 norms"),
+        (lambda: native.binarize_each(
+            native.Table([X]), [], [X.copy()], [0.9], np.zeros((1, 6)), [0]), "0 momenta, 1 scales and 1 betas"),
+        (lambda: native.binarize_each(
+            native.Table([X]), [X[:99].copy()], [X.copy()], [0.9], np.zeros((1, 6)), [0]), r"float32\[100\]"),
+        (lambda: native.binarize_each(
+            native.Table([X]), [X.copy()], [X.copy()], [0.9], np.zeros((2, 6)), [0]), "keys are"),
+        (lambda: native.vote_each([], [1], np.zeros((1, 6)), [0]), "words of lengths"),
+        (lambda: native.vote_each([WORDS[:32], WORDS[:31]], [1], np.zeros((1, 6)), [0]), "words of lengths"),
+        (lambda: native.vote_each([WORDS[:32]], [2, -1], np.zeros((2, 6)), [0, 0]), "words of lengths"),
+        (lambda: native.vote_each([WORDS[:32]], [1], np.zeros((1, 6)), []), "keys are"),
+        (lambda: native.decode_signs_each(WORDS[:31], 1.0, [X.copy()]), "31 words"),
+        (lambda: native.encode_rotated_each(
+            native.Table([X]), 5, np.zeros((1, 6)), [0], AT, AT + 31, WORDS), "bits=5"),
+        (lambda: native.encode_rotated_each(
+            native.Table([X]), 2, np.zeros((1, 6)), [0], AT, AT + 32, WORDS[:32].copy()), "places of"),
+        (lambda: native.encode_rotated_each(
+            native.Table([X]), 2, np.zeros((1, 6)), [0], AT - 1, AT + 32, WORDS.copy()), "places of"),
+        (lambda: native.add_rotated_each([], AT, AT, 2, np.zeros((1, 0, 6)), 1.0, [X.copy()], [0]), "no pieces"),
+        (lambda: native.add_rotated_each(
+            [WORDS, WORDS[:31]], AT, AT, 2, np.zeros((1, 2, 6)), 1.0, [X.copy()], [0]), "places of"),
+        (lambda: native.add_rotated_each(
+            [WORDS], AT, AT, 2, np.zeros((1, 2, 6)), 1.0, [X.copy()], [0]), "keys are"),
     ],
 )  # fmt: skip
 def test_many_gradients_that_do_not_fit_are_refused(function: Callable[[], Any], message: str) -> None:
@@ -671,6 +779,7 @@ def test_strided_and_unaligned_arrays(odd: Any, dtype: Any) -> None:
 X = np.ones(100, np.float32)
 NORMS = np.ones(4, np.float32)
 WORDS = np.zeros(512, np.int32)
+AT = np.array([0])
 
 
 @pytest.mark.usefixtures("loaded")

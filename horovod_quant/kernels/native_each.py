@@ -1,0 +1,303 @@
+"""Kernels of `native` for many gradients in one call (native_each.h): where they are small, a call costs more than its
+work.
+
+Each has the bits of as many calls of the kernel without ``_each``. No other backend has them: a scheme asks whether
+there is a `Table`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+
+from horovod_quant.kernels.arrays import address, aligned_empty
+from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.layout import ROW, TILE
+from horovod_quant.kernels.native_arguments import (
+    MAX_LEVELS,
+    Out,
+    check_bucket_size,
+    check_range,
+    checked,
+    flat,
+    pointers,
+    type_of,
+    writable,
+    write_back,
+)
+from horovod_quant.kernels.native_library import call
+
+
+class Table:
+    """Gradients' data, types and numbers of elements, as the library takes them.
+
+    Args:
+        arrays: flat, of floating-point types.
+        name: of the argument, for messages.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray], name: str = "x") -> None:
+        self._kept = [flat(array, name) for array in arrays]
+        self.count = len(arrays)
+        self._data = np.array([address(array) for array in self._kept], np.uintp)
+        self._types = np.array([type_of(array, name) for array in self._kept], np.int64)
+        self.lengths = np.array([len(array) for array in self._kept], np.int64)
+        self.data, self.types, self.counts = map(address, (self._data, self._types, self.lengths))
+
+    def is_of(self, arrays: Sequence[np.ndarray]) -> bool:
+        """Whether it is of these very arrays, and their memory can be written."""
+        same = len(arrays) == self.count and all(map(operator.is_, self._kept, arrays))
+        return same and all(array.flags.writeable for array in arrays)
+
+    def buckets(self, bucket_size: int) -> int:
+        check_bucket_size(bucket_size)
+        return int((-(-self.lengths // bucket_size)).sum())
+
+    def sum_words(self, width: int) -> int:
+        check_range("width", width, 1, 16)
+        rows = -(-self.lengths // ROW)
+        return ROW * int((-(-rows // (32 // width))).sum())
+
+    def rotated_words(self, bits: int) -> np.ndarray:
+        """Of each gradient: `horovod_quant.kernels.layout.code_words` of its rotated elements."""
+        check_range("bits", bits, 1, 4)
+        rest = self.lengths % TILE
+        size = np.maximum(ROW, np.left_shift(1, np.frexp(np.maximum(rest, 1) - 1.0)[1].astype(np.int64)))
+        rotated = self.lengths - rest + np.where(rest, size, 0)
+        return ROW * -(-(rotated // ROW * bits) // 32)
+
+    def norms(self, norms: np.ndarray, bucket_size: int) -> np.ndarray:
+        """Those of all buckets, checked."""
+        if len(norms) != self.buckets(bucket_size):
+            raise ValueError(f"norms: {len(norms)} norms for {self.buckets(bucket_size)} buckets")
+        return checked(norms, np.float32, "norms")
+
+
+class _Outs:
+    """Arrays that a kernel fills, and their table.
+
+    Args:
+        outs: those arrays; results are copied to those whose memory cannot be written as it is.
+        table: used if it is that of ``outs``.
+    """
+
+    def __init__(self, outs: Sequence[np.ndarray], table: Table | None) -> None:
+        self._outs = self._results = outs
+        if table is None or not table.is_of(outs):
+            self._results = [writable(out) for out in outs]
+            table = Table(self._results, "out")
+        self.table = table
+
+    def done(self) -> None:
+        for result, out in zip(self._results, self._outs):
+            write_back(result, out)
+
+
+def _keys_and_starts(
+    keys: np.ndarray, starts: Sequence[int], count: int, workers: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """uint32 ``[gradients, fields of Key]``, with workers ``[gradients, workers, fields of Key]``; and the starts."""
+    keys, first = np.ascontiguousarray(keys, np.uint32), np.array(starts, np.int64)
+    each = (count,) if workers is None else (count, workers)
+    if keys.shape != (*each, len(Key._fields)) or first.shape != (count,):
+        raise ValueError(f"keys are {list(keys.shape)} and starts {list(first.shape)}, of {count} gradients")
+    return keys, first
+
+
+# ---- uniform levels ----------------------------------------------------------------------------------------------
+
+
+def bucket_maxima_each(table: Table, bucket_size: int) -> np.ndarray:
+    out = aligned_empty(table.buckets(bucket_size), np.float32)
+    call("bucket_maxima_each", table.count, table.data, table.types, table.counts, bucket_size, address(out))
+    return out
+
+
+def encode_uniform_sum_each(
+    table: Table,
+    norms: np.ndarray,
+    bucket_size: int,
+    levels: int,
+    width: int,
+    keys: np.ndarray,
+    starts: Sequence[int],
+    out: np.ndarray,
+) -> np.ndarray:
+    """``keys`` is uint32 ``[gradients, fields of Key]``."""
+    check_range("levels", levels, 1, MAX_LEVELS)
+    norms = table.norms(norms, bucket_size)
+    keys, first = _keys_and_starts(keys, starts, table.count)
+    result = Out(out, table.sum_words(width), np.int32)
+    call(
+        "encode_uniform_sum_each", table.count, table.data, table.types, table.counts, address(norms), bucket_size,
+        levels, address(keys), address(first), width, address(result.array),
+    )  # fmt: skip
+    return result.done()
+
+
+def decode_uniform_sum_each(
+    words: np.ndarray,
+    norms: np.ndarray,
+    bucket_size: int,
+    levels: int,
+    width: int,
+    factor: float,
+    outs: Sequence[np.ndarray],
+    table: Table | None = None,
+) -> None:
+    """``table`` is used if it is that of ``outs``."""
+    check_range("levels", levels, 1, MAX_LEVELS)
+    results = _Outs(outs, table)
+    table = results.table
+    norms = table.norms(norms, bucket_size)
+    if len(words) != table.sum_words(width):
+        raise ValueError(f"words: {len(words)} words cannot hold all digits of {width} bits")
+    words = checked(words, np.int32, "words")
+    call(
+        "decode_uniform_sum_each", table.count, address(words), address(norms), table.counts, bucket_size, levels,
+        width, factor, table.data, table.types,
+    )  # fmt: skip
+    results.done()
+
+
+# ---- one bit -----------------------------------------------------------------------------------------------------
+
+
+def binarize_each(
+    table: Table,
+    momenta: Sequence[np.ndarray],
+    scales: Sequence[np.ndarray],
+    betas: Sequence[float],
+    keys: np.ndarray,
+    starts: Sequence[int],
+) -> tuple[np.ndarray, np.ndarray]:
+    """``keys`` is uint32 ``[gradients, fields of Key]``. Returns all gradients' words, and flags of their tiles."""
+    if not len(momenta) == len(scales) == len(betas) == table.count:
+        raise ValueError(
+            f"{len(momenta)} momenta, {len(scales)} scales and {len(betas)} betas, of {table.count} gradients"
+        )
+    counts = table.lengths.tolist()
+    m = [Out(own, count, np.float32) for own, count in zip(momenta, counts)]
+    b = [Out(own, count, np.float32) for own, count in zip(scales, counts)]
+    keep = np.array(betas, np.float32)
+    take = np.array([1.0 - beta for beta in betas], np.float32)
+    keys, first = _keys_and_starts(keys, starts, table.count)
+    all_tiles = table.buckets(TILE)
+    words, broken = aligned_empty(ROW * all_tiles, np.int32), np.empty(all_tiles, bool)
+    call(
+        "binarize_each", table.count, table.data, table.types, table.counts, pointers([own.array for own in m]),
+        pointers([own.array for own in b]), address(keep), address(take), address(keys), address(first),
+        address(words), address(broken),
+    )  # fmt: skip
+    for own in (*m, *b):
+        own.done()
+    return words, broken
+
+
+def vote_each(
+    words: Sequence[np.ndarray], tile_counts: Sequence[int], keys: np.ndarray, starts: Sequence[int]
+) -> np.ndarray:
+    """``words``: the workers', each of all gradients; ``keys`` is uint32 ``[gradients, fields of Key]``."""
+    counts = np.array(tile_counts, np.int64)
+    length = ROW * int(counts.sum())
+    if not words or any(len(own) != length for own in words) or (counts < 0).any():
+        raise ValueError(
+            f"words of lengths {[len(own) for own in words]}; {len(counts)} gradients have {length}"
+        )
+    words = [checked(own, np.int32, "words") for own in words]
+    keys, first = _keys_and_starts(keys, starts, len(counts))
+    out = aligned_empty(length, np.int32)
+    call(
+        "vote_each", len(counts), address(counts), pointers(words), len(words), address(keys), address(first),
+        address(out),
+    )  # fmt: skip
+    return out
+
+
+def decode_signs_each(
+    words: np.ndarray, magnitude: float, outs: Sequence[np.ndarray], table: Table | None = None
+) -> None:
+    """``table`` is used if it is that of ``outs``."""
+    results = _Outs(outs, table)
+    table = results.table
+    if len(words) != ROW * table.buckets(TILE):
+        raise ValueError(f"words: {len(words)} words are not the bits of {table.buckets(TILE)} tiles")
+    words = checked(words, np.int32, "words")
+    call(
+        "decode_signs_each", table.count, address(words), table.counts, magnitude, table.data, table.types
+    )  # fmt: skip
+    results.done()
+
+
+# ---- rotation ----------------------------------------------------------------------------------------------------
+
+
+def encode_rotated_each(
+    table: Table,
+    bits: int,
+    keys: np.ndarray,
+    starts: Sequence[int],
+    words_at: np.ndarray,
+    scales_at: np.ndarray,
+    out: np.ndarray,
+) -> np.ndarray:
+    """Gradient i's words begin at ``out[words_at[i]]``, its scales, the bits of float32, at ``out[scales_at[i]]``.
+
+    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    """
+    keys, first = _keys_and_starts(keys, starts, table.count)
+    _check_places(table, bits, words_at, scales_at, [out])
+    result = Out(out, len(out), np.int32)
+    base = address(result.array)
+    words, scales = (np.array(base + 4 * at, np.uintp) for at in (words_at, scales_at))
+    call(
+        "encode_rotated_each", table.count, table.data, table.types, table.counts, bits, address(keys),
+        address(first), address(words), address(scales),
+    )  # fmt: skip
+    return result.done()
+
+
+def add_rotated_each(
+    pieces: Sequence[np.ndarray],
+    words_at: np.ndarray,
+    scales_at: np.ndarray,
+    bits: int,
+    keys: np.ndarray,
+    factor: float,
+    outs: Sequence[np.ndarray],
+    starts: Sequence[int],
+    table: Table | None = None,
+) -> None:
+    """In each of the workers' pieces, words and scales are where `encode_rotated_each` puts them.
+
+    ``keys`` is uint32 ``[gradients, workers, fields of Key]``; ``table`` is used if it is that of ``outs``.
+    """
+    if not pieces:
+        raise ValueError("no pieces to add")
+    results = _Outs(outs, table)
+    table = results.table
+    keys, first = _keys_and_starts(keys, starts, table.count, len(pieces))
+    _check_places(table, bits, words_at, scales_at, pieces)
+    pieces = [checked(piece, np.int32, "pieces") for piece in pieces]
+    bases = np.array([address(piece) for piece in pieces], np.int64)
+    words, scales = ((bases + 4 * at[:, None]).astype(np.uintp) for at in (words_at, scales_at))
+    call(
+        "add_rotated_each", table.count, address(words), address(scales), len(pieces), table.counts, bits, factor,
+        address(keys), address(first), table.data, table.types,
+    )  # fmt: skip
+    results.done()
+
+
+def _check_places(
+    table: Table, bits: int, words_at: np.ndarray, scales_at: np.ndarray, pieces: Sequence[np.ndarray]
+) -> None:
+    """Raises ValueError unless every gradient's words and scales are inside the pieces."""
+    ends = (words_at + table.rotated_words(bits), scales_at + -(-table.lengths // TILE))
+    room = min(map(len, pieces))
+    outside = any((end > room).any() for end in ends) or any((at < 0).any() for at in (words_at, scales_at))
+    if words_at.shape != (table.count,) or scales_at.shape != (table.count,) or outside:
+        raise ValueError(
+            f"places of {table.count} gradients' words {words_at} and scales {scales_at}: not all within {room} words"
+        )
