@@ -206,11 +206,13 @@ def lockstep(
     custom_reduction: bool = False,
     local_size: int = 1,
     steps: Sequence[int] | None = None,
+    kernels: Any = reference,
 ) -> list[Decoded]:
     """What each worker's exchange of arrays of any dtype leaves, not yet decoded.
 
     Args:
         steps: the number of the exchange by each worker's own count.
+        kernels: the backend.
     """
     size = len(groups)
     exchanges = []
@@ -219,7 +221,7 @@ def lockstep(
         step = steps[rank] if steps else 0
         members = [Gradient(a, KeyChain(0, str(i)), step, state[i]) for i, a in enumerate(own)]
         workers = Workers(rank, size, custom_reduction, local_size)
-        exchanges.append(scheme.begin(members, workers, reference))
+        exchanges.append(scheme.begin(members, workers, kernels))
     answers: list[Any] = [None] * size
     while True:
         requests, finished = [], []

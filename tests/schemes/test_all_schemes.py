@@ -50,6 +50,37 @@ def damaged(gradients: list, worker: int, element: int, value: float) -> list:
     return copies
 
 
+# ---- many gradients
+
+
+@every_scheme
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_group_in_one_call_has_the_bits_of_a_call_for_each_gradient(
+    scheme: Scheme, workers: int, is_broken: bool
+) -> None:
+    """Some schemes' native kernels take a whole group; the reference's take one gradient after another."""
+    native = pytest.importorskip("horovod_quant.kernels.native")
+    dtypes = [np.float32, np.float64, np.float16]
+    lengths = [*LENGTHS, 5000]
+    groups = [
+        [gaussian(9 * rank + i, length).astype(dtypes[i % 3]) for i, length in enumerate(lengths)]
+        for rank in range(workers)
+    ]
+    if is_broken:
+        groups[workers - 1][-1][2000] = np.nan
+    steps = [5, 2**32 + 3, 0][:workers]
+    expected = lockstep(scheme, groups, steps=steps)
+    for reference_s, finished in zip(expected, lockstep(scheme, groups, steps=steps, kernels=native)):
+        at_once = [np.zeros(length, own.dtype) for length, own in zip(lengths, groups[0])]
+        if finished.write_all is not None:
+            finished.write_all(0.5, at_once)
+        for i, (length, all_s) in enumerate(zip(lengths, at_once)):
+            own = reference_s.write(i, 0.5, np.zeros(length, all_s.dtype))
+            assert same_bits(finished.write(i, 0.5, np.zeros(length, all_s.dtype)), own)
+            assert finished.write_all is None or same_bits(all_s, own)
+
+
 # ---- no bias
 
 
