@@ -191,7 +191,7 @@ class BinSGDM(Scheme):
             )
 
         if self.server_bits == 1:
-            parts = [(ROW * each.tile_count, np.int32, partial(vote, each)) for each in segments]
+            parts: list[Part] = [(ROW * each.tile_count, np.int32, partial(vote, each)) for each in segments]
         else:
             parts = [
                 part

@@ -282,8 +282,8 @@ def _averaged(
     counts = [segment.elements for segment in segments]
     # Signs of the first worker's step, which all servers of a gradient know: they do not depend on who serves what.
     if hasattr(kernels, "Table"):
-        at, total = split_points(counts), kernels.target(sum(counts))
-        averages = [total[start:stop] for start, stop in zip(at, at[1:])]
+        bounds, total = split_points(counts), kernels.target(sum(counts))
+        averages = [total[low:high] for low, high in zip(bounds, bounds[1:])]
         steps = up.add_each(received, chains, "worker", 1.0 / len(received), averages, starts)
         return down.encode_each(averages, chains, "server", steps, 0, starts)
     parts = []
