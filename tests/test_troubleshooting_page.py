@@ -21,6 +21,8 @@ ANYTHING = "…"
 NOT_ON_THE_PAGE = {
     "kernels/arrays.py": "kernels' arguments, which schemes give",
     "kernels/native.py": "as above",
+    "kernels/native_arguments.py": "as above",
+    "kernels/native_each.py": "as above",
     "kernels/entropy.py": "as above; the page has a row for all corrupt payloads",
     "kernels/reference.py": "as above",
     "kernels/rotated_sums.py": "as above",
