@@ -20,6 +20,7 @@ ANYTHING = "…"
 
 NOT_ON_THE_PAGE = {
     "kernels/arrays.py": "kernels' arguments, which schemes give",
+    "kernels/checks.py": "as above",
     "kernels/native.py": "as above",
     "kernels/native_arguments.py": "as above",
     "kernels/native_each.py": "as above",

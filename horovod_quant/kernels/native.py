@@ -26,14 +26,13 @@ from horovod_quant.kernels.arrays import (
     view,
     with_nan_tiles,
 )
+from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
 from horovod_quant.kernels.native_arguments import (
     KEY,
     MAX_LEVELS,
     Out,
-    check_bucket_size,
-    check_range,
     checked,
     checked_code_words,
     checked_norms,

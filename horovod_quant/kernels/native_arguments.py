@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from horovod_quant.kernels.arrays import address
+from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW, buckets, code_words, sum_words
+from horovod_quant.kernels.layout import buckets, code_words, sum_words
 from horovod_quant.kernels.native_library import POINTER
 
 KEY = ctypes.c_uint32 * len(Key._fields)
@@ -79,16 +80,6 @@ def write_back(result: np.ndarray, out: np.ndarray) -> np.ndarray:
     if result is not out:
         out[...] = result
     return out
-
-
-def check_bucket_size(bucket_size: int) -> None:
-    if bucket_size < ROW or bucket_size % ROW:
-        raise ValueError(f"bucket_size={bucket_size}: use a multiple of {ROW}")
-
-
-def check_range(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name}={value}: use {low} to {high}")
 
 
 def checked_norms(norms: np.ndarray, elements: int, bucket_size: int) -> np.ndarray:

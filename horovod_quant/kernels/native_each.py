@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from horovod_quant.kernels.arrays import address, aligned_empty
+from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW, TILE
+from horovod_quant.kernels.layout import ROW, TILE, code_words
 from horovod_quant.kernels.native_arguments import (
     MAX_LEVELS,
     Out,
-    check_bucket_size,
-    check_range,
     checked,
     flat,
     pointers,
@@ -28,6 +28,7 @@ from horovod_quant.kernels.native_arguments import (
     write_back,
 )
 from horovod_quant.kernels.native_library import call
+from horovod_quant.kernels.rotation import rotated_elements
 
 
 class Table:
@@ -61,18 +62,21 @@ class Table:
         return ROW * int((-(-rows // (32 // width))).sum())
 
     def rotated_words(self, bits: int) -> np.ndarray:
-        """Of each gradient: `horovod_quant.kernels.layout.code_words` of its rotated elements."""
+        """Each gradient's number of words for its rotated elements."""
         check_range("bits", bits, 1, 4)
-        rest = self.lengths % TILE
-        size = np.maximum(ROW, np.left_shift(1, np.frexp(np.maximum(rest, 1) - 1.0)[1].astype(np.int64)))
-        rotated = self.lengths - rest + np.where(rest, size, 0)
-        return ROW * -(-(rotated // ROW * bits) // 32)
+        lengths = [_rotated_words(bits, length) for length in self.lengths.tolist()]
+        return np.array(lengths, np.int64)
 
     def norms(self, norms: np.ndarray, bucket_size: int) -> np.ndarray:
         """Those of all buckets, checked."""
         if len(norms) != self.buckets(bucket_size):
             raise ValueError(f"norms: {len(norms)} norms for {self.buckets(bucket_size)} buckets")
         return checked(norms, np.float32, "norms")
+
+
+@lru_cache(maxsize=4096)  # every step's gradients have the same lengths
+def _rotated_words(bits: int, elements: int) -> int:
+    return code_words(rotated_elements(elements), bits)
 
 
 class _Outs:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from horovod_quant.kernels.checks import check_bucket_size
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, buckets, code_words
 from horovod_quant.kernels.triton.launching import INTERPRETED, on_device
@@ -82,16 +83,6 @@ def result(out: torch.Tensor | None, length: int, dtype: torch.dtype, device: to
     if out.dtype != dtype or len(out) != length:
         raise ValueError(f"out is {out.dtype}[{len(out)}]; it must be {dtype}[{length}]")
     return out
-
-
-def check_bucket_size(bucket_size: int) -> None:
-    if bucket_size < ROW or bucket_size % ROW:
-        raise ValueError(f"bucket_size={bucket_size}: use a multiple of {ROW}")
-
-
-def check_range(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name}={value}: use {low} to {high}")
 
 
 def norms_of(norms: Any, elements: int, bucket_size: int, device: torch.device) -> torch.Tensor:

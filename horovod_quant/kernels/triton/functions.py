@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import (
     ROW,
@@ -26,8 +27,6 @@ from horovod_quant.kernels.triton.arguments import (
     KINDS,
     aligned,
     as_tensor,
-    check_bucket_size,
-    check_range,
     check_same_length,
     codes_of,
     float_entry,
