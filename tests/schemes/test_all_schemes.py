@@ -19,7 +19,7 @@ from helpers import (
     simulate,
 )
 
-from horovod_quant.kernels import reference
+from horovod_quant.kernels import native, reference
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.schemes.hierarchical import inner_of
@@ -60,7 +60,6 @@ def test_a_group_in_one_call_has_the_bits_of_a_call_for_each_gradient(
     scheme: Scheme, workers: int, is_broken: bool
 ) -> None:
     """Some schemes' native kernels take a whole group; the reference's take one gradient after another."""
-    native = pytest.importorskip("horovod_quant.kernels.native")
     dtypes = [np.float32, np.float64, np.float16]
     lengths = [*LENGTHS, 5000]
     groups = [
@@ -79,6 +78,13 @@ def test_a_group_in_one_call_has_the_bits_of_a_call_for_each_gradient(
             own = reference_s.write(i, 0.5, np.zeros(length, all_s.dtype))
             assert same_bits(finished.write(i, 0.5, np.zeros(length, all_s.dtype)), own)
             assert finished.write_all is None or same_bits(all_s, own)
+
+
+@pytest.mark.parametrize("scheme", [GlobalQSGD(), EDEN(), BinSGDM()])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_these_take_a_group_in_one_call(scheme: Scheme, workers: int) -> None:
+    groups = [[gaussian(rank, 100), gaussian(rank, 2000)] for rank in range(workers)]
+    assert all(finished.write_all for finished in lockstep(scheme, groups, kernels=native))
 
 
 # ---- no bias

@@ -14,7 +14,7 @@ from parallel.launching import ROOT
 sys.path.append(str(ROOT / "scripts"))
 
 import readme_picture
-from reproduction import eden, transformer
+from reproduction import eden, seconds, transformer
 
 from horovod_quant import methods
 from horovod_quant.schemes import registry
@@ -86,6 +86,21 @@ def test_the_readme_shows_the_rivals_losses() -> None:
     adam, powersgd = (transformer.difference(figures, key) for key in ("onebit-adam", "powersgd-2"))
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert f"ends at {adam}, PyTorch's PowerSGD hook of rank 2 at {powersgd}." in readme
+
+
+def test_the_readme_shows_when_trainings_came_to_float32s_loss() -> None:
+    figures = figures_of("seconds")
+
+    def gain(key: str, rate: str) -> str:
+        own, float32 = (seconds.arrival(figures, rate, each) for each in (key, "none"))
+        assert own
+        assert float32
+        return f"{float32.seconds / own.seconds:.1f}"
+
+    eden_s, halves = ([gain(key, rate) for rate in ("100mbit", "1gbit")] for key in ("eden-3", "fp16"))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"loss {eden_s[0]} and {eden_s[1]} times as fast as float32 (100 Mbit/s, 1 Gbit/s)" in readme
+    assert f"`hvd.Compression.fp16` {halves[0]} and {halves[1]} times" in readme
 
 
 def test_the_readme_fits_a_few_screens() -> None:
