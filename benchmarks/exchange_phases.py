@@ -19,11 +19,18 @@ from horovod_quant.bench.rounds import WARM_UP, Bench, Measurement
 from horovod_quant.torch import exchange
 
 PHASES = {
-    "norms": ["bucket_maxima", "bucket_maxima_each", "bucket_square_sums", "norms_of_square_sums"],
+    "norms": [
+        "bucket_maxima",
+        "bucket_maxima_each",
+        "bucket_square_sums",
+        "bucket_square_sums_each",
+        "norms_of_square_sums",
+    ],
     "quantize": [
         "encode_uniform_sum",
         "encode_uniform_sum_each",
         "encode_uniform_codes",
+        "encode_codes_each",
         "encode_exponential",
         "encode_rotated",
         "encode_rotated_each",
@@ -36,6 +43,7 @@ PHASES = {
         "decode_uniform_sum",
         "decode_uniform_sum_each",
         "decode_uniform_codes",
+        "decode_codes_each",
         "decode_exponential",
         "decode_rotated",
         "decode_signs",

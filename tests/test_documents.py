@@ -234,8 +234,8 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --framework tensorflow --model resnet50 --rounds 9 "
     "--groups 4": EXCHANGE,
     "pip install horovod_quant-*.whl": INSTALLED,
-    "horovodrun --gloo -np 2 python benchmarks/exchange.py --many-small --methods none fp16 global-qsgd-4 "
-    "eden-3 binsgdm": EXCHANGE,
+    "horovodrun --gloo -np 2 python benchmarks/exchange.py --many-small --methods none fp16 qsgdinf-4 "
+    "nuqsgd-4 global-qsgd-4 eden-3 binsgdm": EXCHANGE,
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --model resnet50 --methods none fp16 "
     "global-qsgd-4": EXCHANGE,
     'python benchmarks/kernels.py --sizes 1M 25.6M --rounds 5 --only bucket_ "sum, 4 bits" "codes, 4" "codes, 8" '

@@ -46,8 +46,11 @@ from horovod_quant.kernels.native_each import Table as Table
 from horovod_quant.kernels.native_each import add_rotated_each as add_rotated_each
 from horovod_quant.kernels.native_each import binarize_each as binarize_each
 from horovod_quant.kernels.native_each import bucket_maxima_each as bucket_maxima_each
+from horovod_quant.kernels.native_each import bucket_square_sums_each as bucket_square_sums_each
+from horovod_quant.kernels.native_each import decode_codes_each as decode_codes_each
 from horovod_quant.kernels.native_each import decode_signs_each as decode_signs_each
 from horovod_quant.kernels.native_each import decode_uniform_sum_each as decode_uniform_sum_each
+from horovod_quant.kernels.native_each import encode_codes_each as encode_codes_each
 from horovod_quant.kernels.native_each import encode_rotated_each as encode_rotated_each
 from horovod_quant.kernels.native_each import encode_uniform_sum_each as encode_uniform_sum_each
 from horovod_quant.kernels.native_each import vote_each as vote_each

@@ -13,6 +13,42 @@ KERNEL(void, bucket_maxima_each)(i64 gradients, const void* const* x, const i64*
   }
 }
 
+KERNEL(void, bucket_square_sums_each)(i64 gradients, const void* const* x, const i64* types, const i64* counts,
+                                      i64 bucket_size, double* out) {
+  for (i64 i = 0; i < gradients; i++) {
+    JOIN(bucket_square_sums, ISA)(x[i], types[i], counts[i], bucket_size, out);
+    out += ceil_div(counts[i], bucket_size);
+  }
+}
+
+#define ENCODE_CODES_EACH(KIND)                                                                                        \
+  KERNEL(void, encode_##KIND##_each)(i64 gradients, const void* const* x, const i64* types, const i64* counts,         \
+                                     const float* norms, i64 bucket_size, const Key* keys, const i64* starts,          \
+                                     i64 bits, u32* const* out) {                                                      \
+    for (i64 i = 0; i < gradients; i++) {                                                                              \
+      JOIN(encode_##KIND, ISA)(x[i], types[i], counts[i], norms, bucket_size, keys + i, starts[i], bits, out[i]);      \
+      norms += ceil_div(counts[i], bucket_size);                                                                       \
+    }                                                                                                                  \
+  }
+
+ENCODE_CODES_EACH(uniform_codes)
+ENCODE_CODES_EACH(exponential)
+
+// Words and norms: those of the first gradient's workers, then of the second's. `units` has room for one gradient's.
+#define DECODE_CODES_EACH(KIND)                                                                                        \
+  KERNEL(void, decode_##KIND##_each)(i64 gradients, const u32* const* words, const float* const* norms, i64 workers,   \
+                                     const i64* counts, i64 bucket_size, i64 bits, float factor, float* units,         \
+                                     void* const* out, const i64* types) {                                             \
+    for (i64 i = 0; i < gradients; i++) {                                                                              \
+      const i64 first = i * workers;                                                                                   \
+      JOIN(decode_##KIND, ISA)                                                                                         \
+      (words + first, norms + first, workers, counts[i], bucket_size, bits, factor, units, out[i], types[i]);          \
+    }                                                                                                                  \
+  }
+
+DECODE_CODES_EACH(uniform_codes)
+DECODE_CODES_EACH(exponential)
+
 KERNEL(void, encode_uniform_sum_each)(i64 gradients, const void* const* x, const i64* types, const i64* counts,
                                       const float* norms, i64 bucket_size, i64 levels, const Key* keys,
                                       const i64* starts, i64 width, u32* out) {

@@ -61,6 +61,10 @@ class Table:
         rows = -(-self.lengths // ROW)
         return ROW * int((-(-rows // (32 // width))).sum())
 
+    def code_words(self, bits: int) -> np.ndarray:
+        """Each gradient's number of words for its codes."""
+        return np.array([_code_words(bits, length) for length in self.lengths.tolist()], np.int64)
+
     def rotated_words(self, bits: int) -> np.ndarray:
         """Each gradient's number of words for its rotated elements."""
         check_range("bits", bits, 1, 4)
@@ -75,6 +79,11 @@ class Table:
 
 
 @lru_cache(maxsize=4096)  # every step's gradients have the same lengths
+def _code_words(bits: int, elements: int) -> int:
+    return code_words(elements, bits)
+
+
+@lru_cache(maxsize=4096)
 def _rotated_words(bits: int, elements: int) -> int:
     return code_words(rotated_elements(elements), bits)
 
@@ -110,13 +119,103 @@ def _keys_and_starts(
     return keys, first
 
 
-# ---- uniform levels ----------------------------------------------------------------------------------------------
+# ---- norms and their codes ---------------------------------------------------------------------------------------
 
 
 def bucket_maxima_each(table: Table, bucket_size: int) -> np.ndarray:
-    out = aligned_empty(table.buckets(bucket_size), np.float32)
-    call("bucket_maxima_each", table.count, table.data, table.types, table.counts, bucket_size, address(out))
+    return _norms_each("bucket_maxima_each", table, bucket_size, np.float32)
+
+
+def bucket_square_sums_each(table: Table, bucket_size: int) -> np.ndarray:
+    return _norms_each("bucket_square_sums_each", table, bucket_size, np.float64)
+
+
+def _norms_each(kernel: str, table: Table, bucket_size: int, dtype: type) -> np.ndarray:
+    out = aligned_empty(table.buckets(bucket_size), dtype)
+    call(kernel, table.count, table.data, table.types, table.counts, bucket_size, address(out))
     return out
+
+
+_MOST_BITS = {"uniform": 16, "exponential": 8}
+_KERNELS = {"uniform": "uniform_codes", "exponential": "exponential"}
+
+
+def encode_codes_each(
+    levels: str,
+    table: Table,
+    norms: np.ndarray,
+    bucket_size: int,
+    bits: int,
+    keys: np.ndarray,
+    starts: Sequence[int],
+    words_at: np.ndarray,
+    out: np.ndarray,
+) -> np.ndarray:
+    """Gradient i's words begin at ``out[words_at[i]]``; levels are ``"uniform"`` or ``"exponential"``.
+
+    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    """
+    check_range("bits", bits, 2, _MOST_BITS[levels])
+    norms = table.norms(norms, bucket_size)
+    keys, first = _keys_and_starts(keys, starts, table.count)
+    _check_places("words", words_at, table.code_words(bits), len(out))
+    result = Out(out, len(out), np.int32)
+    words = np.array(address(result.array) + 4 * words_at, np.uintp)
+    call(
+        f"encode_{_KERNELS[levels]}_each", table.count, table.data, table.types, table.counts, address(norms),
+        bucket_size, address(keys), address(first), bits, address(words),
+    )  # fmt: skip
+    return result.done()
+
+
+def decode_codes_each(
+    levels: str,
+    pieces: Sequence[np.ndarray],
+    words_at: np.ndarray,
+    norms: Sequence[np.ndarray],
+    norms_at: np.ndarray,
+    bucket_size: int,
+    bits: int,
+    factor: float,
+    outs: Sequence[np.ndarray],
+    table: Table | None = None,
+) -> None:
+    """In each of the workers' pieces words are where `encode_codes_each` puts them.
+
+    In each worker's norms those of gradient i begin at ``norms_at[i]``; ``table`` is used if it is that of ``outs``.
+    """
+    check_range("bits", bits, 2, _MOST_BITS[levels])
+    check_bucket_size(bucket_size)
+    if not 0 < len(pieces) == len(norms):
+        raise ValueError(f"{len(pieces)} workers' pieces and {len(norms)} workers' norms")
+    results = _Outs(outs, table)
+    table = results.table
+    _check_places("words", words_at, table.code_words(bits), min(map(len, pieces)))
+    _check_places("norms", norms_at, -(-table.lengths // bucket_size), min(map(len, norms)))
+    pieces = [checked(piece, np.int32, "pieces") for piece in pieces]
+    norms = [checked(own, np.float32, "norms") for own in norms]
+    words, first_norms = _addresses(pieces, words_at), _addresses(norms, norms_at)
+    units = np.empty(16 * len(pieces), np.float32)
+    call(
+        f"decode_{_KERNELS[levels]}_each", table.count, address(words), address(first_norms), len(pieces),
+        table.counts, bucket_size, bits, factor, address(units), table.data, table.types,
+    )  # fmt: skip
+    results.done()
+
+
+def _addresses(arrays: Sequence[np.ndarray], places: np.ndarray) -> np.ndarray:
+    """Of these places in each worker's array of 4 bytes an element, ``[places, workers]``."""
+    bases = np.array([address(array) for array in arrays], np.int64)
+    return (bases + 4 * places[:, None]).astype(np.uintp)
+
+
+def _check_places(what: str, places: np.ndarray, lengths: np.ndarray, room: int) -> None:
+    """Raises ValueError unless so many words, or norms, of every gradient are there."""
+    if places.shape != lengths.shape or (places < 0).any() or (places + lengths > room).any():
+        raise ValueError(f"places of {len(lengths)} gradients' {what} {places}: not all within {room} words")
+
+
+# ---- sums of uniform levels --------------------------------------------------------------------------------------
 
 
 def encode_uniform_sum_each(
@@ -252,7 +351,7 @@ def encode_rotated_each(
     ``keys`` is uint32 ``[gradients, fields of Key]``.
     """
     keys, first = _keys_and_starts(keys, starts, table.count)
-    _check_places(table, bits, words_at, scales_at, [out])
+    _check_rotated(table, bits, words_at, scales_at, len(out))
     result = Out(out, len(out), np.int32)
     base = address(result.array)
     words, scales = (np.array(base + 4 * at, np.uintp) for at in (words_at, scales_at))
@@ -283,10 +382,9 @@ def add_rotated_each(
     results = _Outs(outs, table)
     table = results.table
     keys, first = _keys_and_starts(keys, starts, table.count, len(pieces))
-    _check_places(table, bits, words_at, scales_at, pieces)
+    _check_rotated(table, bits, words_at, scales_at, min(map(len, pieces)))
     pieces = [checked(piece, np.int32, "pieces") for piece in pieces]
-    bases = np.array([address(piece) for piece in pieces], np.int64)
-    words, scales = ((bases + 4 * at[:, None]).astype(np.uintp) for at in (words_at, scales_at))
+    words, scales = (_addresses(pieces, at) for at in (words_at, scales_at))
     call(
         "add_rotated_each", table.count, address(words), address(scales), len(pieces), table.counts, bits, factor,
         address(keys), address(first), table.data, table.types,
@@ -294,14 +392,6 @@ def add_rotated_each(
     results.done()
 
 
-def _check_places(
-    table: Table, bits: int, words_at: np.ndarray, scales_at: np.ndarray, pieces: Sequence[np.ndarray]
-) -> None:
-    """Raises ValueError unless every gradient's words and scales are inside the pieces."""
-    ends = (words_at + table.rotated_words(bits), scales_at + -(-table.lengths // TILE))
-    room = min(map(len, pieces))
-    outside = any((end > room).any() for end in ends) or any((at < 0).any() for at in (words_at, scales_at))
-    if words_at.shape != (table.count,) or scales_at.shape != (table.count,) or outside:
-        raise ValueError(
-            f"places of {table.count} gradients' words {words_at} and scales {scales_at}: not all within {room} words"
-        )
+def _check_rotated(table: Table, bits: int, words_at: np.ndarray, scales_at: np.ndarray, room: int) -> None:
+    _check_places("words", words_at, table.rotated_words(bits), room)
+    _check_places("scales", scales_at, -(-table.lengths // TILE), room)

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
-_INTERFACE_VERSION = 9
+_INTERFACE_VERSION = 10
 
 POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _GRADIENT = (POINTER, _INT, _INT)  # data, type, number of elements
@@ -25,6 +25,8 @@ _EACH = (POINTER, POINTER, POINTER)  # data, types, numbers of elements: of each
 _NORMS = (POINTER, _INT)  # norms, bucket size
 _RANDOM = (POINTER, _INT)  # key, start
 _OUT = (POINTER, _INT)  # data, type
+_ENCODE_CODES_EACH = (_INT, *_EACH, *_NORMS, POINTER, POINTER, _INT, POINTER)
+_DECODE_CODES_EACH = (_INT, POINTER, POINTER, _INT, POINTER, _INT, _INT, _FLOAT, POINTER, POINTER, POINTER)
 
 _SIGNATURES = {
     "bucket_maxima": (*_GRADIENT, _INT, POINTER),
@@ -35,7 +37,10 @@ _SIGNATURES = {
     "round_uniform": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, POINTER),
     "encode_uniform_sum": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, _INT, POINTER),
     "encode_uniform_sum_each": (_INT, *_EACH, *_NORMS, _INT, POINTER, POINTER, _INT, POINTER),
+    "bucket_square_sums_each": (_INT, *_EACH, _INT, POINTER),
     "encode_uniform_codes": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
+    "encode_uniform_codes_each": _ENCODE_CODES_EACH,
+    "encode_exponential_each": _ENCODE_CODES_EACH,
     "round_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
     "encode_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
     "decode_uniform_sum": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, *_OUT),
@@ -53,6 +58,8 @@ _SIGNATURES = {
     ),
     "decode_uniform_codes": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, POINTER, *_OUT),
     "decode_exponential": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, POINTER, *_OUT),
+    "decode_uniform_codes_each": _DECODE_CODES_EACH,
+    "decode_exponential_each": _DECODE_CODES_EACH,
     "binarize": (*_GRADIENT, POINTER, POINTER, _FLOAT, _FLOAT, *_RANDOM, POINTER, POINTER),
     "vote": (POINTER, _INT, _INT, *_RANDOM, POINTER),
     "decode_signs": (POINTER, _INT, _FLOAT, *_OUT),

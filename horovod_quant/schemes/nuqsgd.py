@@ -35,6 +35,7 @@ class NUQSGD(GatheredScheme):
 
     presets = {"nuqsgd": {"norm": "l2"}, "nuqsgd-alltoall": {"norm": "l2", "exchange": "alltoall"}}
     compared = ("nuqsgd-4",)
+    levels = "exponential"
 
     def __post_init__(self) -> None:
         require_int("bits", self.bits, 2, 8)

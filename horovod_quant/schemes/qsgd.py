@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm
-from typing import Any, Final, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from horovod_quant.analysis.bounds import uniform_levels
 from horovod_quant.analysis.rounding import gaussian_error
 from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.entropy import CorruptPayloadError
+from horovod_quant.kernels.keys import keys_of
 from horovod_quant.kernels.layout import TILE, buckets, code_words
 from horovod_quant.schemes.base import (
     JOINT,
@@ -39,8 +40,10 @@ from horovod_quant.schemes.base import (
     split_points,
     use_plain_ints,
     worker_key,
+    worker_keys,
 )
 from horovod_quant.schemes.chunks import Chunks, Segment
+from horovod_quant.schemes.norms_and_codes import Places, add_each, encode_each, norms_first, part_by_part
 from horovod_quant.schemes.registry import register
 
 Norm = Literal["l2", "max"]
@@ -87,6 +90,7 @@ class GatheredScheme(Scheme):
     rounding: Rounding = JOINT
 
     unbiased = True
+    levels: ClassVar[str]
 
     def __post_init__(self) -> None:
         require_choice("norm", self.norm, get_args(Norm))
@@ -141,6 +145,12 @@ class GatheredScheme(Scheme):
             return kernels.bucket_maxima(values, self.bucket_size, out)
         return kernels.norms_of_square_sums(kernels.bucket_square_sums(values, self.bucket_size))
 
+    def norms_each(self, kernels: Any, table: Any) -> np.ndarray:
+        """Those of all gradients, one after another."""
+        if self.norm == "max":
+            return kernels.bucket_maxima_each(table, self.bucket_size)
+        return kernels.norms_of_square_sums(kernels.bucket_square_sums_each(table, self.bucket_size))
+
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         if self.exchange == AUTO:
             return self.for_workers(workers).begin(gradients, workers, kernels)
@@ -175,6 +185,20 @@ class GatheredScheme(Scheme):
         return self._opened_elias(received, elements, kernels)
 
     def _exchange_fixed(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        if hasattr(kernels, "Table"):
+            keys, starts = worker_keys(gradients, workers, self.rounding), [each.start for each in gradients]
+            values = [gradient.values for gradient in gradients]
+            payload = encode_each(self, kernels, values, keys, starts, self._norms_first(values))
+        else:
+            payload = kernels.assemble(self._whole_parts(gradients, workers, kernels))
+        sizes = [4 * self._length(gradient.elements) for gradient in gradients]
+        # An empty array does not tell how many there are.
+        lengths = None if sum(sizes) else [0] * workers.size
+        payloads = yield from checked(Allgather(payload, sizes, lengths), workers)
+        return self.opened(payloads, [gradient.extent for gradient in gradients], workers, kernels)
+
+    def _whole_parts(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> list[Part]:
+        """All gradients' norms, and then their codes."""
         norm_at, word_at = self._offsets([gradient.elements for gradient in gradients])
         norms: list[np.ndarray] = []
 
@@ -190,18 +214,9 @@ class GatheredScheme(Scheme):
             (norm_at[i + 1] - norm_at[i], np.float32, partial(fill_norms, gradient))
             for i, gradient in enumerate(gradients)
         ]
-        parts += [
+        return parts + [
             (word_at[i + 1] - word_at[i], np.int32, partial(fill_words, i)) for i in range(len(gradients))
         ]
-        payload = kernels.assemble(parts)
-        sizes = [
-            4 * (norm_at[i + 1] - norm_at[i] + word_at[i + 1] - word_at[i]) for i in range(len(gradients))
-        ]
-
-        # An empty array does not tell how many there are.
-        lengths = None if norm_at[-1] else [0] * workers.size
-        payloads = yield from checked(Allgather(payload, sizes, lengths), workers)
-        return self.opened(payloads, [gradient.extent for gradient in gradients], workers, kernels)
 
     def _opened_fixed(self, payloads: Sequence[Any], elements: Sequence[int], kernels: Any) -> Decoded:
         norm_at, word_at = self._offsets(elements)
@@ -211,7 +226,11 @@ class GatheredScheme(Scheme):
             all_norms = [kernels.view(p[norm_at[i] : norm_at[i + 1]], np.float32) for p in payloads]
             return self.decode(kernels, all_words, all_norms, factor, out)
 
-        return Decoded(len(payloads), write, received=payloads)
+        def write_all(factor: float, outs: Sequence[Any]) -> None:
+            add_each(self, kernels, payloads, self._norms_first(outs), factor, outs)
+
+        at_once = write_all if hasattr(kernels, "Table") else None
+        return Decoded(len(payloads), write, write_all=at_once, received=payloads)
 
     def _exchange_chunks(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         elements = [gradient.elements for gradient in gradients]
@@ -219,19 +238,14 @@ class GatheredScheme(Scheme):
         splits = [at[-1] for at in offsets]
         sizes = [4 * self._length(count) for count in elements]
 
-        parts = self._own_parts(gradients, served, workers, kernels)
-        received = yield from checked(
-            Alltoall(kernels.assemble([*parts, no_part(np.int32)]), splits, sizes), workers
-        )
+        at_once = hasattr(kernels, "Table")
+        sent = (self._sent_at_once if at_once else self._sent)(gradients, served, workers, kernels)
+        received = yield from checked(Alltoall(sent, splits, sizes), workers)
 
-        parts = []
-        for segment, at in zip(served[workers.rank], offsets[workers.rank]):
-            pieces = [self._open(piece[at:], segment.elements, kernels) for piece in received]
-            parts += self._served_parts(gradients[segment.gradient], segment, pieces, kernels)
+        own = served[workers.rank]
+        averaged = (self._averaged_at_once if at_once else self._averaged)(gradients, own, received, kernels)
         shares = [size / workers.size for size in sizes]
-        gathered = yield from checked(
-            Allgather(kernels.assemble([*parts, no_part(np.int32)]), shares, splits), workers
-        )
+        gathered = yield from checked(Allgather(averaged, shares, splits), workers)
         return self.opened(gathered, [gradient.extent for gradient in gradients], workers, kernels)
 
     def _served(self, elements: Sequence[int], workers: Workers) -> list[tuple[Sequence[Segment], list[int]]]:
@@ -253,22 +267,57 @@ class GatheredScheme(Scheme):
             words = kernels.concatenate([np.zeros(0, np.int32), *(own for _, own in found[i])])
             return self.decode(kernels, [words], [norms], factor * workers.size, out)
 
-        return Decoded(workers.size, write, received=gathered)
+        def write_all(factor: float, outs: Sequence[Any]) -> None:
+            for (own, _), piece in zip(self._served(elements, workers), gathered):
+                parts = [outs[segment.gradient][segment.start : segment.stop] for segment in own]
+                add_each(self, kernels, [piece], self._part_by_part(parts), factor * workers.size, parts)
 
-    def _own_parts(
+        at_once = write_all if hasattr(kernels, "Table") else None
+        return Decoded(workers.size, write, write_all=at_once, received=gathered)
+
+    def _sent_at_once(
         self,
         gradients: Sequence[Gradient],
         served: Sequence[Sequence[Segment]],
         workers: Workers,
         kernels: Any,
-    ) -> list[Part]:
+    ) -> Any:
         """This worker's norms and codes, by server."""
+        segments = [segment for own in served for segment in own]
+        values = [gradients[each.gradient].values[each.start : each.stop] for each in segments]
+        keys = worker_keys(gradients, workers, self.rounding)[[each.gradient for each in segments]]
+        starts = [gradients[each.gradient].start + each.start for each in segments]
+        return encode_each(self, kernels, values, keys, starts, self._part_by_part(values))
+
+    def _averaged_at_once(
+        self, gradients: Sequence[Gradient], own: Sequence[Segment], received: Sequence[Any], kernels: Any
+    ) -> Any:
+        """Norms and codes of the averages of everybody's norms and codes of a chunk."""
+        bounds = split_points([segment.elements for segment in own])
+        total = kernels.target(bounds[-1])
+        averages = [total[low:high] for low, high in zip(bounds, bounds[1:])]
+        places = self._part_by_part(averages)
+        add_each(self, kernels, received, places, 1.0 / len(received), averages)
+        of = [gradients[segment.gradient] for segment in own]
+        # Every worker would draw the same bits here, so the result does not depend on who serves what.
+        keys = keys_of([each.keys for each in of], "server", [each.step for each in of])
+        starts = [each.start + segment.start for each, segment in zip(of, own)]
+        return encode_each(self, kernels, averages, keys, starts, places)
+
+    def _sent(
+        self,
+        gradients: Sequence[Gradient],
+        served: Sequence[Sequence[Segment]],
+        workers: Workers,
+        kernels: Any,
+    ) -> Any:
+        """As `_sent_at_once`."""
         norms, words = [], []
         for gradient in gradients:
             key = worker_key(gradient, workers, self.rounding)
             norms.append(self.norms(kernels, gradient.values, None))
             words.append(self.encode(kernels, gradient.values, norms[-1], key, gradient.start))
-        return [
+        parts = [
             part
             for own in served
             for segment in own
@@ -278,18 +327,22 @@ class GatheredScheme(Scheme):
                 words[segment.gradient][code_words(segment.start, self.bits) :],
             )
         ]
+        return kernels.assemble([*parts, no_part(np.int32)])
 
-    def _served_parts(
-        self, gradient: Gradient, segment: Segment, pieces: Sequence[tuple], kernels: Any
-    ) -> list[Part]:
-        """Norms and codes of the average of everybody's norms and codes of a segment."""
-        norms, words = zip(*pieces)
-        average = self.decode(kernels, words, norms, 1.0 / len(pieces), kernels.target(segment.elements))
-        # Every worker would draw the same bits here, so the result does not depend on who serves what.
-        key = gradient.keys.key("server", gradient.step)
-        new_norms = self.norms(kernels, average, None)
-        new_words = self.encode(kernels, average, new_norms, key, gradient.start + segment.start)
-        return self._parts(segment.elements, new_norms, new_words)
+    def _averaged(
+        self, gradients: Sequence[Gradient], own: Sequence[Segment], received: Sequence[Any], kernels: Any
+    ) -> Any:
+        """As `_averaged_at_once`."""
+        parts: list[Part] = []
+        for segment, at in zip(own, split_points([self._length(segment.elements) for segment in own])):
+            gradient = gradients[segment.gradient]
+            norms, words = zip(*(self._open(piece[at:], segment.elements, kernels) for piece in received))
+            average = self.decode(kernels, words, norms, 1.0 / len(words), kernels.target(segment.elements))
+            key = gradient.keys.key("server", gradient.step)
+            new_norms = self.norms(kernels, average, None)
+            new_words = self.encode(kernels, average, new_norms, key, gradient.start + segment.start)
+            parts += self._parts(segment.elements, new_norms, new_words)
+        return kernels.assemble([*parts, no_part(np.int32)])
 
     def _length(self, elements: int) -> int:
         """Words of the norms and codes of some elements."""
@@ -376,11 +429,28 @@ class GatheredScheme(Scheme):
         norms = split_points([buckets(count, self.bucket_size) for count in elements])
         return norms, split_points([code_words(count, self.bits) for count in elements])
 
+    def _norms_first(self, arrays: Sequence[Any]) -> Places:
+        return norms_first(tuple(map(len, arrays)), self.bucket_size, self.bits)
+
+    def _part_by_part(self, arrays: Sequence[Any]) -> Places:
+        return part_by_part(tuple(map(len, arrays)), self.bucket_size, self.bits)
+
     def encode(self, kernels, values, norms, key, start=0, out=None) -> np.ndarray:
         raise TypeError(f"{type(self).__name__} defines no levels")
 
     def decode(self, kernels, words, norms, factor, out) -> np.ndarray:
         raise TypeError(f"{type(self).__name__} defines no levels")
+
+    # `encode` and `decode` for the gradients of a table, with kernels that have one.
+
+    def encode_each(self, kernels, table, norms, *keys_and_places):
+        return kernels.encode_codes_each(
+            self.levels, table, norms, self.bucket_size, self.bits, *keys_and_places
+        )
+
+    def decode_each(self, kernels, pieces, words_at, norms, norms_at, factor, outs):
+        places = (pieces, words_at, norms, norms_at)
+        kernels.decode_codes_each(self.levels, *places, self.bucket_size, self.bits, factor, outs)
 
 
 @register
@@ -416,6 +486,7 @@ class QSGD(GatheredScheme):
         "qsgdinf-alltoall": {"norm": "max", "bucket_size": 1024, "exchange": "alltoall"},
     }
     compared = ("qsgdinf-4",)
+    levels = "uniform"
 
     def __post_init__(self) -> None:
         require_int("bits", self.bits, 2, 16)

@@ -388,6 +388,63 @@ def test_rotations_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_eac
     assert all(same_bits(own.copy(), other) for own, other in zip(outs, again))
 
 
+CODES = {
+    "uniform": (native.encode_uniform_codes, native.decode_uniform_codes),
+    "exponential": (native.encode_exponential, native.decode_exponential),
+}
+
+
+@each_instruction_set
+@pytest.mark.parametrize("levels", CODES)
+@pytest.mark.parametrize(("bits", "bucket_size"), [(2, 32), (4, 256), (4, 1024), (8, 2**40)])
+def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
+    levels: str, bits: int, bucket_size: int
+) -> None:
+    encode, decode = CODES[levels]
+    xs, ranks = many_gradients(), range(3)
+    xs[6][1500] = np.nan
+    chains, starts = [KeyChain(3, f"w{i}") for i in range(len(xs))], [1024 * i for i in range(len(xs))]
+    steps = list(range(5, 5 + len(xs)))
+    norm_counts = [buckets(len(x), bucket_size) for x in xs]
+    norms_at = np.cumsum([0, *norm_counts[:-1]])
+    lengths = [code_words(len(x), bits) for x in xs]
+    words_at = np.cumsum([1 + length for length in lengths]) - np.array(
+        lengths
+    )  # a word that is none before each
+    table = native.Table(xs)
+    sums = native.bucket_square_sums_each(table, bucket_size)
+    assert same_bits(sums, np.concatenate([native.bucket_square_sums(x, bucket_size) for x in xs]))
+    norms = native.bucket_maxima_each(table, bucket_size)
+    parts = [norms[at : at + count] for at, count in zip(norms_at, norm_counts)]
+    pieces = []
+    for rank in ranks:
+        out = np.full(words_at[-1] + lengths[-1], 77, np.int32)
+        many = joint_keys_of(chains, "worker", steps, rank, 3)
+        arguments = (norms, bucket_size, bits, many, starts, words_at, out)
+        assert native.encode_codes_each(levels, table, *arguments) is out
+        for x, own, chain, step, start, at, length in zip(
+            xs, parts, chains, steps, starts, words_at, lengths
+        ):
+            key = chain.joint("worker", step, rank, 3)
+            assert same_bits(out[at : at + length], encode(x, own, bucket_size, bits, key, start))
+            assert out[at - 1] == 77
+        pieces.append(out)
+    outs = [np.zeros_like(x) for x in xs]
+    outs[6] = np.repeat(outs[6], 2)[::2]
+    all_norms = [norms, 2 * norms, norms]
+    decoded = (pieces, words_at, all_norms, norms_at, bucket_size, bits, 0.25)
+    native.decode_codes_each(levels, *decoded, outs)
+    for i, out in enumerate(outs):
+        words = [piece[words_at[i] : words_at[i] + lengths[i]] for piece in pieces]
+        own = [each[norms_at[i] : norms_at[i] + norm_counts[i]] for each in all_norms]
+        alone = decode(words, own, bucket_size, bits, 0.25, np.zeros_like(out, order="C"))
+        assert same_bits(out.copy(), alone)
+    assert np.isnan(outs[6]).any()
+    again = [np.zeros_like(x, order="C") for x in xs]
+    native.decode_codes_each(levels, *decoded, again, native.Table(again))
+    assert all(same_bits(own.copy(), other) for own, other in zip(outs, again))
+
+
 @pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize(
     ("function", "message"),
@@ -414,6 +471,28 @@ def test_rotations_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_eac
         (lambda: native.vote_each([WORDS[:32]], [2, -1], np.zeros((2, 6)), [0, 0]), "words of lengths"),
         (lambda: native.vote_each([WORDS[:32]], [1], np.zeros((1, 6)), []), "keys are"),
         (lambda: native.decode_signs_each(WORDS[:31], 1.0, [X.copy()]), "31 words"),
+        (lambda: native.encode_codes_each(
+            "uniform", native.Table([X]), NORMS[:4], 32, 17, np.zeros((1, 6)), [0], AT, WORDS), "bits=17"),
+        (lambda: native.encode_codes_each(
+            "exponential", native.Table([X]), NORMS[:4], 32, 9, np.zeros((1, 6)), [0], AT, WORDS), "bits=9"),
+        (lambda: native.encode_codes_each(
+            "exponential", native.Table([X]), NORMS[:3], 32, 4, np.zeros((1, 6)), [0], AT, WORDS),
+            "3 norms for 4 buckets"),
+        (lambda: native.encode_codes_each(
+            "uniform", native.Table([X]), NORMS[:4], 32, 4, np.zeros((1, 6)), [0], AT + 1, WORDS[:16].copy()),
+            "places of"),
+        (lambda: native.decode_codes_each(
+            "uniform", [], AT, [], AT, 32, 4, 1.0, [X.copy()]), "0 workers' pieces"),
+        (lambda: native.decode_codes_each(
+            "uniform", [WORDS], AT, [NORMS[:3]], AT, 32, 4, 1.0, [X.copy()]), "places of 1 gradients' norms"),
+        (lambda: native.decode_codes_each(
+            "exponential", [WORDS, WORDS[:11]], AT, [NORMS, NORMS], AT, 32, 4, 1.0, [X.copy()]),
+            "places of 1 gradients' words"),
+        (lambda: native.decode_codes_each(
+            "exponential", [WORDS], AT, [NORMS.astype(np.float64)], AT, 32, 4, 1.0, [X.copy()]),
+            "norms has dtype float64"),
+        (lambda: native.decode_codes_each(
+            "exponential", [WORDS], AT, [NORMS], AT, 33, 4, 1.0, [X.copy()]), "bucket_size=33"),
         (lambda: native.encode_rotated_each(
             native.Table([X]), 5, np.zeros((1, 6)), [0], AT, AT + 31, WORDS), "bits=5"),
         (lambda: native.encode_rotated_each(

@@ -80,7 +80,9 @@ def test_a_group_in_one_call_has_the_bits_of_a_call_for_each_gradient(
             assert finished.write_all is None or same_bits(all_s, own)
 
 
-@pytest.mark.parametrize("scheme", [GlobalQSGD(), EDEN(), BinSGDM()])
+@pytest.mark.parametrize(
+    "scheme", [QSGD(), QSGD(exchange="alltoall"), NUQSGD(), GlobalQSGD(), EDEN(), BinSGDM()]
+)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_these_take_a_group_in_one_call(scheme: Scheme, workers: int) -> None:
     groups = [[gaussian(rank, 100), gaussian(rank, 2000)] for rank in range(workers)]
