@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import lcm
 from typing import Any, ClassVar, Final, Literal, get_args
 
@@ -239,7 +239,8 @@ class GatheredScheme(Scheme):
         sizes = [4 * self._length(count) for count in elements]
 
         at_once = hasattr(kernels, "Table")
-        sent = (self._sent_at_once if at_once else self._sent)(gradients, served, workers, kernels)
+        segments = [segment for own in served for segment in own]
+        sent = (self._sent_at_once if at_once else self._sent)(gradients, segments, workers, kernels)
         received = yield from checked(Alltoall(sent, splits, sizes), workers)
 
         own = served[workers.rank]
@@ -257,12 +258,17 @@ class GatheredScheme(Scheme):
     def _opened_chunks(
         self, gathered: Sequence[Any], elements: Sequence[int], workers: Workers, kernels: Any
     ) -> Decoded:
-        found: list[list] = [[] for _ in elements]
-        for (own, starts), piece in zip(self._served(elements, workers), gathered):
-            for segment, at in zip(own, starts):
-                found[segment.gradient].append(self._open(piece[at:], segment.elements, kernels))
+        @cache
+        def collected() -> list[list]:
+            """Each gradient's norms and codes, by servers."""
+            found: list[list] = [[] for _ in elements]
+            for (own, starts), piece in zip(self._served(elements, workers), gathered):
+                for segment, at in zip(own, starts):
+                    found[segment.gradient].append(self._open(piece[at:], segment.elements, kernels))
+            return found
 
         def write(i: int, factor: float, out: Any) -> Any:
+            found = collected()
             norms = kernels.concatenate([np.zeros(0, np.float32), *(own for own, _ in found[i])])
             words = kernels.concatenate([np.zeros(0, np.int32), *(own for _, own in found[i])])
             return self.decode(kernels, [words], [norms], factor * workers.size, out)
@@ -276,14 +282,9 @@ class GatheredScheme(Scheme):
         return Decoded(workers.size, write, write_all=at_once, received=gathered)
 
     def _sent_at_once(
-        self,
-        gradients: Sequence[Gradient],
-        served: Sequence[Sequence[Segment]],
-        workers: Workers,
-        kernels: Any,
+        self, gradients: Sequence[Gradient], segments: Sequence[Segment], workers: Workers, kernels: Any
     ) -> Any:
-        """This worker's norms and codes, by server."""
-        segments = [segment for own in served for segment in own]
+        """This worker's norms and codes of segments, one after another."""
         values = [gradients[each.gradient].values[each.start : each.stop] for each in segments]
         keys = worker_keys(gradients, workers, self.rounding)[[each.gradient for each in segments]]
         starts = [gradients[each.gradient].start + each.start for each in segments]
@@ -305,11 +306,7 @@ class GatheredScheme(Scheme):
         return encode_each(self, kernels, averages, keys, starts, places)
 
     def _sent(
-        self,
-        gradients: Sequence[Gradient],
-        served: Sequence[Sequence[Segment]],
-        workers: Workers,
-        kernels: Any,
+        self, gradients: Sequence[Gradient], segments: Sequence[Segment], workers: Workers, kernels: Any
     ) -> Any:
         """As `_sent_at_once`."""
         norms, words = [], []
@@ -319,8 +316,7 @@ class GatheredScheme(Scheme):
             words.append(self.encode(kernels, gradient.values, norms[-1], key, gradient.start))
         parts = [
             part
-            for own in served
-            for segment in own
+            for segment in segments
             for part in self._parts(
                 segment.elements,
                 norms[segment.gradient][segment.start // self.bucket_size :],
