@@ -17,7 +17,6 @@ import numpy as np
 from horovod_quant.analysis.bounds import uniform_levels
 from horovod_quant.analysis.rounding import gaussian_error
 from horovod_quant.kernels.arrays import Part, no_part
-from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.keys import keys_of
 from horovod_quant.kernels.layout import TILE, buckets, code_words
 from horovod_quant.schemes.base import (
@@ -43,6 +42,7 @@ from horovod_quant.schemes.base import (
     worker_keys,
 )
 from horovod_quant.schemes.chunks import Chunks, Segment
+from horovod_quant.schemes.elias_streams import open_body, stream_bounds
 from horovod_quant.schemes.norms_and_codes import Places, add_each, encode_each, norms_first, part_by_part
 from horovod_quant.schemes.registry import register
 
@@ -58,9 +58,6 @@ MOST_GATHERED = 4
 
 By the alpha-beta model: ``(n - 1) P`` against ``2 (n - 1) / n P`` for payloads of P bytes.
 """
-
-STREAM_ELEMENTS = 2**28
-"""Elements of a tensor that share an Elias stream: whole tiles; `entropy` counts no more than twice as many."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,7 @@ class GatheredScheme(Scheme):
         words = sum(self._length(count) for count in elements)
         if self.coding == "fixed":
             return [(words, np.int32)] * workers.size
-        streams = sum(len(_stream_bounds(count)) for count in elements)
+        streams = sum(len(stream_bounds(count)) for count in elements)
         return [(4 * words + 8 * streams, np.uint8)] * workers.size
 
     def opened(
@@ -363,8 +360,8 @@ class GatheredScheme(Scheme):
 
     def _opened_elias(self, bodies: Sequence[Any], elements: Sequence[int], kernels: Any) -> Decoded:
         norm_at, _ = self._offsets(elements)
-        stream_at = split_points([len(_stream_bounds(count)) for count in elements])
-        opened = [_open_body(other, norm_at[-1], stream_at[-1]) for other in bodies]
+        stream_at = split_points([len(stream_bounds(count)) for count in elements])
+        opened = [open_body(other, norm_at[-1], stream_at[-1]) for other in bodies]
 
         def write(i: int, factor: float, out: np.ndarray) -> np.ndarray:
             own = slice(stream_at[i], stream_at[i + 1])
@@ -398,7 +395,7 @@ class GatheredScheme(Scheme):
     def _elias_streams(self, kernels: Any, words: np.ndarray, elements: int) -> list[np.ndarray]:
         """A tensor's streams, each of whole tiles; packed codes themselves where a stream would not be shorter."""
         streams = []
-        for start, stop in _stream_bounds(elements):
+        for start, stop in stream_bounds(elements):
             own = words[code_words(start, self.bits) : code_words(stop, self.bits)]
             stream = kernels.elias_encode_codes(own, self.bits, stop - start, self._code, own.nbytes)
             streams.append(own.view(np.uint8) if stream is None else stream)
@@ -407,7 +404,7 @@ class GatheredScheme(Scheme):
     def _elias_words(self, kernels: Any, streams: Sequence[np.ndarray], elements: int) -> np.ndarray:
         """Undoes `_elias_streams`."""
         words = np.empty(code_words(elements, self.bits), np.int32)
-        for stream, (start, stop) in zip(streams, _stream_bounds(elements)):
+        for stream, (start, stop) in zip(streams, stream_bounds(elements)):
             own = words[code_words(start, self.bits) : code_words(stop, self.bits)]
             if len(stream) == own.nbytes:
                 own.view(np.uint8)[...] = stream
@@ -496,22 +493,3 @@ class QSGD(GatheredScheme):
 
     def decode(self, kernels, words, norms, factor, out):
         return kernels.decode_uniform_codes(words, norms, self.bucket_size, self.bits, factor, out)
-
-
-def _stream_bounds(elements: int) -> list[tuple[int, int]]:
-    """Which of a tensor's elements share an Elias stream."""
-    starts = range(0, max(elements, 1), STREAM_ELEMENTS)
-    return [(start, min(start + STREAM_ELEMENTS, elements)) for start in starts]
-
-
-def _open_body(body: np.ndarray, norm_count: int, streams: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Norms and code streams of one worker's Elias payload."""
-    norms_end = 8 * streams + 4 * norm_count
-    if len(body) < norms_end:
-        raise CorruptPayloadError(f"corrupt payload: {len(body)} bytes do not hold the lengths and norms")
-    lengths = body[: 8 * streams].copy().view("<i8").tolist()
-    norms = body[8 * streams : norms_end].copy().view(np.float32)
-    if min(lengths, default=0) < 0 or norms_end + sum(lengths) != len(body):
-        raise CorruptPayloadError(f"corrupt payload: streams of {lengths} bytes in {len(body)} bytes")
-    at = [norms_end + offset for offset in split_points(lengths)]
-    return norms, [body[at[i] : at[i + 1]] for i in range(streams)]

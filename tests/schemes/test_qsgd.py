@@ -12,9 +12,9 @@ from horovod_quant import simulator
 from horovod_quant.analysis import bounds
 from horovod_quant.kernels.entropy import MAX_COUNT, CorruptPayloadError
 from horovod_quant.kernels.layout import TILE
-from horovod_quant.schemes import NUQSGD, QSGD, qsgd
+from horovod_quant.schemes import NUQSGD, QSGD, elias_streams
 from horovod_quant.schemes.base import ragged_payload, split_ragged
-from horovod_quant.schemes.qsgd import _open_body
+from horovod_quant.schemes.elias_streams import open_body
 
 COPIES = 1500
 VECTORS = {
@@ -105,7 +105,7 @@ def test_elias_coding_decodes_to_the_same_bits_as_fixed_width(scheme: QSGD | NUQ
 def test_a_tensor_of_several_elias_streams_decodes_to_the_same_bits(
     scheme: QSGD | NUQSGD, coding: str, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(qsgd, "STREAM_ELEMENTS", 2048)
+    monkeypatch.setattr(elias_streams, "STREAM_ELEMENTS", 2048)
     coded = type(scheme)(scheme.bits, scheme.norm, coding=coding)
     groups = [
         [heavy_tailed(10 * worker + i, d) for i, d in enumerate((0, 2047, 2048, 7000))] for worker in range(3)
@@ -116,9 +116,9 @@ def test_a_tensor_of_several_elias_streams_decodes_to_the_same_bits(
 
 
 def test_the_streams_of_the_largest_tensors_are_ones_that_elias_coding_can_count() -> None:
-    assert qsgd.STREAM_ELEMENTS % TILE == 0
+    assert elias_streams.STREAM_ELEMENTS % TILE == 0
     for elements in (MAX_COUNT + 1, 2**31):
-        bounds_of_streams = qsgd._stream_bounds(elements)
+        bounds_of_streams = elias_streams.stream_bounds(elements)
         assert bounds_of_streams[0][0] == 0
         assert bounds_of_streams[-1][1] == elements
         assert all(own[1] == other[0] for own, other in zip(bounds_of_streams, bounds_of_streams[1:]))
@@ -169,7 +169,7 @@ def body_of(lengths: list, norms: list, streams: bytes) -> np.ndarray:
 
 
 def test_a_body_holds_norms_and_a_stream_for_each_tensor() -> None:
-    norms, streams = _open_body(body_of([2, 0, 3], [1.5, -2.0], b"abcde"), 2, 3)
+    norms, streams = open_body(body_of([2, 0, 3], [1.5, -2.0], b"abcde"), 2, 3)
     assert norms.tolist() == [1.5, -2.0]
     assert [stream.tobytes() for stream in streams] == [b"ab", b"", b"cde"]
 
@@ -187,7 +187,7 @@ def test_a_body_holds_norms_and_a_stream_for_each_tensor() -> None:
 )
 def test_a_damaged_body_is_refused(body: np.ndarray, norm_count: int) -> None:
     with pytest.raises(CorruptPayloadError, match="corrupt payload"):
-        _open_body(body, norm_count, 2)
+        open_body(body, norm_count, 2)
 
 
 def damaged(rng: np.random.Generator, payload: np.ndarray, trial: int) -> np.ndarray:
@@ -238,7 +238,7 @@ def test_a_fuzzed_body_is_opened_or_refused() -> None:
         lengths = rng.integers(0, 9, count).tolist()
         body = body_of(lengths, rng.standard_normal(norm_count).tolist(), bytes(sum(lengths)))
         body = damaged(rng, body, trial)
-        opened, error = error_of(_open_body, body, norm_count, count)
+        opened, error = error_of(open_body, body, norm_count, count)
         if error is None:
             norms, streams = opened
             assert [len(norms), len(streams)] == [norm_count, count]
