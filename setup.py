@@ -23,6 +23,7 @@ native = Extension(
             "native_kernels.h",
             "native_elias.h",
             "native_rotation.h",
+            "native_trellis.h",
             "native_rotated_sum.h",
             "native_each.h",
         )

@@ -135,6 +135,10 @@ def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
         everybody = [words.copy() for _ in range(WORKERS)]
         add(f"add_rotated, {bits} bits, n = {WORKERS}", k.add_rotated,
             everybody, [scales] * WORKERS, bits, [own_key] * WORKERS, 0.25, out)  # fmt: skip
+        add(f"encode_rotated, {bits} bits, trellis", k.encode_rotated,
+            x, bits, own_key, 0, words, scales, True)  # fmt: skip
+        add(f"decode_rotated, {bits} bits, trellis", k.decode_rotated,
+            words, scales, bits, own_key, 0.25, out, 0, True)  # fmt: skip
 
     steps, signs = np.full(tiles(elements), 0.1, np.float32), KeyChain(0, "benchmark").key("rotation", 0)
     add("rotated_samples, 8 a bucket", k.rotated_samples, x, 8, signs)

@@ -27,7 +27,7 @@ METHOD_OPTIONS = {
     "qsgd": ("bits", "norm", "bucket_size", "exchange"),
     "nuqsgd": ("bits", "norm", "bucket_size", "exchange"),
     "global-qsgd": ("bits", "norm", "levels", "bucket_size"),
-    "eden": ("bits", "server_bits", "exchange"),
+    "eden": ("bits", "server_bits", "exchange", "trellis"),
     "binsgdm": (),
     "auto": ("max_error",),
 }
@@ -86,6 +86,7 @@ def make_parser(
         type=int,
         help="eden: bits of the second rounding (default: by the number of workers)",
     )
+    add("--trellis", action="store_true", default=None, help="eden: trellis-coded quantization")
     add("--norm", choices=("max", "l2"), help="what a bucket is scaled by (default: the method's)")
     add("--levels", choices=("uniform", "exponential"), help="global-qsgd: spacing of the levels")
     add("--bucket-size", type=int, help="elements that share a scale (default: the method's)")

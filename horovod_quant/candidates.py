@@ -70,7 +70,7 @@ def find(
     ]
     most_bits = ring_allreduce_bytes(32, workers.size)
     kept: list[Candidate] = []
-    for candidate in sorted(fitting, key=lambda each: (each.bits_sent, _error(each))):
+    for candidate in sorted(fitting, key=lambda each: (each.bits_sent, _takes_longer(each), _error(each))):
         alike = [each for each in kept if _wire(each, workers) == _wire(candidate, workers)]
         if candidate.bits_sent < most_bits and not any(_replaces(each, candidate) for each in alike):
             kept.append(candidate)
@@ -190,6 +190,11 @@ def _replaces(one: Candidate, other: Candidate) -> bool:
 def _kind(candidate: Candidate) -> type[Scheme]:
     assert candidate.scheme is not None
     return type(inner_of(candidate.scheme))
+
+
+def _takes_longer(candidate: Candidate) -> bool:
+    assert candidate.scheme is not None
+    return inner_of(candidate.scheme).more_work
 
 
 def _needs_host(candidate: Candidate) -> bool:

@@ -17,7 +17,7 @@ from horovod_quant.agreement import signs_of
 from horovod_quant.compressor_classes import refuse_unknown
 from horovod_quant.policy import Policy
 from horovod_quant.schemes import Hierarchical, registry
-from horovod_quant.schemes.base import Scheme, argument_names, require_int
+from horovod_quant.schemes.base import Scheme, argument_names, require_bool, require_int
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.inside import FLOAT32, Inside, require_inside
 from horovod_quant.stats import Stats, TrafficCounter
@@ -129,7 +129,7 @@ class BaseCompressor(metaclass=_CompressorClass):
         group_bytes = _whole(group_bytes)
         require_int("seed", seed, 0, 2**63 - 1)
         require_int("group_bytes", group_bytes, 1, 2**62)
-        _require_flag("overlap", overlap)
+        require_bool("overlap", overlap)
         _require_process_set(process_set)
         hierarchical = _hierarchy(hierarchical)
         if hierarchical and process_set is not None:
@@ -413,12 +413,6 @@ _NO_PROCESS_SET = (
     "hierarchical: it works only with all workers; remove process_set= from the optimizer and from the compressor, "
     "or use hierarchical=False"
 )
-
-
-def _require_flag(name: str, value: Any) -> None:
-    """Raises ValueError unless it is True or False."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"{name}={value!r}: use True or False")
 
 
 def _hierarchy(value: Any) -> bool | int:

@@ -59,6 +59,7 @@ _CHOSEN: dict[str, Scheme] = {
     "exponential-max": EXPONENTIAL,
     "exponential-l2": GlobalQSGD(4, "l2", "exponential", 2048, "independent"),
     "eden": EDEN(),
+    "eden-trellis": EDEN(2, exchange="alltoall", trellis=True),
     "eden-alltoall": EDEN(1, server_bits=4, exchange="alltoall"),
     "binsgdm": BinSGDM(),
     "binsgdm-average": BinSGDM(server_bits=3),

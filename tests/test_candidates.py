@@ -47,6 +47,18 @@ def test_different_ways_through_the_network_are_tried() -> None:
         assert wire in wires, wires
 
 
+def test_more_work_has_to_save_bytes() -> None:
+    """With a trellis EDEN keeps an error of 0.5 with 2 bits, without one with 3; an error of 0.3 takes 3 anyway."""
+    workers = Workers(0, 4)
+
+    def eden(max_error: float) -> list[str]:
+        every = candidates.find(max_error, workers, False, candidates.usable())
+        return [each.name for each in every if each.name.startswith("eden")]
+
+    assert eden(0.5) == ["eden-trellis-2"]
+    assert eden(0.3) == ["eden-3"]
+
+
 def test_a_scheme_that_needs_the_host_replaces_none_that_does_not() -> None:
     assert any(each.scheme.host_requirement() for each in found(16))
     names = {each.name for each in found(16)}

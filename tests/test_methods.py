@@ -20,6 +20,7 @@ SCHEMES = {
     "global-qsgd-exp-4": schemes.GlobalQSGD(4, levels="exponential"),
     "global-qsgd-rotated-6": schemes.GlobalQSGD(6, rotate=True),
     "eden-2": schemes.EDEN(2),
+    "eden-trellis-3": schemes.EDEN(3, trellis=True),
     "binsgdm": schemes.BinSGDM(),
     "none": None,
     "fp16": None,

@@ -16,7 +16,7 @@ from horovod_quant.analysis.groups import GROUP_BYTES
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, Speed
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.analysis.network import GLOO, LOCAL_BANDWIDTH, NCCL, Network, Software, nccl_software
-from horovod_quant.analysis.work import DECODE, KERNELS, NORMS, Call
+from horovod_quant.analysis.work import DECODE, NORMS, Call, phase_of
 
 ATTAINED = 0.8
 """Share of the memory's bandwidth that kernels reach: docs/gpu.md's aim for quantizing and decoding."""
@@ -54,7 +54,7 @@ def traffic(kernel: str) -> Traffic:
     """Of a kernel by its name; one that is not known reads a number and writes one."""
     if kernel in _OTHERS:
         return _OTHERS[kernel]
-    phase = KERNELS.get(kernel)
+    phase = phase_of(kernel)
     if phase == NORMS:
         return Traffic(_FLOAT, 0.0)
     if phase == DECODE or kernel.startswith("encode_"):

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from horovod_quant.analysis.arguments import exponent, positive_int
+from horovod_quant.kernels import rotation, trellis
 from horovod_quant.kernels.keys import ALL_ONES, KeyChain
-from horovod_quant.kernels.rotation import DISTORTIONS
 
 _Floats = npt.NDArray[np.float64]
 
@@ -580,16 +580,18 @@ def _fraction_variance(deviation: float) -> float:
 # ---- EDEN
 
 
-def eden_variance_factor(bits: int) -> float:
+def eden_variance_factor(bits: int, with_trellis: bool = False) -> float:
     """EDEN's ``E||Q(v) - v||^2 / ||v||_2^2``, over the rotations: ``D / (1 - D)``, for every vector v.
 
     With z the rotated vector, q its levels and the scale ``||v||^2 / <z, q>`` the squared error is
     ``||v||^4 ||q||^2 / <z, q>^2 - ||v||^2``. The coordinates of z are nearly independent and normally
-    distributed, and Lloyd-Max levels have ``E z q = E q^2 = 1 - D``. It is less accurate for vectors shorter than a
-    bucket.
+    distributed, and Lloyd-Max levels have ``E z q = E q^2 = 1 - D``, as do those of a trellis, which are the means of
+    what they stand for, too. It is less accurate for vectors shorter than a bucket.
 
     Args:
         bits: width of a code, 1 to 4.
+        with_trellis: whether the levels are those of `horovod_quant.kernels.trellis`. A bucket shorter than 1,024 then
+            has more, up to what there is without a trellis.
 
     Returns:
         A ratio of variances, without unit.
@@ -600,12 +602,15 @@ def eden_variance_factor(bits: int) -> float:
     Source: EDEN (Vargaftik et al., ICML 2022), the error with optimal levels; for one bit DRIVE (Vargaftik et al.,
     NeurIPS 2021), with its ``pi / 2 - 1``.
     """
-    if bits not in DISTORTIONS:
+    distortions = trellis.DISTORTIONS if with_trellis else rotation.DISTORTIONS
+    if bits not in distortions:
         raise ValueError(f"bits={bits!r}: use 1 to 4")
-    return DISTORTIONS[bits] / (1 - DISTORTIONS[bits])
+    return distortions[bits] / (1 - distortions[bits])
 
 
-def eden_error(bits: int, server_bits: int | None = None, ratio: float = 1.0) -> float:
+def eden_error(
+    bits: int, server_bits: int | None = None, ratio: float = 1.0, with_trellis: bool = False
+) -> float:
     """``E||estimate - average||^2 / ||average||^2`` of EDEN: ``a v_up``, or ``a v_up + v_down (1 + a v_up)``.
 
     v is `eden_variance_factor` and a the ratio. The workers' errors are independent, so ``a v_up`` of them remains; the
@@ -615,6 +620,7 @@ def eden_error(bits: int, server_bits: int | None = None, ratio: float = 1.0) ->
         bits: bits of the workers' codes.
         server_bits: bits of the server's second rounding; None for an allgather, which has none.
         ratio: see `energy_ratio`; 1 for gradients that have nothing in common.
+        with_trellis: of both codes.
 
     Returns:
         A ratio of variances, without unit.
@@ -626,8 +632,10 @@ def eden_error(bits: int, server_bits: int | None = None, ratio: float = 1.0) ->
     """
     if not ratio > 0:
         raise ValueError(f"ratio={ratio!r} must be positive")
-    workers = ratio * eden_variance_factor(bits)
-    return workers if server_bits is None else workers + eden_variance_factor(server_bits) * (1 + workers)
+    workers = ratio * eden_variance_factor(bits, with_trellis)
+    if server_bits is None:
+        return workers
+    return workers + eden_variance_factor(server_bits, with_trellis) * (1 + workers)
 
 
 def energy_ratio(gradients: npt.ArrayLike) -> float:

@@ -17,12 +17,12 @@ from horovod_quant import kernels as kernel_backends
 from horovod_quant.analysis.work import (
     DECODE,
     ENCODE,
-    KERNELS,
     NORMS,
     Call,
     Watched,
     cached_work_of,
     describe_call,
+    phase_of,
     resolved,
 )
 from horovod_quant.kernels.keys import KeyChain
@@ -89,7 +89,7 @@ class KernelSpeeds:
     def by_phase(self, calls: Sequence[Call]) -> Phases:
         """Seconds of kernel calls, by what they are for."""
         return Phases(
-            *(self.seconds(call for call in calls if KERNELS.get(call.kernel, ENCODE) == phase)
+            *(self.seconds(call for call in calls if phase_of(call.kernel) == phase)
               for phase in (NORMS, ENCODE, DECODE))
         )  # fmt: skip
 

@@ -55,6 +55,15 @@ KERNELS = {
 }
 """The kernels whose work grows with the number of elements, by what they are for; others count as `ENCODE`."""
 
+WITH_TRELLIS = "_trellis"
+"""What a call's name ends with where the kernel has been told to take a trellis: a work of its own."""
+
+
+def phase_of(kernel: str) -> str:
+    """What the kernel of a call is for."""
+    return KERNELS.get(kernel.removesuffix(WITH_TRELLIS), ENCODE)
+
+
 _OUTPUTS: dict[str, Callable[[int, dict[str, Any]], tuple[int, Any]]] = {
     "bucket_maxima": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float32),
     "bucket_square_sums": lambda elements, given: (buckets(elements, given["bucket_size"]), np.float64),
@@ -132,6 +141,8 @@ def describe_call(kernel: str, arguments: tuple, named: dict[str, Any]) -> tuple
     else:
         source = next(given[name] for name in ("x", "gradient", "flags", "a", "out") if name in given)
         elements = len(source)
+    if given.get("trellis"):
+        kernel += WITH_TRELLIS
     return Call(kernel, given.get("bits", given.get("width", 0)), elements, arrays), given
 
 

@@ -365,6 +365,7 @@ def encode_rotated(
     start: int = 0,
     out: np.ndarray | None = None,
     scales: np.ndarray | None = None,
+    trellis: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     check_range("bits", bits, 1, 4)
     kind = type_of(x, "x")
@@ -372,16 +373,23 @@ def encode_rotated(
     words = Out(out, code_words(rotation.rotated_elements(len(x)), bits), np.int32)
     own_scales = Out(scales, tiles(len(x)), np.float32)
     call(
-        "encode_rotated", address(x), kind, len(x), bits, words_of(key), start, address(words.array),
+        "encode_rotated", address(x), kind, len(x), bits, trellis, words_of(key), start, address(words.array),
         address(own_scales.array),
     )  # fmt: skip
     return words.done(), own_scales.done()
 
 
 def decode_rotated(
-    words: np.ndarray, scales: np.ndarray, bits: int, key: Key, factor: float, out: np.ndarray, start: int = 0
+    words: np.ndarray,
+    scales: np.ndarray,
+    bits: int,
+    key: Key,
+    factor: float,
+    out: np.ndarray,
+    start: int = 0,
+    trellis: bool = False,
 ) -> np.ndarray:
-    return add_rotated([words], [scales], bits, [key], factor, out, start)
+    return add_rotated([words], [scales], bits, [key], factor, out, start, trellis)
 
 
 def add_rotated(
@@ -392,6 +400,7 @@ def add_rotated(
     factor: float,
     out: np.ndarray,
     start: int = 0,
+    trellis: bool = False,
 ) -> np.ndarray:
     check_range("bits", bits, 1, 4)
     rotation.check_workers(words, scales, keys)
@@ -400,7 +409,7 @@ def add_rotated(
     words = [checked_code_words(own, rotation.rotated_elements(len(out)), bits) for own in words]
     scales = [checked(own, np.float32, "scales") for own in scales]
     signs = (KEY * len(keys))(*map(words_of, keys))
-    arguments = (len(words), len(out), bits, factor, signs, start)
+    arguments = (len(words), len(out), bits, trellis, factor, signs, start)
     return _decode("add_rotated", pointers(words), pointers(scales), arguments, out)
 
 

@@ -102,19 +102,21 @@ KERNEL(void, decode_signs_each)(i64 gradients, const u32* words, const i64* coun
 }
 
 KERNEL(void, encode_rotated_each)(i64 gradients, const void* const* x, const i64* types, const i64* counts, i64 bits,
-                                  const Key* keys, const i64* starts, u32* const* words, float* const* scales) {
+                                  i64 trellis, const Key* keys, const i64* starts, u32* const* words,
+                                  float* const* scales) {
   for (i64 i = 0; i < gradients; i++)
-    JOIN(encode_rotated, ISA)(x[i], types[i], counts[i], bits, keys + i, starts[i], words[i], scales[i]);
+    JOIN(encode_rotated, ISA)(x[i], types[i], counts[i], bits, trellis, keys + i, starts[i], words[i], scales[i]);
 }
 
 // Words, scales and keys: those of the first gradient's workers, then of the second's.
 KERNEL(void, add_rotated_each)(i64 gradients, const u32* const* words, const float* const* scales, i64 workers,
-                               const i64* counts, i64 bits, float factor, const Key* keys, const i64* starts,
-                               void* const* out, const i64* types) {
+                               const i64* counts, i64 bits, i64 trellis, float factor, const Key* keys,
+                               const i64* starts, void* const* out, const i64* types) {
   for (i64 i = 0; i < gradients; i++) {
     const i64 first = i * workers;
     JOIN(add_rotated, ISA)
-    (words + first, scales + first, workers, counts[i], bits, factor, keys + first, starts[i], out[i], types[i]);
+    (words + first, scales + first, workers, counts[i], bits, trellis, factor, keys + first, starts[i], out[i],
+     types[i]);
   }
 }
 

@@ -345,6 +345,7 @@ def encode_rotated_each(
     words_at: np.ndarray,
     scales_at: np.ndarray,
     out: np.ndarray,
+    trellis: bool = False,
 ) -> np.ndarray:
     """Gradient i's words begin at ``out[words_at[i]]``, its scales, the bits of float32, at ``out[scales_at[i]]``.
 
@@ -356,7 +357,7 @@ def encode_rotated_each(
     base = address(result.array)
     words, scales = (np.array(base + 4 * at, np.uintp) for at in (words_at, scales_at))
     call(
-        "encode_rotated_each", table.count, table.data, table.types, table.counts, bits, address(keys),
+        "encode_rotated_each", table.count, table.data, table.types, table.counts, bits, trellis, address(keys),
         address(first), address(words), address(scales),
     )  # fmt: skip
     return result.done()
@@ -372,6 +373,7 @@ def add_rotated_each(
     outs: Sequence[np.ndarray],
     starts: Sequence[int],
     table: Table | None = None,
+    trellis: bool = False,
 ) -> None:
     """In each of the workers' pieces, words and scales are where `encode_rotated_each` puts them.
 
@@ -386,8 +388,8 @@ def add_rotated_each(
     pieces = [checked(piece, np.int32, "pieces") for piece in pieces]
     words, scales = (_addresses(pieces, at) for at in (words_at, scales_at))
     call(
-        "add_rotated_each", table.count, address(words), address(scales), len(pieces), table.counts, bits, factor,
-        address(keys), address(first), table.data, table.types,
+        "add_rotated_each", table.count, address(words), address(scales), len(pieces), table.counts, bits, trellis,
+        factor, address(keys), address(first), table.data, table.types,
     )  # fmt: skip
     results.done()
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
-_INTERFACE_VERSION = 10
+_INTERFACE_VERSION = 11
 
 POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _GRADIENT = (POINTER, _INT, _INT)  # data, type, number of elements
@@ -71,15 +71,16 @@ _SIGNATURES = {
     "pack_codes": (POINTER, _INT, _INT, POINTER),
     "unpack_sum": (POINTER, _INT, _INT, POINTER),
     "unpack_codes": (POINTER, _INT, _INT, POINTER),
-    "encode_rotated": (*_GRADIENT, _INT, *_RANDOM, POINTER, POINTER),
-    "add_rotated": (POINTER, POINTER, _INT, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
-    "encode_rotated_each": (_INT, *_EACH, _INT, POINTER, POINTER, POINTER, POINTER),
+    "encode_rotated": (*_GRADIENT, _INT, _INT, *_RANDOM, POINTER, POINTER),
+    "add_rotated": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
+    "encode_rotated_each": (_INT, *_EACH, _INT, _INT, POINTER, POINTER, POINTER, POINTER),
     "add_rotated_each": (
         _INT,
         POINTER,
         POINTER,
         _INT,
         POINTER,
+        _INT,
         _INT,
         _FLOAT,
         POINTER,

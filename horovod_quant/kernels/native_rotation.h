@@ -161,6 +161,11 @@ INLINE i64 rotated_elements(i64 count) {  // of a bucket
   return size;
 }
 
+// The positive levels of 1 bit, of 2, and so on.
+static const double LLOYD_MAX_LEVELS[] = {0.7978846, 0.4527800, 1.5104176, 0.2450942, 0.7560053,
+                                          1.3439093, 2.1519457, 0.1283950, 0.3880483, 0.6567591,
+                                          0.9423405, 1.2562312, 1.6180464, 2.0690172, 2.7325896};
+
 // The levels of sign-and-magnitude codes; those of magnitudes alone where a table has no place for the signs.
 template <i64 BITS>
 struct Levels {
@@ -168,12 +173,9 @@ struct Levels {
   Table table;
 
   INLINE Levels() {
-    static const float LEVELS[] = {0.7978846f, 0.4527800f, 1.5104176f, 0.2450942f, 0.7560053f,
-                                   1.3439093f, 2.1519457f, 0.1283950f, 0.3880483f, 0.6567591f,
-                                   0.9423405f, 1.2562312f, 1.6180464f, 2.0690172f, 2.7325896f};
     constexpr i64 COUNT = 1 << (BITS - 1);
     for (i64 i = 0; i < Table::SIZE; i++) {
-      const float level = LEVELS[COUNT - 1 + (i & (COUNT - 1))];
+      const float level = (float)LLOYD_MAX_LEVELS[COUNT - 1 + (i & (COUNT - 1))];
       table.of[i] = SIGNED && i & COUNT ? -level : level;
     }
   }
@@ -245,11 +247,31 @@ static __attribute__((noinline)) double rotate_scaled(Bucket& bucket, const Sign
   return squares.take();
 }
 
-template <i64 BITS>
+}  // namespace ISA
+
+#include "native_trellis.h"
+
+namespace ISA {
+
+// Codes of a bucket's coordinates, which `z` gives; the sum of the products of coordinates and their levels.
+template <i64 BITS, class Z>
+INLINE double encode_nearest(i64 rows, float unit, const Levels<BITS>& levels, u32* words, Z z) {
+  const Thresholds<BITS> thresholds(unit);
+  ProductSums products;
+  pack_codes<BITS>(rows, words, [&](i64 row, i64 part) INLINE_LAMBDA {
+    const Floats own = z(row, part);
+    const Ints code = thresholds.code_of(own);
+    products.add(part, Levels<BITS>::SIGNED ? own : (Floats)((Ints)own & (i32)ABS), levels.table[code]);
+    return code;
+  });
+  return products.take();
+}
+
+template <i64 BITS, bool TRELLIS>
 INLINE void encode_rotated(const void* x, i64 type, i64 count, Signs& signs, u32* out, float* scales) {
   DefaultArithmetic scope;
   Reader in(x, type, count);
-  const Levels<BITS> levels;
+  const std::conditional_t<TRELLIS, TrellisLevels<BITS>, Levels<BITS>> levels;
   for (i64 tile = 0; tile < in.tiles(); tile++) {
     const float* source = in.tile(tile);
     const i64 size = rotated_elements(in.elements(tile));
@@ -266,50 +288,63 @@ INLINE void encode_rotated(const void* x, i64 type, i64 count, Signs& signs, u32
     Bucket bucket;
     signs.take(tile * ROW);
     const double square_sum = rotate_scaled(bucket, signs, in, tile, source, size, float_of((u32)(127 - shift) << 23));
-    const Thresholds<BITS> thresholds((float)__builtin_sqrt(square_sum * (double)size));
-    ProductSums products;
-    pack_codes<BITS>(size / ROW, words, [&](i64 row, i64 part) INLINE_LAMBDA {
-      const Floats z = bucket.at(row * PARTS + part);
-      const Ints code = thresholds.code_of(z);
-      products.add(part, Levels<BITS>::SIGNED ? z : (Floats)((Ints)z & (i32)ABS), levels.table[code]);
-      return code;
-    });
+    const float unit = (float)__builtin_sqrt(square_sum * (double)size);
+    const auto z = [&](i64 row, i64 part) INLINE_LAMBDA { return bucket.at(row * PARTS + part); };
+    double product_sum;
+    if constexpr (TRELLIS) product_sum = encode_trellis<BITS>(size / ROW, unit, levels, words, z);
+    else product_sum = encode_nearest<BITS>(size / ROW, unit, levels, words, z);
     const u64 two_to_shift = (u64)(1023 + shift) << 52;
     double factor;
     memcpy(&factor, &two_to_shift, sizeof factor);
-    scales[tile] = (float)(square_sum / products.take() * factor);
+    scales[tile] = (float)(square_sum / product_sum * factor);
   }
 }
 
-KERNEL(void, encode_rotated)(const void* x, i64 type, i64 count, i64 bits, const Key* key, i64 start, u32* out,
-                             float* scales) {
+#define BY_WIDTH(FUNCTION, ...)                                       \
+  switch (2 * bits + trellis) {                                       \
+    case 2: return FUNCTION<1, false>(__VA_ARGS__);                   \
+    case 3: return FUNCTION<1, true>(__VA_ARGS__);                    \
+    case 4: return FUNCTION<2, false>(__VA_ARGS__);                   \
+    case 5: return FUNCTION<2, true>(__VA_ARGS__);                    \
+    case 6: return FUNCTION<3, false>(__VA_ARGS__);                   \
+    case 7: return FUNCTION<3, true>(__VA_ARGS__);                    \
+    case 8: return FUNCTION<4, false>(__VA_ARGS__);                   \
+    case 9: return FUNCTION<4, true>(__VA_ARGS__);                    \
+  }
+
+KERNEL(void, encode_rotated)(const void* x, i64 type, i64 count, i64 bits, i64 trellis, const Key* key, i64 start,
+                             u32* out, float* scales) {
   Signs signs(key, start);
-  switch (bits) {
-    case 1: return encode_rotated<1>(x, type, count, signs, out, scales);
-    case 2: return encode_rotated<2>(x, type, count, signs, out, scales);
-    case 3: return encode_rotated<3>(x, type, count, signs, out, scales);
-    case 4: return encode_rotated<4>(x, type, count, signs, out, scales);
-  }
+  BY_WIDTH(encode_rotated, x, type, count, signs, out, scales)
 }
 
-// A vector of levels from a bucket's packed codes.
+// A vector of a bucket's packed codes, with other bits above them.
 template <i64 BITS>
-INLINE Floats level_at(const Levels<BITS>& levels, const u32* words, i64 vector) {
+INLINE Words code_at(const u32* words, i64 vector) {
   const i64 row = vector / PARTS, place = row * BITS, shift = place % 32;
   const u32* word = words + place / 32 * ROW + vector % PARTS * VECTOR;
   Words code = vector_at<Words>(word) >> (u32)shift;
   if (32 % BITS && shift + BITS > 32) code |= vector_at<Words>(word + ROW) << (u32)(32 - shift);
-  const Floats level = levels.table[(Ints)code];
-  if (Levels<BITS>::SIGNED) return level;
-  return (Floats)((Ints)level ^ (Ints)((code << (32 - BITS)) & 0x80000000u));
+  return code;
 }
 
 template <i64 BITS>
+struct NearestReader {
+  const Levels<BITS>& levels;
+
+  INLINE Floats level(i64, Ints code) const {
+    const Floats found = levels.table[code];
+    if (Levels<BITS>::SIGNED) return found;
+    return (Floats)((Ints)found ^ (Ints)(((Words)code << (32 - BITS)) & 0x80000000u));
+  }
+};
+
+template <i64 BITS, bool TRELLIS>
 INLINE void add_rotated(const u32* const* words, const float* const* scales, i64 workers, i64 count, float factor,
                         const Key* keys, i64 start, void* data, i64 type) {
   DefaultArithmetic scope;
   Writer out(data, type, count);
-  const Levels<BITS> levels;
+  const std::conditional_t<TRELLIS, TrellisLevels<BITS>, Levels<BITS>> levels;
   for (i64 tile = 0; tile < out.tiles(); tile++) {
     const i64 size = rotated_elements(out.elements(tile));
     float* values = out.tile(tile);
@@ -318,9 +353,10 @@ INLINE void add_rotated(const u32* const* words, const float* const* scales, i64
       signs.take(tile * ROW);
       Bucket bucket;
       const u32* own = words[worker] + tile * BITS * ROW;
+      std::conditional_t<TRELLIS, TrellisReader<BITS>, NearestReader<BITS>> reader{levels};
       const auto load = [&](i64 i) INLINE_LAMBDA {
         if (worker == 0 && i % PARTS == 0) out.prefetch_next(tile, i / PARTS);
-        return level_at<BITS>(levels, own, i);
+        return reader.level(i, (Ints)code_at<BITS>(own, i));
       };
       const float unit = scales[worker][tile] * factor;
       bucket.turn_back(signs, size, unit, load, [&](i64 i, Floats value) INLINE_LAMBDA {
@@ -334,13 +370,10 @@ INLINE void add_rotated(const u32* const* words, const float* const* scales, i64
 
 // The sum over the workers, in rank order.
 KERNEL(void, add_rotated)(const u32* const* words, const float* const* scales, i64 workers, i64 count, i64 bits,
-                          float factor, const Key* keys, i64 start, void* out, i64 type) {
-  switch (bits) {
-    case 1: return add_rotated<1>(words, scales, workers, count, factor, keys, start, out, type);
-    case 2: return add_rotated<2>(words, scales, workers, count, factor, keys, start, out, type);
-    case 3: return add_rotated<3>(words, scales, workers, count, factor, keys, start, out, type);
-    case 4: return add_rotated<4>(words, scales, workers, count, factor, keys, start, out, type);
-  }
+                          i64 trellis, float factor, const Key* keys, i64 start, void* out, i64 type) {
+  BY_WIDTH(add_rotated, words, scales, workers, count, factor, keys, start, out, type)
 }
+
+#undef BY_WIDTH
 
 }  // namespace ISA

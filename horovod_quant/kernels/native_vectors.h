@@ -12,7 +12,8 @@ typedef u32 Words __attribute__((vector_size(VECTOR_BYTES)));
 
 // `multiply_add` is `a * b + c`, for products that are exact: it does not matter then whether they are rounded. Many
 // processors have other units for it than for additions. `widened` is half of a vector as float64, `marked` an index with
-// a bit set where a > b, `with_sign` a magnitude with the sign of a number that is zero nowhere but where the magnitude is.
+// a bit set where a > b, `chosen` one of two numbers by whether a > b, `with_sign` a magnitude with the sign of a number
+// that is zero nowhere but where the magnitude is.
 #if VECTOR_BYTES == 64
 INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -28,6 +29,10 @@ INLINE Doubles widened(Floats values) {
 INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) {
   const __mmask16 larger = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
   return (Ints)_mm512_mask_or_epi32((__m512i)index, larger, (__m512i)index, _mm512_set1_epi32(bit));
+}
+INLINE Floats chosen(Floats a, Floats b, Floats larger, Floats other) {
+  const __mmask16 is_larger = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+  return (Floats)_mm512_mask_blend_ps(is_larger, (__m512)other, (__m512)larger);
 }
 INLINE Ints with_sign(Ints magnitude, Ints sign) {
   const __m512i own = (__m512i)magnitude;
@@ -46,6 +51,9 @@ INLINE Doubles widened(Floats values) {
   return (Doubles)_mm256_cvtps_pd(UPPER ? _mm256_extractf128_ps(all, 1) : _mm256_castps256_ps128(all));
 }
 INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) { return index | ((a > b) & bit); }
+INLINE Floats chosen(Floats a, Floats b, Floats larger, Floats other) {
+  return (Floats)_mm256_blendv_ps((__m256)other, (__m256)larger, (__m256)(a > b));
+}
 INLINE Ints with_sign(Ints magnitude, Ints sign) {
   return (Ints)_mm256_sign_epi32((__m256i)magnitude, (__m256i)sign);
 }
@@ -57,6 +65,10 @@ INLINE Doubles widened(Floats values) {
   return Doubles{values[UPPER ? 2 : 0], values[UPPER ? 3 : 1]};
 }
 INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) { return index | ((a > b) & bit); }
+INLINE Floats chosen(Floats a, Floats b, Floats larger, Floats other) {
+  const Ints is_larger = a > b;
+  return (Floats)(((Ints)larger & is_larger) | ((Ints)other & ~is_larger));
+}
 INLINE Ints with_sign(Ints magnitude, Ints sign) {
   const Ints negative = sign >> 31;
   return (magnitude ^ negative) - negative;

@@ -11,7 +11,7 @@ DRIVE (Vargaftik et al., NeurIPS 2021) for one bit, EDEN (Vargaftik et al., ICML
    because one is biased where few elements of a bucket are not zero.
 3. *Levels*: with d elements, ``z / sqrt(d ||x||^2)`` is all but normally distributed. A coordinate's code is its sign
    (a zero of either sign counts as positive) and the number of thresholds that its magnitude exceeds; one on a
-   threshold belongs to the lower level.
+   threshold belongs to the lower level. With a trellis, levels and codes are those of trellis.py.
 4. *Scale*: ``||x||^2 / <z, q>``, q the coordinates' levels; this makes ``scale * (H D2 H D1)^T q`` unbiased over the
    rotations. Sums are float64's, row by row into 32 lanes, then a tree over the lanes.
 
@@ -37,6 +37,7 @@ from horovod_quant.kernels.reference import (
     store_float32,
     unpack_codes,
 )
+from horovod_quant.kernels.trellis import trellis_codes, trellis_values
 
 LEVELS: dict[int, tuple[float, ...]] = {
     1: (0.7978846,),
@@ -75,6 +76,7 @@ def encode_rotated(
     start: int = 0,
     out: np.ndarray | None = None,
     scales: np.ndarray | None = None,
+    trellis: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rotates, and rounds to levels.
 
@@ -84,6 +86,7 @@ def encode_rotated(
         key: selects the signs; each rounding needs its own.
         start: index of the first element, a multiple of 1,024.
         out, scales: where the results shall be.
+        trellis: whether a code's level depends on the codes before it (`horovod_quant.kernels.trellis`).
 
     Returns:
         The codes, packed (int32 words), and the buckets' scales (float32).
@@ -91,16 +94,23 @@ def encode_rotated(
     check_bits(bits)
     words, found = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
     for values, first in grids(as_float32(x), start):
-        codes, own_scales = _encoded(values, bits, key, first)
+        codes, own_scales = _encoded(values, bits, key, first, trellis)
         words.append(pack_codes(codes, bits))
         found.append(own_scales)
     return _store(np.concatenate(words), out), _store(np.concatenate(found), scales)
 
 
 def decode_rotated(
-    words: np.ndarray, scales: np.ndarray, bits: int, key: Key, factor: float, out: np.ndarray, start: int = 0
+    words: np.ndarray,
+    scales: np.ndarray,
+    bits: int,
+    key: Key,
+    factor: float,
+    out: np.ndarray,
+    start: int = 0,
+    trellis: bool = False,
 ) -> np.ndarray:
-    """Writes the decoded elements times ``factor``; undoes `encode_rotated` with the same key and start."""
+    """Writes the decoded elements times ``factor``; undoes `encode_rotated` with the same key, start, trellis."""
     check_bits(bits)
     codes = unpack_codes(words, bits, rotated_elements(len(out)))
     units = scales * np.float32(factor)
@@ -111,7 +121,7 @@ def decode_rotated(
         count, size = values.shape
         own = codes[position : position + count * size].reshape(count, size)
         at = position // TILE
-        levels = transformed(level_values(own, bits)) * random_signs(count, size, key, first, 1)
+        levels = transformed(_level_values(own, bits, trellis)) * random_signs(count, size, key, first, 1)
         with np.errstate(over="ignore", invalid="ignore"):
             restored = (
                 transformed(levels) * random_signs(count, size, key, first, 0) * units[at : at + count, None]
@@ -129,6 +139,7 @@ def add_rotated(
     factor: float,
     out: np.ndarray,
     start: int = 0,
+    trellis: bool = False,
 ) -> np.ndarray:
     """Writes the sum of the workers' decoded elements times ``factor``, each with its own key, added in rank order."""
     check_workers(words, scales, keys)
@@ -138,8 +149,9 @@ def add_rotated(
         total = part if part.dtype == np.float32 else np.empty(len(part), np.float32)
         more = np.empty(len(part) if len(words) > 1 else 0, np.float32)
         for worker, (own, units, key) in enumerate(zip(words, scales, keys)):
+            values = more if worker else total
             decoded = decode_rotated(
-                own[codes], units[low // TILE :], bits, key, factor, more if worker else total, start + low
+                own[codes], units[low // TILE :], bits, key, factor, values, start + low, trellis
             )
             if worker:
                 with np.errstate(over="ignore", invalid="ignore"):
@@ -166,7 +178,11 @@ def grids(x: np.ndarray, start: int) -> list[tuple[np.ndarray, int]]:
     return found
 
 
-def _encoded(x: np.ndarray, bits: int, key: Key, first: int) -> tuple[np.ndarray, np.ndarray]:
+def _level_values(codes: np.ndarray, bits: int, trellis: bool) -> np.ndarray:
+    return trellis_values(codes, bits, LEVELS[bits]) if trellis else level_values(codes, bits)
+
+
+def _encoded(x: np.ndarray, bits: int, key: Key, first: int, trellis: bool) -> tuple[np.ndarray, np.ndarray]:
     """Codes of all coordinates of buckets, flat, and the buckets' scales."""
     count, size = x.shape
     maxima = bucket_maxima(x.reshape(-1), size)[:count]
@@ -181,16 +197,21 @@ def _encoded(x: np.ndarray, bits: int, key: Key, first: int) -> tuple[np.ndarray
     z = transformed(z * random_signs(count, size, key, first, 1))
     squares = _lane_sums(x, x)
     unit = np.sqrt(squares * size).astype(np.float32)
-    magnitudes = np.abs(z)
-    codes = np.zeros((count, size), np.uint32)
-    for threshold in THRESHOLDS[bits]:
-        codes += magnitudes > (np.float32(threshold) * unit)[:, None]
-    codes |= (z < 0).astype(np.uint32) << np.uint32(bits - 1)
+    codes = trellis_codes(z, unit, bits, LEVELS[bits]) if trellis else _nearest_codes(z, unit, bits)
+    codes = np.where(usable[:, None], codes, np.uint32(0))
 
-    products = _lane_sums(z, level_values(codes, bits))
+    products = _lane_sums(z, _level_values(codes, bits, trellis))
     scales = np.ldexp(squares / np.where(usable, products, 1), shift).astype(np.float32)
     scales = np.where(usable, scales, np.where(maxima < np.inf, np.float32(0), np.float32(np.nan)))
     return codes.reshape(-1), scales
+
+
+def _nearest_codes(z: np.ndarray, unit: np.ndarray, bits: int) -> np.ndarray:
+    magnitudes = np.abs(z)
+    codes = np.zeros(z.shape, np.uint32)
+    for threshold in THRESHOLDS[bits]:
+        codes += magnitudes > (np.float32(threshold) * unit)[:, None]
+    return codes | (z < 0).astype(np.uint32) << np.uint32(bits - 1)
 
 
 def transformed(values: np.ndarray) -> np.ndarray:

@@ -292,6 +292,14 @@ class Scheme:
     host_only: ClassVar[bool] = False
 
     @property
+    def more_work(self) -> bool:
+        """Whether its arguments buy a smaller error by work alone: other arguments send as many bytes with less work.
+
+        Where a smaller error is not needed, ``Auto`` and `horovod_quant.candidates` prefer those.
+        """
+        return False
+
+    @property
     def collectives(self) -> tuple[Collective, ...]:
         """The collectives of an exchange, in order, on a transport without custom reductions; required."""
         raise TypeError(f"{type(self).__name__} defines no exchange")
@@ -519,6 +527,12 @@ def use_plain_ints(scheme: Scheme, *names: str) -> None:
 def require_int(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
         raise ValueError(f"{name}={value!r}: use an integer from {low} to {high}")
+
+
+def require_bool(name: str, value: Any) -> None:
+    """Raises ValueError unless it is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name}={value!r}: use True or False")
 
 
 def require_choice(name: str, value: Any, choices: Sequence[str]) -> None:

@@ -36,6 +36,7 @@ from horovod_quant.schemes.base import (
     Scheme,
     Workers,
     checked,
+    require_bool,
     require_bucket_size,
     require_choice,
     require_int,
@@ -98,8 +99,7 @@ class GlobalQSGD(Scheme):
         require_choice("norm", self.norm, get_args(Norm))
         require_choice("levels", self.levels, get_args(Levels))
         require_choice("rounding", self.rounding, get_args(Rounding))
-        if not isinstance(self.rotate, bool):
-            raise ValueError(f"rotate={self.rotate!r}: use True or False")
+        require_bool("rotate", self.rotate)
         if self.rotate:
             self._check_rotated()
         if self.bucket_size is None:

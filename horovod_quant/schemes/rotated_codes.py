@@ -25,6 +25,7 @@ class Coder(NamedTuple):
 
     kernels: Any
     bits: int
+    trellis: bool = False
 
     def length(self, elements: int) -> int:
         """Their number of words."""
@@ -43,7 +44,9 @@ class Coder(NamedTuple):
         scales: list[Any] = []
 
         def encode(out: Any) -> Any:
-            words, found = self.kernels.encode_rotated(values(), self.bits, key, start, out)
+            words, found = self.kernels.encode_rotated(
+                values(), self.bits, key, start, out, trellis=self.trellis
+            )
             scales.append(found)
             return words
 
@@ -74,7 +77,7 @@ class Coder(NamedTuple):
             else keys.key("worker", 0, rank)
             for rank, piece in enumerate(pieces)
         ]
-        return self.kernels.add_rotated(words, scales, self.bits, own_keys, factor, out, start)
+        return self.kernels.add_rotated(words, scales, self.bits, own_keys, factor, out, start, self.trellis)
 
     def code_words(self, elements: int) -> int:
         return code_words(rotated_elements(elements), self.bits)
@@ -98,7 +101,7 @@ class Coder(NamedTuple):
             words = np.array(steps, np.uint32).view(np.int32)
             out[places.steps[places.filled]] = words[places.filled]
             return self.kernels.encode_rotated_each(
-                table, self.bits, keys, starts, places.words, places.scales, out
+                table, self.bits, keys, starts, places.words, places.scales, out, self.trellis
             )
 
         return self.kernels.assemble([(places.length, np.int32, fill)])
@@ -117,7 +120,7 @@ class Coder(NamedTuple):
         steps = [places.steps_in(piece) for piece in pieces]
         keys = np.stack([keys_of(chains, stage, own, rank) for rank, own in enumerate(steps)], axis=1)
         self.kernels.add_rotated_each(
-            pieces, places.words, places.scales, self.bits, keys, factor, outs, starts
+            pieces, places.words, places.scales, self.bits, keys, factor, outs, starts, trellis=self.trellis
         )
         return steps[0]
 

@@ -41,19 +41,26 @@ from horovod_quant.tensorflow.kernels import (
     unpack_codes,
 )
 from horovod_quant.tensorflow.traced_once import by_rows, elementwise
+from horovod_quant.tensorflow.trellis import trellis_codes, trellis_values
 
 _INFINITE = np.uint32(0x7F800000)
 
 
 def encode_rotated(
-    x: tf.Tensor, bits: int, key: Key, start: int = 0, out: None = None, scales: None = None
+    x: tf.Tensor,
+    bits: int,
+    key: Key,
+    start: int = 0,
+    out: None = None,
+    scales: None = None,
+    trellis: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     _no_buffer(out)
     _no_buffer(scales)
     check_bits(bits)
     words, found = [tf.zeros([0], tf.uint32)], [tf.zeros([0], tf.float64)]
     for first, elements in _grids(x.shape[0]):
-        codes, own_scales = _encoded(x[first : first + elements], bits, key, start + first)
+        codes, own_scales = _encoded(x[first : first + elements], bits, key, start + first, trellis)
         words.append(tf.bitcast(pack_codes(codes, bits), tf.uint32))
         found.append(own_scales)
     return tf.bitcast(tf.concat(words, 0), tf.int32), _stored(tf.concat(found, 0), tf.float32)
@@ -67,8 +74,9 @@ def decode_rotated(
     factor: Number,
     out: tf.TensorSpec,
     start: int = 0,
+    trellis: bool = False,
 ) -> tf.Tensor:
-    return add_rotated([words], [scales], bits, [key], factor, out, start)
+    return add_rotated([words], [scales], bits, [key], factor, out, start, trellis)
 
 
 def add_rotated(
@@ -79,6 +87,7 @@ def add_rotated(
     factor: Number,
     out: tf.TensorSpec,
     start: int = 0,
+    trellis: bool = False,
 ) -> tf.Tensor:
     check_workers(words, scales, keys)
     check_bits(bits)
@@ -86,7 +95,7 @@ def add_rotated(
         check_scales(own.shape[0], out.shape[0])
     codes = [unpack_codes(own, bits, rotated_elements(out.shape[0])) for own in words]
     units = [_rounded(_wide(own) * _wide_scalar(factor)) for own in scales]
-    decoded = _decoded(codes, units, bits, keys, out.shape[0], start)
+    decoded = _decoded(codes, units, bits, keys, out.shape[0], start, trellis)
     return _stored(functools.reduce(lambda total, more: _rounded(total + more), decoded), out.dtype)
 
 
@@ -96,7 +105,7 @@ def _grids(elements: int) -> list[tuple[int, int]]:
     return [(first, count) for first, count in ((0, whole), (whole, elements - whole)) if count]
 
 
-def _encoded(x: tf.Tensor, bits: int, key: Key, first: int) -> tuple[tf.Tensor, tf.Tensor]:
+def _encoded(x: tf.Tensor, bits: int, key: Key, first: int, trellis: bool) -> tuple[tf.Tensor, tf.Tensor]:
     """Codes of all coordinates of buckets, flat, and the buckets' scales, wide."""
     count = tiles(x.shape[0])
     size = rotated_elements(x.shape[0]) // count
@@ -110,19 +119,31 @@ def _encoded(x: tf.Tensor, bits: int, key: Key, first: int) -> tuple[tf.Tensor, 
     values = tf.where(tf.abs(values) < np.float64(SMALLEST), np.float64(0), values)
     squares = _lane_sums(-values * values)
     one, two = _signs(count, size, key, first)
-    z = tf.cast(_transformed(_transformed(tf.cast(values, tf.float32) * one) * two), tf.float64)
-    unit = _rounded(tf.sqrt(squares * size))[:, None]
+    z = _transformed(_transformed(tf.cast(values, tf.float32) * one) * two)
+    unit = _rounded(tf.sqrt(squares * size))
+    codes, minus_products = (_in_a_trellis if trellis else _nearest)(z, unit, bits)
+
+    products = _lane_sums(minus_products)
+    scales = squares / tf.where(usable, products, np.float64(1)) * _power(shift)
+    scales = tf.where(usable, _rounded(scales), tf.where(finite, np.float64(0), np.float64(np.nan)))
+    return tf.reshape(codes, [-1]), scales
+
+
+def _nearest(z: tf.Tensor, unit: tf.Tensor, bits: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Codes, and minus the products of coordinates and their levels."""
+    z, unit = tf.cast(z, tf.float64), unit[:, None]
     magnitudes = tf.abs(z)
-    index = tf.zeros([count, size], tf.uint32)
+    index = tf.zeros(z.shape, tf.uint32)
     for threshold in THRESHOLDS[bits]:
         index += tf.cast(magnitudes > _rounded(unit * np.float64(np.float32(threshold))), tf.uint32)
     negative = tf.cast(z < 0, tf.uint32)
     codes = index | tf.bitwise.left_shift(negative, np.uint32(bits - 1))
+    return codes, -magnitudes * tf.cast(_magnitudes(index, bits), tf.float64)
 
-    products = _lane_sums(-magnitudes * tf.cast(_magnitudes(index, bits), tf.float64))
-    scales = squares / tf.where(usable, products, np.float64(1)) * _power(shift)
-    scales = tf.where(usable, _rounded(scales), tf.where(finite, np.float64(0), np.float64(np.nan)))
-    return tf.reshape(codes, [-1]), scales
+
+def _in_a_trellis(z: tf.Tensor, unit: tf.Tensor, bits: int) -> tuple[tf.Tensor, tf.Tensor]:
+    codes = trellis_codes(z, tf.cast(unit, tf.float32), bits, LEVELS[bits])
+    return codes, -tf.cast(z, tf.float64) * tf.cast(_level_values(codes, bits, True), tf.float64)
 
 
 def _decoded(
@@ -132,6 +153,7 @@ def _decoded(
     keys: Sequence[Key],
     elements: int,
     start: int,
+    trellis: bool,
 ) -> list[tf.Tensor]:
     """Wide values of each worker; one transform of all workers' buckets, for its operations fill the graph."""
     found = [tf.zeros([len(keys), 0], tf.float64)]
@@ -140,8 +162,7 @@ def _decoded(
         size = rotated_elements(own) // count
         at = first // TILE
         grid = tf.reshape(tf.concat([each[first : first + count * size] for each in codes], 0), [-1, size])
-        levels = _magnitudes(grid & np.uint32((1 << (bits - 1)) - 1), bits)
-        levels = tf.where(grid >= np.uint32(1 << (bits - 1)), -levels, levels)
+        levels = _level_values(grid, bits, trellis)
         signs = [_signs(count, size, key, start + first) for key in keys]
         one, two = (tf.concat(every, 0) for every in zip(*signs))
         restored = tf.cast(_transformed(_transformed(levels) * two) * one, tf.float64)
@@ -154,6 +175,13 @@ def _decoded(
 def _grid(values: tf.Tensor, count: int, size: int) -> tf.Tensor:
     missing = count * size - values.shape[0]
     return tf.reshape(tf.pad(values, [[0, missing]]), [count, size])
+
+
+def _level_values(codes: tf.Tensor, bits: int, trellis: bool) -> tf.Tensor:
+    if trellis:
+        return trellis_values(codes, bits, LEVELS[bits])
+    levels = _magnitudes(codes & np.uint32((1 << (bits - 1)) - 1), bits)
+    return tf.where(codes >= np.uint32(1 << (bits - 1)), -levels, levels)
 
 
 @elementwise

@@ -90,6 +90,7 @@ COLORS = {
     "global-qsgd-exp": "#7F5FA8",
     "global-qsgd-rotated": "#882255",
     "eden": "#8C6D1F",
+    "eden-trellis": "#A50F15",
     "binsgdm": "#D55E00",
     "powersgd": "#555555",
 }
@@ -105,6 +106,7 @@ TITLES = {
     "global-qsgd-exp": "Global-QSGD, exponential",
     "global-qsgd-rotated": "Global-QSGD, rotated",
     "eden": "EDEN",
+    "eden-trellis": "EDEN with a trellis",
     "binsgdm": "BinSGDM",
 }
 

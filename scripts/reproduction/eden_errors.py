@@ -46,6 +46,13 @@ SCHEMES = {
     **{f"eden-{bits}": (common.title(f"eden-{bits}"), EDEN(bits, bits, "alltoall")) for bits in (4, 3, 2, 1)},
     "eden-2/4": ("EDEN, 2 bits up and 4 down", EDEN(2, 4, "alltoall")),
     **{
+        f"eden-trellis-{bits}": (
+            common.title(f"eden-trellis-{bits}"),
+            EDEN(bits, bits, "alltoall", trellis=True),
+        )
+        for bits in (4, 3, 2, 1)
+    },
+    **{
         name: (common.title(name), common.scheme(name, exchange="alltoall"))
         for name in ("qsgdinf-4", "nuqsgd-4")
     },
@@ -75,9 +82,7 @@ def measure(settings: Settings) -> list[dict[str, Any]]:
                         continue
                     told = None
                     if isinstance(scheme, EDEN):
-                        told = bounds.eden_error(
-                            scheme.bits, int(scheme.server_bits), bounds.energy_ratio(own)
-                        )
+                        told = scheme.widths(size).error(bounds.energy_ratio(own))
                     error = variance.squared([done[1]]) / energy
                     found.append(
                         {
@@ -151,11 +156,7 @@ def table(figures: list[dict[str, Any]]) -> str:
             if not any(each["method"] == name and each["workers"] == size for each in figures):
                 continue
             errors = [f"{_mean(figures, method=name, kind=kind, workers=size):.3g}" for kind in KINDS]
-            told = (
-                f"{bounds.eden_error(scheme.bits, int(scheme.server_bits)):.3g}"
-                if isinstance(scheme, EDEN)
-                else ""
-            )
+            told = f"{scheme.widths(size).error():.3g}" if isinstance(scheme, EDEN) else ""
             rows.append([f"{title}, {size} workers", *errors, told])
     note = (
         "Squared errors `||average - exact||² / ||exact||²` of independent gradients, two roundings (Global-QSGD: one "
@@ -182,7 +183,10 @@ def draw(figures: list[dict[str, Any]], folder: Path) -> Plot:
         x, low, high = zip(*shown)
         color = common.COLORS[common.kind(name)]
         axes.fill_between(x, low, high, color=color, alpha=0.25, linewidth=0)
-        axes.plot(x, high, color=color, label=title.split(",")[0] if name == "eden-4" else None, linewidth=1)
+        label = title.split(",")[0] if name in ("eden-4", "eden-trellis-4") else None
+        axes.plot(x, high, color=color, label=label, linewidth=1)
+        if isinstance(scheme, EDEN) and scheme.trellis:
+            continue
         if isinstance(scheme, EDEN):
             axes.annotate(common.width(scheme.bits), (x[-1], high[-1]), fontsize="small", color=color)
         else:

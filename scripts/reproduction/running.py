@@ -149,7 +149,8 @@ def method_options(name: str) -> list[str]:
     compressors = import_example("training").COMPRESSORS
     (compression,) = (name for name, class_name in compressors.items() if class_name == method.class_name)
     options = {name.replace("_", "-"): value for name, value in method.arguments.items()}
-    return ["--compression", compression, *(f"--{name}={value}" for name, value in options.items())]
+    flags = (f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items())
+    return ["--compression", compression, *flags]
 
 
 def import_example(module: str) -> Any:

@@ -10,6 +10,7 @@ from horovod_quant.analysis.kernel_speeds import KernelSpeeds, Speed
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.analysis.network import NO_SOFTWARE, PAYLOAD_SHARE, Network
 from horovod_quant.analysis.work import KERNELS as NAMES
+from horovod_quant.analysis.work import WITH_TRELLIS
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD
 
 METHODS = {
@@ -21,15 +22,18 @@ METHODS = {
     "binsgdm": BinSGDM(),
 }
 
+TRELLIS_KERNELS = [name + WITH_TRELLIS for name in ("encode_rotated", "decode_rotated", "add_rotated")]
+
 # Every kernel takes 1 ns an element, decoding and voting 0.5 ns more for each further worker.
 KERNELS = {
     (kernel, bits): Speed(
         1e-9,
         5e-10
-        if kernel in ("decode_uniform_codes", "decode_exponential", "add_rotated", "vote", "mean")
+        if kernel.removesuffix(WITH_TRELLIS)
+        in ("decode_uniform_codes", "decode_exponential", "add_rotated", "vote", "mean")
         else 0,
     )
-    for kernel in NAMES
+    for kernel in (*NAMES, *TRELLIS_KERNELS)
     for bits in range(17)
 }
 SPEEDS = KernelSpeeds(KERNELS, half=(1e-9, 1e-9))

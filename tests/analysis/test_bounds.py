@@ -345,8 +345,9 @@ def test_edens_variances_are_those_of_levels_for_a_gaussian() -> None:
     estimate = (z @ z) / (z @ q) * q
     # Of 2^20 draws the error is within 1%: each deviates by less than 2 of the mean.
     assert ((estimate - z) ** 2).mean() == pytest.approx(factors[1], rel=0.01)
-    with pytest.raises(ValueError, match="bits=5: use 1 to 4"):
-        bounds.eden_variance_factor(5)
+    for with_trellis in (False, True):
+        with pytest.raises(ValueError, match="bits=5: use 1 to 4"):
+            bounds.eden_variance_factor(5, with_trellis)
 
 
 def test_errors_of_edens_exchanges_by_hand() -> None:
@@ -354,6 +355,9 @@ def test_errors_of_edens_exchanges_by_hand() -> None:
     assert bounds.eden_error(2) == up
     assert bounds.eden_error(2, ratio=0.25) == up / 4
     assert bounds.eden_error(2, 4, 0.25) == pytest.approx(up / 4 + down * (1 + up / 4))
+    up, down = bounds.eden_variance_factor(2, True), bounds.eden_variance_factor(4, True)
+    assert up < 0.8 * bounds.eden_variance_factor(2)
+    assert bounds.eden_error(2, 4, 0.25, True) == pytest.approx(up / 4 + down * (1 + up / 4))
     with pytest.raises(ValueError, match="ratio=0"):
         bounds.eden_error(2, ratio=0)
 

@@ -353,7 +353,10 @@ def test_bits_of_many_gradients_in_one_call_are_those_of_a_call_for_each(workers
 
 @each_instruction_set
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
-def test_rotations_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(bits: int) -> None:
+@pytest.mark.parametrize("trellis", [False, True])
+def test_rotations_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
+    bits: int, trellis: bool
+) -> None:
     xs = many_gradients()
     chains, starts = [KeyChain(3, f"w{i}") for i in range(len(xs))], [1024 * i for i in range(len(xs))]
     ranks, steps = range(3), [[7 + rank + i for i in range(len(xs))] for rank in range(3)]
@@ -364,11 +367,15 @@ def test_rotations_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_eac
     pieces, expected = [], []
     for rank in ranks:
         own_keys = [chain.key("worker", step, rank) for chain, step in zip(chains, steps[rank])]
-        parts = [native.encode_rotated(x, bits, key, start) for x, key, start in zip(xs, own_keys, starts)]
+        parts = [
+            native.encode_rotated(x, bits, key, start, trellis=trellis)
+            for x, key, start in zip(xs, own_keys, starts)
+        ]
         out = np.zeros(ends[-1], np.int32)
         many = keys_of(chains, "worker", steps[rank], rank)
         table = native.Table(xs)
-        assert native.encode_rotated_each(table, bits, many, starts, words_at, scales_at, out) is out
+        found = native.encode_rotated_each(table, bits, many, starts, words_at, scales_at, out, trellis)
+        assert found is out
         for (words, scales), at, scale_at in zip(parts, words_at, scales_at):
             assert same_bits(out[at : at + len(words)], words)
             assert same_bits(out[scale_at : scale_at + len(scales)].view(np.float32), scales)
@@ -377,14 +384,16 @@ def test_rotations_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_eac
     keys = np.stack([keys_of(chains, "worker", steps[rank], rank) for rank in ranks], axis=1)
     outs = [np.zeros_like(x) for x in xs]
     outs[6] = np.repeat(outs[6], 2)[::2]
-    native.add_rotated_each(pieces, words_at, scales_at, bits, keys, 0.25, outs, starts)
+    native.add_rotated_each(pieces, words_at, scales_at, bits, keys, 0.25, outs, starts, trellis=trellis)
     for i, out in enumerate(outs):
         words, scales = zip(*(parts[i] for parts, _ in expected))
         own = [own_keys[i] for _, own_keys in expected]
-        alone = native.add_rotated(words, scales, bits, own, 0.25, np.zeros_like(out, order="C"), starts[i])
+        zeros = np.zeros_like(out, order="C")
+        alone = native.add_rotated(words, scales, bits, own, 0.25, zeros, starts[i], trellis)
         assert same_bits(out.copy(), alone)
     again = [np.zeros_like(x, order="C") for x in xs]
-    native.add_rotated_each(pieces, words_at, scales_at, bits, keys, 0.25, again, starts, native.Table(again))
+    table = native.Table(again)
+    native.add_rotated_each(pieces, words_at, scales_at, bits, keys, 0.25, again, starts, table, trellis)
     assert all(same_bits(own.copy(), other) for own, other in zip(outs, again))
 
 
@@ -579,20 +588,23 @@ def test_decoders_of_negative_zeros(kernel: str, bits: int) -> None:
 
 @each_instruction_set
 @pytest.mark.parametrize("bits", range(1, 5))
+@pytest.mark.parametrize("trellis", [False, True])
 @settings(max_examples=8)
 @given(given=inputs, key=keys, factor=factors, dtype=dtypes, workers=st.integers(1, 4))
-def test_rotation(bits: int, given: Input, key: Key, factor: float, dtype: Any, workers: int) -> None:
-    words, scales = assert_same("encode_rotated", given.x, bits, key, given.start)
-    assert_same(
-        "encode_rotated", given.x, bits, key, given.start, np.zeros_like(words), np.zeros_like(scales)
-    )
+def test_rotation(
+    bits: int, trellis: bool, given: Input, key: Key, factor: float, dtype: Any, workers: int
+) -> None:
+    words, scales = assert_same("encode_rotated", given.x, bits, key, given.start, None, None, trellis)
+    places = np.zeros_like(words), np.zeros_like(scales)
+    assert_same("encode_rotated", given.x, bits, key, given.start, *places, trellis)
     for codes, units in ((words, scales), (given.words(len(words)), np.float32([-2.5, 1e38, np.inf]))):
         units = np.resize(units, len(scales))
-        assert_same("decode_rotated", codes, units, bits, key, factor, given.out(dtype), given.start)
+        assert_same("decode_rotated", codes, units, bits, key, factor, given.out(dtype), given.start, trellis)
     sent = [words, *(given.words(len(words)) for _ in range(1, workers))]
     own_scales = [np.roll(scales, worker) for worker in range(workers)]
     signs = [Key(worker, key.k0) for worker in range(workers)]
-    assert_same("add_rotated", sent, own_scales, bits, signs, factor, given.out(dtype), given.start)
+    out = given.out(dtype)
+    assert_same("add_rotated", sent, own_scales, bits, signs, factor, out, given.start, trellis)
 
 
 @each_instruction_set

@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 from helpers import UNLIKE_BUCKETS, assert_mean, assert_unbiased, gaussian, heavy_tailed, part, same_bits
 
+from horovod_quant.analysis.bounds import eden_variance_factor
 from horovod_quant.kernels import native, reference, rotation
 from horovod_quant.kernels.keys import Key, KeyChain, hash32
 from horovod_quant.kernels.layout import TILE, code_words
 
 KEY = Key(0x12345678, 0x9ABCDEF0)
 every_width = pytest.mark.parametrize("bits", [1, 2, 3, 4])
+with_and_without_trellis = pytest.mark.parametrize("trellis", [False, True])
 
 
-def decoded(x: np.ndarray, bits: int, key: Key = KEY, factor: float = 1.0) -> np.ndarray:
-    words, scales = rotation.encode_rotated(x, bits, key)
-    return rotation.decode_rotated(words, scales, bits, key, factor, np.empty(len(x), x.dtype))
+def decoded(x: np.ndarray, bits: int, trellis: bool, key: Key = KEY) -> np.ndarray:
+    words, scales = rotation.encode_rotated(x, bits, key, trellis=trellis)
+    return rotation.decode_rotated(words, scales, bits, key, 1.0, np.empty(len(x), x.dtype), trellis=trellis)
 
 
 # ---- tables
@@ -93,31 +95,38 @@ def test_lengths() -> None:
         assert len(scales) == -(-elements // TILE)
 
 
-def test_a_bucket_alone_has_the_bits_that_it_has_among_others() -> None:
+@with_and_without_trellis
+def test_a_bucket_alone_has_the_bits_that_it_has_among_others(trellis: bool) -> None:
     x = heavy_tailed(1, 3 * TILE + 100)
-    everything = decoded(x, 3)
-    words, scales = rotation.encode_rotated(x[TILE:], 3, KEY, TILE)
+    everything = decoded(x, 3, trellis)
+    words, scales = rotation.encode_rotated(x[TILE:], 3, KEY, TILE, trellis=trellis)
     out = np.empty(len(x) - TILE, np.float32)
-    rotation.decode_rotated(words, scales, 3, KEY, 1.0, out, TILE)
+    rotation.decode_rotated(words, scales, 3, KEY, 1.0, out, TILE, trellis)
     assert same_bits(out, everything[TILE:])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
 @pytest.mark.parametrize("elements", [0, 100, 70 * TILE + 33])
-def test_workers_are_added_in_rank_order(elements: int, dtype: type) -> None:
+@with_and_without_trellis
+def test_workers_are_added_in_rank_order(elements: int, dtype: type, trellis: bool) -> None:
     keys = [KeyChain(0, "w").key("worker", 0, rank) for rank in range(3)]
-    encoded = [rotation.encode_rotated(gaussian(i, elements), 3, key, TILE) for i, key in enumerate(keys)]
+    encoded = [
+        rotation.encode_rotated(gaussian(rank, elements), 3, key, TILE, trellis=trellis)
+        for rank, key in enumerate(keys)
+    ]
     words, scales = zip(*encoded)
     total = np.zeros(elements, np.float32)
     for own, units, key in zip(words, scales, keys):
-        total += rotation.decode_rotated(own, units, 3, key, 0.7, np.empty(elements, np.float32), TILE)
+        out = np.empty(elements, np.float32)
+        total += rotation.decode_rotated(own, units, 3, key, 0.7, out, TILE, trellis)
     for kernels in (reference, native):
-        found = kernels.add_rotated(words, scales, 3, keys, 0.7, np.empty(elements, dtype), TILE)
+        found = kernels.add_rotated(words, scales, 3, keys, 0.7, np.empty(elements, dtype), TILE, trellis)
         assert same_bits(found, rotation.store_float32(total, np.empty(elements, dtype)))
 
 
 @every_width
-def test_what_is_tiny_beside_the_largest_counts_as_zero(bits: int) -> None:
+@with_and_without_trellis
+def test_what_is_tiny_beside_the_largest_counts_as_zero(bits: int, trellis: bool) -> None:
     """No coordinate is subnormal, so nothing depends on whether a processor keeps such numbers."""
     x = gaussian(5, TILE)
     x[0], x[1::3], x[2::3] = 1.5, 2.0**-101, np.float32(-1e-45)
@@ -125,8 +134,7 @@ def test_what_is_tiny_beside_the_largest_counts_as_zero(bits: int) -> None:
     for kernels in (reference, native):
         for given, same in ((x, without), (x * np.float32(2.0**-90), without * np.float32(2.0**-90))):
             found, expected = (
-                kernels.encode_rotated(given, bits, KEY),
-                kernels.encode_rotated(same, bits, KEY),
+                kernels.encode_rotated(each, bits, KEY, trellis=trellis) for each in (given, same)
             )
             assert all(map(same_bits, found, expected))
 
@@ -139,14 +147,18 @@ VECTORS = {**UNLIKE_BUCKETS, "short": gaussian(4, 100)}
 
 @every_width
 @pytest.mark.parametrize("x", VECTORS.values(), ids=VECTORS)
-def test_decoding_is_unbiased_over_rotations_and_its_variance_is_the_widths(x: np.ndarray, bits: int) -> None:
+@with_and_without_trellis
+def test_decoding_is_unbiased_over_rotations_and_its_variance_is_the_widths(
+    x: np.ndarray, bits: int, trellis: bool
+) -> None:
     """Means by the bound of helpers.py (6e-11 a comparison); the variance, D / (1 - D), is of long Gaussian vectors."""
     chain = KeyChain(0, "w")
-    samples = np.array([decoded(x, bits, chain.key("worker", step)) for step in range(part(1000))])
+    keys = [chain.key("worker", step) for step in range(part(1000))]
+    samples = np.array([decoded(x, bits, trellis, key) for key in keys])
     length = float(np.linalg.norm(x.astype(np.float64)))
     assert_unbiased(samples, x.astype(np.float64), 4 * length, 1e-6 * length)
     errors = ((samples - x.astype(np.float64)) ** 2).sum(axis=1) / length**2
-    expected = rotation.DISTORTIONS[bits] / (1 - rotation.DISTORTIONS[bits])
+    expected = eden_variance_factor(bits, trellis)
     # Few coordinates, or few different sums of signs, are not quite Gaussian.
     assert_mean(errors, expected, (0.3 if len(x) < TILE else 0.06) * expected)
 
@@ -155,11 +167,14 @@ def test_decoding_is_unbiased_over_rotations_and_its_variance_is_the_widths(x: n
 
 
 @every_width
-def test_zeros_and_what_is_not_finite(bits: int) -> None:
+@with_and_without_trellis
+def test_zeros_and_what_is_not_finite(bits: int, trellis: bool) -> None:
     x = gaussian(0, 5 * TILE)
     x[:TILE] = np.where(np.arange(TILE) % 2, -0.0, 0.0)
     x[2 * TILE + 7], x[4 * TILE] = np.inf, np.nan
-    result = decoded(x, bits).reshape(5, TILE)
+    words, _ = rotation.encode_rotated(x, bits, KEY, trellis=trellis)
+    assert not words.reshape(5, -1)[[0, 2, 4]].any()
+    result = decoded(x, bits, trellis).reshape(5, TILE)
     assert not result[0].any()
     assert np.isfinite(result[[1, 3]]).all()
     assert np.isnan(result[[2, 4]]).all()
@@ -167,11 +182,13 @@ def test_zeros_and_what_is_not_finite(bits: int) -> None:
 
 @every_width
 @pytest.mark.parametrize("exponent", [127, 100, -90, -95])
-def test_huge_and_tiny_values_are_as_any_others(bits: int, exponent: int) -> None:
+@with_and_without_trellis
+def test_huge_and_tiny_values_are_as_any_others(bits: int, exponent: int, trellis: bool) -> None:
     x = gaussian(0, TILE)
     x *= np.float32(1.75) / np.abs(x).max()  # 1.75 * 2^127: close to the largest float
-    words, scales = rotation.encode_rotated(x, bits, KEY)
-    words_of_scaled, scales_of_scaled = rotation.encode_rotated(np.ldexp(x, exponent), bits, KEY)
+    words, scales = rotation.encode_rotated(x, bits, KEY, trellis=trellis)
+    scaled = np.ldexp(x, exponent)
+    words_of_scaled, scales_of_scaled = rotation.encode_rotated(scaled, bits, KEY, trellis=trellis)
     assert same_bits(words_of_scaled, words)
     assert same_bits(scales_of_scaled, np.ldexp(scales, exponent))
 
@@ -179,16 +196,17 @@ def test_huge_and_tiny_values_are_as_any_others(bits: int, exponent: int) -> Non
 @every_width
 def test_buckets_below_the_smallest_norm_are_zeros(bits: int) -> None:
     x = np.ldexp(np.where(np.arange(TILE) == 5, 1.0, 0.25).astype(np.float32), -96)
-    assert decoded(x, bits).any()
-    assert not decoded(x * np.float32(1 - 2.0**-20), bits).any()
+    assert decoded(x, bits, False).any()
+    assert not decoded(x * np.float32(1 - 2.0**-20), bits, False).any()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.uint16])
-def test_other_types_are_converted_first_and_last(dtype: type) -> None:
+@with_and_without_trellis
+def test_other_types_are_converted_first_and_last(dtype: type, trellis: bool) -> None:
     wide = heavy_tailed(0, 1500)
     x = rotation.store_float32(wide, np.empty(1500, dtype))
-    exact = decoded(rotation.as_float32(x), 3)
-    assert same_bits(decoded(x, 3), rotation.store_float32(exact, np.empty(1500, dtype)))
+    exact = decoded(rotation.as_float32(x), 3, trellis)
+    assert same_bits(decoded(x, 3, trellis), rotation.store_float32(exact, np.empty(1500, dtype)))
 
 
 def test_what_does_not_fit_is_refused() -> None:

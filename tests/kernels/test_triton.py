@@ -356,36 +356,44 @@ def test_each_type_to_decode_to(dtype: Any) -> None:
 # ---- rotated
 
 
+both_roundings = pytest.mark.parametrize("trellis", [False, True], ids=["nearest", "trellis"])
+
+
 @pytest.mark.parametrize("bits", by_default((3,), range(1, 5)))
-def test_rotated(bits: int) -> None:
+@both_roundings
+def test_rotated(bits: int, trellis: bool) -> None:
     """Whole programs and parts of them, with keys of one worker and of several."""
     own_keys = [*(KeyChain(3, "w").joint("worker", bits, rank, 3) for rank in (0, 2)), KEY]
     for case in inputs_of(bits + 4):
         x, norms, _, start, _ = case
-        words, scales = assert_same("encode_rotated", x, bits, KEY, start)
+        words, scales = assert_same("encode_rotated", x, bits, KEY, start, None, None, trellis)
         outs_of_encoding = np.zeros_like(words), np.zeros_like(scales)
-        assert_same("encode_rotated", x, bits, own_keys[0], start, *outs_of_encoding)
+        assert_same("encode_rotated", x, bits, own_keys[0], start, *outs_of_encoding, trellis)
         units = np.resize(np.concatenate([norms, [-2.5, np.inf]]), len(scales)).astype(np.float32)
         everybody = [words, *(case.words(len(words)) for _ in own_keys[1:])]
         own_scales = [np.roll(units, worker) for worker in range(len(own_keys))]
         (factor, out), (other_factor, other_out), *_ = outs(case)
-        assert_same("add_rotated", everybody, own_scales, bits, own_keys, factor, out, start)
-        assert_same("decode_rotated", words, scales, bits, KEY, other_factor, other_out, start)
+        assert_same("add_rotated", everybody, own_scales, bits, own_keys, factor, out, start, trellis)
+        assert_same("decode_rotated", words, scales, bits, KEY, other_factor, other_out, start, trellis)
 
 
 @pytest.mark.parametrize("bits", by_default((2,), range(1, 5)))
-def test_rotated_numbers_of_all_sizes(bits: int) -> None:
-    x = buckets_of_all_sizes(bits)
-    words, scales = assert_same("encode_rotated", x, bits, KEY)
-    assert_same("decode_rotated", words, scales, bits, KEY, 0.5, np.zeros_like(x))
+@both_roundings
+def test_rotated_numbers_of_all_sizes(bits: int, trellis: bool) -> None:
+    """Sixteen buckets are a whole program of each kernel."""
+    whole = [buckets_of_all_sizes(seed) for seed in (bits, bits + 4)]
+    x = np.concatenate([*whole, np.zeros(TILE, np.float32), NOT_FINITE])
+    words, scales = assert_same("encode_rotated", x, bits, KEY, 0, None, None, trellis)
+    assert_same("decode_rotated", words, scales, bits, KEY, 0.5, np.zeros_like(x), 0, trellis)
 
 
-def test_each_length_of_a_last_bucket() -> None:
+@both_roundings
+def test_each_length_of_a_last_bucket(trellis: bool) -> None:
     """Each power of two that it is filled up to, alone and behind another bucket."""
     for count in (1, 33, 65, 200, 257, 513):
         x = np.random.default_rng(count).standard_normal(count + TILE * (count % 2)).astype(np.float32)
-        words, scales = assert_same("encode_rotated", x, 2, KEY)
-        assert_same("decode_rotated", words, scales, 2, KEY, 1.0, np.zeros_like(x))
+        words, scales = assert_same("encode_rotated", x, 2, KEY, 0, None, None, trellis)
+        assert_same("decode_rotated", words, scales, 2, KEY, 1.0, np.zeros_like(x), 0, trellis)
 
 
 def test_keys_of_words_are_those_of_their_steps() -> None:

@@ -61,8 +61,9 @@ def call_everything() -> None:
     words = kernels.encode_exponential(x, norms, 64, 4, KEY)
     kernels.decode_exponential([words], [norms], 64, 4, 1.0, out)
     key = kernels.key_of_word(KeyChain(0, "w"), "worker", kernels.step_word(0))
-    words, scales = kernels.encode_rotated(x, 3, key)
-    kernels.add_rotated([words, words], [scales, scales], 3, [key, KEY], 1.0, out)
+    for trellis in (False, True):
+        words, scales = kernels.encode_rotated(x, 3, key, trellis=trellis)
+        kernels.add_rotated([words, words], [scales, scales], 3, [key, KEY], 1.0, out, trellis=trellis)
     bits, broken = kernels.binarize(x, torch.zeros(ELEMENTS), torch.zeros(ELEMENTS), 0.9, KEY)
     kernels.with_nan_tiles(kernels.decode_signs(bits, 1.0, out), broken)
     kernels.vote([bits, bits], KEY)

@@ -33,6 +33,7 @@ TORCH_VARIANTS = [
     "global-qsgd-exponential",
     "global-qsgd-rotated",
     "eden-alltoall",
+    "eden-trellis",
     "binsgdm-average",
 ]
 AVERAGING = ["binsgdm-average"]
@@ -42,12 +43,19 @@ TORCH_GPU_VARIANTS = [
     "qsgd-alltoall",
     "global-qsgd-exponential",
     "eden-alltoall",
+    "eden-trellis",
     "binsgdm-average",
 ]
 TF_VARIANTS = ["nuqsgd-alltoall" if name == "qsgd-alltoall" else name for name in TORCH_VARIANTS]
 IN_TENSORFLOW = [
     f"{name}-in-tensorflow"
-    for name in (*ON_DEVICES, "nuqsgd-alltoall", "global-qsgd-exponential", "binsgdm-average")
+    for name in (
+        *ON_DEVICES,
+        "nuqsgd-alltoall",
+        "global-qsgd-exponential",
+        "eden-trellis",
+        "binsgdm-average",
+    )
 ]
 
 

@@ -73,6 +73,7 @@ VARIANTS: dict[str, Make] = {
     "global-qsgd-exponential": lambda **common: GlobalQSGD(bits=4, levels="exponential", **common),
     "global-qsgd-rotated": lambda **common: GlobalQSGD(bits=8, rotate=True, **common),
     "eden-alltoall": lambda **common: EDEN(bits=2, server_bits=4, exchange="alltoall", **common),
+    "eden-trellis": lambda **common: EDEN(bits=2, trellis=True, **common),
     "binsgdm-average": lambda **common: BinSGDM(server_bits=3, **common),
 }
 

@@ -42,6 +42,7 @@ VARIANTS: dict[str, Callable[..., hvq.Compressor]] = {
     "global-qsgd-exponential": lambda **common: hvq.GlobalQSGD(bits=4, levels="exponential", **common),
     "global-qsgd-rotated": lambda **common: hvq.GlobalQSGD(bits=8, rotate=True, **common),
     "eden-alltoall": lambda **common: hvq.EDEN(bits=2, server_bits=4, exchange="alltoall", **common),
+    "eden-trellis": lambda **common: hvq.EDEN(bits=2, trellis=True, **common),
     "binsgdm-average": lambda **common: hvq.BinSGDM(server_bits=3, **common),
 }
 

@@ -37,6 +37,7 @@ from horovod_quant.schemes.eden import balanced
 
 COPIES = 400
 every_width = pytest.mark.parametrize("bits", [1, 2, 3, 4])
+with_and_without_trellis = pytest.mark.parametrize("trellis", [False, True])
 every_bucket = pytest.mark.parametrize("bucket", UNLIKE_BUCKETS.values(), ids=UNLIKE_BUCKETS)
 
 
@@ -56,10 +57,13 @@ def exchanged(scheme: Any, buckets: list[np.ndarray], **arguments: Any) -> np.nd
 @every_width
 @every_bucket
 @pytest.mark.parametrize(("exchange", "workers"), [("allgather", 2), ("alltoall", 3)])
-def test_averages_are_unbiased(bucket: np.ndarray, bits: int, exchange: Any, workers: int) -> None:
+@with_and_without_trellis
+def test_averages_are_unbiased(
+    bucket: np.ndarray, bits: int, exchange: Any, workers: int, trellis: bool
+) -> None:
     buckets = shuffled(bucket, workers)
     mean = np.mean(np.array(buckets, np.float64), axis=0)
-    decoded = exchanged(EDEN(bits, exchange=exchange), buckets)
+    decoded = exchanged(EDEN(bits, exchange=exchange, trellis=trellis), buckets)
     largest = float(np.linalg.norm(bucket))
     assert_unbiased(decoded, mean, 8 * largest, 1e-6 * largest)
     errors = decoded - mean
@@ -70,15 +74,17 @@ def test_averages_are_unbiased(bucket: np.ndarray, bits: int, exchange: Any, wor
 @every_bucket
 @pytest.mark.parametrize("workers", [1, 5, extended(16)])
 @pytest.mark.parametrize("server_bits", [None, 4])
+@with_and_without_trellis
 def test_error_is_the_same_for_every_gradient_and_number_of_workers(
-    bucket: np.ndarray, workers: int, bits: int, server_bits: Any
+    bucket: np.ndarray, workers: int, bits: int, server_bits: Any, trellis: bool
 ) -> None:
     """That of each stage's ``D / (1 - D)``, see `bounds.eden_error`."""
-    scheme = EDEN(bits, server_bits or "auto", "alltoall" if server_bits else "allgather")
+    exchange: Any = "alltoall" if server_bits else "allgather"
+    scheme = EDEN(bits, server_bits or "auto", exchange, trellis=trellis)
     buckets = shuffled(bucket, workers)
     mean = np.mean(np.array(buckets, np.float64), axis=0)
     errors = ((exchanged(scheme, buckets) - mean) ** 2).sum(axis=1) / (mean**2).sum()
-    expected = bounds.eden_error(bits, server_bits, bounds.energy_ratio(buckets))
+    expected = bounds.eden_error(bits, server_bits, bounds.energy_ratio(buckets), trellis)
     assert_mean(errors, expected, 0.06 * expected)
 
 
@@ -107,7 +113,15 @@ def test_errors_of_nodes_average_out() -> None:
 @pytest.mark.parametrize("workers", [1, 2, 3, 12])
 @pytest.mark.parametrize(
     "scheme",
-    [EDEN(1), EDEN(3), EDEN(2, 4, "alltoall"), EDEN(4, exchange="allgather"), EDEN(error=0.2)],
+    [
+        EDEN(1),
+        EDEN(3),
+        EDEN(2, 4, "alltoall"),
+        EDEN(4, exchange="allgather"),
+        EDEN(error=0.2),
+        EDEN(3, trellis=True),
+        EDEN(error=0.2, trellis=True),
+    ],
     ids=str,
 )
 def test_the_error_that_it_tells_is_that_of_gaussian_gradients(scheme: EDEN, workers: int) -> None:
@@ -146,8 +160,8 @@ def test_the_server_has_a_rotation_of_its_own() -> None:
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 @pytest.mark.parametrize(
     "scheme",
-    [EDEN(2, exchange="allgather"), EDEN(1, 3, "alltoall"), EDEN(3)],
-    ids=["gathered", "served", "auto"],
+    [EDEN(2, exchange="allgather"), EDEN(1, 3, "alltoall"), EDEN(3), EDEN(2, 3, trellis=True)],
+    ids=["gathered", "served", "auto", "trellis"],
 )
 def test_signs_are_those_of_the_senders_counts(scheme: EDEN, workers: int) -> None:
     """A server's are those of the first worker's. Every average is what the kernels make of whole gradients."""
@@ -159,13 +173,16 @@ def test_signs_are_those_of_the_senders_counts(scheme: EDEN, workers: int) -> No
     for i, count in enumerate(lengths):
         chain = KeyChain(0, str(i))
         keys = [chain.key("worker", step % 2**31, rank) for rank, step in enumerate(steps)]
-        sent = [reference.encode_rotated(own[i], chosen.bits, key) for own, key in zip(groups, keys)]
+        sent = [
+            reference.encode_rotated(own[i], chosen.bits, key, trellis=chosen.trellis)
+            for own, key in zip(groups, keys)
+        ]
         expected, factor = np.empty(count, np.float32), 1.0 / workers
-        reference.add_rotated(*zip(*sent), chosen.bits, keys, factor, expected)
+        reference.add_rotated(*zip(*sent), chosen.bits, keys, factor, expected, trellis=chosen.trellis)
         if chosen.exchange == "alltoall":
             key = chain.key("server", steps[0])
-            served = reference.encode_rotated(expected, chosen.server_bits, key)
-            reference.decode_rotated(*served, chosen.server_bits, key, 1.0, expected)
+            served = reference.encode_rotated(expected, chosen.server_bits, key, trellis=chosen.trellis)
+            reference.decode_rotated(*served, chosen.server_bits, key, 1.0, expected, trellis=chosen.trellis)
         for result in finished:
             assert same_bits(result.write(i, factor, np.empty(count, np.float32)), expected)
 
@@ -243,6 +260,7 @@ def test_two_workers_gather_and_more_are_served() -> None:
     assert kinds[1] == kinds[2] == [Allgather]
     assert kinds[3] == kinds[50] == [Alltoall, Allgather]
     assert EDEN(2).for_workers(Workers(0, 20)) == EDEN(2, 3, "alltoall")
+    assert EDEN(2, trellis=True).for_workers(Workers(0, 20)) == EDEN(2, 3, "alltoall", trellis=True)
 
 
 @every_width
@@ -256,8 +274,9 @@ def test_the_servers_bits_grow_with_the_workers(bits: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 30])
 @pytest.mark.parametrize("error", [0.0096, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 2.0, 100])
-def test_a_promised_error_is_kept_with_the_fewest_bits(error: float, workers: int) -> None:
-    chosen = EDEN(error=error).widths(workers)
+@with_and_without_trellis
+def test_a_promised_error_is_kept_with_the_fewest_bits(error: float, workers: int, trellis: bool) -> None:
+    chosen = EDEN(error=error, trellis=trellis).widths(workers)
     assert chosen.error() <= error
     fewer = [
         (bits, server_bits, exchange)
@@ -266,12 +285,14 @@ def test_a_promised_error_is_kept_with_the_fewest_bits(error: float, workers: in
         for exchange, sent in (("allgather", workers * bits), ("alltoall", bits + server_bits))
         if sent < chosen.bits_sent(workers)
     ]
-    assert all(EDEN(*other).widths(workers).error() > error for other in fewer)
-    assert EDEN(error=error).for_workers(Workers(0, workers)) == EDEN(*chosen)
+    assert all(EDEN(*other, trellis=trellis).widths(workers).error() > error for other in fewer)
+    found = EDEN(error=error, trellis=trellis).for_workers(Workers(0, workers))
+    assert found == EDEN(*chosen[:3], trellis=trellis)
 
 
 def test_of_equally_many_bits_the_server_has_more() -> None:
-    assert EDEN(error=0.05).widths(4) == (3, 4, "alltoall")
+    assert EDEN(error=0.05).widths(4) == (3, 4, "alltoall", False)
+    assert EDEN(error=0.06, trellis=True).widths(4) == (3, 3, "alltoall", True)
 
 
 def test_arguments_with_which_it_cannot_work_are_refused() -> None:
@@ -287,7 +308,15 @@ def test_arguments_with_which_it_cannot_work_are_refused() -> None:
         ({"error": 0.1, "bits": 3}, "error=0.1 chooses the bits; leave out either bits=3 or the error"),
         ({"error": 0.1, "server_bits": 3}, "error=0.1 chooses the bits; leave out either server_bits=3"),
         ({"error": 0.009}, "error=0.009: exchange='auto' has at least 0.009592"),
-        ({"error": 0.01, "exchange": "alltoall"}, "at least 0.019276; an allgather has half of that"),
+        (
+            {"error": 0.01, "exchange": "alltoall"},
+            "at least 0.019276; an allgather has half of that; trellis=True has 30% less",
+        ),
+        (
+            {"error": 0.01, "exchange": "alltoall", "trellis": True},
+            "at least 0.013434; an allgather has half of that",
+        ),
+        ({"trellis": 1}, "trellis=1: use True or False"),
     ]:
         with pytest.raises(ValueError, match=re.escape(message)):
             EDEN(**arguments)

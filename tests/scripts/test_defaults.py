@@ -78,7 +78,12 @@ def test_the_readme_shows_edens_figures() -> None:
         for rate in ("1gbit", "100mbit")
     )
     row = " | ".join(["`EDEN()`", transformer.difference(EDENS, "eden-3"), *gains])
-    assert f"| {row} |" in (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert f"| {row} |" in readme
+    assert (
+        f"`EDEN(trellis=True)` ends at {transformer.difference(EDENS, 'eden-trellis-3')} for the same"
+        in readme
+    )
 
 
 def test_the_readme_shows_the_rivals_losses() -> None:

@@ -25,13 +25,14 @@ from helpers import (  # noqa: E402
 from literature import LITERATURE  # noqa: E402
 
 from horovod_quant import simulator  # noqa: E402
-from horovod_quant.kernels import keys, reference  # noqa: E402
+from horovod_quant.kernels import keys, reference, trellis  # noqa: E402
 from horovod_quant.kernels.keys import Key  # noqa: E402
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles  # noqa: E402
-from horovod_quant.kernels.rotation import rotated_elements  # noqa: E402
+from horovod_quant.kernels.rotation import LEVELS, rotated_elements  # noqa: E402
 from horovod_quant.schemes import Hierarchical  # noqa: E402
 from horovod_quant.schemes.base import Allgather, Allreduce, BinaryState, Gradient, Workers  # noqa: E402
 from horovod_quant.tensorflow import kernels  # noqa: E402
+from horovod_quant.tensorflow.trellis import trellis_codes  # noqa: E402
 
 KEY = Key(0x12345678, 0x9ABCDEF0)
 BFLOAT16 = np.uint16
@@ -432,9 +433,12 @@ def test_squares_are_added_row_by_row(way: Callable, bucket_size: int) -> None:
 
 # ---- rotated
 
+with_and_without_trellis = pytest.mark.parametrize("trellis", [False, True])
+
 
 @cases
-def test_rotated(way: Callable, count: int, bucket_size: int, dtype: Any, bits: int) -> None:
+@with_and_without_trellis
+def test_rotated(way: Callable, count: int, bucket_size: int, dtype: Any, bits: int, trellis: bool) -> None:
     bits = 1 + bits % 4
     given = make_input(count, bucket_size, dtype, count + 3)
     keys_of_all = [Key(rank, 7) for rank in range(3)]
@@ -446,29 +450,86 @@ def test_rotated(way: Callable, count: int, bucket_size: int, dtype: Any, bits: 
 
     def rotated(backend, out, x, words, scales):
         return [
-            *backend.encode_rotated(x, bits, KEY, start),
-            *backend.encode_rotated(x, bits, joint_keys()[1]),
+            *backend.encode_rotated(x, bits, KEY, start, trellis=trellis),
+            *backend.encode_rotated(x, bits, joint_keys()[1], trellis=trellis),
             backend.decode_rotated(
-                words[0], scales[0], bits, KEY, FACTORS[1 + bits], out(count, dtype), start
+                words[0], scales[0], bits, KEY, FACTORS[1 + bits], out(count, dtype), start, trellis
             ),
-            backend.add_rotated(words, scales, bits, keys_of_all, 1 / 3, out(count, dtype)),
-            backend.add_rotated(words[:1], scales[:1], bits, keys_of_all[:1], 1.0, out(count, np.float16)),
+            backend.add_rotated(words, scales, bits, keys_of_all, 1 / 3, out(count, dtype), trellis=trellis),
+            backend.add_rotated(
+                words[:1], scales[:1], bits, keys_of_all[:1], 1.0, out(count, np.float16), 0, trellis
+            ),
         ]
 
     assert_same(way, rotated, given.x, words, scales)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
-def test_rotated_numbers_of_all_sizes(way: Callable, bits: int) -> None:
+@with_and_without_trellis
+def test_rotated_numbers_of_all_sizes(way: Callable, bits: int, trellis: bool) -> None:
     def rotated(backend, out, x):
-        words, scales = backend.encode_rotated(x, bits, KEY)
+        words, scales = backend.encode_rotated(x, bits, KEY, trellis=trellis)
+        decoded = out(x.shape[0], np.float32)
         return [
             words,
             scales,
-            backend.decode_rotated(words, scales, bits, KEY, 0.5, out(x.shape[0], np.float32)),
+            backend.decode_rotated(words, scales, bits, KEY, 0.5, decoded, trellis=trellis),
         ]
 
     assert_same(way, rotated, buckets_of_all_sizes(bits))
+
+
+@pytest.mark.parametrize("size", [32, 64, 128, 256, 512])
+@with_and_without_trellis
+def test_rotated_short_buckets(way: Callable, size: int, trellis: bool) -> None:
+    bits = 1 + size.bit_length() % 4
+
+    def rotated(backend, out, x):
+        words, scales = backend.encode_rotated(x, bits, KEY, trellis=trellis)
+        decoded = out(size, np.float16)
+        return [
+            words,
+            scales,
+            backend.decode_rotated(words, scales, bits, KEY, 1.0, decoded, trellis=trellis),
+        ]
+
+    assert_same(way, rotated, gaussian(size, size))
+
+
+@pytest.mark.parametrize("size", [64, TILE])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_paths_whose_sums_are_all_but_equal(way: Callable, bits: int, size: int) -> None:
+    """A product that is not rounded before it is added leads to another path in some of the lanes."""
+    z, units = between_two_paths(bits, size)
+
+    def paths(backend, out, z, units):
+        if backend is reference:
+            return [trellis.trellis_codes(z, units, bits, LEVELS[bits]).reshape(-1)]
+        return [tf.reshape(trellis_codes(z, units, bits, LEVELS[bits]), [-1])]
+
+    assert_same(way, paths, z, units)
+
+
+def between_two_paths(bits: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates and units of buckets, in pairs: their last rows differ in a last digit, and so do all their paths."""
+    pairs = 32
+    units = np.linspace(5, 90, pairs, dtype=np.float32)
+    low = gaussian(bits, pairs, size) * units[:, None]
+    high = low.copy()
+    low[:, -ROW:], high[:, -ROW:] = -units[:, None], units[:, None]
+
+    def paths(z: np.ndarray) -> np.ndarray:
+        return trellis.trellis_codes(z, units, bits, LEVELS[bits]).reshape(pairs, -1, ROW)
+
+    path_of_low = paths(low)
+    for _ in range(60):
+        middle = low.copy()
+        middle[:, -ROW:] = (low[:, -ROW:] + high[:, -ROW:]) / 2
+        same = (paths(middle) == path_of_low).all(axis=1)
+        low[:, -ROW:] = np.where(same, middle[:, -ROW:], low[:, -ROW:])
+        high[:, -ROW:] = np.where(same, high[:, -ROW:], middle[:, -ROW:])
+    return np.concatenate([low, high]), np.concatenate([units, units])
 
 
 def test_rotated_arrays_that_do_not_fit() -> None:

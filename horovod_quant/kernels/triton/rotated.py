@@ -62,6 +62,7 @@ def encode_rotated(
     start: int = 0,
     out: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    trellis: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_bits(bits)
     x = floats(x, "x")
@@ -85,6 +86,7 @@ def encode_rotated(
         _round_coordinates,
         Job(coordinates, _ROUNDED * TILE, entries, ("target", "scale")),
         BITS=bits,
+        TRELLIS=trellis,
         TILES=_ROUNDED,
     )
     return words, scales
@@ -98,8 +100,9 @@ def decode_rotated(
     factor: float,
     out: torch.Tensor,
     start: int = 0,
+    trellis: bool = False,
 ) -> torch.Tensor:
-    return add_rotated([words], [scales], bits, [key], factor, out, start)
+    return add_rotated([words], [scales], bits, [key], factor, out, start, trellis)
 
 
 def add_rotated(
@@ -110,6 +113,7 @@ def add_rotated(
     factor: float,
     out: torch.Tensor,
     start: int = 0,
+    trellis: bool = False,
 ) -> torch.Tensor:
     check_bits(bits)
     check_workers(words, scales, keys)
@@ -126,6 +130,7 @@ def add_rotated(
         KIND=KINDS[out.dtype],
         ALIGNED=aligned(out),
         BITS=bits,
+        TRELLIS=trellis,
         WORKERS=len(words),
         TILES=_ADDED,
     )

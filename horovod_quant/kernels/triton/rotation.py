@@ -32,6 +32,7 @@ from horovod_quant.kernels.triton.elements import (
     write,
 )
 from horovod_quant.kernels.triton.norms import sum_of_lanes
+from horovod_quant.kernels.triton.trellis import levels_of_codes, write_trellis_codes
 
 KEY_ENTRIES = tl.constexpr(6)
 """Numbers of a key in a list of pointers, see `signs_key`."""
@@ -124,26 +125,45 @@ def _in_range(x, usable, factor):
 
 
 @triton.jit
-def round_coordinates(table, owners, BITS: tl.constexpr, TILES: tl.constexpr):
+def round_coordinates(table, owners, BITS: tl.constexpr, TRELLIS: tl.constexpr, TILES: tl.constexpr):
     """Packed codes, and the buckets' scales, of what `rotate` has made. A program takes ``TILES`` tiles."""
     row, block = place(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     if left == TILES * TILE:
-        _round_coordinates(row, block, left, BITS, TILES, WHOLE=True)
+        _round_coordinates(row, block, left, BITS, TRELLIS, TILES, WHOLE=True)
     else:
-        _round_coordinates(row, block, left, BITS, TILES, WHOLE=False)
+        _round_coordinates(row, block, left, BITS, TRELLIS, TILES, WHOLE=False)
 
 
 @triton.jit
-def _round_coordinates(row, block, left, BITS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr):
+def _round_coordinates(
+    row, block, left, BITS: tl.constexpr, TRELLIS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr
+):
     source = tl.load(row + SOURCE).to(tl.pointer_type(tl.float32)) + block * (TILES * TILE)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW)
     word_rows = (left // ROW * BITS + 31) // 32
     tile = tl.arange(0, TILES)
-    lane = tl.arange(0, ROW)
     used = below(tile * TILE, left, WHOLE)
     norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32)) + block * TILES
     units = tl.load(norms + tile, mask=used, other=0.0)[:, None]
+    if TRELLIS:
+        lanes = write_trellis_codes(source, target, left, word_rows, units, BITS, TILES, WHOLE)
+    else:
+        lanes = _write_nearest_codes(source, target, left, word_rows, units, BITS, TILES, WHOLE)
+    products = sum_of_lanes(lanes, TILES)
+    squares = tl.load(row + SQUARES).to(tl.pointer_type(tl.float64)) + block * TILES
+    squares = tl.load(squares + tile, mask=used, other=0.0)
+    scales = (squares / tl.where(products != 0.0, products, 1.0)).to(tl.float32)
+    tl.store(tl.load(row + SCALE).to(tl.pointer_type(tl.float32)) + block * TILES + tile, scales, mask=used)
+
+
+@triton.jit
+def _write_nearest_codes(
+    source, target, left, word_rows, units, BITS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr
+):
+    """See `write_trellis_codes`."""
+    tile = tl.arange(0, TILES)
+    lane = tl.arange(0, ROW)
     lanes = tl.zeros([TILES, ROW], tl.float64)
     words = tl.zeros([TILES, ROW], tl.uint32)
     for number in tl.static_range(32):
@@ -163,11 +183,7 @@ def _round_coordinates(row, block, left, BITS: tl.constexpr, TILES: tl.constexpr
                 words = codes >> (32 - number * BITS % 32)
             else:
                 words = tl.zeros([TILES, ROW], tl.uint32)
-    products = sum_of_lanes(lanes, TILES)
-    squares = tl.load(row + SQUARES).to(tl.pointer_type(tl.float64)) + block * TILES
-    squares = tl.load(squares + tile, mask=used, other=0.0)
-    scales = (squares / tl.where(products > 0.0, products, 1.0)).to(tl.float32)
-    tl.store(tl.load(row + SCALE).to(tl.pointer_type(tl.float32)) + block * TILES + tile, scales, mask=used)
+    return lanes
 
 
 # ---- back --------------------------------------------------------------------------------------------------------
@@ -176,7 +192,8 @@ def _round_coordinates(row, block, left, BITS: tl.constexpr, TILES: tl.constexpr
 @triton.jit
 def add_rotated(
     table, owners,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, WORKERS: tl.constexpr, TILES: tl.constexpr,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, TRELLIS: tl.constexpr, WORKERS: tl.constexpr,
+    TILES: tl.constexpr,
 ):  # fmt: skip
     """The sum of the workers' elements. A program takes ``TILES`` tiles.
 
@@ -185,25 +202,25 @@ def add_rotated(
     row, block = place(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     if left == TILES * TILE:
-        _add_rotated(table, row, block, left, KIND, ALIGNED, BITS, WORKERS, TILES, WHOLE=True)
+        _add_rotated(table, row, block, left, KIND, ALIGNED, BITS, TRELLIS, WORKERS, TILES, WHOLE=True)
     else:
-        _add_rotated(table, row, block, left, KIND, ALIGNED, BITS, WORKERS, TILES, WHOLE=False)
+        _add_rotated(table, row, block, left, KIND, ALIGNED, BITS, TRELLIS, WORKERS, TILES, WHOLE=False)
 
 
 @triton.jit
 def _add_rotated(
     table, row, block, left,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, WORKERS: tl.constexpr, TILES: tl.constexpr,
-    WHOLE: tl.constexpr,
+    KIND: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, TRELLIS: tl.constexpr, WORKERS: tl.constexpr,
+    TILES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     first = block * (TILES * TILE)
     index = 2 * ((tl.load(row + START) + first) // ROW)
     factor = float_bits(tl.load(row + FACTOR))
     pointers = table + tl.load(row + POINTERS)
-    total = _workers_values(pointers, index, block, left, factor, BITS, TILES, WHOLE)
+    total = _workers_values(pointers, index, block, left, factor, BITS, TRELLIS, TILES, WHOLE)
     for worker in range(1, WORKERS):
         own = pointers + (2 + KEY_ENTRIES) * worker
-        total = total + _workers_values(own, index, block, left, factor, BITS, TILES, WHOLE)
+        total = total + _workers_values(own, index, block, left, factor, BITS, TRELLIS, TILES, WHOLE)
     offsets = tl.arange(0, TILES * TILE)
     target = float_pointer(tl.load(row + TARGET), KIND, ALIGNED) + first
     write(target, offsets, total, below(offsets, left, WHOLE), KIND)
@@ -211,17 +228,25 @@ def _add_rotated(
 
 @triton.jit
 def _workers_values(
-    pointers, index, block, left, factor, BITS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr
-):
+    pointers, index, block, left, factor,
+    BITS: tl.constexpr, TRELLIS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
     """One worker's elements, by tile."""
     tile = tl.arange(0, TILES)
     count = _coordinates(left)
     number = tl.arange(0, TILES * 32)
     inside = tl.broadcast_to(below(number * ROW, count, WHOLE)[:, None], [TILES * 32, ROW])
     words = tl.load(pointers).to(tl.pointer_type(tl.uint32))
-    codes = codes_at(words, (block * (TILES * 32)).to(tl.int32) + number, inside, BITS)
-    levels = _magnitudes(codes & (2 ** (BITS - 1) - 1), BITS).to(tl.uint32, bitcast=True)
-    levels = (levels | ((codes >> (BITS - 1)) << 31)).to(tl.float32, bitcast=True)
+    rows = (block * (TILES * 32)).to(tl.int32) + number
+    codes = codes_at(words, rows, inside, BITS)
+    if TRELLIS:
+        in_tile = (number % 32)[:, None]
+        before = codes_at(words, rows - 1, inside & (in_tile > 0), BITS)
+        earlier = codes_at(words, rows - 2, inside & (in_tile > 1), BITS)
+        levels = levels_of_codes(codes, before, earlier, in_tile == 0, BITS)
+    else:
+        levels = _magnitudes(codes & (2 ** (BITS - 1) - 1), BITS).to(tl.uint32, bitcast=True)
+        levels = (levels | ((codes >> (BITS - 1)) << 31)).to(tl.float32, bitcast=True)
 
     k0, k1, shift, addend, flip = signs_key(pointers + 2, index)
     x = _transformed(tl.reshape(levels, [TILES * TILE]), count, TILES, WHOLE)

@@ -1,0 +1,206 @@
+// Trellis-coded quantization: trellis.py says what it means. Included once for each instruction set, by native_rotation.h.
+
+namespace ISA {
+
+// Numbers by the lower bits of an index, as many as a power of two.
+template <i64 COUNT>
+struct Numbers {
+  static constexpr i64 TABLES = COUNT > Table::SIZE ? COUNT / Table::SIZE : 1;
+  Table tables[TABLES];
+
+  // Number i is `number(i)`.
+  template <class Number>
+  INLINE explicit Numbers(Number number) {
+    for (i64 t = 0; t < TABLES; t++)
+      for (i64 i = 0; i < Table::SIZE; i++) tables[t].of[i] = number((t * Table::SIZE + i) % COUNT);
+  }
+
+  INLINE Floats operator[](Ints indices) const {
+    Floats found = tables[0][indices];
+#pragma GCC unroll 8
+    for (i64 t = 1; t < TABLES; t++) {
+      const Ints is_there = (indices & (i32)(COUNT - 1)) >= (i32)(t * Table::SIZE);
+      found = (Floats)(((Ints)tables[t][indices] & is_there) | ((Ints)found & ~is_there));
+    }
+    return found;
+  }
+};
+
+// Levels in ascending order, of which SUBSETS belong to a subset each, one after another, and the middles in subsets.
+template <i64 BITS, i64 SUBSETS>
+struct Subsets {
+  static constexpr i64 POINTS = 1 << (BITS - 1), LEVELS = SUBSETS * POINTS;
+  float levels[LEVELS], middles[LEVELS];  // times the unit
+
+  INLINE Subsets(const double* positive, float unit) {
+    for (i64 i = 0; i < LEVELS; i++) {
+      levels[i] = (float)ascending(positive, i) * unit;
+      if (i + SUBSETS < LEVELS) middles[i] = middle(positive, i) * unit;
+    }
+  }
+
+  static INLINE double ascending(const double* positive, i64 i) {
+    return i < LEVELS / 2 ? -positive[LEVELS / 2 - 1 - i] : positive[i - LEVELS / 2];
+  }
+
+  static INLINE float middle(const double* positive, i64 i) {
+    return (float)((ascending(positive, i) + ascending(positive, i + SUBSETS)) / 2);
+  }
+
+  // Of the subset's nearest level.
+  INLINE Floats distance(Floats z, i64 subset) const {
+    Floats nearest = Floats{} + levels[subset];
+#pragma GCC unroll 8
+    for (i64 i = subset; i + SUBSETS < LEVELS; i += SUBSETS)
+      nearest = chosen(z, Floats{} + middles[i], Floats{} + levels[i + SUBSETS], nearest);
+    const Floats difference = z - nearest;
+    return difference * difference;
+  }
+};
+
+// The places of nearest levels in subsets of the lanes' own, by bisection.
+template <i64 BITS, i64 SUBSETS>
+struct Places {
+  Numbers<SUBSETS << (BITS - 1)> middles;  // times the unit; one by a subset, two more by its half, and so on
+
+  INLINE Places(const double* positive, float unit)
+      : middles([&](i64 i) { return middle_at(positive, i) * unit; }) {}
+
+  // Index ``SUBSETS (2^s + h) + subset`` is the middle of the part h of 2^s of the subset.
+  static float middle_at(const double* positive, i64 i) {
+    const i64 part = i / SUBSETS;
+    if (!part) return 0;
+    i64 parts = part;
+    while (parts & (parts - 1)) parts &= parts - 1;
+    const i64 width = Subsets<BITS, SUBSETS>::POINTS / parts;
+    return Subsets<BITS, SUBSETS>::middle(positive, i % SUBSETS + SUBSETS * ((part - parts) * width + width / 2 - 1));
+  }
+
+  INLINE Ints of(Floats z, Ints subset) const {
+    Ints place{};
+#pragma GCC unroll 4
+    for (i64 bit = BITS - 2; bit >= 0; bit--) {
+      const Ints part = place + (1 << (BITS - 2 - bit));
+      place = marked(place * 2, z, middles[part * (i32)SUBSETS + subset], 1);
+    }
+    return place;
+  }
+};
+
+static const double TRELLIS_LEVELS[] = {
+    0.3965216, 1.1846127,
+    0.1745822, 0.6357927, 1.0658745, 1.8668883,
+    0.0934709, 0.3200105, 0.5210609, 0.7691846, 1.0189391, 1.3346746, 1.7585782, 2.4517541,
+    0.0402142, 0.1579808, 0.2418479, 0.3609421, 0.4527030, 0.5760727, 0.6802912, 0.8124041,
+    0.9361862, 1.0869171, 1.2436125, 1.4360499, 1.6670287, 1.9652344, 2.3640281, 2.9742886};  // clang-format off
+
+template <i64 BITS>
+INLINE const double* trellis_levels() { return TRELLIS_LEVELS + (1 << BITS) - 2; }
+template <i64 BITS>
+INLINE const double* first_levels() { return LLOYD_MAX_LEVELS + (1 << (BITS - 1)) - 1; }
+
+// The branches of a bucket's coordinates: bit r of a lane is that of row r.
+template <i64 BITS>
+struct Path {
+  Ints branches[PARTS];
+
+  // `z` gives vectors.
+  template <class Z>
+  INLINE Path(i64 rows, float unit, Z z) {
+    const Subsets<BITS, 2> first(first_levels<BITS>(), unit);
+    const Subsets<BITS, 4> others(trellis_levels<BITS>(), unit);
+    for (i64 part = 0; part < PARTS; part++) {
+      const Floats far = Floats{} + 0x1p120f;
+      Floats sums[4] = {first.distance(z(0, part), 0), first.distance(z(0, part), 1), far, far};
+      Ints decisions[4] = {};
+      for (i64 row = 1; row < rows; row++) {
+        const Floats own = z(row, part);
+        const i32 bit = (i32)(1u << row);
+        Floats distances[4], next[4];
+#pragma GCC unroll 4
+        for (i64 subset = 0; subset < 4; subset++) distances[subset] = others.distance(own, subset);
+#pragma GCC unroll 4
+        for (i64 state = 0; state < 4; state++) {
+          const i64 before = state / 2, subset = before + (state % 2) * 2;
+          const Floats low = sums[before] + distances[subset], high = sums[before + 2] + distances[subset ^ 2];
+          decisions[state] = marked(decisions[state], low, high, bit);
+          next[state] = chosen(low, high, high, low);
+        }
+        memcpy(sums, next, sizeof sums);
+      }
+      branches[part] = traced(rows, sums, decisions);
+    }
+  }
+
+  INLINE Ints branch(i64 row, i64 part) const { return branches[part] >> (i32)row & 1; }
+
+  // Of the codes of a row after the first.
+  INLINE Ints subset(i64 row, i64 part) const {
+    const Ints own = branches[part];
+    return ((own << 1) >> (i32)row & 1) | ((own ^ (own << 2)) >> (i32)row & 1) << 1;
+  }
+
+ private:
+  static INLINE Ints traced(i64 rows, const Floats* sums, const Ints* decisions) {
+    // All bits of a lane are set, or none, of the branches of the row that has been reached and of the one before.
+    const Ints low = sums[0] > sums[1], high = sums[2] > sums[3];
+    const Ints upper = chosen(sums[0], sums[1], sums[1], sums[0]) > chosen(sums[2], sums[3], sums[3], sums[2]);
+    Ints own = (low & ~upper) | (high & upper), before = upper, path{};
+    for (i64 row = rows - 1; row > 0; row--) {
+      path |= own & (i32)(1u << row);
+      const Ints if_zero = (decisions[0] & ~own) | (decisions[1] & own);
+      const Ints if_one = (decisions[2] & ~own) | (decisions[3] & own);
+      const Ints earlier = (((if_zero & ~before) | (if_one & before)) << (i32)(31 - row)) >> 31;
+      own = before;
+      before = earlier;
+    }
+    return path | (own & 1);
+  }
+};
+
+// Levels of a bucket's codes, by the codes before them.
+template <i64 BITS>
+struct TrellisLevels {
+  Numbers<1 << BITS> first;
+  Numbers<2 << BITS> others;
+
+  INLINE TrellisLevels()
+      : first([](i64 i) { return (float)Subsets<BITS, 2>::ascending(first_levels<BITS>(), i); }),
+        others([](i64 i) { return (float)Subsets<BITS, 4>::ascending(trellis_levels<BITS>(), i); }) {}
+};
+
+// Gives the levels of codes, which it is asked for in their order.
+template <i64 BITS>
+struct TrellisReader {
+  const TrellisLevels<BITS>& levels;
+  Ints before[PARTS], earlier[PARTS];  // the codes, of which the lowest bit matters
+
+  INLINE Floats level(i64 vector, Ints code) {
+    const i64 part = vector % PARTS;
+    const bool is_first = vector < PARTS;
+    const Ints subset = is_first ? Ints{} : (before[part] & 1) | ((code ^ earlier[part]) & 1) << 1;
+    earlier[part] = is_first ? Ints{} : before[part];
+    before[part] = code;
+    return is_first ? levels.first[code] : levels.others[(code >> 1 << 2) | subset];
+  }
+};
+
+// Codes of a bucket's coordinates, which `z` gives; the sum of the products of coordinates and their levels.
+template <i64 BITS, class Z>
+INLINE double encode_trellis(i64 rows, float unit, const TrellisLevels<BITS>& levels, u32* words, Z z) {
+  const Path<BITS> path(rows, unit, z);
+  const Places<BITS, 2> first(first_levels<BITS>(), unit);
+  const Places<BITS, 4> others(trellis_levels<BITS>(), unit);
+  ProductSums products;
+  pack_codes<BITS>(rows, words, [&](i64 row, i64 part) INLINE_LAMBDA {
+    const Floats own = z(row, part);
+    const Ints branch = path.branch(row, part), subset = row ? path.subset(row, part) : branch;
+    const Ints place = row ? others.of(own, subset) : first.of(own, subset);
+    const Ints code = place * 2 + branch;
+    products.add(part, own, row ? levels.others[place * 4 + subset] : levels.first[code]);
+    return code;
+  });
+  return products.take();
+}
+
+}  // namespace ISA
