@@ -253,25 +253,32 @@ static __attribute__((noinline)) double rotate_scaled(Bucket& bucket, const Sign
 
 namespace ISA {
 
-// Codes of a bucket's coordinates, which `z` gives; the sum of the products of coordinates and their levels.
-template <i64 BITS, class Z>
-INLINE double encode_nearest(i64 rows, float unit, const Levels<BITS>& levels, u32* words, Z z) {
-  const Thresholds<BITS> thresholds(unit);
-  ProductSums products;
-  pack_codes<BITS>(rows, words, [&](i64 row, i64 part) INLINE_LAMBDA {
-    const Floats own = z(row, part);
-    const Ints code = thresholds.code_of(own);
-    products.add(part, Levels<BITS>::SIGNED ? own : (Floats)((Ints)own & (i32)ABS), levels.table[code]);
-    return code;
-  });
-  return products.take();
-}
+template <i64 BITS>
+struct NearestCoding {
+  Levels<BITS> levels;
+
+  INLINE NearestCoding() {}
+
+  // Codes of a bucket's coordinates, which `z` gives; the sum of the products of coordinates and their levels.
+  template <class Z>
+  INLINE double encode(i64 rows, float unit, u32* words, Z z) const {
+    const Thresholds<BITS> thresholds(unit);
+    ProductSums products;
+    pack_codes<BITS>(rows, words, [&](i64 row, i64 part) INLINE_LAMBDA {
+      const Floats own = z(row, part);
+      const Ints code = thresholds.code_of(own);
+      products.add(part, Levels<BITS>::SIGNED ? own : (Floats)((Ints)own & (i32)ABS), levels.table[code]);
+      return code;
+    });
+    return products.take();
+  }
+};
 
 template <i64 BITS, bool TRELLIS>
 INLINE void encode_rotated(const void* x, i64 type, i64 count, Signs& signs, u32* out, float* scales) {
   DefaultArithmetic scope;
   Reader in(x, type, count);
-  const std::conditional_t<TRELLIS, TrellisLevels<BITS>, Levels<BITS>> levels;
+  const std::conditional_t<TRELLIS, TrellisCoding<BITS>, NearestCoding<BITS>> coding;
   for (i64 tile = 0; tile < in.tiles(); tile++) {
     const float* source = in.tile(tile);
     const i64 size = rotated_elements(in.elements(tile));
@@ -290,9 +297,7 @@ INLINE void encode_rotated(const void* x, i64 type, i64 count, Signs& signs, u32
     const double square_sum = rotate_scaled(bucket, signs, in, tile, source, size, float_of((u32)(127 - shift) << 23));
     const float unit = (float)__builtin_sqrt(square_sum * (double)size);
     const auto z = [&](i64 row, i64 part) INLINE_LAMBDA { return bucket.at(row * PARTS + part); };
-    double product_sum;
-    if constexpr (TRELLIS) product_sum = encode_trellis<BITS>(size / ROW, unit, levels, words, z);
-    else product_sum = encode_nearest<BITS>(size / ROW, unit, levels, words, z);
+    const double product_sum = coding.encode(size / ROW, unit, words, z);
     const u64 two_to_shift = (u64)(1023 + shift) << 52;
     double factor;
     memcpy(&factor, &two_to_shift, sizeof factor);

@@ -30,12 +30,12 @@ struct Numbers {
 template <i64 BITS, i64 SUBSETS>
 struct Subsets {
   static constexpr i64 POINTS = 1 << (BITS - 1), LEVELS = SUBSETS * POINTS;
-  float levels[LEVELS], middles[LEVELS];  // times the unit
+  float levels[LEVELS], middles[LEVELS] = {};
 
-  INLINE Subsets(const double* positive, float unit) {
+  INLINE explicit Subsets(const double* positive) {
     for (i64 i = 0; i < LEVELS; i++) {
-      levels[i] = (float)ascending(positive, i) * unit;
-      if (i + SUBSETS < LEVELS) middles[i] = middle(positive, i) * unit;
+      levels[i] = (float)ascending(positive, i);
+      if (i + SUBSETS < LEVELS) middles[i] = middle(positive, i);
     }
   }
 
@@ -61,10 +61,9 @@ struct Subsets {
 // The places of nearest levels in subsets of the lanes' own, by bisection.
 template <i64 BITS, i64 SUBSETS>
 struct Places {
-  Numbers<SUBSETS << (BITS - 1)> middles;  // times the unit; one by a subset, two more by its half, and so on
+  Numbers<SUBSETS << (BITS - 1)> middles;  // one by a subset, two more by its half, and so on
 
-  INLINE Places(const double* positive, float unit)
-      : middles([&](i64 i) { return middle_at(positive, i) * unit; }) {}
+  INLINE explicit Places(const double* positive) : middles([&](i64 i) { return middle_at(positive, i); }) {}
 
   // Index ``SUBSETS (2^s + h) + subset`` is the middle of the part h of 2^s of the subset.
   static float middle_at(const double* positive, i64 i) {
@@ -92,12 +91,31 @@ static const double TRELLIS_LEVELS[] = {
     0.1745822, 0.6357927, 1.0658745, 1.8668883,
     0.0934709, 0.3200105, 0.5210609, 0.7691846, 1.0189391, 1.3346746, 1.7585782, 2.4517541,
     0.0402142, 0.1579808, 0.2418479, 0.3609421, 0.4527030, 0.5760727, 0.6802912, 0.8124041,
-    0.9361862, 1.0869171, 1.2436125, 1.4360499, 1.6670287, 1.9652344, 2.3640281, 2.9742886};  // clang-format off
+    0.9361862, 1.0869171, 1.2436125, 1.4360499, 1.6670287, 1.9652344, 2.3640281, 2.9742886};
 
 template <i64 BITS>
 INLINE const double* trellis_levels() { return TRELLIS_LEVELS + (1 << BITS) - 2; }
 template <i64 BITS>
 INLINE const double* first_levels() { return LLOYD_MAX_LEVELS + (1 << (BITS - 1)) - 1; }
+
+// What encoding compares coordinates with.
+template <i64 BITS>
+struct alignas(64) TrellisTables {
+  Subsets<BITS, 4> others{trellis_levels<BITS>()};
+  Subsets<BITS, 2> first{first_levels<BITS>()};
+  Places<BITS, 4> places{trellis_levels<BITS>()};
+  Places<BITS, 2> first_places{first_levels<BITS>()};
+
+  INLINE TrellisTables() {}
+
+  // All of it times a bucket's unit.
+  INLINE TrellisTables times(float unit) const {
+    TrellisTables scaled = *this;
+    float* numbers = (float*)&scaled;
+    for (u64 i = 0; i < sizeof scaled / sizeof unit; i++) numbers[i] *= unit;
+    return scaled;
+  }
+};
 
 // The branches of a bucket's coordinates: bit r of a lane is that of row r.
 template <i64 BITS>
@@ -106,19 +124,17 @@ struct Path {
 
   // `z` gives vectors.
   template <class Z>
-  INLINE Path(i64 rows, float unit, Z z) {
-    const Subsets<BITS, 2> first(first_levels<BITS>(), unit);
-    const Subsets<BITS, 4> others(trellis_levels<BITS>(), unit);
+  INLINE Path(i64 rows, const TrellisTables<BITS>& tables, Z z) {
     for (i64 part = 0; part < PARTS; part++) {
       const Floats far = Floats{} + 0x1p120f;
-      Floats sums[4] = {first.distance(z(0, part), 0), first.distance(z(0, part), 1), far, far};
+      Floats sums[4] = {tables.first.distance(z(0, part), 0), tables.first.distance(z(0, part), 1), far, far};
       Ints decisions[4] = {};
       for (i64 row = 1; row < rows; row++) {
         const Floats own = z(row, part);
         const i32 bit = (i32)(1u << row);
         Floats distances[4], next[4];
 #pragma GCC unroll 4
-        for (i64 subset = 0; subset < 4; subset++) distances[subset] = others.distance(own, subset);
+        for (i64 subset = 0; subset < 4; subset++) distances[subset] = tables.others.distance(own, subset);
 #pragma GCC unroll 4
         for (i64 state = 0; state < 4; state++) {
           const i64 before = state / 2, subset = before + (state % 2) * 2;
@@ -185,22 +201,29 @@ struct TrellisReader {
   }
 };
 
-// Codes of a bucket's coordinates, which `z` gives; the sum of the products of coordinates and their levels.
-template <i64 BITS, class Z>
-INLINE double encode_trellis(i64 rows, float unit, const TrellisLevels<BITS>& levels, u32* words, Z z) {
-  const Path<BITS> path(rows, unit, z);
-  const Places<BITS, 2> first(first_levels<BITS>(), unit);
-  const Places<BITS, 4> others(trellis_levels<BITS>(), unit);
-  ProductSums products;
-  pack_codes<BITS>(rows, words, [&](i64 row, i64 part) INLINE_LAMBDA {
-    const Floats own = z(row, part);
-    const Ints branch = path.branch(row, part), subset = row ? path.subset(row, part) : branch;
-    const Ints place = row ? others.of(own, subset) : first.of(own, subset);
-    const Ints code = place * 2 + branch;
-    products.add(part, own, row ? levels.others[place * 4 + subset] : levels.first[code]);
-    return code;
-  });
-  return products.take();
-}
+template <i64 BITS>
+struct TrellisCoding {
+  TrellisTables<BITS> tables;
+  TrellisLevels<BITS> levels;
+
+  INLINE TrellisCoding() {}
+
+  // As `NearestCoding::encode`.
+  template <class Z>
+  INLINE double encode(i64 rows, float unit, u32* words, Z z) const {
+    const TrellisTables<BITS> scaled = tables.times(unit);
+    const Path<BITS> path(rows, scaled, z);
+    ProductSums products;
+    pack_codes<BITS>(rows, words, [&](i64 row, i64 part) INLINE_LAMBDA {
+      const Floats own = z(row, part);
+      const Ints branch = path.branch(row, part), subset = row ? path.subset(row, part) : branch;
+      const Ints place = row ? scaled.places.of(own, subset) : scaled.first_places.of(own, subset);
+      const Ints code = place * 2 + branch;
+      products.add(part, own, row ? levels.others[place * 4 + subset] : levels.first[code]);
+      return code;
+    });
+    return products.take();
+  }
+};
 
 }  // namespace ISA
