@@ -232,19 +232,23 @@ INLINE void pack_codes(i64 rows, u32* out, Code code) {
   if (shift) write();
 }
 
-// The coordinates of a bucket's elements times a power of two, less what is tiny then; returns the sum of their squares.
-static __attribute__((noinline)) double rotate_scaled(Bucket& bucket, const Signs& signs, const Reader& in, i64 tile,
-                                               const float* source, i64 size, float power) {
-  ProductSums squares;
+// The coordinates of a bucket's elements times a power of two, less what is tiny then.
+static __attribute__((noinline)) void rotate_scaled(Bucket& bucket, const Signs& signs, const Reader& in, i64 tile,
+                                                    const float* source, i64 size, float power) {
   bucket.rotate(signs, size, [&](i64 i) INLINE_LAMBDA {
     if (i % PARTS == 0) in.prefetch_next(tile, i / PARTS);
     const Floats value = vector_at<Floats>(source + i * VECTOR) * power;
     const Ints is_large = (Floats)((Ints)value & (i32)ABS) >= Floats{} + 0x1p-100f;
-    const Floats own = (Floats)((Ints)value & is_large);
-    squares.add(i % PARTS, own, own);
-    return own;
+    return (Floats)((Ints)value & is_large);
   });
-  return squares.take();
+}
+
+// 2 to the power of a normal number's exponent.
+INLINE double power_of_two(i64 exponent) {
+  const u64 bits = (u64)(1023 + exponent) << 52;
+  double power;
+  memcpy(&power, &bits, sizeof power);
+  return power;
 }
 
 }  // namespace ISA
@@ -259,15 +263,17 @@ struct NearestCoding {
 
   INLINE NearestCoding() {}
 
-  // Codes of a bucket's coordinates, which `z` gives; the sum of the products of coordinates and their levels.
-  template <class Z>
-  INLINE double encode(i64 rows, float unit, u32* words, Z z) const {
+  // Codes of a bucket's coordinates; the sum of the products of coordinates and their levels.
+  INLINE double encode(i64 rows, float unit, u32* words, const float* z) const {
     const Thresholds<BITS> thresholds(unit);
     ProductSums products;
     pack_codes<BITS>(rows, words, [&](i64 row, i64 part) INLINE_LAMBDA {
-      const Floats own = z(row, part);
+      const float* place = z + (row * PARTS + part) * VECTOR;
+      const Floats own = vector_at<Floats>(place);
       const Ints code = thresholds.code_of(own);
-      products.add(part, Levels<BITS>::SIGNED ? own : (Floats)((Ints)own & (i32)ABS), levels.table[code]);
+      const Floats level = levels.table[code];
+      if (Levels<BITS>::SIGNED) products.add(part, place, level);
+      else products.add(part, (Floats)((Ints)own & (i32)ABS), level);
       return code;
     });
     return products.take();
@@ -284,7 +290,13 @@ INLINE void encode_rotated(const void* x, i64 type, i64 count, Signs& signs, u32
     const i64 size = rotated_elements(in.elements(tile));
     u32* words = out + tile * BITS * ROW;
     Maximum largest;
-    for (i64 i = 0; i < size; i += ROW) largest.add(source + i);
+    // Squares too, while the elements come from memory: what is tiny beside the largest does not change their sum.
+    ProductSums squares;
+    for (i64 i = 0; i < size; i += ROW) {
+      largest.add(source + i);
+#pragma GCC unroll 8
+      for (i64 part = 0; part < PARTS; part++) squares.add_square(part, source + i + part * VECTOR);
+    }
     const float maximum = largest.take();
     if (!(maximum >= 0x1p-96f && maximum < float_of(INFINITE))) {
       scales[tile] = maximum < float_of(INFINITE) ? 0.0f : float_of(0x7FC00000);
@@ -294,14 +306,11 @@ INLINE void encode_rotated(const void* x, i64 type, i64 count, Signs& signs, u32
     const i64 exponent = (i64)(bits_of(maximum) >> 23) - 127, shift = smaller(exponent, 126);
     Bucket bucket;
     signs.take(tile * ROW);
-    const double square_sum = rotate_scaled(bucket, signs, in, tile, source, size, float_of((u32)(127 - shift) << 23));
+    rotate_scaled(bucket, signs, in, tile, source, size, float_of((u32)(127 - shift) << 23));
+    const double square_sum = squares.take() * power_of_two(-2 * shift);
     const float unit = (float)__builtin_sqrt(square_sum * (double)size);
-    const auto z = [&](i64 row, i64 part) INLINE_LAMBDA { return bucket.at(row * PARTS + part); };
-    const double product_sum = coding.encode(size / ROW, unit, words, z);
-    const u64 two_to_shift = (u64)(1023 + shift) << 52;
-    double factor;
-    memcpy(&factor, &two_to_shift, sizeof factor);
-    scales[tile] = (float)(square_sum / product_sum * factor);
+    const double product_sum = coding.encode(size / ROW, unit, words, bucket.values);
+    scales[tile] = (float)(square_sum / product_sum * power_of_two(shift));
   }
 }
 

@@ -122,15 +122,13 @@ template <i64 BITS>
 struct Path {
   Ints branches[PARTS];
 
-  // `z` gives vectors.
-  template <class Z>
-  INLINE Path(i64 rows, const TrellisTables<BITS>& tables, Z z) {
+  INLINE Path(i64 rows, const TrellisTables<BITS>& tables, const float* z) {
     for (i64 part = 0; part < PARTS; part++) {
-      const Floats far = Floats{} + 0x1p120f;
-      Floats sums[4] = {tables.first.distance(z(0, part), 0), tables.first.distance(z(0, part), 1), far, far};
+      const Floats first = vector_at<Floats>(z + part * VECTOR), far = Floats{} + 0x1p120f;
+      Floats sums[4] = {tables.first.distance(first, 0), tables.first.distance(first, 1), far, far};
       Ints decisions[4] = {};
       for (i64 row = 1; row < rows; row++) {
-        const Floats own = z(row, part);
+        const Floats own = vector_at<Floats>(z + (row * PARTS + part) * VECTOR);
         const i32 bit = (i32)(1u << row);
         Floats distances[4], next[4];
 #pragma GCC unroll 4
@@ -209,17 +207,17 @@ struct TrellisCoding {
   INLINE TrellisCoding() {}
 
   // As `NearestCoding::encode`.
-  template <class Z>
-  INLINE double encode(i64 rows, float unit, u32* words, Z z) const {
+  INLINE double encode(i64 rows, float unit, u32* words, const float* z) const {
     const TrellisTables<BITS> scaled = tables.times(unit);
     const Path<BITS> path(rows, scaled, z);
     ProductSums products;
     pack_codes<BITS>(rows, words, [&](i64 row, i64 part) INLINE_LAMBDA {
-      const Floats own = z(row, part);
+      const float* at = z + (row * PARTS + part) * VECTOR;
+      const Floats own = vector_at<Floats>(at);
       const Ints branch = path.branch(row, part), subset = row ? path.subset(row, part) : branch;
       const Ints place = row ? scaled.places.of(own, subset) : scaled.first_places.of(own, subset);
       const Ints code = place * 2 + branch;
-      products.add(part, own, row ? levels.others[place * 4 + subset] : levels.first[code]);
+      products.add(part, at, row ? levels.others[place * 4 + subset] : levels.first[code]);
       return code;
     });
     return products.take();

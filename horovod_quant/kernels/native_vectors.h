@@ -26,6 +26,7 @@ INLINE Doubles widened(Floats values) {
   const __m512 all = (__m512)values;
   return (Doubles)_mm512_cvtps_pd(UPPER ? _mm512_extractf32x8_ps(all, 1) : _mm512_castps512_ps256(all));
 }
+INLINE Doubles widened_at(const float* values) { return (Doubles)_mm512_cvtps_pd(_mm256_loadu_ps(values)); }
 INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) {
   const __mmask16 larger = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
   return (Ints)_mm512_mask_or_epi32((__m512i)index, larger, (__m512i)index, _mm512_set1_epi32(bit));
@@ -50,6 +51,7 @@ INLINE Doubles widened(Floats values) {
   const __m256 all = (__m256)values;
   return (Doubles)_mm256_cvtps_pd(UPPER ? _mm256_extractf128_ps(all, 1) : _mm256_castps256_ps128(all));
 }
+INLINE Doubles widened_at(const float* values) { return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(values)); }
 INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) { return index | ((a > b) & bit); }
 INLINE Floats chosen(Floats a, Floats b, Floats larger, Floats other) {
   return (Floats)_mm256_blendv_ps((__m256)other, (__m256)larger, (__m256)(a > b));
@@ -64,6 +66,7 @@ template <bool UPPER>
 INLINE Doubles widened(Floats values) {
   return Doubles{values[UPPER ? 2 : 0], values[UPPER ? 3 : 1]};
 }
+INLINE Doubles widened_at(const float* values) { return Doubles{values[0], values[1]}; }
 INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) { return index | ((a > b) & bit); }
 INLINE Floats chosen(Floats a, Floats b, Floats larger, Floats other) {
   const Ints is_larger = a > b;
@@ -119,6 +122,18 @@ struct ProductSums {
     const i64 lower = 2 * part, upper = lower + 1;
     lanes[lower] = multiply_add(widened<false>(a), widened<false>(b), lanes[lower]);
     lanes[upper] = multiply_add(widened<true>(a), widened<true>(b), lanes[upper]);
+  }
+  // Of numbers in memory, of which each half is widened where it is loaded.
+  INLINE void add(i64 part, const float* a, Floats b) {
+    const i64 lower = 2 * part, upper = lower + 1;
+    lanes[lower] = multiply_add(widened_at(a), widened<false>(b), lanes[lower]);
+    lanes[upper] = multiply_add(widened_at(a + VECTOR / 2), widened<true>(b), lanes[upper]);
+  }
+  INLINE void add_square(i64 part, const float* a) {
+    for (i64 half = 0; half < 2; half++) {
+      const Doubles own = widened_at(a + half * (VECTOR / 2));
+      lanes[2 * part + half] = multiply_add(own, own, lanes[2 * part + half]);
+    }
   }
   INLINE double take() const {
     Doubles sums[2 * PARTS];
