@@ -23,7 +23,9 @@ native = Extension(
             "native_kernels.h",
             "native_elias.h",
             "native_rotation.h",
+            "native_levels.h",
             "native_trellis.h",
+            "native_rotated_codes.h",
             "native_rotated_sum.h",
             "native_each.h",
         )

@@ -85,6 +85,9 @@ class DefaultArithmetic {
 #include "native_kernels.h"
 #include "native_elias.h"
 #include "native_rotation.h"
+#include "native_levels.h"
+#include "native_trellis.h"
+#include "native_rotated_codes.h"
 #include "native_rotated_sum.h"
 #include "native_each.h"
 #undef VECTOR_BYTES
@@ -104,6 +107,9 @@ class DefaultArithmetic {
 #include "native_kernels.h"
 #include "native_elias.h"
 #include "native_rotation.h"
+#include "native_levels.h"
+#include "native_trellis.h"
+#include "native_rotated_codes.h"
 #include "native_rotated_sum.h"
 #include "native_each.h"
 #undef VECTOR_BYTES
@@ -123,6 +129,9 @@ class DefaultArithmetic {
 #include "native_kernels.h"
 #include "native_elias.h"
 #include "native_rotation.h"
+#include "native_levels.h"
+#include "native_trellis.h"
+#include "native_rotated_codes.h"
 #include "native_rotated_sum.h"
 #include "native_each.h"
 #undef VECTOR_BYTES

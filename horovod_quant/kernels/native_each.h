@@ -1,7 +1,7 @@
 // A kernel for each of many gradients in one call: where they are small, a call takes longer than its work.
 //
-// Included once for each instruction set, after native_kernels.h and native_rotation.h. Gradient i has counts[i] elements
-// of types[i] at x[i]. Norms and words of all gradients follow one another, but for those that have pointers.
+// Included once for each instruction set, after native_kernels.h and native_rotated_codes.h. Gradient i has counts[i]
+// elements of types[i] at x[i]. Norms and words of all gradients follow one another, but for those that have pointers.
 
 namespace ISA {
 

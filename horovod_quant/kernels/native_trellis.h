@@ -1,4 +1,5 @@
-// Trellis-coded quantization: trellis.py says what it means. Included once for each instruction set, by native_rotation.h.
+// Trellis-coded quantization: trellis.py says what it means. Included once for each instruction set, after
+// native_levels.h.
 
 namespace ISA {
 
