@@ -83,17 +83,15 @@ struct NearestCoding {
   // Codes of a bucket's coordinates; the sum of the products of coordinates and their levels.
   INLINE double encode(i64 rows, float unit, u32* words, const float* z) const {
     const Thresholds<BITS> thresholds(unit);
-    ProductSums products;
+    TermSums products;
     pack_codes<BITS>(rows, words, [&](i64 row, i64 part) INLINE_LAMBDA {
-      const float* place = z + (row * PARTS + part) * VECTOR;
-      const Floats own = vector_at<Floats>(place);
+      const Floats own = vector_at<Floats>(z + (row * PARTS + part) * VECTOR);
       const Ints code = thresholds.code_of(own);
-      const Floats level = levels.table[code];
-      if (Levels<BITS>::SIGNED) products.add(part, place, level);
-      else products.add(part, (Floats)((Ints)own & (i32)ABS), level);
+      const Floats same_sign = Levels<BITS>::SIGNED ? own : (Floats)((Ints)own & (i32)ABS);
+      products.add(row, part, same_sign * levels.table[code]);
       return code;
     });
-    return products.take();
+    return products.take(rows);
   }
 };
 

@@ -3,14 +3,58 @@
 
 namespace ISA {
 
-// The coordinates of a bucket's elements times a power of two, less what is tiny then.
-static __attribute__((noinline)) void rotate_scaled(Bucket& bucket, const Signs& signs, const Reader& in, i64 tile,
-                                                    const float* source, i64 size, float power) {
+// What decides about a bucket's range, and the sum of its squares if they need not be brought into range.
+struct Magnitudes {
+  Ints largest[PARTS] = {};  // as integers, magnitudes are in order
+  Words smallest[PARTS];     // of those that are not 0, less 1
+  TermSums squares;
+
+  INLINE Magnitudes() {
+    for (Words& own : smallest) own = Words{} - 1u;
+  }
+  INLINE void add(i64 row, i64 part, Floats x) {
+    const Ints magnitude = (Ints)x & (i32)ABS;
+    largest[part] = magnitude > largest[part] ? magnitude : largest[part];
+    smallest[part] = smaller_of(smallest[part], (Words)magnitude - 1u);
+    squares.add(row, part, x * x);
+  }
+  INLINE float maximum() const {
+    Ints all = largest[0];
+    for (Ints own : largest) all = own > all ? own : all;
+    i32 found = 0;
+    for (i64 lane = 0; lane < VECTOR; lane++) found = all[lane] > found ? all[lane] : found;
+    return float_of(found < (i32)INFINITE ? found : INFINITE);
+  }
+  INLINE float minimum() const {
+    Words all = smallest[0];
+    for (Words own : smallest) all = smaller_of(all, own);
+    u32 found = ~0u;
+    for (i64 lane = 0; lane < VECTOR; lane++) found = all[lane] < found ? all[lane] : found;
+    return float_of(found + 1);
+  }
+};
+
+constexpr float TINY = 0x1p-60f;  // beside 1 to 4: rotation.SMALLEST
+
+// A bucket's elements times a power of two, less what is tiny then; the sum of their squares.
+static __attribute__((noinline)) double bring_into_range(const float* source, i64 size, float power, Bucket& target) {
+  TermSums squares;
+  for (i64 i = 0; i < size / VECTOR; i++) {
+    const Floats value = vector_at<Floats>(source + i * VECTOR) * power;
+    const Ints is_large = (Floats)((Ints)value & (i32)ABS) >= Floats{} + TINY;
+    const Floats kept = (Floats)((Ints)value & is_large);
+    target.at(i) = kept;
+    squares.add(i / PARTS, i % PARTS, kept * kept);
+  }
+  return squares.take(size / ROW);
+}
+
+// By itself, since it is the same for all widths.
+static __attribute__((noinline)) void rotate_once(Bucket& bucket, const Signs& signs, const Reader& in, i64 tile,
+                                                  const float* source, i64 size) {
   bucket.rotate(signs, size, [&](i64 i) INLINE_LAMBDA {
     if (i % PARTS == 0) in.prefetch_next(tile, i / PARTS);
-    const Floats value = vector_at<Floats>(source + i * VECTOR) * power;
-    const Ints is_large = (Floats)((Ints)value & (i32)ABS) >= Floats{} + 0x1p-100f;
-    return (Floats)((Ints)value & is_large);
+    return vector_at<Floats>(source + i * VECTOR);
   });
 }
 
@@ -31,25 +75,30 @@ INLINE void encode_rotated(const void* x, i64 type, i64 count, Signs& signs, u32
     const float* source = in.tile(tile);
     const i64 size = rotated_elements(in.elements(tile));
     u32* words = out + tile * BITS * ROW;
-    Maximum largest;
-    // Squares too, while the elements come from memory: what is tiny beside the largest does not change their sum.
-    ProductSums squares;
-    for (i64 i = 0; i < size; i += ROW) {
-      largest.add(source + i);
+    Magnitudes all;
+    for (i64 row = 0; row < size / ROW; row++)
 #pragma GCC unroll 8
-      for (i64 part = 0; part < PARTS; part++) squares.add_square(part, source + i + part * VECTOR);
-    }
-    const float maximum = largest.take();
+      for (i64 part = 0; part < PARTS; part++) all.add(row, part, vector_at<Floats>(source + row * ROW + part * VECTOR));
+    const float maximum = all.maximum(), minimum = all.minimum();
     if (!(maximum >= 0x1p-96f && maximum < float_of(INFINITE))) {
       scales[tile] = maximum < float_of(INFINITE) ? 0.0f : float_of(0x7FC00000);
       memset(words, 0, sizeof(u32) * ROW * ceil_div(size / ROW * BITS, 32));
       continue;
     }
-    const i64 exponent = (i64)(bits_of(maximum) >> 23) - 127, shift = smaller(exponent, 126);
-    Bucket bucket;
+    Bucket bucket, in_range;
+    i64 shift = 0;
+    double square_sum;
+    // A power of two changes no digit of what follows if nothing overflows or is tiny. A trellis compares with numbers
+    // that do not depend on the range.
+    if (!TRELLIS && maximum < 0x1p60f && minimum >= 0x1p-63f && minimum >= maximum * TINY) {
+      square_sum = all.squares.take(size / ROW);
+    } else {
+      shift = smaller((i64)(bits_of(maximum) >> 23) - 127, 126);
+      square_sum = bring_into_range(source, size, float_of((u32)(127 - shift) << 23), in_range);
+      source = in_range.values;
+    }
     signs.take(tile * ROW);
-    rotate_scaled(bucket, signs, in, tile, source, size, float_of((u32)(127 - shift) << 23));
-    const double square_sum = squares.take() * power_of_two(-2 * shift);
+    rotate_once(bucket, signs, in, tile, source, size);
     const float unit = (float)__builtin_sqrt(square_sum * (double)size);
     const double product_sum = coding.encode(size / ROW, unit, words, bucket.values);
     scales[tile] = (float)(square_sum / product_sum * power_of_two(shift));

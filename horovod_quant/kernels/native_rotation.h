@@ -88,42 +88,83 @@ struct Bucket {
 
   INLINE Floats& at(i64 vector) { return ((Floats*)values)[vector]; }
 
-  // The transform of `size` elements. `load` gives vectors, which it is asked for in their order, once each; `store` takes
-  // the results.
-  template <class Load, class Store>
-  INLINE void transform(i64 size, Load load, Store store) {
-    const auto keep = [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = own; };
-    if (size == TILE) {
-      first_stages<8>(VECTORS, load, keep);
-      constexpr i64 LAST = VECTOR == 16 ? 8 : 4;
-      if (VECTORS > 8 * LAST) stages_at<VECTORS / (8 * LAST)>(VECTORS, 8, keep);
-      stages_at<LAST>(VECTORS, VECTORS / LAST, store);
-      return;
-    }
-    const i64 vectors = size / VECTOR;
-    for (i64 i = 0; i < vectors; i++) at(i) = load(i);
-    transform_short(vectors);
-    for (i64 i = 0; i < vectors; i++) store(i, at(i));
-  }
-
-  // The rotation of the elements that `load` gives, with signs that it has applied.
+  // The rotation of the elements that `load` gives.
   template <class Load>
   INLINE void rotate(const Signs& signs, i64 size, Load load) {
-    const auto keep = [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = own; };
-    transform(size, [&](i64 i) INLINE_LAMBDA { return signs.applied(load(i), i, 0); }, keep);
-    transform(size, [&](i64 i) INLINE_LAMBDA { return signs.applied(at(i), i, 1); }, keep);
+    transform_twice(
+        size, [&](i64 i) INLINE_LAMBDA { return signs.applied(load(i), i, 0); },
+        [&](i64 i, Floats own) INLINE_LAMBDA { return signs.applied(own, i, 1); },
+        [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = own; });
   }
 
   // The inverse rotation of what `load` gives, times a unit.
   template <class Load, class Store>
   INLINE void turn_back(const Signs& signs, i64 size, float unit, Load load, Store store) {
-    transform(size, load, [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = signs.applied(own, i, 1); });
-    transform(size, [&](i64 i) INLINE_LAMBDA { return at(i); },
-              [&](i64 i, Floats own) INLINE_LAMBDA { store(i, signs.applied(own, i, 0) * unit); });
+    transform_twice(
+        size, load, [&](i64 i, Floats own) INLINE_LAMBDA { return signs.applied(own, i, 1); },
+        [&](i64 i, Floats own) INLINE_LAMBDA { store(i, signs.applied(own, i, 0) * unit); });
   }
 
  private:
-  __attribute__((noinline)) void transform_short(i64 vectors) {
+  // The transform of the transform of `size` elements. `load` gives vectors, which it is asked for in their order, once
+  // each; `between` changes those of the first result; `store` takes the results.
+  template <class Load, class Between, class Store>
+  INLINE void transform_twice(i64 size, Load load, Between between, Store store) {
+    const auto keep = [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = own; };
+    const auto kept = [&](i64 i) INLINE_LAMBDA { return at(i); };
+    if (size != TILE) {
+      transform_short(size / VECTOR, load, [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = between(i, own); });
+      transform_short(size / VECTOR, kept, store);
+    } else if (VECTORS == 64) {
+      // Sixteen vectors stay in registers. Of the three passes the second ends one transform and begins the other.
+      first_stages<16>(VECTORS, load, keep);
+      stages_of_both(between);
+      stages_at<16>(VECTORS, 4, store);
+    } else {
+      transform(load, [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = between(i, own); });
+      transform(kept, store);
+    }
+  }
+
+  // The last two stages of one transform, and the first ones of another, up to a distance of two vectors.
+  template <class Between>
+  INLINE void stages_of_both(Between between) {
+    for (i64 block = 0; block < 16; block += 4) {
+      Floats own[16];
+#pragma GCC unroll 4
+      for (i64 i = 0; i < 4; i++) {
+        Floats column[4];
+#pragma GCC unroll 4
+        for (i64 k = 0; k < 4; k++) column[k] = at(block + i + 16 * k);
+        stages_between<4>(column);
+#pragma GCC unroll 4
+        for (i64 k = 0; k < 4; k++) own[4 * k + i] = stages_within(between(block + i + 16 * k, column[k]));
+      }
+#pragma GCC unroll 4
+      for (i64 k = 0; k < 4; k++) {
+        stages_between<4>(own + 4 * k);
+#pragma GCC unroll 4
+        for (i64 i = 0; i < 4; i++) at(block + i + 16 * k) = own[4 * k + i];
+      }
+    }
+  }
+
+  template <class Load, class Store>
+  INLINE void transform(Load load, Store store) {
+    const auto keep = [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = own; };
+    first_stages<8>(VECTORS, load, keep);
+    if (VECTORS > 32) stages_at<VECTORS / 32>(VECTORS, 8, keep);
+    stages_at<4>(VECTORS, VECTORS / 4, store);
+  }
+
+  template <class Load, class Store>
+  INLINE void transform_short(i64 vectors, Load load, Store store) {
+    for (i64 i = 0; i < vectors; i++) at(i) = load(i);
+    stages_of_short(vectors);
+    for (i64 i = 0; i < vectors; i++) store(i, at(i));
+  }
+
+  __attribute__((noinline)) void stages_of_short(i64 vectors) {
     const auto keep = [&](i64 i, Floats own) INLINE_LAMBDA { at(i) = own; };
     first_stages<PARTS>(vectors, [&](i64 i) INLINE_LAMBDA { return at(i); }, keep);
     for (i64 h = PARTS; h < vectors; h *= 2) stages_at<2>(vectors, h, keep);

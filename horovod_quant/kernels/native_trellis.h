@@ -211,17 +211,16 @@ struct TrellisCoding {
   INLINE double encode(i64 rows, float unit, u32* words, const float* z) const {
     const TrellisTables<BITS> scaled = tables.times(unit);
     const Path<BITS> path(rows, scaled, z);
-    ProductSums products;
+    TermSums products;
     pack_codes<BITS>(rows, words, [&](i64 row, i64 part) INLINE_LAMBDA {
-      const float* at = z + (row * PARTS + part) * VECTOR;
-      const Floats own = vector_at<Floats>(at);
+      const Floats own = vector_at<Floats>(z + (row * PARTS + part) * VECTOR);
       const Ints branch = path.branch(row, part), subset = row ? path.subset(row, part) : branch;
       const Ints place = row ? scaled.places.of(own, subset) : scaled.first_places.of(own, subset);
       const Ints code = place * 2 + branch;
-      products.add(part, at, row ? levels.others[place * 4 + subset] : levels.first[code]);
+      products.add(row, part, own * (row ? levels.others[place * 4 + subset] : levels.first[code]));
       return code;
     });
-    return products.take();
+    return products.take(rows);
   }
 };
 

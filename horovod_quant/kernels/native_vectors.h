@@ -26,7 +26,6 @@ INLINE Doubles widened(Floats values) {
   const __m512 all = (__m512)values;
   return (Doubles)_mm512_cvtps_pd(UPPER ? _mm512_extractf32x8_ps(all, 1) : _mm512_castps512_ps256(all));
 }
-INLINE Doubles widened_at(const float* values) { return (Doubles)_mm512_cvtps_pd(_mm256_loadu_ps(values)); }
 INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) {
   const __mmask16 larger = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
   return (Ints)_mm512_mask_or_epi32((__m512i)index, larger, (__m512i)index, _mm512_set1_epi32(bit));
@@ -35,6 +34,7 @@ INLINE Floats chosen(Floats a, Floats b, Floats larger, Floats other) {
   const __mmask16 is_larger = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
   return (Floats)_mm512_mask_blend_ps(is_larger, (__m512)other, (__m512)larger);
 }
+INLINE Words smaller_of(Words a, Words b) { return (Words)_mm512_min_epu32((__m512i)a, (__m512i)b); }
 INLINE Ints with_sign(Ints magnitude, Ints sign) {
   const __m512i own = (__m512i)magnitude;
   return (Ints)_mm512_mask_sub_epi32(own, _mm512_movepi32_mask((__m512i)sign), _mm512_setzero_si512(), own);
@@ -51,11 +51,11 @@ INLINE Doubles widened(Floats values) {
   const __m256 all = (__m256)values;
   return (Doubles)_mm256_cvtps_pd(UPPER ? _mm256_extractf128_ps(all, 1) : _mm256_castps256_ps128(all));
 }
-INLINE Doubles widened_at(const float* values) { return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(values)); }
 INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) { return index | ((a > b) & bit); }
 INLINE Floats chosen(Floats a, Floats b, Floats larger, Floats other) {
   return (Floats)_mm256_blendv_ps((__m256)other, (__m256)larger, (__m256)(a > b));
 }
+INLINE Words smaller_of(Words a, Words b) { return (Words)_mm256_min_epu32((__m256i)a, (__m256i)b); }
 INLINE Ints with_sign(Ints magnitude, Ints sign) {
   return (Ints)_mm256_sign_epi32((__m256i)magnitude, (__m256i)sign);
 }
@@ -66,12 +66,12 @@ template <bool UPPER>
 INLINE Doubles widened(Floats values) {
   return Doubles{values[UPPER ? 2 : 0], values[UPPER ? 3 : 1]};
 }
-INLINE Doubles widened_at(const float* values) { return Doubles{values[0], values[1]}; }
 INLINE Ints marked(Ints index, Floats a, Floats b, i32 bit) { return index | ((a > b) & bit); }
 INLINE Floats chosen(Floats a, Floats b, Floats larger, Floats other) {
   const Ints is_larger = a > b;
   return (Floats)(((Ints)larger & is_larger) | ((Ints)other & ~is_larger));
 }
+INLINE Words smaller_of(Words a, Words b) { return a < b ? a : b; }
 INLINE Ints with_sign(Ints magnitude, Ints sign) {
   const Ints negative = sign >> 31;
   return (magnitude ^ negative) - negative;
@@ -123,18 +123,6 @@ struct ProductSums {
     lanes[lower] = multiply_add(widened<false>(a), widened<false>(b), lanes[lower]);
     lanes[upper] = multiply_add(widened<true>(a), widened<true>(b), lanes[upper]);
   }
-  // Of numbers in memory, of which each half is widened where it is loaded.
-  INLINE void add(i64 part, const float* a, Floats b) {
-    const i64 lower = 2 * part, upper = lower + 1;
-    lanes[lower] = multiply_add(widened_at(a), widened<false>(b), lanes[lower]);
-    lanes[upper] = multiply_add(widened_at(a + VECTOR / 2), widened<true>(b), lanes[upper]);
-  }
-  INLINE void add_square(i64 part, const float* a) {
-    for (i64 half = 0; half < 2; half++) {
-      const Doubles own = widened_at(a + half * (VECTOR / 2));
-      lanes[2 * part + half] = multiply_add(own, own, lanes[2 * part + half]);
-    }
-  }
   INLINE double take() const {
     Doubles sums[2 * PARTS];
     memcpy(sums, lanes, sizeof sums);
@@ -149,6 +137,30 @@ struct ProductSums {
 #pragma GCC unroll 4
       for (i64 lane = 0; lane < half; lane++) tree[lane] += tree[lane + half];
     return tree[0];
+  }
+};
+
+// rotation.lane_sums: float32 sums of eight rows' terms, added in float64.
+struct TermSums {
+  static constexpr i64 ROWS = 8;
+  ProductSums longer;
+  Floats own[PARTS] = {};
+
+  INLINE void add(i64 row, i64 part, Floats term) {
+    own[part] += term;
+    if (row % ROWS == ROWS - 1) widen(part);
+  }
+  INLINE double take(i64 rows) {
+    if (rows < ROWS)
+      for (i64 part = 0; part < PARTS; part++) widen(part);
+    return longer.take();
+  }
+
+ private:
+  INLINE void widen(i64 part) {
+    longer.lanes[2 * part] += widened<false>(own[part]);
+    longer.lanes[2 * part + 1] += widened<true>(own[part]);
+    own[part] = Floats{};
   }
 };
 

@@ -18,6 +18,7 @@ from horovod_quant.kernels.reference import MIN_NORM
 from horovod_quant.kernels.rotation import (
     LARGEST_SHIFT,
     LEVELS,
+    ROWS_OF_A_SUM,
     SMALLEST,
     THRESHOLDS,
     check_bits,
@@ -117,20 +118,20 @@ def _encoded(x: tf.Tensor, bits: int, key: Key, first: int, trellis: bool) -> tu
 
     values = tf.where(usable[:, None], _grid(_wide(x), count, size), np.float64(0)) * _power(-shift)[:, None]
     values = tf.where(tf.abs(values) < np.float64(SMALLEST), np.float64(0), values)
-    squares = _lane_sums(-values * values)
+    squares = _lane_sums(tf.cast(values * values, tf.float32))
     one, two = _signs(count, size, key, first)
     z = _transformed(_transformed(tf.cast(values, tf.float32) * one) * two)
     unit = _rounded(tf.sqrt(squares * size))
-    codes, minus_products = (_in_a_trellis if trellis else _nearest)(z, unit, bits)
+    codes, products = (_in_a_trellis if trellis else _nearest)(z, unit, bits)
 
-    products = _lane_sums(minus_products)
+    products = _lane_sums(tf.cast(products, tf.float32))
     scales = squares / tf.where(usable, products, np.float64(1)) * _power(shift)
     scales = tf.where(usable, _rounded(scales), tf.where(finite, np.float64(0), np.float64(np.nan)))
     return tf.reshape(codes, [-1]), scales
 
 
 def _nearest(z: tf.Tensor, unit: tf.Tensor, bits: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Codes, and minus the products of coordinates and their levels."""
+    """Codes, and the products of coordinates and their levels, float64."""
     z, unit = tf.cast(z, tf.float64), unit[:, None]
     magnitudes = tf.abs(z)
     index = tf.zeros(z.shape, tf.uint32)
@@ -138,12 +139,12 @@ def _nearest(z: tf.Tensor, unit: tf.Tensor, bits: int) -> tuple[tf.Tensor, tf.Te
         index += tf.cast(magnitudes > _rounded(unit * np.float64(np.float32(threshold))), tf.uint32)
     negative = tf.cast(z < 0, tf.uint32)
     codes = index | tf.bitwise.left_shift(negative, np.uint32(bits - 1))
-    return codes, -magnitudes * tf.cast(_magnitudes(index, bits), tf.float64)
+    return codes, magnitudes * tf.cast(_magnitudes(index, bits), tf.float64)
 
 
 def _in_a_trellis(z: tf.Tensor, unit: tf.Tensor, bits: int) -> tuple[tf.Tensor, tf.Tensor]:
     codes = trellis_codes(z, tf.cast(unit, tf.float32), bits, LEVELS[bits])
-    return codes, -tf.cast(z, tf.float64) * tf.cast(_level_values(codes, bits, True), tf.float64)
+    return codes, tf.cast(z, tf.float64) * tf.cast(_level_values(codes, bits, True), tf.float64)
 
 
 def _decoded(
@@ -217,7 +218,11 @@ def _signs(count: int, size: int, key: Key, first: int) -> tuple[tf.Tensor, tf.T
     return one, two
 
 
-def _lane_sums(minus_terms: tf.Tensor) -> tf.Tensor:
-    """The sum of each row: 32 elements after another into 32 lanes, then a tree over the lanes."""
-    count, size = minus_terms.shape
-    return _lanes_in_a_tree(_minus_sum_of_rows(tf.reshape(minus_terms, [count, size // ROW, ROW])))
+def _lane_sums(terms: tf.Tensor) -> tf.Tensor:
+    """Each bucket's `horovod_quant.kernels.rotation.lane_sums`."""
+    count, size = terms.shape
+    rows = size // ROW
+    short = min(ROWS_OF_A_SUM, rows)
+    minus_sums = _minus_sum_of_rows(tf.reshape(terms, [count * (rows // short), short, ROW]))
+    sums = tf.reshape(tf.cast(minus_sums, tf.float64), [count, rows // short, ROW])
+    return _lanes_in_a_tree(_minus_sum_of_rows(sums))

@@ -40,6 +40,9 @@ KEY_ENTRIES = tl.constexpr(6)
 _STAGES = tl.constexpr(TILE.value.bit_length() - 1)
 _LARGEST_SHIFT = tl.constexpr(rotation.LARGEST_SHIFT)
 _SMALLEST = tl.constexpr(float(rotation.SMALLEST))
+_ROWS = tl.constexpr(TILE.value // ROW.value)
+_ROWS_OF_A_SUM = tl.constexpr(rotation.ROWS_OF_A_SUM)
+_LAST_OF_A_SUM = tl.constexpr(rotation.ROWS_OF_A_SUM - 1)  # a power of two less 1
 _MIN_NORM_BITS = tl.constexpr(int(MIN_NORM.view("int32")))
 
 
@@ -87,11 +90,13 @@ def _rotate(
     shift = tl.where(usable, tl.minimum((maxima >> 23) - 127, _LARGEST_SHIFT), 0)
     factor = ((127 - shift) << 23).to(tl.float32, bitcast=True)[:, None]
     lanes = tl.zeros([TILES, ROW], tl.float64)
-    for at in range(0, TILE, ROW):
-        row_at = tile[:, None] * TILE + (at + lane)[None, :]
-        values = read(source, row_at, below(row_at, left, WHOLE), KIND)
-        values = _in_range(values, usable, factor).to(tl.float64)
-        lanes = lanes + values * values
+    for first_row in range(0, _ROWS, _ROWS_OF_A_SUM):
+        own = tl.zeros([TILES, ROW], tl.float32)
+        for number in tl.static_range(_ROWS_OF_A_SUM):
+            row_at = tile[:, None] * TILE + (lane + (first_row + number) * ROW)[None, :]
+            values = _in_range(read(source, row_at, below(row_at, left, WHOLE), KIND), usable, factor)
+            own = own + values * values
+        lanes = lanes + own.to(tl.float64)
     squares = sum_of_lanes(lanes, TILES)
 
     count = _coordinates(left)
@@ -165,6 +170,7 @@ def _write_nearest_codes(
     tile = tl.arange(0, TILES)
     lane = tl.arange(0, ROW)
     lanes = tl.zeros([TILES, ROW], tl.float64)
+    own = tl.zeros([TILES, ROW], tl.float32)
     words = tl.zeros([TILES, ROW], tl.uint32)
     for number in tl.static_range(32):
         offsets = tile[:, None] * TILE + (lane + number * ROW)[None, :]
@@ -172,7 +178,10 @@ def _write_nearest_codes(
         index = tl.zeros([TILES, ROW], tl.uint32)
         for i in tl.static_range(2 ** (BITS - 1) - 1):
             index = index + (tl.abs(z) > units * _threshold(BITS, i)).to(tl.uint32)
-        lanes = lanes + tl.abs(z).to(tl.float64) * _magnitudes(index, BITS).to(tl.float64)
+        own = own + tl.abs(z) * _magnitudes(index, BITS)
+        if (_LAST_OF_A_SUM & number) == _LAST_OF_A_SUM:
+            lanes = lanes + own.to(tl.float64)
+            own = tl.zeros([TILES, ROW], tl.float32)
         codes = index | ((z < 0.0).to(tl.uint32) << (BITS - 1))
         words = words | (codes << (number * BITS % 32))
         if number * BITS % 32 + BITS >= 32:

@@ -11,6 +11,7 @@ from horovod_quant.kernels.triton.elements import ROW, TILE, below
 
 _FAR = tl.constexpr(float(trellis.FAR))
 _ROWS = tl.constexpr(TILE.value // ROW.value)
+_LAST_OF_A_SUM = tl.constexpr(rotation.ROWS_OF_A_SUM - 1)  # a power of two less 1
 
 # By the number of subsets, of which the first row has two, and by bits.
 _LEVELS = {
@@ -48,14 +49,18 @@ def write_trellis_codes(
     z = tl.load(source + offsets, mask=below(offsets, left, WHOLE), other=0.0)
     branch = paths & 1
     words, levels = _codes_and_levels(z, units, branch, branch, 2, BITS)
-    lanes = z.to(tl.float64) * levels.to(tl.float64)
+    own = z * levels
+    lanes = tl.zeros([TILES, ROW], tl.float64)
     for row in range(1, _ROWS):
         is_there = below(offsets + row * ROW, left, WHOLE)
         z = tl.load(source + row * ROW + offsets, mask=is_there, other=0.0)
         subset = (((paths << 1) >> row) & 1) | ((((paths ^ (paths << 2)) >> row) & 1) << 1)
         codes, levels = _codes_and_levels(z, units, (paths >> row) & 1, subset, 4, BITS)
         codes = tl.where(is_there, codes, 0)
-        lanes = lanes + z.to(tl.float64) * levels.to(tl.float64)
+        own = own + z * levels
+        if (_LAST_OF_A_SUM & row) == _LAST_OF_A_SUM:
+            lanes = lanes + own.to(tl.float64)
+            own = tl.zeros([TILES, ROW], tl.float32)
         shift = row * BITS & 31
         words = words | (codes << shift)
         if shift + BITS >= 32:
