@@ -238,8 +238,8 @@ def random_signs(count: int, size: int, key: Key, first: int, number: int) -> np
 def lane_sums(terms: np.ndarray) -> np.ndarray:
     """The sum of each bucket's float32 terms, float64.
 
-    Rows are 32 elements. The terms of eight rows are added in float32, one after another, which costs a relative error of
-    2^-21 at most where terms have one sign; such sums in float64, into 32 lanes; and the lanes in a tree.
+    Rows are 32 elements. The terms of eight rows are added in float32, one after another, which costs a relative error
+    of 2^-21 at most where terms have one sign; such sums in float64, into 32 lanes; and the lanes in a tree.
     """
     count, size = terms.shape
     rows = terms.reshape(count, size // ROW, ROW)

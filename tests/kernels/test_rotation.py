@@ -141,7 +141,9 @@ def test_what_is_tiny_beside_the_largest_counts_as_zero(bits: int, trellis: bool
 
 @every_width
 @with_and_without_trellis
-@pytest.mark.parametrize("largest", [2.0**-64, 2.0**-20, 1.0, 2.0**59, 2.0**60 * (1 - 2.0**-24), 2.0**60, 2.0**127])
+@pytest.mark.parametrize(
+    "largest", [2.0**-64, 2.0**-20, 1.0, 2.0**59, 2.0**60 * (1 - 2.0**-24), 2.0**60, 2.0**127]
+)
 def test_backends_agree_around_what_counts_as_zero(bits: int, trellis: bool, largest: float) -> None:
     """The native kernels leave a bucket's range as it is unless something in it is too large or tiny."""
     x = (gaussian(6, TILE) * np.float32(0.2)).clip(-1, 1) * np.float32(largest)
