@@ -130,7 +130,7 @@ def test_what_is_tiny_beside_the_largest_counts_as_zero(bits: int, trellis: bool
     """No coordinate is subnormal, so nothing depends on whether a processor keeps such numbers."""
     x = gaussian(5, TILE)
     x[0], x[1::3], x[2::3] = 1.5, 2.0**-61, np.float32(-1e-45)
-    without = np.where(np.abs(x) < 2.0**-100, np.float32(0), x)
+    without = np.where(np.abs(x) < 2.0**-60, np.float32(0), x)
     for kernels in (reference, native):
         for given, same in ((x, without), (x * np.float32(2.0**-90), without * np.float32(2.0**-90))):
             found, expected = (
@@ -163,7 +163,7 @@ def test_sums_of_terms_are_as_exact_as_scales_need(size: int) -> None:
     exact = [math.fsum(row) for row in terms.tolist()]
     errors = np.abs(rotation.lane_sums(terms) / exact - 1)
     assert errors.max() <= 2.0**-21
-    assert np.median(errors) < 2.0**-24
+    assert np.median(errors) < 2.0**-26
 
 
 # ---- error
