@@ -61,26 +61,29 @@ class Stopwatch:
     """Adds up wall and CPU seconds of the calling thread, by phase."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, np.ndarray] = {}
+        self._seconds: dict[str, list[float]] = {}  # no arrays, whose arithmetic would be part of the rest
 
     def restart(self) -> None:
-        self._seconds = {phase: np.zeros(2) for phase in COLUMNS}
+        self._seconds = {phase: [0.0, 0.0] for phase in COLUMNS}
 
     def timed(self, phase: str, function: Callable) -> Callable:
         @functools.wraps(function)
         def wrapper(*arguments: Any, **named: Any) -> Any:
-            begin = np.array([time.perf_counter(), time.thread_time()])
+            begin, cpu_begin = time.perf_counter(), time.thread_time()
             try:
                 return function(*arguments, **named)
             finally:
-                self._seconds[phase] += [time.perf_counter(), time.thread_time()] - begin
+                spent = self._seconds[phase]
+                spent[0] += time.perf_counter() - begin
+                spent[1] += time.thread_time() - cpu_begin
 
         return wrapper
 
     def split(self, wall: float, cpu: float) -> list[np.ndarray]:
         """Seconds of the phases, whose sum is the whole."""
-        self._seconds[REST] = np.array([wall, cpu]) - sum(self._seconds.values())
-        return [self._seconds[phase] for phase in COLUMNS]
+        found = np.array([self._seconds[phase] for phase in COLUMNS])
+        found[COLUMNS.index(REST)] = [wall, cpu] - found.sum(axis=0)
+        return list(found)
 
 
 @contextmanager
