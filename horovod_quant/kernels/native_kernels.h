@@ -268,10 +268,11 @@ struct Maximum {
 
   INLINE void add(const float* x) {
 #pragma GCC unroll 8
-    for (i64 part = 0; part < PARTS; part++) {
-      const Ints magnitude = vector_at<Ints>(x + part * VECTOR) & (i32)ABS;
-      lanes[part] = magnitude > lanes[part] ? magnitude : lanes[part];
-    }
+    for (i64 part = 0; part < PARTS; part++) add(part, vector_at<Floats>(x + part * VECTOR));
+  }
+  INLINE void add(i64 part, Floats x) {
+    const Ints magnitude = (Ints)x & (i32)ABS;
+    lanes[part] = magnitude > lanes[part] ? magnitude : lanes[part];
   }
   INLINE float take() {
     alignas(64) i32 all[ROW];

@@ -3,31 +3,19 @@
 
 namespace ISA {
 
-// What decides about a bucket's range, and the sum of its squares if they need not be brought into range.
-struct Magnitudes {
-  Ints largest[PARTS] = {};  // as integers, magnitudes are in order
-  Words smallest[PARTS];     // of those that are not 0, less 1
-  TermSums squares;
+// As Maximum, of what is not 0.
+struct Minimum {
+  Words lanes[PARTS];  // less 1
 
-  INLINE Magnitudes() {
-    for (Words& own : smallest) own = Words{} - 1u;
+  INLINE Minimum() {
+    for (Words& own : lanes) own = Words{} - 1u;
   }
-  INLINE void add(i64 row, i64 part, Floats x) {
-    const Ints magnitude = (Ints)x & (i32)ABS;
-    largest[part] = magnitude > largest[part] ? magnitude : largest[part];
-    smallest[part] = smaller_of(smallest[part], (Words)magnitude - 1u);
-    squares.add(row, part, x * x);
+  INLINE void add(i64 part, Floats x) {
+    lanes[part] = smaller_of(lanes[part], (Words)((Ints)x & (i32)ABS) - 1u);
   }
-  INLINE float maximum() const {
-    Ints all = largest[0];
-    for (Ints own : largest) all = own > all ? own : all;
-    i32 found = 0;
-    for (i64 lane = 0; lane < VECTOR; lane++) found = all[lane] > found ? all[lane] : found;
-    return float_of(found < (i32)INFINITE ? found : INFINITE);
-  }
-  INLINE float minimum() const {
-    Words all = smallest[0];
-    for (Words own : smallest) all = smaller_of(all, own);
+  INLINE float take() const {
+    Words all = lanes[0];
+    for (Words own : lanes) all = smaller_of(all, own);
     u32 found = ~0u;
     for (i64 lane = 0; lane < VECTOR; lane++) found = all[lane] < found ? all[lane] : found;
     return float_of(found + 1);
@@ -75,11 +63,18 @@ INLINE void encode_rotated(const void* x, i64 type, i64 count, Signs& signs, u32
     const float* source = in.tile(tile);
     const i64 size = rotated_elements(in.elements(tile));
     u32* words = out + tile * BITS * ROW;
-    Magnitudes all;
+    Maximum largest;
+    Minimum smallest;
+    TermSums squares;  // as they are if the elements are in range
     for (i64 row = 0; row < size / ROW; row++)
 #pragma GCC unroll 8
-      for (i64 part = 0; part < PARTS; part++) all.add(row, part, vector_at<Floats>(source + row * ROW + part * VECTOR));
-    const float maximum = all.maximum(), minimum = all.minimum();
+      for (i64 part = 0; part < PARTS; part++) {
+        const Floats own = vector_at<Floats>(source + row * ROW + part * VECTOR);
+        largest.add(part, own);
+        smallest.add(part, own);
+        squares.add(row, part, own * own);
+      }
+    const float maximum = largest.take(), minimum = smallest.take();
     if (!(maximum >= 0x1p-96f && maximum < float_of(INFINITE))) {
       scales[tile] = maximum < float_of(INFINITE) ? 0.0f : float_of(0x7FC00000);
       memset(words, 0, sizeof(u32) * ROW * ceil_div(size / ROW * BITS, 32));
@@ -91,7 +86,7 @@ INLINE void encode_rotated(const void* x, i64 type, i64 count, Signs& signs, u32
     // A power of two changes no digit of what follows if nothing overflows or is tiny. A trellis compares with numbers
     // that do not depend on the range.
     if (!TRELLIS && maximum < 0x1p60f && minimum >= 0x1p-63f && minimum >= maximum * TINY) {
-      square_sum = all.squares.take(size / ROW);
+      square_sum = squares.take(size / ROW);
     } else {
       shift = smaller((i64)(bits_of(maximum) >> 23) - 127, 126);
       square_sum = bring_into_range(source, size, float_of((u32)(127 - shift) << 23), in_range);

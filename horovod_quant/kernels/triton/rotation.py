@@ -32,7 +32,12 @@ from horovod_quant.kernels.triton.elements import (
     write,
 )
 from horovod_quant.kernels.triton.norms import sum_of_lanes
-from horovod_quant.kernels.triton.trellis import levels_of_codes, write_trellis_codes
+from horovod_quant.kernels.triton.trellis import (
+    LAST_OF_A_SUM,
+    ROWS,
+    levels_of_codes,
+    write_trellis_codes,
+)
 
 KEY_ENTRIES = tl.constexpr(6)
 """Numbers of a key in a list of pointers, see `signs_key`."""
@@ -40,9 +45,7 @@ KEY_ENTRIES = tl.constexpr(6)
 _STAGES = tl.constexpr(TILE.value.bit_length() - 1)
 _LARGEST_SHIFT = tl.constexpr(rotation.LARGEST_SHIFT)
 _SMALLEST = tl.constexpr(float(rotation.SMALLEST))
-_ROWS = tl.constexpr(TILE.value // ROW.value)
 _ROWS_OF_A_SUM = tl.constexpr(rotation.ROWS_OF_A_SUM)
-_LAST_OF_A_SUM = tl.constexpr(rotation.ROWS_OF_A_SUM - 1)  # a power of two less 1
 _MIN_NORM_BITS = tl.constexpr(int(MIN_NORM.view("int32")))
 
 
@@ -90,7 +93,7 @@ def _rotate(
     shift = tl.where(usable, tl.minimum((maxima >> 23) - 127, _LARGEST_SHIFT), 0)
     factor = ((127 - shift) << 23).to(tl.float32, bitcast=True)[:, None]
     lanes = tl.zeros([TILES, ROW], tl.float64)
-    for first_row in range(0, _ROWS, _ROWS_OF_A_SUM):
+    for first_row in range(0, ROWS, _ROWS_OF_A_SUM):
         own = tl.zeros([TILES, ROW], tl.float32)
         for number in tl.static_range(_ROWS_OF_A_SUM):
             row_at = tile[:, None] * TILE + (lane + (first_row + number) * ROW)[None, :]
@@ -179,7 +182,7 @@ def _write_nearest_codes(
         for i in tl.static_range(2 ** (BITS - 1) - 1):
             index = index + (tl.abs(z) > units * _threshold(BITS, i)).to(tl.uint32)
         own = own + tl.abs(z) * _magnitudes(index, BITS)
-        if (_LAST_OF_A_SUM & number) == _LAST_OF_A_SUM:
+        if (LAST_OF_A_SUM & number) == LAST_OF_A_SUM:
             lanes = lanes + own.to(tl.float64)
             own = tl.zeros([TILES, ROW], tl.float32)
         codes = index | ((z < 0.0).to(tl.uint32) << (BITS - 1))

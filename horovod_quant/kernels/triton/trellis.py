@@ -10,8 +10,8 @@ from horovod_quant.kernels import rotation, trellis
 from horovod_quant.kernels.triton.elements import ROW, TILE, below
 
 _FAR = tl.constexpr(float(trellis.FAR))
-_ROWS = tl.constexpr(TILE.value // ROW.value)
-_LAST_OF_A_SUM = tl.constexpr(rotation.ROWS_OF_A_SUM - 1)  # a power of two less 1
+ROWS = tl.constexpr(TILE.value // ROW.value)
+LAST_OF_A_SUM = tl.constexpr(rotation.ROWS_OF_A_SUM - 1)  # a power of two less 1
 
 # By the number of subsets, of which the first row has two, and by bits.
 _LEVELS = {
@@ -51,14 +51,14 @@ def write_trellis_codes(
     words, levels = _codes_and_levels(z, units, branch, branch, 2, BITS)
     own = z * levels
     lanes = tl.zeros([TILES, ROW], tl.float64)
-    for row in range(1, _ROWS):
+    for row in range(1, ROWS):
         is_there = below(offsets + row * ROW, left, WHOLE)
         z = tl.load(source + row * ROW + offsets, mask=is_there, other=0.0)
         subset = (((paths << 1) >> row) & 1) | ((((paths ^ (paths << 2)) >> row) & 1) << 1)
         codes, levels = _codes_and_levels(z, units, (paths >> row) & 1, subset, 4, BITS)
         codes = tl.where(is_there, codes, 0)
         own = own + z * levels
-        if (_LAST_OF_A_SUM & row) == _LAST_OF_A_SUM:
+        if (LAST_OF_A_SUM & row) == LAST_OF_A_SUM:
             lanes = lanes + own.to(tl.float64)
             own = tl.zeros([TILES, ROW], tl.float32)
         shift = row * BITS & 31
@@ -84,7 +84,7 @@ def _best_paths(source, left, units, BITS: tl.constexpr, TILES: tl.constexpr, WH
     decisions_1 = tl.zeros([TILES, ROW], tl.uint32)
     decisions_2 = tl.zeros([TILES, ROW], tl.uint32)
     decisions_3 = tl.zeros([TILES, ROW], tl.uint32)
-    for row in range(1, _ROWS):
+    for row in range(1, ROWS):
         is_there = below(tile + row * ROW, left, WHOLE)
         z = tl.load(source + row * ROW + offsets, mask=is_there, other=0.0)
         distance_0 = _distance(z, units, 0, 4, BITS)
@@ -104,7 +104,7 @@ def _best_paths(source, left, units, BITS: tl.constexpr, TILES: tl.constexpr, WH
     branch = tl.where(is_upper, sum_3 < sum_2, sum_1 < sum_0).to(tl.uint32)
     before = is_upper.to(tl.uint32)
     paths = tl.zeros([TILES, ROW], tl.uint32)
-    for row in range(_ROWS - 1, 0, -1):
+    for row in range(ROWS - 1, 0, -1):
         is_there = below(tile + row * ROW, left, WHOLE)
         if_zero = tl.where(branch != 0, decisions_1, decisions_0)
         if_one = tl.where(branch != 0, decisions_3, decisions_2)
