@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from horovod_quant.kernels.arrays import address
+from horovod_quant.kernels.arrays import Span, address
 from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import buckets, code_words, sum_words
@@ -43,12 +43,13 @@ def checked(array: np.ndarray, dtype: type, name: str) -> np.ndarray:
     return flat(array, name)
 
 
-def type_of(array: np.ndarray, name: str) -> int:
-    if array.dtype not in _TYPES:
+def type_of(array: np.ndarray | Span, name: str) -> int:
+    found = _TYPES.get(array.dtype)
+    if found is None:
         raise TypeError(
             f"{name} has dtype {array.dtype}; it must be float32, float16, float64, or bfloat16 as uint16"
         )
-    return _TYPES[array.dtype]
+    return found
 
 
 class Out:

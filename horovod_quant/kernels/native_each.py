@@ -10,10 +10,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from horovod_quant.kernels.arrays import address, aligned_empty
+from horovod_quant.kernels.arrays import Span, address, aligned_empty
 from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE, code_words
@@ -39,27 +40,36 @@ class Table:
         name: of the argument, for messages.
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray], name: str = "x") -> None:
-        self._kept = [flat(array, name) for array in arrays]
+    def __init__(self, arrays: Sequence[np.ndarray | Span], name: str = "x") -> None:
+        self._kept = [array if type(array) is Span else flat(array, name) for array in arrays]
         self.count = len(arrays)
-        self._data = np.array([address(array) for array in self._kept], np.uintp)
+        found = [each.address if type(each) is Span else address(each) for each in self._kept]
+        self._data = np.array(found, np.uintp)
         self._types = np.array([type_of(array, name) for array in self._kept], np.int64)
-        self.lengths = np.array([len(array) for array in self._kept], np.int64)
+        self.lengths = np.array([array.shape[0] for array in self._kept], np.int64)
         self.data, self.types, self.counts = map(address, (self._data, self._types, self.lengths))
+        self._buckets: dict[int, int] = {}
+        self._sum_words: dict[int, int] = {}
 
-    def is_of(self, arrays: Sequence[np.ndarray]) -> bool:
+    def is_of(self, arrays: Sequence[np.ndarray | Span]) -> bool:
         """Whether it is of these very arrays, and their memory can be written."""
         same = len(arrays) == self.count and all(map(operator.is_, self._kept, arrays))
-        return same and all(array.flags.writeable for array in arrays)
+        return same and all(type(array) is Span or array.flags.writeable for array in arrays)
 
     def buckets(self, bucket_size: int) -> int:
-        check_bucket_size(bucket_size)
-        return int((-(-self.lengths // bucket_size)).sum())
+        found = self._buckets.get(bucket_size)
+        if found is None:
+            check_bucket_size(bucket_size)
+            found = self._buckets[bucket_size] = int((-(-self.lengths // bucket_size)).sum())
+        return found
 
     def sum_words(self, width: int) -> int:
-        check_range("width", width, 1, 16)
-        rows = -(-self.lengths // ROW)
-        return ROW * int((-(-rows // (32 // width))).sum())
+        found = self._sum_words.get(width)
+        if found is None:
+            check_range("width", width, 1, 16)
+            rows = -(-self.lengths // ROW)
+            found = self._sum_words[width] = ROW * int((-(-rows // (32 // width))).sum())
+        return found
 
     def code_words(self, bits: int) -> np.ndarray:
         """Each gradient's number of words for its codes."""
@@ -96,14 +106,17 @@ class _Outs:
         table: used if it is that of ``outs``.
     """
 
-    def __init__(self, outs: Sequence[np.ndarray], table: Table | None) -> None:
-        self._outs = self._results = outs
+    def __init__(self, outs: Sequence[np.ndarray | Span], table: Table | None) -> None:
+        self._outs: Sequence[Any] = outs
+        self._results: Sequence[Any] = outs
         if table is None or not table.is_of(outs):
-            self._results = [writable(out) for out in outs]
+            self._results = [out if type(out) is Span else writable(out) for out in outs]
             table = Table(self._results, "out")
         self.table = table
 
     def done(self) -> None:
+        if self._results is self._outs:
+            return
         for result, out in zip(self._results, self._outs):
             write_back(result, out)
 

@@ -12,6 +12,7 @@ from typing import Any, Callable, ClassVar, Final, Literal, NamedTuple, Union
 
 import numpy as np
 
+from horovod_quant.kernels.arrays import Span, as_array
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of, keys_of
 from horovod_quant.kernels.layout import ROW
@@ -87,21 +88,25 @@ class Gradient:
 
     It may be a part of a tensor, which begins at index ``start``; ``start`` selects the random bits. Schemes do not
     change it: see `replaced`.
+
+    Attributes:
+        held: the elements as they were given, which is all that kernels with a ``Table`` need.
     """
 
     # No tuple, because what is made anew for every gradient in every step wakes Python's garbage collector, which then
     # visits all objects of a framework: the frontend for PyTorch uses one again when its exchange is over.
-    __slots__ = ("keys", "start", "state", "step", "values")
+    __slots__ = ("_extent", "held", "keys", "start", "state", "step")
 
     def __init__(
         self,
-        values: np.ndarray,
+        values: np.ndarray | Span,
         keys: KeyChain,
         step: int = 0,
         state: BinaryState | None = None,
         start: int = 0,
     ) -> None:
-        self.values = values
+        self.held = values
+        self._extent: Extent | None = None
         self.keys = keys
         self.step = step
         self.state = state
@@ -112,12 +117,18 @@ class Gradient:
         return Gradient(values, self.keys, self.step, self.state, self.start if start is None else start)
 
     @property
+    def values(self) -> np.ndarray:
+        return as_array(self.held)
+
+    @property
     def elements(self) -> int:
-        return self.values.shape[0]
+        return self.held.shape[0]
 
     @property
     def extent(self) -> Extent:
-        return Extent(self.keys, self.elements, self.start)
+        if self._extent is None:
+            self._extent = Extent(self.keys, self.elements, self.start)
+        return self._extent
 
 
 def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:

@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from horovod_quant.kernels.arrays import Part, no_part
+from horovod_quant.kernels.arrays import Part, as_array, no_part
 from horovod_quant.kernels.keys import Key, keys_of
 from horovod_quant.kernels.layout import ROW, TILE, ceil_div, code_words, tiles
 from horovod_quant.kernels.reference import uniform_levels
@@ -29,10 +29,9 @@ from horovod_quant.schemes.base import (
     Workers,
     checked,
     require_int,
-    split_points,
     use_plain_ints,
 )
-from horovod_quant.schemes.chunks import Chunks, Segment
+from horovod_quant.schemes.chunks import Chunks, Segment, chunks_of
 from horovod_quant.schemes.registry import register
 
 MOST_SERVER_BITS = 8
@@ -82,8 +81,8 @@ class BinSGDM(Scheme):
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         if any(gradient.state is None for gradient in gradients):
             raise ValueError("BinSGDM exchanges only gradients of its own optimizer: no momentum was given")
-        chunks = Chunks([gradient.elements for gradient in gradients], workers.size)
-        table = kernels.Table([each.values for each in gradients]) if hasattr(kernels, "Table") else None
+        chunks = chunks_of((gradient.elements for gradient in gradients), workers.size)
+        table = kernels.Table([each.held for each in gradients]) if hasattr(kernels, "Table") else None
         words, broken = _binarized(gradients, workers, kernels, table)
         parts = []
         for server in range(workers.size):
@@ -110,7 +109,7 @@ class BinSGDM(Scheme):
 
     def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
         """The servers' bits or codes, and flags."""
-        return [(words, np.int32) for words in _splits(Chunks(elements, workers.size), self.server_bits)]
+        return [(words, np.int32) for words in _splits(chunks_of(elements, workers.size), self.server_bits)]
 
     def opened(
         self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
@@ -121,7 +120,7 @@ class BinSGDM(Scheme):
         self, received: Sequence[Any], elements: Sequence[int], workers: Workers, kernels: Any, table: Any
     ) -> Decoded:
         """``table``: of the gradients, if there is one."""
-        chunks = Chunks(elements, workers.size)
+        chunks = chunks_of(elements, workers.size)
         counts = [chunks.tile_count(server) for server in range(workers.size)]
         tile_words = ROW * self.server_bits
         words = kernels.concatenate([piece[: count * tile_words] for piece, count in zip(received, counts)])
@@ -131,7 +130,7 @@ class BinSGDM(Scheme):
                 for piece, count in zip(received, counts)
             ]
         )
-        tile_at = split_points([tiles(count) for count in elements])
+        tile_at = chunks.tile_at
 
         def write(i: int, factor: float, out: Any) -> Any:
             low, high = tile_at[i], tile_at[i + 1]
@@ -147,7 +146,7 @@ class BinSGDM(Scheme):
             kernels.decode_signs_each(words, factor * workers.size, outs, table)
             if all_flags.any():
                 for i, out in enumerate(outs):
-                    kernels.with_nan_tiles(out, all_flags[tile_at[i] : tile_at[i + 1]])
+                    kernels.with_nan_tiles(as_array(out), all_flags[tile_at[i] : tile_at[i + 1]])
 
         at_once = write_all if self.server_bits == 1 and hasattr(kernels, "Table") else None
         return Decoded(workers.size, write, write_all=at_once, received=received)

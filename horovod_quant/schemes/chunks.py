@@ -7,7 +7,8 @@ hierarchical exchange, moreover, each worker of a node owns a run of each gradie
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from horovod_quant.kernels.layout import TILE, ceil_div
@@ -35,13 +36,17 @@ class Chunks:
         elements: the gradients' lengths.
         workers: their number.
         tile: elements that stay together.
+
+    Attributes:
+        tile_at: the number of each gradient's first tile, and that of all tiles.
     """
 
     def __init__(self, elements: Sequence[int], workers: int, tile: int = TILE) -> None:
         self.elements = list(elements)
         self._tile = tile
-        self._tile_at = split_points([ceil_div(count, tile) for count in elements])
-        total = self._tile_at[-1]
+        self.tile_at = split_points([ceil_div(count, tile) for count in elements])
+        self._segments: dict[int, list[Segment]] = {}
+        total = self.tile_at[-1]
         self.bounds = [total * worker // workers for worker in range(workers + 1)]
 
     def tile_count(self, worker: int) -> int:
@@ -62,21 +67,36 @@ class Chunks:
         ]
 
     def segments(self, worker: int) -> list[Segment]:
-        """The gradients' parts in a worker's chunk, in order."""
+        """The gradients' parts in a worker's chunk, in order. The same list every time, to be left as it is."""
+        if worker not in self._segments:
+            self._segments[worker] = self._found_segments(worker)
+        return self._segments[worker]
+
+    def _found_segments(self, worker: int) -> list[Segment]:
         low, high = self.bounds[worker], self.bounds[worker + 1]
         found = []
         for gradient, count in enumerate(self.elements):
-            first = max(low, self._tile_at[gradient])
-            last = min(high, self._tile_at[gradient + 1])
+            first = max(low, self.tile_at[gradient])
+            last = min(high, self.tile_at[gradient + 1])
             if first < last:
-                start = (first - self._tile_at[gradient]) * self._tile
-                stop = min(count, (last - self._tile_at[gradient]) * self._tile)
+                start = (first - self.tile_at[gradient]) * self._tile
+                stop = min(count, (last - self.tile_at[gradient]) * self._tile)
                 found.append(Segment(gradient, start, stop, first - low, last - first))
         return found
 
     def parts(self, bytes_per_tile: int) -> list[int]:
         """Bytes of each gradient's tiles."""
         return [bytes_per_tile * ceil_div(count, self._tile) for count in self.elements]
+
+
+def chunks_of(elements: Iterable[int], workers: int, tile: int = TILE) -> Chunks:
+    """`Chunks`, found once: every step's groups have gradients of the same lengths."""
+    return _chunks_of(tuple(elements), workers, tile)
+
+
+@lru_cache(maxsize=64)
+def _chunks_of(elements: tuple[int, ...], workers: int, tile: int) -> Chunks:
+    return Chunks(elements, workers, tile)
 
 
 def owned_range(name: str, elements: int, owners: int, owner: int, unit: int) -> tuple[int, int]:

@@ -45,7 +45,7 @@ from horovod_quant.schemes.base import (
     worker_key,
     worker_keys,
 )
-from horovod_quant.schemes.chunks import Chunks, Segment
+from horovod_quant.schemes.chunks import Chunks, Segment, chunks_of
 from horovod_quant.schemes.registry import register
 
 Norm = Literal["max", "l2"]
@@ -187,7 +187,7 @@ class GlobalQSGD(Scheme):
         self.check_workers(workers.size)
         elements = tuple(gradient.elements for gradient in gradients)
         norm_at = _norm_offsets(elements, self._bucket)
-        table = kernels.Table([each.values for each in gradients]) if hasattr(kernels, "Table") else None
+        table = kernels.Table([each.held for each in gradients]) if hasattr(kernels, "Table") else None
         norms = yield from self._global_norms(gradients, norm_at, workers, kernels, table)
         if self.levels == "uniform":
             word_at = _word_offsets(elements, self.bits)
@@ -326,7 +326,7 @@ class GlobalQSGD(Scheme):
         kernels: Any,
     ):
         """Each worker averages one chunk of all workers' codes, rounds it again, and everybody gathers the chunks."""
-        chunks = Chunks([gradient.elements for gradient in gradients], workers.size)
+        chunks = chunks_of((gradient.elements for gradient in gradients), workers.size)
         tile_words = 32 * self.bits
         splits = [chunks.tile_count(server) * tile_words for server in range(workers.size)]
 

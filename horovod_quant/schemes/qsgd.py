@@ -41,7 +41,7 @@ from horovod_quant.schemes.base import (
     worker_key,
     worker_keys,
 )
-from horovod_quant.schemes.chunks import Chunks, Segment
+from horovod_quant.schemes.chunks import Segment, chunks_of
 from horovod_quant.schemes.elias_streams import open_body, stream_bounds
 from horovod_quant.schemes.norms_and_codes import Places, add_each, encode_each, norms_first, part_by_part
 from horovod_quant.schemes.registry import register
@@ -184,7 +184,7 @@ class GatheredScheme(Scheme):
     def _exchange_fixed(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         if hasattr(kernels, "Table"):
             keys, starts = worker_keys(gradients, workers, self.rounding), [each.start for each in gradients]
-            values = [gradient.values for gradient in gradients]
+            values = [gradient.held for gradient in gradients]
             payload = encode_each(self, kernels, values, keys, starts, self._norms_first(values))
         else:
             payload = kernels.assemble(self._whole_parts(gradients, workers, kernels))
@@ -248,7 +248,7 @@ class GatheredScheme(Scheme):
 
     def _served(self, elements: Sequence[int], workers: Workers) -> list[tuple[Sequence[Segment], list[int]]]:
         """What each server serves, and where it is in the pieces that go to it and come from it."""
-        chunks = Chunks(elements, workers.size, lcm(self.bucket_size, TILE))
+        chunks = chunks_of(elements, workers.size, lcm(self.bucket_size, TILE))
         served = [chunks.segments(server) for server in range(workers.size)]
         return [(own, split_points([self._length(segment.elements) for segment in own])) for own in served]
 
@@ -282,7 +282,7 @@ class GatheredScheme(Scheme):
         self, gradients: Sequence[Gradient], segments: Sequence[Segment], workers: Workers, kernels: Any
     ) -> Any:
         """This worker's norms and codes of segments, one after another."""
-        values = [gradients[each.gradient].values[each.start : each.stop] for each in segments]
+        values = [gradients[each.gradient].held[each.start : each.stop] for each in segments]
         keys = worker_keys(gradients, workers, self.rounding)[[each.gradient for each in segments]]
         starts = [gradients[each.gradient].start + each.start for each in segments]
         return encode_each(self, kernels, values, keys, starts, self._part_by_part(values))

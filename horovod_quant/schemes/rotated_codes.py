@@ -29,7 +29,7 @@ class Coder(NamedTuple):
 
     def length(self, elements: int) -> int:
         """Their number of words."""
-        return _step_words(elements) + self.code_words(elements) + tiles(elements)
+        return _length(self.bits, elements)
 
     def parts(
         self, elements: int, values: Callable[[], Any], step: Callable[[Any], Any], key: Any, start: int
@@ -144,6 +144,11 @@ class _Places(NamedTuple):
         found = np.zeros(len(self.steps), np.int64)
         found[self.filled] = piece[self.steps[self.filled]]
         return (found & ALL_ONES).tolist()
+
+
+@lru_cache(maxsize=4096)  # every step's parts have the same lengths
+def _length(bits: int, elements: int) -> int:
+    return _step_words(elements) + code_words(rotated_elements(elements), bits) + tiles(elements)
 
 
 @lru_cache(maxsize=256)

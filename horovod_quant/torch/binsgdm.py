@@ -9,6 +9,7 @@ from typing import Any, Callable
 import torch
 
 from horovod_quant.binsgdm import clipped, moves_by_averages, require_beta, require_same_beta
+from horovod_quant.kernels.arrays import as_array
 from horovod_quant.schemes.base import BinaryState, Scheme
 from horovod_quant.torch import optim
 from horovod_quant.torch.backward import BACKWARD
@@ -45,21 +46,30 @@ class BinSGDMCompressor(Compressor):
         return call.optimizer.count_update(call.parameter)
 
     def _opener(self, call: Any, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:
-        return functools.partial(self._open_state, call, memory)
+        return functools.partial(self._open_state, call, memory, _View(memory), _View(memory))
 
     def _taken(self, call: Any, values: Any, memory: Memory) -> Any:
         clip_norm = call.optimizer.clip_norm_of(call.parameter)
         if clip_norm is None:
             return values
         with memory.working():
-            return clipped(memory.kernels, values, clip_norm)
+            return clipped(memory.kernels, as_array(values), clip_norm)
 
-    def _open_state(self, call: Any, memory: Memory, start: int, stop: int, process_set: Any) -> OpenState:
+    def _open_state(
+        self,
+        call: Any,
+        memory: Memory,
+        momenta: _View,
+        scales: _View,
+        start: int,
+        stop: int,
+        process_set: Any,
+    ) -> OpenState:
         held = call.optimizer.held_state(call.parameter, start, stop, process_set)
         momentum, scale = held.momentum.to(memory.device), held.scale.to(memory.device)
         in_place = momentum is held.momentum
         copies = () if in_place else ((held.momentum, momentum), (held.scale, scale))
-        return BinaryState(memory.flat(momentum), memory.flat(scale), held.beta), copies
+        return BinaryState(momenta.of(momentum), scales.of(scale), held.beta), copies
 
     def _also_carried(self, call: Any, tensor: torch.Tensor) -> tuple[float, ...]:
         """Whether there is a gradient. Horovod makes zeros for a parameter that no backward pass has reached."""
@@ -73,3 +83,25 @@ class BinSGDMCompressor(Compressor):
             # The first of the carrier's numbers is what has become of 1.
             largest = optim.largest_magnitude(submission.destination) / sums[0]
         call.optimizer.mark_exchanged(call.parameter, moves=sums[-1] != 0.0, largest=largest)
+
+
+class _View:
+    """A tensor's elements for kernels, made again only where they are elsewhere: those of a state stay.
+
+    Args:
+        memory: of the kernels.
+    """
+
+    __slots__ = ("_array", "_memory", "_place", "_tensor")
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._tensor: torch.Tensor | None = None
+        self._place = 0
+        self._array: Any = None
+
+    def of(self, tensor: torch.Tensor) -> Any:
+        place = tensor.data_ptr()
+        if tensor is not self._tensor or place != self._place:
+            self._tensor, self._place, self._array = tensor, place, self._memory.flat(tensor)
+        return self._array

@@ -36,7 +36,7 @@ class Carrier:
 
     def filled(self, numbers: tuple[float, ...]) -> torch.Tensor:
         """The tensor that holds 1 and the numbers, for Horovod to reduce in place."""
-        if numbers is not self._numbers:
+        if numbers != self._numbers:
             self._fresh, self._length = _contents(numbers, self._dtype)
             self._numbers = numbers
         tensor = self._tensor

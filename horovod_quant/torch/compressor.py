@@ -11,6 +11,7 @@ import torch
 
 from horovod_quant import nodes
 from horovod_quant.frontend import BaseCompressor
+from horovod_quant.kernels.arrays import Span
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Gradient, Scheme
@@ -326,17 +327,19 @@ class Compressor(BaseCompressor):
             return self._handed_over(tensor, call)
         assert route.chain is not None
         memory = schedule.memory
-        values = memory.taken(tensor)
+        submission, route.spare = route.spare, None
+        values = memory.taken(tensor, None if submission is None else submission.taken)
         step = self._count(call)
         taken = self._taken(call, values, memory)
-        submission, route.spare = route.spare, None
         if submission is None:
             gradient = Gradient(taken, route.chain, step)
             submission = _Carried(route, schedule, gradient, route.scheme, self._opener(call, memory))
         else:
             submission.fill(taken, step)
+        submission.taken = values
         destination = call.destination(tensor)
-        is_place = taken is values and destination is tensor and memory.can_fill(tensor)
+        is_place = taken is values and destination is tensor
+        is_place = is_place and (type(values) is Span or memory.can_fill(tensor))
         submission.decode_into(destination, values if is_place else None)
         schedule.submit(submission)
         more = self._also_carried(call, tensor)

@@ -8,6 +8,7 @@ from typing import Any, Callable, NamedTuple, Union
 import numpy as np
 import torch
 
+from horovod_quant.kernels.arrays import Span
 from horovod_quant.nodes import Nodes
 from horovod_quant.schemes.base import (
     LOCAL,
@@ -54,11 +55,13 @@ class Submission:
         bytes: of its elements.
         destination, array: what the result is decoded into, see `horovod_quant.torch.memory.Place`.
         state_copies: pairs (the state where it is kept, the copy that the exchange updates).
+        taken: what `Memory.taken` has returned.
     """
 
     # No object is made for a gradient after its first step: see `Gradient`.
     __slots__ = (
         "_open_state", "array", "bytes", "destination", "gradient", "group", "index", "name", "scheme", "state_copies",
+        "taken",
     )  # fmt: skip
 
     destination: torch.Tensor
@@ -71,7 +74,8 @@ class Submission:
     ) -> None:
         self.gradient = gradient
         self.name = gradient.keys.name
-        self.bytes = gradient.values.nbytes
+        self.bytes = gradient.held.nbytes
+        self.taken: Any = None
         self.scheme = scheme
         self._open_state = open_state
         self.state_copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
@@ -80,7 +84,7 @@ class Submission:
 
     def fill(self, values: Any, step: int) -> None:
         """Takes the elements of another step's gradient, after `empty`."""
-        self.gradient.values = values
+        self.gradient.held = values
         self.gradient.step = step
 
     def decode_into(self, destination: torch.Tensor, array: Any) -> None:
@@ -89,7 +93,11 @@ class Submission:
 
     def empty(self) -> None:
         """Lets go of a gradient whose result has been delivered, and of the group, which refers to this."""
-        del self.gradient.values, self.destination, self.array
+        if type(self.taken) is Span:
+            self.taken.let_go()
+        else:
+            self.taken = None
+        del self.gradient.held, self.destination, self.array
         self.gradient.state = self.group = None
         self.state_copies = ()
 

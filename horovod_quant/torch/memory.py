@@ -15,6 +15,7 @@ import torch
 
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.frontend import require_no_host
+from horovod_quant.kernels.arrays import Span, as_array
 from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers, explained
 
 TRITON = "triton"
@@ -28,13 +29,20 @@ _NO_CONTEXT = contextlib.nullcontext()
 
 _TENSOR_BITS = {torch.bfloat16: torch.int16}
 
+_ARRAY_TYPES = {
+    torch.float16: np.float16,
+    torch.bfloat16: np.uint16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+
 
 class Place(Protocol):
     """What a result is decoded into.
 
     Attributes:
         destination: a tensor of any layout.
-        array: the flat array of its memory; None if there is none.
+        array: the flat array of its memory, or a `Span` of it; None if there is none.
     """
 
     destination: torch.Tensor
@@ -62,8 +70,13 @@ class Memory(Protocol):
         They share the tensor's memory, if it is contiguous and on the device.
         """
 
-    def taken(self, tensor: torch.Tensor) -> Any:
-        """A gradient's elements, for the exchange, whose kernels run after what has been launched so far."""
+    def taken(self, tensor: torch.Tensor, before: Any) -> Any:
+        """A gradient's elements, for the exchange, whose kernels run after what has been launched so far.
+
+        Args:
+            tensor: the gradient.
+            before: what was returned for an earlier one of the same type and shape, and is no longer used; or None.
+        """
 
     def can_fill(self, tensor: torch.Tensor) -> bool:
         """Whether what `taken` returns is the tensor's own memory, into which numbers can be decoded."""
@@ -112,6 +125,7 @@ class HostMemory(Memory):
 
     def __init__(self, kernels: Any) -> None:
         self.kernels = kernels
+        self._takes_spans = hasattr(kernels, "Table")
 
     def flat(self, tensor: torch.Tensor) -> np.ndarray:
         """bfloat16 as the uint16 that the kernels take for it."""
@@ -123,8 +137,17 @@ class HostMemory(Memory):
         array = detached.numpy()
         return array if array.ndim == 1 else array.reshape(-1)
 
-    def taken(self, tensor: torch.Tensor) -> np.ndarray:
-        return self.flat(tensor)
+    def taken(self, tensor: torch.Tensor, before: Any) -> np.ndarray | Span:
+        """A `Span` of the gradient's own memory, if the kernels take one."""
+        if not (self._takes_spans and _is_plain(tensor)):
+            return self.flat(tensor)
+        if type(before) is not Span:
+            before = Span(_ARRAY_TYPES[tensor.dtype], tensor.numel(), self.flat)
+        address = tensor.data_ptr()
+        # Without elements, not at a multiple of their size, or with others than the memory says.
+        if not address or address % before.dtype.itemsize or tensor.is_neg():
+            return self.flat(tensor)
+        return before.at(address, tensor)
 
     def can_fill(self, tensor: torch.Tensor) -> bool:
         return _is_plain(tensor)
@@ -146,7 +169,7 @@ class HostMemory(Memory):
 
     def write(self, decoded: Decoded, index: int, factor: float, place: Place) -> None:
         """The tensor may be on any device."""
-        array = self._array_of(place)
+        array = as_array(self._array_of(place))
         if array is not None:
             decoded.write(index, factor, array)
             return
@@ -162,7 +185,7 @@ class HostMemory(Memory):
         else:
             decoded.write_all(factor, arrays)
 
-    def _array_of(self, place: Place) -> np.ndarray | None:
+    def _array_of(self, place: Place) -> np.ndarray | Span | None:
         """A destination's own memory; None if it is not flat, or elsewhere."""
         if place.array is not None:
             return place.array
@@ -220,7 +243,7 @@ class DeviceMemory(Memory):
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(self.device, non_blocking=True).contiguous().view(-1)
 
-    def taken(self, tensor: torch.Tensor) -> torch.Tensor:
+    def taken(self, tensor: torch.Tensor, before: Any) -> torch.Tensor:
         flat = self.flat(tensor)
         if self._stream is not None:
             flat.record_stream(self._stream)

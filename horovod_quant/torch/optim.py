@@ -16,6 +16,7 @@ from horovod_quant.binsgdm import (
     require_step_sizes,
 )
 from horovod_quant.frontend import in_short
+from horovod_quant.kernels.arrays import as_array
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes.base import require_int
 
@@ -278,7 +279,7 @@ class BinSGDM(torch.optim.Optimizer):
         kernels = memory.kernels
         held = self.held_state(parameter, 0, parameter.numel())
         momentum, scale = held.momentum.to(memory.device), held.scale.to(memory.device)
-        values = memory.taken(gradient)
+        values = as_array(memory.taken(gradient, None))
         key = self._chains[parameter].key("alone", step)
         with memory.working():
             values = clipped(kernels, values, self.clip_norm_of(parameter))

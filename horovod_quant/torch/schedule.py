@@ -143,7 +143,11 @@ class Schedule:
     def arrive(self) -> None:
         """To be called for every gradient of the optimizer that Horovod wants compressed, whoever reduces it."""
         self._drop_stale()
-        self._number = BACKWARD.join(self) if self._overlap else BACKWARD.current
+        number = BACKWARD.current
+        if number is not None and number in self._passes:  # as for all gradients of a pass but the first
+            self._number = number
+            return
+        self._number = number if number is None or not self._overlap else BACKWARD.join(self)
         if self._number is None or not self._overlap:
             return
         self._passes.add(self._number)
@@ -158,16 +162,18 @@ class Schedule:
         in_pass = self._overlap and self._number is not None
         self._places[name] = len(self._submitted) if in_pass else NEVER
         self._submitted[name] = submission
-        if not (in_pass and self._is_launching and self._plan is not None):
+        plan = self._plan
+        if plan is None or not (in_pass and self._is_launching):
             return
-        index = self._plan.group_of.get(name)
+        index = plan.group_of.get(name)
         if index is not None:
-            self._missing[index].discard(name)
-            if not self._missing[index]:
+            missing = self._missing[index]
+            missing.discard(name)
+            if not missing:
                 self._ready.append(index)
         if self._ready:
             self._start_ready(in_pass=True)
-        if self._unfinished and self._plan.quiet and time.monotonic() >= self._next_look:
+        if self._unfinished and plan.quiet and time.monotonic() >= self._next_look:
             self._follow_up()
             self._next_look = time.monotonic() + _BETWEEN_LOOKS
 

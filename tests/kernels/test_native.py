@@ -30,6 +30,7 @@ from native_builds import (
 
 from horovod_quant import kernels, simulator
 from horovod_quant.kernels import entropy, native, native_library, reference, rotation
+from horovod_quant.kernels.arrays import Span, address
 from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of, keys_of
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
 from horovod_quant.schemes.base import BinaryState
@@ -306,6 +307,30 @@ def many_gradients() -> list[np.ndarray]:
     xs = [generator.standard_normal(length).astype(dtype) for length, dtype in zip(lengths, dtypes)]
     xs[4] = np.repeat(xs[4], 2)[::2]
     return xs
+
+
+@each_instruction_set
+def test_places_of_gradients_do_as_well_as_arrays() -> None:
+    arrays = [x for x in many_gradients() if len(x) and x.flags.c_contiguous]
+    norms = native.bucket_maxima_each(native.Table(arrays), 1024)
+    table = native.Table(list(map(_span, arrays)))
+    assert same_bits(native.bucket_maxima_each(table, 1024), norms)
+    assert (table.buckets(1024), table.sum_words(4)) == (len(norms), native.Table(arrays).sum_words(4))
+    words = np.arange(table.sum_words(4), dtype=np.int32)
+    expected = [np.zeros_like(x) for x in arrays]
+    native.decode_uniform_sum_each(words, norms, 1024, 7, 4, 0.5, expected)
+    for known in (False, True):
+        found = [np.zeros_like(x) for x in arrays]
+        outs = list(map(_span, found))
+        native.decode_uniform_sum_each(
+            words, norms, 1024, 7, 4, 0.5, outs, native.Table(outs) if known else None
+        )
+        assert all(map(same_bits, found, expected))
+        assert all(x.any() for x in found if len(x) > 1)
+
+
+def _span(array: np.ndarray) -> Span:
+    return Span(array.dtype, len(array), np.asarray).at(address(array), array)
 
 
 @each_instruction_set

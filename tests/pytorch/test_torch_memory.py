@@ -6,14 +6,16 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 import horovod_quant.torch as hvq
 from horovod_quant import kernels
 from horovod_quant.kernels import native, reference
+from horovod_quant.kernels.arrays import Span, address, as_array
 from horovod_quant.schemes import QSGD, Hierarchical
-from horovod_quant.torch import memory
+from horovod_quant.torch import binsgdm, memory
 
 CPU = torch.device("cpu")
 
@@ -80,7 +82,7 @@ def test_no_such_kernels() -> None:
 
 PROGRAM = """
 import torch
-from horovod_quant.torch import memory
+from horovod_quant.torch import binsgdm, memory
 found = memory.choose("triton", torch.device("cpu"))
 print(type(found).__name__, found.takes_tensors)
 """
@@ -101,3 +103,65 @@ def test_tritons_kernels_by_name(variables: dict[str, str], printed: str) -> Non
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env={**os.environ, **variables}
     )
     assert printed in done.stdout + done.stderr
+
+
+FLOATS = {
+    torch.float16: np.float16,
+    torch.bfloat16: np.uint16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_kernels_for_many_gradients_get_the_place_of_each(dtype: torch.dtype) -> None:
+    host = memory.choose("native", CPU)
+    gradient = torch.arange(6, dtype=dtype).reshape(2, 3)
+    taken = host.taken(gradient, None)
+    assert type(taken) is Span
+    assert (taken.address, taken.dtype, taken.shape) == (gradient.data_ptr(), FLOATS[dtype], (6,))
+    array = taken.array()
+    assert (address(array), array.dtype, array.shape) == (taken.address, taken.dtype, taken.shape)
+    assert taken.array() is array, "made once"
+    later = gradient + 1
+    assert host.taken(later, taken) is taken
+    assert address(taken.array()) == taken.address == later.data_ptr()
+
+
+def test_what_its_memory_does_not_show_as_it_is_becomes_an_array_at_once() -> None:
+    host = memory.choose("native", CPU)
+    values = torch.arange(8.0)
+    before = host.taken(values, None)
+    turned, sparse, none = values.reshape(2, 4).T, values[::2], values[:0]
+    crooked = torch.frombuffer(bytearray(b"0" + values.numpy().tobytes()), dtype=torch.float32, offset=1)
+    for gradient in (turned, sparse, none, crooked):
+        taken = host.taken(gradient, before)
+        assert type(taken) is np.ndarray
+        assert (taken == gradient.numpy().reshape(-1)).all()
+    with pytest.raises(
+        RuntimeError, match="negative bit"
+    ):  # PyTorch itself refuses: its memory holds the negatives
+        host.taken(torch._neg_view(values), before)
+    assert type(memory.choose("numpy", CPU).taken(values, None)) is np.ndarray
+
+
+def test_a_part_of_a_place_is_an_array() -> None:
+    values = torch.arange(8.0)
+    taken = memory.choose("native", CPU).taken(values, None)
+    assert taken[0:8] is taken
+    part = taken[2:5]
+    assert (address(part), part.tolist()) == (values.data_ptr() + 8, [2.0, 3.0, 4.0])
+    assert as_array(part) is part
+    assert as_array(taken) is taken.array()
+
+
+def test_a_state_is_seen_where_it_is() -> None:
+    view = binsgdm._View(memory.choose("native", CPU))
+    state = torch.zeros(4)
+    seen = view.of(state)
+    seen[1] = 5.0
+    assert view.of(state) is seen
+    assert state[1] == 5.0
+    state.data = torch.ones(4)  # elsewhere, in the same tensor
+    assert view.of(state).tolist() == [1.0] * 4
+    assert view.of(torch.full((4,), 2.0)).tolist() == [2.0] * 4
