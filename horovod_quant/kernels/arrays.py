@@ -35,8 +35,8 @@ def no_part(dtype: Any) -> Part:
 class Span:
     """Where the elements of a flat array are, which belongs to somebody else, such as another framework's tensor.
 
-    To make numpy's view of a tensor takes longer than everything else that is done with a small gradient in a step, and
-    kernels that have a `Table` ask for addresses alone. Others get the array, which is made when it is asked for.
+    To make numpy's view of a tensor takes several times as long as to ask for its address, which is all that kernels
+    with a `Table` want. Whoever wants more gets the array, which is made then.
 
     Args:
         dtype: of the elements.
