@@ -44,7 +44,7 @@ class Span:
         view: makes the array from their owner.
     """
 
-    __slots__ = ("_array", "_owner", "_view", "address", "dtype", "nbytes", "shape")
+    __slots__ = ("_array", "_memory", "_owner", "_view", "address", "dtype", "nbytes", "shape")
 
     address: int
 
@@ -55,15 +55,22 @@ class Span:
         self._view = view
         self._array: np.ndarray | None = None
         self._owner: Any = None
+        self._memory: Any = None
 
-    def at(self, address: int, owner: Any) -> Span:
-        """Itself, of the elements that begin there, which their owner keeps alive. They can be written."""
-        self.address, self._owner, self._array = address, owner, None
+    def at(self, address: int, owner: Any, memory: Any) -> Span:
+        """Itself, of the elements that begin there, which can be written.
+
+        Args:
+            address: of the first element.
+            owner: of the elements.
+            memory: what they are in, which may outlive its belonging to the owner: it is kept.
+        """
+        self.address, self._owner, self._memory, self._array = address, owner, memory, None
         return self
 
     def let_go(self) -> None:
-        """Of the owner."""
-        self._owner = self._array = None
+        """Of the owner and the memory."""
+        self._owner = self._memory = self._array = None
 
     def array(self) -> np.ndarray:
         if self._array is None:

@@ -230,6 +230,7 @@ class Decoded(NamedTuple):
     of gradient i of the group, times ``factor``, into a flat floating-point array, and returns it.
     ``exchanged_again``: for each gradient, how many of its buckets were exchanged a second time; empty for none.
     ``write_all(factor, outs)`` does ``write`` for every gradient of the group, where that is faster; otherwise None.
+    Its ``outs`` may be `horovod_quant.kernels.arrays.Span`, which kernels with a ``Table`` take as they are.
     ``received`` are the arrays that `Scheme.opened` makes this of, if the scheme has it; otherwise None.
     """
 

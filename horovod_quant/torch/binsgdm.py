@@ -67,9 +67,10 @@ class BinSGDMCompressor(Compressor):
     ) -> OpenState:
         held = call.optimizer.held_state(call.parameter, start, stop, process_set)
         momentum, scale = held.momentum.to(memory.device), held.scale.to(memory.device)
-        in_place = momentum is held.momentum
-        copies = () if in_place else ((held.momentum, momentum), (held.scale, scale))
-        return BinaryState(momenta.of(momentum), scales.of(scale), held.beta), copies
+        if momentum is held.momentum:
+            return BinaryState(momenta.of(momentum), scales.of(scale), held.beta), ()
+        copies = (held.momentum, momentum), (held.scale, scale)
+        return BinaryState(memory.flat(momentum), memory.flat(scale), held.beta), copies
 
     def _also_carried(self, call: Any, tensor: torch.Tensor) -> tuple[float, ...]:
         """Whether there is a gradient. Horovod makes zeros for a parameter that no backward pass has reached."""

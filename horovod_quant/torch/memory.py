@@ -147,7 +147,8 @@ class HostMemory(Memory):
         # Without elements, not at a multiple of their size, or with others than the memory says.
         if not address or address % before.dtype.itemsize or tensor.is_neg():
             return self.flat(tensor)
-        return before.at(address, tensor)
+        # A script may give the tensor other memory (``tensor.data = ...``) before the kernels have run.
+        return before.at(address, tensor, tensor.untyped_storage())
 
     def can_fill(self, tensor: torch.Tensor) -> bool:
         return _is_plain(tensor)

@@ -330,7 +330,7 @@ def test_places_of_gradients_do_as_well_as_arrays() -> None:
 
 
 def _span(array: np.ndarray) -> Span:
-    return Span(array.dtype, len(array), np.asarray).at(address(array), array)
+    return Span(array.dtype, len(array), np.asarray).at(address(array), array, array)
 
 
 @each_instruction_set

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -165,3 +166,16 @@ def test_a_state_is_seen_where_it_is() -> None:
     state.data = torch.ones(4)  # elsewhere, in the same tensor
     assert view.of(state).tolist() == [1.0] * 4
     assert view.of(torch.full((4,), 2.0)).tolist() == [2.0] * 4
+
+
+def test_a_place_keeps_the_memory_that_a_tensor_loses() -> None:
+    host = memory.choose("native", CPU)
+    gradient = torch.full(
+        (1 << 22,), 3.0
+    )  # 16 MiB, which are given back to the system as soon as nobody has them
+    taken = host.taken(gradient, None)
+    gradient.data = torch.zeros(1 << 22)
+    assert native.bucket_maxima_each(native.Table([taken]), 1 << 22).tolist() == [3.0]
+    storage = weakref.ref(taken._memory)
+    taken.let_go()
+    assert storage() is None

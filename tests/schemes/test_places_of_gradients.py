@@ -19,7 +19,7 @@ LENGTHS = [70, 1024, 5000, 1, 3333]
 
 
 def as_span(array: np.ndarray) -> Span:
-    return Span(array.dtype, len(array), np.asarray).at(address(array), array)
+    return Span(array.dtype, len(array), np.asarray).at(address(array), array, array)
 
 
 def as_it_is(array: np.ndarray) -> np.ndarray:
@@ -29,13 +29,12 @@ def as_it_is(array: np.ndarray) -> np.ndarray:
 def exchanged(scheme: Any, given_as: Any, broken: bool) -> list[np.ndarray]:
     """Every worker's results, decoded all at once where the scheme does that, else one by one."""
     generator = np.random.default_rng(7)
-    exchanges, kept = [], []
+    exchanges = []
     for rank in range(WORKERS):
         own = [generator.standard_normal(length).astype(np.float32) for length in LENGTHS]
         if broken and rank == 1:
             own[2][1500] = np.nan
         states = [BinaryState(0.1 * x, np.abs(x) + 0.5, 0.9) for x in own]
-        kept.append(own)  # a place keeps nothing alive here
         gradients = [
             Gradient(given_as(x), KeyChain(3, f"w{i}"), 5, states[i] if scheme.own_optimizer else None)
             for i, x in enumerate(own)
