@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Callable, final
+from typing import Any, Callable
 
 import numpy as np
 
@@ -29,65 +29,6 @@ Part = tuple[int, Any, Callable[[np.ndarray], Any]]
 def no_part(dtype: Any) -> Part:
     """Makes an array of no other parts one of this type."""
     return 0, dtype, lambda out: np.zeros(0, dtype)
-
-
-@final
-class Span:
-    """Where the elements of a flat array are, which belongs to somebody else, such as another framework's tensor.
-
-    To make numpy's view of a tensor takes several times as long as to ask for its address, which is all that kernels
-    with a `Table` want. Whoever wants more gets the array, which is made then.
-
-    Args:
-        dtype: of the elements.
-        length: how many there are.
-        view: makes the array from their owner.
-    """
-
-    __slots__ = ("_array", "_memory", "_owner", "_view", "address", "dtype", "nbytes", "shape")
-
-    address: int
-
-    def __init__(self, dtype: Any, length: int, view: Callable[[Any], np.ndarray]) -> None:
-        self.dtype = np.dtype(dtype)
-        self.shape = (length,)
-        self.nbytes = length * self.dtype.itemsize
-        self._view = view
-        self._array: np.ndarray | None = None
-        self._owner: Any = None
-        self._memory: Any = None
-
-    def at(self, address: int, owner: Any, memory: Any) -> Span:
-        """Itself, of the elements that begin there, which can be written.
-
-        Args:
-            address: of the first element.
-            owner: of the elements.
-            memory: what they are in, which may outlive its belonging to the owner: it is kept.
-        """
-        self.address, self._owner, self._memory, self._array = address, owner, memory, None
-        return self
-
-    def let_go(self) -> None:
-        """Of the owner and the memory."""
-        self._owner = self._memory = self._array = None
-
-    def array(self) -> np.ndarray:
-        if self._array is None:
-            self._array = self._view(self._owner)
-        return self._array
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, part: slice) -> Span | np.ndarray:
-        """A part of the array; itself, if that is all of it."""
-        return self if part == slice(0, self.shape[0]) else self.array()[part]
-
-
-def as_array(values: Any) -> Any:
-    """The array, if it is a `Span`."""
-    return values.array() if type(values) is Span else values
 
 
 def address(array: np.ndarray) -> int:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from horovod_quant.kernels.arrays import Span, address
+from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import buckets, code_words, sum_words
 from horovod_quant.kernels.native_library import POINTER
+from horovod_quant.kernels.span import Span
 
 KEY = ctypes.c_uint32 * len(Key._fields)
 

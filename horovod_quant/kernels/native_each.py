@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_quant.kernels.arrays import Span, address, aligned_empty
+from horovod_quant.kernels.arrays import address, aligned_empty
 from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE, code_words
@@ -30,6 +30,7 @@ from horovod_quant.kernels.native_arguments import (
 )
 from horovod_quant.kernels.native_library import call
 from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.kernels.span import Span
 
 
 class Table:

@@ -12,10 +12,10 @@ from typing import Any, Callable, ClassVar, Final, Literal, NamedTuple, Union
 
 import numpy as np
 
-from horovod_quant.kernels.arrays import Span, as_array
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of, keys_of
 from horovod_quant.kernels.layout import ROW
+from horovod_quant.kernels.span import Span, as_array
 
 ALL, LOCAL, CROSS = "all", "local", "cross"
 """Groups of workers: all; those of one node; those with the same place on their nodes, one per node."""
@@ -230,7 +230,7 @@ class Decoded(NamedTuple):
     of gradient i of the group, times ``factor``, into a flat floating-point array, and returns it.
     ``exchanged_again``: for each gradient, how many of its buckets were exchanged a second time; empty for none.
     ``write_all(factor, outs)`` does ``write`` for every gradient of the group, where that is faster; otherwise None.
-    Its ``outs`` may be `horovod_quant.kernels.arrays.Span`, which kernels with a ``Table`` take as they are.
+    Its ``outs`` may be `horovod_quant.kernels.span.Span`, which kernels with a ``Table`` take as they are.
     ``received`` are the arrays that `Scheme.opened` makes this of, if the scheme has it; otherwise None.
     """
 

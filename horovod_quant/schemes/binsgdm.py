@@ -13,10 +13,11 @@ from typing import Any, Callable
 
 import numpy as np
 
-from horovod_quant.kernels.arrays import Part, as_array, no_part
+from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.keys import Key, keys_of
 from horovod_quant.kernels.layout import ROW, TILE, ceil_div, code_words, tiles
 from horovod_quant.kernels.reference import uniform_levels
+from horovod_quant.kernels.span import as_array
 from horovod_quant.schemes.base import (
     Allgather,
     Alltoall,

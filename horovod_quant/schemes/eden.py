@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from horovod_quant.analysis.bounds import eden_error, eden_variance_factor
-from horovod_quant.kernels.arrays import as_array, no_part
+from horovod_quant.kernels.arrays import no_part
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.layout import TILE, tiles
+from horovod_quant.kernels.span import as_array
 from horovod_quant.schemes.base import (
     Allgather,
     Alltoall,

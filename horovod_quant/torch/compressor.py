@@ -11,7 +11,6 @@ import torch
 
 from horovod_quant import nodes
 from horovod_quant.frontend import BaseCompressor
-from horovod_quant.kernels.arrays import Span
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Gradient, Scheme
@@ -338,8 +337,7 @@ class Compressor(BaseCompressor):
             submission.fill(taken, step)
         submission.taken = values
         destination = call.destination(tensor)
-        is_place = taken is values and destination is tensor
-        is_place = is_place and (type(values) is Span or memory.can_fill(tensor))
+        is_place = taken is values and destination is tensor and memory.can_fill(tensor, values)
         submission.decode_into(destination, values if is_place else None)
         schedule.submit(submission)
         more = self._also_carried(call, tensor)

@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple, Union
 import numpy as np
 import torch
 
-from horovod_quant.kernels.arrays import Span
+from horovod_quant.kernels.span import Span
 from horovod_quant.nodes import Nodes
 from horovod_quant.schemes.base import (
     LOCAL,

@@ -15,7 +15,7 @@ import torch
 
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.frontend import require_no_host
-from horovod_quant.kernels.arrays import Span, as_array
+from horovod_quant.kernels.span import Span, as_array
 from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers, explained
 
 TRITON = "triton"
@@ -78,8 +78,8 @@ class Memory(Protocol):
             before: what was returned for an earlier one of the same type and shape, and is no longer used; or None.
         """
 
-    def can_fill(self, tensor: torch.Tensor) -> bool:
-        """Whether what `taken` returns is the tensor's own memory, into which numbers can be decoded."""
+    def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
+        """Whether what `taken` has returned is the tensor's own memory, into which numbers can be decoded."""
 
     def working(self) -> AbstractContextManager[Any]:
         """A context for calls of kernels."""
@@ -150,8 +150,8 @@ class HostMemory(Memory):
         # A script may give the tensor other memory (``tensor.data = ...``) before the kernels have run.
         return before.at(address, tensor, tensor.untyped_storage())
 
-    def can_fill(self, tensor: torch.Tensor) -> bool:
-        return _is_plain(tensor)
+    def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
+        return type(taken) is Span or _is_plain(tensor)
 
     def working(self) -> AbstractContextManager[Any]:
         return _NO_CONTEXT
@@ -251,7 +251,7 @@ class DeviceMemory(Memory):
         self.catch_up()
         return flat
 
-    def can_fill(self, tensor: torch.Tensor) -> bool:
+    def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
         return False
 
     @contextlib.contextmanager

@@ -16,8 +16,8 @@ from horovod_quant.binsgdm import (
     require_step_sizes,
 )
 from horovod_quant.frontend import in_short
-from horovod_quant.kernels.arrays import as_array
 from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.span import as_array
 from horovod_quant.schemes.base import require_int
 
 

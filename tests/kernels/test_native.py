@@ -30,9 +30,10 @@ from native_builds import (
 
 from horovod_quant import kernels, simulator
 from horovod_quant.kernels import entropy, native, native_library, reference, rotation
-from horovod_quant.kernels.arrays import Span, address
+from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of, keys_of
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
+from horovod_quant.kernels.span import Span
 from horovod_quant.schemes.base import BinaryState
 
 KEY = Key(0x12345678, 0x9ABCDEF0)

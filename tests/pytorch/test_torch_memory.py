@@ -14,7 +14,8 @@ import torch
 import horovod_quant.torch as hvq
 from horovod_quant import kernels
 from horovod_quant.kernels import native, reference
-from horovod_quant.kernels.arrays import Span, address, as_array
+from horovod_quant.kernels.arrays import address
+from horovod_quant.kernels.span import Span, as_array
 from horovod_quant.schemes import QSGD, Hierarchical
 from horovod_quant.torch import binsgdm, memory
 

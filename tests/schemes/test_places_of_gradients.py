@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import SCHEMES, same_bits
+from helpers import SCHEMES, lockstep, same_bits, used_states
 
-from horovod_quant import simulator
 from horovod_quant.kernels import native
-from horovod_quant.kernels.arrays import Span, address, as_array
-from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.schemes.base import BinaryState, Gradient, Workers
+from horovod_quant.kernels.arrays import address
+from horovod_quant.kernels.span import Span, as_array
+from horovod_quant.schemes.base import Workers
 
 WORKERS = 2
-LENGTHS = [70, 1024, 5000, 1, 3333]
+LENGTHS = [70, 1024, 5000, 3, 3333]
 
 
 def as_span(array: np.ndarray) -> Span:
@@ -29,31 +28,15 @@ def as_it_is(array: np.ndarray) -> np.ndarray:
 def exchanged(scheme: Any, given_as: Any, broken: bool) -> list[np.ndarray]:
     """Every worker's results, decoded all at once where the scheme does that, else one by one."""
     generator = np.random.default_rng(7)
-    exchanges = []
-    for rank in range(WORKERS):
-        own = [generator.standard_normal(length).astype(np.float32) for length in LENGTHS]
-        if broken and rank == 1:
-            own[2][1500] = np.nan
-        states = [BinaryState(0.1 * x, np.abs(x) + 0.5, 0.9) for x in own]
-        gradients = [
-            Gradient(given_as(x), KeyChain(3, f"w{i}"), 5, states[i] if scheme.own_optimizer else None)
-            for i, x in enumerate(own)
-        ]
-        workers = Workers(rank, WORKERS)
-        exchanges.append(scheme.for_workers(workers).begin(gradients, workers, native))
-    answers: list[Any] = [None] * WORKERS
-    decoded: list[Any] = []
-    while not decoded:
-        requests = []
-        for exchange, answer in zip(exchanges, answers):
-            try:
-                requests.append(exchange.send(answer))
-            except StopIteration as stop:
-                decoded.append(stop.value)
-        if requests:
-            answers = simulator._answers(requests, 1, None)
+    groups = [
+        [generator.standard_normal(length).astype(np.float32) for length in LENGTHS] for _ in range(WORKERS)
+    ]
+    if broken:
+        groups[1][2][1500] = np.nan
+    given: Any = [list(map(given_as, own)) for own in groups]
+    states = list(map(used_states, groups))
     results = []
-    for each in decoded:
+    for each in lockstep(scheme.for_workers(Workers(0, WORKERS)), given, states, kernels=native):
         outs = [np.zeros(length, np.float32) for length in LENGTHS]
         if each.write_all is not None:
             each.write_all(0.5, [given_as(out) for out in outs])
