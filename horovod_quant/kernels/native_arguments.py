@@ -16,8 +16,11 @@ from horovod_quant.kernels.span import Span
 
 KEY = ctypes.c_uint32 * len(Key._fields)
 
+FLOAT32 = 0
+"""What the library calls it."""
+
 _TYPES = {
-    np.dtype(np.float32): 0,
+    np.dtype(np.float32): FLOAT32,
     np.dtype(np.float16): 1,
     np.dtype(np.float64): 2,
     np.dtype(np.uint16): 3,  # the bits of bfloat16

@@ -19,6 +19,7 @@ from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE, code_words
 from horovod_quant.kernels.native_arguments import (
+    FLOAT32,
     MAX_LEVELS,
     Out,
     checked,
@@ -42,6 +43,7 @@ class Table:
     """
 
     def __init__(self, arrays: Sequence[np.ndarray | Span], name: str = "x") -> None:
+        self._name = name
         self._kept = [array if type(array) is Span else flat(array, name) for array in arrays]
         self.count = len(arrays)
         found = [each.address if type(each) is Span else address(each) for each in self._kept]
@@ -82,6 +84,15 @@ class Table:
         lengths = [_rotated_words(bits, length) for length in self.lengths.tolist()]
         return np.array(lengths, np.int64)
 
+    def check_state_of(self, gradients: Table) -> None:
+        """Raises ValueError unless these are float32 arrays as long as the gradients."""
+        wrong = np.flatnonzero((self._types != FLOAT32) | (self.lengths != gradients.lengths))
+        for i in wrong[:1]:
+            found, length = self._kept[i], gradients.lengths[i]
+            raise ValueError(
+                f"{self._name}[{i}] is {found.dtype}{list(found.shape)}; it must be float32[{length}]"
+            )
+
     def norms(self, norms: np.ndarray, bucket_size: int) -> np.ndarray:
         """Those of all buckets, checked."""
         if len(norms) != self.buckets(bucket_size):
@@ -105,20 +116,21 @@ class _Outs:
     Args:
         outs: those arrays; results are copied to those whose memory cannot be written as it is.
         table: used if it is that of ``outs``.
+        name: of the argument, for messages.
     """
 
-    def __init__(self, outs: Sequence[np.ndarray | Span], table: Table | None) -> None:
-        self._outs: Sequence[Any] = outs
-        self._results: Sequence[Any] = outs
+    def __init__(
+        self, outs: Sequence[np.ndarray | Span], table: Table | None = None, name: str = "out"
+    ) -> None:
+        self._copies: list[tuple[Any, Any]] = []
         if table is None or not table.is_of(outs):
-            self._results = [out if type(out) is Span else writable(out) for out in outs]
-            table = Table(self._results, "out")
+            results = [out if type(out) is Span else writable(out) for out in outs]
+            self._copies = [(result, out) for result, out in zip(results, outs) if result is not out]
+            table = Table(results, name)
         self.table = table
 
     def done(self) -> None:
-        if self._results is self._outs:
-            return
-        for result, out in zip(self._results, self._outs):
+        for result, out in self._copies:
             write_back(result, out)
 
 
@@ -284,8 +296,8 @@ def decode_uniform_sum_each(
 
 def binarize_each(
     table: Table,
-    momenta: Sequence[np.ndarray],
-    scales: Sequence[np.ndarray],
+    momenta: Sequence[np.ndarray | Span],
+    scales: Sequence[np.ndarray | Span],
     betas: Sequence[float],
     keys: np.ndarray,
     starts: Sequence[int],
@@ -295,21 +307,20 @@ def binarize_each(
         raise ValueError(
             f"{len(momenta)} momenta, {len(scales)} scales and {len(betas)} betas, of {table.count} gradients"
         )
-    counts = table.lengths.tolist()
-    m = [Out(own, count, np.float32) for own, count in zip(momenta, counts)]
-    b = [Out(own, count, np.float32) for own, count in zip(scales, counts)]
-    keep = np.array(betas, np.float32)
-    take = np.array([1.0 - beta for beta in betas], np.float32)
+    m, b = _Outs(momenta, name="momenta"), _Outs(scales, name="scales")
+    m.table.check_state_of(table)
+    b.table.check_state_of(table)
+    given = np.array(betas, np.float64)
+    keep, take = given.astype(np.float32), (1.0 - given).astype(np.float32)
     keys, first = _keys_and_starts(keys, starts, table.count)
     all_tiles = table.buckets(TILE)
     words, broken = aligned_empty(ROW * all_tiles, np.int32), np.empty(all_tiles, bool)
     call(
-        "binarize_each", table.count, table.data, table.types, table.counts, pointers([own.array for own in m]),
-        pointers([own.array for own in b]), address(keep), address(take), address(keys), address(first),
-        address(words), address(broken),
+        "binarize_each", table.count, table.data, table.types, table.counts, m.table.data, b.table.data,
+        address(keep), address(take), address(keys), address(first), address(words), address(broken),
     )  # fmt: skip
-    for own in (*m, *b):
-        own.done()
+    m.done()
+    b.done()
     return words, broken
 
 

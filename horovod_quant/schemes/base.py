@@ -63,11 +63,11 @@ class Workers(NamedTuple):
 class BinaryState(NamedTuple):
     """BinSGDM's state of one gradient on one worker, for the elements given by `Scheme.owned`.
 
-    Two float32 arrays, updated in place.
+    Two float32 arrays, updated in place; kernels with a ``Table`` take a `Span` of each.
     """
 
-    momentum: np.ndarray
-    scale: np.ndarray
+    momentum: np.ndarray | Span
+    scale: np.ndarray | Span
     beta: float
 
 

@@ -46,7 +46,7 @@ class BinSGDMCompressor(Compressor):
         return call.optimizer.count_update(call.parameter)
 
     def _opener(self, call: Any, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:
-        return functools.partial(self._open_state, call, memory, _View(memory), _View(memory))
+        return functools.partial(self._open_state, call, memory, _StateView(memory))
 
     def _taken(self, call: Any, values: Any, memory: Memory) -> Any:
         clip_norm = call.optimizer.clip_norm_of(call.parameter)
@@ -59,16 +59,15 @@ class BinSGDMCompressor(Compressor):
         self,
         call: Any,
         memory: Memory,
-        momenta: _View,
-        scales: _View,
+        view: _StateView,
         start: int,
         stop: int,
         process_set: Any,
     ) -> OpenState:
         held = call.optimizer.held_state(call.parameter, start, stop, process_set)
+        if held.momentum.device == memory.device:
+            return view.of(held), ()
         momentum, scale = held.momentum.to(memory.device), held.scale.to(memory.device)
-        if momentum is held.momentum:
-            return BinaryState(momenta.of(momentum), scales.of(scale), held.beta), ()
         copies = (held.momentum, momentum), (held.scale, scale)
         return BinaryState(memory.flat(momentum), memory.flat(scale), held.beta), copies
 
@@ -86,23 +85,30 @@ class BinSGDMCompressor(Compressor):
         call.optimizer.mark_exchanged(call.parameter, moves=sums[-1] != 0.0, largest=largest)
 
 
-class _View:
-    """A tensor's elements for kernels, made again only where they are elsewhere: those of a state stay.
+class _StateView:
+    """A parameter's state for kernels, made again only where it is elsewhere or has changed otherwise.
 
     Args:
-        memory: of the kernels.
+        memory: of the kernels, where the state is.
     """
 
-    __slots__ = ("_array", "_memory", "_place", "_tensor")
+    __slots__ = ("_held", "_memory", "_places", "_state")
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._tensor: torch.Tensor | None = None
-        self._place = 0
-        self._array: Any = None
+        self._held: optim.HeldState | None = None
+        self._places = (0, 0)
+        self._state: Any = None
 
-    def of(self, tensor: torch.Tensor) -> Any:
-        place = tensor.data_ptr()
-        if tensor is not self._tensor or place != self._place:
-            self._tensor, self._place, self._array = tensor, place, self._memory.flat(tensor)
-        return self._array
+    def of(self, held: optim.HeldState) -> BinaryState:
+        before, places = self._held, (held.momentum.data_ptr(), held.scale.data_ptr())
+        if (
+            before is None
+            or before.momentum is not held.momentum
+            or before.scale is not held.scale
+            or before.beta != held.beta
+            or places != self._places
+        ):
+            momentum, scale = (self._memory.taken(tensor, None) for tensor in (held.momentum, held.scale))
+            self._held, self._places, self._state = held, places, BinaryState(momentum, scale, held.beta)
+        return self._state

@@ -117,11 +117,11 @@ class BinSGDM(torch.optim.Optimizer):
         self._exchanged: dict[torch.Tensor, torch.Tensor | None] = {}
         self._still: set[torch.Tensor] = set()
         self._parts: dict[torch.Tensor, _Part] = getattr(self, "_parts", {})
-        self._group_index: dict[torch.Tensor, int] = {}
+        self._group_index: dict[int, int] = {}  # by the parameters' identities: tensors' hashes are slow
         self._chains: dict[torch.Tensor, KeyChain] = {}
         for index, group in enumerate(self.param_groups):
             for parameter in group["params"]:
-                self._group_index[parameter] = index
+                self._group_index[id(parameter)] = index
                 self._chains[parameter] = KeyChain(group["seed"], f"parameter {len(self._chains)}")
 
     def _create_state(self, parameter: torch.Tensor) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class BinSGDM(torch.optim.Optimizer):
         Raises:
             ValueError: the parameter is not one of this optimizer's.
         """
-        if parameter not in self._group_index:
+        if id(parameter) not in self._group_index:
             raise ValueError("the parameter is not one of this optimizer's")
         state = self._create_state(parameter)
         step = int(state["step"])
@@ -158,7 +158,7 @@ class BinSGDM(torch.optim.Optimizer):
         Raises:
             RuntimeError: this worker keeps the state of other elements.
         """
-        state, known = self.state[parameter], self._parts.get(parameter)
+        state, known = self.state[parameter], self._parts.get(parameter) if self._parts else None
         if known is None and process_set is None:
             is_kept = start == 0 and stop == parameter.numel()
         else:
@@ -171,12 +171,12 @@ class BinSGDM(torch.optim.Optimizer):
             is_kept = known == part
         if not is_kept:
             raise RuntimeError(SPREAD)
-        beta = self.param_groups[self._group_index[parameter]]["beta"]
+        beta = self.param_groups[self._group_index[id(parameter)]]["beta"]
         return HeldState(state["momentum"], state["scale"], beta)
 
     def clip_norm_of(self, parameter: torch.Tensor) -> float | None:
         """The ``clip_norm`` of the parameter's group."""
-        return self.param_groups[self._group_index[parameter]].get("clip_norm")
+        return self.param_groups[self._group_index[id(parameter)]].get("clip_norm")
 
     def gather_state(self) -> None:
         """Gives every worker the whole state of its node, after hierarchical exchanges; call it on all workers.

@@ -498,7 +498,12 @@ def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
         (lambda: native.binarize_each(
             native.Table([X]), [], [X.copy()], [0.9], np.zeros((1, 6)), [0]), "0 momenta, 1 scales and 1 betas"),
         (lambda: native.binarize_each(
-            native.Table([X]), [X[:99].copy()], [X.copy()], [0.9], np.zeros((1, 6)), [0]), r"float32\[100\]"),
+            native.Table([X]), [X[:99].copy()], [X.copy()], [0.9], np.zeros((1, 6)), [0]),
+            r"momenta\[0\] is float32\[99\]; it must be float32\[100\]"),
+        (lambda: native.binarize_each(
+            native.Table([X, X]), [X.copy()] * 2, [X.copy(), X.astype(np.float64)], [0.9] * 2, np.zeros((2, 6)),
+            [0, 0]),
+            r"scales\[1\] is float64\[100\]; it must be float32\[100\]"),
         (lambda: native.binarize_each(
             native.Table([X]), [X.copy()], [X.copy()], [0.9], np.zeros((2, 6)), [0]), "keys are"),
         (lambda: native.vote_each([], [1], np.zeros((1, 6)), [0]), "words of lengths"),

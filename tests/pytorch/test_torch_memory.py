@@ -17,7 +17,9 @@ from horovod_quant.kernels import native, reference
 from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.span import Span, as_array
 from horovod_quant.schemes import QSGD, Hierarchical
+from horovod_quant.schemes.base import BinaryState
 from horovod_quant.torch import binsgdm, memory
+from horovod_quant.torch.optim import HeldState
 
 CPU = torch.device("cpu")
 
@@ -158,15 +160,29 @@ def test_a_part_of_a_place_is_an_array() -> None:
 
 
 def test_a_state_is_seen_where_it_is() -> None:
-    view = binsgdm._View(memory.choose("native", CPU))
-    state = torch.zeros(4)
-    seen = view.of(state)
-    seen[1] = 5.0
-    assert view.of(state) is seen
-    assert state[1] == 5.0
-    state.data = torch.ones(4)  # elsewhere, in the same tensor
-    assert view.of(state).tolist() == [1.0] * 4
-    assert view.of(torch.full((4,), 2.0)).tolist() == [2.0] * 4
+    view = binsgdm._StateView(memory.choose("native", CPU))
+    momentum, scale = torch.zeros(4), torch.ones(4)
+
+    def seen(
+        momentum: torch.Tensor = momentum, scale: torch.Tensor = scale, beta: float = 0.5
+    ) -> BinaryState:
+        return view.of(HeldState(momentum, scale, beta))
+
+    def numbers(state: BinaryState) -> tuple[list[float], list[float], float]:
+        return as_array(state.momentum).tolist(), as_array(state.scale).tolist(), state.beta
+
+    first = seen()
+    as_array(first.momentum)[1] = 5.0
+    as_array(first.scale)[2] = 6.0
+    assert seen() is first
+    assert (momentum.tolist(), scale.tolist()) == ([0, 5, 0, 0], [1, 1, 6, 1])
+    assert seen(beta=0.25).beta == 0.25
+    for tensor in (momentum, scale):
+        seen()
+        tensor.data = torch.full((4,), 2.0)  # elsewhere, in the same tensor
+        assert numbers(seen()) == (momentum.tolist(), scale.tolist(), 0.5)
+    assert numbers(seen(momentum=torch.full((4,), 3.0))) == ([3.0] * 4, [2.0] * 4, 0.5)
+    assert numbers(seen(scale=torch.full((4,), 4.0))) == ([2.0] * 4, [4.0] * 4, 0.5)
 
 
 def test_a_place_keeps_the_memory_that_a_tensor_loses() -> None:

@@ -1,4 +1,4 @@
-"""Schemes take a `Span` for a gradient's elements, and for where its result goes, as they take arrays."""
+"""Schemes take a `Span` for a gradient's elements, its state, and where its result goes, as they take arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def as_it_is(array: np.ndarray) -> np.ndarray:
 
 
 def exchanged(scheme: Any, given_as: Any, broken: bool) -> list[np.ndarray]:
-    """Every worker's results, decoded all at once where the scheme does that, else one by one."""
+    """Every worker's results, decoded all at once where the scheme does that, else one by one; and their states."""
     generator = np.random.default_rng(7)
     groups = [
         [generator.standard_normal(length).astype(np.float32) for length in LENGTHS] for _ in range(WORKERS)
@@ -34,7 +34,11 @@ def exchanged(scheme: Any, given_as: Any, broken: bool) -> list[np.ndarray]:
     if broken:
         groups[1][2][1500] = np.nan
     given: Any = [list(map(given_as, own)) for own in groups]
-    states = list(map(used_states, groups))
+    kept = list(map(used_states, groups))
+    states = [
+        [own._replace(momentum=given_as(own.momentum), scale=given_as(own.scale)) for own in each]
+        for each in kept
+    ]
     results = []
     for each in lockstep(scheme.for_workers(Workers(0, WORKERS)), given, states, kernels=native):
         outs = [np.zeros(length, np.float32) for length in LENGTHS]
@@ -44,7 +48,7 @@ def exchanged(scheme: Any, given_as: Any, broken: bool) -> list[np.ndarray]:
             for i, out in enumerate(outs):
                 each.write(i, 0.5, as_array(given_as(out)))
         results += outs
-    return results
+    return results + [array for each in kept for own in each for array in (own.momentum, own.scale)]
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -52,6 +56,6 @@ def exchanged(scheme: Any, given_as: Any, broken: bool) -> list[np.ndarray]:
 def test_places_have_the_bits_of_arrays(scheme: Any, broken: bool) -> None:
     expected, found = exchanged(scheme, as_it_is, broken), exchanged(scheme, as_span, broken)
     assert all(map(same_bits, found, expected))
-    assert len(found) == WORKERS * len(LENGTHS)
+    assert len(found) == 3 * WORKERS * len(LENGTHS)
     assert any(np.isnan(each).any() for each in found) == broken
     assert all(each.any() for each in found)
