@@ -38,7 +38,8 @@ from horovod_quant.torch import memory as memories
 from horovod_quant.torch.attendance import least_for_all, lengthened
 from horovod_quant.torch.compressor import Compressor, Unchanged, is_integral
 from horovod_quant.torch.course import Course, Handed
-from horovod_quant.torch.horovod_call import OptimizerCall, glance
+from horovod_quant.torch.horovod_call import OptimizerCall, asking_optimizer
+from horovod_quant.torch.routes import Route, known_route
 from horovod_quant.traffic import ring_allreduce_bytes
 from horovod_quant.trial import Report
 
@@ -183,9 +184,14 @@ class Auto(Compressor):
         Raises:
             ValueError: the gradient does not come from an optimizer.
         """
-        course = self.course_of((caller := glance())[0])
-        if course is not None and course.hands_through(caller[1], tensor):
-            return tensor, None
+        optimizer, parameter = asking_optimizer()
+        course = self.course_of(optimizer)
+        if course is not None:
+            route = self._route_of_a_chosen_method(course, optimizer, parameter, tensor)
+            if route is not None:
+                return self._send_again(tensor, route)
+            if course.hands_through(parameter, tensor):
+                return tensor, None
         if is_integral(tensor.dtype):
             return tensor, None
         call = self._call_for(tensor)
@@ -230,6 +236,20 @@ class Auto(Compressor):
             course.attend(float(output[0]) > least)
         course.note_delivery(result.device)
         return result
+
+    def _route_of_a_chosen_method(
+        self, course: Course, optimizer: Any, parameter: Any, tensor: torch.Tensor
+    ) -> Route | None:
+        """A gradient's, if it has been exchanged with the method that was chosen, and nothing is left to find out."""
+        policy = course.policy
+        if policy is None or course.is_counting:
+            return None
+        route = known_route(optimizer, parameter, tensor, (self, policy))
+        if route is None or route.call.grouped:
+            return None
+        assert isinstance(route.call, OptimizerCall)
+        course.arrive(route.call, tensor)
+        return route if course.policy is policy and not course.is_counting else None
 
     # ---- what a course asks for ------------------------------------------------------------------------------
 

@@ -143,15 +143,6 @@ class DirectCall:
 Call = Union[OptimizerCall, DirectCall]
 
 
-def glance() -> tuple[Any, Any]:
-    """What called the function that calls this one has for an optimizer and a parameter: both are whatever it may be.
-
-    For what is asked of every gradient, and cheap: a tenth of `identify`.
-    """
-    variables = sys._getframe(2).f_locals
-    return variables.get("self"), variables.get("p")
-
-
 def asking_optimizer() -> tuple[Any, Any]:
     """The optimizer and the parameter, if Horovod's optimizer itself called the function that calls this one, for one
     parameter alone; else two times None, as with a release of Horovod's that names the parameter otherwise.
