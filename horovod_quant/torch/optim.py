@@ -222,8 +222,9 @@ class BinSGDM(torch.optim.Optimizer):
         for index, parameter in zip(saved_ids, parameters):
             for name in ("momentum", "scale"):
                 if index in state_dict["state"]:
-                    saved = state_dict["state"][index][name]
-                    self.state[parameter][name] = saved.detach().to(parameter.device, torch.float32).clone()
+                    saved = state_dict["state"][index][name].detach().to(parameter.device, torch.float32)
+                    # Kernels update it in place, element by element as it lies in a contiguous tensor's memory.
+                    self.state[parameter][name] = saved.clone(memory_format=torch.contiguous_format)
 
     def mark_exchanged(
         self, parameter: torch.Tensor, moves: bool = True, largest: torch.Tensor | None = None

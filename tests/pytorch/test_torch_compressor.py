@@ -266,6 +266,20 @@ def test_averages_of_zero_move_nothing(elements: int) -> None:
     assert torch.equal(weights.detach(), torch.ones(elements))
 
 
+def test_binsgdms_state_is_updated_whatever_the_layout_of_a_loaded_one() -> None:
+    weights = torch.nn.Parameter(torch.zeros(2, 3, 4, 4))
+    optimizer = hvq.optim.BinSGDM([weights], beta=0.9)
+    saved = optimizer.state_dict()
+    kept = torch.arange(96.0).reshape(weights.shape)
+    for name in ("momentum", "scale"):
+        saved["state"][0][name] = kept.to(memory_format=torch.channels_last)
+    optimizer.load_state_dict(saved)
+    weights.grad = torch.ones_like(weights)
+    optimizer.step()
+    for name in ("momentum", "scale"):
+        torch.testing.assert_close(optimizer.state[weights][name], 0.9 * kept + 0.1)
+
+
 def test_binsgdms_state_survives_saving_and_copying() -> None:
     weights = torch.nn.Parameter(torch.linspace(-1, 1, 300, dtype=torch.float16))
     optimizer = hvq.optim.BinSGDM([weights], lr=0.1)
