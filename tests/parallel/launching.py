@@ -18,8 +18,10 @@ import timings
 if TYPE_CHECKING:
     from plan import Run
 
-ELASTIC = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "30"}
-"""Survivors may wait so long before they notice that a worker is gone."""
+ELASTIC = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "60"}
+"""Survivors may wait so long before they notice that a worker is gone; and for a new one, which on a slow machine takes
+half of it to import its framework, in ``hvd.init()``.
+"""
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from launching import elastic
 
 pytestmark = pytest.mark.parallel
 
-LIMIT = 500
+LIMIT = 700
 WORKERS = {"torch": "torch_elastic_worker.py", "tensorflow": "tf_elastic_worker.py"}
 
 
