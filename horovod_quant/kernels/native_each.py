@@ -86,8 +86,9 @@ class Table:
 
     def check_state_of(self, gradients: Table) -> None:
         """Raises ValueError unless these are float32 arrays as long as the gradients."""
-        wrong = np.flatnonzero((self._types != FLOAT32) | (self.lengths != gradients.lengths))
-        for i in wrong[:1]:
+        is_wrong = (self._types != FLOAT32) | (self.lengths != gradients.lengths)
+        if is_wrong.any():
+            i = int(is_wrong.argmax())
             found, length = self._kept[i], gradients.lengths[i]
             raise ValueError(
                 f"{self._name}[{i}] is {found.dtype}{list(found.shape)}; it must be float32[{length}]"
