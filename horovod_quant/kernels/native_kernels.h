@@ -242,6 +242,13 @@ struct DecodingScale {  // reference.decoding_scales
   }
 };
 
+// A scale times a power of two.
+struct ShiftedScale {
+  DecodingScale scale;
+  float power;
+  INLINE float operator()(float norm) const { return scale(norm) * power; }
+};
+
 // Tells at each row whether a bucket begins there.
 struct BucketRows {
   i64 bucket_rows;
@@ -685,19 +692,41 @@ struct UniformValue {
   INLINE Floats at(const Fields& fields, const u32* words, i64 part, bool straddles) const {
     return __builtin_convertvector(fields.digits(words, part, straddles), Floats);
   }
+};
+
+// Digits in the highest bits of 32, which saves bringing them down: `at` gives values times 2^(32 - bits), `in_words`
+// times 2^24.
+struct UpperUniformValue {
+  i64 bits;
+
+  INLINE Floats at(const CodeFields& fields, const u32* words, i64 part, bool straddles) const {
+    const Words codes = fields.upper_codes(words, part, straddles);
+    const Words magnitudes = codes & ((1u << (bits - 1)) - 1) << (32 - bits);
+    return __builtin_convertvector(with_sign((Ints)magnitudes, (Ints)codes), Floats);
+  }
   // Digits of one byte each.
   template <i64 BITS, i64 NUMBER>
   INLINE Words ready(Words words) const {
-    if (BITS == 8) return bytes_with_sign(words & 0x7F7F7F7Fu, words);
-    static_assert(BITS == 4 || BITS == 8);
-    if (NUMBER == 0) return bytes_with_sign(words & 0x07070707u, words << 4);
-    return bytes_with_sign(words >> 4 & 0x07070707u, words);
+    constexpr u32 MAGNITUDES = ((1u << (BITS - 1)) - 1) * 0x01010101u;
+    return bytes_with_sign(words >> (u32)(BITS * NUMBER) & MAGNITUDES, words << (u32)(8 - BITS * (NUMBER + 1)));
   }
   template <i64 BITS, i64 NUMBER>
   INLINE Floats in_words(Words digits, i64 byte) const {
-    return __builtin_convertvector((Ints)(digits << (u32)(24 - 8 * byte)) >> 24, Floats);
+    return __builtin_convertvector((Ints)byte_on_top(digits, byte), Floats);
   }
 };
+
+// Whether the units of all buckets can be made 2^30 times as small without rounding.
+INLINE bool can_shrink(const float* const* norms, i64 workers, i64 buckets, DecodingScale scale) {
+  DefaultArithmetic scope;
+  i32 smallest = bits_of(1.0f);
+  for (i64 worker = 0; worker < workers; worker++)
+    for (i64 bucket = 0; bucket < buckets; bucket++) {
+      const i32 unit = bits_of(scale(norms[worker][bucket])) & ABS;
+      smallest = unit != 0 && unit < smallest ? unit : smallest;
+    }
+  return smallest >= (i32)bits_of(0x1p-96f);
+}
 
 // reference.exponential_values of codes with the sign as the highest bit. An index is an exponent, of a power of two
 // that is too small by the same factor everywhere. The sum is exact, and makes -0 a 0.
@@ -752,9 +781,9 @@ INLINE void decode_row(const Fields& fields, bool straddles, const u32* const* w
 }
 
 // `units` has room for one float a worker.
-template <class Fields, class Value>
+template <class Fields, class Value, class Scale>
 INLINE void decode(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
-                   Fields fields, Value value, DecodingScale scale, float* units, void* data, i64 type) {
+                   Fields fields, Value value, Scale scale, float* units, void* data, i64 type) {
   DefaultArithmetic scope;
   Writer out(data, type, count);
   BucketRows buckets(bucket_size);
@@ -845,9 +874,9 @@ INLINE void sum_rows_of_words(const u32* const* words, i64 word, const float* un
 }
 
 // As `decode`, of buckets of whole words of whole codes: all rows in a word at once.
-template <i64 BITS, class Value>
+template <i64 BITS, class Value, class Scale>
 INLINE void decode_words(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
-                         Value value, DecodingScale scale, float* units, void* data, i64 type) {
+                         Value value, Scale scale, float* units, void* data, i64 type) {
   constexpr i64 ROWS = 32 / BITS;
   DefaultArithmetic scope;
   Writer out(data, type, count);
@@ -869,19 +898,18 @@ INLINE void decode_words(const u32* const* words, const float* const* norms, i64
   }
 }
 
-// `units` has room for 16 floats a worker.
-template <class Value>
-INLINE void decode_codes(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
-                         i64 bits, Value value, DecodingScale scale, float* units, void* out, i64 type) {
-  if constexpr (VECTOR == 16)
-    if (bits <= 4)
-      return decode_by_table(words, norms, workers, count, bucket_size, bits, value, scale, units, out, type);
+// `decode_words` where it is faster than `decode`; whether it is. One worker's codes wait for memory, which prefers
+// rows in their order.
+template <class Value, class Scale>
+INLINE bool decode_if_whole(const u32* const* words, const float* const* norms, i64 workers, i64 count, i64 bucket_size,
+                            i64 bits, Value value, Scale scale, float* units, void* out, i64 type) {
   if (bits == 8 && bucket_size % (4 * ROW) == 0)
-    return decode_words<8>(words, norms, workers, count, bucket_size, value, scale, units, out, type);
-  // One worker's codes wait for memory, which prefers rows in their order.
-  if (bits == 4 && workers > 1 && bucket_size % (8 * ROW) == 0)
-    return decode_words<4>(words, norms, workers, count, bucket_size, value, scale, units, out, type);
-  decode(words, norms, workers, count, bucket_size, CodeFields(bits), value, scale, units, out, type);
+    decode_words<8>(words, norms, workers, count, bucket_size, value, scale, units, out, type);
+  else if (bits == 4 && workers > 1 && bucket_size % (8 * ROW) == 0)
+    decode_words<4>(words, norms, workers, count, bucket_size, value, scale, units, out, type);
+  else
+    return false;
+  return true;
 }
 
 KERNEL(void, decode_uniform_sum)(const u32* words, const float* norms, i64 count, i64 bucket_size, i64 levels,
@@ -891,16 +919,31 @@ KERNEL(void, decode_uniform_sum)(const u32* words, const float* norms, i64 count
   decode(&words, &norms, 1, count, bucket_size, SumFields(width), UniformValue{}, scale, &unit, out, type);
 }
 
+// `units` has room for 16 floats a worker.
 KERNEL(void, decode_uniform_codes)(const u32* const* words, const float* const* norms, i64 workers, i64 count,
                                    i64 bucket_size, i64 bits, float factor, float* units, void* out, i64 type) {
   const DecodingScale scale{(float)((1 << (bits - 1)) - 1), factor};
-  decode_codes(words, norms, workers, count, bucket_size, bits, UniformValue{}, scale, units, out, type);
+  if constexpr (VECTOR == 16)
+    if (bits <= 4)
+      return decode_by_table(words, norms, workers, count, bucket_size, bits, UniformValue{}, scale, units, out, type);
+  const CodeFields fields(bits);
+  if (!can_shrink(norms, workers, (count + bucket_size - 1) / bucket_size, scale))
+    return decode(words, norms, workers, count, bucket_size, fields, UniformValue{}, scale, units, out, type);
+  const UpperUniformValue value{bits};
+  const ShiftedScale of_bytes{scale, 0x1p-24f}, of_codes{scale, float_of((95 + bits) << 23)};
+  if (!decode_if_whole(words, norms, workers, count, bucket_size, bits, value, of_bytes, units, out, type))
+    decode(words, norms, workers, count, bucket_size, fields, value, of_codes, units, out, type);
 }
 
 KERNEL(void, decode_exponential)(const u32* const* words, const float* const* norms, i64 workers, i64 count,
                                  i64 bucket_size, i64 bits, float factor, float* units, void* out, i64 type) {
+  const DecodingScale scale{1.0f, factor};
   const ExponentialValue value{bits};
-  decode_codes(words, norms, workers, count, bucket_size, bits, value, {1.0f, factor}, units, out, type);
+  if constexpr (VECTOR == 16)
+    if (bits <= 4)
+      return decode_by_table(words, norms, workers, count, bucket_size, bits, value, scale, units, out, type);
+  if (!decode_if_whole(words, norms, workers, count, bucket_size, bits, value, scale, units, out, type))
+    decode(words, norms, workers, count, bucket_size, CodeFields(bits), value, scale, units, out, type);
 }
 
 // ---- one bit ------------------------------------------------------------------------------------------------------

@@ -89,6 +89,16 @@ INLINE Words bytes_with_sign(Words magnitudes, Words signs) {
 #endif
 }
 
+// That byte of each word as its highest, above zeros.
+INLINE Words byte_on_top(Words words, i64 byte) {
+#if VECTOR_BYTES == 32
+  const Words places = (Words{0, 4, 8, 12, 0, 4, 8, 12} + (u32)byte) << 24 | 0x00808080u;
+  return (Words)_mm256_shuffle_epi8((__m256i)words, (__m256i)places);
+#else
+  return words << (u32)(24 - 8 * byte) & 0xFF000000u;
+#endif
+}
+
 template <class Vector, class T>
 INLINE Vector vector_at(const T* values) {
   Vector own;

@@ -594,12 +594,28 @@ def test_exponential_codes_of_each_width(
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rows", [1, 4, 8, 12, 32])
 def test_decoders_of_buckets_with_and_without_whole_words(kernel: str, bits: int, rows: int) -> None:
+    check_decoder_of_norms(kernel, bits, rows, np.abs(np.concatenate([SPECIAL, NOT_FINITE])))
+
+
+@each_instruction_set
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8, 12, 16])
+@pytest.mark.parametrize("rows", [3, 8])
+@pytest.mark.parametrize("smallest", [2.0**-96, 2.0**-97, 2.0**-149])
+def test_uniform_decoders_of_norms_that_are_just_large_enough_to_be_made_smaller(
+    bits: int, rows: int, smallest: float
+) -> None:
+    units = smallest * np.linspace(1, 2, 17) * (1 + 2.0**-23)
+    norms = (2 ** (bits - 1) - 1) * units
+    check_decoder_of_norms("decode_uniform_codes", bits, rows, np.float32([*norms, 0, np.inf, np.nan]))
+
+
+def check_decoder_of_norms(kernel: str, bits: int, rows: int, some_norms: np.ndarray) -> None:
     rng = np.random.default_rng(rows)
     count, bucket_size = 3 * TILE + 7 * ROW + 5, rows * ROW
-    for workers, factor in [(1, -2.0), (2, 1 / 3), (3, -0.25), (5, 1e38)]:
+    for workers, factor in [(1, -2.0), (1, 1.0), (2, 1 / 3), (3, -0.25), (4, -1.0), (5, 1e38)]:
         words = rng.integers(-(2**31), 2**31, (workers, code_words(count, bits))).astype(np.int32)
         norms = rng.random((workers, buckets(count, bucket_size)), np.float32)
-        norms[:, ::3] = np.abs(rng.choice(np.concatenate([SPECIAL, NOT_FINITE]), norms[:, ::3].shape))
+        norms[:, ::3] = rng.choice(some_norms, norms[:, ::3].shape)
         assert_same(kernel, list(words), list(norms), bucket_size, bits, factor, np.zeros(count, np.float32))
 
 
