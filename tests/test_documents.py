@@ -238,7 +238,7 @@ COMMANDS: dict[str, Entry] = {
     "nuqsgd-4 global-qsgd-4 eden-3 binsgdm": EXCHANGE,
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --model resnet50 --methods none fp16 "
     "global-qsgd-4": EXCHANGE,
-    'python benchmarks/kernels.py --sizes 1M 25.6M --rounds 5 --only bucket_ "sum, 4 bits" "codes, 4" "codes, 8" '
+    'python benchmarks/kernels.py --sizes 1M 25.6M --rounds 11 --only bucket_ "sum, 4 bits" "codes, 4" "codes, 8" '
     "exponential rotated vote binarize decode_signs": (
         "measures for minutes; the kernels themselves are tested in tests/kernels"
     ),
