@@ -240,11 +240,12 @@ class Group:
 
     def _deliver(self, indices: Iterable[int], factor: float) -> None:
         decoded = self.decoded()
-        scaled = factor / int(decoded.active)
         wanted = [i for i in indices if self._delivered.get(i) != factor]
         if not wanted:
             return
         with self._memory.working():
+            # On a GPU the kernels' stream writes this number: another one may read it too early.
+            scaled = factor / int(decoded.active)
             places = [self._members[i] for i in wanted]
             if len(places) == len(self._members):
                 self._memory.write_all(decoded, scaled, places)
