@@ -31,6 +31,9 @@ UNNAMED = "unnamed"
 REMEMBERED_NAMES = 1024
 """Of a script's own allreduces, at most."""
 
+_FORGOTTEN = "forgotten"
+"""In a compressor's state: the largest count of the names beyond those."""
+
 GROUP_BYTES = 32 * 2**20
 """Default ``group_bytes`` of the compressors."""
 
@@ -168,6 +171,9 @@ class BaseCompressor(metaclass=_CompressorClass):
         lasting = set(vars(self))
         self._process_set = process_set
         self._traffic = TrafficCounter()
+        # The largest count of the names that have been forgotten. Other names start from it: a name that comes again
+        # would otherwise repeat its random bits.
+        self._first_step = 0
         self._name_parameters(named_parameters)
         self._bind()
         self._attached = {*vars(self), "_attached"} - lasting
@@ -201,11 +207,15 @@ class BaseCompressor(metaclass=_CompressorClass):
     def state_dict(self) -> dict[str, Any]:
         """How often each gradient has been exchanged, by name: besides the seed, all that the random bits depend on.
 
+        Of a script's own allreduces the last 1,024 names are kept; "forgotten" is the count from which other names
+        start, once there are more.
+
         It is the same on all workers that have taken part in the same steps. Save it with a checkpoint and load it
         into a new compressor with the same arguments: training then continues with the same random bits as without
         the interruption.
         """
-        return {"exchanges": self._exchange_counts()}
+        forgotten = {_FORGOTTEN: self._first_step} if self._first_step else {}
+        return {"exchanges": self._exchange_counts(), **forgotten}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned.
@@ -215,9 +225,13 @@ class BaseCompressor(metaclass=_CompressorClass):
             RuntimeError: TensorFlow's graphs already contain the counts; load before the first exchange.
         """
         counts = state.get("exchanges") if isinstance(state, Mapping) else None
-        sound = isinstance(counts, Mapping) and set(state) == {"exchanges"}
-        if not sound or not all(_is_count(name, count) for name, count in counts.items()):  # type: ignore[union-attr]
+        sound = isinstance(counts, Mapping) and {"exchanges"} <= set(state) <= {"exchanges", _FORGOTTEN}
+        if not sound or not all(
+            _is_count(name, count)
+            for name, count in [*counts.items(), (_FORGOTTEN, state.get(_FORGOTTEN, 0))]  # type: ignore[union-attr]
+        ):
             raise ValueError(f"state={in_short(state)}: use what a compressor's state_dict() returned")
+        self._first_step = state.get(_FORGOTTEN, 0)
         self._resume_at({name: int(count) for name, count in counts.items()})  # type: ignore[union-attr]
 
     def _arguments(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from horovod_quant.torch.horovod_call import OptimizerCall
 
 
 def least_for_all(call: OptimizerCall) -> float:
-    """What the sum is above if every worker is there, whatever type it was rounded to, and below if one is not."""
+    """What the sum is above if every worker is there, and below if one is not."""
     from horovod.torch.mpi_ops import Sum
 
     size = call.process_set.size()
@@ -22,8 +22,11 @@ def least_for_all(call: OptimizerCall) -> float:
 
 
 def lengthened(sent: torch.Tensor) -> torch.Tensor:
-    """What Horovod shall reduce instead of a gradient: flat, with a 1 behind it."""
+    """What Horovod shall reduce instead of a gradient: flat, with a 1 behind it, in float32 at least: what Horovod
+    multiplies by on the way need not fit into a narrower type.
+    """
     flat = sent.detach().reshape(-1)
+    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
     return torch.cat([flat, flat.new_ones(1)])
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import torch
 
-_BITS = {torch.bfloat16: torch.int16}
-
 
 class Carrier:
     """One gradient's, in the host's memory.
@@ -17,7 +15,7 @@ class Carrier:
     takes its place, and Horovod keeps the one that it works on.
 
     Args:
-        dtype: of the carrier.
+        dtype: of the carrier, float32 or float64.
     """
 
     __slots__ = (
@@ -42,7 +40,7 @@ class Carrier:
         tensor = self._tensor
         if tensor is None or self._is_out or len(self._bytes) != len(self._fresh):
             tensor = self._tensor = torch.empty(self._length, dtype=self._dtype, device="cpu")
-            self._bytes = memoryview(tensor.view(_BITS.get(self._dtype, self._dtype)).numpy()).cast("B")
+            self._bytes = memoryview(tensor.numpy()).cast("B")
         self._is_out = True
         self._bytes[:] = self._fresh
         return tensor
@@ -64,4 +62,4 @@ class Carrier:
 def _contents(numbers: tuple[float, ...], dtype: torch.dtype) -> tuple[bytes, int]:
     """The bytes of a fresh carrier, and its number of elements."""
     tensor = torch.tensor((1.0, *numbers), dtype=dtype, device="cpu")
-    return tensor.view(_BITS.get(dtype, dtype)).numpy().tobytes(), tensor.numel()
+    return tensor.numpy().tobytes(), tensor.numel()

@@ -98,9 +98,8 @@ class Compressor(BaseCompressor):
             self._warn_if_nothing_is_compressed({name: each.numel() for name, each in named_parameters})
 
     def _bind(self) -> None:
-        self._direct = DirectSchedules()
         self._chains: dict[str, KeyChain] = {}
-        self._steps: dict[str, int] = {}
+        self._resume_at({})
         self._checked: Any = (
             weakref.WeakKeyDictionary()
         )  # optimizer or process set: its size when last checked
@@ -110,6 +109,7 @@ class Compressor(BaseCompressor):
 
     def _resume_at(self, counts: dict[str, int]) -> None:
         self._steps = counts
+        self._direct = DirectSchedules(self._first_step)
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
@@ -267,7 +267,9 @@ class Compressor(BaseCompressor):
     def _forget(self, of: str) -> None:
         """A direct call's name that has not been used for long."""
         for name in self._traffic.merge(of, OTHER_NAMES):
-            self._steps.pop(name, None)
+            count = self._steps.pop(name, 0)
+            self._direct.first_step = max(self._direct.first_step, count)
+            self._first_step = max(self._first_step, count)
             self._chains.pop(name, None)
 
     def _nodes(self, process_set: Any) -> nodes.Nodes:
@@ -288,15 +290,14 @@ class Compressor(BaseCompressor):
         size = self._checked_size(tensor, call)
         scheme = policy.scheme_for(call.name, tensor.numel())
         schedule = self._schedule(call, tensor, policy, scheme)
-        name, grouped = call.name, call.grouped
+        name = call.name
         chain, signs = None, tuple[float, ...]()
         if scheme is None:
             bytes_handed_over = _handed_bytes(tensor)
         else:
             chain = self._chains.setdefault(name, KeyChain(self.seed, name))
             signs = self._signs(name, tuple(tensor.shape), tensor.dtype, scheme)
-            item = tensor.element_size() if grouped and tensor.dtype is not torch.bfloat16 else 4
-            bytes_handed_over = item * (1 + len(signs))
+            bytes_handed_over = max(4, tensor.element_size()) * (1 + len(signs))
         counts = (
             name,
             ring_allreduce_bytes(4 * tensor.numel(), size),
@@ -367,7 +368,9 @@ class Compressor(BaseCompressor):
 
     def _count(self, call: Call) -> int:
         """The number of the gradient's exchange."""
-        step = self._steps.get(call.name, 0)
+        step = self._steps.get(call.name)
+        if step is None:
+            step = self._direct.first_step
         self._steps[call.name] = step + 1
         return step
 

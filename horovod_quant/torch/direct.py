@@ -15,9 +15,16 @@ class DirectSchedules(threading.local):
 
     Each thread has its own: what is remembered has to be the same on all workers, and that it is, because a thread's
     calls come in the same order on all of them.
+
+    Args:
+        first_step: from which each thread counts at first.
+
+    Attributes:
+        first_step: the count from which names start that are not remembered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_step: int) -> None:
+        self.first_step = first_step
         self._schedules: OrderedDict[str, Schedule | None] = OrderedDict()
 
     def remember(self, name: str, forget: Callable[[str], None]) -> None:

@@ -65,9 +65,8 @@ class Route:
         )  # fmt: skip
         self.session = mpi_ops._handle_map
         self.spare: Any = None
-        # A group's tensors must have the gradient's type; Horovod reduces no bfloat16.
-        as_it_is = call.grouped and tensor.dtype is not torch.bfloat16
-        self.carrier = Carrier(tensor.dtype if as_it_is else torch.float32)
+        # Never the gradient's own if that is narrow: what Horovod multiplies by must come back exact.
+        self.carrier = Carrier(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def known_route(optimizer: Any, parameter: Any, tensor: torch.Tensor, owner: Owner) -> Route | None:

@@ -156,6 +156,7 @@ TORCH = Table(
                 "copies_keep_their_names",
                 "a_first_step_without_a_pass",
                 "fresh_names",
+                "more_names_than_are_remembered",
                 "it_says_what_it_waits_for",
                 "nan_on_one_rank",
                 "direct_calls",

@@ -446,6 +446,14 @@ def direct_calls(make: Any) -> None:
         assert all(torch.equal(a, b) for a, b in zip(given, kept)), "inputs were changed"
     unnamed = hvd.allreduce(given[0], compression=compressor)
     assert_same_on_all_ranks([unnamed], "an unnamed allreduce")
+    for prescale, postscale, magnitude in ((2.0**-26, 1.0, 2e4), (1.0, 2.0**17, 1e-4), (2.0**-20, 1.5, 2e4)):
+        # Neither the scales nor what they make of 1 are numbers of the gradients' type.
+        own = [magnitude * rank_data(i, 2000).half() for i in range(2)]
+        expected = oracle.expected({f"scaled.{i}": own[i] for i in range(2)}, prescale * postscale)
+        scales = {"prescale_factor": prescale, "postscale_factor": postscale}
+        scaled = hvd.grouped_allreduce(own, name="scaled", op=hvd.Sum, compression=compressor, **scales)
+        for i, tensor in enumerate(scaled):
+            assert_bits_equal(tensor, expected[f"scaled.{i}"], f"scaled by {scales}")
     small = hvd.allreduce(torch.full((3,), 2.0, dtype=torch.bfloat16), compression=compressor)
     assert small.dtype is torch.bfloat16
     assert small.tolist() == [2.0] * 3

@@ -434,6 +434,30 @@ def fresh_names(make: Any) -> None:
     assert torch.dot(again, average) > 0
 
 
+def more_names_than_are_remembered(make: Any) -> None:
+    """Each step's random bits are new, also after the names' counts were forgotten, or saved and loaded."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        return
+    tensor = rank_data(0, 1024)
+
+    def step(compressor: Any) -> list[torch.Tensor]:
+        names = [f"layer.{i}" for i in range(7)]
+        single = [hvd.allreduce(tensor, name=name, compression=compressor) for name in names]
+        return [*single, *hvd.grouped_allreduce([tensor, tensor], name="two", compression=compressor)]
+
+    with mock.patch.object(direct, "REMEMBERED_NAMES", 5):
+        before = [step(compressor) for _ in range(3)]
+        resumed = make()
+        resumed.load_state_dict(compressor.state_dict())
+        after = step(resumed)
+    seen: set[bytes] = set()
+    for tensors in [*before, after]:
+        seen.update(each.numpy().tobytes() for each in tensors)
+    assert len(seen) == 4 * 9, "a tensor was rounded as in an earlier step"
+    assert_same_on_all_ranks(after, "after resuming")
+
+
 @impatient
 def it_says_what_it_waits_for(make: Any) -> None:
     """Where a worker is far behind, another says after a while for which gradient it waits, and goes on."""
