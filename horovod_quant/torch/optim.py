@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -27,6 +28,17 @@ class HeldState(NamedTuple):
     momentum: torch.Tensor
     scale: torch.Tensor
     beta: float
+
+
+class _Update(NamedTuple):
+    """What a parameter's gradient holds after an exchange: the workers' bits.
+
+    The gradient's own identity tells how long: a step may be skipped, and the next one bring a gradient.
+    """
+
+    gradient: weakref.ref[torch.Tensor]
+    moves: bool
+    largest: torch.Tensor | None
 
 
 class _Part(NamedTuple):
@@ -114,8 +126,7 @@ class BinSGDM(torch.optim.Optimizer):
 
     def _index_parameters(self) -> None:
         """What follows from the parameter groups, and is no part of the state."""
-        self._exchanged: dict[torch.Tensor, torch.Tensor | None] = {}
-        self._still: set[torch.Tensor] = set()
+        self._updates: dict[torch.Tensor, _Update] = getattr(self, "_updates", {})
         self._parts: dict[torch.Tensor, _Part] = getattr(self, "_parts", {})
         self._group_index: dict[int, int] = {}  # by the parameters' identities: tensors' hashes are slow
         self._chains: dict[torch.Tensor, KeyChain] = {}
@@ -236,10 +247,20 @@ class BinSGDM(torch.optim.Optimizer):
             moves: False if no worker has a gradient.
             largest: the largest magnitude of the averages of the workers' bits; None if there are bits.
         """
-        if moves:
-            self._exchanged[parameter] = largest
-        else:
-            self._still.add(parameter)
+        self._updates[parameter] = _Update(weakref.ref(parameter.grad), moves, largest)
+
+    def is_exchanged(self, parameter: torch.Tensor) -> bool:
+        """True if the parameter's gradient holds what `mark_exchanged` says, and no step has used it."""
+        return self._update_of(parameter) is not None and bool(parameter.grad.any())
+
+    def _update_of(self, parameter: torch.Tensor) -> _Update | None:
+        update = self._updates.get(parameter)
+        return update if update is not None and update.gradient() is parameter.grad else None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in PyTorch."""
+        self._updates.clear()
+        super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -253,21 +274,21 @@ class BinSGDM(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is None or parameter in self._still:
+                if parameter.grad is None:
                     continue
                 gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-                exchanged = parameter in self._exchanged
-                if not exchanged and not gradient.any():
+                update = self._update_of(parameter)
+                if not (gradient.any() if update is None else update.moves):
                     continue  # as Horovod makes them for a parameter that no worker's backward pass has reached
-                if exchanged:
-                    largest = self._exchanged[parameter]
-                    moves = _signs(gradient) if largest is None else _averages(gradient, largest)
-                else:
+                if update is None:
                     moves = self._binarized(parameter, gradient)
+                elif update.largest is None:
+                    moves = _signs(gradient)
+                else:
+                    moves = _averages(gradient, update.largest)
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(moves, alpha=-group["lr"])
-        self._exchanged.clear()
-        self._still.clear()
+        self._updates.clear()
         return loss
 
     def _binarized(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

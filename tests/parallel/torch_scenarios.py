@@ -662,6 +662,59 @@ def binsgdm_state(make: Any) -> None:
     assert_same_on_all_ranks(momenta, "broadcast momenta")
 
 
+def binsgdm_steps_that_are_left_out(make: Any) -> None:
+    """What an exchange has left in a gradient moves its parameter once: in the next step, or not at all."""
+    lr, model = 1e-3, net_without_small_tensors()
+    used, branch = model[0].weight, model[2].weight
+    optimizer = hvd.DistributedOptimizer(
+        hvq.optim.BinSGDM(model.parameters(), lr=lr), model.named_parameters(), compression=make()
+    )
+
+    def backward(step: int, to_branch: bool = True) -> None:
+        hidden = model[:2](rank_data(step, 8, 40))
+        (model[2](hidden) if to_branch else hidden).pow(2).mean().backward()
+
+    def step() -> list[float]:
+        """The largest move of each parameter, by lr."""
+        before = [used.detach().clone(), branch.detach().clone()]
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        return [round(float((p.detach() - q).abs().max()) / lr, 2) for p, q in zip((used, branch), before)]
+
+    keeps_tensors = functools.partial(model.zero_grad, set_to_none=False)
+    for number, zero in enumerate((optimizer.zero_grad, model.zero_grad, keeps_tensors)):
+        zero()
+        backward(4 * number, to_branch=False)
+        optimizer.synchronize()  # and no step, as where a gradient is not finite
+        zero()
+        backward(4 * number + 1)
+        optimizer.synchronize()
+        assert step() == [1.0, 1.0]
+        zero()
+        backward(4 * number + 2)
+        optimizer.synchronize()
+        zero()
+        backward(4 * number + 3, to_branch=False)
+        optimizer.synchronize()
+        assert step() == [1.0, 0.0]
+    optimizer.zero_grad()
+    backward(12)
+    optimizer.synchronize()
+    optimizer.load_state_dict(optimizer.state_dict())
+    momentum = optimizer.state[used]["momentum"].clone()
+    assert step() == [1.0, 1.0]
+    assert torch.equal(momentum, optimizer.state[used]["momentum"]), "bits were taken for a gradient"
+    optimizer.zero_grad()
+    backward(13)
+    optimizer.synchronize()
+    assert "skip_synchronize" in message_of(optimizer.step, RuntimeError)
+    assert step() == [1.0, 1.0]
+    optimizer.zero_grad()
+    backward(14)
+    optimizer.step()
+    assert_same_on_all_ranks([used, branch], "parameters")
+
+
 def binsgdm_moves_by_averages(make: Any) -> None:
     """Every element by the average of the workers' bits, whatever scales it: a sum, clipping, a loss scale."""
     fractions: set[float] = set()
