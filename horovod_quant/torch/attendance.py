@@ -31,11 +31,16 @@ def lengthened(sent: torch.Tensor) -> torch.Tensor:
 
 
 class Witness:
-    """Of an optimizer's parameters the one whose gradient takes the number along."""
+    """Of an optimizer's parameters the one whose gradient takes the number along.
+
+    Attributes:
+        name: of that parameter; None if there is none.
+    """
 
     def __init__(self) -> None:
         self._known: frozenset[int] = frozenset()
         self._chosen: int | None = None
+        self.name: str | None = None
 
     def choose(self, expected: Iterable[tuple[str, torch.Tensor]]) -> None:
         """To be called for each step: the parameters may be others than before, on all workers alike.
@@ -50,7 +55,8 @@ class Witness:
         known = frozenset(id(parameter) for _, parameter in given)
         if known != self._known:
             order = sorted((p.dim() > 1, p.numel(), name, id(p)) for name, p in given)
-            self._known, self._chosen = known, order[0][-1] if order else None
+            self._known = known
+            self.name, self._chosen = order[0][2:] if order else (None, None)
 
     def is_of(self, parameter: torch.Tensor) -> bool:
         return id(parameter) == self._chosen

@@ -147,7 +147,7 @@ class Auto(Compressor):
         if optimizer is None:
             return next(reversed(self._reports.values()), None)
         course = self.course_of(optimizer)
-        return None if course is None else self._reports.get(course.label)
+        return None if course is None else self._reports.get(course.key)
 
     def stats(self) -> Stats:
         """As for every compressor."""
@@ -161,7 +161,7 @@ class Auto(Compressor):
         """As for every compressor, plus the choice, which is valid for the same number of workers."""
         return {
             **super().state_dict(),
-            "choices": {label: choice._asdict() for label, choice in self._choices.items()},
+            "choices": {key: choice._asdict() for key, choice in self._choices.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -174,7 +174,7 @@ class Auto(Compressor):
         if not isinstance(choices, Mapping) or not all(map(_is_choice, choices.values())):
             raise ValueError(f"state={in_short(state)}: use what an Auto's state_dict() returned")
         super().load_state_dict({name: value for name, value in state.items() if name != "choices"})
-        self._choices = {str(label): _Choice(**choice) for label, choice in choices.items()}
+        self._choices = {str(key): _Choice(**choice) for key, choice in choices.items()}
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class Auto(Compressor):
         """The optimizer's, with the step that the gradient belongs to begun."""
         course = self.course_of(call.optimizer)
         if course is None:
-            course = Course(self, min(call.names))
+            course = Course(self, min(call.names), call.elements())
             vars(call.optimizer).setdefault(_COURSES, {})[self] = course
         course.arrive(call, tensor)
         return course
@@ -291,15 +291,17 @@ class Auto(Compressor):
             self._policies[scheme] = Policy(scheme, self.policy.min_elements, self.policy.exclude)
         return self._policies[scheme]
 
-    def known_choice(self, label: str, workers: int) -> str | None:
-        """The method that was chosen before, by so many workers."""
-        choice = self._choices.get(label)
+    def known_choice(self, course: Course, workers: int) -> str | None:
+        """The method that was chosen before for such an optimizer, by ``workers`` workers."""
+        # Version 0.1.0 saved choices under the label alone, which a model of other sizes may share.
+        choice = self._choices.get(course.key, self._choices.get(course.label))
         return choice.method if choice is not None and choice.workers == workers else None
 
-    def keep(self, label: str, report: Report) -> None:
-        self._reports.pop(label, None)  # the last one comes last
-        self._reports[label] = report
-        self._choices[label] = _Choice(report.method, report.workers)
+    def keep(self, course: Course, report: Report) -> None:
+        self._reports.pop(course.key, None)  # the last one comes last
+        self._reports[course.key] = report
+        self._choices.pop(course.label, None)
+        self._choices[course.key] = _Choice(report.method, report.workers)
 
     def arguments(self) -> dict[str, str]:
         """Those that must be the same on all workers."""

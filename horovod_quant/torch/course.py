@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,8 +25,8 @@ _log = logging.getLogger("horovod_quant")
 _MOST_UNTOLD = 20
 _UNTOLD = (
     "horovod_quant: Auto cannot tell which workers take part in the steps of the optimizer of %s, so it chooses "
-    "nothing: no gradient that Horovod sums belongs to its smallest parameter, perhaps because that gradient is "
-    "sparse; use sparse_as_dense=True"
+    "nothing: Horovod sums no gradient of %s, perhaps because that gradient is sparse (use sparse_as_dense=True), or "
+    "because no backward pass reaches the parameter and optimizer._requires_update is empty"
 )
 
 
@@ -46,17 +47,21 @@ class Course:
     Args:
         auto: the compressor.
         label: of the optimizer, the same on every worker.
+        elements: numbers of elements of the optimizer's gradients, by name.
 
     Attributes:
+        key: under which the choice is kept: it tells models of the same names and other sizes apart.
         policy: of the step under way; None where Horovod reduces all gradients.
         is_counting: whether it matters who takes part in the step under way.
         is_horovods: whether Horovod reduces all gradients of the step under way and those that follow.
         witness: whose gradient tells who does.
     """
 
-    def __init__(self, auto: Auto, label: str) -> None:
+    def __init__(self, auto: Auto, label: str, elements: Mapping[str, int]) -> None:
         self._auto = auto
         self.label = label
+        digest = hashlib.blake2b(repr(sorted(elements.items())).encode(), digest_size=8)
+        self.key = f"{label} {digest.hexdigest()}"
         self.witness = Witness()
         self.policy: Policy | None = None
         self.is_counting = True
@@ -106,7 +111,7 @@ class Course:
             self.witness.choose(call.expected())
             self._untold += 1
             if self._untold == _MOST_UNTOLD:
-                _log.warning(_UNTOLD, self.label)
+                _log.warning(_UNTOLD, self.label, self.witness.name)
         self._before, self._last = self._last, None
         self._first = _now(device)
 
@@ -176,7 +181,7 @@ class Course:
         if len(self._candidates) == 1:
             self._choose(Report(self._candidates[0].name, (), size))
             return
-        known = self._auto.known_choice(self.label, size)
+        known = self._auto.known_choice(self, size)
         votes = self._sum([int(candidate.name == known) for candidate in self._candidates], "choices")
         voted = [candidate.name for candidate, count in zip(self._candidates, votes) if count]
         if len(voted) == 1:
@@ -192,7 +197,7 @@ class Course:
             _log.info("horovod_quant: Auto has measured the methods and uses %s", report)
 
     def _choose(self, report: Report) -> None:
-        self._auto.keep(self.label, report)
+        self._auto.keep(self, report)
         self._chosen = [candidate.name for candidate in self._candidates].index(report.method)
         self._phase, self._counted = "chosen", 0
 

@@ -95,7 +95,7 @@ class OptimizerCall:
         """Names and parameters whose gradients Horovod reduces in each step, whether or not a pass has reached them."""
         reduced = getattr(self.optimizer, "_requires_update", None)
         names = self.optimizer._parameter_names
-        if reduced is None:
+        if not reduced:  # some scripts empty it, so that Horovod waits for no gradient that does not come
             return [(name, parameter) for parameter, name in names.items() if parameter.requires_grad]
         return [(names[parameter], parameter) for parameter in reduced]
 

@@ -170,7 +170,10 @@ TORCH = Table(
                 "resuming_gives_the_same_bits",
             ],
         ),
-        Part(BINSGDM, ["binsgdm_state", "binsgdm_groups_schedules_and_clipping"]),
+        Part(
+            BINSGDM,
+            ["binsgdm_state", "binsgdm_steps_that_are_left_out", "binsgdm_groups_schedules_and_clipping"],
+        ),
         Part(AVERAGING, ["binsgdm_moves_by_averages", "grad_scaler", "resuming_gives_the_same_bits"]),
         Part(
             [],
@@ -178,6 +181,7 @@ TORCH = Table(
                 "auto_tries_all_and_all_choose_alike",
                 "auto_is_horovod_itself_where_nothing_pays",
                 "auto_knows_a_choice_from_one_worker",
+                "auto_where_horovod_waits_for_no_gradient",
                 "auto_in_any_script",
                 "auto_with_values_that_are_not_finite",
                 "auto_while_the_model_changes",
@@ -206,6 +210,7 @@ TORCH = Table(
     core=["average", "overlap_with_any_order", "direct_calls", "several_backward_passes_in_a_step"],
     in_pairs=[
         "auto_is_horovod_itself_where_nothing_pays",
+        "auto_where_horovod_waits_for_no_gradient",
         "auto_with_values_that_are_not_finite",
         "auto_while_the_model_changes",
         "auto_says_what_is_wrong",

@@ -212,9 +212,25 @@ def auto_knows_a_choice_from_one_worker() -> None:
     other = _Training(auto, net(), "other.")  # of the same compressor
     other.steps(1)
     assert auto.report(other.optimizer) is None
+    torch.manual_seed(0)
+    wider = torch.nn.Sequential(torch.nn.Linear(40, 90), *[torch.nn.Tanh()] * 3, torch.nn.Linear(90, 30))
+    of_other_sizes = _Training(auto, wider)
+    of_other_sizes.steps(1)
+    assert auto.course_of(of_other_sizes.optimizer).label == label
+    assert auto.report(of_other_sizes.optimizer) is None
     resumed = hvq.Auto(methods=METHODS)
     resumed.load_state_dict(auto.state_dict())
     assert resumed.state_dict() == auto.state_dict()
+
+
+def auto_where_horovod_waits_for_no_gradient() -> None:
+    """Scripts empty Horovod's set of the gradients that a step waits for; steps count nevertheless."""
+    auto = hvq.Auto(methods=METHODS)
+    training = _Training(auto, net())
+    training.optimizer._requires_update = set()
+    with _short_trials():
+        training.steps(_steps_of_a_trial())
+    assert auto.report() is not None
 
 
 def auto_in_any_script() -> None:

@@ -12,6 +12,8 @@ import torch
 
 import horovod_quant.torch as hvq
 from horovod_quant.torch.attendance import Witness, least_for_all, lengthened
+from horovod_quant.torch.course import Course
+from horovod_quant.trial import Report
 
 
 @pytest.mark.parametrize(
@@ -87,14 +89,22 @@ def test_a_state_of_something_else_is_refused(state: Any) -> None:
 
 def test_a_state_comes_back() -> None:
     auto = hvq.Auto()
-    state = {"exchanges": {"a": 3}, "choices": {"a": {"method": "eden-3", "workers": 4}}}
+    own = Course(auto, "a", {"a": 3000, "b": 20})
+    state = {"exchanges": {"a": 3}, "choices": {own.key: {"method": "eden-3", "workers": 4}}}
     auto.load_state_dict(state)
     assert auto.state_dict() == state
-    assert (auto.known_choice("a", 4), auto.known_choice("a", 5), auto.known_choice("b", 4)) == (
-        "eden-3",
-        None,
-        None,
-    )
+    others = [Course(auto, "a", {"a": 3000, "b": 30}), Course(auto, "a", {"a": 3000}), Course(auto, "b", {})]
+    assert (auto.known_choice(own, 4), auto.known_choice(own, 5)) == ("eden-3", None)
+    assert [auto.known_choice(other, 4) for other in others] == [None] * 3
+
+
+def test_a_state_of_the_first_release_comes_back_once() -> None:
+    auto = hvq.Auto()
+    one, other = Course(auto, "a", {"a": 3000}), Course(auto, "a", {"a": 2000})
+    auto.load_state_dict({"exchanges": {}, "choices": {"a": {"method": "eden-3", "workers": 4}}})
+    assert auto.known_choice(one, 4) == "eden-3"
+    auto.keep(one, Report("eden-3", (), 4))
+    assert (auto.known_choice(one, 4), auto.known_choice(other, 4)) == ("eden-3", None)
 
 
 def test_the_witness_is_a_small_vector_and_another_one_when_it_is_gone() -> None:
