@@ -97,6 +97,7 @@ class BaseCompressor(metaclass=_CompressorClass):
     Raises:
         ValueError: an argument is out of range, or, with ``hierarchical`` after ``hvd.init()``, the hosts have
             different numbers of workers.
+        RuntimeError: with ``hierarchical`` after ``hvd.init()``, its process sets are missing and cannot be added.
         TypeError: an argument is unknown.
         ImportError: Horovod is missing, or was built without the framework.
     """
@@ -154,6 +155,7 @@ class BaseCompressor(metaclass=_CompressorClass):
         self._attach(process_set, None if named_parameters is None else _named(named_parameters))
         if hierarchical and self._basics().is_initialized():  # otherwise at the first exchange
             self._check_workers(self._basics().size())
+            nodes.require_process_sets(self._basics(), hierarchical)
 
     def _basics(self) -> Any:
         """Horovod's functions that need no framework."""

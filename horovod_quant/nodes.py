@@ -14,6 +14,8 @@ from horovod_quant.schemes.base import ALL, CROSS, LOCAL, Workers, require_whole
 
 _SIZES = {"HOROVOD_SIZE": "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE"}
 
+_DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
+
 UNEVEN = (
     "hierarchical=True: some hosts have more workers than others; start the same number on every host, or give the "
     "number of consecutive ranks per node, as in hierarchical=2"
@@ -73,6 +75,24 @@ def hierarchical_process_sets(ranks_per_node: int | None = None) -> list[Any]:
         )
     size, local_size = (int(os.environ[name]) for name in found[0])
     return [ProcessSet(ranks) for ranks in groups(consecutive(size, ranks_per_node or local_size))]
+
+
+def require_process_sets(basics: Any, hierarchical: bool | int) -> None:
+    """Raises RuntimeError if process sets are missing and cannot be added, as far as this worker knows alone.
+
+    Args:
+        basics: ``mpi_ops._basics`` of Horovod, which has been initialized.
+        hierarchical: True for hosts, or the number of consecutive ranks of a node.
+    """
+    size, by_host = basics.size(), hierarchical is True
+    existing = list(map(tuple, _table(basics).values()))
+    wanted = groups(consecutive(size, basics.local_size() if by_host else int(hierarchical)))
+    if by_host:  # whose ranks are not known here: their numbers have to do
+        missing = wanted if len(existing) <= len(wanted) else []
+    else:
+        missing = [ranks for ranks in wanted if tuple(ranks) not in existing]
+    if missing and os.environ.get(_DYNAMIC, "0") in ("", "0"):
+        raise RuntimeError(_missing(missing[0], f"{_DYNAMIC} is not set"))
 
 
 def find(
@@ -158,9 +178,13 @@ def _process_sets(hvd: Any, basics: Any, wanted: list[list[int]]) -> list[Any]:
         try:
             process_sets.append(hvd.add_process_set(ranks))
         except ValueError as error:
-            raise RuntimeError(
-                f"hierarchical: Horovod has no process set for ranks {ranks}, and cannot add one ({error}); start with "
-                f'hvd.init(process_sets="dynamic"), or hvd.init(process_sets=hvq.hierarchical_process_sets()), or set '
-                f"HOROVOD_DYNAMIC_PROCESS_SETS=1"
-            ) from None
+            raise RuntimeError(_missing(ranks, error)) from None
     return process_sets
+
+
+def _missing(ranks: list[int], why: Any) -> str:
+    return (
+        f"hierarchical: Horovod has no process set for ranks {ranks}, and cannot add one ({why}); start with "
+        f'hvd.init(process_sets="dynamic"), or hvd.init(process_sets=hvq.hierarchical_process_sets()), or set '
+        f"{_DYNAMIC}=1"
+    )

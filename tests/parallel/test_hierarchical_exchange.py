@@ -33,7 +33,16 @@ IMPOSSIBLE = [
         "construction: ValueError: hierarchical=True: some hosts have more workers",
     ),
     extended(["-np", 3], "2", "construction: ValueError: hierarchical: 3 workers cannot form nodes of 2"),
-    (["-np", 4], "2", "exchange: RuntimeError: hierarchical: Horovod has no process set for ranks [0, 1]"),
+    (
+        ["-np", 4],
+        "2",
+        "construction: RuntimeError: hierarchical: Horovod has no process set for ranks [0, 1]",
+    ),
+    extended(
+        ["-np", 4, "-H", "localhost:2,127.0.0.1:2"],
+        "True",
+        "construction: RuntimeError: hierarchical: Horovod has no process set for ranks [0, 1]",
+    ),
 ]
 
 
