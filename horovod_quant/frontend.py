@@ -44,18 +44,13 @@ class _CompressorClass(type):
     Horovod's own compressors are classes. Instances have methods of the same names, which cost them nothing more.
     """
 
-    @property
-    def compress(cls) -> Callable[..., Any]:
-        return _of_instances(cls, "compress")
-
-    @property
-    def decompress(cls) -> Callable[..., Any]:
-        return _of_instances(cls, "decompress")
+    def __getattribute__(cls, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return _of_instances(cls, found) if name in ("compress", "decompress") else found
 
 
-def _of_instances(owner: type, name: str) -> Callable[..., Any]:
+def _of_instances(owner: type, method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of the class's instances, which explains itself when it is called on anything else."""
-    method = next(vars(each)[name] for each in owner.__mro__ if name in vars(each))
 
     @functools.wraps(method)
     def call(*given: Any, **named: Any) -> Any:

@@ -72,6 +72,20 @@ def test_a_subclass_may_call_the_methods_on_its_base(frontend: str) -> None:
 
 
 @every_frontend
+def test_methods_can_be_replaced(frontend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hvq = importlib.import_module(frontend)
+    original = hvq.EDEN.decompress
+    monkeypatch.setattr(hvq.EDEN, "decompress", lambda self, *given: (self, original(self, *given)))
+    eden = hvq.EDEN()
+    assert eden.decompress("as it is", None) == (eden, "as it is")
+    assert hvq.QSGD().decompress("as it is", None) == "as it is"
+    with pytest.raises(TypeError, match="EDEN: that is a class; use an instance"):
+        hvq.EDEN.decompress("as it is", None)
+    monkeypatch.undo()
+    assert eden.decompress("as it is", None) == "as it is"
+
+
+@every_frontend
 def test_a_compressor_is_no_scheme(frontend: str) -> None:
     hvq = importlib.import_module(frontend)
     with pytest.raises(ValueError, match=re.escape("scheme=QSGD(bits=4, norm='max'")) as caught:

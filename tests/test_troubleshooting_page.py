@@ -43,6 +43,8 @@ COMPOSED = {
     "_foreign('parameter groups', lacking, [name for name in group if name != 'params'])": "it is another optimizer's",
     '_foreign("parameters\' states", lacking, list(saved))': "it is another optimizer's",
     "_complaint(who, time.monotonic() - since)": "because other workers have not done the same",
+    "_missing(missing[0], f'{_DYNAMIC} is not set')": "hierarchical: Horovod has no process set for ranks",
+    "_missing(ranks, error)": "hierarchical: Horovod has no process set for ranks",
     "_problems[-1]": "cannot be used",
     "f'{argument}: {error}' if argument else str(error)": None,  # another error, with the option's name before it
     "str(error)": None,

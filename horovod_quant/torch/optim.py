@@ -66,7 +66,8 @@ class BinSGDM(torch.optim.Optimizer):
     With ``compression=horovod_quant.torch.BinSGDM()`` each worker applies steps 1 and 2 to its own gradient, and the
     workers' bits are averaged and binarized again in the exchange; with ``server_bits`` above 1 the average is the
     ``bit`` of step 3, a number from -1 to 1. Gradients that arrive averaged instead (one worker, small gradients,
-    another compression) go through steps 1 and 2 here, with random bits that are the same on every worker.
+    another compression) go through steps 1 and 2 here, with random bits that are the same on every worker. Elements
+    of these that have never had a gradient do not move; among bits that are exchanged they move up or down alike.
 
     With ``compression=BinSGDM(hierarchical=True)`` each worker keeps momentum and scale only for its share of the
     elements. Call `gather_state` before saving or broadcasting them.
@@ -311,6 +312,7 @@ class BinSGDM(torch.optim.Optimizer):
             bits = torch.empty(parameter.shape, dtype=torch.float32, device=memory.device)
             kernels.decode_signs(words, 1.0, memory.flat(bits))
         memory.hand_over()
+        bits.masked_fill_(scale.view_as(bits) == 0, 0.0)
         if momentum is not held.momentum:
             held.momentum.copy_(momentum)
             held.scale.copy_(scale)

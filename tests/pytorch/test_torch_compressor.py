@@ -296,3 +296,16 @@ def test_binsgdms_state_survives_saving_and_copying() -> None:
     optimizer.step()
     assert torch.equal(twin, weights)
     assert torch.equal(copied.param_groups[0]["params"][0], weights)
+
+
+def test_an_element_that_never_had_a_gradient_stays() -> None:
+    torch.manual_seed(0)
+    embedding = torch.nn.Embedding(50, 8, padding_idx=0)
+    before = embedding.weight.detach().clone()
+    optimizer = hvq.optim.BinSGDM(embedding.parameters(), lr=0.01)
+    for _ in range(5):
+        optimizer.zero_grad()
+        embedding(torch.arange(40)).pow(2).sum().backward()
+        optimizer.step()
+    moved = (embedding.weight != before).any(dim=1)
+    assert moved.tolist() == [0 < row < 40 for row in range(50)]
