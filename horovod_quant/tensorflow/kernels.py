@@ -52,10 +52,12 @@ _INF_BITS = np.uint32(0x7F800000)
 _ONE_BITS = np.uint32(0x3F800000)
 _NORMAL_BITS = np.uint32(0x00800000)
 _NORMAL = 2.0**-126
+_LARGEST = np.float64(np.finfo(np.float32).max)
 _STEP = 2.0**-149  # of the subnormal numbers
 _STEPS_IN_ONE = 2.0**149
 _DROPPED_BITS = 29
 _MOST_ROWS_IN_A_CHAIN = 256
+_UNSIGNED = {2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
 
 
 # ---- float32 numbers ---------------------------------------------------------------------------------------------
@@ -130,6 +132,17 @@ def _wide_scalar(value: Number) -> Any:
         return _wide(value)
     with np.errstate(over="ignore"):
         return np.float64(np.float32(value))
+
+
+def with_nonfinite(values: tf.Tensor, flags: tf.Tensor, number: float) -> tf.Tensor:
+    """``values``, but ``number``, infinity or NaN, where a flag is set.
+
+    Under ``tf.debugging.enable_check_numerics`` a graph fails that has such a number as a constant.
+    """
+    dtype = values.dtype
+    unsigned = _UNSIGNED[dtype.size]
+    bits = np.array([number], dtype.as_numpy_dtype).view(unsigned.as_numpy_dtype)[0]
+    return tf.bitcast(tf.where(flags, bits, tf.bitcast(values, unsigned)), dtype)
 
 
 # ---- other conversions -------------------------------------------------------------------------------------------
@@ -273,8 +286,8 @@ def _to_24_bits(values: tf.Tensor) -> tf.Tensor:
     dropped = _uint64(_DROPPED_BITS)
     kept = tf.bitwise.right_shift(bits + _uint64(1 << (_DROPPED_BITS - 1)), dropped)
     rounded = tf.bitcast(tf.bitwise.left_shift(kept, dropped), tf.float64)
-    finite = tf.bitwise.bitwise_and(bits, _uint64(0x7FFFFFFFFFFFFFFF)) < _uint64(0x7FF0000000000000)
-    return tf.where(finite, rounded, np.float64(np.inf))
+    broken = tf.bitwise.bitwise_and(bits, _uint64(0x7FFFFFFFFFFFFFFF)) >= _uint64(0x7FF0000000000000)
+    return with_nonfinite(rounded, broken, np.inf)
 
 
 @by_rows
@@ -303,7 +316,7 @@ def inverse_norms(norms: tf.Tensor, numerator: float) -> tf.Tensor:
 
 def _wide_inverse(norms: tf.Tensor, numerator: float) -> tf.Tensor:
     wide = _wide(norms)
-    usable = (wide >= np.float64(MIN_NORM)) & (wide < np.inf)
+    usable = (wide >= np.float64(MIN_NORM)) & (wide <= _LARGEST)
     quotients = _rounded(_wide_scalar(numerator) / tf.where(usable, wide, np.float64(1)))
     return tf.where(usable, quotients, np.float64(0))
 
@@ -314,11 +327,11 @@ def decoding_scales(norms: tf.Tensor, levels: int, factor: Number) -> tf.Tensor:
 
 def _wide_scales(norms: tf.Tensor, levels: int, factor: Number) -> tf.Tensor:
     wide = _wide(norms)
-    finite = wide < np.inf
+    finite = wide <= _LARGEST
     # Grappler and XLA turn a division by a constant into a multiplication by its rounded inverse.
     divisor = tf.where(finite, np.float64(levels), np.float64(1))
     scales = _rounded(_rounded(wide / divisor) * _wide_scalar(factor))
-    return tf.where(finite, scales, np.float64(np.nan))
+    return with_nonfinite(scales, ~finite, np.nan)
 
 
 # ---- uniform levels ----------------------------------------------------------------------------------------------
@@ -549,8 +562,9 @@ def tensor_deviation(x: tf.Tensor) -> tf.Tensor:
     mean = _to_24_bits(_to_24_bits(_in_a_tree(bucket_sums(x, TILE))) * inverse)
     squares = _to_24_bits(_in_a_tree(bucket_square_sums(x, TILE)))
     variance = squares * inverse - mean * mean
-    deviation = norms_of_square_sums(tf.where(variance > 0, variance, np.float64(0)))
-    return tf.where(squares < np.inf, deviation, np.float32(np.inf))
+    variance = tf.where(variance > 0, variance, np.float64(0))
+    finite = squares <= np.finfo(np.float64).max
+    return norms_of_square_sums(with_nonfinite(variance, ~finite, np.inf))
 
 
 def less(a: tf.Tensor, b: Operand) -> tf.Tensor:
@@ -612,7 +626,7 @@ def clip(x: tf.Tensor, most: float) -> tf.Tensor:
     """As `horovod_quant.kernels.clipping.clip`; always float32."""
     norm = _wide(norms_of_square_sums(_in_a_tree(bucket_square_sums(x, TILE))))
     longest = np.float64(np.float32(most))
-    too_long = (norm > longest) & (norm < np.inf)
+    too_long = (norm > longest) & (norm <= _LARGEST)
     factors = tf.where(too_long, _rounded(longest / tf.where(too_long, norm, np.float64(1))), np.float64(1))
     return _stored(_wide(x) * factors[0], tf.float32)
 
@@ -770,8 +784,7 @@ def unpack_flags(words: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def with_nan_tiles(values: tf.Tensor, broken: tf.Tensor) -> tf.Tensor:
-    nan = tf.constant(np.nan, values.dtype)
-    return tf.where(_per_element(broken, TILE, values.shape[0]), nan, values)
+    return with_nonfinite(values, _per_element(broken, TILE, values.shape[0]), np.nan)
 
 
 # ---- EDEN --------------------------------------------------------------------------------------------------------

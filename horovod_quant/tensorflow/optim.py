@@ -192,8 +192,8 @@ class _BinaryUpdate:
         words, broken = kernels.binarize(values, momentum, scale, self.beta, key)
         elements = variable.shape.num_elements()
         bits = kernels.decode_signs(words, 1.0, tf.TensorSpec([elements], variable.dtype))
-        nan = tf.constant(float("nan"), variable.dtype)
-        return tf.reshape(tf.where(tf.reduce_any(broken), nan, bits), variable.shape)
+        moves = kernels.with_nonfinite(bits, tf.reduce_any(broken), float("nan"))
+        return tf.reshape(moves, variable.shape)
 
     def _own_config(self) -> dict[str, Any]:
         self._require_whole_state()

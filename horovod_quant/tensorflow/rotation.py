@@ -40,6 +40,7 @@ from horovod_quant.tensorflow.kernels import (
     hash32,
     pack_codes,
     unpack_codes,
+    with_nonfinite,
 )
 from horovod_quant.tensorflow.traced_once import by_rows, elementwise
 from horovod_quant.tensorflow.trellis import trellis_codes, trellis_values
@@ -126,8 +127,8 @@ def _encoded(x: tf.Tensor, bits: int, key: Key, first: int, trellis: bool) -> tu
 
     products = _lane_sums(tf.cast(products, tf.float32))
     scales = squares / tf.where(usable, products, np.float64(1)) * _power(shift)
-    scales = tf.where(usable, _rounded(scales), tf.where(finite, np.float64(0), np.float64(np.nan)))
-    return tf.reshape(codes, [-1]), scales
+    scales = tf.where(usable, _rounded(scales), np.float64(0))
+    return tf.reshape(codes, [-1]), with_nonfinite(scales, ~finite, np.nan)
 
 
 def _nearest(z: tf.Tensor, unit: tf.Tensor, bits: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -111,4 +111,4 @@ def _factor(member: Member, carrier: tf.Tensor) -> tf.Tensor:
     values = tf.cast(carrier, tf.float64)
     agreed = tf.reduce_all(tf.equal(values[1:], values[0] * tf.constant(member.signs, tf.float64)))
     with tf.control_dependencies([require(agreed, [member.disagreement], member.tensor)]):
-        return tf.where(agreed, values[0], tf.constant(float("nan"), tf.float64))
+        return kernels.with_nonfinite(values[0], ~agreed, float("nan"))
