@@ -207,7 +207,7 @@ class Compressor(BaseCompressor):
         tensor = tf.convert_to_tensor(tensor)
         name = self._name(call)
         self._check(call, name, tensor)
-        elements = _elements(call, tensor)
+        elements = _shape(call, tensor).num_elements()
         scheme = self.policy.scheme_for(name, 2**62 if elements is None else elements)
         self._remember(call, name, elements if self._is_traced(tensor, scheme) else None)
         if scheme is None:
@@ -332,7 +332,9 @@ class Compressor(BaseCompressor):
         self._warn_without_groups(call)
         # Where Horovod uses generic names, the variables' may differ between workers.
         common_name = name if call.operation is None else call.name
-        signs = self._signs(str(common_name), tuple(tensor.shape), tensor.dtype.name, scheme)
+        shape = _shape(call, tensor)
+        dimensions = None if shape.rank is None else tuple(shape)
+        signs = self._signs(str(common_name), dimensions, tensor.dtype.name, scheme)
         if name not in self._chains:
             self._chains[name] = KeyChain(self.seed, name)
         state = self._state(call, name, scheme)
@@ -476,10 +478,11 @@ def _by_own_name(named: Sequence[tuple[str, Any]]) -> dict[str, str | None]:
     return {variable.name: name if counts[variable.name] == 1 else None for name, variable in named}
 
 
-def _elements(call: HorovodCall, tensor: tf.Tensor) -> int | None:
-    """How many a gradient has, by its own shape or its variable's."""
-    shapes = [tensor.shape] if call.variable is None else [tensor.shape, call.variable.shape]
-    return next((shape.num_elements() for shape in shapes if shape.is_fully_defined()), None)
+def _shape(call: HorovodCall, tensor: tf.Tensor) -> tf.TensorShape:
+    """A gradient's, or its variable's where that alone is known while the graph is built."""
+    if call.variable is None or tensor.shape.is_fully_defined():
+        return tensor.shape
+    return call.variable.shape if call.variable.shape.is_fully_defined() else tensor.shape
 
 
 def _elements_of(named: Iterable[tuple[str, Any]]) -> dict[str, int]:

@@ -172,19 +172,23 @@ def fresh_names(make: Make) -> None:
 
 
 def dynamic_shapes(make: Make) -> None:
-    """One trace serves gradients of any length, empty ones included."""
-    compressor = make()
-    if isinstance(compressor, hvq.BinSGDM):
+    """One trace serves gradients of any length, empty ones included, or of any rank."""
+    if isinstance(make(), hvq.BinSGDM):
         return
+    _one_trace(make(), [None, None], [(30, 50), (1, 3), (77, 41), (0, 5)])
+    _one_trace(make(), None, [(30, 50), (3000,), (), (0, 5)])
+
+
+def _one_trace(compressor: Any, known: Any, shapes: list[tuple[int, ...]]) -> None:
     oracle, traces = Oracle(compressor), []
 
-    @tf.function(input_signature=[tf.TensorSpec([None, None])])
+    @tf.function(input_signature=[tf.TensorSpec(known)])
     def call(x: Any) -> Any:
         traces.append(x)
         return hvd.allreduce(x, name="dynamic", compression=compressor)
 
-    for shape in ((30, 50), (1, 3), (77, 41), (0, 5)):
-        given = rank_data(*shape)
+    for shape in shapes:
+        given = np.asarray(rank_data(*shape))
         result = call(given).numpy()
         assert result.shape == shape
         if not given.size:

@@ -708,6 +708,43 @@ def constant_gradients(make: Make) -> None:
     assert check_records(compressor, 3) == {"Variable:0", "Variable:0#2"}
 
 
+@tf.custom_gradient
+def _with_a_gradient_of_any_rank(x: tf.Tensor) -> Any:
+    """``x``, whose gradient comes from Python, so that TensorFlow knows nothing of it before the graph runs."""
+    return tf.identity(x), lambda gradient: tf.numpy_function(np.array, [gradient], gradient.dtype)
+
+
+def gradients_of_unknown_rank(make: Make) -> None:
+    def train(groups: int | None) -> None:
+        shapes: list[tuple[int, ...]] = [(50, 40), (50,), (40, 50)]
+        variables = [tf.Variable(tf.zeros(shape), name=f"v{i}") for i, shape in enumerate(shapes)]
+        optimizer = optimizer_for(make())
+        optimizer.build(variables)
+        is_binary = isinstance(optimizer, hvq.optim.BinSGDM)
+        compressor = make(**({"optimizer": optimizer} if is_binary else {}))
+        if not is_binary:  # whose momentum has a variable's shape
+            variables.append(tf.Variable(tf.zeros([60, 30]), shape=tf.TensorShape(None), name="any"))
+        coefficients = [tf.constant(rank_data(*variable.numpy().shape)) for variable in variables]
+
+        @tf.function
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                terms = zip(coefficients, map(_with_a_gradient_of_any_rank, variables))
+                loss = tf.add_n([tf.reduce_sum(c * v) for c, v in terms])
+            tape = hvd.DistributedGradientTape(tape, compression=compressor, groups=groups)
+            gradients = tape.gradient(loss, variables)
+            optimizer.apply_gradients(zip(gradients[: len(shapes)], variables))
+            return gradients
+
+        for _ in range(2):
+            step()
+        assert check_records(compressor, 2) == {"v0:0", "v2:0", *(() if is_binary else ("any:0",))}
+        assert_same_on_all_ranks([variable.numpy() for variable in variables], "weights")
+
+    for groups in taken(None, 1):
+        train(groups)
+
+
 def survives_pickling(make: Make) -> None:
     compressor = make(seed=3)
     fit(compressor, steps=1)
