@@ -205,10 +205,15 @@ def unfoldable(tensor: tf.Tensor, process_set: Any, zero: Any = 0) -> tf.Tensor:
     return tf.slice(tf.reshape(tensor, [-1]), [beginning], [tensor.shape.num_elements()])
 
 
-def carrier(signs: Sequence[float], dtype: tf.DType, scope: Scope) -> tf.Tensor:
-    """``[1, signs...]``, derived from the number of workers, so that it is no constant: see `unfoldable`."""
+def carrier(
+    signs: Sequence[float], dtype: tf.DType, scope: Scope, also: Sequence[tf.Tensor] = ()
+) -> tf.Tensor:
+    """``[1, signs..., also...]``, derived from the number of workers, so that it is no constant: see `unfoldable`."""
     one = tf.cast(tf.minimum(worker_count(scope.process_set), 1), dtype)
-    return tf.multiply(tf.constant([1.0, *signs], dtype), one, name=scope.tensor_name)
+    numbers = tf.constant([1.0, *signs], dtype)
+    if also:
+        numbers = tf.concat([numbers, tf.cast(tf.stack(also), dtype)], 0)
+    return tf.multiply(numbers, one, name=scope.tensor_name)
 
 
 def is_elastic() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import warnings
 import weakref
@@ -334,7 +333,8 @@ class Compressor(BaseCompressor):
         common_name = name if call.operation is None else call.name
         shape = _shape(call, tensor)
         dimensions = None if shape.rank is None else tuple(shape)
-        signs = self._signs(str(common_name), dimensions, tensor.dtype.name, scheme)
+        also = self._also_carried(tensor)
+        signs = self._signs(str(common_name), dimensions, tensor.dtype.name, scheme)[len(also) :]
         if name not in self._chains:
             self._chains[name] = KeyChain(self.seed, name)
         state = self._state(call, name, scheme)
@@ -344,14 +344,14 @@ class Compressor(BaseCompressor):
             scheme,
             self._chains[name],
             signs,
-            functools.partial(self._factor, name, signs),
+            lambda output: self._factor(name, signs, output[: 1 + len(signs)]),
             self._disagreement(name),
             state,
         )
         group = self._group(call)
         place = group.add(member, call)
         dtype = tensor.dtype if call.siblings and tensor.dtype is not tf.bfloat16 else tf.float32
-        return carrier(signs, dtype, scope_of(call, tensor)), _Carried(group, place, tensor, state)
+        return carrier(signs, dtype, scope_of(call, tensor), also), _Carried(group, place, tensor, state)
 
     def _group(self, call: HorovodCall) -> Group:
         if not call.siblings:
@@ -462,6 +462,10 @@ class Compressor(BaseCompressor):
 
     def _state(self, call: HorovodCall, name: str, scheme: Scheme) -> HeldState | None:
         return None
+
+    def _also_carried(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
+        """Scalars whose sums over the workers `_delivered` finds at the carrier's end, each in place of a sign."""
+        return ()
 
     def _delivered(self, state: HeldState | None, result: tf.Tensor, carrier: tf.Tensor) -> tf.Tensor:
         """The reduced gradient, of which more may be told to its optimizer, from what has become of its carrier."""

@@ -178,7 +178,8 @@ class _BinaryUpdate:
         """+-1 for each element, or an average of the workers' bits, in the variable's dtype.
 
         What was exchanged, whatever it was multiplied by on the way (a loss scale, clipping, a sum); or, of a gradient
-        that arrives averaged, random bits with its momentum's odds, the same on every worker.
+        that arrives averaged, random bits with its momentum's odds, the same on every worker. Zeros where no worker has
+        a gradient.
         """
         gradient = tf.ensure_shape(gradient, variable.shape)  # what workers gathered has none
         momentum, scale, place = self._state_of(variable)
@@ -193,6 +194,7 @@ class _BinaryUpdate:
         elements = variable.shape.num_elements()
         bits = kernels.decode_signs(words, 1.0, tf.TensorSpec([elements], variable.dtype))
         moves = kernels.with_nonfinite(bits, tf.reduce_any(broken), float("nan"))
+        moves = tf.where(is_there(values), moves, tf.zeros_like(bits))
         return tf.reshape(moves, variable.shape)
 
     def _own_config(self) -> dict[str, Any]:
@@ -213,6 +215,11 @@ def _averages(exchanged: tf.Tensor, largest: tf.Variable) -> tf.Tensor:
     return values * tf.math.divide_no_nan(told, largest_magnitude(values))
 
 
+def is_there(gradient: tf.Tensor) -> tf.Tensor:
+    """Whether a gradient has an element that is not zero."""
+    return tf.reduce_any(tf.not_equal(gradient, 0))
+
+
 def largest_magnitude(values: tf.Tensor) -> tf.Tensor:
     """That of the elements that are not NaN, float32; 0 of none."""
     magnitudes = tf.abs(tf.cast(values, tf.float32))
@@ -231,9 +238,10 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
     With ``compression=horovod_quant.tensorflow.BinSGDM()`` each worker applies steps 1 and 2 to its own gradient, and
     the workers' bits are averaged and binarized again in the exchange; with ``server_bits`` above 1 the average is the
     ``bit`` of step 3, a number from -1 to 1. Gradients that arrive averaged instead (one worker, small gradients,
-    another compression) go through steps 1 and 2 here, with random bits that are the same on every worker. Momentum
-    and scale are slot variables, saved with the model. With ``BinSGDM(hierarchical=True)`` each worker keeps them only
-    for its share of the elements: call `gather_state` before saving or broadcasting them.
+    another compression) go through steps 1 and 2 here, with random bits that are the same on every worker. The ``bit``
+    of a variable whose gradient is zero on every worker is 0. Momentum and scale are slot variables, saved with the
+    model. With ``BinSGDM(hierarchical=True)`` each worker keeps them only for its share of the elements: call
+    `gather_state` before saving or broadcasting them.
 
     Args:
         learning_rate: step size of each element; a number or a schedule.

@@ -109,6 +109,7 @@ def _answer(request: Any, output: tf.Tensor, workers: Workers) -> Any:
 def _factor(member: Member, carrier: tf.Tensor) -> tf.Tensor:
     """What Horovod has multiplied the sum over the workers by; NaN, besides the error, where they disagree."""
     values = tf.cast(carrier, tf.float64)
-    agreed = tf.reduce_all(tf.equal(values[1:], values[0] * tf.constant(member.signs, tf.float64)))
+    signs = tf.constant(member.signs, tf.float64)
+    agreed = tf.reduce_all(tf.equal(values[1 : 1 + len(member.signs)], values[0] * signs))
     with tf.control_dependencies([require(agreed, [member.disagreement], member.tensor)]):
         return kernels.with_nonfinite(values[0], ~agreed, float("nan"))

@@ -278,8 +278,8 @@ TF = Table(
         Part(
             ["qsgd", "eden-in-tensorflow", "global-qsgd-in-tensorflow"], ["an_error_while_data_are_awaited"]
         ),
-        Part(BINSGDM, ["binsgdm_moves_by_the_rate"]),
-        Part(AVERAGING, ["binsgdm_moves_by_averages", "keras_mixed_precision"]),
+        Part(BINSGDM, ["binsgdm_moves_by_the_rate", "binsgdm_and_zero_gradients"]),
+        Part(AVERAGING, ["binsgdm_moves_by_averages", "binsgdm_and_zero_gradients", "keras_mixed_precision"]),
         Part(
             TF_VARIANTS,
             [
@@ -327,7 +327,11 @@ TF = Table(
             ],
             extra=True,
         ),
-        Part(["binsgdm-in-tensorflow"], ["binsgdm_moves_by_the_rate"], extra=True),
+        Part(
+            ["binsgdm-in-tensorflow"],
+            ["binsgdm_moves_by_the_rate", "binsgdm_and_zero_gradients"],
+            extra=True,
+        ),
         Part(
             ["binsgdm-average-in-tensorflow"],
             ["binsgdm_moves_by_averages", "keras_loads_models", "checkpoints_are_restored"],

@@ -939,6 +939,36 @@ def binsgdm_moves_by_the_rate(make: Make) -> None:
         np.testing.assert_allclose(np.abs(new - old), 1e-3, rtol=1e-2)
 
 
+def binsgdm_and_zero_gradients(make: Make) -> None:
+    """A variable whose gradient is zero on every worker stays, applied without a pass too; else all of it moves."""
+    for legacy, alone in taken((False, False), (True, False), (False, True), (True, True)):
+        model, compressor = keras_model(), make()
+        optimizer = optimizer_for(compressor, legacy)
+        if not alone:
+            optimizer = keras_hvd.DistributedOptimizer(optimizer, compression=compressor)
+        variables = model.trainable_variables
+        if not legacy:
+            optimizer.build(variables)
+        zeros = [tf.zeros_like(variable) for variable in variables]
+        has_some = alone or hvd.rank() == 0
+        some = [tf.constant(has_some * rank_data(*variable.shape)) for variable in variables]
+
+        def loss(gradients: Any) -> tf.Tensor:
+            return tf.add_n([tf.reduce_sum(v * each) for v, each in zip(variables, gradients)])  # noqa: B023
+
+        for step, gradients in enumerate((zeros, zeros, some, zeros)):
+            before = model.get_weights()
+            if step == 0:  # as scripts do that load an optimizer's weights next
+                optimizer.apply_gradients(zip(gradients, variables))
+            else:
+                optimizer.minimize(functools.partial(loss, gradients), variables)
+            for old, new in zip(before, model.get_weights()):
+                moved = np.mean(old != new)
+                assert moved == 0 if gradients is zeros else moved > 0.3  # averages of bits may be 0
+        if not alone:
+            assert_same_on_all_ranks(model.get_weights(), "weights")
+
+
 def binsgdm_moves_by_averages(make: Make) -> None:
     """Every element by the average of the workers' bits, whatever scales it: a sum, a loss scale."""
     fractions: set[float] = set()
