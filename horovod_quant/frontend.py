@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable
 
 import numpy as np
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant import methods, nodes
+from horovod_quant import methods, nodes, notices
 from horovod_quant.agreement import signs_of
 from horovod_quant.compressor_classes import refuse_unknown
 from horovod_quant.policy import Policy
@@ -316,11 +315,10 @@ class BaseCompressor(metaclass=_CompressorClass):
         if not elements or self._said_nothing_is_compressed or self.policy.compresses_any(elements):
             return
         self._said_nothing_is_compressed = True
-        warnings.warn(
+        notices.warn(
             f"{type(self).__name__} compresses nothing: each of the model's {len(elements)} gradients has fewer than "
             f"min_elements={self.policy.min_elements} elements (the largest has {max(elements.values())}), or is "
             f"excluded",
-            RuntimeWarning,
             stacklevel=2,
         )
 

@@ -134,9 +134,20 @@ def test_a_model_of_small_tensors_is_worth_a_warning(frontend: str) -> None:
         hvq.NUQSGD(named_parameters=parameters(frontend, 3, 1023))
     with pytest.warns(RuntimeWarning, match="compresses nothing"):
         hvq.QSGD(exclude="layer*", named_parameters=parameters(frontend, 5000))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hvq.NUQSGD(named_parameters=parameters(frontend, 3, 1024))
+    assert not caught
+
+
+@every_frontend
+def test_where_warnings_are_errors_they_are_logged(frontend: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker that an error of its own stopped would leave the others in a step without it."""
+    hvq = importlib.import_module(frontend)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        hvq.NUQSGD(named_parameters=parameters(frontend, 3, 1024))
+        hvq.NUQSGD(named_parameters=parameters(frontend, 3, 1023))
+    assert "NUQSGD compresses nothing" in caplog.text
 
 
 @every_frontend

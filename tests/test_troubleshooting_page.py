@@ -113,7 +113,7 @@ def raised(tree: ast.Module) -> Iterator[tuple[str, int, ast.expr]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             call = node.exc
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.warn", "_log.warning"):
+        elif isinstance(node, ast.Call) and ast.unparse(node).startswith(WARNERS):
             call = node
         else:
             continue
@@ -121,7 +121,7 @@ def raised(tree: ast.Module) -> Iterator[tuple[str, int, ast.expr]]:
         if kind in ("AssertionError", "SystemExit"):
             continue
         if call.args:
-            message = call.args[1] if ast.unparse(call.args[0]) in ("'%s'", '"%s"') else call.args[0]
+            message = next(each for each in call.args if ast.unparse(each) not in BEFORE_MESSAGES)
             yield kind, node.lineno, message
 
 
@@ -139,6 +139,10 @@ def printed(tree: ast.Module) -> Iterator[tuple[int, ast.expr]]:
 
 
 TEXTS = (ast.Constant, ast.JoinedStr)
+
+WARNERS = ("notices.warn(", "notices.log(logging.WARNING", "_log.warning(")
+
+BEFORE_MESSAGES = ("logging.WARNING", "'%s'")
 
 
 def findings(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import os
-import warnings
 from types import ModuleType
 
+from horovod_quant import notices
 from horovod_quant.kernels import native, native_library, reference
 
 BACKENDS = {"numpy": reference, "native": native}
@@ -47,7 +47,7 @@ def fastest() -> ModuleType:
         return native
     if not _warned:
         _warned = True
-        warnings.warn(f"horovod_quant uses its slow numpy kernels: {problem}", RuntimeWarning, stacklevel=3)
+        notices.warn(f"horovod_quant uses its slow numpy kernels: {problem}", stacklevel=3)
     return reference
 
 

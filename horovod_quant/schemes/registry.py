@@ -13,11 +13,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import threading
-import warnings
 from collections.abc import Iterable
 from importlib import metadata
 from typing import Any, TypeVar
 
+from horovod_quant import notices
 from horovod_quant.agreement import COMMON
 from horovod_quant.schemes.base import Scheme, argument_names
 
@@ -167,7 +167,7 @@ def _search() -> None:
                     f"the entry point {entry.name} = {entry.value} of {GROUP} cannot be used: "
                     f"{type(error).__name__}: {error}"
                 )
-                warnings.warn(_problems[-1], RuntimeWarning, stacklevel=4)
+                notices.warn(_problems[-1], stacklevel=4)
 
 
 def _entry_points() -> Iterable[metadata.EntryPoint]:

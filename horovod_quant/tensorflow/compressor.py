@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant import nodes
+from horovod_quant import nodes, notices
 from horovod_quant.agreement import SIGNS, labels, signature
 from horovod_quant.frontend import UNNAMED, BaseCompressor, require_no_host
 from horovod_quant.kernels.keys import KeyChain
@@ -287,10 +286,9 @@ class Compressor(BaseCompressor):
         quantized = sum(self.policy.scheme_for(name, own) is not None for name, own in elements.items())
         if call.siblings or quantized < MANY_GRADIENTS or call.process_set.rank() != 0:
             return
-        warnings.warn(
+        notices.warn(
             f"{type(self).__name__} exchanges {quantized} gradients one by one, which takes more time than together: "
             f"pass groups=4 to Horovod's DistributedOptimizer or DistributedGradientTape",
-            RuntimeWarning,
             stacklevel=2,
         )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from horovod_quant import notices
 from horovod_quant.policy import Policy
 from horovod_quant.torch.attendance import Witness
 from horovod_quant.torch.horovod_call import OptimizerCall
@@ -19,8 +20,6 @@ from horovod_quant.trial import Report, Trial, Turn, evaluate
 
 if TYPE_CHECKING:
     from horovod_quant.torch.auto import Auto
-
-_log = logging.getLogger("horovod_quant")
 
 _MOST_UNTOLD = 20
 _UNTOLD = (
@@ -111,7 +110,7 @@ class Course:
             self.witness.choose(call.expected())
             self._untold += 1
             if self._untold == _MOST_UNTOLD:
-                _log.warning(_UNTOLD, self.label, self.witness.name)
+                notices.log(logging.WARNING, _UNTOLD, self.label, self.witness.name)
         self._before, self._last = self._last, None
         self._first = _now(device)
 
@@ -194,7 +193,7 @@ class Course:
         report = evaluate(self._candidates, sums, self._process_set.size())
         self._choose(report)
         if self._process_set.rank() == 0:
-            _log.info("horovod_quant: Auto has measured the methods and uses %s", report)
+            notices.log(logging.INFO, "horovod_quant: Auto has measured the methods and uses %s", report)
 
     def _choose(self, report: Report) -> None:
         self._auto.keep(self, report)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from horovod_quant import kernels as kernel_backends
+from horovod_quant import notices
 from horovod_quant.frontend import require_no_host
 from horovod_quant.kernels.span import Span, as_array
 from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers, explained
@@ -389,6 +389,6 @@ def _has_triton() -> bool:
     try:
         from horovod_quant.kernels import triton  # noqa: F401
     except ImportError as error:
-        warnings.warn(f"gradients on a GPU are quantized on the host: {error}", RuntimeWarning, stacklevel=3)
+        notices.warn(f"gradients on a GPU are quantized on the host: {error}", stacklevel=3)
         return False
     return True
