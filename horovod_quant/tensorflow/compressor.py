@@ -144,6 +144,7 @@ class Compressor(BaseCompressor):
         self._chains: dict[str, KeyChain] = {}
         self._steps: dict[str, int] = {}
         self._first: dict[str, int] = {}
+        self._first_step = 0
         self._ledgers: dict[tuple[str, int, Any], Ledger] = {}
         self._optimizers: Any = weakref.WeakSet()
         self._turns = Turns()
@@ -157,7 +158,7 @@ class Compressor(BaseCompressor):
     def _exchange_counts(self) -> dict[str, int]:
         counts = dict(self._steps)
         for (name, *_), ledger in self._ledgers.items():
-            counts[name] = max(counts.get(name, 0), ledger.first + ledger.exchanges())
+            counts[name] = max(counts.get(name, 0), ledger.next())
         return counts
 
     def _resume_at(self, counts: dict[str, int]) -> None:
@@ -249,15 +250,16 @@ class Compressor(BaseCompressor):
             self._recent.use(name, elements)
 
     def _forget(self, name: str, elements: int | None, is_last: bool) -> None:
-        """A direct call's name that has not been used for long."""
+        """A direct call's name that has not been used for long; should it come again, it repeats no random bits."""
         ledger = None if elements is None else self._ledgers.pop((name, elements, None), None)
         if ledger is not None:
+            self._first_step = max(self._first_step, ledger.next())
             exchanges = ledger.exchanges()
             self._traffic.expect(OTHER_NAMES, exchanges * ledger.float32_bytes)
             self._traffic.count(OTHER_NAMES, exchanges * ledger.bytes_sent)
         if is_last:
             self._traffic.merge(name, OTHER_NAMES)
-            self._steps.pop(name, None)
+            self._first_step = max(self._first_step, self._steps.pop(name, 0))
             self._first.pop(name, None)
             self._chains.pop(name, None)
 
@@ -427,14 +429,14 @@ class Compressor(BaseCompressor):
     def _enter(self, name: str, elements: int, size: int) -> int:
         """Counts an exchange that a callback starts; returns its number."""
         self._traffic.expect(name, ring_allreduce_bytes(4 * elements, size))
-        number = self._steps.get(name, 0)
+        number = self._steps.get(name, self._first_step)
         self._steps[name] = number + 1
         return number
 
     def _ledger(self, name: str, tensor: tf.Tensor, call: HorovodCall) -> Ledger:
         key = (name, tensor.shape.num_elements(), home())
         if key not in self._ledgers:
-            self._ledgers[key] = Ledger(self._first.get(name, 0))
+            self._ledgers[key] = Ledger(self._first.get(name, self._first_step))
         ledger = self._ledgers[key]
         ledger.float32_bytes = ring_allreduce_bytes(4 * key[1], call.process_set.size())
         return ledger

@@ -81,6 +81,10 @@ class Ledger:
         with tf.control_dependencies([self.variable.assign(before + 1)]):
             return before + self.first
 
+    def next(self) -> int:
+        """The number of the exchange to come."""
+        return self.first + self.exchanges()
+
     def exchanges(self) -> int:
         """How many exchanges there have been.
 
