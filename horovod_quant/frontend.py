@@ -227,8 +227,8 @@ class BaseCompressor(metaclass=_CompressorClass):
             for name, count in [*counts.items(), (_FORGOTTEN, state.get(_FORGOTTEN, 0))]  # type: ignore[union-attr]
         ):
             raise ValueError(f"state={in_short(state)}: use what a compressor's state_dict() returned")
-        self._first_step = state.get(_FORGOTTEN, 0)
-        self._resume_at({name: int(count) for name, count in counts.items()})  # type: ignore[union-attr]
+        named = {name: int(count) for name, count in counts.items()}  # type: ignore[union-attr]
+        self._resume_at(named, state.get(_FORGOTTEN, 0))
 
     def _arguments(self) -> dict[str, str]:
         """What must be the same on all workers: see `horovod_quant.agreement`."""
@@ -279,7 +279,7 @@ class BaseCompressor(metaclass=_CompressorClass):
     def _exchange_counts(self) -> dict[str, int]:
         raise NotImplementedError
 
-    def _resume_at(self, counts: dict[str, int]) -> None:
+    def _resume_at(self, counts: dict[str, int], first_step: int) -> None:
         raise NotImplementedError
 
     def _check_process_set(self, used: Any) -> None:

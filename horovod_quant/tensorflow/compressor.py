@@ -144,7 +144,6 @@ class Compressor(BaseCompressor):
         self._chains: dict[str, KeyChain] = {}
         self._steps: dict[str, int] = {}
         self._first: dict[str, int] = {}
-        self._first_step = 0
         self._ledgers: dict[tuple[str, int, Any], Ledger] = {}
         self._optimizers: Any = weakref.WeakSet()
         self._turns = Turns()
@@ -161,12 +160,12 @@ class Compressor(BaseCompressor):
             counts[name] = max(counts.get(name, 0), ledger.next())
         return counts
 
-    def _resume_at(self, counts: dict[str, int]) -> None:
+    def _resume_at(self, counts: dict[str, int], first_step: int) -> None:
         if self._ledgers or self._steps != self._first:
             raise RuntimeError(
                 "load_state_dict: this compressor has already exchanged gradients; load the state before that"
             )
-        self._steps, self._first = counts, dict(counts)
+        self._steps, self._first, self._first_step = counts, dict(counts), first_step
 
     def stats(self) -> Stats:
         """Bytes that this worker has sent, and would have sent in float32: per parameter and in total.

@@ -194,7 +194,8 @@ class _BinaryUpdate:
         elements = variable.shape.num_elements()
         bits = kernels.decode_signs(words, 1.0, tf.TensorSpec([elements], variable.dtype))
         moves = kernels.with_nonfinite(bits, tf.reduce_any(broken), float("nan"))
-        moves = tf.where(is_there(values), moves, tf.zeros_like(bits))
+        has_had_one = (values != 0) | tf.reshape(tf.convert_to_tensor(scale) != 0, [-1])
+        moves = tf.where(is_there(values) & has_had_one, moves, tf.zeros_like(bits))
         return tf.reshape(moves, variable.shape)
 
     def _own_config(self) -> dict[str, Any]:

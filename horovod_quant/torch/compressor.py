@@ -99,7 +99,7 @@ class Compressor(BaseCompressor):
 
     def _bind(self) -> None:
         self._chains: dict[str, KeyChain] = {}
-        self._resume_at({})
+        self._resume_at({}, 0)
         self._checked: Any = (
             weakref.WeakKeyDictionary()
         )  # optimizer or process set: its size when last checked
@@ -107,9 +107,9 @@ class Compressor(BaseCompressor):
     def _exchange_counts(self) -> dict[str, int]:
         return dict(self._steps)
 
-    def _resume_at(self, counts: dict[str, int]) -> None:
-        self._steps = counts
-        self._direct = DirectSchedules(self._first_step)
+    def _resume_at(self, counts: dict[str, int], first_step: int) -> None:
+        self._steps, self._first_step = counts, first_step
+        self._direct = DirectSchedules(first_step)
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 

@@ -959,7 +959,11 @@ def binsgdm_and_zero_gradients(make: Make) -> None:
             optimizer.build(variables)
         zeros = [tf.zeros_like(variable) for variable in variables]
         has_some = alone or hvd.rank() == 0
-        some = [tf.constant(has_some * rank_data(*variable.shape)) for variable in variables]
+        some = [has_some * rank_data(*variable.shape) for variable in variables]
+        if alone:
+            for gradient in some:
+                gradient.flat[0] = 0.0
+        some = [tf.constant(gradient) for gradient in some]
 
         def loss(gradients: Any) -> tf.Tensor:
             return tf.add_n([tf.reduce_sum(v * each) for v, each in zip(variables, gradients)])  # noqa: B023
@@ -973,6 +977,7 @@ def binsgdm_and_zero_gradients(make: Make) -> None:
             for old, new in zip(before, model.get_weights()):
                 moved = np.mean(old != new)
                 assert moved == 0 if gradients is zeros else moved > 0.3  # averages of bits may be 0
+                assert not alone or old.flat[0] == new.flat[0], "an element without a gradient moved"
         if not alone:
             assert_same_on_all_ranks(model.get_weights(), "weights")
 
