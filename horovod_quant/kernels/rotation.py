@@ -8,12 +8,13 @@ DRIVE (Vargaftik et al., NeurIPS 2021) for one bit, EDEN (Vargaftik et al., ICML
    which some processors and frameworks would flush to zero.
 2. *Rotation*: ``z = H D2 H D1 x``. D1 and D2 are random signs, H the Walsh-Hadamard transform without a factor: stages
    h = 1, 2, 4, ..., each of which makes ``(a + b, a - b)`` of elements at a distance of h, in float32. Two rounds,
-   because one is biased where few elements of a bucket are not zero.
+   because one has a large bias where few elements of a bucket are not zero. A third would not remove what two leave.
 3. *Levels*: with d elements, ``z / sqrt(d ||x||^2)`` is all but normally distributed. A coordinate's code is its sign
    (a zero of either sign counts as positive) and the number of thresholds that its magnitude exceeds; one on a
    threshold belongs to the lower level. With a trellis, levels and codes are those of trellis.py.
-4. *Scale*: ``||x||^2 / <z, q>``, q the coordinates' levels; this makes ``scale * (H D2 H D1)^T q`` unbiased over the
-   rotations. Both sums are `lane_sums`.
+4. *Scale*: ``||x||^2 / <z, q>``, q the coordinates' levels; this makes the component of ``scale * (H D2 H D1)^T q``
+   along x exact. It would also make the mean over uniform rotations exact; the bound of the bias over these is in
+   docs/rounding.md. Both sums are `lane_sums`.
 
 A bucket whose largest magnitude is below 2^-96 counts as zeros and has scale 0, one that is not finite has scale NaN;
 both have codes 0.

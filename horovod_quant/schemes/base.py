@@ -291,7 +291,8 @@ class Scheme:
         own_optimizer: name of the class in ``hvq.optim`` to whose gradients the scheme is limited; its result is then
             that optimizer's update, not an average. A frontend without such a class refuses the scheme.
         own_steps: recommended number of steps with that optimizer, relative to other optimizers.
-        unbiased: whether the expected result is the exact sum; False also where this has not been shown.
+        unbiased: whether the expected result is the exact sum, for `EDEN` up to the bias that it states; False also
+            where this has not been shown.
         host_only: whether it uses numpy itself and so needs arrays in host memory, which ``kernels="auto"`` then
             provides; otherwise TensorFlow operations and GPUs may run it.
     """

@@ -298,7 +298,7 @@ class EDEN(Compressor):
     """EDEN: a random rotation, ``2^bits`` Lloyd-Max levels for a Gaussian, and one scale per bucket of 1,024 elements.
 
     1. Each worker rotates its buckets with its own random signs, rounds to the nearest level, and chooses the scale
-       that makes the result unbiased over the rotations.
+       that makes the component along the bucket exact.
     2. An alltoall sends all workers' codes and scales of a chunk to the worker that serves the chunk.
     3. The server decodes and averages them, and encodes the average with a different rotation: reusing a worker's would
        make the result biased.
@@ -312,6 +312,11 @@ class EDEN(Compressor):
     Rounding adds a constant fraction of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096
     for 1 to 4 bits. The error spreads evenly over the bucket: a bucket of zeros stays zero, zeros among other elements
     do not.
+
+    The mean over the rotations is not exactly the bucket. The largest bias found in a bucket of d elements, relative to
+    its norm, is below 1.7, 1, 1 or 0.5 / sqrt(d) for 1 to 4 bits, where two to four elements of nearly equal magnitude,
+    or one beside tiny ones, are most of the norm. d is 1,024, or the power of two from 32 on that a tensor's last
+    bucket is padded to. A bucket of normally distributed elements has 0.3% with 1 bit and d = 32, and less otherwise.
 
     Args:
         bits: width of a code, 1 to 4; 3 unless ``error`` is given. A bucket whose largest magnitude is below 2^-96

@@ -190,6 +190,60 @@ def test_decoding_is_unbiased_over_rotations_and_its_variance_is_the_widths(
     assert_mean(errors, expected, (0.3 if len(x) < TILE else 0.06) * expected)
 
 
+# ---- bias
+
+
+LARGEST_BIAS = {1: 1.7, 2: 1.0, 3: 1.0, 4: 0.5}
+"""Of docs/rounding.md: in parts of a bucket's norm, times the root of the number of its elements."""
+
+OF_FEW_MAGNITUDES = [[1, 0.9995, 1.0002, 0.9997], [1, 0.95], [1, 0.001]]
+"""The first elements of buckets of zeros: about as biased as any that were found."""
+
+
+def errors_of_means(x: np.ndarray, bits: int, trellis: bool, copies: int) -> tuple[float, float]:
+    """Norms of the mean error of elements that are not zero, and of its standard error, relative to the bucket's."""
+    chain, exact = KeyChain(0, "w"), x.astype(np.float64)
+    out, errors = np.empty(len(x), np.float32), np.empty((copies, len(x)))
+    for step in range(copies):
+        key = chain.key("worker", step)
+        encoded = native.encode_rotated(x, bits, key, trellis=trellis)
+        native.decode_rotated(*encoded, bits, key, 1.0, out, trellis=trellis)
+        errors[step] = out - exact
+    norm = np.linalg.norm(exact)
+    assert np.abs(errors @ exact).max() < 1e-5 * norm**2
+    used = errors[:, x != 0]
+    bias, noise = np.linalg.norm(used.mean(axis=0)), np.sqrt(used.var(axis=0).sum() / copies)
+    return float(bias / norm), float(noise / norm)
+
+
+@every_width
+@pytest.mark.parametrize("elements", [32, 256, TILE])
+def test_bias_is_within_the_bound_that_is_stated(bits: int, elements: int) -> None:
+    """The bound is at least 6 standard errors above the bias of these buckets: 1e-9 a comparison with other signs."""
+    bound, found = LARGEST_BIAS[bits] / elements**0.5, []
+    copies = 8000 if (bits, elements) == (1, 32) else 1000
+    for first in OF_FEW_MAGNITUDES:
+        x = np.zeros(elements, np.float32)
+        x[: len(first)] = first
+        found.append(errors_of_means(x, bits, False, copies)[0])
+    assert bound / 6 < max(found) <= bound
+
+
+@every_width
+@pytest.mark.parametrize("first", OF_FEW_MAGNITUDES, ids=str)
+def test_a_trellis_has_little_bias_in_whole_buckets(bits: int, first: list[float]) -> None:
+    """0.3% at most, and 6 standard errors of 0.1%: 1e-9."""
+    x = np.zeros(TILE, np.float32)
+    x[: len(first)] = first
+    assert errors_of_means(x, bits, True, 1000)[0] < 0.009
+
+
+def test_a_short_bucket_of_many_magnitudes_has_little_bias() -> None:
+    """0.3%. The square of the noise has a standard deviation of (0.26%)^2, so the limit is 13 of them away: 1e-9."""
+    bias, noise = errors_of_means(gaussian(4, 32), 1, False, 20_000)
+    assert bias**2 - noise**2 < 0.01**2
+
+
 # ---- values out of the ordinary
 
 
