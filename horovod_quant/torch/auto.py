@@ -269,9 +269,7 @@ class Auto(Compressor):
     def candidates_for(self, call: OptimizerCall) -> tuple[Candidate, ...]:
         """What there is to choose from for an optimizer, none first."""
         self._check(call, call.parameter, size := call.process_set.size())
-        named = call.expected() if self._finder is None else self._finder.named
-        elements = {name: parameter.numel() for name, parameter in named}
-        if size == 1 or not self.policy.compresses_any(elements):
+        if size == 1 or not self.policy.compresses_any(self._elements(call)):
             return (candidates.NONE,)
         workers = Workers(0, size, local_size=self._local_size())
         return (candidates.NONE, *self._methods_for(workers, bool(self.hierarchical)))

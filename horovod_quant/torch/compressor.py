@@ -216,9 +216,15 @@ class Compressor(BaseCompressor):
         if self._checked.get(call.caller) != size:
             self._check_workers(size)
             if isinstance(call, OptimizerCall) and self._finder is None:
-                self.policy.check_names(call.names)
-                self._warn_if_nothing_is_compressed(call.elements())
+                self.policy.check_names(call.given_names)
+                self._warn_if_nothing_is_compressed(self._elements(call))
             self._checked[call.caller] = size
+
+    def _elements(self, call: OptimizerCall) -> dict[str, int]:
+        """Numbers of elements of the gradients that an optimizer's steps reduce, by the names that policies know."""
+        named = [] if self._finder is None else self._finder.named
+        given = {id(parameter): name for name, parameter in named}
+        return {given.get(id(each), name): each.numel() for name, each in call.expected()}
 
     def _check_optimizer(self, optimizer: Any) -> None:
         """Raises ValueError unless this method goes with the optimizer that calls, None if none does."""

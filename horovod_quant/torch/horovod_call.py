@@ -77,27 +77,29 @@ class OptimizerCall:
 
     def device(self, tensor: torch.Tensor) -> torch.device:
         """Where the gradients of the optimizer are exchanged."""
-        devices = {parameter.device for parameter in self.optimizer._parameter_names}
+        devices = {parameter.device for _, parameter in self.expected()}
         return tensor.device if len(devices) == 1 else torch.device("cpu")
 
     @property
     def names(self) -> list[str]:
-        """Horovod's, of all gradients of the optimizer."""
-        return list(self.optimizer._parameter_names.values())
+        """Horovod's, of all gradients that it reduces for the optimizer, and of nothing else: more may be named, on one
+        worker alone, or for another optimizer.
+        """
+        return [name for name, _ in self.expected()]
 
-    def elements(self) -> dict[str, int]:
-        """Numbers of elements of the optimizer's gradients, by Horovod's names."""
-        return {
-            name: each.numel() for each, name in self.optimizer._parameter_names.items() if each.requires_grad
-        }
+    @property
+    def given_names(self) -> list[str]:
+        """All that Horovod was given."""
+        return list(self.optimizer._parameter_names.values())
 
     def expected(self) -> list[tuple[str, torch.Tensor]]:
         """Names and parameters whose gradients Horovod reduces in each step, whether or not a pass has reached them."""
-        reduced = getattr(self.optimizer, "_requires_update", None)
-        names = self.optimizer._parameter_names
+        optimizer = self.optimizer
+        reduced = getattr(optimizer, "_requires_update", None)
         if not reduced:  # some scripts empty it, so that Horovod waits for no gradient that does not come
-            return [(name, parameter) for parameter, name in names.items() if parameter.requires_grad]
-        return [(names[parameter], parameter) for parameter in reduced]
+            groups = optimizer.param_groups
+            reduced = {p for group in groups for p in group["params"] if p.requires_grad}
+        return [(name, p) for p, name in optimizer._parameter_names.items() if p in reduced]
 
     def handles(self) -> Any:
         """A function that tells Horovod's handles of the operations that the optimizer has under way; another

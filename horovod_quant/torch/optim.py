@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
@@ -131,10 +132,14 @@ class BinSGDM(torch.optim.Optimizer):
         self._parts: dict[torch.Tensor, _Part] = getattr(self, "_parts", {})
         self._group_index: dict[int, int] = {}  # by the parameters' identities: tensors' hashes are slow
         self._chains: dict[torch.Tensor, KeyChain] = {}
+        numbers = {True: itertools.count(), False: itertools.count()}
         for index, group in enumerate(self.param_groups):
             for parameter in group["params"]:
                 self._group_index[id(parameter)] = index
-                self._chains[parameter] = KeyChain(group["seed"], f"parameter {len(self._chains)}")
+                # One worker alone may have frozen parameters more, such as a copy of the model.
+                trained = parameter.requires_grad
+                name = f"{'' if trained else 'frozen '}parameter {next(numbers[trained])}"
+                self._chains[parameter] = KeyChain(group["seed"], name)
 
     def _create_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         state = self.state[parameter]
@@ -198,7 +203,7 @@ class BinSGDM(torch.optim.Optimizer):
         """
         import horovod.torch as hvd
 
-        for number, parameter in enumerate(self._chains):
+        for parameter, chain in self._chains.items():
             part = self._parts.pop(parameter, None)
             if part is None:
                 continue
@@ -206,7 +211,7 @@ class BinSGDM(torch.optim.Optimizer):
                 whole = torch.zeros(parameter.numel(), dtype=torch.float32, device="cpu")
                 whole[part.start : part.stop] = self.state[parameter][name].cpu()
                 hvd.allreduce_(
-                    whole, op=hvd.Sum, name=f"horovod_quant.{name}.{number}", process_set=part.process_set
+                    whole, op=hvd.Sum, name=f"horovod_quant.{name}.{chain.name}", process_set=part.process_set
                 )
                 self.state[parameter][name] = whole.reshape(parameter.shape).to(parameter.device)
 

@@ -44,11 +44,6 @@ class Plan(NamedTuple):
     quiet: bool
 
     @property
-    def label(self) -> str:
-        """Of the groups' collectives."""
-        return min(self.names)
-
-    @property
     def is_complete(self) -> bool:
         """Whether every gradient has a group."""
         return len(self.group_of) == len(self.names)
@@ -59,6 +54,7 @@ def agree(
     places: Mapping[str, int],
     quiet: bool,
     *,
+    label: str,
     nodes: Nodes,
     memory: Memory,
     group_bytes: int,
@@ -71,6 +67,7 @@ def agree(
         members: the step's gradients, by name.
         places: how many gradients came before each on this worker; or `NEVER`.
         quiet: whether this worker saw nobody else's operations during its backward pass.
+        label: of the collective's name, the same on every worker.
         nodes: the workers.
         memory: where the gradients are.
         group_bytes, operations: see `cut`.
@@ -80,8 +77,8 @@ def agree(
 
     names = sorted(members)
     own = torch.tensor([*(places[name] for name in names), not quiet], dtype=torch.int32, device="cpu")
-    label = f"horovod_quant.{names[0]}.order"
-    *agreed, disturbed = hvd.allreduce(own, op=hvd.Max, name=label, process_set=process_set).tolist()
+    name = f"horovod_quant.{label}.order"
+    *agreed, disturbed = hvd.allreduce(own, op=hvd.Max, name=name, process_set=process_set).tolist()
     place_of = {name: place for name, place in zip(names, agreed) if place < NEVER}
     placed = [members[name] for name in sorted(place_of, key=lambda name: place_of[name])]
     groups = cut(placed, group_bytes, operations)

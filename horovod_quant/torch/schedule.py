@@ -71,7 +71,8 @@ class Schedule:
         operations: number of operations that the optimizer itself takes in a step.
         handles: Horovod's of those that the optimizer has under way.
         traffic: counts what this worker sends for each gradient.
-        label: of the roll calls, the same on every worker whatever arguments its compressor has.
+        label: of all its operations, the same on every worker whatever arguments its compressor has, and of no other
+            schedule that may have some under way at the same time.
         arguments: that must be the same on all workers: see `horovod_quant.agreement`.
 
     Attributes:
@@ -213,10 +214,10 @@ class Schedule:
     def _start_planned(self, index: int) -> None:
         assert self._plan is not None
         members = [self._submitted[name] for name in self._plan.groups[index]]
-        self._start(index, members, self._plan.label)
+        self._start(index, members)
 
-    def _start(self, index: int, members: Sequence[Submission], label: str) -> None:
-        name = f"horovod_quant.{label}.{index}"
+    def _start(self, index: int, members: Sequence[Submission]) -> None:
+        name = f"horovod_quant.{self._label}.{index}"
         group = Group(members, name, self._memory, self._nodes(), self._traffic, self._present)
         self._running[index] = group
         group.start()
@@ -363,16 +364,15 @@ class Schedule:
             for name, submission in self._submitted.items()
             if submission.group is None and name not in planned
         }
-        label = min(rest, default="")
         first = len(self._plan.groups) if self._plan else 0
         groups = cut([rest[name] for name in sorted(rest)], self._group_bytes, self._operations)
         members = {first + i: [rest[name] for name in names] for i, names in enumerate(groups)}
         waiting = [i for i in members if needs_everybody(members[i], self._nodes(), self._memory)]
         for index in members:
             if index not in waiting:
-                self._start(index, members[index], label)
+                self._start(index, members[index])
         for index in waiting:
-            self._start(index, members[index], label)
+            self._start(index, members[index])
 
     def delivered(self) -> None:
         """To be called when the gradient of a submission that is finished has been decoded; the last ends the step."""
@@ -391,6 +391,7 @@ class Schedule:
                 self._members,
                 ending.places,
                 ending.quiet,
+                label=self._label,
                 nodes=self._nodes(),
                 memory=self._memory,
                 group_bytes=self._group_bytes,

@@ -295,6 +295,27 @@ def auto_while_the_model_changes() -> None:
     assert auto.report() is not None
 
 
+def auto_with_a_frozen_copy_on_one_worker() -> None:
+    """It has names that come first, and gradients large enough to be compressed; the others' choice is the same."""
+    for trained, steps in ((net(), _steps_of_a_trial()), (torch.nn.Linear(40, 2), 3)):
+        model = torch.nn.ModuleDict({"trained": trained})
+        if hvd.rank() == 0:
+            model["copy"] = net(seed=3).requires_grad_(False)
+        auto = hvq.Auto(methods=METHODS, named_parameters=model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), compression=auto
+        )
+        with _short_trials():
+            for step in range(steps):
+                optimizer.zero_grad()
+                net_loss(trained, step).backward()
+                optimizer.step()
+        assert_same_on_all_ranks(list(trained.parameters()), "parameters")
+        methods = gather_objects(auto.report().method, hvd.global_process_set)
+        assert len(set(methods)) == 1, methods
+        assert steps > 3 or methods[0] == "none", methods
+
+
 def auto_with_two_optimizers_again_and_again() -> None:
     """Each has a trial of its own, in a backward pass that they share, and another one after some steps."""
     auto = hvq.Auto(methods=METHODS[:1], again_after=3)

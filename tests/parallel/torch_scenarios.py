@@ -321,6 +321,72 @@ def two_optimizers(make: Any) -> None:
                 assert_same_on_all_ranks(list(models[which].parameters()), "parameters")
 
 
+def two_optimizers_of_one_model(make: Any) -> None:
+    """One for the first layer, one for the others, which share each backward pass: both are given the names of all; or
+    their compressors are given names that are the same for both.
+    """
+    for own_names in (False, True):
+        model = net(seed=5)
+        parts = [model[:1], model[1:]]
+        names = [dict(part.named_parameters() if own_names else model.named_parameters()) for part in parts]
+        if own_names:
+            names[1] = dict(zip(("0.bias", "0.weight"), model[2].parameters()))
+            names[1].update((f"last.{name}", p) for name, p in model[4].named_parameters())
+        compressors = [make(named_parameters=given.items() if own_names else None) for given in names]
+        optimizers = [
+            hvd.DistributedOptimizer(
+                base_optimizer(compressor, part.parameters()),
+                model.named_parameters(),
+                compression=compressor,
+            )
+            for compressor, part in zip(compressors, parts)
+        ]
+        named = [
+            {n: p for n, p in given.items() if any(p is o for o in part.parameters())}
+            for given, part in zip(names, parts)
+        ]
+        oracles = [TorchOracle(compressor) for compressor in compressors]
+        for step in range(4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            own = dict(
+                zip(model.parameters(), torch.autograd.grad(net_loss(model, step), list(model.parameters())))
+            )
+            expected = [
+                oracle.expected({name: own[p] for name, p in each.items()}, 1.0 / hvd.size())
+                for oracle, each in zip(oracles, named)
+            ]
+            net_loss(model, step).backward()
+            for optimizer, each, gradients in zip(optimizers, named, expected):
+                optimizer.synchronize()
+                for name, p in each.items():
+                    if gradients[name] is not None:
+                        assert_bits_equal(p.grad, gradients[name], f"step {step}, {name}")
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            assert_same_on_all_ranks(list(model.parameters()), "parameters")
+
+
+class _WithCopy(torch.nn.Module):
+    """A model, with frozen copies of it as its first and last submodules on the first worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if hvd.rank() == 0:
+            self.average = net(seed=3).requires_grad_(False)
+        self.net = net()
+        if hvd.rank() == 0:
+            self.teacher = net().requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+def a_frozen_copy_on_one_worker(make: Any) -> None:
+    """As of a moving average or a teacher: its names come first and last, and no gradient of it is ever reduced."""
+    train_and_compare(make(), model=_WithCopy(), steps=4)
+
+
 def one_compressor_for_two_models(make: Any) -> None:
     """Their parameters have the same names, and other shapes: each gets the average of its own gradients."""
     compressor = make()
