@@ -40,6 +40,7 @@ from horovod_quant.torch.compressor import Compressor, Unchanged, is_integral
 from horovod_quant.torch.course import Course, Handed
 from horovod_quant.torch.horovod_call import OptimizerCall, asking_optimizer
 from horovod_quant.torch.routes import Route, known_route
+from horovod_quant.torch.uncompiled import compiling, uncompiled
 from horovod_quant.traffic import ring_allreduce_bytes
 from horovod_quant.trial import Report
 
@@ -184,6 +185,8 @@ class Auto(Compressor):
         Raises:
             ValueError: the gradient does not come from an optimizer.
         """
+        if compiling() is not None:
+            return uncompiled(Auto.compress, self, tensor)
         optimizer, parameter = asking_optimizer()
         course = self.course_of(optimizer)
         if course is not None:
@@ -222,6 +225,8 @@ class Auto(Compressor):
 
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
         """As `Compressor.decompress`."""
+        if compiling() is not None:
+            return uncompiled(Auto.decompress, self, output, ctx)
         if not isinstance(ctx, _Watched):
             return super().decompress(output, ctx)
         course, context, least = ctx
@@ -257,7 +262,7 @@ class Auto(Compressor):
         """The optimizer's, with the step that the gradient belongs to begun."""
         course = self.course_of(call.optimizer)
         if course is None:
-            course = Course(self, min(call.names), call.elements())
+            course = Course(self, min(call.names), self._elements(call))
             vars(call.optimizer).setdefault(_COURSES, {})[self] = course
         course.arrive(call, tensor)
         return course

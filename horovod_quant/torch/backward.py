@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Callable
 
 import torch
 
+from horovod_quant.torch.uncompiled import compiling, uncompiled
 from horovod_quant.torch.waiting import Patience, wait_while
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Backward:
         return current
 
     def _end(self, number: int) -> None:
+        if compiling() is not None:
+            return uncompiled(self._end, number)
         schedules = [schedule for schedule in self._schedules.pop(number, []) if schedule.takes_part]
         if not schedules:
             return

@@ -31,6 +31,7 @@ from horovod_quant.torch.horovod_call import (
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.routes import Route, known_route, remember
 from horovod_quant.torch.schedule import Schedule
+from horovod_quant.torch.uncompiled import compiling, uncompiled
 from horovod_quant.traffic import ring_allreduce_bytes
 
 Kernels = Literal["auto", "native", "numpy", "triton"]
@@ -123,6 +124,8 @@ class Compressor(BaseCompressor):
             TypeError: the tensor has another dtype that cannot be quantized, such as a complex one.
             ValueError: an argument does not fit the number of workers, the parameters' names or the operation.
         """
+        if compiling() is not None:
+            return uncompiled(Compressor.compress, self, tensor)
         optimizer, parameter = asking_optimizer()
         if optimizer is not None:
             route = known_route(optimizer, parameter, tensor, (self, self.policy))
@@ -145,6 +148,8 @@ class Compressor(BaseCompressor):
         Raises:
             RuntimeError: the workers exchanged different gradients.
         """
+        if compiling() is not None:
+            return uncompiled(Compressor.decompress, self, output, ctx)
         if ctx is None:
             return output
         if isinstance(ctx, Unchanged):

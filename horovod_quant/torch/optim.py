@@ -21,6 +21,7 @@ from horovod_quant.frontend import in_short
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.span import as_array
 from horovod_quant.schemes.base import require_int
+from horovod_quant.torch.uncompiled import compiling, uncompiled
 
 
 class HeldState(NamedTuple):
@@ -274,6 +275,8 @@ class BinSGDM(torch.optim.Optimizer):
 
         Sparse gradients are treated as dense: elements without a gradient move as well.
         """
+        if compiling() is not None:
+            return uncompiled(BinSGDM.step, self, closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -172,6 +172,7 @@ TORCH = Table(
                 "resuming_gives_the_same_bits",
             ],
         ),
+        Part(["global-qsgd", "eden", *BINSGDM], ["compiled_functions"]),  # minutes with all methods
         Part(
             BINSGDM,
             ["binsgdm_state", "binsgdm_steps_that_are_left_out", "binsgdm_groups_schedules_and_clipping"],
@@ -212,6 +213,7 @@ TORCH = Table(
     ],
     core=["average", "overlap_with_any_order", "direct_calls", "several_backward_passes_in_a_step"],
     in_pairs=[
+        "compiled_functions",
         "auto_is_horovod_itself_where_nothing_pays",
         "auto_where_horovod_waits_for_no_gradient",
         "auto_with_values_that_are_not_finite",
@@ -220,7 +222,13 @@ TORCH = Table(
     ],
     also=["torch_scripts", "torch_auto"],
     sampled=TORCH_VARIANTS,
-    dear=["a_large_gradient", "any_script", "overlap_with_any_order", "workers_that_join"],
+    dear=[
+        "a_large_gradient",
+        "any_script",
+        "compiled_functions",
+        "overlap_with_any_order",
+        "workers_that_join",
+    ],
 )
 
 TF = Table(

@@ -234,21 +234,34 @@ def train_one_step_and_check(
     Args:
         prefix: of the parameters' names.
     """
-    names = list(dict(model.named_parameters()))
-    gradients = [
-        torch.autograd.grad(net_loss(model, step, rank), list(model.parameters()))
-        for rank in range(hvd.size())
-    ]
+    gradients = gradients_of_all(model, step)
     optimizer.zero_grad()
     net_loss(model, step).backward()
     optimizer.synchronize()
-    for index, (name, parameter) in enumerate(zip(names, model.parameters())):
+    assert_averages(compressor, model, gradients, f"step {step}", prefix)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def gradients_of_all(model: torch.nn.Module, step: int) -> list[Sequence[torch.Tensor]]:
+    """Every worker's own, for each parameter."""
+    parameters = list(model.parameters())
+    return [torch.autograd.grad(net_loss(model, step, rank), parameters) for rank in range(hvd.size())]
+
+
+def assert_averages(
+    compressor: hvq.Compressor,
+    model: torch.nn.Module,
+    gradients: Sequence[Sequence[torch.Tensor]],
+    what: str,
+    prefix: str = "",
+) -> None:
+    """The model has the average of the workers' gradients, as well as the method knows it."""
+    for index, (name, parameter) in enumerate(model.named_parameters()):
         everyone = [own[index].cpu().numpy().reshape(-1) for own in gradients]
         scheme = compressor.policy.scheme_for(prefix + name, parameter.numel())
         binary = isinstance(compressor, hvq.BinSGDM)
-        assert_average(scheme, everyone, parameter.grad.cpu().numpy(), f"step {step}, {name}", binary)
-    with optimizer.skip_synchronize():
-        optimizer.step()
+        assert_average(scheme, everyone, parameter.grad.cpu().numpy(), f"{what}, {name}", binary)
 
 
 def impatient(scenario: Callable[[Any], None]) -> Callable[[Any], None]:

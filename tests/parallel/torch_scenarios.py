@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from typing import Any, Callable
+from unittest import mock
 
 import horovod.torch as hvd
 import numpy as np
@@ -26,10 +27,12 @@ from torch_harness import (
     METHODS,
     VARIANTS,
     TorchOracle,
+    assert_averages,
     assert_bits_equal,
     assert_same_on_all_ranks,
     base_optimizer,
     gather_objects,
+    gradients_of_all,
     impatient,
     message_of,
     net,
@@ -385,6 +388,63 @@ class _WithCopy(torch.nn.Module):
 def a_frozen_copy_on_one_worker(make: Any) -> None:
     """As of a moving average or a teacher: its names come first and last, and no gradient of it is ever reduced."""
     train_and_compare(make(), model=_WithCopy(), steps=4)
+
+
+def compiled_functions(make: Any) -> None:
+    """``torch.compile`` of a model, of a function with the backward pass in it, of the whole step, of methods of the
+    optimizer: each gradient is the average; a compiled direct call does what it does when it is not compiled.
+    """
+    for case in taken("model", "pass", "whole step", "optimizer.step", "synchronize", "compiled autograd"):
+        torch.compiler.reset()
+        with mock.patch.object(torch._dynamo.config, "compiled_autograd", case == "compiled autograd"):
+            _train_compiled(make(), case)
+
+    if make is METHODS["binsgdm"]:  # which needs its optimizer
+        return
+    compressor, alike = make(), make()
+    function = _compiled(lambda x: hvd.allreduce(2 * x, name="direct", compression=compressor))
+    for step in range(3):
+        x = rank_data(step, 2000)
+        expected = hvd.allreduce(2 * x, name="direct", compression=alike)
+        assert_bits_equal(function(x), expected, f"compiled, step {step}")
+
+
+_compiled = functools.partial(torch.compile, backend="eager")
+
+
+def _train_compiled(compressor: Any, case: str) -> None:
+    model = net()
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+    )
+    forward = _compiled(model) if case == "model" else model
+    update = optimizer.step
+    if case == "optimizer.step":  # which numpy's functions would fail in with any backend but the simplest
+        update = torch.compile(update, backend="aot_eager")
+    synchronize = torch.compile(optimizer.synchronize, backend="aot_eager")
+
+    def backward(number: int) -> None:
+        (forward(rank_data(number, 8, 40)) - 0.5).pow(2).mean().backward()
+
+    if case in ("pass", "compiled autograd"):
+        backward = _compiled(backward)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        backward(number)
+        if case == "synchronize":
+            synchronize()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            update()
+
+    whole = _compiled(step) if case == "whole step" else step
+    for number in range(4):
+        gradients = gradients_of_all(model, number)
+        whole(number)
+        assert_averages(compressor, model, gradients, f"{case}, step {number}")
+        assert_same_on_all_ranks(list(model.parameters()), f"{case}, step {number}: parameters")
 
 
 def one_compressor_for_two_models(make: Any) -> None:
