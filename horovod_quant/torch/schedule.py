@@ -22,7 +22,8 @@ started equally many on all workers, so must exchanges. And most scripts do the 
    not, it *spends* (`horovod_quant.torch.tally`); until the first ``decompress`` it launches nothing more.
 5. The first ``decompress`` of the step launches the rest, and what belongs to no group, and waits for the last stages.
 
-Nobody waits for ever where Horovod alone would not, if optimizers are stepped in the same order on all workers:
+Nobody waits for ever where Horovod alone would not, if all workers step optimizers in the same order, and each starts
+a script's operations on the same side of a ``step()``:
 
 - Inside a backward pass nobody waits without a limit (4).
 - Whoever waits in ``decompress`` has launched every first collective of the step, without having waited for more than
