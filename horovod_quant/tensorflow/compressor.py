@@ -41,9 +41,6 @@ from horovod_quant.tensorflow.state import Ledger, home
 from horovod_quant.tensorflow.traced import TracedExchange
 from horovod_quant.traffic import ring_allreduce_bytes
 
-# A carrier in float32, as nearly all are.
-_CARRIER_BYTES = 4 * (1 + SIGNS)
-
 Kernels = Literal["auto", "native", "numpy", "tensorflow"]
 
 MANY_GRADIENTS = 4
@@ -294,8 +291,9 @@ class Compressor(BaseCompressor):
         )
 
     def _pass_through(self, tensor: tf.Tensor, name: str, call: HorovodCall) -> tuple[tf.Tensor, Any]:
-        # Horovod reduces no bfloat16.
-        sent = tf.cast(tensor, tf.float32) if tensor.dtype is tf.bfloat16 else tensor
+        # Horovod reduces no bfloat16, and in a group only tensors of one type, which is wide for the carriers' sake.
+        as_it_is = tensor.dtype.size > 2 or (tensor.dtype is tf.float16 and not call.siblings)
+        sent = tensor if as_it_is else tf.cast(tensor, tf.float32)
         if self._is_traced(tensor, None):
             ledger = self._ledger(name, tensor, call)
             ledger.bytes_sent = ring_allreduce_bytes(
@@ -349,8 +347,8 @@ class Compressor(BaseCompressor):
         )
         group = self._group(call)
         place = group.add(member, call)
-        dtype = tensor.dtype if call.siblings and tensor.dtype is not tf.bfloat16 else tf.float32
-        return carrier(signs, dtype, scope_of(call, tensor), also), _Carried(group, place, tensor, state)
+        numbers = carrier(signs, _carrier_dtype(tensor), scope_of(call, tensor), also)
+        return numbers, _Carried(group, place, tensor, state)
 
     def _group(self, call: HorovodCall) -> Group:
         if not call.siblings:
@@ -391,8 +389,9 @@ class Compressor(BaseCompressor):
             kernels = kernel_backends.get(self._kernels) if on_cpu else kernel_backends.fastest()
             return CallbackExchange(members, kernels, scope, self._enter, self._traffic, self._state_memory)
         ledgers = [self._ledger(member.name, member.tensor, call) for member in members]
-        for ledger in ledgers:
-            ledger.bytes_sent = ring_allreduce_bytes(_CARRIER_BYTES, call.process_set.size())
+        for member, ledger in zip(members, ledgers):
+            carrier_bytes = (1 + SIGNS) * _carrier_dtype(member.tensor).size
+            ledger.bytes_sent = ring_allreduce_bytes(carrier_bytes, call.process_set.size())
         return TracedExchange(members, scope, ledgers)
 
     def _basics(self) -> Any:
@@ -479,6 +478,11 @@ def _by_own_name(named: Sequence[tuple[str, Any]]) -> dict[str, str | None]:
     """The names that were given to variables, by the variables' own; None where several have one."""
     counts = Counter(variable.name for _, variable in named)
     return {variable.name: name if counts[variable.name] == 1 else None for name, variable in named}
+
+
+def _carrier_dtype(tensor: tf.Tensor) -> tf.DType:
+    """Never a gradient's own if that is narrow: what Horovod multiplies by must come back exact."""
+    return tf.float64 if tensor.dtype is tf.float64 else tf.float32
 
 
 def _shape(call: HorovodCall, tensor: tf.Tensor) -> tf.TensorShape:

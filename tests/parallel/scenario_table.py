@@ -265,6 +265,7 @@ TF = Table(
                 "sparse_gradients",
                 "graph_and_session",
                 "direct_calls",
+                "scale_factors",
                 "integers_pass_through",
                 "integers_on_some_workers",
                 "shapes_that_differ",
@@ -322,7 +323,11 @@ TF = Table(
             ["dynamic_shapes", "resuming_gives_the_same_bits", "subnormal_numbers"],
             extra=True,
         ),
-        Part(["global-qsgd-in-tensorflow"], ["shapes_that_differ", "fresh_names"], extra=True),
+        Part(
+            ["global-qsgd-in-tensorflow"],
+            ["shapes_that_differ", "fresh_names", "scale_factors"],
+            extra=True,
+        ),
         Part(
             ["global-qsgd-in-tensorflow", "binsgdm-in-tensorflow"],
             [
@@ -386,6 +391,7 @@ TF = Table(
         "copies_keep_names",
         "two_models",
         "fresh_names",
+        "scale_factors",
         "integers_pass_through",
         "overrides_and_excluded",
         "subnormal_numbers",

@@ -57,6 +57,41 @@ def direct_calls(make: Make) -> None:
     assert small.numpy().tolist() == [2.0] * 3
 
 
+def scale_factors(make: Make) -> None:
+    """Horovod's own reach the result exactly, those beyond the tensors' type too, of what is small as well."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):
+        return
+    factors = ((1e-6, 1.0, 2000.0), (2e-7, 1.0, 20000.0), (2.0**17, 1.0, 1e-3), (1.0, 2.0**17, 1e-3))
+    for dtype in (tf.float16, *taken(tf.float32, tf.bfloat16, tf.float64)):
+        for number, (before, after, magnitude) in enumerate(factors):
+            scaled: dict[str, Any] = {"op": hvd.Sum, "prescale_factor": before, "postscale_factor": after}
+            wide = tf.float64 if dtype is tf.float64 else tf.float32
+            total = float(hvd.allreduce(tf.ones(1, wide), name="one", **scaled)[0])
+            np.testing.assert_allclose(total, hvd.size() * before * after, rtol=1e-6)
+            given = tf.cast(magnitude * (1 + abs(tf.constant(rank_data(2000, seed=number)))), dtype)
+            small = given[:10]
+            group, alone = f"group_{dtype.name}_{number}", f"alone_{dtype.name}_{number}"
+            scaled["compression"] = compressor
+            together = functools.partial(hvd.grouped_allreduce, name=group, **scaled)
+            one_by_one = functools.partial(hvd.allreduce, name=alone, **scaled)
+            for reduce, name in (
+                (lambda: together([given, small]), f"{group}.0"),  # noqa: B023
+                (lambda: [one_by_one(given)], alone),  # noqa: B023
+            ):
+                oracle = Oracle(compressor)
+                everyone = gather_objects({name: tf.cast(given, tf.float64).numpy()})
+                exact = sum(each[name][:10] for each in everyone) * before * after
+                for function in (reduce, tf.function(reduce)):
+                    result, *rest = function()
+                    expected = oracle.expected(everyone, name, total / hvd.size())
+                    expected = expected.astype(dtype.as_numpy_dtype)
+                    assert_bits_equal(result.numpy().reshape(-1), expected, f"{dtype}, {name}")
+                    for own in rest:
+                        assert own.dtype is dtype
+                        np.testing.assert_allclose(tf.cast(own, tf.float64), exact, rtol=1e-2)
+
+
 def integers_pass_through(make: Make) -> None:
     """What comes out is what Horovod's own compressor gives, errors included: it reduces no booleans, for example."""
     compressor = make()
