@@ -179,7 +179,8 @@ def shapes_that_differ(make: Make) -> None:
 def fresh_names(make: Make) -> None:
     """A name for each call: those of long ago are forgotten, and counted together; graphs keep theirs.
 
-    A name that comes again repeats no random bits: it counts from where those that have been forgotten ended.
+    A name that comes again repeats no random bits, also after resuming: it counts from where those that have been
+    forgotten ended.
     """
     compressor = make()
     if isinstance(compressor, hvq.BinSGDM):
@@ -201,6 +202,12 @@ def fresh_names(make: Make) -> None:
             reduce(small, name=f"small {number}")
         wanted = oracle.expected(gather_objects({"kept": given}), "kept", 1 / hvd.size())
         assert_bits_equal(reduce(given, name="kept").numpy(), wanted, "kept")
+        resumed = make()
+        resumed.load_state_dict(compressor.state_dict())
+        everyone = gather_objects({"name 0": given})
+        wanted = Oracle(compressor, step=lambda _: 5).expected(everyone, "name 0", 1 / hvd.size())
+        result = hvd.allreduce(given, name="name 0", compression=resumed)
+        assert_bits_equal(result.numpy(), wanted, "after resuming")
     finally:
         recent.REMEMBERED_NAMES = usual
     stats = compressor.stats()
