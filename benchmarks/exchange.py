@@ -39,9 +39,10 @@ from rich import box
 from rich.table import Table
 
 from horovod_quant.analysis.models import MODELS, Shapes
-from horovod_quant.bench.command import Plan, Problem, Run, run_plan
+from horovod_quant.bench.command import Plan, Run, run_plan
 from horovod_quant.bench.report import shown
 from horovod_quant.bench.variants import Options, Variant
+from horovod_quant.cli.problem import Problem
 from horovod_quant.frontend import GROUP_BYTES
 from horovod_quant.methods import FP16, compared, families, parse
 

@@ -9,19 +9,22 @@ Units: seconds, bytes, bytes per second.
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from horovod_quant import methods
 from horovod_quant.analysis.cost_model import Setting, exchange_cost
+from horovod_quant.analysis.json_file import read_json
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import Shapes
-from horovod_quant.analysis.network import MEASURED, Network, Software
+from horovod_quant.analysis.network import MEASURED, MOST_WORKERS, Network, Software
+from horovod_quant.analysis.units import TIMES
+from horovod_quant.bench.shapes import shapes_of
+from horovod_quant.schemes.base import require_int, require_number
 
 UNCERTAINTY = {
     "overhead": 1.0,
@@ -82,31 +85,17 @@ def read_bench(path: str | Path) -> Bench:
         OSError: it cannot be read.
     """
     try:
-        found = json.loads(Path(path).read_text())
-        if found["version"] != 1:
-            raise ValueError(f"{path}: version {found['version']}; this program reads version 1")
-        bench = Bench(
-            {name: tuple(sizes) for name, sizes in found["shapes"].items()},
-            found["workers"],
-            found["hosts"],
-            found["workers_per_host"],
-            found["controller"],
-            found["cores"],
-            found["group_bytes"],
-            {
-                result["method"]: statistics.median(result["wall_seconds"])
-                for result in found["results"]
-                if result["wall_seconds"]
-            },
-        )
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        found = read_json(path)
+        version, framework = found["version"], found["framework"]
+        bench = _bench(path, found) if version == 1 else None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{path}: not a file that horovod-quant bench --json writes ({type(error).__name__}: {error})"
         ) from None
-    if found["framework"] != "torch":
-        raise ValueError(
-            f"{path}: measured with {found['framework']}; the model describes PyTorch's exchanges"
-        )
+    if bench is None:
+        raise ValueError(f"{path}: version {version}; this program reads version 1")
+    if framework != "torch":
+        raise ValueError(f"{path}: measured with {framework}; the model describes PyTorch's exchanges")
     if bench.controller not in MEASURED:
         raise ValueError(f"{path}: controller {bench.controller!r} is not one of {', '.join(MEASURED)}")
     if bench.hosts * bench.workers_per_host != bench.workers:
@@ -122,6 +111,29 @@ def read_bench(path: str | Path) -> Bench:
         if not seconds > 0:
             raise ValueError(f"{path}: {name} takes {seconds!r} seconds")
     return bench
+
+
+def _bench(path: str | Path, found: Any) -> Bench:
+    """Of a file's values, each looked at: calibrating would go on with wrong ones."""
+    counts = {"workers": MOST_WORKERS, "hosts": MOST_WORKERS, "workers_per_host": MOST_WORKERS}
+    for name, most in {**counts, "cores": 10**6, "group_bytes": 2**62}.items():
+        require_int(name, found[name], 1, most)
+    measured = {}
+    for result in found["results"]:
+        for seconds in result["wall_seconds"]:
+            require_number("wall_seconds", seconds, *TIMES)
+        if result["wall_seconds"]:
+            measured[str(result["method"])] = statistics.median(result["wall_seconds"])
+    return Bench(
+        shapes_of(path, found["shapes"]),
+        found["workers"],
+        found["hosts"],
+        found["workers_per_host"],
+        found["controller"],
+        found["cores"],
+        found["group_bytes"],
+        measured,
+    )
 
 
 def observe(bench: Bench, bandwidth: float, latency: float, *, one_machine: bool = False) -> Observation:

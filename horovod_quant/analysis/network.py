@@ -34,6 +34,9 @@ MEASURED = (GLOO, MPI)
 
 CONTROLLERS = (*MEASURED, NCCL)
 
+MOST_WORKERS = 8192
+"""That commands ask the model about: it looks at what each sends, and takes up to a minute for so many."""
+
 PAYLOAD_SHARE = 1448 / 1514
 """Of the bytes of a full Ethernet frame (MTU 1,500) those that TCP, with timestamps, carries."""
 

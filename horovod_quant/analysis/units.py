@@ -6,6 +6,9 @@ import math
 import re
 
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+RATES, TIMES = (1.0, 1e18), (0.0, 1e9)
+"""Bits per second, and seconds: the model's numbers stay finite."""
+
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -17,9 +20,11 @@ def parse_rate(text: str) -> float:
     """
     if text == "none":
         return math.inf
-    rate = _number(text, _BITS)
-    if not rate:
-        raise ValueError(f"{text!r} is not a rate; use one such as 100mbit, 1gbit, 2.5gbit, or none")
+    rate = _number(text, _BITS, *RATES)
+    if rate is None:
+        raise ValueError(
+            f"{text!r} is not a rate; use one such as 100mbit, 1gbit, 2.5gbit, up to 1000000000gbit, or none"
+        )
     return rate / 8
 
 
@@ -29,18 +34,18 @@ def parse_seconds(text: str) -> float:
     Raises:
         ValueError: ``text`` is not a time.
     """
-    seconds = _number(text, {**_SECONDS, "": 1.0})
+    seconds = _number(text, {**_SECONDS, "": 1.0}, *TIMES)
     if seconds is None:
-        raise ValueError(f"{text!r} is not a time; use one such as 50us, 1ms, 0.35s")
+        raise ValueError(f"{text!r} is not a time; use one such as 50us, 1ms, 0.35s, up to 1000000000s")
     return seconds
 
 
-def _number(text: str, units: dict[str, float]) -> float | None:
+def _number(text: str, units: dict[str, float], low: float, high: float) -> float | None:
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)([a-z]*)", text)
     if found is None or found[2] not in units:
         return None
     number = float(found[1]) * units[found[2]]
-    return number if number < math.inf else None
+    return number if low <= number <= high else None
 
 
 def show_rate(bandwidth: float) -> str:

@@ -8,8 +8,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -23,22 +23,10 @@ from horovod_quant.bench.rounds import EXCHANGES, Bench, Found, Stopped
 from horovod_quant.bench.stopping import Interruption, leave
 from horovod_quant.bench.variants import Options, Variant
 from horovod_quant.cli.place import find_place
+from horovod_quant.cli.problem import Problem, check_file, give_up_output
 
 SAVE_EVERY = 5.0
 """Seconds, at least."""
-
-
-class Problem(Exception):
-    """An argument that cannot be used; the message names it."""
-
-    @staticmethod
-    @contextmanager
-    def of(argument: str) -> Iterator[None]:
-        """What is found wrong in here is a problem of that argument."""
-        try:
-            yield
-        except (ImportError, OSError, ValueError) as error:
-            raise Problem(f"{argument}: {error}" if argument else str(error)) from None
 
 
 class Plan(NamedTuple):
@@ -243,7 +231,10 @@ class Run:
                 if path is not None:
                     write(path, self.setting, results)
             except OSError as error:
-                self._complain(f"{argument}: {error}")
+                if argument:
+                    self._complain(f"{argument}: {error}")
+                else:
+                    give_up_output(self.program, error)
                 status = 1
         return status
 
@@ -314,17 +305,9 @@ def check_output(json: str | None, plot: str | None) -> None:
             raise Problem(f"{name} is not installed: pip install {name}") from None
     for argument, path in (("--json", json), ("--plot", plot)):
         if path is not None:
-            with Problem.of(argument):
-                is_new = not os.path.exists(path)
-                if not is_new and not os.path.isfile(path):
-                    raise ValueError(f"{path} is not a file")
-                with open(path, "a"):
-                    pass
-                if is_new:
-                    with suppress(
-                        FileNotFoundError
-                    ):  # another worker, started by a launcher that tells no rank
-                        os.unlink(path)
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise Problem(f"{argument}: {path} is not a file")
+            check_file(argument, path)
     if plot is not None:
         extension, usable = os.path.splitext(plot)[1][1:].lower(), report.plot_formats()
         if extension not in usable:

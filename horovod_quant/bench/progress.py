@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Callable, TextIO
 
 from horovod_quant.analysis.units import show_seconds
@@ -58,9 +59,13 @@ class Progress:
 
 
 def write_line(line: str, stream: TextIO) -> None:
-    """Writes it at once: mpirun puts a prefix before whatever comes, also before a newline that `print` sends alone."""
-    stream.write(f"{line}\n")
-    stream.flush()
+    """Writes it at once: mpirun puts a prefix before whatever comes, also before a newline that `print` sends alone.
+
+    A stream that takes no more ends no measurement: the report fails on it again.
+    """
+    with suppress(OSError):
+        stream.write(f"{line}\n")
+        stream.flush()
 
 
 class Silent:

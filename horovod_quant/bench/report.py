@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from horovod_quant.bench.rounds import Found
+from horovod_quant.cli.problem import write_file
 from horovod_quant.methods import NONE
 
 VERSION = 1
@@ -56,10 +56,7 @@ def write_json(path: str, setting: dict[str, Any], found: list[dict[str, Any]]) 
     rounds = len(found[0]["wall_seconds"]) if found else 0
     text = json.dumps({"version": VERSION, **setting, "rounds": rounds, "results": found}, indent=1)
     text = re.sub(r"\[[^][{}\"]*\]", lambda numbers: f"[{' '.join(numbers[0][1:-1].split())}]", text)
-    # Whole or not at all: the process may be killed.
-    with open(f"{path}.part", "w") as file:
-        file.write(text + "\n")
-    os.replace(f"{path}.part", path)
+    write_file(path, text + "\n")
 
 
 def title(setting: dict[str, Any]) -> str:

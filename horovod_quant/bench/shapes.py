@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
+import reprlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from horovod_quant.analysis.models import Shapes
+from horovod_quant.analysis.json_file import read_json
+from horovod_quant.analysis.models import Shapes, elements
+
+MOST_ELEMENTS = 2**33
+"""Of all gradients: 32 GiB, which the model still goes through in less than a minute."""
+
+MOST_SIZES = 32
+"""Of a gradient, as numpy has them."""
 
 _INLINE = re.compile(r"[0-9]+(x[0-9]+)*")
 
@@ -31,23 +39,38 @@ def parse_shapes(given: Sequence[str]) -> Shapes:
                 f"{text!r} is not a shape; use shapes such as 3x3x64x64 and 64, or one JSON file"
             )
         shapes[f"gradient{place}"] = _shape(text, [int(size) for size in text.split("x")])
-    return shapes
+    return _of_bearable_size(" ".join(given), shapes)
 
 
 def _from_file(path: str) -> Shapes:
-    with open(path) as file:
-        try:
-            found = json.load(file)
-        except ValueError as error:
-            raise ValueError(f"{path} is not a JSON file: {error}") from None
+    found = read_json(path)
     if isinstance(found, dict) and isinstance(found.get("shapes"), dict):
         found = found["shapes"]
+    return shapes_of(path, found)
+
+
+def shapes_of(path: str | Path, found: Any) -> Shapes:
+    """The shapes that a file's object gives.
+
+    Raises:
+        ValueError: they are none.
+    """
     if not isinstance(found, dict) or not found:
         raise ValueError(f'{path}: write an object of lists of sizes, such as {{"fc.weight": [10, 64]}}')
-    return {name: _shape(f"{path}: {name}", sizes) for name, sizes in found.items()}
+    shapes = {name: _shape(f"{path}: {name}", sizes) for name, sizes in found.items()}
+    return _of_bearable_size(path, shapes)
 
 
 def _shape(what: str, sizes: Any) -> tuple[int, ...]:
     if not isinstance(sizes, list) or not all(type(size) is int and 0 < size < 2**40 for size in sizes):
-        raise ValueError(f"{what}: use sizes that are integers, 1 or more, not {sizes!r}")
+        raise ValueError(f"{what}: use sizes that are integers, 1 or more, not {reprlib.repr(sizes)}")
+    if len(sizes) > MOST_SIZES:
+        raise ValueError(f"{what}: use {MOST_SIZES} sizes or fewer, not {len(sizes)}")
     return tuple(sizes)
+
+
+def _of_bearable_size(what: str | Path, shapes: Shapes) -> Shapes:
+    count = elements(shapes)
+    if count > MOST_ELEMENTS:
+        raise ValueError(f"{what}: use {MOST_ELEMENTS:,} elements or fewer, not {count:,}")
+    return shapes

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 GLOO_PATIENCE = 3.0, 4.5
 """Seconds after SIGTERM in which the workers may agree to stop, and in which they may finish by themselves."""
@@ -100,12 +101,16 @@ class Interruption:
 
 
 def _mpi_patience() -> tuple[float, float]:
-    seconds = float(os.environ.get(MPI_KILLS_AFTER, "1"))
+    try:
+        seconds = min(float(int(os.environ.get(MPI_KILLS_AFTER, "1"))), threading.TIMEOUT_MAX)
+    except ValueError:
+        seconds = 1.0  # as Open MPI's own
     return 0.4 * seconds, 0.9 * seconds
 
 
 def leave(status: int = 0) -> None:
     """Ends the process at once: Horovod's own threads may never end after a worker is gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(status)

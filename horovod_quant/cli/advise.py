@@ -16,29 +16,32 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import get_args
 
-from horovod_quant import methods
+from horovod_quant import kernels, methods
 from horovod_quant.analysis import advice
-from horovod_quant.analysis.accelerators import memory_bound, on_accelerators
+from horovod_quant.analysis.accelerators import on_accelerators
 from horovod_quant.analysis.advice import MOST_ERROR, Choice, Row
 from horovod_quant.analysis.assumptions import assumptions
 from horovod_quant.analysis.calibration import Observation, calibrate, observe, read_bench
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, GIGABYTE, INSIDE_HOST, Fabric
+from horovod_quant.analysis.json_file import read_json
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels, sufficient
 from horovod_quant.analysis.models import MODELS, Shapes
-from horovod_quant.analysis.network import CONTROLLERS, GLOO, NCCL, Network, Software
+from horovod_quant.analysis.network import CONTROLLERS, GLOO, MOST_WORKERS, NCCL, Network, Software
 from horovod_quant.analysis.recommendation import best_few, fallen_out, recommend
 from horovod_quant.analysis.steps import Step
-from horovod_quant.analysis.units import parse_rate, parse_seconds
+from horovod_quant.analysis.units import TIMES, parse_rate, parse_seconds
 from horovod_quant.bench.shapes import parse_shapes
 from horovod_quant.cli import advise_plot
 from horovod_quant.cli.advise_report import Found, as_json, text
+from horovod_quant.cli.problem import Problem, check_file, write_file
 from horovod_quant.frontend import GROUP_BYTES
-from horovod_quant.schemes.base import Scheme, require_int
+from horovod_quant.schemes.base import Scheme, require_int, require_number
 from horovod_quant.schemes.inside import FLOAT32, Inside
 
 MEASURING_SECONDS = 1.5
@@ -47,11 +50,10 @@ LATENCY, LOCAL_BANDWIDTH = "50us", "8gbit"
 NCCL_INSIDE, NCCL_MEMORY = "pcie3", "v100"
 """The slowest that there are names for."""
 
+CORES, MEMORY = (1e-3, 1e6), (1e-3, 1e9)
+"""For a worker, and GB/s: from and to."""
+
 PROFILE = ("step_seconds", "backward_seconds", "accelerator")
-
-
-class Mistake(Exception):
-    """Something in the command line, or in a file that it names, is wrong."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--inside",
-        type=lambda text: int(text) if text.isdigit() else text,
+        type=lambda text: int(text) if text.isdecimal() else text,
         choices=get_args(Inside),
         default=FLOAT32,
         help="how gradients travel inside a host in hierarchical exchanges; default: %(default)s",
@@ -163,26 +165,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The command; returns 2 if something is wrong with what was given."""
-    try:
-        return advise(arguments)
-    except Mistake as mistake:
-        print(f"horovod-quant advise: {mistake}", file=sys.stderr)
-        return 2
-
-
-def advise(arguments: argparse.Namespace) -> int:
-    """Reads, measures, predicts, shows."""
-    with _Blaming("--plot"):
-        if arguments.plot:
+    """The command: reads, measures, predicts, shows."""
+    if arguments.json not in (None, "-"):
+        check_file("--json", arguments.json)
+    if arguments.plot is not None:
+        check_file("--plot", arguments.plot)
+        with Problem.of("--plot"):
             advise_plot.check(arguments.plot)
+    with Problem.of(""):
+        kernels.get()
+        require_int("--group-bytes", arguments.group_bytes, 1, 2**62)
+        require_number("--max-error", arguments.max_error, 0, math.inf)
+        require_number("--cores-per-worker", arguments.cores_per_worker, *CORES)
     shapes, step = read_shapes(arguments), read_step(arguments)
     network, sources = read_network(arguments)
-    with _Blaming("--group-bytes"):
-        require_int("bytes", arguments.group_bytes, 1, 2**62)
-    with _Blaming("--max-error"):
-        if not arguments.max_error >= 0:
-            raise ValueError(f"{arguments.max_error!r}: use a number, 0 or more")
     chosen = read_choices(arguments, network, shapes)
     observations = read_calibrations(arguments, network)
     speeds = measured(chosen, observations)
@@ -199,18 +195,20 @@ def advise(arguments: argparse.Namespace) -> int:
         rows += advice.compare([choice], setting, step, limits=False)
     _progress("")
     found = sort_out(arguments, setting, step, rows, sources, calibrated=bool(observations))
-    if arguments.json != "-":
-        print(text(found))
-    if arguments.json:
-        with _Blaming("--json"):
-            _write(arguments.json, json.dumps(as_json(found), indent=1, allow_nan=False) + "\n")
-    if arguments.plot:
-        with _Blaming("--plot"):
+    written = json.dumps(as_json(found), indent=1, allow_nan=False) + "\n"
+    try:  # a reader of the text may leave early, which must not cost the files
+        if arguments.json not in (None, "-"):
+            with Problem.of("--json"):
+                write_file(arguments.json, written)
+        if arguments.plot is not None:
             drawn = rows
             if len(rows) > advise_plot.MOST_CURVES:
                 drawn = best_few(rows, found.advised.method, arguments.max_error)[: advise_plot.MOST_CURVES]
             title = arguments.model or "own shapes"
-            advise_plot.draw(arguments.plot, title, [row.choice for row in drawn], setting, step)
+            with Problem.of("--plot"):
+                advise_plot.draw(arguments.plot, title, [row.choice for row in drawn], setting, step)
+    finally:
+        sys.stdout.write(written if arguments.json == "-" else text(found) + "\n")
     return 0
 
 
@@ -243,43 +241,30 @@ def sort_out(
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-class _Blaming:
-    """Turns errors of values and files into mistakes of an option."""
-
-    def __init__(self, option: str) -> None:
-        self._option = option
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, (ValueError, OSError)):
-            raise Mistake(f"{self._option}: {error}") from error
-
-
 def read_shapes(arguments: argparse.Namespace) -> Shapes:
     if arguments.model:
         return MODELS[arguments.model]
-    with _Blaming("--shapes"):
+    with Problem.of("--shapes"):
         return parse_shapes(arguments.shapes)
 
 
 def read_step(arguments: argparse.Namespace) -> Step:
-    if arguments.profile:
+    if arguments.profile is not None:
         return read_profile(arguments)
-    with _Blaming("--step"):
+    with Problem.of("--step"):
         seconds = parse_seconds(arguments.step)
-    with _Blaming("--backward"):
+    with Problem.of("--backward"):
         elsewhere = arguments.accelerator or arguments.controller == NCCL
-        return Step(seconds, parse_seconds(arguments.backward or "0"), elsewhere)
+        return Step(
+            seconds, parse_seconds("0" if arguments.backward is None else arguments.backward), elsewhere
+        )
 
 
 def read_profile(arguments: argparse.Namespace) -> Step:
-    if arguments.backward or arguments.accelerator:
-        raise Mistake("--profile: the file already gives what --backward and --accelerator would")
-    with _Blaming("--profile"):
-        with open(arguments.profile) as file:
-            found = json.load(file)
+    if arguments.backward is not None or arguments.accelerator:
+        raise Problem("--profile: the file already gives what --backward and --accelerator would")
+    with Problem.of("--profile"):
+        found = read_json(arguments.profile)
         if not isinstance(found, dict) or "step_seconds" not in found or set(found) - set(PROFILE):
             raise ValueError(f"{arguments.profile} should hold an object of {', '.join(PROFILE)}")
         seconds, backward = found["step_seconds"], found.get("backward_seconds", 0.0)
@@ -289,15 +274,17 @@ def read_profile(arguments: argparse.Namespace) -> Step:
             or type(accelerator) is not bool
         ):
             raise ValueError(f"{arguments.profile}: seconds are numbers, accelerator is true or false")
+        require_number("step_seconds", seconds, *TIMES)
+        require_number("backward_seconds", backward, *TIMES)
         return Step(float(seconds), float(backward), accelerator or arguments.controller == NCCL)
 
 
 def read_choices(arguments: argparse.Namespace, network: Network, shapes: Shapes) -> list[Choice]:
     if arguments.methods:
-        with _Blaming("--methods"):
+        with Problem.of("--methods"):
             return advice.choices(arguments.methods, arguments.hierarchical, arguments.inside)
     if arguments.hierarchical:
-        raise Mistake(
+        raise Problem(
             "--hierarchical: it only affects --methods; without --methods both kinds are considered"
         )
     setting = Setting(shapes, network, KernelSpeeds({}))
@@ -321,32 +308,33 @@ def read_setting(
 
 def read_memory(arguments: argparse.Namespace) -> tuple[float, str]:
     """An accelerator's bandwidth, and what a sentence says of it."""
-    given = arguments.memory_bandwidth or NCCL_MEMORY
+    given = NCCL_MEMORY if arguments.memory_bandwidth is None else arguments.memory_bandwidth
     if given in ACCELERATORS:
         bandwidth, source = ACCELERATORS[given]
         return bandwidth, f"{given}: {1e-9 * bandwidth:,g} GB/s; {source}."
     try:
-        bandwidth = float(given) * GIGABYTE
-        memory_bound(bandwidth)
+        require_number("", float(given), *MEMORY)
     except ValueError:
         names = ", ".join(ACCELERATORS)
-        raise Mistake(f"--memory-bandwidth: {given!r}: use GB/s, such as 2039, or one of {names}") from None
-    return bandwidth, ""
+        raise Problem(f"--memory-bandwidth: {given!r}: use GB/s, such as 2039, or one of {names}") from None
+    return float(given) * GIGABYTE, ""
 
 
 def read_network(arguments: argparse.Namespace) -> tuple[Network, list[str]]:
     """The network, and where the numbers of named links are from."""
     hosts, per_host = read_places(arguments)
     controller = arguments.controller or GLOO
-    if arguments.memory_bandwidth and controller != NCCL:
-        raise Mistake("--memory-bandwidth: it only affects accelerators; give --controller nccl as well")
-    with _Blaming("--bandwidth"):
+    if arguments.memory_bandwidth is not None and controller != NCCL:
+        raise Problem("--memory-bandwidth: it only affects accelerators; give --controller nccl as well")
+    with Problem.of("--bandwidth"):
         outside = read_link(arguments.bandwidth, BETWEEN_HOSTS, LATENCY)
-    local = arguments.local_bandwidth or (NCCL_INSIDE if controller == NCCL else LOCAL_BANDWIDTH)
-    with _Blaming("--local-bandwidth"):
+    local = arguments.local_bandwidth
+    if local is None:
+        local = NCCL_INSIDE if controller == NCCL else LOCAL_BANDWIDTH
+    with Problem.of("--local-bandwidth"):
         inside = read_link(local, INSIDE_HOST, "10us")
-    with _Blaming("--latency"):
-        latency = parse_seconds(arguments.latency) if arguments.latency else outside.latency
+    with Problem.of("--latency"):
+        latency = outside.latency if arguments.latency is None else parse_seconds(arguments.latency)
     sources = [
         f"{name}: {1e-9 * link.bandwidth:g} GB/s each way; {link.source}."
         for name, link, counts in ((arguments.bandwidth, outside, hosts > 1), (local, inside, per_host > 1))
@@ -354,17 +342,16 @@ def read_network(arguments: argparse.Namespace) -> tuple[Network, list[str]]:
     ]
     if controller == NCCL:
         sources += [source for source in (read_memory(arguments)[1],) if source]
-    with _Blaming("--cores-per-worker"):
-        network = Network(
-            hosts,
-            per_host,
-            bandwidth=outside.bandwidth,
-            latency=latency,
-            local_bandwidth=inside.bandwidth,
-            local_latency=inside.latency,
-            cores_per_worker=arguments.cores_per_worker,
-            controller=controller,
-        )
+    network = Network(
+        hosts,
+        per_host,
+        bandwidth=outside.bandwidth,
+        latency=latency,
+        local_bandwidth=inside.bandwidth,
+        local_latency=inside.latency,
+        cores_per_worker=arguments.cores_per_worker,
+        controller=controller,
+    )
     return network, sources
 
 
@@ -385,20 +372,29 @@ def read_link(given: str, known: Mapping[str, Fabric], latency: str) -> Fabric:
 def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
     """Numbers of hosts, and of workers on each: two of three numbers tell the third one."""
     workers, hosts, per_host = arguments.workers, arguments.hosts, arguments.workers_per_host
-    for option, number in (("workers", workers), ("hosts", hosts), ("workers-per-host", per_host)):
-        if number is not None and number < 1:
-            raise Mistake(f"--{option}: {number} is too few")
+    with Problem.of(""):
+        for option, number in (("workers", workers), ("hosts", hosts), ("workers-per-host", per_host)):
+            if number is not None:
+                require_int(f"--{option}", number, 1, MOST_WORKERS)
     if workers is None and hosts is None:
-        raise Mistake("how many workers? give --workers, and --hosts or --workers-per-host")
+        raise Problem("how many workers? give --workers, and --hosts or --workers-per-host")
     if workers is None:
-        return hosts, per_host or 1
+        per_host = per_host or 1
+        if hosts * per_host > MOST_WORKERS:
+            raise Problem(
+                f"--hosts: {hosts} hosts of {per_host} are more than {MOST_WORKERS} workers; use fewer"
+            )
+        return hosts, per_host
+    for option, number in (("hosts", hosts), ("workers-per-host", per_host)):
+        if number is not None and number > workers:
+            raise Problem(f"--{option}: {number} is more than there are workers; use {workers} or fewer")
     if hosts is None:
         per_host = per_host or 1
         hosts = workers // per_host
     elif per_host is None:
         per_host = workers // hosts
     if hosts * per_host != workers:
-        raise Mistake(
+        raise Problem(
             f"--workers: {workers} workers are not {hosts} hosts of {per_host}; all hosts must have the same number"
         )
     return hosts, per_host
@@ -406,20 +402,20 @@ def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
 
 def read_calibrations(arguments: argparse.Namespace, network: Network) -> list[Observation]:
     if arguments.lab and not arguments.calibrate:
-        raise Mistake("--lab: it only affects --calibrate, which is missing")
+        raise Problem("--lab: it only affects --calibrate, which is missing")
     if arguments.calibrate and arguments.controller == NCCL:
-        raise Mistake(
+        raise Problem(
             "--calibrate: benchmarks run over Gloo or MPI, and say nothing about NCCL; leave it out"
         )
     found = []
     for given in arguments.calibrate:
-        path, _, rate = given.rpartition("@") if "@" in given else (given, "", "")
-        with _Blaming("--calibrate"):
-            bandwidth = parse_rate(rate) if rate else network.bandwidth
+        path, at, rate = given.rpartition("@") if "@" in given else (given, "", "")
+        with Problem.of("--calibrate"):
+            bandwidth = parse_rate(rate) if at else network.bandwidth
             found.append(observe(read_bench(path), bandwidth, network.latency, one_machine=arguments.lab))
     controllers = {observation.network.controller for observation in found}
     if len(controllers | ({arguments.controller} - {None})) > 1:
-        raise Mistake("--calibrate: Gloo and MPI differ; use only files of the one to be predicted")
+        raise Problem("--calibrate: Gloo and MPI differ; use only files of the one to be predicted")
     return found
 
 
@@ -444,11 +440,3 @@ def measured(chosen: Sequence[Choice], observations: Sequence[Observation]) -> K
 def _progress(line: str) -> None:
     if sys.stderr.isatty():
         print(f"\r{line:60}\r{line}", end="", file=sys.stderr, flush=True)
-
-
-def _write(path: str, written: str) -> None:
-    if path == "-":
-        sys.stdout.write(written)
-        return
-    with open(path, "w") as file:
-        file.write(written)

@@ -11,6 +11,7 @@ import numpy as np
 from horovod_quant.analysis.advice import Choice
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.curves import Curve, over_bandwidths, over_hosts
+from horovod_quant.analysis.network import MOST_WORKERS
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import show_rate
 
@@ -56,7 +57,7 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
     network = setting.network
     middle = network.bandwidth if network.bandwidth < float("inf") else _USUAL_BANDWIDTH
     bandwidths = np.geomspace(middle / SPAN, middle * SPAN, POINTS).tolist()
-    hosts = host_numbers(network.hosts)
+    hosts = host_numbers(network.hosts, MOST_WORKERS // network.workers_per_host)
 
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -82,10 +83,10 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
     figure.savefig(path, dpi=120)
 
 
-def host_numbers(hosts: int) -> list[int]:
-    """Powers of two from 1 to four times as many hosts or 64, and their own number."""
+def host_numbers(hosts: int, most: int) -> list[int]:
+    """Powers of two from 1 to four times as many hosts or 64, but no more than the most, and their own number."""
     powers = [1]
-    while powers[-1] < max(4 * hosts, 64):
+    while powers[-1] < max(4 * hosts, 64) and 2 * powers[-1] <= most:
         powers.append(2 * powers[-1])
     return sorted({*powers, hosts})
 

@@ -13,13 +13,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 
+from horovod_quant import kernels
 from horovod_quant.analysis.models import MODELS
-from horovod_quant.bench.command import Plan, Problem, run_plan
+from horovod_quant.bench.command import Plan, run_plan
 from horovod_quant.bench.enough import PRECISION
 from horovod_quant.bench.shapes import parse_shapes
 from horovod_quant.bench.variants import Options, Variant
 from horovod_quant.cli import probe
 from horovod_quant.cli.probe import FRAMEWORKS
+from horovod_quant.cli.problem import Problem
 from horovod_quant.frontend import GROUP_BYTES
 from horovod_quant.methods import FP16, NONE, compared, families, parse
 from horovod_quant.schemes.base import require_int
@@ -102,14 +104,17 @@ def plan(arguments: argparse.Namespace) -> Plan:
         require_int("--group-bytes", arguments.group_bytes, 1, 2**62)
         require_int("--seed", arguments.seed, 0, 2**63 - 1)
     model, shapes, problem = arguments.model, {}, ""
-    if arguments.shapes:
-        try:
-            shapes = parse_shapes(arguments.shapes)
-        except (OSError, ValueError) as error:
-            problem = f"--shapes: {error}"  # a file may be wrong on one host alone
-    else:
-        model = model or "resnet50"
-        shapes = MODELS[model]
+    try:  # what may be wrong on one host alone
+        with Problem.of(""):
+            kernels.get()
+        if arguments.shapes:
+            with Problem.of("--shapes"):
+                shapes = parse_shapes(arguments.shapes)
+        else:
+            model = model or "resnet50"
+            shapes = MODELS[model]
+    except Problem as found:
+        problem = str(found)
     return Plan(
         framework=arguments.framework or default_framework(),
         model=model,

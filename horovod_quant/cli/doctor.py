@@ -20,7 +20,12 @@ from horovod_quant.cli import probe, report
 from horovod_quant.cli.findings import installed, kernels, settings, workers
 from horovod_quant.cli.place import Place, find_place
 from horovod_quant.cli.probe import FRAMEWORKS
+from horovod_quant.cli.problem import Problem
 from horovod_quant.cli.report import PROBLEM, Section
+from horovod_quant.schemes.base import require_number
+
+TIMEOUTS = (1.0, 1e6)
+"""Seconds, from and to."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """The command; returns 1 if there is a problem."""
     place = find_place(os.environ)
+    with Problem.of(""):
+        require_number("--timeout", arguments.timeout, *TIMEOUTS)
     wanted = [arguments.framework] if arguments.framework else list(FRAMEWORKS)
     facts = gather_facts(wanted, place, arguments.timeout)
     if place.rank > 0:

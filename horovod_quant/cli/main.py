@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from horovod_quant import __version__
+from horovod_quant.bench.progress import write_line
 from horovod_quant.cli import advise, bench, doctor
+from horovod_quant.cli.problem import Problem, with_output
 
+PROGRAM = "horovod-quant"
 COMMANDS = {"doctor": doctor, "bench": bench, "advise": advise}
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The options of every command."""
-    parser = argparse.ArgumentParser(prog="horovod-quant", description="Gradient quantization for Horovod.")
-    parser.add_argument("--version", action="version", version=f"horovod-quant {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Gradient quantization for Horovod.")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for name, module in COMMANDS.items():
         summary, _, rest = (module.__doc__ or "").partition("\n")
         command = commands.add_parser(
@@ -31,9 +35,17 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status."""
+    """Runs a command; returns its exit status: 2 if an argument is wrong, 1 if the output could not be written."""
+    return with_output(PROGRAM, lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = make_parser().parse_args(argv)
-    return arguments.run(arguments)
+    try:
+        return arguments.run(arguments)
+    except Problem as problem:
+        write_line(f"{PROGRAM} {arguments.command}: {problem}", sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

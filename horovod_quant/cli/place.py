@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from horovod_quant.cli.problem import Problem
+
 # How a launcher tells a worker its rank and the number of workers.
 _LAUNCHERS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
@@ -27,9 +29,16 @@ class Place(NamedTuple):
 
 
 def find_place(environment: Mapping[str, str]) -> Place:
-    """What the launcher has written into the environment."""
+    """What the launcher has written into the environment.
+
+    Raises:
+        Problem: it is not what a launcher writes.
+    """
     for rank, size in _LAUNCHERS:
         if rank in environment and size in environment:
             gloo = "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environment
+            for name in (rank, size):
+                with Problem.of(f"{name}={environment[name]!r}"):
+                    int(environment[name])
             return Place(int(environment[rank]), int(environment[size]), gloo)
     return Place(0, 0, False)

@@ -542,6 +542,11 @@ def require_int(name: str, value: Any, low: int, high: int) -> None:
         raise ValueError(f"{name}={value!r}: use an integer from {low} to {high}")
 
 
+def require_number(name: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not low <= value <= high:
+        raise ValueError(f"{name}={value!r}: use a number from {low:g} to {high:g}")
+
+
 def require_bool(name: str, value: Any) -> None:
     """Raises ValueError unless it is True or False."""
     if not isinstance(value, (bool, np.bool_)):

@@ -84,6 +84,15 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ({"results": [{"method": "zip-4", "wall_seconds": [1.0]}]}, "no method 'zip-4'"),
         ({"results": [{"method": "none", "wall_seconds": [0.0]}]}, "none takes 0.0 seconds"),
         ({"shapes": None}, "not a file that horovod-quant bench"),
+        ({"shapes": {"a": ["many"]}}, "a: use sizes that are integers"),
+        ({"workers": "4"}, "workers='4': use an integer from 1"),
+        (
+            {"workers": 10**9, "hosts": 10**9, "workers_per_host": 1},
+            "workers=1000000000: use an integer from 1",
+        ),
+        ({"cores": 0}, "cores=0: use an integer from 1"),
+        ({"results": [{"method": "none", "wall_seconds": "long"}]}, "wall_seconds='l': use a number from 0"),
+        ({"results": [{"method": "none", "wall_seconds": [math.inf]}]}, "wall_seconds=inf: use a number"),
     ],
 )
 def test_files_that_help_nothing_are_refused(tmp_path: Path, change: dict, message: str) -> None:

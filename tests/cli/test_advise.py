@@ -114,8 +114,10 @@ def test_a_plot_is_drawn_of_few_curves(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_numbers_of_hosts_to_draw() -> None:
-    assert advise_plot.host_numbers(3) == [1, 2, 3, 4, 8, 16, 32, 64]
-    assert advise_plot.host_numbers(100)[-1] == 512
+    assert advise_plot.host_numbers(3, 8192) == [1, 2, 3, 4, 8, 16, 32, 64]
+    assert advise_plot.host_numbers(100, 8192)[-1] == 512
+    assert advise_plot.host_numbers(100, 128)[-2:] == [100, 128]
+    assert advise_plot.host_numbers(100, 100)[-2:] == [64, 100]
 
 
 def test_without_matplotlib_a_plot_is_an_error(
@@ -164,7 +166,8 @@ def test_the_error_that_a_user_accepts(capsys: pytest.CaptureFixture) -> None:
         (["--bandwidth", "fast"], "--bandwidth: 'fast' is not a rate"),
         (["--bandwidth", "fast"], "or one of 10gbe, 25gbe"),
         (["--local-bandwidth", "0gbit"], "--local-bandwidth: '0gbit' is not a rate"),
-        (["--max-error", "-1"], "--max-error: -1.0"),
+        (["--max-error", "-1"], "--max-error=-1.0: use a number from 0"),
+        (["--max-error", "nan"], "--max-error=nan: use a number from 0"),
         (
             ["--memory-bandwidth", "900"],
             "--memory-bandwidth: it only affects accelerators; give --controller nccl",
@@ -178,26 +181,79 @@ def test_the_error_that_a_user_accepts(capsys: pytest.CaptureFixture) -> None:
         (["--latency", "5 parsec"], "--latency: '5 parsec' is not a time"),
         (["--step", "soon"], "--step: 'soon' is not a time"),
         (["--backward", "1s"], "--backward: backward=1.0"),
-        (["--workers", "0"], "--workers: 0 is too few"),
+        (["--workers", "0"], "--workers=0: use an integer from 1 to 8192"),
+        (["--workers", "1000000"], "--workers=1000000: use an integer from 1 to 8192"),
+        (["--workers", 20 * "9"], f"--workers={20 * '9'}: use an integer from 1 to 8192"),
+        (["--workers", "4", "--hosts", "8"], "--hosts: 8 is more than there are workers; use 4 or fewer"),
+        (
+            ["--workers", "4", "--workers-per-host", "8"],
+            "--workers-per-host: 8 is more than there are workers; use 4 or fewer",
+        ),
+        (["--latency", ""], "--latency: '' is not a time"),
+        (["--backward", ""], "--backward: '' is not a time"),
+        (["--local-bandwidth", ""], "--local-bandwidth: '' is not a rate"),
+        (["--memory-bandwidth", "", "--controller", "nccl"], "--memory-bandwidth: '': use GB/s"),
+        (["--memory-bandwidth", "1e-300", "--controller", "nccl"], "--memory-bandwidth: '1e-300': use GB/s"),
+        (["--json", ""], "--json: '' is no name of a file"),
+        (["--json", "."], "--json: . is not a file"),
+        (["--json", "nowhere/"], "--json: nowhere/ is not a file"),
+        (["--plot", ""], "--plot: '' is no name of a file"),
+        (["--plot", "/nowhere/advice.png"], "--plot: [Errno 2]"),
+        (["--calibrate", "bench.json@"], "--calibrate: '' is not a rate"),
         (["--workers", "5", "--hosts", "2"], "5 workers are not 2 hosts of 2"),
         (["--workers", "4", "--hosts", "2", "--workers-per-host", "3"], "4 workers are not 2 hosts of 3"),
-        (["--cores-per-worker", "0"], "--cores-per-worker: cores_per_worker=0.0"),
+        (["--cores-per-worker", "0"], "--cores-per-worker=0.0: use a number from 0.001"),
+        (["--cores-per-worker", "1e-300"], "--cores-per-worker=1e-300: use a number from 0.001"),
         (["--methods", "zip-4"], "--methods: there is no method 'zip-4'"),
         (["--calibrate", "nowhere.json"], "--calibrate: [Errno 2]"),
         (["--lab"], "--lab: it only affects --calibrate"),
-        (["--group-bytes", "0"], "--group-bytes: "),
+        (["--group-bytes", "0"], "--group-bytes=0: use an integer"),
         (["--plot", "advice.doc"], "--plot: 'advice.doc'"),
         (["--json", "/nowhere/advice.json"], "--json: [Errno 2]"),
     ],
 )
-def test_mistakes_are_told_in_a_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture
+def test_mistakes_are_told_in_a_line_before_anything_is_measured(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
+    monkeypatch.setattr(advise, "measure_kernels", None)
     run(*HERE, *arguments, expected=2)
     err = capsys.readouterr().err
     assert err.startswith("horovod-quant advise: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (100_000 * "[" + 100_000 * "]", "is not a JSON file: its lists or objects are nested too deeply"),
+        ('{"step_seconds": NaN}', "--profile: step_seconds=nan: use a number from 0 to 1e+09"),
+        ('{"step_seconds": 1' + 400 * "0" + "}", "--profile: step_seconds=1000"),
+        ('{"step_seconds": 1, "backward_seconds": 1e999}', "--profile: backward_seconds=inf"),
+        ("", "is not a JSON file"),
+    ],
+)
+def test_files_that_say_no_step(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "step.json"
+    path.write_text(content)
+    given = [argument for argument in HERE if argument not in ("--step", "10ms")]
+    run(*given, "--profile", str(path), expected=2)
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_an_empty_name_of_a_file_is_one(capsys: pytest.CaptureFixture) -> None:
+    given = [argument for argument in HERE if argument not in ("--step", "10ms")]
+    run(*given, "--profile", "", expected=2)
+    assert "--profile: [Errno 2]" in capsys.readouterr().err
+
+
+def test_gradients_without_bounds_are_refused(capsys: pytest.CaptureFixture) -> None:
+    run("advise", "--shapes", "1000000x1000000x1000000", *HERE[3:], expected=2)
+    assert "use 8,589,934,592 elements or fewer, not 1,000,000,000,000,000,000" in capsys.readouterr().err
 
 
 def test_who_takes_part_has_to_be_said(capsys: pytest.CaptureFixture) -> None:

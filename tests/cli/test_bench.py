@@ -434,7 +434,15 @@ def test_a_signal_to_the_child_reaches_the_worker() -> None:
         (["--framework", "torch", "--shapes", "3x", "4"], "--shapes: '3x' is not a shape"),
         (["--framework", "torch", "--shapes", "/nowhere/a.json"], "--shapes: [Errno 2] No such file"),
         (["--framework", "torch", "--json", "/nowhere/a.json"], "--json: [Errno 2] No such file"),
+        (["--framework", "torch", "--json", ""], "--json: '' is no name of a file"),
+        (["--framework", "torch", "--json", "/"], "--json: / is not a file"),
+        (["--framework", "torch", "--json", "/dev/full"], "--json: /dev/full is not a file"),
         (["--framework", "torch", "--plot", "/tmp/bench.xyz"], "must end in one of"),
+        (
+            ["--framework", "torch", "--shapes", "1000000x1000000x1000000"],
+            "use 8,589,934,592 elements or fewer",
+        ),
+        (["--framework", "torch", "--shapes", 20 * "9"], "use sizes that are integers"),
     ],
 )
 def test_mistakes_are_explained_before_a_framework_is_imported(options: list[str], message: str) -> None:
@@ -502,10 +510,13 @@ def test_shapes(given: list[str], shapes: dict[str, Any], tmp_path: Path) -> Non
         (["[[1]]"] , "write an object of lists of sizes"),
         (['{"a": [1.5]}'], "a: use sizes that are integers"),
         (['{"a": 3}'], "a: use sizes that are integers"),
+        (['{"a": [1' + 40 * ", 1" + "]}"], "a: use 32 sizes or fewer, not 41"),
+        ([100_000 * "["], "is not a JSON file: its lists or objects are nested too deeply"),
+        (['{"a": [1000000, 1000000]}'], "use 8,589,934,592 elements or fewer, not 1,000,000,000,000"),
     ],
 )  # fmt: skip
 def test_bad_shapes(given: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="shape|sizes|JSON") as caught:
+    with pytest.raises(ValueError, match="shape|sizes|JSON|elements") as caught:
         parse_shapes(written(given, tmp_path))
     assert message in str(caught.value)
 
@@ -517,6 +528,20 @@ def written(given: list[str], folder: Path) -> list[str]:
     path = folder / "shapes.json"
     path.write_text(given[0])
     return [str(path)]
+
+
+@pytest.mark.parallel
+@needs_horovod
+def test_a_lost_output_costs_no_measurement(tmp_path: Path) -> None:
+    script, path = tmp_path / "worker.sh", tmp_path / "bench.json"
+    script.write_text(
+        f"exec '{COMMAND}' bench --model tiny --methods qsgd-4 --rounds 1 --json '{path}' > /dev/full\n"
+    )
+    done = horovodrun("gloo", 2, ["sh", script], timeout=TIMEOUT)
+    assert done.returncode != 0
+    assert done.stdout.count("horovod-quant bench: standard output: No space left on device") == 1
+    assert "horovod_quant/" not in done.stdout
+    assert json.loads(path.read_text())["interrupted"] is False
 
 
 def test_packages_that_are_missing_are_named() -> None:
