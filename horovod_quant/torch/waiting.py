@@ -132,10 +132,10 @@ class Watch:
 def _complaint(who: Waiting, seconds: float) -> str:
     return (
         f"horovod_quant: {who.waits_for()}: no progress for {seconds:.0f} s, because other workers have not done the "
-        f"same. It continues while every worker is in step() or synchronize() of this optimizer, which others may reach "
-        f"late. It never will if a worker has skipped that call, has left the training loop without hvd.join(), or waits "
-        f"for something that this worker does after its own step(): another optimizer's step(), or any other Horovod "
-        f"operation, named or not; do these in the same order on all workers"
+        f"same. It continues while every worker is in step() or synchronize() of this optimizer, which others may "
+        f"reach late. It never will if a worker has skipped that call, has left the training loop without hvd.join(), "
+        f"or waits for something that this worker does after its own step(): another optimizer's step(), or any other "
+        f"Horovod operation, named or not; do these in the same order on all workers"
     )
 
 
