@@ -25,6 +25,33 @@ fi
 say() { printf '%s: %s\n' "${0##*/}" "$*"; }
 die() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 1; }
 
+# make_private FOLDER REMEDY: make a folder for what will be run later, or take the one that is there, unless others could
+# have put something into it.
+make_private() {
+    local folder=$1 problem=""
+    mkdir -p "$(dirname "$folder")" 2> /dev/null || true
+    mkdir -m 700 "$folder" 2> /dev/null || true
+    if [ -L "$folder" ]; then
+        problem="is a link"
+    elif [ ! -d "$folder" ] || [ ! -w "$folder" ]; then
+        problem="cannot be written to"
+    elif [ ! -O "$folder" ]; then
+        problem="belongs to $(stat -c %U "$folder")"
+    elif [ $((0$(stat -c %a "$folder") & 022)) != 0 ]; then
+        problem="can be written to by others"
+    fi
+    [ -z "$problem" ] || die "$folder $problem; $2"
+    chmod 700 "$folder"
+}
+
+# require_owner FOLDER: stop if it is another user's, whose programs would be run. The checkout's owner is trusted anyway.
+require_owner() {
+    local owner
+    owner=$(stat -L -c %u "$1")
+    [ "$owner" = "$(id -u)" ] || [ "$owner" = "$(stat -c %u "$ROOT")" ] ||
+        die "$1 belongs to $(stat -L -c %U "$1"); remove it, or set VENV=/a/folder/of/yours"
+}
+
 # timed TEXT COMMAND...: say what is being done, do it, say how long it took. Returns the command's failure;
 # a function given as the command must notice its own (set -e does not hold in it).
 timed() {

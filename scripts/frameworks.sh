@@ -10,6 +10,7 @@ FRAMEWORK_PINS=scripts/frameworks       # a file for each, NAME.txt: all its pac
 # What cannot be installed (no wheels for this platform, say) is no failure: its tests are left out.
 install_frameworks() {
     local pins name folder input
+    [ ! -e "$FRAMEWORKS" ] || require_owner "$FRAMEWORKS"
     for pins in "$FRAMEWORK_PINS"/*.txt; do
         name=$(basename "$pins" .txt)
         folder=$FRAMEWORKS/$name

@@ -6,6 +6,11 @@ HOROVOD_SHA256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 HOROVOD_WHEEL=horovod-$HOROVOD-cp311-cp311-linux_x86_64.whl
 HOROVOD_RECIPE=1            # raise it when what is built below changes
 
+# Without HOME it is the folder that the system has for this user, and not one that all users share.
+HOME_FOLDER=${HOME:-$(unset HOME; echo ~)}
+CACHE=${HOROVOD_QUANT_CACHE:-${XDG_CACHE_HOME:-$HOME_FOLDER/.cache}/horovod-quant}
+CACHE_REMEDY="what is kept there will be installed: remove it, or set HOROVOD_QUANT_CACHE=/a/folder/of/yours"
+
 # All that the binary depends on. Horovod compiles for the processor it is built on.
 horovod_key() {
     echo "horovod $HOROVOD recipe $HOROVOD_RECIPE python $PYTHON_VERSION torch $(installed torch)" \
@@ -25,9 +30,8 @@ installed() {
 # build_horovod WHEEL: make this file. One build at a time in the cache: another checkout's may be the one we need.
 build_horovod() {
     local wheel=$1 build=$STATE/horovod-build
-    mkdir -p "${wheel%/*}"
     lock "${wheel%/*}/lock"
-    [ ! -e "$wheel" ] || return 0
+    ! is_kept "$wheel" || return 0
     # Open MPI's compiler command gives its folders unquoted.
     [[ $VENV != *[[:space:]]* ]] ||
         die "Horovod cannot be built in a path with spaces, only installed from its kept wheel;" \
@@ -44,10 +48,26 @@ build_horovod() {
     say "building Horovod $HOROVOD with $(jobs_that_fit) compiler process(es), some minutes; log: $build/log"
     compile_horovod "$build" || die "Horovod could not be built; see above or $build/log"
     say "    done in $((SECONDS - begin)) s"
-    # A wheel under its own name is a whole one.
-    cp "$build/dist/$HOROVOD_WHEEL" "$wheel.new"
-    mv "$wheel.new" "$wheel"
+    keep "$build/dist/$HOROVOD_WHEEL" "$wheel"
     rm -rf "$build"
+}
+
+# keep FILE WHEEL
+keep() {
+    rm -f "$2" "$2.sha256"
+    cp "$1" "$2"
+    sha256sum < "$2" > "$2.sha256.new"
+    mv "$2.sha256.new" "$2.sha256"
+}
+
+# is_kept WHEEL: whether it is there as `keep` has left it.
+is_kept() {
+    make_private "${1%/*}" "$CACHE_REMEDY"
+    local file
+    for file in "$1" "$1.sha256"; do
+        [ -f "$file" ] && [ ! -L "$file" ] && [ -O "$file" ] || return
+    done
+    [ "$(sha256sum < "$1")" = "$(cat "$1.sha256")" ]
 }
 
 get_horovod_source() {

@@ -1,7 +1,5 @@
 """Looks at one framework, in a process of its own: Horovod's two libraries must not be started in the same one.
 
-    python -m horovod_quant.cli.probe torch|tensorflow [--run]
-
 Prints what it has found as JSON, each time that it knows more, so that a crash leaves what was known before. ``--run``
 initializes Horovod and tests its integer allreduce; horovodrun must have started all workers then.
 """
@@ -74,12 +72,16 @@ def version_of(*distributions: str) -> str | None:
     return None
 
 
+_CHILD = "import sys; sys.path[:] = {!r}; import runpy; runpy.run_module('horovod_quant.cli.probe', None, '__main__')"
+"""With ``-m`` it would import whatever modules lie in the current folder, which may be anybody's."""
+
+
 # ---- the parent's side -----------------------------------------------------------------------------------------------
 
 
 def ask(framework: str, run: bool, timeout: float) -> dict[str, Any]:
     """Probes a framework in a new process; returns its facts, with ``error`` where it did not come to an end."""
-    command = [sys.executable, "-m", "horovod_quant.cli.probe", framework, *(["--run"] if run else [])]
+    command = [sys.executable, "-c", _CHILD.format(sys.path), framework, *(["--run"] if run else [])]
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
     try:
         done = subprocess.run(

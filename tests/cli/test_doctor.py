@@ -62,6 +62,18 @@ def only(findings: list[str], containing: str) -> str:
     return found[0]
 
 
+def test_modules_that_lie_in_the_current_folder_are_not_imported(tmp_path: Path) -> None:
+    """It may be one that others can write to, as /tmp."""
+    for name in ("json", "numpy", "torch", "horovod_quant"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'w')\n")
+    done = subprocess.run(
+        [str(COMMAND), "doctor", "--framework", "torch"], cwd=tmp_path,
+        capture_output=True, text=True, timeout=TIMEOUT, env=environment(), stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert "Installed" in done.stdout, done.stderr
+    assert not (tmp_path / "imported").exists()
+
+
 # ---- a sound installation -------------------------------------------------------------------------------------------
 
 
