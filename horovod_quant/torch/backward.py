@@ -55,6 +55,14 @@ class Backward:
         schedules = [schedule for schedule in self._schedules.pop(number, []) if schedule.takes_part]
         if not schedules:
             return
+        try:
+            self._finish_pass(schedules)
+        except BaseException as error:  # such as a signal handler's
+            for schedule in schedules:
+                schedule.interrupt(error)
+            raise
+
+    def _finish_pass(self, schedules: Sequence[Schedule]) -> None:
         ended = self._wait_for_stages(schedules)
         for schedule in schedules:
             schedule.end_pass()

@@ -140,7 +140,8 @@ class Compressor(BaseCompressor):
             route = known_route(call.optimizer, call.parameter, tensor, (self, policy))
             if route is not None and route.call.grouped == call.grouped:
                 return self._send_again(tensor, route)
-        return self._send(tensor, self._new_route(tensor, call, policy))
+        route = self._new_route(tensor, call, policy)
+        return self._send(tensor, route) if route.is_direct else self._send_again(tensor, route)
 
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Returns the reduced gradient, in its own dtype and shape, from what Horovod reduced and the context.
@@ -324,7 +325,12 @@ class Compressor(BaseCompressor):
         """Checks by the gradients of a step that come first what may change from step to step."""
         if route.schedule is not None and not route.schedule.has_begun:
             self._check_optimizer(route.call.caller)
-        return self._send(tensor, route)
+        try:
+            return self._send(tensor, route)
+        except BaseException as error:  # such as a signal handler's
+            if route.schedule is not None:
+                route.schedule.interrupt(error)
+            raise
 
     def _send(self, tensor: torch.Tensor, route: Route) -> tuple[torch.Tensor, Any]:
         counted, schedule, call = route.counted, route.schedule, route.call

@@ -119,6 +119,7 @@ class Schedule:
         self._steps = 0
         self._members: dict[str, Member] = {}  # the gradients of the last step
         self._ending: _Ending | None = None
+        self._interrupted_by: BaseException | None = None
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -145,6 +146,7 @@ class Schedule:
     def arrive(self) -> None:
         """To be called for every gradient of the optimizer that Horovod wants compressed, whoever reduces it."""
         self._drop_stale()
+        self._refuse_interrupted()
         number = BACKWARD.current
         if number is not None and number in self._passes:  # as for all gradients of a pass but the first
             self._number = number
@@ -159,6 +161,10 @@ class Schedule:
     def submit(self, submission: Submission) -> None:
         """Takes the gradient that has just arrived, if it is to be exchanged here."""
         name = submission.name
+        if self._plan is not None and name in self._submitted:
+            # Horovod asks again for a gradient whose operation an exception has kept it from noting.
+            self.interrupt(RuntimeError(f"an exception while Horovod started the reduction of {name}"))
+            self._refuse_interrupted()
         if self._number is None:
             WATCH.begin(self)
         in_pass = self._overlap and self._number is not None
@@ -178,6 +184,24 @@ class Schedule:
         if self._unfinished and plan.quiet and time.monotonic() >= self._next_look:
             self._follow_up()
             self._next_look = time.monotonic() + _BETWEEN_LOOKS
+
+    def interrupt(self, error: BaseException) -> None:
+        """To be called where an exception has left a gradient's or a stage's work half done."""
+        if self._interrupted_by is None:
+            self._interrupted_by = error
+
+    def _refuse_interrupted(self) -> None:
+        error = self._interrupted_by
+        if error is not None:
+            # Other workers wait for what this one has not launched, and cannot know that it never will. Elastic
+            # training starts Horovod again when it gets this.
+            from horovod.common.exceptions import HorovodInternalError
+
+            self.waiting_since = None
+            raise HorovodInternalError(
+                f"{self.waits_for()} was interrupted in this step by {type(error).__name__}({error}), and no worker "
+                f"can finish the step; hvd.elastic.run restores the last commit, other scripts have to end"
+            ) from error
 
     @property
     def has_begun(self) -> bool:
@@ -317,6 +341,7 @@ class Schedule:
 
     def finish(self, submission: Submission) -> Group:
         """A gradient's group, launched; the first gradient asked for in a step launches everything that is left."""
+        self._refuse_interrupted()
         if self._submitted.get(submission.name) is submission:
             self._launch_rest()
         assert submission.group is not None

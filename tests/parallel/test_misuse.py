@@ -29,6 +29,15 @@ def test_before_init_and_after_shutdown(framework: str) -> None:
     assert done.stdout.count("FINISHED") == 2
 
 
+def test_an_exception_in_the_middle_of_a_pass() -> None:
+    """The next call says what has happened, and every worker gets the error that elastic training recovers from."""
+    done = horovodrun(
+        "gloo", 2, [sys.executable, Path(__file__).with_name("interrupt_worker.py")], timeout=120
+    )
+    assert done.stdout.count("ENDED") == 2, done.stdout[-3000:]
+    assert "was interrupted in this step by Preempted(please save)" in done.stdout, done.stdout[-3000:]
+
+
 def pytest_generate_tests(metafunc: Any) -> None:
     if "scenario" in metafunc.fixturenames:
         parametrize(metafunc, with_settings(metafunc.config.getoption("tier")))
