@@ -52,7 +52,7 @@ class BinSGDMCompressor(Compressor):
     def _welcome(self, optimizer: Any) -> None:
         if is_keras_3(optimizer) and optimizer_being_made() is optimizer:
             raise RuntimeError(KERAS_3_REMEDY)
-        self._own(optimizer)
+        self._optimizers.add(optimizer)
         own = optim.binsgdm_of(optimizer)
         if own is None:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections import Counter
@@ -103,7 +104,7 @@ class Compressor(BaseCompressor):
 
     def _welcome(self, optimizer: Any) -> None:
         """Looks at the distributed optimizer that is being made with this compressor."""
-        self._own(optimizer)
+        self._optimizers.add(optimizer)
         if is_keras_3(optimizer):
             raise RuntimeError(KERAS_3_REMEDY)
         if optim.binsgdm_of(optimizer) is not None:
@@ -193,13 +194,12 @@ class Compressor(BaseCompressor):
             TypeError: the tensor has another dtype that cannot be quantized, such as a complex one.
             ValueError: an argument does not fit the number of workers, the variables' names or the operation.
         """
-        dtype = tf.as_dtype(tensor.dtype)
-        if dtype.is_integer or dtype.is_bool:
+        tensor = tf.convert_to_tensor(tensor)
+        if tensor.dtype.is_integer or tensor.dtype.is_bool:
             return tensor, None
         call = identify(self._turns)
         if call.is_export:
             return tensor, None
-        tensor = tf.convert_to_tensor(tensor)
         name = self._name(call)
         self._check(call, name, tensor)
         elements = _shape(call, tensor).num_elements()
@@ -436,27 +436,11 @@ class Compressor(BaseCompressor):
         if key not in self._ledgers:
             self._ledgers[key] = Ledger(self._first.get(name, self._first_step))
         ledger = self._ledgers[key]
+        variables = (each for each in (call.variable, *call.variables) if isinstance(each, tf.Variable))
+        for owner in (*itertools.islice(variables, 1), *self._optimizers):
+            ledger.save_with(owner)
         ledger.float32_bytes = ring_allreduce_bytes(4 * key[1], call.process_set.size())
         return ledger
-
-    def _own(self, optimizer: Any) -> None:
-        """Makes the optimizer own the variables that its functions use: else these could not be saved with a model.
-
-        In checkpoints the variables are not: the counts are no part of what is restored.
-        """
-        if optimizer in self._optimizers:
-            return
-        self._optimizers.add(optimizer)
-        kind, optimizer_alive = type(optimizer), weakref.ref(optimizer)
-
-        def children(save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
-            found = dict(kind._trackable_children(optimizer_alive(), save_type, **options))
-            if save_type == "savedmodel":
-                ledgers = enumerate(self._ledgers.values())
-                found.update((f"horovod_quant_exchanges_{i}", ledger.variable) for i, ledger in ledgers)
-            return found
-
-        optimizer._trackable_children = children
 
     def _state(self, call: HorovodCall, name: str, scheme: Scheme) -> HeldState | None:
         return None

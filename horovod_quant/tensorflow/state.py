@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -54,6 +56,7 @@ class Ledger:
         self.first = first
         self.bytes_sent = self.float32_bytes = 0.0
         self.variable: tf.Variable
+        self._saved: _SavedCount
         self._read: tf.Tensor | None = None  # made early: TensorFlow 1's graphs may be finalized
         outside_of_traces(self._make)
         if home() is not None:
@@ -68,6 +71,7 @@ class Ledger:
             use_resource=True,
             name="horovod_quant_exchanges",
         )
+        self._saved = _SavedCount(self)
 
     def _value(self) -> tf.Tensor:
         if home() is None:
@@ -85,6 +89,19 @@ class Ledger:
         """The number of the exchange to come."""
         return self.first + self.exchanges()
 
+    def save_with(self, owner: Any) -> None:
+        """Saves the count in a SavedModel with ``owner``: functions that count here could not be saved otherwise.
+
+        In checkpoints it is not: it is no part of what is restored.
+
+        Args:
+            owner: an optimizer, or the variable whose gradient is exchanged, which every such function needs as well.
+        """
+        counts = getattr(vars(owner).get("_trackable_children"), "counts", None)
+        if counts is None:
+            counts = _make_room(owner)
+        counts.add(self._saved)
+
     def exchanges(self) -> int:
         """How many exchanges there have been.
 
@@ -97,6 +114,45 @@ class Ledger:
         if session is None:
             raise RuntimeError("stats(): call it within `with session.as_default():`")
         return int(session.run(self._read))
+
+
+_numbers = itertools.count()
+
+
+class _SavedCount(tf.saved_model.experimental.TrackableResource):
+    """A ledger's variable in SavedModels: those restore no variables that belong to variables."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self._ledger = weakref.ref(ledger)
+        self._name = f"horovod_quant_exchanges_{next(_numbers)}"  # loading makes another one of it each time
+        self._resource_handle = ledger.variable.handle
+
+    def _create_resource(self) -> tf.Tensor:
+        return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=self._name)
+
+    def _initialize(self) -> None:
+        ledger = self._ledger()
+        assert ledger is not None
+        with tf.init_scope():
+            count = ledger.exchanges()
+        tf.raw_ops.AssignVariableOp(resource=self.resource_handle, value=tf.constant(count, tf.int64))
+
+
+def _make_room(owner: Any) -> weakref.WeakSet[_SavedCount]:
+    """What SavedModels have with ``owner`` from now on."""
+    counts: weakref.WeakSet[_SavedCount] = weakref.WeakSet()
+    kind, alive = type(owner), weakref.ref(owner)
+
+    def children(save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
+        found = dict(kind._trackable_children(alive(), save_type, **options))
+        if save_type == "savedmodel":
+            found.update((f"horovod_quant_exchanges_{i}", count) for i, count in enumerate(counts))
+        return found
+
+    children.counts = counts  # type: ignore[attr-defined]
+    owner._trackable_children = children
+    return counts
 
 
 def outside_of_traces(make: Callable[[], None]) -> None:

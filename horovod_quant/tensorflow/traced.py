@@ -57,7 +57,7 @@ class TracedExchange:
         def result(place: int, carrier: tf.Tensor) -> tf.Tensor:
             member = self._members[place]
             carrier = after_roll_call(collectives, self._scope, carrier)
-            factor = _factor(member, carrier) / tf.cast(decoded.active, tf.float64)
+            factor = _factor(member, carrier, process_set) / tf.cast(decoded.active, tf.float64)
             target = tf.TensorSpec([gradients[place].elements], member.tensor.dtype)
             return tf.reshape(decoded.write(place, factor, target), member.tensor.shape)
 
@@ -106,10 +106,14 @@ def _answer(request: Any, output: tf.Tensor, workers: Workers) -> Any:
     return tf.ensure_shape(output, request.array.shape)
 
 
-def _factor(member: Member, carrier: tf.Tensor) -> tf.Tensor:
+def _factor(member: Member, carrier: tf.Tensor, process_set: Any) -> tf.Tensor:
     """What Horovod has multiplied the sum over the workers by; NaN, besides the error, where they disagree."""
     values = tf.cast(carrier, tf.float64)
     signs = tf.constant(member.signs, tf.float64)
     agreed = tf.reduce_all(tf.equal(values[1 : 1 + len(member.signs)], values[0] * signs))
-    with tf.control_dependencies([require(agreed, [member.disagreement], member.tensor)]):
+    # A saved function may be loaded by more workers, and a sum of theirs would leave its fields.
+    count, own = worker_count(process_set), process_set.size()
+    agreed &= tf.equal(count, own)
+    told = [member.disagreement, f"This graph was made for {own} workers. Workers now:", count]
+    with tf.control_dependencies([require(agreed, told, member.tensor)]):
         return kernels.with_nonfinite(values[0], ~agreed, float("nan"))

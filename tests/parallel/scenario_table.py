@@ -286,6 +286,7 @@ TF = Table(
             ],
         ),
         Part(OTHERS, ["subnormal_numbers", "differentiation_is_refused"]),
+        Part([name for name in METHODS if name in ON_DEVICES], ["saved_models_train_on"]),
         Part([], ["gradients_one_by_one_are_told"]),
         Part(
             ["qsgd", "eden-in-tensorflow", "global-qsgd-in-tensorflow"], ["an_error_while_data_are_awaited"]
@@ -377,6 +378,7 @@ TF = Table(
         "keras_legacy_run_eagerly",
         "keras_optimizer_from_horovod_tensorflow",
         "checkpoints_are_restored",
+        "saved_models_train_on",
         "tape_eager",
         "tape_generic_names",
         "names_of_ones_own",
@@ -410,6 +412,7 @@ TF = Table(
         "keras_backward_passes",
         "keras_loads_models",
         "checkpoints_are_restored",
+        "saved_models_train_on",
         "tape_dtypes",
         "direct_calls",
         "training_under_check_numerics",

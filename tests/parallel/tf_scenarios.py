@@ -323,6 +323,26 @@ def checkpoints_are_restored(make: Make) -> None:
             assert np.array_equal(kept, np.array(restored))
 
 
+def saved_models_train_on(make: Make) -> None:
+    """Functions with kernels in the graph, that a tape was used in, go on where they were when they were saved."""
+    model = keras_model()
+    compressor, optimizer = make_for_tape(make, model, kernels="tensorflow")
+    module, (first, second) = tf.Module(), batches(2)
+    module.optimizer, module.weights = optimizer, model.trainable_variables
+    module.step = tf.function(
+        tape_step(compressor, model, optimizer),
+        input_signature=[tf.TensorSpec([None, 40]), tf.TensorSpec([None, 30])],
+    )
+    module.step(*first)
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder)
+        loaded = tf.saved_model.load(folder)
+    for each in (module, loaded):
+        each.step(*second)
+    for kept, own in zip(loaded.weights, module.weights):
+        assert_bits_equal(kept.numpy(), own.numpy(), own.name)
+
+
 # ---- tapes -------------------------------------------------------------------------------------------------------
 
 
