@@ -42,13 +42,16 @@ class BinSGDMCompressor(Compressor):
             )
         require_same_beta(self.beta, (group["beta"] for group in optimizer.param_groups))
 
-    def _count(self, call: Any) -> int:
+    def _check_step(self, call: Any) -> None:
+        super()._check_step(call)
         if BACKWARD.current is None and call.optimizer.is_exchanged(call.parameter):
             raise RuntimeError(
                 f"{call.name}: synchronize() has exchanged this gradient already, which now holds the workers' bits; "
                 f"put the step() after it into `with optimizer.skip_synchronize():`, or call zero_grad() before "
                 f"another gradient"
             )
+
+    def _count(self, call: Any) -> int:
         return call.optimizer.count_update(call.parameter)
 
     def _opener(self, call: Any, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:

@@ -239,6 +239,10 @@ class Compressor(BaseCompressor):
                 f"compression={type(self).__name__}(...): the optimizer BinSGDM needs compression=hvq.BinSGDM()"
             )
 
+    def _check_step(self, call: Any) -> None:
+        """Raises an error unless an optimizer's step can begin with this gradient, of which nothing is under way yet."""
+        self._check_optimizer(call.caller)
+
     def _schedule(
         self, call: Call, tensor: torch.Tensor, policy: Policy, scheme: Scheme | None
     ) -> Schedule | None:
@@ -324,7 +328,7 @@ class Compressor(BaseCompressor):
     def _send_again(self, tensor: torch.Tensor, route: Route) -> tuple[torch.Tensor, Any]:
         """Checks by the gradients of a step that come first what may change from step to step."""
         if route.schedule is not None and not route.schedule.has_begun:
-            self._check_optimizer(route.call.caller)
+            self._check_step(route.call)
         try:
             return self._send(tensor, route)
         except BaseException as error:  # such as a signal handler's
