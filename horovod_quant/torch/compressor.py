@@ -240,7 +240,7 @@ class Compressor(BaseCompressor):
             )
 
     def _check_step(self, call: Any) -> None:
-        """Raises an error unless an optimizer's step can begin with this gradient, of which nothing is under way yet."""
+        """Raises an error unless a step can begin with this gradient, before which it has exchanged none."""
         self._check_optimizer(call.caller)
 
     def _schedule(
