@@ -2,8 +2,8 @@
 
     python tests/golden/exchanges.py    # writes exchanges.json anew, for a change that is meant to change bits
 
-Each case spells out every argument, so that another default changes no digest. Payloads and results have a digest each: a
-layout may change on the wire where the result does not.
+Each case spells out every argument, so that another default changes no digest. Payloads and results have a digest each:
+a layout may change on the wire where the result does not.
 """
 
 from __future__ import annotations
