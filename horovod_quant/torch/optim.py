@@ -273,7 +273,7 @@ class BinSGDM(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update. A parameter that no worker's backward pass has reached, such as a frozen one, does not move.
 
-        Sparse gradients are treated as dense: elements without a gradient move as well.
+        Sparse gradients are treated as dense: elements move on without a gradient once they have had one.
         """
         if compiling() is not None:
             return uncompiled(BinSGDM.step, self, closure)
