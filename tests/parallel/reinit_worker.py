@@ -42,14 +42,14 @@ def main() -> None:
         rank = hvd.rank()
         hvd.allreduce(tensor_of(np.ones(1, np.float32)), name="end")  # whose end would be that of all
         hvd.shutdown()
-        _meet(folder, session, rank)
+        meet(folder, session, rank, 4)
     print("FINISHED", flush=True)
 
 
-def _meet(folder: Path, session: int, rank: int) -> None:
+def meet(folder: Path, session: int, rank: int, workers: int) -> None:
     """Waits for all workers: one that begins the next session before this one is over makes Gloo fail."""
     (folder / f"{session}.{rank}").touch()
-    while len(list(folder.glob(f"{session}.*"))) < 4:
+    while len(list(folder.glob(f"{session}.*"))) < workers:
         time.sleep(0.05)
 
 
