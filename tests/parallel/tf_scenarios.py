@@ -578,8 +578,8 @@ def a_compressor_that_delegates(make: Make) -> None:
 
 
 def embedding_in_fit(make: Make) -> None:
-    """BinSGDM moves every element that some worker's batch has reached, where gradients are sparse, too, and of whatever
-    shape the workers gathered.
+    """BinSGDM moves every element that some worker's batch has reached, where gradients are sparse, too, and of any
+    shape that the workers gathered.
     """
     compressor = make()
     if not isinstance(compressor, hvq.BinSGDM):
