@@ -50,6 +50,9 @@ def direct_calls(make: Make) -> None:
         for name, result in zip(("twice.0", "twice.1"), function()):
             expected = oracle.expected(everyone, name, 1 / hvd.size())
             assert_bits_equal(result.numpy().reshape(-1), expected, name)
+    listed = hvd.grouped_allreduce([given[1].tolist()], name="listed", op=hvd.Sum, compression=compressor)
+    expected = oracle.expected(gather_objects({"listed.0": given[1]}), "listed.0", 1.0)
+    assert_bits_equal(listed[0].numpy().reshape(-1), expected, "a list of numbers")
     unnamed = hvd.allreduce(tf.constant(given[0]), compression=compressor)
     assert_same_on_all_ranks([unnamed], "an unnamed allreduce")
     small = hvd.allreduce(tf.fill([3], tf.constant(2.0, tf.bfloat16)), compression=compressor)
