@@ -145,7 +145,7 @@ class DefaultArithmetic {
 #endif  // __x86_64__
 
 // Changes with every signature, so that native_library.py loads no library that was built from other sources.
-EXPORT i64 interface_version() { return 12; }
+EXPORT i64 interface_version() { return 13; }
 
 #if defined(__x86_64__)
 // Not every compiler knows its name in __builtin_cpu_supports.

@@ -42,19 +42,8 @@ from horovod_quant.kernels.native_arguments import (
     type_of,
     words_of,
 )
-from horovod_quant.kernels.native_each import Table as Table
-from horovod_quant.kernels.native_each import add_rotated_each as add_rotated_each
-from horovod_quant.kernels.native_each import binarize_each as binarize_each
-from horovod_quant.kernels.native_each import bucket_maxima_each as bucket_maxima_each
-from horovod_quant.kernels.native_each import bucket_square_sums_each as bucket_square_sums_each
-from horovod_quant.kernels.native_each import decode_codes_each as decode_codes_each
-from horovod_quant.kernels.native_each import decode_signs_each as decode_signs_each
-from horovod_quant.kernels.native_each import decode_uniform_sum_each as decode_uniform_sum_each
-from horovod_quant.kernels.native_each import encode_codes_each as encode_codes_each
-from horovod_quant.kernels.native_each import encode_rotated_each as encode_rotated_each
-from horovod_quant.kernels.native_each import encode_uniform_sum_each as encode_uniform_sum_each
-from horovod_quant.kernels.native_each import vote_each as vote_each
 from horovod_quant.kernels.native_library import call
+from horovod_quant.kernels.native_segments import NativeSegments
 from horovod_quant.kernels.reference import (
     add_exponential,
     decoding_scales,
@@ -574,3 +563,6 @@ def _try_elias_decode_codes(payload, elements, bits, code, out=None) -> np.ndarr
 
 def _fits_elias(elements: int, code: str) -> bool:
     return isinstance(elements, int) and 0 <= elements <= entropy.MAX_COUNT and code in ("gamma", "omega")
+
+
+segments = NativeSegments(sys.modules[__name__])

@@ -73,32 +73,24 @@ KERNEL(void, decode_uniform_sum_each)(i64 gradients, const u32* words, const flo
 
 KERNEL(void, binarize_each)(i64 gradients, const void* const* x, const i64* types, const i64* counts,
                             float* const* momenta, float* const* scales, const float* keep, const float* take,
-                            const Key* keys, const i64* starts, u32* out, u8* broken) {
+                            const Key* keys, const i64* starts, u32* const* out, u8* broken) {
   for (i64 i = 0; i < gradients; i++) {
     JOIN(binarize, ISA)
-    (x[i], types[i], counts[i], momenta[i], scales[i], keep[i], take[i], keys + i, starts[i], out, broken);
-    const i64 tiles = ceil_div(counts[i], TILE);
-    out += ROW * tiles;
-    broken += tiles;
+    (x[i], types[i], counts[i], momenta[i], scales[i], keep[i], take[i], keys + i, starts[i], out[i], broken);
+    broken += ceil_div(counts[i], TILE);
   }
 }
 
-// Advances `words`, which point to the workers' words of the first gradient.
-KERNEL(void, vote_each)(i64 gradients, const i64* tiles, const u32** words, i64 workers, const Key* keys,
-                        const i64* starts, u32* out) {
-  for (i64 i = 0; i < gradients; i++) {
-    JOIN(vote, ISA)(words, workers, tiles[i], keys + i, starts[i], out);
-    for (i64 worker = 0; worker < workers; worker++) words[worker] += ROW * tiles[i];
-    out += ROW * tiles[i];
-  }
+// Words: those of the first gradient's workers, then of the second's.
+KERNEL(void, vote_each)(i64 gradients, const i64* tiles, const u32* const* words, i64 workers, const Key* keys,
+                        const i64* starts, u32* const* out) {
+  for (i64 i = 0; i < gradients; i++)
+    JOIN(vote, ISA)(words + i * workers, workers, tiles[i], keys + i, starts[i], out[i]);
 }
 
-KERNEL(void, decode_signs_each)(i64 gradients, const u32* words, const i64* counts, float magnitude, void* const* out,
-                                const i64* types) {
-  for (i64 i = 0; i < gradients; i++) {
-    JOIN(decode_signs, ISA)(words, counts[i], magnitude, out[i], types[i]);
-    words += ROW * ceil_div(counts[i], TILE);
-  }
+KERNEL(void, decode_signs_each)(i64 gradients, const u32* const* words, const i64* counts, float magnitude,
+                                void* const* out, const i64* types) {
+  for (i64 i = 0; i < gradients; i++) JOIN(decode_signs, ISA)(words[i], counts[i], magnitude, out[i], types[i]);
 }
 
 KERNEL(void, encode_rotated_each)(i64 gradients, const void* const* x, const i64* types, const i64* counts, i64 bits,

@@ -24,7 +24,6 @@ from horovod_quant.kernels.native_arguments import (
     Out,
     checked,
     flat,
-    pointers,
     type_of,
     writable,
     write_back,
@@ -302,8 +301,13 @@ def binarize_each(
     betas: Sequence[float],
     keys: np.ndarray,
     starts: Sequence[int],
-) -> tuple[np.ndarray, np.ndarray]:
-    """``keys`` is uint32 ``[gradients, fields of Key]``. Returns all gradients' words, and flags of their tiles."""
+    words_at: np.ndarray,
+    out: np.ndarray,
+) -> np.ndarray:
+    """Gradient i's words begin at ``out[words_at[i]]``. Returns the flags of all tiles.
+
+    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    """
     if not len(momenta) == len(scales) == len(betas) == table.count:
         raise ValueError(
             f"{len(momenta)} momenta, {len(scales)} scales and {len(betas)} betas, of {table.count} gradients"
@@ -314,49 +318,51 @@ def binarize_each(
     given = np.array(betas, np.float64)
     keep, take = given.astype(np.float32), (1.0 - given).astype(np.float32)
     keys, first = _keys_and_starts(keys, starts, table.count)
-    all_tiles = table.buckets(TILE)
-    words, broken = aligned_empty(ROW * all_tiles, np.int32), np.empty(all_tiles, bool)
+    _check_places("words", words_at, ROW * -(-table.lengths // TILE), len(out))
+    broken = np.empty(table.buckets(TILE), bool)
+    words = np.array(address(checked(out, np.int32, "out")) + 4 * words_at, np.uintp)
     call(
         "binarize_each", table.count, table.data, table.types, table.counts, m.table.data, b.table.data,
         address(keep), address(take), address(keys), address(first), address(words), address(broken),
     )  # fmt: skip
     m.done()
     b.done()
-    return words, broken
+    return broken
 
 
 def vote_each(
-    words: Sequence[np.ndarray], tile_counts: Sequence[int], keys: np.ndarray, starts: Sequence[int]
-) -> np.ndarray:
-    """``words``: the workers', each of all gradients; ``keys`` is uint32 ``[gradients, fields of Key]``."""
-    counts = np.array(tile_counts, np.int64)
-    length = ROW * int(counts.sum())
-    if not words or any(len(own) != length for own in words) or (counts < 0).any():
-        raise ValueError(
-            f"words of lengths {[len(own) for own in words]}; {len(counts)} gradients have {length}"
-        )
-    words = [checked(own, np.int32, "words") for own in words]
-    keys, first = _keys_and_starts(keys, starts, len(counts))
-    out = aligned_empty(length, np.int32)
+    pieces: Sequence[np.ndarray],
+    words_at: np.ndarray,
+    tile_counts: np.ndarray,
+    keys: np.ndarray,
+    starts: Sequence[int],
+    out: np.ndarray,
+) -> None:
+    """In each of the workers' pieces, and in ``out``, words are where `binarize_each` puts them.
+
+    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    """
+    if not pieces or (tile_counts < 0).any():
+        raise ValueError(f"{len(pieces)} workers' pieces, and tiles {tile_counts}: give at least one of each")
+    _check_places("words", words_at, ROW * tile_counts, min(len(out), *map(len, pieces)))
+    pieces = [checked(piece, np.int32, "pieces") for piece in pieces]
+    keys, first = _keys_and_starts(keys, starts, len(tile_counts))
+    words, results = _addresses(pieces, words_at), _addresses([checked(out, np.int32, "out")], words_at)
     call(
-        "vote_each", len(counts), address(counts), pointers(words), len(words), address(keys), address(first),
-        address(out),
+        "vote_each", len(tile_counts), address(tile_counts), address(words), len(pieces), address(keys),
+        address(first), address(results),
     )  # fmt: skip
-    return out
 
 
 def decode_signs_each(
-    words: np.ndarray, magnitude: float, outs: Sequence[np.ndarray], table: Table | None = None
+    piece: np.ndarray, words_at: np.ndarray, magnitude: float, outs: Sequence[np.ndarray]
 ) -> None:
-    """``table`` is used if it is that of ``outs``."""
-    results = _Outs(outs, table)
+    """Words are where `binarize_each` puts them."""
+    results = _Outs(outs)
     table = results.table
-    if len(words) != ROW * table.buckets(TILE):
-        raise ValueError(f"words: {len(words)} words are not the bits of {table.buckets(TILE)} tiles")
-    words = checked(words, np.int32, "words")
-    call(
-        "decode_signs_each", table.count, address(words), table.counts, magnitude, table.data, table.types
-    )  # fmt: skip
+    _check_places("words", words_at, ROW * -(-table.lengths // TILE), len(piece))
+    words = _addresses([checked(piece, np.int32, "piece")], words_at)
+    call("decode_signs_each", table.count, address(words), table.counts, magnitude, table.data, table.types)
     results.done()
 
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
-_INTERFACE_VERSION = 12
+_INTERFACE_VERSION = 13
 
 POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _GRADIENT = (POINTER, _INT, _INT)  # data, type, number of elements

@@ -7,128 +7,44 @@ simulator, mpi4py, Horovod) performs the collective and sends the result back in
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Callable, ClassVar, Final, Literal, NamedTuple, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, ClassVar, Final, Literal
 
 import numpy as np
 
-from horovod_quant.kernels.entropy import CorruptPayloadError
-from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of, keys_of
+from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW
-from horovod_quant.kernels.span import Span, as_array
-
-ALL, LOCAL, CROSS = "all", "local", "cross"
-"""Groups of workers: all; those of one node; those with the same place on their nodes, one per node."""
-
+from horovod_quant.reductions.base import Reduction
+from horovod_quant.reductions.requests import (  # noqa: F401 (what schemes import from here)
+    ALL,
+    CROSS,
+    LOCAL,
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Collective,
+    CustomAllreduce,
+    Request,
+    Workers,
+    answered,
+    check_pieces,
+    checked,
+    ragged_payload,
+    split_gathered,
+    split_points,
+    split_ragged,
+)
+from horovod_quant.reductions.tensors import (  # noqa: F401
+    BinaryState,
+    Decoded,
+    Exchange,
+    Extent,
+    Gradient,
+)
 
 Rounding = Literal["joint", "independent"]
 JOINT: Final = "joint"
 """How the workers draw the random bits that round their gradients; see `worker_key`."""
-
-
-class Workers(NamedTuple):
-    """This worker's rank, the number of workers, and what their transport can do.
-
-    The ``local_size`` workers of a node have consecutive ranks; it is 1 unless the exchange is hierarchical.
-    """
-
-    rank: int
-    size: int
-    custom_reduction: bool = False
-    local_size: int = 1
-
-    @property
-    def local_rank(self) -> int:
-        """This worker's place on its node: its rank in the group LOCAL."""
-        return self.rank % self.local_size
-
-    @property
-    def node(self) -> int:
-        """Number of this worker's node: its rank in the group CROSS."""
-        return self.rank // self.local_size
-
-    @property
-    def nodes(self) -> int:
-        return self.size // self.local_size
-
-    def rank_in(self, group: str) -> int:
-        """This worker's rank in its group of that kind."""
-        return {ALL: self.rank, LOCAL: self.local_rank, CROSS: self.node}[group]
-
-    def size_of(self, group: str) -> int:
-        """Number of workers in this worker's group of that kind."""
-        return {ALL: self.size, LOCAL: self.local_size, CROSS: self.nodes}[group]
-
-
-class BinaryState(NamedTuple):
-    """BinSGDM's state of one gradient on one worker, for the elements given by `Scheme.owned`.
-
-    Two float32 arrays, updated in place; kernels with a ``Table`` take a `Span` of each.
-    """
-
-    momentum: np.ndarray | Span
-    scale: np.ndarray | Span
-    beta: float
-
-
-class Extent(NamedTuple):
-    """What decoding may need to know of a gradient: all workers have the same."""
-
-    keys: KeyChain
-    elements: int
-    start: int = 0
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.elements
-
-
-class Gradient:
-    """One tensor of a group: its elements (flat, read-only), the source of its keys, and its state.
-
-    It may be a part of a tensor, which begins at index ``start``; ``start`` selects the random bits. Schemes do not
-    change it: see `replaced`.
-
-    Attributes:
-        held: the elements as they were given, which is all that kernels with a ``Table`` need.
-    """
-
-    # No tuple, because what is made anew for every gradient in every step wakes Python's garbage collector, which then
-    # visits all objects of a framework: the frontend for PyTorch uses one again when its exchange is over.
-    __slots__ = ("_extent", "held", "keys", "start", "state", "step")
-
-    def __init__(
-        self,
-        values: np.ndarray | Span,
-        keys: KeyChain,
-        step: int = 0,
-        state: BinaryState | None = None,
-        start: int = 0,
-    ) -> None:
-        self.held = values
-        self._extent: Extent | None = None
-        self.keys = keys
-        self.step = step
-        self.state = state
-        self.start = start
-
-    def replaced(self, values: np.ndarray, start: int | None = None) -> Gradient:
-        """The same gradient with other elements, by default as many."""
-        return Gradient(values, self.keys, self.step, self.state, self.start if start is None else start)
-
-    @property
-    def values(self) -> np.ndarray:
-        return as_array(self.held)
-
-    @property
-    def elements(self) -> int:
-        return self.held.shape[0]
-
-    @property
-    def extent(self) -> Extent:
-        if self._extent is None:
-            self._extent = Extent(self.keys, self.elements, self.start)
-        return self._extent
 
 
 def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:
@@ -142,106 +58,7 @@ def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:
     return gradient.keys.key("worker", gradient.step, workers.rank)
 
 
-def worker_keys(gradients: Sequence[Gradient], workers: Workers, rounding: str) -> np.ndarray:
-    """`worker_key` of each gradient, uint32 ``[gradients, fields of Key]``."""
-    chains, steps = [gradient.keys for gradient in gradients], [gradient.step for gradient in gradients]
-    if rounding == JOINT:
-        return joint_keys_of(chains, "worker", steps, workers.rank, workers.size)
-    return keys_of(chains, "worker", steps, workers.rank)
-
-
-# Requests. ``parts`` are the bytes of ``array`` that belong to each gradient of the group: what `stats` reports.
-# ``group`` says which workers take part, n of them.
-
-
-class Allreduce(NamedTuple):
-    """Sum or maximum over the workers; answered with an array of the same shape."""
-
-    array: np.ndarray
-    op: str
-    parts: Sequence[float]
-    group: str = ALL
-
-
-class Allgather(NamedTuple):
-    """All workers' arrays; answered with a list of n arrays in rank order.
-
-    ``lengths`` are the lengths of the n arrays where they differ. ``ragged``: the lengths are unknown, and each array
-    is a uint8 payload made by `ragged_payload`.
-    """
-
-    array: np.ndarray
-    parts: Sequence[float]
-    lengths: Sequence[int] | None = None
-    ragged: bool = False
-    group: str = ALL
-
-
-class Alltoall(NamedTuple):
-    """``array`` cut into pieces of ``splits`` elements, piece j for worker j.
-
-    Answered with a list of the n pieces meant for this worker, in rank order. Each has the length of this worker's own
-    split, except with `split_sums`, which only PyTorch uses.
-    """
-
-    array: np.ndarray
-    splits: Sequence[int]
-    parts: Sequence[float]
-    group: str = ALL
-
-
-class CustomAllreduce(NamedTuple):
-    """A reduction by ``combine(left, right, low, high)``; used only with ``Workers.custom_reduction``.
-
-    ``left`` and ``right`` are reductions of adjacent ranges of ranks, together ``low .. high - 1``.
-    """
-
-    array: np.ndarray
-    combine: Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
-    parts: Sequence[float]
-    group: str = ALL
-
-
-Request = Union[Allreduce, Allgather, Alltoall, CustomAllreduce]
-
-
-class Collective(NamedTuple):
-    """What is known of a request in advance: its type, the array's dtype, an allreduce's operation, and the group.
-
-    ``swap``: whether it is a sum that replaces a gather, see `swaps`.
-    """
-
-    request: type
-    dtype: str
-    op: str = ""
-    group: str = ALL
-    swap: bool = False
-
-    @property
-    def needs_everybody(self) -> bool:
-        """Whether it fails, hangs or is wrong when Horovod adds zeros for a worker that has called ``hvd.join()``."""
-        return self.request is not Allreduce or self.group != ALL or self.swap
-
-
-class Decoded(NamedTuple):
-    """The result of an exchange.
-
-    ``active`` is the number of workers that contributed. ``write(i, factor, out)`` decodes the sum over the workers
-    of gradient i of the group, times ``factor``, into a flat floating-point array, and returns it.
-    ``exchanged_again``: for each gradient, how many of its buckets were exchanged a second time; empty for none.
-    ``write_all(factor, outs)`` does ``write`` for every gradient of the group, where that is faster; otherwise None.
-    Its ``outs`` may be `horovod_quant.kernels.span.Span`, which kernels with a ``Table`` take as they are.
-    ``received`` are the arrays that `Scheme.opened` makes this of, if the scheme has it; otherwise None.
-    """
-
-    active: int
-    write: Callable[[int, float, Any], Any]
-    exchanged_again: Sequence[int] = ()
-    write_all: Callable[[float, Sequence[Any]], None] | None = None
-    received: Sequence[Any] | None = None
-
-
-Exchange = Generator[Request, Any, Decoded]
+_MANY_WORKERS = Workers(0, 1024)
 
 
 class Scheme:
@@ -312,27 +129,36 @@ class Scheme:
         """
         return False
 
-    @property
-    def collectives(self) -> tuple[Collective, ...]:
-        """The collectives of an exchange, in order, on a transport without custom reductions; required."""
+    def reduction(self, workers: Workers) -> Reduction:
+        """What carries the payloads of this scheme among these workers; required, unless `begin` is defined."""
         raise TypeError(f"{type(self).__name__} defines no exchange")
 
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives of an exchange, in order, on a transport without custom reductions.
+
+        By default those of `reduction`, where it depends on the number of workers, with many of them.
+        """
+        return self.reduction(_MANY_WORKERS).collectives
+
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        """Starts the exchange of a group of gradients; a generator, required.
+        """Starts the exchange of a group of gradients; a generator. By default that of `reduction`.
 
         Args:
             gradients: the group, in the same order on every worker.
             workers: who takes part.
             kernels: a backend of `horovod_quant.kernels`.
         """
-        raise TypeError(f"{type(self).__name__} defines no exchange")
+        return self.reduction(workers).run(gradients, workers, kernels)
 
     def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
         """Lengths and types of `Decoded.received`, for gradients with so many elements; None if there is none.
 
         int32 and float32 arrays have these lengths exactly. uint8 arrays, all or none, have about as many bytes.
         """
-        return None
+        if type(self).reduction is Scheme.reduction:
+            return None
+        return self.reduction(workers).received_lengths(elements, workers)
 
     def opened(
         self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
@@ -342,7 +168,10 @@ class Scheme:
         A hierarchical exchange calls it for each part of a gradient, wherever that part was exchanged. So it may depend
         neither on this worker's own gradients and steps nor on its rank. Only needed with `received_parts`.
         """
-        raise TypeError(f"{type(self).__name__}.received_parts: define {type(self).__name__}.opened as well")
+        if type(self).reduction is Scheme.reduction:
+            name = type(self).__name__
+            raise TypeError(f"{name}.received_parts: define {name}.opened as well")
+        return self.reduction(workers).decode_received(received, extents, workers, kernels)
 
     def for_workers(self, workers: Workers) -> Scheme:
         """The scheme that these workers run, where it depends on their number; the same on all of them.
@@ -424,111 +253,14 @@ def explained(
             found: Decoded = stop.value
             break
         reply = yield request
-    return found._replace(write=lambda i, factor, out: told(lambda: found.write(i, factor, out)))
+    decode = found.decode
+    found.decode = lambda indices, factor, outs: told(lambda: decode(indices, factor, outs))
+    return found
 
 
 def argument_names(scheme: Any) -> list[str]:
     """Of a scheme or its class."""
     return [field.name for field in dataclasses.fields(scheme) if field.init]
-
-
-def split_points(lengths: Sequence[int]) -> list[int]:
-    """Offsets ``[0, l_0, l_0 + l_1, ...]`` of consecutive slices."""
-    return [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
-
-
-def ragged_payload(*body: np.ndarray) -> np.ndarray:
-    """A uint8 payload that starts with its own length (8 bytes), followed by the parts of ``body``."""
-    return np.concatenate([np.array([sum(map(len, body))], "<i8").view(np.uint8), *body])
-
-
-def answered(exchange: Exchange, answer: Callable[[Any], Generator[Request, Any, Any]]) -> Exchange:
-    """An exchange whose requests are replaced: the generator that ``answer`` makes from each request answers it."""
-    reply: Any = None
-    while True:
-        try:
-            request = exchange.send(reply)
-        except StopIteration as stop:
-            return stop.value
-        reply = yield from answer(request)
-
-
-def checked(request: Request, workers: Workers) -> Generator[Request, Any, Any]:
-    """Yields a request and returns its answer, if it has the lengths that the request implies.
-
-    Raises:
-        ValueError: it has other lengths.
-    """
-    answer = yield request
-    if isinstance(request, (Allreduce, CustomAllreduce)):
-        if answer.shape[0] != request.array.shape[0]:
-            raise ValueError(
-                f"an allreduce returned {answer.shape[0]} elements where {request.array.shape[0]} were expected"
-            )
-        return answer
-    size = workers.size_of(request.group)
-    if isinstance(request, Alltoall):
-        check_pieces(answer, [request.splits[workers.rank_in(request.group)]] * size)
-    elif request.ragged:
-        _check_count(answer, size)
-    else:
-        check_pieces(answer, request.lengths or [request.array.shape[0]] * size)
-    return answer
-
-
-def check_pieces(pieces: Sequence[Any], lengths: Sequence[int]) -> None:
-    """Raises ValueError if a worker's piece is missing or has the wrong length."""
-    _check_count(pieces, len(lengths))
-    for worker, (piece, length) in enumerate(zip(pieces, lengths)):
-        if piece.shape[0] != length:
-            raise ValueError(
-                f"corrupt payload from worker {worker}: {piece.shape[0]} elements where {length} were expected; or "
-                f"its tensor has a different shape"
-            )
-
-
-def _check_count(pieces: Sequence[Any], size: int) -> None:
-    if len(pieces) != size:
-        raise ValueError(f"payloads came from {len(pieces)} workers where {size} were expected")
-
-
-def split_gathered(buffer: np.ndarray, request: Allgather) -> list[np.ndarray]:
-    """Cuts the concatenation that a transport's allgather returns into the workers' arrays.
-
-    Raises:
-        ValueError: the lengths do not add up to the buffer.
-    """
-    if request.ragged:
-        return split_ragged(buffer)
-    if request.lengths is not None:
-        lengths = list(request.lengths)
-    else:
-        own = max(len(request.array), 1)
-        lengths = [own] * (len(buffer) // own)
-    if sum(lengths) != len(buffer):
-        raise ValueError(f"an allgather returned {len(buffer)} elements where {sum(lengths)} were expected")
-    at = split_points(lengths)
-    return [buffer[at[i] : at[i + 1]] for i in range(len(lengths))]
-
-
-def split_ragged(buffer: np.ndarray) -> list[np.ndarray]:
-    """Undoes the concatenation of ragged payloads; returns their bodies.
-
-    Raises:
-        ValueError: the lengths do not add up to the buffer.
-    """
-    bodies: list[np.ndarray] = []
-    position = 0
-    while position < len(buffer):
-        header = buffer[position : position + 8]
-        length = int(header.copy().view("<i8")[0]) if len(header) == 8 else -1
-        if not 0 <= length <= len(buffer) - position - 8:
-            raise CorruptPayloadError(
-                f"corrupt payload from worker {len(bodies)}: a length of {length} at byte {position}"
-            )
-        bodies.append(buffer[position + 8 : position + 8 + length])
-        position += 8 + length
-    return bodies
 
 
 def use_plain_ints(scheme: Scheme, *names: str) -> None:

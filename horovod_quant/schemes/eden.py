@@ -7,39 +7,25 @@ A random rotation makes every bucket look Gaussian, so that one table of levels 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, get_args
 
-import numpy as np
-
 from horovod_quant.analysis.bounds import eden_error, eden_variance_factor
-from horovod_quant.kernels.arrays import no_part
-from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.kernels.layout import TILE, tiles
-from horovod_quant.kernels.span import as_array
+from horovod_quant.codecs.rotated_codes import RotatedCodes
+from horovod_quant.kernels.layout import TILE
+from horovod_quant.reductions.allgather import AllgatherReduce
+from horovod_quant.reductions.base import Reduction
+from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather
 from horovod_quant.schemes.base import (
-    Allgather,
-    Alltoall,
-    Collective,
-    Decoded,
-    Exchange,
-    Extent,
-    Gradient,
     Scheme,
     Workers,
-    checked,
     require_bool,
     require_choice,
     require_int,
-    split_points,
     use_plain_ints,
 )
-from horovod_quant.schemes.chunks import Segment, chunks_of
 from horovod_quant.schemes.qsgd import ALLGATHER, ALLTOALL, AUTO, Route
 from horovod_quant.schemes.registry import register
-from horovod_quant.schemes.rotated_codes import Coder
 
 DEFAULT_BITS = 3
 MOST_BITS = 4
@@ -78,14 +64,14 @@ class Widths(NamedTuple):
         server_bits = None if self.exchange == ALLGATHER else self.server_bits
         return eden_error(self.bits, server_bits, ratio, self.trellis)
 
-    def up(self, kernels: Any) -> Coder:
-        """Of what the workers send."""
-        return Coder(kernels, self.bits, self.trellis)
-
-    def down(self, kernels: Any) -> Coder:
-        """Of what all workers receive in the end."""
-        bits = self.bits if self.exchange == ALLGATHER else self.server_bits
-        return Coder(kernels, bits, self.trellis)
+    def reduction(self) -> Reduction:
+        # With a rotation that all workers share, one inverse rotation would do for the sum. But equal gradients would
+        # have equal errors then, of which n times as much is left (with half of the energy in common 4% more at one
+        # bit, 2% at three), and with two workers that would save no more than a quarter of the kernels' time.
+        codes = RotatedCodes(self.bits, self.trellis)
+        if self.exchange == ALLGATHER:
+            return AllgatherReduce(codes)
+        return ScatterReduceAllgather(codes, RotatedCodes(self.server_bits, self.trellis))
 
 
 @register
@@ -183,11 +169,8 @@ class EDEN(Scheme):
     def more_work(self) -> bool:
         return self.trellis
 
-    @property
-    def collectives(self) -> tuple[Collective, ...]:
-        """For ``exchange="auto"``, those used with many workers."""
-        gathered = Collective(Allgather, "int32")
-        return (gathered,) if self.exchange == ALLGATHER else (Collective(Alltoall, "int32"), gathered)
+    def reduction(self, workers: Workers) -> Reduction:
+        return self.widths(workers.size).reduction()
 
     def for_workers(self, workers: Workers) -> Scheme:
         """This scheme with all choices made that depend on the number of workers."""
@@ -223,29 +206,6 @@ class EDEN(Scheme):
         ]
         return [widths for widths in gathered + served if self.exchange in (AUTO, widths.exchange)]
 
-    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        widths = self.widths(workers.size)
-        if widths.exchange == ALLGATHER:
-            return _exchange_all(gradients, workers, widths.up(kernels))
-        return _exchange_chunks(gradients, workers, widths.up(kernels), widths.down(kernels))
-
-    def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
-        """All workers' steps, codes and scales, or the servers'."""
-        widths = self.widths(workers.size)
-        if widths.exchange == ALLGATHER:
-            coder = widths.up(None)
-            return [(sum(coder.length(count) for count in elements), np.int32)] * workers.size
-        coder, served = widths.down(None), _served(elements, workers)
-        return [(at[-1], np.int32) for at in coder.offsets(served)]
-
-    def opened(
-        self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
-    ) -> Decoded:
-        widths = self.widths(workers.size)
-        if widths.exchange == ALLGATHER:
-            return _opened_all(received, extents, widths.up(kernels))
-        return _opened_chunks(received, extents, workers, widths.down(kernels))
-
 
 def balanced(bits: int, workers: int, trellis: bool = False) -> int:
     """What ``server_bits="auto"`` is."""
@@ -257,184 +217,3 @@ def balanced(bits: int, workers: int, trellis: bool = False) -> int:
 def _usual_ratio(workers: int) -> float:
     """See `horovod_quant.analysis.bounds.energy_ratio`."""
     return 1 / (1 + (workers - 1) * IN_COMMON)
-
-
-LARGEST_STEP = 2**31 - 1
-"""A step counts on from 0 after it: what an int32 word holds."""
-
-
-def _values(gradient: Gradient, segment: Segment) -> Any:
-    return as_array(_held(gradient, segment))
-
-
-def _held(gradient: Gradient, segment: Segment) -> Any:
-    is_all = segment.elements == gradient.elements
-    return gradient.held if is_all else gradient.held[segment.start : segment.stop]
-
-
-def _average(coder: Coder, pieces: Sequence[Any], keys: KeyChain, elements: int, start: int) -> Any:
-    out = coder.kernels.target(elements)
-    return coder.add(pieces, keys, 1.0 / len(pieces), elements, out, start)
-
-
-def _as_it_is(array: Any, out: Any) -> Any:
-    return array
-
-
-def _own_step(gradient: Gradient) -> int:
-    return gradient.step & LARGEST_STEP
-
-
-def _encoded(
-    gradients: Sequence[Gradient], segments: Sequence[Segment], workers: Workers, coder: Coder
-) -> Any:
-    """What this worker sends of its gradients' segments, one after another."""
-    kernels, own = coder.kernels, [gradients[segment.gradient] for segment in segments]
-    starts = [each.start + segment.start for each, segment in zip(own, segments)]
-    steps = [_own_step(each) for each in own]
-    if hasattr(kernels, "Table"):
-        values = list(map(_held, own, segments))
-        return coder.encode_each(values, [each.keys for each in own], "worker", steps, workers.rank, starts)
-    parts = []
-    for gradient, segment, step, start in zip(own, segments, steps, starts):
-        key = gradient.keys.key("worker", step, workers.rank)
-        values_of, fill = partial(_values, gradient, segment), partial(kernels.step_word, step)
-        parts += coder.parts(segment.elements, values_of, fill, key, start)
-    return kernels.assemble([*parts, no_part(np.int32)])
-
-
-def _averaged(
-    gradients: Sequence[Gradient],
-    segments: Sequence[Segment],
-    received: Sequence[Any],
-    up: Coder,
-    down: Coder,
-) -> Any:
-    """What the server of these segments sends: their averages over the workers, of whom it has received them."""
-    kernels, own = up.kernels, [gradients[segment.gradient] for segment in segments]
-    chains = [each.keys for each in own]
-    starts = [each.start + segment.start for each, segment in zip(own, segments)]
-    counts = [segment.elements for segment in segments]
-    # Signs of the first worker's step, which all servers of a gradient know: they do not depend on who serves what.
-    if hasattr(kernels, "Table"):
-        bounds, total = split_points(counts), kernels.target(sum(counts))
-        averages = [total[low:high] for low, high in zip(bounds, bounds[1:])]
-        steps = up.add_each(received, chains, "worker", 1.0 / len(received), averages, starts)
-        return down.encode_each(averages, chains, "server", steps, 0, starts)
-    parts = []
-    for chain, count, start, at in zip(chains, counts, starts, up.offsets([segments])[0]):
-        pieces = [piece[at:] for piece in received]
-        average = partial(_average, up, pieces, chain, count, start)
-        step = pieces[0][:1]
-        key = kernels.key_of_word(chain, "server", step)
-        parts += down.parts(count, average, partial(_as_it_is, step), key, start)
-    return kernels.assemble([*parts, no_part(np.int32)])
-
-
-@lru_cache(maxsize=64)  # every step's gradients have the same lengths
-def _whole(elements: tuple[int, ...]) -> list[Segment]:
-    return [Segment(i, 0, count, 0, tiles(count)) for i, count in enumerate(elements)]
-
-
-def _exchange_all(gradients: Sequence[Gradient], workers: Workers, coder: Coder) -> Exchange:
-    # With signs that all workers share, one inverse rotation would do for the sum. But equal gradients would have equal
-    # errors then, of which n times as much is left (with half of the energy in common 4% more at one bit, 2% at three),
-    # and of two workers' exchange that would save no more than a quarter of the kernels' time.
-    lengths = [coder.length(gradient.elements) for gradient in gradients]
-    payload = _encoded(gradients, _whole(tuple(each.elements for each in gradients)), workers, coder)
-    # An empty array does not tell how many there are.
-    known = None if sum(lengths) else [0] * workers.size
-    payloads = yield from checked(Allgather(payload, [4 * length for length in lengths], known), workers)
-    return _opened_all(payloads, [gradient.extent for gradient in gradients], coder)
-
-
-def _opened_all(payloads: Sequence[Any], extents: Sequence[Extent], coder: Coder) -> Decoded:
-    at = split_points([coder.length(extent.elements) for extent in extents])
-
-    def write(i: int, factor: float, out: Any) -> Any:
-        keys, elements, start = extents[i]
-        pieces = [payload[at[i] : at[i + 1]] for payload in payloads]
-        return coder.add(pieces, keys, factor, elements, out, start)
-
-    def write_all(factor: float, outs: Sequence[Any]) -> None:
-        chains, starts = [extent.keys for extent in extents], [extent.start for extent in extents]
-        coder.add_each(payloads, chains, "worker", factor, outs, starts)
-
-    at_once = write_all if hasattr(coder.kernels, "Table") else None
-    return Decoded(len(payloads), write, write_all=at_once, received=payloads)
-
-
-def _served(elements: Iterable[int], workers: Workers) -> list[list[Segment]]:
-    """What each server serves."""
-    chunks = chunks_of(elements, workers.size)
-    return [chunks.segments(server) for server in range(workers.size)]
-
-
-def _exchange_chunks(gradients: Sequence[Gradient], workers: Workers, up: Coder, down: Coder) -> Exchange:
-    served = _served((gradient.elements for gradient in gradients), workers)
-
-    def sizes(coder: Coder) -> list[int]:
-        """Bytes of each gradient's segments."""
-        found = [0] * len(gradients)
-        for segment in (segment for own in served for segment in own):
-            found[segment.gradient] += 4 * coder.length(segment.elements)
-        return found
-
-    sent = _encoded(gradients, [segment for own in served for segment in own], workers, up)
-    request = Alltoall(sent, [at[-1] for at in up.offsets(served)], sizes(up))
-    received = yield from checked(request, workers)
-
-    gathered = yield from checked(
-        Allgather(
-            _averaged(gradients, served[workers.rank], received, up, down),
-            [size / workers.size for size in sizes(down)],
-            [at[-1] for at in down.offsets(served)],
-        ),
-        workers,
-    )
-    return _opened_chunks(gathered, [gradient.extent for gradient in gradients], workers, down)
-
-
-def _opened_chunks(
-    gathered: Sequence[Any], extents: Sequence[Extent], workers: Workers, coder: Coder
-) -> Decoded:
-    kernels, served = coder.kernels, _served((extent.elements for extent in extents), workers)
-
-    @cache
-    def collected() -> tuple[list[list], list[list], list[Any]]:
-        """Each gradient's codes and scales, by servers, and its key."""
-        # Segments end where buckets do, so one after another they are what the whole gradient's codes would be.
-        words: list[list] = [[np.zeros(0, np.int32)] for _ in extents]
-        scales: list[list] = [[np.zeros(0, np.float32)] for _ in extents]
-        keys = [extent.keys.key("server", 0) for extent in extents]
-        for own, starts, piece in zip(served, coder.offsets(served), gathered):
-            for segment, at in zip(own, starts):
-                codes, units = coder.open(piece[at:], segment.elements)
-                words[segment.gradient].append(codes)
-                scales[segment.gradient].append(units)
-                chain = extents[segment.gradient].keys
-                keys[segment.gradient] = kernels.key_of_word(chain, "server", piece[at : at + 1])
-        return words, scales, keys
-
-    def write(i: int, factor: float, out: Any) -> Any:
-        words, scales, keys = collected()
-        return kernels.decode_rotated(
-            kernels.concatenate(words[i]),
-            kernels.concatenate(scales[i]),
-            coder.bits,
-            keys[i],
-            factor * workers.size,
-            out,
-            extents[i].start,
-            coder.trellis,
-        )
-
-    def write_all(factor: float, outs: Sequence[Any]) -> None:
-        for own, piece in zip(served, gathered):
-            chains = [extents[segment.gradient].keys for segment in own]
-            parts = [outs[segment.gradient][segment.start : segment.stop] for segment in own]
-            starts = [extents[segment.gradient].start + segment.start for segment in own]
-            coder.add_each([piece], chains, "server", factor * workers.size, parts, starts)
-
-    at_once = write_all if hasattr(kernels, "Table") else None
-    return Decoded(workers.size, write, write_all=at_once, received=gathered)

@@ -17,6 +17,7 @@ import numpy as np
 from horovod_quant.kernels.arrays import no_part
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.layout import TILE
+from horovod_quant.reductions.shards import owned_range
 from horovod_quant.schemes.base import (
     CROSS,
     LOCAL,
@@ -37,7 +38,6 @@ from horovod_quant.schemes.base import (
     split_points,
     split_ragged,
 )
-from horovod_quant.schemes.chunks import owned_range
 from horovod_quant.schemes.inside import (
     FLOAT32,
     Inside,

@@ -43,9 +43,3 @@ class NUQSGD(GatheredScheme):
 
     def grid(self):
         return exponential_levels((1 << (self.bits - 1)) - 2)
-
-    def encode(self, kernels, values, norms, key, start=0, out=None):
-        return kernels.encode_exponential(values, norms, self.bucket_size, self.bits, key, start, out)
-
-    def decode(self, kernels, words, norms, factor, out):
-        return kernels.decode_exponential(words, norms, self.bucket_size, self.bits, factor, out)

@@ -78,9 +78,11 @@ def check(scheme_class: Any) -> None:
     name = scheme_class.__name__
     if not getattr(getattr(scheme_class, "__dataclass_params__", None), "frozen", False):
         raise TypeError(f"{name}: put @dataclass(frozen=True) before the class")
-    for needed in ("collectives", "begin"):
-        if getattr(scheme_class, needed) is getattr(Scheme, needed):
-            raise TypeError(f"{name}.{needed}: define it, see horovod_quant.schemes.base.Scheme")
+    for needed in () if _overrides(scheme_class, "reduction") else ("collectives", "begin"):
+        if not _overrides(scheme_class, needed):
+            raise TypeError(
+                f"{name}.{needed}: define it, or reduction; see horovod_quant.schemes.base.Scheme"
+            )
     if name in ("Auto", "Compressor"):
         raise ValueError(f"{name}: the frontends already have a class of that name; rename it")
     names = argument_names(scheme_class)
@@ -106,6 +108,10 @@ def check(scheme_class: Any) -> None:
             raise ValueError(
                 f"{name}.compared: {method!r} is not one of its methods; its short names are in presets"
             )
+
+
+def _overrides(scheme_class: type[Scheme], name: str) -> bool:
+    return getattr(scheme_class, name) is not getattr(Scheme, name)
 
 
 def families_of(scheme_class: type[Scheme]) -> dict[str, dict[str, Any]]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -40,17 +41,13 @@ from horovod_quant.schemes.base import (
     Collective,
     Decoded,
     Exchange,
+    Extent,
     Gradient,
+    Rounding,
     Workers,
     checked,
     split_points,
     worker_key,
-)
-
-COLLECTIVES = (
-    Collective(Allreduce, "float64", "sum"),
-    Collective(Allreduce, "int32", "sum"),
-    Collective(Allreduce, "int64", "sum"),
 )
 
 BUCKETS_OF_AN_ESTIMATE = 16
@@ -96,57 +93,80 @@ def _sign_key(gradient: Gradient) -> Key:
     return gradient.keys.key("rotation", 0)
 
 
-def exchange(
-    gradients: Sequence[Gradient], workers: Workers, kernels: Any, bits: int, rounding: str
-) -> Exchange:
-    """The exchange of a group of gradients; a generator.
+@dataclass(frozen=True)
+class RotatedSum:
+    """The reduction of Global-QSGD with a rotation.
 
     Args:
-        gradients, workers, kernels: as in `Scheme.begin`.
         bits: width of a field.
         rounding: see `horovod_quant.schemes.base.worker_key`.
     """
-    counts = [tiles(gradient.elements) for gradient in gradients]
-    known_at = split_points([_known_count(gradient.elements) for gradient in gradients])
-    parts = [part for gradient in gradients for part in _known_parts(gradient, kernels)]
-    known = kernels.assemble([*parts, (0, np.float64, lambda out: out)])
-    known = yield from checked(Allreduce(known, "sum", _bytes(known_at, 8)), workers)
-    step = rotated_sum_step(bits, workers.size, rounding)
-    energies = [known[at : at + count] for at, count in zip(known_at, counts)]
-    steps = [
-        _steps(known[known_at[i] : known_at[i + 1]], gradient.elements, workers.size, step)
-        for i, gradient in enumerate(gradients)
-    ]
 
-    word_counts = [sum_words(rotated_elements(gradient.elements), bits) for gradient in gradients]
-    at = split_points([words + count for words, count in zip(word_counts, counts)])
-    parts = []
-    for i, gradient in enumerate(gradients):
-        key = worker_key(gradient, workers, rounding)
-        parts += _sum_parts(gradient, steps[i], bits, key, kernels)
-    words = kernels.assemble([*parts, (1, np.int32, lambda out: np.ones(1, np.int32))])
-    words = yield from checked(Allreduce(words, "sum", _bytes(at, 4)), workers)
-    sums = [words[at[i] : at[i] + word_counts[i]] for i in range(len(gradients))]
+    bits: int
+    rounding: Rounding
 
-    wrapped = []
-    for i, gradient in enumerate(gradients):
-        found = kernels.rotated_sum_checks(sums[i], bits, gradient.elements)
-        sent = words[at[i] + word_counts[i] : at[i + 1]]
-        wrapped.append(np.flatnonzero((found != sent) & (steps[i] > 0) & (steps[i] < np.inf)).tolist())
-    exact = yield from _exchange_again(gradients, wrapped, energies, workers, kernels)
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        return (
+            Collective(Allreduce, "float64", "sum"),
+            Collective(Allreduce, "int32", "sum"),
+            Collective(Allreduce, "int64", "sum"),
+        )
 
-    # What decoding needs of the gradients, without their values, which are not to be kept.
-    sources = [(_sign_key(gradient), gradient.start) for gradient in gradients]
+    def received_lengths(self, elements: Sequence[int], workers: Workers) -> None:
+        """None: the exact sums of buckets that are exchanged again have no codes."""
+        return None
 
-    def write(i: int, factor: float, out: Any) -> Any:
-        signs, start = sources[i]
-        kernels.decode_rotated_sum(sums[i], steps[i], bits, signs, factor, out, start)
-        for bucket, values in zip(wrapped[i], exact[i]):
-            with np.errstate(over="ignore"):
-                store_float32((values * factor).astype(np.float32), out[bucket * TILE : (bucket + 1) * TILE])
-        return out
+    def decode_received(
+        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+    ) -> Decoded:
+        raise TypeError("the sums of rotated gradients cannot be decoded elsewhere")
 
-    return Decoded(words[-1], write, [len(buckets) for buckets in wrapped])
+    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        bits = self.bits
+        counts = [tiles(gradient.elements) for gradient in gradients]
+        known_at = split_points([_known_count(gradient.elements) for gradient in gradients])
+        parts = [part for gradient in gradients for part in _known_parts(gradient, kernels)]
+        known = kernels.assemble([*parts, (0, np.float64, lambda out: out)])
+        known = yield from checked(Allreduce(known, "sum", _bytes(known_at, 8)), workers)
+        step = rotated_sum_step(bits, workers.size, self.rounding)
+        energies = [known[at : at + count] for at, count in zip(known_at, counts)]
+        steps = [
+            _steps(known[known_at[i] : known_at[i + 1]], gradient.elements, workers.size, step)
+            for i, gradient in enumerate(gradients)
+        ]
+
+        word_counts = [sum_words(rotated_elements(gradient.elements), bits) for gradient in gradients]
+        at = split_points([words + count for words, count in zip(word_counts, counts)])
+        parts = []
+        for i, gradient in enumerate(gradients):
+            key = worker_key(gradient, workers, self.rounding)
+            parts += _sum_parts(gradient, steps[i], bits, key, kernels)
+        words = kernels.assemble([*parts, (1, np.int32, lambda out: np.ones(1, np.int32))])
+        words = yield from checked(Allreduce(words, "sum", _bytes(at, 4)), workers)
+        sums = [words[at[i] : at[i] + word_counts[i]] for i in range(len(gradients))]
+
+        wrapped = []
+        for i, gradient in enumerate(gradients):
+            found = kernels.rotated_sum_checks(sums[i], bits, gradient.elements)
+            sent = words[at[i] + word_counts[i] : at[i + 1]]
+            wrapped.append(np.flatnonzero((found != sent) & (steps[i] > 0) & (steps[i] < np.inf)).tolist())
+        exact = yield from _exchange_again(gradients, wrapped, energies, workers, kernels)
+
+        # What decoding needs of the gradients, without their values, which are not to be kept.
+        sources = [(_sign_key(gradient), gradient.start) for gradient in gradients]
+
+        def write(i: int, factor: float, out: Any) -> Any:
+            signs, start = sources[i]
+            kernels.decode_rotated_sum(sums[i], steps[i], bits, signs, factor, out, start)
+            for bucket, values in zip(wrapped[i], exact[i]):
+                with np.errstate(over="ignore"):
+                    store_float32(
+                        (values * factor).astype(np.float32), out[bucket * TILE : (bucket + 1) * TILE]
+                    )
+            return out
+
+        return Decoded(words[-1], write, [len(buckets) for buckets in wrapped])
 
 
 # ---- what the steps follow from

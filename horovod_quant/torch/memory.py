@@ -180,11 +180,11 @@ class HostMemory(Memory):
         destination.copy_(target)
 
     def write_all(self, decoded: Decoded, factor: float, places: Sequence[Place]) -> None:
-        arrays = [] if decoded.write_all is None else list(map(self._array_of, places))
-        if decoded.write_all is None or any(array is None for array in arrays):
+        arrays = list(map(self._array_of, places))
+        if any(array is None for array in arrays):
             super().write_all(decoded, factor, places)
         else:
-            decoded.write_all(factor, arrays)
+            decoded.decode(range(len(arrays)), factor, arrays)
 
     def _array_of(self, place: Place) -> np.ndarray | Span | None:
         """A destination's own memory; None if it is not flat, or elsewhere."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from horovod_quant.codecs.base import Codec
 from horovod_quant.kernels.layout import TILE, ceil_div
-from horovod_quant.schemes.base import split_points
+from horovod_quant.kernels.segments import Segment
+from horovod_quant.reductions.requests import split_points
 
 
-class Segment(NamedTuple):
+class Run(NamedTuple):
     """Part of one gradient inside one chunk."""
 
     gradient: int
@@ -45,17 +47,17 @@ class Chunks:
         self.elements = list(elements)
         self._tile = tile
         self.tile_at = split_points([ceil_div(count, tile) for count in elements])
-        self._segments: dict[int, list[Segment]] = {}
+        self._segments: dict[int, list[Run]] = {}
         total = self.tile_at[-1]
         self.bounds = [total * worker // workers for worker in range(workers + 1)]
 
     def tile_count(self, worker: int) -> int:
         return self.bounds[worker + 1] - self.bounds[worker]
 
-    def pieces(self, worker: int, most_tiles: int) -> list[Segment]:
+    def pieces(self, worker: int, most_tiles: int) -> list[Run]:
         """The segments of a worker's chunk, cut into pieces of at most ``most_tiles`` tiles."""
         return [
-            Segment(
+            Run(
                 segment.gradient,
                 segment.start + offset * self._tile,
                 min(segment.stop, segment.start + (offset + most_tiles) * self._tile),
@@ -66,13 +68,13 @@ class Chunks:
             for offset in range(0, segment.tile_count, most_tiles)
         ]
 
-    def segments(self, worker: int) -> list[Segment]:
+    def segments(self, worker: int) -> list[Run]:
         """The gradients' parts in a worker's chunk, in order. The same list every time, to be left as it is."""
         if worker not in self._segments:
             self._segments[worker] = self._found_segments(worker)
         return self._segments[worker]
 
-    def _found_segments(self, worker: int) -> list[Segment]:
+    def _found_segments(self, worker: int) -> list[Run]:
         low, high = self.bounds[worker], self.bounds[worker + 1]
         found = []
         for gradient, count in enumerate(self.elements):
@@ -81,7 +83,7 @@ class Chunks:
             if first < last:
                 start = (first - self.tile_at[gradient]) * self._tile
                 stop = min(count, (last - self.tile_at[gradient]) * self._tile)
-                found.append(Segment(gradient, start, stop, first - low, last - first))
+                found.append(Run(gradient, start, stop, first - low, last - first))
         return found
 
     def parts(self, bytes_per_tile: int) -> list[int]:
@@ -109,3 +111,73 @@ def owned_range(name: str, elements: int, owners: int, owner: int, unit: int) ->
     place = (owner + zlib.crc32(name.encode())) % owners
     low, high = units * place // owners, units * (place + 1) // owners
     return min(low * unit, elements), min(high * unit, elements)
+
+
+class Shards:
+    """The segments that each rank reduces, for tensors with these lengths.
+
+    Attributes:
+        of: for each rank its segments.
+    """
+
+    def __init__(self, elements: tuple[int, ...], workers: int, align: int) -> None:
+        chunks = Chunks(elements, workers, align)
+        self._tensors = len(elements)
+        self.of = [
+            [Segment(each.gradient, each.start, each.stop) for each in chunks.segments(rank)]
+            for rank in range(workers)
+        ]
+        self._bytes: dict[Codec, list[int]] = {}
+        self._lengths = [tuple(segment.elements for segment in segments) for segments in self.of]
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        """Of all ranks, one after another."""
+        return [segment for segments in self.of for segment in segments]
+
+    @cached_property
+    def _of_tensor(self) -> list[list[tuple[int, int]]]:
+        """For each tensor the ranks that reduce parts of it, and the number of the segment there."""
+        found: list[list[tuple[int, int]]] = [[] for _ in range(self._tensors)]
+        for rank, segments in enumerate(self.of):
+            for number, segment in enumerate(segments):
+                found[segment.tensor].append((rank, number))
+        return found
+
+    def lengths(self, codec: Codec) -> list[int]:
+        """Words of the payload of each shard."""
+        return [codec.offsets(lengths)[-1] for lengths in self._lengths]
+
+    def bytes_by_tensor(self, codec: Codec) -> list[int]:
+        """Of the payloads of all shards."""
+        if codec not in self._bytes:
+            self._bytes[codec] = self._found_bytes(codec)
+        return self._bytes[codec]
+
+    def _found_bytes(self, codec: Codec) -> list[int]:
+        found = [0] * self._tensors
+        for segment in self.segments:
+            found[segment.tensor] += 4 * codec.words(segment.elements)
+        return found
+
+    def parts_of(self, codec: Codec, tensors: Sequence[int]) -> list[tuple[Sequence[int], Sequence[Segment]]]:
+        """For each rank the segments of these tensors, numbered by their places, and where they are in its payload."""
+        offsets = [codec.offsets(lengths) for lengths in self._lengths]
+        if len(tensors) == self._tensors and list(tensors) == list(range(self._tensors)):
+            return list(zip(offsets, self.of))
+        found: list[tuple[list[int], list[Segment]]] = [([], []) for _ in self.of]
+        for place, tensor in enumerate(tensors):
+            for rank, number in self._of_tensor[tensor]:
+                found[rank][0].append(offsets[rank][number])
+                found[rank][1].append(self.of[rank][number]._replace(tensor=place))
+        return found  # type: ignore[return-value]
+
+
+def shards_of(elements: Iterable[int], workers: int, align: int) -> Shards:
+    """`Shards`, found once: the groups of every step have tensors of the same lengths."""
+    return _shards_of(tuple(elements), workers, align)
+
+
+@lru_cache(maxsize=64)
+def _shards_of(elements: tuple[int, ...], workers: int, align: int) -> Shards:
+    return Shards(elements, workers, align)

@@ -1,0 +1,90 @@
+"""What a codec is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from horovod_quant.kernels.layout import TILE
+from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
+
+
+class Codec(ABC):
+    """A frozen dataclass that encodes segments of tensors as int32 words.
+
+    The payload of a segment depends on the segment alone, so payloads can be cut wherever segments end.
+
+    Attributes:
+        domain: of the random bits with which workers round their gradients.
+        of_sums: whether what a reducer sends are sums over the workers, and not averages.
+    """
+
+    domain: ClassVar[str] = "worker"
+    of_sums: ClassVar[bool] = False
+
+    @property
+    def align(self) -> int:
+        """Segments begin at multiples of this number of elements."""
+        return TILE
+
+    @abstractmethod
+    def words(self, elements: int) -> int:
+        """Number of int32 words of the payload of a segment."""
+
+    @abstractmethod
+    def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> Any:
+        """The payloads of all segments, one after another."""
+
+    @abstractmethod
+    def decode(
+        self,
+        kernels: Any,
+        payloads: Sequence[Any],
+        at: Sequence[int],
+        batch: Batch,
+        domain: str,
+        factor: Any,
+        outs: Sequence[Any],
+    ) -> Sequence[Any]:
+        """Write the sums over the payloads, in their order, times a factor; return the results.
+
+        Args:
+            kernels: the backend.
+            payloads: of the ranks 0, 1, ... that have encoded these segments.
+            at: where each segment begins in every payload.
+            batch: the segments, without values.
+            domain: of the rounder that has encoded them.
+            factor: number by which sums are multiplied.
+            outs: for each segment a flat floating-point array.
+        """
+
+    def reduce(
+        self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch, gather: Codec
+    ) -> Any:
+        """The payload of ``gather`` for the averages over the payloads of all workers."""
+        averages = self._averages(kernels, payloads, at, batch)
+        return gather.encode(kernels, batch.with_values(averages), Rounder(REDUCER))
+
+    def _averages(self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch) -> Any:
+        outs = segment_kernels(kernels).empty(batch.elements)
+        return self.decode(kernels, payloads, at, batch, self.domain, 1.0 / len(payloads), outs)
+
+    def offsets(self, elements: tuple[int, ...]) -> tuple[int, ...]:
+        """Where the payload of each segment begins, and the length of all."""
+        return _offsets(self, elements)
+
+
+REDUCER = "server"
+"""Domain of the random bits of a rank that rounds averages. All ranks draw the same bits there, so the result does not
+depend on which rank reduces what.
+"""
+
+
+@lru_cache(maxsize=512)  # the segments of every step have the same lengths
+def _offsets(codec: Codec, elements: tuple[int, ...]) -> tuple[int, ...]:
+    found = [0]
+    for count in elements:
+        found.append(found[-1] + codec.words(count))
+    return tuple(found)

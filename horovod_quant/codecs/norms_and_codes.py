@@ -1,0 +1,61 @@
+"""The codes of QSGD and NUQSGD: the norm of each bucket, and a sign and a level for each element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Any
+
+from horovod_quant.codecs.base import Codec
+from horovod_quant.kernels.layout import TILE, buckets, code_words
+from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
+
+
+@dataclass(frozen=True)
+class NormsAndCodes(Codec):
+    """Stochastic rounding to uniform or exponential levels between 0 and the norm of a bucket.
+
+    Args:
+        levels: ``"uniform"`` or ``"exponential"``.
+        bits: width of a code.
+        norm: ``"l2"`` or ``"max"``.
+        bucket_size: number of elements that share a norm.
+    """
+
+    levels: str
+    bits: int
+    norm: str
+    bucket_size: int
+
+    @property
+    def align(self) -> int:
+        return lcm(self.bucket_size, TILE)
+
+    def words(self, elements: int) -> int:
+        return buckets(elements, self.bucket_size) + code_words(elements, self.bits)
+
+    def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> Any:
+        return segment_kernels(kernels).encode_codes(
+            self.levels,
+            self.norm,
+            self.bucket_size,
+            self.bits,
+            batch,
+            rounder,
+            self.offsets(batch.elements),
+        )
+
+    def decode(
+        self,
+        kernels: Any,
+        payloads: Sequence[Any],
+        at: Sequence[int],
+        batch: Batch,
+        domain: str,
+        factor: Any,
+        outs: Sequence[Any],
+    ) -> Sequence[Any]:
+        return segment_kernels(kernels).decode_codes(
+            self.levels, self.bucket_size, self.bits, payloads, at, factor, outs
+        )

@@ -1,0 +1,172 @@
+"""One bit an element, and a flag for each tile: what BinSGDM's workers send, and what its reducers make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from horovod_quant.codecs.base import REDUCER, Codec
+from horovod_quant.kernels.arrays import Part, no_part
+from horovod_quant.kernels.layout import ROW, TILE, ceil_div, code_words, tiles
+from horovod_quant.kernels.reference import uniform_levels
+from horovod_quant.kernels.segments import Batch, Rounder, any_flags, segment_kernels
+from horovod_quant.kernels.span import as_array
+
+
+@dataclass(frozen=True)
+class Signs(Codec):
+    """A bit of each element of the update, whose probability momentum and scale are.
+
+    A tile with an element that is not finite is flagged, and decodes to NaN.
+    """
+
+    def words(self, elements: int) -> int:
+        return tiles(elements) * ROW + ceil_div(tiles(elements), ROW)
+
+    def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> Any:
+        """Updates the states of the batch.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if any(state is None for state in batch.states):
+            raise ValueError("BinSGDM exchanges only gradients of its own optimizer: no momentum was given")
+        return segment_kernels(kernels).binarize(batch, rounder, self.offsets(batch.elements))
+
+    def decode(
+        self,
+        kernels: Any,
+        payloads: Sequence[Any],
+        at: Sequence[int],
+        batch: Batch,
+        domain: str,
+        factor: Any,
+        outs: Sequence[Any],
+    ) -> Sequence[Any]:
+        """Of one payload, that of a reducer."""
+        (payload,) = payloads
+        return segment_kernels(kernels).decode_signs(payload, batch, at, factor, outs)
+
+    def reduce(
+        self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch, gather: Codec
+    ) -> Any:
+        """A bit drawn from the average over the workers, or with `SignAverages` the average itself."""
+        if isinstance(gather, SignAverages):
+            return gather.of_signs(kernels, payloads, at, batch)
+        return segment_kernels(kernels).vote(payloads, batch, Rounder(REDUCER), at)
+
+
+@dataclass(frozen=True)
+class SignAverages(Codec):
+    """The average of the signs of all workers: a sign and a magnitude.
+
+    Codes are exact for up to ``2^(bits - 1)`` workers, and for any even number of workers below ``2^bits``; with more
+    they are rounded at random, without bias.
+
+    Args:
+        bits: width of a code.
+        workers: number of workers.
+    """
+
+    bits: int
+    workers: int
+
+    of_sums = True
+
+    def words(self, elements: int) -> int:
+        return tiles(elements) * ROW * self.bits + ceil_div(tiles(elements), ROW)
+
+    def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> Any:
+        raise TypeError("SignAverages are made of signs")
+
+    def of_signs(self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch) -> Any:
+        """The payload for the averages over payloads of `Signs`."""
+        most = kernels.TILES_AT_A_TIME
+        parts: list[Part] = []
+        for i, elements in enumerate(batch.elements):
+            for first in range(0, tiles(elements), most):
+                count = min(elements - first * TILE, most * TILE)
+                parts += self._in_whole_tiles(
+                    count, partial(self._average, kernels, payloads, at[i], batch, i, first, count)
+                )
+            parts.append(any_flags(payloads, at[i] + ROW * tiles(elements), elements))
+        return kernels.assemble([*parts, no_part(np.int32)])
+
+    def _average(
+        self,
+        kernels: Any,
+        payloads: Sequence[Any],
+        at: int,
+        batch: Batch,
+        i: int,
+        first: int,
+        elements: int,
+        out: Any,
+    ) -> Any:
+        """The codes of some tiles of segment i."""
+        own = slice(at + first * ROW, at + (first + tiles(elements)) * ROW)
+        total = _sum_of_signs([payload[own] for payload in payloads], elements, kernels)
+        key = Rounder(REDUCER).key(batch.chains[i], batch.steps[i])
+        start = batch.starts[i] + first * TILE
+        reach = self._reaches(tiles(elements))
+        return kernels.encode_uniform_codes(total, reach, TILE, self.bits, key, start, out)
+
+    def _in_whole_tiles(self, elements: int, encode: Any) -> list[Part]:
+        """The codes of some elements, then zeros up to the end of the last tile."""
+        used = code_words(elements, self.bits)
+        unused = tiles(elements) * ROW * self.bits - used
+        return [(used, np.int32, encode), (unused, np.int32, lambda out: np.zeros(unused, np.int32))]
+
+    def decode(
+        self,
+        kernels: Any,
+        payloads: Sequence[Any],
+        at: Sequence[int],
+        batch: Batch,
+        domain: str,
+        factor: Any,
+        outs: Sequence[Any],
+    ) -> Sequence[Any]:
+        (payload,) = payloads
+        results = []
+        for elements, start, out in zip(batch.elements, at, outs):
+            count = tiles(elements)
+            middle, end = start + count * ROW * self.bits, start + self.words(elements)
+            reach = self._reaches(count)
+            values = kernels.decode_uniform_codes(
+                [payload[start:middle]], [reach], TILE, self.bits, factor, as_array(out)
+            )
+            flags = kernels.unpack_flags(payload[middle:end], count)
+            results.append(kernels.with_nan_tiles(values, flags))
+        return results
+
+    def _reaches(self, tile_count: int) -> np.ndarray:
+        """For each tile the sum of the workers' signs that the largest code stands for.
+
+        That is the number of workers, unless there are so few that every possible sum has a code: an even number has
+        even sums, of which code 1 is 2; an odd number odd ones, of which code 1 is 1. A sum divided by this, times the
+        number of levels, is then exact in any arithmetic, because the quotient of the two is a power of two.
+        """
+        levels, distance = uniform_levels(self.bits), 1 + (self.workers + 1) % 2
+        reach = levels * distance if self.workers <= levels * distance else self.workers
+        return np.full(tile_count, reach, np.float32)
+
+
+def _sum_of_signs(votes: Sequence[Any], elements: int, kernels: Any) -> Any:
+    """The sum of the workers' signs, float32, exactly.
+
+    As a mean: of a power of two of arrays, whose inverse is no rounded number.
+    """
+    places = 1 << (len(votes) - 1).bit_length()
+
+    def decoded(words: Any, magnitude: float) -> Any:
+        return kernels.decode_signs(words, magnitude, kernels.target(elements))
+
+    arrays = [decoded(words, float(places)) for words in votes]
+    if places > len(votes):
+        arrays += [decoded(votes[0], 0.0)] * (places - len(votes))
+    return kernels.mean(arrays)

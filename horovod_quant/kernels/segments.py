@@ -1,0 +1,408 @@
+"""Kernels for many segments in one call. A segment is a run of the elements of one tensor.
+
+`SegmentKernels` loops over the kernels of a backend for one segment. A backend whose calls cost more than the work on a
+small segment overrides its methods (`horovod_quant.kernels.native_segments`), with bit-identical results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from horovod_quant.kernels.arrays import Part, no_part
+from horovod_quant.kernels.keys import Key, KeyChain
+from horovod_quant.kernels.layout import ROW, buckets, ceil_div, code_words, sum_words, tiles
+from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.kernels.span import as_array
+
+
+class Segment(NamedTuple):
+    """A run of the elements of one tensor, numbered among those of a call."""
+
+    tensor: int
+    start: int
+    stop: int
+
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
+
+
+class Rounder(NamedTuple):
+    """Who rounds, and for what: with tensor and step it selects the random bits.
+
+    Attributes:
+        domain: what is rounded, e.g. ``"worker"`` for the gradient of a worker.
+        rank: of the worker; 0 where every worker must draw the same bits.
+        size: number of workers whose rounding is correlated; 0 for independent rounding.
+    """
+
+    domain: str
+    rank: int = 0
+    size: int = 0
+
+    def key(self, chain: KeyChain, step: Any) -> Key:
+        if self.size:
+            return chain.joint(self.domain, step, self.rank, self.size)
+        return chain.key(self.domain, step, self.rank)
+
+
+class Batch:
+    """Segments that kernels take in one call, with what selects their random bits.
+
+    Attributes:
+        elements: length of each segment.
+        starts: index of the first element of each segment in its tensor.
+        chains: the keys of each tensor.
+        steps: the count of each tensor's steps.
+        values: the elements of each segment; empty where they are not needed.
+        states: BinSGDM's momentum, scale and beta of each segment; empty where they are not needed.
+        table: what a backend keeps of the values between its kernels.
+    """
+
+    # No tuple: Python's garbage collector would count it, and go through the objects of a framework more often.
+    __slots__ = ("chains", "elements", "starts", "states", "steps", "table", "values")
+
+    def __init__(
+        self,
+        elements: tuple[int, ...],
+        starts: Sequence[int],
+        chains: Sequence[KeyChain],
+        steps: Sequence[Any] = (),
+        values: Sequence[Any] = (),
+        states: Sequence[Any] = (),
+    ) -> None:
+        self.elements = elements
+        self.starts = starts
+        self.chains = chains
+        self.steps = steps
+        self.values = values
+        self.states = states
+        self.table: Any = None
+
+    def with_steps(self, steps: Sequence[Any]) -> Batch:
+        return Batch(self.elements, self.starts, self.chains, steps, self.values)
+
+    def with_values(self, values: Sequence[Any]) -> Batch:
+        return Batch(self.elements, self.starts, self.chains, self.steps, values)
+
+
+Source = tuple[Any, Sequence[int], Sequence[Segment]]
+"""Payloads, where each segment's part of a payload begins, and the segments, whose tensors are numbered as results."""
+
+
+class SegmentKernels:
+    """Loops over the kernels of a backend for one segment.
+
+    Args:
+        kernels: the backend.
+    """
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+
+    def empty(self, lengths: Sequence[int]) -> Sequence[Any]:
+        """Arrays for float32 results that are temporary."""
+        return [self._kernels.target(length) for length in lengths]
+
+    def decode_sources(
+        self, outs: Sequence[Any], sources: Sequence[Source], decode: Callable[..., Any]
+    ) -> Sequence[Any]:
+        """Decode into ``outs`` what came in several pieces: ``decode(source, parts of the outs)`` for each source."""
+        for source in sources:
+            decode(source, [outs[segment.tensor][segment.start : segment.stop] for segment in source[2]])
+        return outs
+
+    # ---- norms and codes: the payload of a segment is its norms, and then its codes
+
+    def encode_codes(
+        self, levels: str, norm: str, bucket_size: int, bits: int, batch: Batch, rounder: Rounder, at: Any
+    ) -> Any:
+        """The payloads of all segments, which begin at ``at[i]``; ``at[-1]`` is the length of all."""
+        kernels = self._kernels
+        encode = kernels.encode_exponential if levels == "exponential" else kernels.encode_uniform_codes
+        norms: dict[int, Any] = {}
+
+        def fill_norms(i: int, out: Any) -> Any:
+            values = as_array(batch.values[i])
+            if norm == "max":
+                found = kernels.bucket_maxima(values, bucket_size, out)
+            else:
+                found = kernels.norms_of_square_sums(kernels.bucket_square_sums(values, bucket_size))
+            norms[i] = found
+            return found
+
+        def fill_words(i: int, out: Any) -> Any:
+            key = rounder.key(batch.chains[i], batch.steps[i])
+            return encode(
+                as_array(batch.values[i]), norms.pop(i), bucket_size, bits, key, batch.starts[i], out
+            )
+
+        parts: list[Any] = []
+        for i, count in enumerate(batch.elements):
+            parts.append((buckets(count, bucket_size), np.float32, partial(fill_norms, i)))
+            parts.append((code_words(count, bits), np.int32, partial(fill_words, i)))
+        return kernels.assemble([*parts, no_part(np.int32)])
+
+    def decode_codes(
+        self,
+        levels: str,
+        bucket_size: int,
+        bits: int,
+        payloads: Sequence[Any],
+        at: Sequence[int],
+        factor: Any,
+        outs: Sequence[Any],
+    ) -> Sequence[Any]:
+        """Write the sum over the payloads, in their order, of the segments that begin at ``at[i]``, times a factor."""
+        kernels = self._kernels
+        decode = kernels.decode_exponential if levels == "exponential" else kernels.decode_uniform_codes
+        results = []
+        for out, start in zip(outs, at):
+            elements = out.shape[0]
+            middle = start + buckets(elements, bucket_size)
+            end = middle + code_words(elements, bits)
+            norms = [kernels.view(payload[start:middle], np.float32) for payload in payloads]
+            words = [payload[middle:end] for payload in payloads]
+            results.append(decode(words, norms, bucket_size, bits, factor, as_array(out)))
+        return results
+
+    # ---- rotated codes: the payload of a segment is the word of its step, its codes, and its scales
+
+    def encode_rotated(
+        self, bits: int, trellis: bool, batch: Batch, rounder: Rounder, at: Any, step_words: Any = None
+    ) -> Any:
+        """As `encode_codes`; with ``step_words`` of `step_words` the steps are those."""
+        kernels = self._kernels
+        scales: dict[int, Any] = {}
+
+        def fill_words(i: int, out: Any) -> Any:
+            chain = batch.chains[i]
+            if step_words is None:
+                key = rounder.key(chain, batch.steps[i])
+            else:
+                key = kernels.key_of_word(chain, rounder.domain, step_words[i], rounder.rank)
+            values = as_array(batch.values[i])
+            words, scales[i] = kernels.encode_rotated(
+                values, bits, key, batch.starts[i], out, trellis=trellis
+            )
+            return words
+
+        def fill_step(i: int, out: Any) -> Any:
+            return kernels.step_word(batch.steps[i], out) if step_words is None else step_words[i]
+
+        parts: list[Any] = []
+        for i, count in enumerate(batch.elements):
+            if count:
+                parts.append((1, np.int32, partial(fill_step, i)))
+            parts.append((code_words(rotated_elements(count), bits), np.int32, partial(fill_words, i)))
+            parts.append((tiles(count), np.float32, partial(_popped, scales, i)))
+        return kernels.assemble([*parts, no_part(np.int32)])
+
+    def step_words(self, payload: Any, at: Sequence[int], elements: Sequence[int]) -> Sequence[Any]:
+        """The steps in a payload, in the form that `encode_rotated` takes."""
+        return [payload[start : start + 1] for start in at[: len(elements)]]
+
+    def decode_rotated(
+        self,
+        bits: int,
+        trellis: bool,
+        batch: Batch,
+        domain: str,
+        payloads: Sequence[Any],
+        at: Sequence[int],
+        factor: Any,
+        outs: Sequence[Any],
+    ) -> Sequence[Any]:
+        """As `decode_codes`; payload r was encoded by rank r of the domain."""
+        kernels = self._kernels
+        results = []
+        for i, (out, start) in enumerate(zip(outs, at)):
+            elements = batch.elements[i]
+            first = start + min(elements, 1)
+            middle = first + code_words(rotated_elements(elements), bits)
+            end = middle + tiles(elements)
+            chain = batch.chains[i]
+            keys = [
+                kernels.key_of_word(chain, domain, payload[start:first], rank)
+                if elements
+                else chain.key(domain, 0, rank)
+                for rank, payload in enumerate(payloads)
+            ]
+            scales = [kernels.view(payload[middle:end], np.float32) for payload in payloads]
+            words = [payload[first:middle] for payload in payloads]
+            results.append(
+                kernels.add_rotated(
+                    words, scales, bits, keys, factor, as_array(out), batch.starts[i], trellis
+                )
+            )
+        return results
+
+    # ---- sums: all norms in one array, and all digits in another, with one word at its end that is 1
+
+    def norms(self, norm: str, bucket_size: int, batch: Batch) -> Any:
+        """Of all segments, one after another: maxima, float32, or with ``"l2"`` sums of squares, float64."""
+        kernels = self._kernels
+        compute = kernels.bucket_maxima if norm == "max" else kernels.bucket_square_sums
+        dtype = np.float32 if norm == "max" else np.float64
+        return kernels.assemble(
+            [
+                (buckets(count, bucket_size), dtype, partial(compute, as_array(values), bucket_size))
+                for count, values in zip(batch.elements, batch.values)
+            ]
+        )
+
+    def encode_sums(
+        self,
+        bucket_size: int,
+        levels: int,
+        width: int,
+        batch: Batch,
+        rounder: Rounder,
+        norms: Any,
+        norm_at: Sequence[int],
+    ) -> Any:
+        """The digits of all segments, one after another, and the word.
+
+        Args:
+            norms: of all segments.
+            norm_at: where the norms of each segment begin, and their number.
+        """
+        kernels = self._kernels
+
+        def fill(i: int, out: Any) -> Any:
+            key = rounder.key(batch.chains[i], batch.steps[i])
+            local = norms[norm_at[i] : norm_at[i + 1]]
+            return kernels.encode_uniform_sum(
+                as_array(batch.values[i]), local, bucket_size, levels, width, key, batch.starts[i], out
+            )
+
+        parts: list[Any] = [
+            (sum_words(count, width), np.int32, partial(fill, i)) for i, count in enumerate(batch.elements)
+        ]
+        return kernels.assemble([*parts, (1, np.int32, _one)])
+
+    def decode_sums(
+        self,
+        bucket_size: int,
+        levels: int,
+        width: int,
+        words: Any,
+        word_at: Sequence[int],
+        norms: Any,
+        norm_at: Sequence[int],
+        segments: Sequence[int],
+        factor: Any,
+        outs: Sequence[Any],
+        table: Any = None,
+    ) -> Sequence[Any]:
+        """Write the sums of these segments, by their numbers, times a factor.
+
+        Args:
+            words: of all segments, which begin at ``word_at[i]``.
+            norms: of all segments.
+            norm_at: where the norms of each segment begin.
+            table: that of `Batch`, of the values in whose place the results may go.
+        """
+        return [
+            self._kernels.decode_uniform_sum(
+                words[word_at[i] : word_at[i + 1]],
+                norms[norm_at[i] : norm_at[i + 1]],
+                bucket_size,
+                levels,
+                width,
+                factor,
+                as_array(out),
+            )
+            for i, out in zip(segments, outs)
+        ]
+
+    # ---- one bit: the payload of a segment is its bits, in whole tiles, and then a flag for each tile
+
+    def binarize(self, batch: Batch, rounder: Rounder, at: Any) -> Any:
+        """Update the states; the payloads of all segments, which begin at ``at[i]``."""
+        kernels = self._kernels
+        flags: dict[int, Any] = {}
+
+        def fill_words(i: int, out: Any) -> Any:
+            momentum, scale, beta = batch.states[i]
+            key = rounder.key(batch.chains[i], batch.steps[i])
+            words, flags[i] = kernels.binarize(
+                as_array(batch.values[i]),
+                as_array(momentum),
+                as_array(scale),
+                beta,
+                key,
+                batch.starts[i],
+                out,
+            )
+            return words
+
+        def fill_flags(i: int, out: Any) -> Any:
+            return kernels.pack_flags(flags.pop(i))
+
+        parts: list[Any] = []
+        for i, count in enumerate(batch.elements):
+            parts.append((ROW * tiles(count), np.int32, partial(fill_words, i)))
+            parts.append((ceil_div(tiles(count), ROW), np.int32, partial(fill_flags, i)))
+        return kernels.assemble([*parts, no_part(np.int32)])
+
+    def vote(self, payloads: Sequence[Any], batch: Batch, rounder: Rounder, at: Sequence[int]) -> Any:
+        """The payload of one bit an element, drawn from the average over the payloads."""
+        kernels = self._kernels
+
+        def fill_words(i: int, out: Any) -> Any:
+            own = slice(at[i], at[i] + ROW * tiles(batch.elements[i]))
+            key = rounder.key(batch.chains[i], batch.steps[i])
+            return kernels.vote([payload[own] for payload in payloads], key, batch.starts[i], out)
+
+        parts: list[Any] = []
+        for i, count in enumerate(batch.elements):
+            parts.append((ROW * tiles(count), np.int32, partial(fill_words, i)))
+            parts.append(any_flags(payloads, at[i] + ROW * tiles(count), count))
+        return kernels.assemble([*parts, no_part(np.int32)])
+
+    def decode_signs(
+        self, payload: Any, batch: Batch, at: Sequence[int], factor: Any, outs: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Write plus or minus the factor, and NaN to the tiles that are flagged."""
+        kernels = self._kernels
+        results = []
+        for elements, start, out in zip(batch.elements, at, outs):
+            middle = start + ROW * tiles(elements)
+            flags = kernels.unpack_flags(
+                payload[middle : middle + ceil_div(tiles(elements), ROW)], tiles(elements)
+            )
+            signs = kernels.decode_signs(payload[start:middle], factor, as_array(out))
+            results.append(kernels.with_nan_tiles(signs, flags))
+        return results
+
+
+def any_flags(payloads: Sequence[Any], start: int, elements: int) -> Part:
+    """The flags that any payload has, from ``start`` on, for a segment of so many elements."""
+    length = ceil_div(tiles(elements), ROW)
+
+    def fill(out: Any) -> Any:
+        found = payloads[0][start : start + length]
+        for payload in payloads[1:]:
+            found = found | payload[start : start + length]
+        return found
+
+    return length, np.int32, fill
+
+
+def _one(out: Any) -> np.ndarray:
+    return np.ones(1, np.int32)
+
+
+def _popped(found: dict[int, Any], i: int, out: Any) -> Any:
+    return found.pop(i)
+
+
+def segment_kernels(kernels: Any) -> SegmentKernels:
+    """The kernels for many segments of a backend."""
+    found = getattr(kernels, "segments", None)
+    return SegmentKernels(kernels) if found is None else found

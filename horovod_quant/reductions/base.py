@@ -1,0 +1,78 @@
+"""What a reduction is, and what reductions share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from horovod_quant.kernels.segments import Batch, Rounder, Segment
+from horovod_quant.reductions.requests import Collective, Workers
+from horovod_quant.reductions.tensors import BinaryState, Decoded, Exchange, Extent, Gradient
+
+
+class Reduction(Protocol):
+    """The collectives of a scheme, for some number of workers."""
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """In order."""
+
+    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        """Reduce a group of gradients; a generator of requests."""
+
+    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
+        """Lengths and dtypes of ``Decoded.received``, see `Scheme.received_parts`."""
+
+    def decode_received(
+        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+    ) -> Decoded:
+        """The result, from what any worker has received."""
+
+
+def whole_batch(gradients: Sequence[Gradient]) -> Batch:
+    """One segment for each gradient."""
+    return Batch(
+        tuple([gradient.elements for gradient in gradients]),
+        [gradient.start for gradient in gradients],
+        [gradient.keys for gradient in gradients],
+        [gradient.step for gradient in gradients],
+        [gradient.held for gradient in gradients],
+        [gradient.state for gradient in gradients],
+    )
+
+
+def segments_batch(gradients: Sequence[Gradient], segments: Sequence[Segment], with_values: bool) -> Batch:
+    local = [gradients[segment.tensor] for segment in segments]
+    return Batch(
+        tuple([segment.elements for segment in segments]),
+        [gradient.start + segment.start for gradient, segment in zip(local, segments)],
+        [gradient.keys for gradient in local],
+        [gradient.step for gradient in local],
+        [gradient.held[segment.start : segment.stop] for gradient, segment in zip(local, segments)]
+        if with_values
+        else (),
+        [_part_of(gradient.state, segment) for gradient, segment in zip(local, segments)]
+        if with_values
+        else (),
+    )
+
+
+def _part_of(state: BinaryState | None, segment: Segment) -> BinaryState | None:
+    if state is None:
+        return None
+    local = slice(segment.start, segment.stop)
+    return BinaryState(state.momentum[local], state.scale[local], state.beta)
+
+
+def received_batch(tensors: Sequence[Extent], segments: Sequence[Segment]) -> Batch:
+    local = [tensors[segment.tensor] for segment in segments]
+    return Batch(
+        tuple([segment.elements for segment in segments]),
+        [tensor.start + segment.start for tensor, segment in zip(local, segments)],
+        [tensor.keys for tensor in local],
+    )
+
+
+def worker_rounder(domain: str, workers: Workers, correlated: bool) -> Rounder:
+    """Who rounds the gradient of this worker."""
+    return Rounder(domain, workers.rank, workers.size if correlated else 0)

@@ -1,0 +1,187 @@
+"""Exponential levels on one scale for all workers: their sum has to be rounded again, by reducers or pair by pair."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Callable
+
+import numpy as np
+
+from horovod_quant.codecs.base import REDUCER
+from horovod_quant.codecs.shared_scale import norm_offsets
+from horovod_quant.kernels.arrays import Part, no_part
+from horovod_quant.kernels.layout import TILE, code_words, tiles
+from horovod_quant.kernels.reference import per_element, store_float32
+from horovod_quant.kernels.segments import Batch, Rounder
+from horovod_quant.kernels.span import as_array
+from horovod_quant.reductions.base import whole_batch, worker_rounder
+from horovod_quant.reductions.integer_allreduce import bytes_between, collective_of_norms, shared_norms
+from horovod_quant.reductions.requests import (
+    Allgather,
+    Alltoall,
+    Collective,
+    CustomAllreduce,
+    Workers,
+    checked,
+    split_points,
+)
+from horovod_quant.reductions.shards import Chunks, Run, chunks_of
+from horovod_quant.reductions.tensors import Decoded, Exchange, Extent, Gradient
+
+
+@dataclass(frozen=True)
+class ExponentialReduction:
+    """1. Allreduce the norms. 2. Encode. 3. Reduce. 4. Decode.
+
+    By an alltoall, an average that is rounded again by the reducer of each shard, and an allgather; or, on a transport
+    with custom reductions (MPI), by one that rounds the sum of each pair again.
+
+    Args:
+        bits: width of a code.
+        norm: ``"max"`` or ``"l2"``, over all workers.
+        bucket_size: number of elements that share a norm.
+        correlated: whether the workers round with correlated random bits.
+    """
+
+    bits: int
+    norm: str
+    bucket_size: int
+    correlated: bool = False
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        return (collective_of_norms(self.norm), Collective(Alltoall, "int32"), Collective(Allgather, "int32"))
+
+    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        batch = whole_batch(gradients)
+        norms = yield from shared_norms(batch, self.norm, self.bucket_size, workers, kernels)
+        if workers.custom_reduction:
+            return (yield from self._pairwise(batch, norms, workers, kernels))
+        chunks = chunks_of(batch.elements, workers.size)
+        splits = [self._words(chunks.tile_count(rank)) for rank in range(workers.size)]
+        sizes = chunks.parts(4 * self._words(1))
+        received = yield from checked(
+            Alltoall(self._encoded(batch, norms, workers, kernels), splits, sizes), workers
+        )
+        request = Allgather(
+            self._reduced(chunks, batch, received, workers, kernels),
+            [size / workers.size for size in sizes],
+            splits,
+        )
+        del received  # before the gathered shards come
+        gathered = kernels.concatenate((yield from checked(request, workers)))
+        return self.decode_received([norms, gathered], [each.extent for each in gradients], workers, kernels)
+
+    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
+        """The norms, and the codes of the reducers."""
+        norms = norm_offsets(tuple(elements), self.bucket_size)[-1]
+        return [(norms, np.float32), (self._words(sum(map(tiles, elements))), np.int32)]
+
+    def decode_received(
+        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+    ) -> Decoded:
+        norms, words = received
+        elements = tuple([tensor.elements for tensor in tensors])
+        norm_at = norm_offsets(elements, self.bucket_size)
+        code_at = split_points([self._words(tiles(count)) for count in elements])
+
+        def write(i: int, factor: Any, out: Any) -> Any:
+            local, scales = words[code_at[i] : code_at[i + 1]], norms[norm_at[i] : norm_at[i + 1]]
+            total = factor * workers.size
+            return kernels.decode_exponential([local], [scales], self.bucket_size, self.bits, total, out)
+
+        return Decoded(workers.size, write, received=received)
+
+    def _words(self, tile_count: int) -> int:
+        return tile_count * 32 * self.bits
+
+    def _encoded(self, batch: Batch, norms: Any, workers: Workers, kernels: Any) -> Any:
+        rounder = worker_rounder("worker", workers, self.correlated)
+        norm_at = norm_offsets(batch.elements, self.bucket_size)
+
+        def encode(i: int, out: Any) -> Any:
+            key, scale = rounder.key(batch.chains[i], batch.steps[i]), norms[norm_at[i] : norm_at[i + 1]]
+            values = as_array(batch.values[i])
+            return kernels.encode_exponential(
+                values, scale, self.bucket_size, self.bits, key, batch.starts[i], out
+            )
+
+        parts: list[Part] = []
+        for i, count in enumerate(batch.elements):
+            parts += self._whole_tiles(count, partial(encode, i))
+        return kernels.assemble([*parts, no_part(np.int32)])
+
+    def _whole_tiles(self, elements: int, encode: Callable[[Any], Any]) -> list[Part]:
+        """The codes of ``elements`` elements, then zeros up to whole tiles."""
+        used = code_words(elements, self.bits)
+        unused = self._words(tiles(elements)) - used
+        return [(used, np.int32, encode), (unused, np.int32, lambda out: np.zeros(unused, np.int32))]
+
+    def _reduced(
+        self, chunks: Chunks, batch: Batch, received: Sequence[Any], workers: Workers, kernels: Any
+    ) -> Any:
+        """The average of the codes of all workers for the shard of this rank, rounded to codes again."""
+
+        def average(run: Run, out: Any) -> Any:
+            local = slice(self._words(run.tile), self._words(run.tile + run.tile_count))
+            units = [np.ones(run.tile_count, np.float32)] * workers.size
+            total = kernels.decode_exponential(
+                [words[local] for words in received],
+                units,
+                TILE,
+                self.bits,
+                1.0,
+                kernels.target(run.elements),
+            )
+            key = Rounder(REDUCER).key(batch.chains[run.gradient], batch.steps[run.gradient])
+            size = np.full(run.tile_count, workers.size, np.float32)
+            start = batch.starts[run.gradient] + run.start
+            return kernels.encode_exponential(total, size, TILE, self.bits, key, start, out)
+
+        parts: list[Part] = []
+        for run in chunks.pieces(workers.rank, kernels.TILES_AT_A_TIME):
+            parts += self._whole_tiles(run.elements, partial(average, run))
+        return kernels.assemble([*parts, no_part(np.int32)])
+
+    def _pairwise(
+        self, batch: Batch, norms: Any, workers: Workers, kernels: Any
+    ) -> Generator[Any, Any, Decoded]:
+        """n - 1 additions can raise the largest level by n - 1; the indices travel as int8 or int16, which has room."""
+        highest = (1 << (self.bits - 1)) - 1 + workers.size - 1
+        if highest > 32767:
+            raise ValueError(f"{workers.size} workers are too many to reduce exponential levels pairwise")
+        dtype = np.int8 if highest <= 127 else np.int16
+        count, at = len(batch.elements), tuple(split_points(batch.elements))
+        norm_at = norm_offsets(batch.elements, self.bucket_size)
+        own_norms = [norms[norm_at[i] : norm_at[i + 1]] for i in range(count)]
+        rounder = worker_rounder("worker", workers, self.correlated)
+        digits = np.empty(at[-1], dtype)
+        for i in range(count):
+            digits[at[i] : at[i + 1]] = kernels.round_exponential(
+                as_array(batch.values[i]),
+                own_norms[i],
+                self.bucket_size,
+                self.bits,
+                rounder.key(batch.chains[i], batch.steps[i]),
+            )
+
+        def combine(left: np.ndarray, right: np.ndarray, low: int, high: int) -> np.ndarray:
+            result = np.empty_like(left)
+            for i in range(count):
+                local = slice(at[i], at[i + 1])
+                key = batch.chains[i].key(f"reduction {low}", batch.steps[i], high)
+                left_digits, right_digits = left[local].astype(np.int32), right[local].astype(np.int32)
+                result[local] = kernels.add_exponential(left_digits, right_digits, key)
+            return result
+
+        request = CustomAllreduce(digits, combine, bytes_between(at, digits.itemsize))
+        total = yield from checked(request, workers)
+
+        def write(i: int, factor: Any, out: np.ndarray) -> np.ndarray:
+            values = kernels.exponential_values(total[at[i] : at[i + 1]].astype(np.int32), self.bits)
+            scales = kernels.decoding_scales(own_norms[i], 1, factor)
+            return store_float32(values * per_element(scales, self.bucket_size, len(out)), out)
+
+        return Decoded(workers.size, write)

@@ -1,0 +1,221 @@
+"""What an exchange asks of its transport: requests, and who takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, Callable, NamedTuple, Union
+
+import numpy as np
+
+from horovod_quant.kernels.entropy import CorruptPayloadError
+
+ALL, LOCAL, CROSS = "all", "local", "cross"
+"""Groups of workers: all; those of one node; those with the same place on their nodes, one per node."""
+
+
+class Workers(NamedTuple):
+    """This worker's rank, the number of workers, and what their transport can do.
+
+    The ``local_size`` workers of a node have consecutive ranks; it is 1 unless the exchange is hierarchical.
+    """
+
+    rank: int
+    size: int
+    custom_reduction: bool = False
+    local_size: int = 1
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's place on its node: its rank in the group LOCAL."""
+        return self.rank % self.local_size
+
+    @property
+    def node(self) -> int:
+        """Number of this worker's node: its rank in the group CROSS."""
+        return self.rank // self.local_size
+
+    @property
+    def nodes(self) -> int:
+        return self.size // self.local_size
+
+    def rank_in(self, group: str) -> int:
+        """This worker's rank in its group of that kind."""
+        return {ALL: self.rank, LOCAL: self.local_rank, CROSS: self.node}[group]
+
+    def size_of(self, group: str) -> int:
+        """Number of workers in this worker's group of that kind."""
+        return {ALL: self.size, LOCAL: self.local_size, CROSS: self.nodes}[group]
+
+
+# Requests. ``parts`` are the bytes of ``array`` that belong to each gradient of the group: what `stats` reports.
+# ``group`` says which workers take part, n of them.
+
+
+class Allreduce(NamedTuple):
+    """Sum or maximum over the workers; answered with an array of the same shape."""
+
+    array: np.ndarray
+    op: str
+    parts: Sequence[float]
+    group: str = ALL
+
+
+class Allgather(NamedTuple):
+    """All workers' arrays; answered with a list of n arrays in rank order.
+
+    ``lengths`` are the lengths of the n arrays where they differ. ``ragged``: the lengths are unknown, and each array
+    is a uint8 payload made by `ragged_payload`.
+    """
+
+    array: np.ndarray
+    parts: Sequence[float]
+    lengths: Sequence[int] | None = None
+    ragged: bool = False
+    group: str = ALL
+
+
+class Alltoall(NamedTuple):
+    """``array`` cut into pieces of ``splits`` elements, piece j for worker j.
+
+    Answered with a list of the n pieces meant for this worker, in rank order. Each has the length of this worker's own
+    split, except with `split_sums`, which only PyTorch uses.
+    """
+
+    array: np.ndarray
+    splits: Sequence[int]
+    parts: Sequence[float]
+    group: str = ALL
+
+
+class CustomAllreduce(NamedTuple):
+    """A reduction by ``combine(left, right, low, high)``; used only with ``Workers.custom_reduction``.
+
+    ``left`` and ``right`` are reductions of adjacent ranges of ranks, together ``low .. high - 1``.
+    """
+
+    array: np.ndarray
+    combine: Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
+    parts: Sequence[float]
+    group: str = ALL
+
+
+Request = Union[Allreduce, Allgather, Alltoall, CustomAllreduce]
+
+
+class Collective(NamedTuple):
+    """What is known of a request in advance: its type, the array's dtype, an allreduce's operation, and the group.
+
+    ``swap``: whether it is a sum that replaces a gather, see `swaps`.
+    """
+
+    request: type
+    dtype: str
+    op: str = ""
+    group: str = ALL
+    swap: bool = False
+
+    @property
+    def needs_everybody(self) -> bool:
+        """Whether it fails, hangs or is wrong when Horovod adds zeros for a worker that has called ``hvd.join()``."""
+        return self.request is not Allreduce or self.group != ALL or self.swap
+
+
+def split_points(lengths: Sequence[int]) -> list[int]:
+    """Offsets ``[0, l_0, l_0 + l_1, ...]`` of consecutive slices."""
+    return [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
+
+
+def ragged_payload(*body: np.ndarray) -> np.ndarray:
+    """A uint8 payload that starts with its own length (8 bytes), followed by the parts of ``body``."""
+    return np.concatenate([np.array([sum(map(len, body))], "<i8").view(np.uint8), *body])
+
+
+def answered(
+    exchange: Generator[Request, Any, Any], answer: Callable[[Any], Generator[Request, Any, Any]]
+) -> Generator[Request, Any, Any]:
+    """An exchange whose requests are replaced: the generator that ``answer`` makes from each request answers it."""
+    reply: Any = None
+    while True:
+        try:
+            request = exchange.send(reply)
+        except StopIteration as stop:
+            return stop.value
+        reply = yield from answer(request)
+
+
+def checked(request: Request, workers: Workers) -> Generator[Request, Any, Any]:
+    """Yields a request and returns its answer, if it has the lengths that the request implies.
+
+    Raises:
+        ValueError: it has other lengths.
+    """
+    answer = yield request
+    if isinstance(request, (Allreduce, CustomAllreduce)):
+        if answer.shape[0] != request.array.shape[0]:
+            raise ValueError(
+                f"an allreduce returned {answer.shape[0]} elements where {request.array.shape[0]} were expected"
+            )
+        return answer
+    size = workers.size_of(request.group)
+    if isinstance(request, Alltoall):
+        check_pieces(answer, [request.splits[workers.rank_in(request.group)]] * size)
+    elif request.ragged:
+        _check_count(answer, size)
+    else:
+        check_pieces(answer, request.lengths or [request.array.shape[0]] * size)
+    return answer
+
+
+def check_pieces(pieces: Sequence[Any], lengths: Sequence[int]) -> None:
+    """Raises ValueError if a worker's piece is missing or has the wrong length."""
+    _check_count(pieces, len(lengths))
+    for worker, (piece, length) in enumerate(zip(pieces, lengths)):
+        if piece.shape[0] != length:
+            raise ValueError(
+                f"corrupt payload from worker {worker}: {piece.shape[0]} elements where {length} were expected; or "
+                f"its tensor has a different shape"
+            )
+
+
+def _check_count(pieces: Sequence[Any], size: int) -> None:
+    if len(pieces) != size:
+        raise ValueError(f"payloads came from {len(pieces)} workers where {size} were expected")
+
+
+def split_gathered(buffer: np.ndarray, request: Allgather) -> list[np.ndarray]:
+    """Cuts the concatenation that a transport's allgather returns into the workers' arrays.
+
+    Raises:
+        ValueError: the lengths do not add up to the buffer.
+    """
+    if request.ragged:
+        return split_ragged(buffer)
+    if request.lengths is not None:
+        lengths = list(request.lengths)
+    else:
+        own = max(len(request.array), 1)
+        lengths = [own] * (len(buffer) // own)
+    if sum(lengths) != len(buffer):
+        raise ValueError(f"an allgather returned {len(buffer)} elements where {sum(lengths)} were expected")
+    at = split_points(lengths)
+    return [buffer[at[i] : at[i + 1]] for i in range(len(lengths))]
+
+
+def split_ragged(buffer: np.ndarray) -> list[np.ndarray]:
+    """Undoes the concatenation of ragged payloads; returns their bodies.
+
+    Raises:
+        ValueError: the lengths do not add up to the buffer.
+    """
+    bodies: list[np.ndarray] = []
+    position = 0
+    while position < len(buffer):
+        header = buffer[position : position + 8]
+        length = int(header.copy().view("<i8")[0]) if len(header) == 8 else -1
+        if not 0 <= length <= len(buffer) - position - 8:
+            raise CorruptPayloadError(
+                f"corrupt payload from worker {len(bodies)}: a length of {length} at byte {position}"
+            )
+        bodies.append(buffer[position + 8 : position + 8 + length])
+        position += 8 + length
+    return bodies

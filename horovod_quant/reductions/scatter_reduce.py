@@ -1,0 +1,96 @@
+"""Scatter-reduce-allgather: each rank reduces a shard, and all ranks gather the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Any
+
+import numpy as np
+
+from horovod_quant.codecs.base import REDUCER, Codec
+from horovod_quant.kernels.segments import Source, segment_kernels
+from horovod_quant.reductions.base import received_batch, segments_batch, worker_rounder
+from horovod_quant.reductions.requests import Allgather, Alltoall, Collective, Workers, checked
+from horovod_quant.reductions.shards import Shards, shards_of
+from horovod_quant.reductions.tensors import Decoded, Exchange, Extent, Gradient
+
+
+@dataclass(frozen=True)
+class ScatterReduceAllgather:
+    """1. Encode. 2. Alltoall. 3. The reducer of a shard decodes, averages and encodes. 4. Allgather. 5. Decode.
+
+    The second rounding adds an error that does not shrink with the number of workers.
+
+    Args:
+        scatter: codec of what workers send to the reducers.
+        gather: codec of what the reducers send.
+        correlated: whether the workers round with correlated random bits.
+    """
+
+    scatter: Codec
+    gather: Codec
+    correlated: bool = False
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        return (Collective(Alltoall, "int32"), Collective(Allgather, "int32"))
+
+    def _shards(self, elements: Sequence[int], workers: Workers) -> Shards:
+        return shards_of(elements, workers.size, lcm(self.scatter.align, self.gather.align))
+
+    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        shards = self._shards([gradient.elements for gradient in gradients], workers)
+        received = yield from checked(self._to_reducers(gradients, shards, workers, kernels), workers)
+        request = self._to_workers(gradients, shards, received, workers, kernels)
+        gathered = yield from checked(request, workers)
+        return self.decode_received(gathered, [each.extent for each in gradients], workers, kernels)
+
+    def _to_reducers(
+        self, gradients: Sequence[Gradient], shards: Shards, workers: Workers, kernels: Any
+    ) -> Alltoall:
+        batch = segments_batch(gradients, shards.segments, with_values=True)
+        payload = self.scatter.encode(
+            kernels, batch, worker_rounder(self.scatter.domain, workers, self.correlated)
+        )
+        return Alltoall(payload, shards.lengths(self.scatter), shards.bytes_by_tensor(self.scatter))
+
+    def _to_workers(
+        self,
+        gradients: Sequence[Gradient],
+        shards: Shards,
+        received: Sequence[Any],
+        workers: Workers,
+        kernels: Any,
+    ) -> Allgather:
+        batch = segments_batch(gradients, shards.of[workers.rank], with_values=False)
+        at = self.scatter.offsets(batch.elements)
+        payload = self.scatter.reduce(kernels, received, at, batch, self.gather)
+        sizes = [size / workers.size for size in shards.bytes_by_tensor(self.gather)]
+        return Allgather(payload, sizes, shards.lengths(self.gather))
+
+    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
+        shards = self._shards(elements, workers)
+        return [(length, np.int32) for length in shards.lengths(self.gather)]
+
+    def decode_received(
+        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+    ) -> Decoded:
+        shards = self._shards([tensor.elements for tensor in tensors], workers)
+
+        def decode(places: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+            of_codes = factor if self.gather.of_sums else factor * workers.size
+
+            def decode_shard(source: Source, parts: Sequence[Any]) -> Sequence[Any]:
+                payloads, at, segments = source
+                batch = received_batch([tensors[i] for i in places], segments)
+                return self.gather.decode(kernels, payloads, at, batch, REDUCER, of_codes, parts)
+
+            sources = [
+                ([payload], at, segments)
+                for payload, (at, segments) in zip(received, shards.parts_of(self.gather, places))
+            ]
+            return segment_kernels(kernels).decode_sources(outs, sources, decode_shard)
+
+        return Decoded(workers.size, decode=decode, received=received)

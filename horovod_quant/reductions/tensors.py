@@ -1,0 +1,124 @@
+"""The tensors of a group: what a worker gives, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.span import Span, as_array
+from horovod_quant.reductions.requests import Request
+
+
+class BinaryState(NamedTuple):
+    """BinSGDM's state of one gradient on one worker, for the elements given by `Scheme.owned`.
+
+    Two float32 arrays, updated in place; kernels with a ``Table`` take a `Span` of each.
+    """
+
+    momentum: np.ndarray | Span
+    scale: np.ndarray | Span
+    beta: float
+
+
+class Extent(NamedTuple):
+    """What decoding may need to know of a gradient: all workers have the same."""
+
+    keys: KeyChain
+    elements: int
+    start: int = 0
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.elements
+
+
+class Gradient:
+    """One tensor of a group: its elements (flat, read-only), the source of its keys, and its state.
+
+    It may be a part of a tensor, which begins at index ``start``; ``start`` selects the random bits. Schemes do not
+    change it: see `replaced`.
+
+    Attributes:
+        held: the elements as they were given, which is all that kernels with a ``Table`` need.
+    """
+
+    # No tuple, because what is made anew for every gradient in every step wakes Python's garbage collector, which then
+    # visits all objects of a framework: the frontend for PyTorch uses one again when its exchange is over.
+    __slots__ = ("_extent", "held", "keys", "start", "state", "step")
+
+    def __init__(
+        self,
+        values: np.ndarray | Span,
+        keys: KeyChain,
+        step: int = 0,
+        state: BinaryState | None = None,
+        start: int = 0,
+    ) -> None:
+        self.held = values
+        self._extent: Extent | None = None
+        self.keys = keys
+        self.step = step
+        self.state = state
+        self.start = start
+
+    def replaced(self, values: np.ndarray, start: int | None = None) -> Gradient:
+        """The same gradient with other elements, by default as many."""
+        return Gradient(values, self.keys, self.step, self.state, self.start if start is None else start)
+
+    @property
+    def values(self) -> np.ndarray:
+        return as_array(self.held)
+
+    @property
+    def elements(self) -> int:
+        return self.held.shape[0]
+
+    @property
+    def extent(self) -> Extent:
+        if self._extent is None:
+            self._extent = Extent(self.keys, self.elements, self.start)
+        return self._extent
+
+
+class Decoded:
+    """The result of an exchange.
+
+    Args:
+        active: number of workers that have contributed.
+        write: ``write(i, factor, out)`` decodes the sum over the workers of gradient i of the group, times ``factor``,
+            into a flat floating-point array, and returns it. Only for schemes without ``decode``.
+        exchanged_again: for each gradient, how many of its buckets were exchanged a second time; empty for none.
+        decode: ``decode(indices, factor, outs)`` does so for several gradients, and returns a list. The ``outs`` may be
+            `horovod_quant.kernels.span.Span`.
+        received: the arrays of which `Scheme.opened` makes this, if the scheme has it.
+    """
+
+    def __init__(
+        self,
+        active: Any,
+        write: Callable[[int, Any, Any], Any] | None = None,
+        exchanged_again: Sequence[int] = (),
+        *,
+        decode: Callable[[Sequence[int], Any, Sequence[Any]], Sequence[Any]] | None = None,
+        received: Sequence[Any] | None = None,
+    ) -> None:
+        if (write is None) == (decode is None):
+            raise TypeError("Decoded: give either write or decode")
+        self.active = active
+        self.exchanged_again = exchanged_again
+        self.received = received
+        self.decode = _each_alone(write) if decode is None else decode  # type: ignore[arg-type]
+
+    def write(self, i: int, factor: Any, out: Any) -> Any:
+        """Decode the sum of one gradient, times ``factor``, into ``out``, and return it."""
+        return self.decode([i], factor, [out])[0]
+
+
+def _each_alone(write: Callable[[int, Any, Any], Any]) -> Callable[..., Sequence[Any]]:
+    return lambda indices, factor, outs: [write(i, factor, as_array(out)) for i, out in zip(indices, outs)]
+
+
+Exchange = Generator[Request, Any, Decoded]
