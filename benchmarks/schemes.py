@@ -62,7 +62,9 @@ class Exchange:
         kernels: the backend.
     """
 
-    def __init__(self, scheme: Scheme, local_size: int, groups: Sequence[list[np.ndarray]], kernels: Any) -> None:
+    def __init__(
+        self, scheme: Scheme, local_size: int, groups: Sequence[list[np.ndarray]], kernels: Any
+    ) -> None:
         self._workers = [Workers(rank, WORKERS, local_size=local_size) for rank in range(WORKERS)]
         self._scheme = scheme.for_workers(self._workers[0])
         self._kernels, self._local_size, self._groups = kernels, local_size, groups
@@ -139,7 +141,9 @@ def main() -> None:
             seconds[name].append(exchange.step(number))
     found = {name: 1e6 * median(own[1:]) / args.tensors for name, own in seconds.items()}
 
-    table = Table(title=f"{args.tensors} gradients of {args.elements} elements, {NODES} x {LOCAL_SIZE} workers")
+    table = Table(
+        title=f"{args.tensors} gradients of {args.elements} elements, {NODES} x {LOCAL_SIZE} workers"
+    )
     table.add_column("scheme")
     table.add_column("us a gradient", justify="right")
     table.add_column("x flat", justify="right")

@@ -8,19 +8,21 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from horovod_quant.kernels.layout import TILE
-from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
+from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels, split_points
 
 
 class Codec(ABC):
-    """A frozen dataclass that encodes segments of tensors as int32 words.
+    """A frozen dataclass that encodes segments of tensors as words.
 
     The payload of a segment depends on the segment alone, so payloads can be cut wherever segments end.
 
     Attributes:
+        dtype: of a payload.
         domain: of the random bits with which workers round their gradients.
         of_sums: whether what a reducer sends are sums over the workers, and not averages.
     """
 
+    dtype: Any = "int32"
     domain: ClassVar[str] = "worker"
     of_sums: ClassVar[bool] = False
 
@@ -31,7 +33,7 @@ class Codec(ABC):
 
     @abstractmethod
     def words(self, elements: int) -> int:
-        """Number of int32 words of the payload of a segment."""
+        """Length of the payload of a segment."""
 
     @abstractmethod
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> Any:
@@ -64,10 +66,13 @@ class Codec(ABC):
         self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch, gather: Codec
     ) -> Any:
         """The payload of ``gather`` for the averages over the payloads of all workers."""
-        averages = self._averages(kernels, payloads, at, batch)
+        averages = self.averages(kernels, payloads, at, batch)
         return gather.encode(kernels, batch.with_values(averages), Rounder(REDUCER))
 
-    def _averages(self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch) -> Any:
+    def averages(
+        self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch
+    ) -> Sequence[Any]:
+        """The averages over the payloads of all workers, a float32 array for each segment."""
         outs = segment_kernels(kernels).empty(batch.elements)
         return self.decode(kernels, payloads, at, batch, self.domain, 1.0 / len(payloads), outs)
 
@@ -84,7 +89,4 @@ depend on which rank reduces what.
 
 @lru_cache(maxsize=512)  # the segments of every step have the same lengths
 def _offsets(codec: Codec, elements: tuple[int, ...]) -> tuple[int, ...]:
-    found = [0]
-    for count in elements:
-        found.append(found[-1] + codec.words(count))
-    return tuple(found)
+    return tuple(split_points([codec.words(count) for count in elements]))

@@ -11,7 +11,7 @@ import numpy as np
 from horovod_quant.codecs.norms_and_codes import NormsAndCodes
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.layout import buckets, code_words
-from horovod_quant.kernels.segments import Batch, Rounder
+from horovod_quant.kernels.segments import Batch, Rounder, split_points
 
 STREAM_ELEMENTS = 2**28
 """Elements of a tensor that share an Elias stream: whole tiles; `entropy` counts no more than twice as many."""
@@ -22,9 +22,9 @@ class Body:
 
     def __init__(self, body: np.ndarray, codec: EliasCodes, elements: Sequence[int]) -> None:
         counts = [len(stream_bounds(count)) for count in elements]
-        norm_at = _offsets([buckets(count, codec.fixed.bucket_size) for count in elements])
+        norm_at = split_points([buckets(count, codec.fixed.bucket_size) for count in elements])
         norms, streams = open_body(body, norm_at[-1], sum(counts))
-        stream_at = _offsets(counts)
+        stream_at = split_points(counts)
         self.norms = [norms[norm_at[i] : norm_at[i + 1]] for i in range(len(elements))]
         self.streams = [streams[stream_at[i] : stream_at[i + 1]] for i in range(len(elements))]
 
@@ -126,9 +126,5 @@ def open_body(body: np.ndarray, norm_count: int, streams: int) -> tuple[np.ndarr
     norms = body[8 * streams : norms_end].copy().view(np.float32)
     if min(lengths, default=0) < 0 or norms_end + sum(lengths) != len(body):
         raise CorruptPayloadError(f"corrupt payload: streams of {lengths} bytes in {len(body)} bytes")
-    at = [norms_end + offset for offset in _offsets(lengths)]
+    at = [norms_end + offset for offset in split_points(lengths)]
     return norms, [body[at[i] : at[i + 1]] for i in range(streams)]
-
-
-def _offsets(lengths: Sequence[int]) -> list[int]:
-    return [0, *np.cumsum(lengths, dtype=np.int64).tolist()]

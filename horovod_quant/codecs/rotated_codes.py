@@ -60,6 +60,6 @@ class RotatedCodes(Codec):
     ) -> Any:
         """With the step of the first worker, which every rank that reduces a part of a tensor knows."""
         assert isinstance(gather, RotatedCodes)
-        averages = batch.with_values(self._averages(kernels, payloads, at, batch))
+        averages = batch.with_values(self.averages(kernels, payloads, at, batch))
         steps = segment_kernels(kernels).step_words(payloads[0], at, batch.elements)
         return gather.encode(kernels, averages, Rounder(REDUCER), steps)

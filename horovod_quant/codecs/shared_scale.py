@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from horovod_quant.kernels.layout import buckets, sum_words
-from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
+from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels, split_points
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,9 @@ class SharedScaleSums:
 @lru_cache(maxsize=256)  # the tensors of every step have the same lengths
 def norm_offsets(elements: tuple[int, ...], bucket_size: int) -> tuple[int, ...]:
     """Where the norms of each tensor begin, and their number."""
-    return _offsets([buckets(count, bucket_size) for count in elements])
+    return tuple(split_points([buckets(count, bucket_size) for count in elements]))
 
 
 @lru_cache(maxsize=256)
 def _word_offsets(elements: tuple[int, ...], width: int) -> tuple[int, ...]:
-    return _offsets([sum_words(count, width) for count in elements])
-
-
-def _offsets(lengths: Sequence[int]) -> tuple[int, ...]:
-    found = [0]
-    for length in lengths:
-        found.append(found[-1] + length)
-    return tuple(found)
+    return tuple(split_points([sum_words(count, width) for count in elements]))

@@ -429,3 +429,15 @@ def add_rotated_each(
 def _check_rotated(table: Table, bits: int, words_at: np.ndarray, scales_at: np.ndarray, room: int) -> None:
     _check_places("words", words_at, table.rotated_words(bits), room)
     _check_places("scales", scales_at, -(-table.lengths // TILE), room)
+
+
+def scale_each(table: Table, factor: float, outs: Sequence[np.ndarray]) -> None:
+    """Write the elements as float32, times a factor, to arrays of any floating-point type."""
+    results = _Outs(outs)
+    if (results.table.lengths != table.lengths).any():
+        raise ValueError(f"out: arrays of {results.table.lengths} elements for {table.lengths}")
+    call(
+        "scale_each", table.count, table.data, table.types, table.counts, factor, results.table.data,
+        results.table.types,
+    )  # fmt: skip
+    results.done()

@@ -88,6 +88,7 @@ _SIGNATURES = {
         POINTER,
         POINTER,
     ),
+    "scale_each": (_INT, *_EACH, _FLOAT, POINTER, POINTER),
     "rotated_samples": (*_GRADIENT, _INT, *_RANDOM, POINTER),
     "encode_rotated_sum": (*_GRADIENT, POINTER, _INT, POINTER, *_RANDOM, POINTER, POINTER),
     "rotated_sum_checks": (POINTER, _INT, _INT, POINTER),

@@ -27,6 +27,17 @@ class NativeSegments(SegmentKernels):
         memory = np.empty(ends[-1] if ends else 0, np.float32)
         return [memory[end - length : end] for end, length in zip(ends, lengths)]
 
+    def convert(self, batch: Batch, dtype: str) -> Any:
+        ends = np.cumsum(batch.elements, dtype=np.int64).tolist()
+        whole = aligned_empty(ends[-1] if ends else 0, np.dtype(dtype))
+        parts = [whole[end - count : end] for count, end in zip(batch.elements, ends)]
+        native_each.scale_each(_table(batch), 1.0, parts)
+        return whole
+
+    def scale(self, arrays: Sequence[Any], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+        native_each.scale_each(Table(arrays), factor, outs)
+        return outs
+
     def encode_codes(
         self, levels: str, norm: str, bucket_size: int, bits: int, batch: Batch, rounder: Rounder, at: Any
     ) -> Any:

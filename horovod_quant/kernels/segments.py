@@ -90,6 +90,11 @@ class Batch:
         return Batch(self.elements, self.starts, self.chains, self.steps, values)
 
 
+def split_points(lengths: Sequence[int]) -> list[int]:
+    """Offsets ``[0, l_0, l_0 + l_1, ...]`` of consecutive slices."""
+    return [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
+
+
 Source = tuple[Any, Sequence[int], Sequence[Segment]]
 """Payloads, where each segment's part of a payload begins, and the segments, whose tensors are numbered as results."""
 
@@ -115,6 +120,29 @@ class SegmentKernels:
         for source in sources:
             decode(source, [outs[segment.tensor][segment.start : segment.stop] for segment in source[2]])
         return outs
+
+    def pack(self, lengths: Sequence[int], decode: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
+        """One float32 array of consecutive parts with these lengths, to which ``decode`` writes."""
+        whole = self._kernels.target(sum(lengths))
+        bounds = split_points(lengths)
+        decode([whole[start:stop] for start, stop in zip(bounds, bounds[1:])])
+        return whole
+
+    def convert(self, batch: Batch, dtype: str) -> Any:
+        """All elements as ``"float32"`` or ``"float16"``, one after another."""
+        kernels = self._kernels
+        convert = kernels.to_float32 if dtype == "float32" else kernels.to_float16
+        parts: list[Part] = [
+            (count, np.dtype(dtype), partial(convert, as_array(values)))
+            for count, values in zip(batch.elements, batch.values)
+        ]
+        return kernels.assemble([*parts, no_part(np.dtype(dtype))])
+
+    def scale(self, arrays: Sequence[Any], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+        """Write each array, times a factor."""
+        return [
+            self._kernels.scale([as_array(array)], factor, as_array(out)) for array, out in zip(arrays, outs)
+        ]
 
     # ---- norms and codes: the payload of a segment is its norms, and then its codes
 

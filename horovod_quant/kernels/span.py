@@ -56,9 +56,15 @@ class Span:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, part: slice) -> Span | np.ndarray:
-        """A part of the array; itself, if that is all of it."""
-        return self if part == slice(0, self.shape[0]) else self.array()[part]
+    def __getitem__(self, part: slice) -> Span:
+        """Consecutive elements; itself, if those are all."""
+        start, stop, step = part.indices(self.shape[0])
+        if step != 1:
+            raise ValueError(f"{part}: a span is of consecutive elements")
+        if stop - start == self.shape[0]:
+            return self
+        found = Span(self.dtype, max(stop - start, 0), lambda whole: whole.array()[start:stop])
+        return found.at(self.address + start * self.dtype.itemsize, self, self._memory)
 
 
 def as_array(values: Any) -> Any:

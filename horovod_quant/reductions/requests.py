@@ -8,6 +8,7 @@ from typing import Any, Callable, NamedTuple, Union
 import numpy as np
 
 from horovod_quant.kernels.entropy import CorruptPayloadError
+from horovod_quant.kernels.segments import split_points as split_points
 
 ALL, LOCAL, CROSS = "all", "local", "cross"
 """Groups of workers: all; those of one node; those with the same place on their nodes, one per node."""
@@ -118,11 +119,6 @@ class Collective(NamedTuple):
     def needs_everybody(self) -> bool:
         """Whether it fails, hangs or is wrong when Horovod adds zeros for a worker that has called ``hvd.join()``."""
         return self.request is not Allreduce or self.group != ALL or self.swap
-
-
-def split_points(lengths: Sequence[int]) -> list[int]:
-    """Offsets ``[0, l_0, l_0 + l_1, ...]`` of consecutive slices."""
-    return [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
 
 
 def ragged_payload(*body: np.ndarray) -> np.ndarray:

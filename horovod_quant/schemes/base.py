@@ -222,6 +222,31 @@ class Scheme:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class OfScheme:
+    """A scheme as a reduction, whether it has one or defines `Scheme.begin` itself."""
+
+    scheme: Scheme
+
+    def __str__(self) -> str:
+        return str(self.scheme)
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        return self.scheme.collectives
+
+    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        return self.scheme.begin(gradients, workers, kernels)
+
+    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
+        return self.scheme.received_parts(elements, workers)
+
+    def decode_received(
+        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+    ) -> Decoded:
+        return self.scheme.opened(received, tensors, workers, kernels)
+
+
 def explained(
     scheme: Scheme, gradients: Sequence[Gradient], workers: Workers, kernels: Any, arrays: str
 ) -> Exchange:

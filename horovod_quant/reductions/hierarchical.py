@@ -1,0 +1,365 @@
+"""Two reductions nested: gradients are averaged inside a node, and another reduction runs between the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from horovod_quant.codecs.base import Codec
+from horovod_quant.codecs.floats import Floats
+from horovod_quant.kernels.arrays import Part, no_part
+from horovod_quant.kernels.entropy import CorruptPayloadError
+from horovod_quant.kernels.segments import Rounder, Segment, Source, segment_kernels, split_points
+from horovod_quant.reductions.base import Reduction, segments_batch, whole_batch
+from horovod_quant.reductions.requests import (
+    CROSS,
+    LOCAL,
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Collective,
+    Request,
+    Workers,
+    answered,
+    checked,
+    ragged_payload,
+    split_ragged,
+)
+from horovod_quant.reductions.shards import owned_range
+from horovod_quant.reductions.tensors import Decoded, Exchange, Extent, Gradient
+
+FLOAT32, WORDS, BYTES = "float32", "int32", "uint8"
+"""Types of what travels inside a node in the end: averages; or what was received between the nodes, of lengths that are
+known, or not.
+"""
+
+_LARGE = 2**20
+"""Elements of a tensor by which it is decided what travels: all tensors' exchanges must have the same collectives."""
+
+
+@dataclass(frozen=True)
+class HierarchicalReduction:
+    """1. Encode. 2. Alltoall in the node. 3. Average. 4. ``inter`` between the nodes. 5. Allgather in the node. 6. Decode.
+
+    Each worker of a node owns a range of the elements of each tensor, and runs ``inter`` on the averages of its node
+    with the workers of other nodes that own the same ranges.
+
+    Args:
+        intra: codec of what travels in step 2. Rounding is correlated among the workers of a node.
+        inter: the reduction between the nodes.
+        unit: ranges begin at multiples of this number of elements.
+    """
+
+    intra: Codec
+    inter: Reduction
+    unit: int
+
+    def returned(self, workers: Workers) -> str:
+        """What travels in step 5: averages where what was received has no fewer bytes, or cannot be decoded elsewhere."""
+        lengths = self.inter.received_lengths([_LARGE], between(workers))
+        if lengths is None or sum(n * np.dtype(dtype).itemsize for n, dtype in lengths) >= 4 * _LARGE:
+            return FLOAT32
+        return BYTES if any(np.dtype(dtype) == BYTES for _, dtype in lengths) else WORDS
+
+    def collectives_of(self, workers: Workers) -> tuple[Collective, ...]:
+        inter = [collective._replace(group=CROSS) for collective in self.inter.collectives]
+        last = Collective(Allgather, self.returned(workers), group=LOCAL)
+        return (Collective(Alltoall, self.intra.dtype, group=LOCAL), *inter, last)
+
+    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        ranges = _ranges(
+            tuple([gradient.keys.name for gradient in gradients]),
+            tuple([gradient.elements for gradient in gradients]),
+            workers.local_size,
+            self.unit,
+        )
+        pieces = yield from checked(self._to_owners(gradients, ranges, workers, kernels), workers)
+        averages = self._averaged(gradients, ranges, pieces, workers, kernels)
+        found = yield from answered(self.inter.run(averages, between(workers), kernels), _between_nodes)
+        again = found.exchanged_again
+        returned = self.returned(workers)
+        if returned == FLOAT32:
+            return (yield from self._gather_averages(found, ranges, workers, kernels, again))
+        extents = [each.extent for each in gradients]
+        return (yield from self._gather_received(found, extents, ranges, workers, kernels, again))
+
+    def _to_owners(
+        self, gradients: Sequence[Gradient], ranges: Ranges, workers: Workers, kernels: Any
+    ) -> Alltoall:
+        rounder = Rounder(f"inside {workers.node}", workers.local_rank, workers.local_size)
+        batch = segments_batch(gradients, ranges.segments, with_values=True)
+        payload = self.intra.encode(kernels, batch, rounder)
+        item_bytes = np.dtype(self.intra.dtype).itemsize
+        sizes = [float(item_bytes * count) for count in ranges.lengths_by_tensor(self.intra)]
+        return Alltoall(payload, ranges.lengths(self.intra), sizes, LOCAL)
+
+    def _averaged(
+        self,
+        gradients: Sequence[Gradient],
+        ranges: Ranges,
+        pieces: Sequence[Any],
+        workers: Workers,
+        kernels: Any,
+    ) -> list[Gradient]:
+        """What this worker owns of the gradients, averaged over its node."""
+        local = ranges.of[workers.local_rank]
+        batch = segments_batch(gradients, local, with_values=False)
+        averages = self.intra.averages(kernels, pieces, self.intra.offsets(batch.elements), batch)
+        return [
+            gradient.replaced(average, segment.start)
+            for gradient, average, segment in zip(gradients, averages, local)
+        ]
+
+    def _gather_averages(
+        self, found: Decoded, ranges: Ranges, workers: Workers, kernels: Any, again: Sequence[int]
+    ) -> Generator[Request, Any, Decoded]:
+        tensors = range(ranges.tensors)
+        floats = Floats(FLOAT32)
+        averages = segment_kernels(kernels).pack(
+            [segment.elements for segment in ranges.of[workers.local_rank]],
+            lambda outs: found.decode(tensors, 1.0 / workers.nodes, outs),
+        )
+        sizes = [4.0 * count / workers.local_size for count in ranges.lengths_by_tensor(floats)]
+        gathered = yield from checked(
+            Allgather(averages, sizes, ranges.lengths(floats), group=LOCAL), workers
+        )
+        offsets = [split_points([each.elements for each in segments]) for segments in ranges.of]
+
+        def decode(tensors: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+            def decode_part(source: Source, parts: Sequence[Any]) -> Sequence[Any]:
+                arrays, _, _ = source
+                return segment_kernels(kernels).scale(arrays, factor * workers.size, parts)
+
+            sources = []
+            for owner, (places, segments) in enumerate(ranges.parts_of(tensors)):
+                at = offsets[owner]
+                sources.append(([gathered[owner][at[i] : at[i + 1]] for i in places], places, segments))
+            return segment_kernels(kernels).decode_sources(outs, sources, decode_part)
+
+        return Decoded(workers.size, exchanged_again=again, decode=decode)
+
+    def _gather_received(
+        self,
+        found: Decoded,
+        extents: Sequence[Extent],
+        ranges: Ranges,
+        workers: Workers,
+        kernels: Any,
+        again: Sequence[int],
+    ) -> Generator[Request, Any, Decoded]:
+        """Gathers what has come from other nodes."""
+        inter_workers = between(workers)
+        layouts = [
+            self.inter.received_lengths([segment.elements for segment in segments], inter_workers) or ()
+            for segments in ranges.of
+        ]
+        is_ragged = self.returned(workers) == BYTES
+        received = self._received(found, layouts[workers.local_rank], is_ragged)
+        if is_ragged:
+            payload = ragged_payload(*map(ragged_payload, received))
+            sizes = ranges.shares([len(payload)], [workers.local_rank])
+            bodies = yield from checked(Allgather(payload, sizes, ragged=True, group=LOCAL), workers)
+            pieces = [_split_body(body, len(layout)) for body, layout in zip(bodies, layouts)]
+        else:
+            filled: list[Part] = [
+                (length, dtype, partial(_as_it_is, array))
+                for array, (length, dtype) in zip(received, layouts[workers.local_rank])
+            ]
+            words = kernels.assemble([*filled, no_part(np.int32)])
+            lengths = [sum(length for length, _ in layout) for layout in layouts]
+            shares = ranges.shares([4 * length for length in lengths], range(workers.local_size))
+            sizes = [size / workers.local_size for size in shares]
+            arrays = yield from checked(Allgather(words, sizes, lengths, group=LOCAL), workers)
+            pieces = [_split_words(array, layout, kernels) for array, layout in zip(arrays, layouts)]
+        owners = [
+            self.inter.decode_received(piece, _extents_of(extents, segments), inter_workers, kernels)
+            for piece, segments in zip(pieces, ranges.of)
+        ]
+
+        def decode(tensors: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+            def decode_part(source: Source, parts: Sequence[Any]) -> Sequence[Any]:
+                owner, places, _ = source
+                return owner.decode(places, factor * workers.local_size, parts)
+
+            sources = [
+                (owner, places, segments)
+                for owner, (places, segments) in zip(owners, ranges.parts_of(tensors))
+            ]
+            return segment_kernels(kernels).decode_sources(outs, sources, decode_part)
+
+        return Decoded(workers.size, exchanged_again=again, decode=decode)
+
+    def _received(self, found: Decoded, layout: Sequence[tuple[int, Any]], is_ragged: bool) -> Sequence[Any]:
+        """What this worker has received between the nodes.
+
+        Raises:
+            TypeError: it is not what ``inter`` has promised.
+        """
+        promised = "one array" if len(layout) == 1 else f"{len(layout)} arrays"
+        if found.received is None or len(found.received) != len(layout):
+            raise TypeError(
+                f"{self.inter}: received_parts promises {promised}, and begin has returned "
+                f"{'none' if found.received is None else len(found.received)}; use received= of Decoded"
+            )
+        lengths = [array.shape[0] for array in found.received]
+        if not is_ragged and lengths != [length for length, _ in layout]:
+            raise TypeError(
+                f"{self.inter}: received_parts promises arrays of {[length for length, _ in layout]} elements, and "
+                f"begin has returned {lengths}"
+            )
+        return found.received
+
+
+class Ranges:
+    """Which elements of each tensor the workers of a node own.
+
+    Attributes:
+        of: for each worker, a segment of each tensor.
+        segments: of all workers, one after another.
+        tensors: their number.
+    """
+
+    def __init__(self, names: tuple[str, ...], elements: tuple[int, ...], owners: int, unit: int) -> None:
+        self.tensors = len(elements)
+        self.of = [
+            [
+                Segment(i, *owned_range(name, count, owners, owner, unit))
+                for i, (name, count) in enumerate(zip(names, elements))
+            ]
+            for owner in range(owners)
+        ]
+        self.segments = [segment for segments in self.of for segment in segments]
+        self._counts = [sum(segment.elements for segment in segments) for segments in self.of]
+        # Where an owner has nothing of a tensor, there is nothing to decode.
+        self._filled = [[i for i, each in enumerate(segments) if each.elements] for segments in self.of]
+        self._filled_segments = [[segments[i] for i in own] for segments, own in zip(self.of, self._filled)]
+
+    def lengths(self, codec: Codec) -> list[int]:
+        """Of the payload of each owner's segments."""
+        return [codec.offsets(tuple([each.elements for each in segments]))[-1] for segments in self.of]
+
+    def lengths_by_tensor(self, codec: Codec) -> list[int]:
+        """Of the payloads of each tensor's segments."""
+        found = [0] * self.tensors
+        for segment in self.segments:
+            found[segment.tensor] += codec.words(segment.elements)
+        return found
+
+    def parts_of(self, tensors: Sequence[int]) -> list[tuple[list[int], list[Segment]]]:
+        """For each owner those of these tensors of which it has elements; and its segments, numbered by their places."""
+        if len(tensors) == self.tensors and list(tensors) == list(range(self.tensors)):
+            return list(zip(self._filled, self._filled_segments))
+        found = []
+        for segments in self.of:
+            places = [place for place, i in enumerate(tensors) if segments[i].elements]
+            own = [segments[tensors[place]]._replace(tensor=place) for place in places]
+            found.append(([tensors[place] for place in places], own))
+        return found
+
+    def shares(self, sizes: Sequence[int], owners: Sequence[int]) -> list[float]:
+        """Bytes of some owners' arrays that belong to each tensor, in proportion to the elements."""
+        found = [0.0] * self.tensors
+        for size, owner in zip(sizes, owners):
+            for segment in self.of[owner]:
+                found[segment.tensor] += size * segment.elements / max(self._counts[owner], 1)
+        return found
+
+
+@lru_cache(maxsize=64)  # the groups of every step have the same tensors
+def _ranges(names: tuple[str, ...], elements: tuple[int, ...], owners: int, unit: int) -> Ranges:
+    return Ranges(names, elements, owners, unit)
+
+
+def _extents_of(extents: Sequence[Extent], segments: Sequence[Segment]) -> list[Extent]:
+    return [
+        Extent(extent.keys, segment.elements, segment.start) for extent, segment in zip(extents, segments)
+    ]
+
+
+def _as_it_is(array: Any, out: Any) -> Any:
+    return array
+
+
+def _split_words(array: Any, layout: Sequence[tuple[int, Any]], kernels: Any) -> list[Any]:
+    """The arrays that were sent one after another."""
+    at = split_points([length for length, _ in layout])
+    pieces = [array[at[i] : at[i + 1]] for i in range(len(layout))]
+    return [
+        kernels.view(piece, dtype) if np.dtype(dtype) != WORDS else piece
+        for piece, (_, dtype) in zip(pieces, layout)
+    ]
+
+
+def _split_body(body: np.ndarray, count: int) -> list[np.ndarray]:
+    pieces = split_ragged(body)
+    if len(pieces) != count:
+        raise CorruptPayloadError(f"corrupt payload: {len(pieces)} arrays in it where {count} were expected")
+    return pieces
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The reduction of one worker with nobody: the gradients as they are."""
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        return ()
+
+    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        batch = whole_batch(gradients)
+
+        def decode(tensors: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+            return segment_kernels(kernels).scale([batch.values[i] for i in tensors], factor, outs)
+
+        yield from ()
+        return Decoded(1, decode=decode)
+
+    def received_lengths(self, elements: Sequence[int], workers: Workers) -> None:
+        return None
+
+    def decode_received(
+        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+    ) -> Decoded:
+        raise TypeError("gradients that are exact are not sent")
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The reduction of one worker with itself."""
+
+    inner: Reduction
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        return ()
+
+    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        return (yield from answered(self.inner.run(gradients, workers, kernels), _alone))
+
+    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
+        return self.inner.received_lengths(elements, workers)
+
+    def decode_received(
+        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+    ) -> Decoded:
+        return self.inner.decode_received(received, tensors, workers, kernels)
+
+
+def between(workers: Workers) -> Workers:
+    """Those that own the same elements, one of each node. Reductions of one's own are not asked for."""
+    return Workers(workers.node, workers.nodes)
+
+
+def _alone(request: Any) -> Any:
+    """What a single worker gets."""
+    yield from ()
+    return request.array if isinstance(request, Allreduce) else [request.array]
+
+
+def _between_nodes(request: Any) -> Any:
+    """The request, to the group CROSS."""
+    return (yield request._replace(group=CROSS))
