@@ -1,7 +1,7 @@
 """Times what a scheme itself costs for many small gradients: thread CPU time of rank 0, without any transport.
 
-Workers run in lockstep in one process, 2 nodes of 2, and only the steps of rank 0 are timed. Several schemes take turns,
-so that all see the same state of the machine; the table shows the median over the rounds.
+Workers run in lockstep in one process, 2 nodes of 2, and only the steps of rank 0 are timed. Schemes take turns, so
+that all see the same state of the machine; the table shows the median over the rounds.
 
     python benchmarks/schemes.py                                  # 1,000 gradients of 4,096 elements
     python benchmarks/schemes.py --tensors 200 --elements 160000 --rounds 5 --json schemes.json

@@ -43,7 +43,7 @@ _LARGE = 2**20
 
 @dataclass(frozen=True)
 class HierarchicalReduction:
-    """1. Encode. 2. Alltoall in the node. 3. Average. 4. ``inter`` between the nodes. 5. Allgather in the node. 6. Decode.
+    """1. Encode. 2. Alltoall in the node. 3. Average. 4. ``inter`` between nodes. 5. Allgather in the node. 6. Decode.
 
     Each worker of a node owns a range of the elements of each tensor, and runs ``inter`` on the averages of its node
     with the workers of other nodes that own the same ranges.
@@ -59,7 +59,7 @@ class HierarchicalReduction:
     unit: int
 
     def returned(self, workers: Workers) -> str:
-        """What travels in step 5: averages where what was received has no fewer bytes, or cannot be decoded elsewhere."""
+        """What travels in step 5: averages, where what was received is no shorter, or cannot be decoded elsewhere."""
         lengths = self.inter.received_lengths([_LARGE], between(workers))
         if lengths is None or sum(n * np.dtype(dtype).itemsize for n, dtype in lengths) >= 4 * _LARGE:
             return FLOAT32
@@ -233,24 +233,32 @@ class Ranges:
             for owner in range(owners)
         ]
         self.segments = [segment for segments in self.of for segment in segments]
-        self._counts = [sum(segment.elements for segment in segments) for segments in self.of]
+        self._elements = [tuple([segment.elements for segment in segments]) for segments in self.of]
+        self._by_tensor: dict[Codec, list[int]] = {}
+        counts = np.array(self._elements, np.float64).reshape(owners, self.tensors)
+        self._weights = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         # Where an owner has nothing of a tensor, there is nothing to decode.
         self._filled = [[i for i, each in enumerate(segments) if each.elements] for segments in self.of]
         self._filled_segments = [[segments[i] for i in own] for segments, own in zip(self.of, self._filled)]
 
     def lengths(self, codec: Codec) -> list[int]:
         """Of the payload of each owner's segments."""
-        return [codec.offsets(tuple([each.elements for each in segments]))[-1] for segments in self.of]
+        return [offsets[-1] for offsets in map(codec.offsets, self._elements)]
 
     def lengths_by_tensor(self, codec: Codec) -> list[int]:
         """Of the payloads of each tensor's segments."""
+        if codec not in self._by_tensor:
+            self._by_tensor[codec] = self._found_lengths(codec)
+        return self._by_tensor[codec]
+
+    def _found_lengths(self, codec: Codec) -> list[int]:
         found = [0] * self.tensors
         for segment in self.segments:
             found[segment.tensor] += codec.words(segment.elements)
         return found
 
     def parts_of(self, tensors: Sequence[int]) -> list[tuple[list[int], list[Segment]]]:
-        """For each owner those of these tensors of which it has elements; and its segments, numbered by their places."""
+        """For each owner those of these tensors of which it has elements; its segments, numbered by their places."""
         if len(tensors) == self.tensors and list(tensors) == list(range(self.tensors)):
             return list(zip(self._filled, self._filled_segments))
         found = []
@@ -262,11 +270,7 @@ class Ranges:
 
     def shares(self, sizes: Sequence[int], owners: Sequence[int]) -> list[float]:
         """Bytes of some owners' arrays that belong to each tensor, in proportion to the elements."""
-        found = [0.0] * self.tensors
-        for size, owner in zip(sizes, owners):
-            for segment in self.of[owner]:
-                found[segment.tensor] += size * segment.elements / max(self._counts[owner], 1)
-        return found
+        return (np.array(sizes, np.float64) @ self._weights[list(owners)]).tolist()
 
 
 @lru_cache(maxsize=64)  # the groups of every step have the same tensors

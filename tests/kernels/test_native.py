@@ -29,7 +29,7 @@ from native_builds import (
 )
 
 from horovod_quant import kernels, simulator
-from horovod_quant.kernels import entropy, native, native_library, reference, rotation
+from horovod_quant.kernels import entropy, native, native_each, native_library, reference, rotation
 from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of, keys_of
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
@@ -269,8 +269,8 @@ def test_many_gradients_in_one_call_have_the_bits_of_a_call_for_each() -> None:
     chains, steps = [KeyChain(3, f"w{i}") for i in range(len(xs))], list(range(5, 5 + len(xs)))
     starts = [1024 * i for i in range(len(xs))]
     for bucket_size, width in ((32, 4), (1024, 8), (2**40, 5)):
-        table = native.Table(xs)
-        norms = native.bucket_maxima_each(table, bucket_size)
+        table = native_each.Table(xs)
+        norms = native_each.bucket_maxima_each(table, bucket_size)
         parts = [native.bucket_maxima(x, bucket_size) for x in xs]
         assert same_bits(norms, np.concatenate(parts))
         keys = [chain.joint("worker", step, 1, 3) for chain, step in zip(chains, steps)]
@@ -281,17 +281,19 @@ def test_many_gradients_in_one_call_have_the_bits_of_a_call_for_each() -> None:
         ]
         out = np.zeros(sum(map(len, words)), np.int32)
         many = joint_keys_of(chains, "worker", steps, 1, 3)
-        assert native.encode_uniform_sum_each(table, norms, *arguments, many, starts, out) is out
+        assert native_each.encode_uniform_sum_each(table, norms, *arguments, many, starts, out) is out
         assert same_bits(out, np.concatenate(words))
         outs = [np.zeros_like(x) for x in xs]
-        native.decode_uniform_sum_each(out, norms, *arguments, 0.5, outs)
+        native_each.decode_uniform_sum_each(out, norms, *arguments, 0.5, outs)
         again = [np.zeros_like(x, order="C") for x in xs]
-        native.decode_uniform_sum_each(out, norms, *arguments, 0.5, again, native.Table(again))
+        native_each.decode_uniform_sum_each(out, norms, *arguments, 0.5, again, native_each.Table(again))
         assert all(map(same_bits, outs, again))
         others = [np.zeros_like(x) for x in xs]
         others[4] = np.repeat(others[4], 2)[::2]  # is not contiguous
         for table_of in (outs, others, [*others[:-1], outs[-1]]):
-            native.decode_uniform_sum_each(out, norms, *arguments, 1.0, others, native.Table(table_of))
+            native_each.decode_uniform_sum_each(
+                out, norms, *arguments, 1.0, others, native_each.Table(table_of)
+            )
             assert all(map(same_bits, outs, again))
             assert all((2 * own == other).all() for own, other in zip(outs, others))
         for own, norm, x, decoded in zip(words, parts, xs, outs):
@@ -313,18 +315,18 @@ def many_gradients() -> list[np.ndarray]:
 @each_instruction_set
 def test_places_of_gradients_do_as_well_as_arrays() -> None:
     arrays = [x for x in many_gradients() if len(x) and x.flags.c_contiguous]
-    norms = native.bucket_maxima_each(native.Table(arrays), 1024)
-    table = native.Table(list(map(_span, arrays)))
-    assert same_bits(native.bucket_maxima_each(table, 1024), norms)
-    assert (table.buckets(1024), table.sum_words(4)) == (len(norms), native.Table(arrays).sum_words(4))
+    norms = native_each.bucket_maxima_each(native_each.Table(arrays), 1024)
+    table = native_each.Table(list(map(_span, arrays)))
+    assert same_bits(native_each.bucket_maxima_each(table, 1024), norms)
+    assert (table.buckets(1024), table.sum_words(4)) == (len(norms), native_each.Table(arrays).sum_words(4))
     words = np.arange(table.sum_words(4), dtype=np.int32)
     expected = [np.zeros_like(x) for x in arrays]
-    native.decode_uniform_sum_each(words, norms, 1024, 7, 4, 0.5, expected)
+    native_each.decode_uniform_sum_each(words, norms, 1024, 7, 4, 0.5, expected)
     for known in (False, True):
         found = [np.zeros_like(x) for x in arrays]
         outs = list(map(_span, found))
-        native.decode_uniform_sum_each(
-            words, norms, 1024, 7, 4, 0.5, outs, native.Table(outs) if known else None
+        native_each.decode_uniform_sum_each(
+            words, norms, 1024, 7, 4, 0.5, outs, native_each.Table(outs) if known else None
         )
         assert all(map(same_bits, found, expected))
         assert all(x.any() for x in found if len(x) > 1)
@@ -342,6 +344,8 @@ def test_bits_of_many_gradients_in_one_call_are_those_of_a_call_for_each(workers
     chains, steps = [KeyChain(3, f"w{i}") for i in range(len(xs))], list(range(5, 5 + len(xs)))
     starts, betas = [1024 * i for i in range(len(xs))], [0.5 + 0.05 * i for i in range(len(xs))]
     votes = []
+    tile_counts = np.array([tiles(len(x)) for x in xs])
+    at = np.concatenate([[0], np.cumsum(32 * tile_counts + 1)])  # with a word between
     for rank in range(workers):
         generator = np.random.default_rng(rank)
         momenta = [generator.standard_normal(len(x)).astype(np.float32) for x in xs]
@@ -351,30 +355,30 @@ def test_bits_of_many_gradients_in_one_call_are_those_of_a_call_for_each(workers
         keys = [chain.key("worker", step, rank) for chain, step in zip(chains, steps)]
         one_by_one = [native.binarize(*own) for own in zip(xs, ms, bs, betas, keys, starts)]
         many = keys_of(chains, "worker", steps, rank)
-        words, broken = native.binarize_each(native.Table(xs), momenta, scales, betas, many, starts)
-        assert same_bits(words, np.concatenate([own for own, _ in one_by_one]))
+        words = np.zeros(at[-1], np.int32)
+        table = native_each.Table(xs)
+        broken = native_each.binarize_each(table, momenta, scales, betas, many, starts, at[:-1], words)
+        for (own, _), low in zip(one_by_one, at):
+            assert same_bits(words[low : low + len(own)], own)
         assert broken.tolist() == np.concatenate([own for _, own in one_by_one]).tolist()
         assert broken.sum() == 1
         assert all(map(same_bits, momenta, ms))
         assert all(map(same_bits, scales, bs))
         votes.append(words)
-    tile_counts = [tiles(len(x)) for x in xs]
-    at = np.concatenate([[0], np.cumsum(tile_counts)]) * 32
     keys = [chain.key("server", step) for chain, step in zip(chains, steps)]
     expected = [
-        native.vote([own[low:high] for own in votes], key, start)
+        native.vote([own[low : high - 1] for own in votes], key, start)
         for low, high, key, start in zip(at, at[1:], keys, starts)
     ]
-    served = native.vote_each(votes, tile_counts, keys_of(chains, "server", steps), starts)
-    assert same_bits(served, np.concatenate(expected))
+    served = np.zeros(at[-1], np.int32)
+    native_each.vote_each(votes, at[:-1], tile_counts, keys_of(chains, "server", steps), starts, served)
+    for own, low in zip(expected, at):
+        assert same_bits(served[low : low + len(own)], own)
     outs = [np.zeros_like(x) for x in xs]
     outs[6] = np.repeat(outs[6], 2)[::2]
-    native.decode_signs_each(served, 0.5, outs)
+    native_each.decode_signs_each(served, at[:-1], 0.5, outs)
     for out, words in zip(outs, expected):
         assert same_bits(out.copy(), native.decode_signs(words, 0.5, np.zeros_like(out, order="C")))
-    again = [np.zeros_like(x, order="C") for x in xs]
-    native.decode_signs_each(served, 0.5, again, native.Table(again))
-    assert all(same_bits(own.copy(), other) for own, other in zip(outs, again))
 
 
 @each_instruction_set
@@ -399,8 +403,8 @@ def test_rotations_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_eac
         ]
         out = np.zeros(ends[-1], np.int32)
         many = keys_of(chains, "worker", steps[rank], rank)
-        table = native.Table(xs)
-        found = native.encode_rotated_each(table, bits, many, starts, words_at, scales_at, out, trellis)
+        table = native_each.Table(xs)
+        found = native_each.encode_rotated_each(table, bits, many, starts, words_at, scales_at, out, trellis)
         assert found is out
         for (words, scales), at, scale_at in zip(parts, words_at, scales_at):
             assert same_bits(out[at : at + len(words)], words)
@@ -410,7 +414,7 @@ def test_rotations_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_eac
     keys = np.stack([keys_of(chains, "worker", steps[rank], rank) for rank in ranks], axis=1)
     outs = [np.zeros_like(x) for x in xs]
     outs[6] = np.repeat(outs[6], 2)[::2]
-    native.add_rotated_each(pieces, words_at, scales_at, bits, keys, 0.25, outs, starts, trellis=trellis)
+    native_each.add_rotated_each(pieces, words_at, scales_at, bits, keys, 0.25, outs, starts, trellis=trellis)
     for i, out in enumerate(outs):
         words, scales = zip(*(parts[i] for parts, _ in expected))
         own = [own_keys[i] for _, own_keys in expected]
@@ -418,8 +422,8 @@ def test_rotations_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_eac
         alone = native.add_rotated(words, scales, bits, own, 0.25, zeros, starts[i], trellis)
         assert same_bits(out.copy(), alone)
     again = [np.zeros_like(x, order="C") for x in xs]
-    table = native.Table(again)
-    native.add_rotated_each(pieces, words_at, scales_at, bits, keys, 0.25, again, starts, table, trellis)
+    table = native_each.Table(again)
+    native_each.add_rotated_each(pieces, words_at, scales_at, bits, keys, 0.25, again, starts, table, trellis)
     assert all(same_bits(own.copy(), other) for own, other in zip(outs, again))
 
 
@@ -446,17 +450,17 @@ def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
     words_at = np.cumsum([1 + length for length in lengths]) - np.array(
         lengths
     )  # a word that is none before each
-    table = native.Table(xs)
-    sums = native.bucket_square_sums_each(table, bucket_size)
+    table = native_each.Table(xs)
+    sums = native_each.bucket_square_sums_each(table, bucket_size)
     assert same_bits(sums, np.concatenate([native.bucket_square_sums(x, bucket_size) for x in xs]))
-    norms = native.bucket_maxima_each(table, bucket_size)
+    norms = native_each.bucket_maxima_each(table, bucket_size)
     parts = [norms[at : at + count] for at, count in zip(norms_at, norm_counts)]
     pieces = []
     for rank in ranks:
         out = np.full(words_at[-1] + lengths[-1], 77, np.int32)
         many = joint_keys_of(chains, "worker", steps, rank, 3)
         arguments = (norms, bucket_size, bits, many, starts, words_at, out)
-        assert native.encode_codes_each(levels, table, *arguments) is out
+        assert native_each.encode_codes_each(levels, table, *arguments) is out
         for x, own, chain, step, start, at, length in zip(
             xs, parts, chains, steps, starts, words_at, lengths
         ):
@@ -468,7 +472,7 @@ def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
     outs[6] = np.repeat(outs[6], 2)[::2]
     all_norms = [norms, 2 * norms, norms]
     decoded = (pieces, words_at, all_norms, norms_at, bucket_size, bits, 0.25)
-    native.decode_codes_each(levels, *decoded, outs)
+    native_each.decode_codes_each(levels, *decoded, outs)
     for i, out in enumerate(outs):
         words = [piece[words_at[i] : words_at[i] + lengths[i]] for piece in pieces]
         own = [each[norms_at[i] : norms_at[i] + norm_counts[i]] for each in all_norms]
@@ -476,7 +480,7 @@ def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
         assert same_bits(out.copy(), alone)
     assert np.isnan(outs[6]).any()
     again = [np.zeros_like(x, order="C") for x in xs]
-    native.decode_codes_each(levels, *decoded, again, native.Table(again))
+    native_each.decode_codes_each(levels, *decoded, again, native_each.Table(again))
     assert all(same_bits(own.copy(), other) for own, other in zip(outs, again))
 
 
@@ -484,65 +488,71 @@ def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda: native.Table([X, X.astype(np.int32)]), "x has dtype int32"),
-        (lambda: native.Table([X.reshape(10, 10)]), r"x has shape \(10, 10\)"),
-        (lambda: native.bucket_maxima_each(native.Table([X]), 33), "bucket_size=33"),
-        (lambda: native.encode_uniform_sum_each(
-            native.Table([X]), NORMS[:3], 32, 7, 4, np.zeros((1, 6)), [0], WORDS), "3 norms for 4 buckets"),
-        (lambda: native.encode_uniform_sum_each(
-            native.Table([X]), NORMS[:4], 32, 7, 4, np.zeros((2, 6)), [0], WORDS), "keys are"),
-        (lambda: native.encode_uniform_sum_each(
-            native.Table([X]), NORMS[:4], 32, 7, 4, np.zeros((1, 6)), [0], WORDS[:31]), r"it must be int32\[32\]"),
-        (lambda: native.decode_uniform_sum_each(WORDS[:31], NORMS[:4], 32, 7, 4, 1.0, [X.copy()]), "31 words"),
-        (lambda: native.decode_uniform_sum_each(WORDS[:32], NORMS[:3], 32, 7, 4, 1.0, [X.copy()]), "3 norms"),
-        (lambda: native.binarize_each(
-            native.Table([X]), [], [X.copy()], [0.9], np.zeros((1, 6)), [0]), "0 momenta, 1 scales and 1 betas"),
-        (lambda: native.binarize_each(
-            native.Table([X]), [X[:99].copy()], [X.copy()], [0.9], np.zeros((1, 6)), [0]),
+        (lambda: native_each.Table([X, X.astype(np.int32)]), "x has dtype int32"),
+        (lambda: native_each.Table([X.reshape(10, 10)]), r"x has shape \(10, 10\)"),
+        (lambda: native_each.bucket_maxima_each(native_each.Table([X]), 33), "bucket_size=33"),
+        (lambda: native_each.encode_uniform_sum_each(
+            native_each.Table([X]), NORMS[:3], 32, 7, 4, np.zeros((1, 6)), [0], WORDS), "3 norms for 4 buckets"),
+        (lambda: native_each.encode_uniform_sum_each(
+            native_each.Table([X]), NORMS[:4], 32, 7, 4, np.zeros((2, 6)), [0], WORDS), "keys are"),
+        (lambda: native_each.encode_uniform_sum_each(
+            native_each.Table([X]), NORMS[:4], 32, 7, 4, np.zeros((1, 6)), [0], WORDS[:31]), r"it must be int32\[32\]"),
+        (lambda: native_each.decode_uniform_sum_each(WORDS[:31], NORMS[:4], 32, 7, 4, 1.0, [X.copy()]), "31 words"),
+        (lambda: native_each.decode_uniform_sum_each(WORDS[:32], NORMS[:3], 32, 7, 4, 1.0, [X.copy()]), "3 norms"),
+        (lambda: native_each.binarize_each(
+            native_each.Table([X]), [], [X.copy()], [0.9], np.zeros((1, 6)), [0], AT, WORDS),
+            "0 momenta, 1 scales and 1 betas"),
+        (lambda: native_each.binarize_each(
+            native_each.Table([X]), [X[:99].copy()], [X.copy()], [0.9], np.zeros((1, 6)), [0], AT, WORDS),
             r"momenta\[0\] is float32\[99\]; it must be float32\[100\]"),
-        (lambda: native.binarize_each(
-            native.Table([X, X]), [X.copy()] * 2, [X.copy(), X.astype(np.float64)], [0.9] * 2, np.zeros((2, 6)),
-            [0, 0]),
+        (lambda: native_each.binarize_each(
+            native_each.Table([X, X]), [X.copy()] * 2, [X.copy(), X.astype(np.float64)], [0.9] * 2, np.zeros((2, 6)),
+            [0, 0], AT, WORDS),
             r"scales\[1\] is float64\[100\]; it must be float32\[100\]"),
-        (lambda: native.binarize_each(
-            native.Table([X]), [X.copy()], [X.copy()], [0.9], np.zeros((2, 6)), [0]), "keys are"),
-        (lambda: native.vote_each([], [1], np.zeros((1, 6)), [0]), "words of lengths"),
-        (lambda: native.vote_each([WORDS[:32], WORDS[:31]], [1], np.zeros((1, 6)), [0]), "words of lengths"),
-        (lambda: native.vote_each([WORDS[:32]], [2, -1], np.zeros((2, 6)), [0, 0]), "words of lengths"),
-        (lambda: native.vote_each([WORDS[:32]], [1], np.zeros((1, 6)), []), "keys are"),
-        (lambda: native.decode_signs_each(WORDS[:31], 1.0, [X.copy()]), "31 words"),
-        (lambda: native.encode_codes_each(
-            "uniform", native.Table([X]), NORMS[:4], 32, 17, np.zeros((1, 6)), [0], AT, WORDS), "bits=17"),
-        (lambda: native.encode_codes_each(
-            "exponential", native.Table([X]), NORMS[:4], 32, 9, np.zeros((1, 6)), [0], AT, WORDS), "bits=9"),
-        (lambda: native.encode_codes_each(
-            "exponential", native.Table([X]), NORMS[:3], 32, 4, np.zeros((1, 6)), [0], AT, WORDS),
+        (lambda: native_each.binarize_each(
+            native_each.Table([X]), [X.copy()], [X.copy()], [0.9], np.zeros((2, 6)), [0], AT, WORDS), "keys are"),
+        (lambda: native_each.binarize_each(
+            native_each.Table([X]), [X.copy()], [X.copy()], [0.9], np.zeros((1, 6)), [0], AT, WORDS[:31]),
+            "not all within 31 words"),
+        (lambda: native_each.vote_each([], AT, ONE, np.zeros((1, 6)), [0], WORDS), "0 workers' pieces"),
+        (lambda: native_each.vote_each(
+            [WORDS[:32], WORDS[:31]], AT, ONE, np.zeros((1, 6)), [0], WORDS), "not all within 31 words"),
+        (lambda: native_each.vote_each([WORDS], AT, -ONE, np.zeros((1, 6)), [0], WORDS), "give at least one"),
+        (lambda: native_each.vote_each([WORDS], AT, ONE, np.zeros((1, 6)), [], WORDS), "keys are"),
+        (lambda: native_each.decode_signs_each(WORDS[:31], AT, 1.0, [X.copy()]), "not all within 31 words"),
+        (lambda: native_each.scale_each(native_each.Table([X]), 1.0, [X[:99].copy()]), "arrays of"),
+        (lambda: native_each.encode_codes_each(
+            "uniform", native_each.Table([X]), NORMS[:4], 32, 17, np.zeros((1, 6)), [0], AT, WORDS), "bits=17"),
+        (lambda: native_each.encode_codes_each(
+            "exponential", native_each.Table([X]), NORMS[:4], 32, 9, np.zeros((1, 6)), [0], AT, WORDS), "bits=9"),
+        (lambda: native_each.encode_codes_each(
+            "exponential", native_each.Table([X]), NORMS[:3], 32, 4, np.zeros((1, 6)), [0], AT, WORDS),
             "3 norms for 4 buckets"),
-        (lambda: native.encode_codes_each(
-            "uniform", native.Table([X]), NORMS[:4], 32, 4, np.zeros((1, 6)), [0], AT + 1, WORDS[:16].copy()),
+        (lambda: native_each.encode_codes_each(
+            "uniform", native_each.Table([X]), NORMS[:4], 32, 4, np.zeros((1, 6)), [0], AT + 1, WORDS[:16].copy()),
             "places of"),
-        (lambda: native.decode_codes_each(
+        (lambda: native_each.decode_codes_each(
             "uniform", [], AT, [], AT, 32, 4, 1.0, [X.copy()]), "0 workers' pieces"),
-        (lambda: native.decode_codes_each(
+        (lambda: native_each.decode_codes_each(
             "uniform", [WORDS], AT, [NORMS[:3]], AT, 32, 4, 1.0, [X.copy()]), "places of 1 gradients' norms"),
-        (lambda: native.decode_codes_each(
+        (lambda: native_each.decode_codes_each(
             "exponential", [WORDS, WORDS[:11]], AT, [NORMS, NORMS], AT, 32, 4, 1.0, [X.copy()]),
             "places of 1 gradients' words"),
-        (lambda: native.decode_codes_each(
+        (lambda: native_each.decode_codes_each(
             "exponential", [WORDS], AT, [NORMS.astype(np.float64)], AT, 32, 4, 1.0, [X.copy()]),
             "norms has dtype float64"),
-        (lambda: native.decode_codes_each(
+        (lambda: native_each.decode_codes_each(
             "exponential", [WORDS], AT, [NORMS], AT, 33, 4, 1.0, [X.copy()]), "bucket_size=33"),
-        (lambda: native.encode_rotated_each(
-            native.Table([X]), 5, np.zeros((1, 6)), [0], AT, AT + 31, WORDS), "bits=5"),
-        (lambda: native.encode_rotated_each(
-            native.Table([X]), 2, np.zeros((1, 6)), [0], AT, AT + 32, WORDS[:32].copy()), "places of"),
-        (lambda: native.encode_rotated_each(
-            native.Table([X]), 2, np.zeros((1, 6)), [0], AT - 1, AT + 32, WORDS.copy()), "places of"),
-        (lambda: native.add_rotated_each([], AT, AT, 2, np.zeros((1, 0, 6)), 1.0, [X.copy()], [0]), "no pieces"),
-        (lambda: native.add_rotated_each(
+        (lambda: native_each.encode_rotated_each(
+            native_each.Table([X]), 5, np.zeros((1, 6)), [0], AT, AT + 31, WORDS), "bits=5"),
+        (lambda: native_each.encode_rotated_each(
+            native_each.Table([X]), 2, np.zeros((1, 6)), [0], AT, AT + 32, WORDS[:32].copy()), "places of"),
+        (lambda: native_each.encode_rotated_each(
+            native_each.Table([X]), 2, np.zeros((1, 6)), [0], AT - 1, AT + 32, WORDS.copy()), "places of"),
+        (lambda: native_each.add_rotated_each([], AT, AT, 2, np.zeros((1, 0, 6)), 1.0, [X.copy()], [0]), "no pieces"),
+        (lambda: native_each.add_rotated_each(
             [WORDS, WORDS[:31]], AT, AT, 2, np.zeros((1, 2, 6)), 1.0, [X.copy()], [0]), "places of"),
-        (lambda: native.add_rotated_each(
+        (lambda: native_each.add_rotated_each(
             [WORDS], AT, AT, 2, np.zeros((1, 2, 6)), 1.0, [X.copy()], [0]), "keys are"),
     ],
 )  # fmt: skip
@@ -917,7 +927,7 @@ def test_strided_and_unaligned_arrays(odd: Any, dtype: Any) -> None:
 X = np.ones(100, np.float32)
 NORMS = np.ones(4, np.float32)
 WORDS = np.zeros(512, np.int32)
-AT = np.array([0])
+AT, ONE = np.array([0]), np.array([1])
 
 
 @pytest.mark.usefixtures("loaded")

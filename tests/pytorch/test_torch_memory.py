@@ -13,7 +13,7 @@ import torch
 
 import horovod_quant.torch as hvq
 from horovod_quant import kernels
-from horovod_quant.kernels import native, reference
+from horovod_quant.kernels import native, native_each, reference
 from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.span import Span, as_array
 from horovod_quant.schemes import QSGD, Hierarchical
@@ -192,7 +192,7 @@ def test_a_place_keeps_the_memory_that_a_tensor_loses() -> None:
     )  # 16 MiB, which are given back to the system as soon as nobody has them
     taken = host.taken(gradient, None)
     gradient.data = torch.zeros(1 << 22)
-    assert native.bucket_maxima_each(native.Table([taken]), 1 << 22).tolist() == [3.0]
+    assert native_each.bucket_maxima_each(native_each.Table([taken]), 1 << 22).tolist() == [3.0]
     storage = weakref.ref(taken._memory)
     taken.let_go()
     assert storage() is None

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.layout import TILE, tiles
+from horovod_quant.reductions.shards import Chunks
 from horovod_quant.schemes import BinSGDM
 from horovod_quant.schemes.base import BinaryState, Gradient, Workers
-from horovod_quant.schemes.chunks import Chunks
 
 COPIES = 1000
 ELEMENTS = 3000

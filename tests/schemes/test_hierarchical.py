@@ -24,9 +24,9 @@ from horovod_quant import simulator
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.policy import Policy
+from horovod_quant.reductions.shards import owned_range
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import CROSS, LOCAL, BinaryState, Decoded, Exchange, Scheme, Workers
-from horovod_quant.schemes.chunks import owned_range
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 LAYOUTS = [(4, 2), (6, 3), (6, 2), (8, 4)]  # workers, workers of a node

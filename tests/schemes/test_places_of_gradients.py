@@ -10,7 +10,7 @@ from helpers import SCHEMES, lockstep, same_bits, used_states
 
 from horovod_quant.kernels import native
 from horovod_quant.kernels.arrays import address
-from horovod_quant.kernels.span import Span, as_array
+from horovod_quant.kernels.span import Span
 from horovod_quant.schemes.base import Workers
 
 WORKERS = 2
@@ -26,7 +26,7 @@ def as_it_is(array: np.ndarray) -> np.ndarray:
 
 
 def exchanged(scheme: Any, given_as: Any, broken: bool) -> list[np.ndarray]:
-    """Every worker's results, decoded all at once where the scheme does that, else one by one; and their states."""
+    """Every worker's results, and their states."""
     generator = np.random.default_rng(7)
     groups = [
         [generator.standard_normal(length).astype(np.float32) for length in LENGTHS] for _ in range(WORKERS)
@@ -42,11 +42,7 @@ def exchanged(scheme: Any, given_as: Any, broken: bool) -> list[np.ndarray]:
     results = []
     for each in lockstep(scheme.for_workers(Workers(0, WORKERS)), given, states, kernels=native):
         outs = [np.zeros(length, np.float32) for length in LENGTHS]
-        if each.write_all is not None:
-            each.write_all(0.5, [given_as(out) for out in outs])
-        else:
-            for i, out in enumerate(outs):
-                each.write(i, 0.5, as_array(given_as(out)))
+        each.decode(range(len(outs)), 0.5, [given_as(out) for out in outs])
         results += outs
     return results + [array for each in kept for own in each for array in (own.momentum, own.scale)]
 

@@ -10,11 +10,12 @@ from helpers import LENGTHS, assert_mean, gaussian, heavy_tailed, same_bits, sim
 
 from horovod_quant import simulator
 from horovod_quant.analysis import bounds
+from horovod_quant.codecs import elias
+from horovod_quant.codecs.elias import open_body
 from horovod_quant.kernels.entropy import MAX_COUNT, CorruptPayloadError
 from horovod_quant.kernels.layout import TILE
-from horovod_quant.schemes import NUQSGD, QSGD, elias_streams
+from horovod_quant.schemes import NUQSGD, QSGD
 from horovod_quant.schemes.base import ragged_payload, split_ragged
-from horovod_quant.schemes.elias_streams import open_body
 
 COPIES = 1500
 VECTORS = {
@@ -105,20 +106,20 @@ def test_elias_coding_decodes_to_the_same_bits_as_fixed_width(scheme: QSGD | NUQ
 def test_a_tensor_of_several_elias_streams_decodes_to_the_same_bits(
     scheme: QSGD | NUQSGD, coding: str, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elias_streams, "STREAM_ELEMENTS", 2048)
+    monkeypatch.setattr(elias, "STREAM_ELEMENTS", 2048)
     coded = type(scheme)(scheme.bits, scheme.norm, coding=coding)
     groups = [
         [heavy_tailed(10 * worker + i, d) for i, d in enumerate((0, 2047, 2048, 7000))] for worker in range(3)
     ]
-    fixed, elias = (simulator.run(method, groups, kernels=kernels) for method in (scheme, coded))
-    for own, other in zip(fixed.decoded, elias.decoded):
+    fixed, coded_result = (simulator.run(method, groups, kernels=kernels) for method in (scheme, coded))
+    for own, other in zip(fixed.decoded, coded_result.decoded):
         assert all(map(same_bits, own, other))
 
 
 def test_the_streams_of_the_largest_tensors_are_ones_that_elias_coding_can_count() -> None:
-    assert elias_streams.STREAM_ELEMENTS % TILE == 0
+    assert elias.STREAM_ELEMENTS % TILE == 0
     for elements in (MAX_COUNT + 1, 2**31):
-        bounds_of_streams = elias_streams.stream_bounds(elements)
+        bounds_of_streams = elias.stream_bounds(elements)
         assert bounds_of_streams[0][0] == 0
         assert bounds_of_streams[-1][1] == elements
         assert all(own[1] == other[0] for own, other in zip(bounds_of_streams, bounds_of_streams[1:]))
