@@ -81,8 +81,11 @@ class EliasCodes:
         """Write the sum over the payloads of tensor i, times a factor."""
         payloads = []
         for body in bodies:
-            words = self._words(kernels, body.streams[i], len(out))
-            payloads.append(np.concatenate([body.norms[i].view(np.int32), words]))
+            norms = body.norms[i].view(np.int32)
+            payload = np.empty(self.fixed.words(len(out)), np.int32)
+            payload[: len(norms)] = norms
+            self._fill_words(kernels, body.streams[i], len(out), payload[len(norms) :])
+            payloads.append(payload)
         batch = Batch((len(out),), (), ())
         return self.fixed.decode(kernels, payloads, [0], batch, self.domain, factor, [out])[0]
 
@@ -95,16 +98,16 @@ class EliasCodes:
             streams.append(own.view(np.uint8) if stream is None else stream)
         return streams
 
-    def _words(self, kernels: Any, streams: Sequence[np.ndarray], elements: int) -> np.ndarray:
+    def _fill_words(
+        self, kernels: Any, streams: Sequence[np.ndarray], elements: int, words: np.ndarray
+    ) -> None:
         bits = self.fixed.bits
-        words = np.empty(code_words(elements, bits), np.int32)
         for stream, (start, stop) in zip(streams, stream_bounds(elements)):
             own = words[code_words(start, bits) : code_words(stop, bits)]
             if len(stream) == own.nbytes:
                 own.view(np.uint8)[...] = stream
             else:
                 kernels.elias_decode_codes(stream, stop - start, bits, self.code, own)
-        return words
 
 
 def stream_bounds(elements: int) -> list[tuple[int, int]]:

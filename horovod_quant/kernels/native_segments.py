@@ -22,6 +22,8 @@ from horovod_quant.kernels.span import as_array
 class NativeSegments(SegmentKernels):
     """One call of the library for all segments."""
 
+    wants_spans = True
+
     def empty(self, lengths: Sequence[int]) -> Sequence[Any]:
         ends = np.cumsum(lengths, dtype=np.int64).tolist()
         memory = np.empty(ends[-1] if ends else 0, np.float32)

@@ -104,7 +104,12 @@ class SegmentKernels:
 
     Args:
         kernels: the backend.
+
+    Attributes:
+        wants_spans: whether addresses of values (`Span`) are all that it needs, so that making arrays is a waste.
     """
+
+    wants_spans = False
 
     def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
@@ -262,11 +267,11 @@ class SegmentKernels:
             ]
             scales = [kernels.view(payload[middle:end], np.float32) for payload in payloads]
             words = [payload[first:middle] for payload in payloads]
-            results.append(
-                kernels.add_rotated(
-                    words, scales, bits, keys, factor, as_array(out), batch.starts[i], trellis
-                )
-            )
+            place = (factor, as_array(out), batch.starts[i], trellis)
+            if len(payloads) == 1:
+                results.append(kernels.decode_rotated(words[0], scales[0], bits, keys[0], *place))
+            else:
+                results.append(kernels.add_rotated(words, scales, bits, keys, *place))
         return results
 
     # ---- sums: all norms in one array, and all digits in another, with one word at its end that is 1

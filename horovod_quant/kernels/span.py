@@ -12,7 +12,7 @@ class Span:
     """Where the elements of a flat array are, which belongs to somebody else, such as another framework's tensor.
 
     To make numpy's view of a tensor takes several times as long as to ask for its address, which is all that kernels
-    with a `Table` want. Whoever wants more gets the array, which is made then.
+    for many segments want. Whoever wants more gets the array, which is made then.
 
     Args:
         dtype: of the elements.

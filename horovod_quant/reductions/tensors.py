@@ -15,7 +15,7 @@ from horovod_quant.reductions.requests import Request
 class BinaryState(NamedTuple):
     """BinSGDM's state of one gradient on one worker, for the elements given by `Scheme.owned`.
 
-    Two float32 arrays, updated in place; kernels with a ``Table`` take a `Span` of each.
+    Two float32 arrays, updated in place; kernels for many segments take a `Span` of each.
     """
 
     momentum: np.ndarray | Span
@@ -42,7 +42,7 @@ class Gradient:
     change it: see `replaced`.
 
     Attributes:
-        held: the elements as they were given, which is all that kernels with a ``Table`` need.
+        held: the elements as they were given, which is all that kernels for many segments need.
     """
 
     # No tuple, because what is made anew for every gradient in every step wakes Python's garbage collector, which then

@@ -122,7 +122,7 @@ class GlobalQSGD(Scheme):
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         self.check_workers(workers.size)
-        return super().begin(gradients, workers, kernels)
+        return (yield from super().begin(gradients, workers, kernels))
 
     def levels_for(self, size: int) -> int:
         """Largest number s of uniform levels for which the sum of ``size`` integers fits ``bits`` bits; 0 if none does.

@@ -15,6 +15,7 @@ import torch
 from horovod_quant import kernels as kernel_backends
 from horovod_quant import notices
 from horovod_quant.frontend import require_no_host
+from horovod_quant.kernels.segments import segment_kernels
 from horovod_quant.kernels.span import Span, as_array
 from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers, explained
 
@@ -125,7 +126,7 @@ class HostMemory(Memory):
 
     def __init__(self, kernels: Any) -> None:
         self.kernels = kernels
-        self._takes_spans = hasattr(kernels, "Table")
+        self._takes_spans = segment_kernels(kernels).wants_spans
 
     def flat(self, tensor: torch.Tensor) -> np.ndarray:
         """bfloat16 as the uint16 that the kernels take for it."""

@@ -149,14 +149,17 @@ def test_what_its_memory_does_not_show_as_it_is_becomes_an_array_at_once() -> No
     assert type(memory.choose("numpy", CPU).taken(values, None)) is np.ndarray
 
 
-def test_a_part_of_a_place_is_an_array() -> None:
+def test_a_part_of_a_place_is_a_place() -> None:
     values = torch.arange(8.0)
     taken = memory.choose("native", CPU).taken(values, None)
     assert taken[0:8] is taken
     part = taken[2:5]
-    assert (address(part), part.tolist()) == (values.data_ptr() + 8, [2.0, 3.0, 4.0])
-    assert as_array(part) is part
+    assert (part.address, part.array().tolist()) == (values.data_ptr() + 8, [2.0, 3.0, 4.0])
+    assert (address(part.array()), part.shape, part.nbytes) == (part.address, (3,), 12)
+    assert as_array(part) is part.array()
     assert as_array(taken) is taken.array()
+    with pytest.raises(ValueError, match="a span is of consecutive elements"):
+        taken[::2]
 
 
 def test_a_state_is_seen_where_it_is() -> None:

@@ -253,7 +253,8 @@ class Promising(QSGD):
     def begin(self, gradients: Sequence[Any], workers: Workers, kernels: Any) -> Exchange:
         found: Decoded = yield from super().begin(gradients, workers, kernels)
         assert found.received is not None
-        return found._replace(received=None if self.given is None else found.received[: self.given])
+        found.received = None if self.given is None else found.received[: self.given]
+        return found
 
 
 @pytest.mark.parametrize(("given", "returned"), [(None, "none"), (1, "1")])

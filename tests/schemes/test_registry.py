@@ -134,7 +134,11 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (int, TypeError, "int: register a class derived from"),
     (Plain(), TypeError, "Plain(share=0.5): register a class"),
     (type("Bare", (Sending,), {}), TypeError, "Bare: put @dataclass(frozen=True) before the class"),
-    (dataclass(frozen=True)(type("Idle", (Scheme,), {})), TypeError, "Idle.collectives: define it, see"),
+    (
+        dataclass(frozen=True)(type("Idle", (Scheme,), {})),
+        TypeError,
+        "Idle.collectives: define it, or reduction; see",
+    ),
     (changed("Compressor"), ValueError, "Compressor: the frontends already have a class of that name"),
     (changed("QSGD"), ValueError, "QSGD: horovod_quant.schemes.qsgd already has a scheme of that name"),
     (changed(presets={"qsgd": {}}), ValueError, "Other.presets: QSGD already has 'qsgd'; use other names"),
