@@ -18,6 +18,9 @@ COMMON = (
 )  # fmt: skip
 """Arguments of every compressor that must be the same on all workers; the first is the scheme's name."""
 
+WIRE_VERSION = 2
+"""Of the layouts of payloads, raised with each change of one: it is compared with the scheme's name."""
+
 FIELD_PLACES = 8
 """For a scheme's arguments; those of one with more share places."""
 
@@ -38,7 +41,8 @@ def signature(arguments: Mapping[str, str]) -> list[int]:
     Args:
         arguments: those in `COMMON`, and the scheme's in the order of its fields.
     """
-    texts = [arguments.get(name, "") for name in COMMON]
+    texts = [f"{arguments[COMMON[0]]}, wire format {WIRE_VERSION}"]
+    texts += [arguments.get(name, "") for name in COMMON[1:]]
     texts += ["; ".join(f"{name}={arguments[name]}" for name in names) for names in _field_places(arguments)]
     return [sign for text in texts for sign in signs_of(text)]
 
@@ -71,6 +75,11 @@ def different(arguments: Mapping[str, str], total: Sequence[int], workers: int) 
 def disagreement(arguments: Mapping[str, str], names: Sequence[str]) -> str:
     """What to tell the user of this worker."""
     own = ", ".join(f"{name}={arguments[name]}" if name in arguments else name for name in names)
+    if COMMON[0] in names:
+        return (
+            f"{own} (wire format {WIRE_VERSION}) here, but not on all other workers; construct it with the same "
+            f"arguments on all workers, and install the same version of horovod_quant there"
+        )
     return (
         f"{arguments['compression']} has {own} here, but not on all other workers; construct it with the same "
         f"arguments on all workers"

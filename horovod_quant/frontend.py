@@ -12,7 +12,7 @@ import numpy as np
 
 from horovod_quant import kernels as kernel_backends
 from horovod_quant import methods, nodes, notices
-from horovod_quant.agreement import signs_of
+from horovod_quant.agreement import WIRE_VERSION, signs_of
 from horovod_quant.compressor_classes import refuse_unknown
 from horovod_quant.policy import Policy
 from horovod_quant.schemes import Hierarchical, registry
@@ -411,7 +411,7 @@ def _whole(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _carrier_signs(name: str, shape: Any, dtype: Any, scheme: Scheme, seed: int) -> tuple[float, ...]:
-    return tuple(map(float, signs_of(f"{name} {shape} {dtype} {scheme} {seed}")))
+    return tuple(map(float, signs_of(f"{name} {shape} {dtype} {scheme} {seed} {WIRE_VERSION}")))
 
 
 def _is_count(name: Any, count: Any) -> bool:

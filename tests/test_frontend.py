@@ -12,6 +12,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
+from horovod_quant import agreement
 from horovod_quant.agreement import COMMON, FIELD_PLACES, different, disagreement, signature, signs_of
 from horovod_quant.schemes import QSGD, BinSGDM, Hierarchical
 
@@ -190,6 +191,18 @@ def test_schemes_that_differ_are_found_whatever_their_arguments_are() -> None:
     assert len(signature(own)) == len(signature(other))
     for mine in (own, other):
         assert different(mine, summed([own, other]), 2) == ["compression"]
+
+
+def test_another_wire_format_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = {**dict.fromkeys(COMMON, "1"), "compression": "QSGD", "bits": "4"}
+    before = signature(same)
+    monkeypatch.setattr(agreement, "WIRE_VERSION", agreement.WIRE_VERSION + 1)
+    now = signature(same)
+    assert different(same, [sum(signs) for signs in zip(before, now)], 2) == ["compression"]
+    assert (
+        f"compression=QSGD (wire format {agreement.WIRE_VERSION}) here, but not on all other workers"
+        in disagreement(same, ["compression"])
+    )
 
 
 def test_more_arguments_than_places_share_them() -> None:

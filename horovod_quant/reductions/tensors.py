@@ -18,8 +18,8 @@ class BinaryState(NamedTuple):
     Two float32 arrays, updated in place; kernels for many segments take a `Span` of each.
     """
 
-    momentum: np.ndarray | Span
-    scale: np.ndarray | Span
+    momentum: Any
+    scale: Any
     beta: float
 
 

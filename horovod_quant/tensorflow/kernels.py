@@ -790,26 +790,7 @@ def with_nan_tiles(values: tf.Tensor, broken: tf.Tensor) -> tf.Tensor:
 
 # ---- EDEN --------------------------------------------------------------------------------------------------------
 
-from horovod_quant.kernels.segments import SegmentKernels, Source  # noqa: E402
 from horovod_quant.tensorflow.rotation import add_rotated, decode_rotated, encode_rotated  # noqa: E402, F401
+from horovod_quant.tensorflow.segments import TensorFlowSegments  # noqa: E402
 
-
-class _Segments(SegmentKernels):
-    """Tensors cannot be written to: what is decoded comes back as a new one."""
-
-    def decode_sources(
-        self,
-        outs: Sequence[tf.TensorSpec],
-        sources: Sequence[Source],
-        decode: Callable[[Source, Sequence[tf.TensorSpec]], Sequence[tf.Tensor]],
-    ) -> list[tf.Tensor]:
-        pieces: list[list[tf.Tensor]] = [[tf.zeros([0], out.dtype)] for out in outs]
-        for source in sources:
-            segments = source[2]
-            specs = [tf.TensorSpec([each.elements], outs[each.tensor].dtype) for each in segments]
-            for segment, piece in zip(segments, decode(source, specs)):
-                pieces[segment.tensor].append(piece)
-        return [concatenate(own) for own in pieces]
-
-
-segments = _Segments(sys.modules[__name__])
+segments = TensorFlowSegments(sys.modules[__name__])

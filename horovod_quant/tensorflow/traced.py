@@ -13,6 +13,7 @@ from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.collectives import Scope, after_roll_call, perform, unfoldable, worker_count
 from horovod_quant.tensorflow.member import Member
 from horovod_quant.tensorflow.refusal import never, require
+from horovod_quant.tensorflow.segments import FlatVariable
 from horovod_quant.tensorflow.state import Ledger
 from horovod_quant.traffic import sent_bytes
 
@@ -71,7 +72,12 @@ def _gradient(member: Member, values: Any, ledger: Ledger) -> Gradient:
     if held is None:
         return Gradient(values, chain, number)
     values = clipped(kernels, values, held.clip_norm)
-    return Gradient(values, chain, held.step, BinaryState(held.momentum, held.scale, held.beta))
+    return Gradient(
+        values,
+        chain,
+        held.step,
+        BinaryState(FlatVariable(held.momentum), FlatVariable(held.scale), held.beta),
+    )
 
 
 def _array_to_send(array: tf.Tensor, output: tf.Tensor | None, process_set: Any) -> tf.Tensor:

@@ -169,6 +169,7 @@ TORCH = Table(
                 "another_default_device",
                 "bad_arguments",
                 "workers_disagree",
+                "another_wire_format",
                 "resuming_gives_the_same_bits",
             ],
         ),

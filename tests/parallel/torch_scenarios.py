@@ -45,7 +45,7 @@ from torch_harness import (
 from turns import EVERY_CASE, taken
 
 import horovod_quant.torch as hvq
-from horovod_quant import simulator
+from horovod_quant import agreement, simulator
 from horovod_quant.binsgdm import DEFAULT_BETA
 from horovod_quant.frontend import MIN_ELEMENTS
 from horovod_quant.kernels.layout import TILE
@@ -759,6 +759,26 @@ def workers_disagree(make: Any) -> None:
                 hvd.synchronize(handle)
             except hvd.HorovodInternalError:
                 assert argument in ("min_elements", "exclude")
+    train_and_compare(make(), steps=1)
+
+
+def another_wire_format(make: Any) -> None:
+    """A rank whose release lays out payloads otherwise is noticed on every rank in the first step."""
+    usual = agreement.WIRE_VERSION
+    agreement.WIRE_VERSION = usual + (hvd.rank() == hvd.size() - 1)
+    try:
+        compressor, model = make(), net()
+        optimizer = hvd.DistributedOptimizer(
+            base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+        )
+        net_loss(model, 0).backward()
+        message = message_of(optimizer.step, RuntimeError)
+    finally:
+        agreement.WIRE_VERSION = usual
+    assert f"(wire format {usual + (hvd.rank() == hvd.size() - 1)}) here, but not on all" in message, message
+    assert "install the same version of horovod_quant" in message
+    for handle, _ in optimizer._handles.values():
+        hvd.synchronize(handle)
     train_and_compare(make(), steps=1)
 
 
