@@ -31,7 +31,14 @@ from horovod_quant import methods  # noqa: E402
 from horovod_quant.analysis.models import MODELS  # noqa: E402
 from horovod_quant.frontend import GROUP_BYTES  # noqa: E402
 from horovod_quant.kernels.keys import KeyChain  # noqa: E402
-from horovod_quant.kernels.triton import arguments, arrays, functions, launching, rotated  # noqa: E402
+from horovod_quant.kernels.triton import (  # noqa: E402
+    arguments,
+    arrays,
+    functions,
+    launching,
+    rotated,
+    staging,
+)
 from horovod_quant.schemes.base import (  # noqa: E402
     Allgather,
     Allreduce,
@@ -68,9 +75,8 @@ class Counter:
             for kernel in vars(module).values():
                 if isinstance(kernel, launching.Kernel):
                     kernel.function = self
-        for module in (arguments, launching):
-            if hasattr(module, "on_device"):
-                module.on_device = self._counted(module.on_device)
+        for module, name in ((arguments, "on_device"), (launching, "on_device"), (staging, "upload")):
+            setattr(module, name, self._counted(getattr(module, name)))
 
     def __getitem__(self, grid: Any) -> Any:
         return self._launch
@@ -216,7 +222,7 @@ def table_of(results: Sequence[dict[str, Any]]) -> Table:
         title=f"{first['model']}: {first['gradients']} gradients in {first['groups']} groups, one worker's exchange",
         box=box.MARKDOWN,
     )  # fmt: skip
-    table.add_column("method")
+    table.add_column("method", no_wrap=True)
     for title in ("workers", *COLUMNS.values()):
         table.add_column(title, justify="right")
     for result in results:

@@ -23,7 +23,7 @@ from horovod_quant.kernels.triton.arguments import (
     result,
     typed,
 )
-from horovod_quant.kernels.triton.launching import Job, Kernel, batch, run, settle
+from horovod_quant.kernels.triton.launching import Job, Kernel, Launch, batch, run, settle
 
 TILES_AT_A_TIME = 2**31
 """More than any tensor has: pieces are for a processor's caches."""
@@ -150,7 +150,7 @@ def norms_of_square_sums(square_sums: torch.Tensor) -> torch.Tensor:
     return norms
 
 
-def _square_roots(jobs: Sequence[Job], constants: Mapping[str, Any]) -> None:
+def _square_roots(jobs: Launch, constants: Mapping[str, Any]) -> None:
     """By PyTorch, because Triton promises a correctly rounded root of float32 numbers alone."""
     sums = torch.cat([job.entries["source"] for job in jobs])
     pieces = sums.sqrt().to(torch.float32).split([job.elements for job in jobs])
