@@ -53,7 +53,7 @@ def assemble(parts: Sequence[Part]) -> torch.Tensor:
             out = array[position : position + length].view(TYPES[np.dtype(part_dtype)])
             found = fill(out)
             if found is not out:
-                _copy(as_tensor(found), out)
+                copy(as_tensor(found), out)
             position += length
     return array
 
@@ -159,7 +159,7 @@ def _square_roots(jobs: Launch, constants: Mapping[str, Any]) -> None:
     )
 
 
-def _copy(source: torch.Tensor, out: torch.Tensor) -> None:
+def copy(source: torch.Tensor, out: torch.Tensor) -> None:
     if source.dtype != out.dtype or len(source) != len(out):
         raise ValueError(f"a part is {source.dtype}[{len(source)}]; it must be {out.dtype}[{len(out)}]")
     run(_copy_words, _copy_job(source, out), **_COPY_CONSTANTS)

@@ -36,8 +36,10 @@ __all__ = [
     "Kernel",
     "Launch",
     "batch",
+    "capture",
     "on_device",
     "run",
+    "run_call",
     "run_rows",
     "settle",
 ]
@@ -62,11 +64,26 @@ def run(launcher: Call, job: Job, **constants: Any) -> None:
         raise ValueError(
             f"a tensor of {job.elements} elements; the Triton kernels take {MAX_ELEMENTS} at most"
         )
+    captured = getattr(_open, "captured", None)
+    if captured is not None:
+        captured.append((launcher, job, constants))
+        return
     current = getattr(_open, "batch", None)
     if current is None:
         launch_all([Launch(launcher, constants, job.device, [job])])
     else:
         current.add(launcher, job, constants)
+
+
+def capture(call: Callable[[], Any]) -> list[tuple[Any, Job, Mapping[str, Any]]]:
+    """What ``call`` gives to `run`, which does not run it: kernels, jobs and constants."""
+    found: list[tuple[Any, Job, Mapping[str, Any]]] = []
+    _open.captured = found
+    try:
+        call()
+    finally:
+        _open.captured = None
+    return found
 
 
 def run_rows(launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
@@ -78,6 +95,15 @@ def run_rows(launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None
         launch_all([Launch(launcher, constants, rows.device, rows=[rows])])
     else:
         current.add_rows(launcher, rows, constants)
+
+
+def run_call(call: Callable[[], Any], device: torch.device) -> None:
+    """Calls PyTorch's operations after what has been collected so far, and before what follows."""
+    current = getattr(_open, "batch", None)
+    if current is None:
+        call()
+    else:
+        current.add_call(call, device)
 
 
 @contextlib.contextmanager
@@ -126,6 +152,7 @@ class Launch:
         self.constants = constants
         self.device = device
         self.uploaded: tuple[staging.Uploaded, int] | None = None
+        self.is_barrier = False
         self._jobs, self._rows = list(jobs), list(rows)
         self._read, self._written = Ranges(), Ranges()
 
@@ -160,7 +187,10 @@ class Launch:
         Rows are not looked through: they say that it does.
         """
         return bool(
-            self._rows or self._written.meets(low, high) or (written and self._read.meets(low, high))
+            self.is_barrier
+            or self._rows
+            or self._written.meets(low, high)
+            or (written and self._read.meets(low, high))
         )
 
     def programs(self) -> tuple[int, ...]:
@@ -212,6 +242,11 @@ class _Batch:
             last = Launch(launcher, constants, rows.device)
             self._launches.append(last)
         last.add_rows(rows)
+
+    def add_call(self, call: Callable[[], Any], device: torch.device) -> None:
+        found = Launch(lambda jobs, constants: call(), {}, device)
+        found.is_barrier = True
+        self._launches.append(found)
 
     def concerns(self, tensor: torch.Tensor) -> bool:
         low = tensor.data_ptr()

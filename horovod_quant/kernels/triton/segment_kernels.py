@@ -1,0 +1,165 @@
+"""What codecs do with many segments of tensors at once: some launches and one upload, however many segments there are.
+
+A segment is a run of the elements of one tensor. Payloads are int32 words; ``at[i]`` is where that of segment i begins.
+Norms and codes: the norms of its buckets, then its codes. Rotated codes: the word of the step, if there are elements,
+then codes, then scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Callable
+
+import numpy as np
+import torch
+
+from horovod_quant.kernels.keys import joint_keys_of, keys_of
+from horovod_quant.kernels.layout import buckets, code_words
+from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.kernels.triton import each, each_rotated
+from horovod_quant.kernels.triton.arguments import current_device
+from horovod_quant.kernels.triton.launching import batch
+from horovod_quant.kernels.triton.table import Table, before
+
+
+class TritonSegments:
+    """See the module. A ``batch`` here has ``values``, ``elements``, ``starts``, ``chains``, ``steps`` and a ``table``.
+
+    A ``rounder`` has ``domain``, ``rank`` and ``size``: it selects the random bits.
+    """
+
+    def empty(self, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
+        """Arrays for float32 results that are temporary."""
+        memory = torch.empty(sum(lengths), dtype=torch.float32, device=current_device())
+        return memory.split(list(lengths)) if lengths else []
+
+    def decode_sources(
+        self, outs: Sequence[Any], sources: Sequence[Any], decode: Callable[..., Any]
+    ) -> Sequence[Any]:
+        """Decode into ``outs`` what came in several pieces, together."""
+        with batch():
+            for source in sources:
+                decode(source, [outs[own.tensor][own.start : own.stop] for own in source[2]])
+        return outs
+
+    def encode_codes(
+        self, levels: str, norm: str, bucket_size: int, bits: int, segments: Any, rounder: Any, at: Any
+    ) -> torch.Tensor:
+        table, keys = _table(segments), _keys(segments, rounder)
+        out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
+        norms_at, words_at = _code_places(tuple(at), segments.elements, bucket_size)
+        with batch():
+            if norm == "max":
+                norms = out.view(torch.float32)
+                each.bucket_maxima_each(table, bucket_size, norms, norms_at)
+            else:
+                sums = each.bucket_square_sums_each(table, bucket_size)
+                found, counts = each.norms_of_square_sums_each(sums), table.counts(bucket_size)
+                norms = out.view(torch.float32)
+                each.copy_each(found, before(counts), norms, norms_at, counts)
+            each.encode_codes_each(
+                levels, table, norms, norms_at, bucket_size, bits, keys, segments.starts, words_at, out
+            )
+        return out
+
+    def decode_codes(
+        self,
+        levels: str,
+        bucket_size: int,
+        bits: int,
+        payloads: Sequence[torch.Tensor],
+        at: Sequence[int],
+        factor: Any,
+        outs: Sequence[Any],
+    ) -> Sequence[Any]:
+        elements = tuple([out.shape[0] for out in outs])
+        norms_at, words_at = _code_places(tuple(at), elements, bucket_size)
+        with batch():
+            each.decode_codes_each(levels, payloads, words_at, norms_at, bucket_size, bits, factor, outs)
+        return outs
+
+    def encode_rotated(
+        self, bits: int, trellis: bool, segments: Any, rounder: Any, at: Any, step_words: Any = None
+    ) -> torch.Tensor:
+        """With ``step_words`` of `step_words` the steps are those."""
+        table = _table(segments)
+        filled, words_at, scales_at = _rotated_places(tuple(at), segments.elements, bits)
+        out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
+        with batch():
+            if step_words is None:
+                each_rotated.write_steps(segments.steps, out, words_at - filled, filled)
+                keys = each_rotated.keys_of_numbers(_keys(segments, rounder))
+            else:
+                each_rotated.copy_steps(step_words, out, words_at - filled, filled)
+                keys = each_rotated.keys_of_words(
+                    segments.chains, rounder.domain, step_words.addresses, rounder.rank
+                )
+            each_rotated.encode_rotated_each(
+                table, bits, keys, segments.starts, words_at, scales_at, out, trellis
+            )
+        return out
+
+    def step_words(
+        self, payload: torch.Tensor, at: Sequence[int], elements: Sequence[int]
+    ) -> each_rotated.StepWords:
+        """The steps in a payload, which only kernels read."""
+        places = np.array(at[: len(elements)], np.int64)
+        return each_rotated.StepWords(payload.data_ptr() + 4 * places, payload)
+
+    def decode_rotated(
+        self,
+        bits: int,
+        trellis: bool,
+        segments: Any,
+        domain: str,
+        payloads: Sequence[torch.Tensor],
+        at: Sequence[int],
+        factor: Any,
+        outs: Sequence[Any],
+    ) -> Sequence[Any]:
+        """Payload r was encoded by rank r of the domain."""
+        _, words_at, scales_at = _rotated_places(tuple(at), segments.elements, bits)
+        keys = [
+            each_rotated.keys_of_words(
+                segments.chains, domain, self.step_words(payload, at, segments.elements).addresses, rank
+            )
+            for rank, payload in enumerate(payloads)
+        ]
+        with batch():
+            each_rotated.add_rotated_each(
+                payloads, words_at, scales_at, bits, keys, factor, outs, segments.starts, trellis
+            )
+        return outs
+
+
+def _table(segments: Any) -> Table:
+    if segments.table is None:
+        segments.table = Table(segments.values)
+    return segments.table
+
+
+def _keys(segments: Any, rounder: Any) -> np.ndarray:
+    if rounder.size:
+        return joint_keys_of(segments.chains, rounder.domain, segments.steps, rounder.rank, rounder.size)
+    return keys_of(segments.chains, rounder.domain, segments.steps, rounder.rank)
+
+
+@lru_cache(maxsize=256)  # the segments of every step have the same lengths
+def _code_places(
+    at: tuple[int, ...], elements: tuple[int, ...], bucket_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each segment's norms begin, and its codes."""
+    first = np.array(at[: len(elements)], np.int64)
+    return first, first + np.array([buckets(count, bucket_size) for count in elements], np.int64)
+
+
+@lru_cache(maxsize=256)
+def _rotated_places(
+    at: tuple[int, ...], elements: tuple[int, ...], bits: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which segments have elements, and so a step; where the codes, and the scales, of each begin."""
+    first = np.array(at[: len(elements)], np.int64)
+    filled = np.array(elements, np.int64) > 0
+    lengths = np.array([code_words(rotated_elements(count), bits) for count in elements], np.int64)
+    return filled, first + filled, first + filled + lengths
