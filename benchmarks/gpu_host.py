@@ -48,7 +48,7 @@ from horovod_quant.schemes.base import (  # noqa: E402
     Workers,
     split_points,
 )
-from horovod_quant.torch.memory import DeviceMemory  # noqa: E402
+from horovod_quant.torch.device_memory import DeviceMemory  # noqa: E402
 
 METHODS = ("global-qsgd-8", "qsgd-4", "eden-3", "binsgdm")
 SIZES = (1, 2)
@@ -187,7 +187,7 @@ def cut(shapes: dict[str, tuple[int, ...]]) -> list[dict[str, tuple[int, ...]]]:
 
 
 def measure(method: str, model: str, size: int, rounds: int, counter: Counter) -> dict[str, Any]:
-    """The least time of a worker's exchange of all gradients, among the rounds."""
+    """The least CPU time of a worker's exchange of all gradients, among the rounds."""
     scheme, shapes = methods.parse(method).scheme(), MODELS[model]
     memories = [DeviceMemory(torch.device("cpu"), takes_tensors=True) for _ in range(size)]
     cuts = cut(shapes)
@@ -197,10 +197,10 @@ def measure(method: str, model: str, size: int, rounds: int, counter: Counter) -
     seconds = []
     for step in range(rounds + 2):
         counter.reset()
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for group in groups:
             exchange(group, step)
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.thread_time() - begin)
     launches, uploads, least = counter.launches // size, counter.uploads // size, min(seconds[2:]) / size
     return {
         "model": model,

@@ -190,9 +190,7 @@ def test_rotated(x: list[Any], trellis: bool, uploads: list[int], launches: list
             assert_same(piece[1 + codes[i] :].view(torch.float32), scales)
         words, scales = own[1 : 1 + codes[i]], own[1 + codes[i] :].view(torch.float32)
         keys = [CHAINS[i].key("worker", STEPS[i], rank) for rank in range(2)]
-        kernels.add_rotated(
-            [words] * 2, [scales] * 2, bits, keys, FACTOR, expected[i], STARTS[i], trellis
-        )
+        kernels.add_rotated([words] * 2, [scales] * 2, bits, keys, FACTOR, expected[i], STARTS[i], trellis)
     assert_all_same(found, expected)
 
 
@@ -249,7 +247,9 @@ def test_what_rows_depend_on() -> None:
     assert not one.meets(rows_of([(5, 5)], [(250, 250)]))
 
 
-def test_rows_that_touch_nothing_of_each_other_share_a_launch(launches: list[str], uploads: list[int]) -> None:
+def test_rows_that_touch_nothing_of_each_other_share_a_launch(
+    launches: list[str], uploads: list[int]
+) -> None:
     x = [torch.rand(3000, device=DEVICE) for _ in range(4)]
     with kernels.batch():
         maxima = [each.bucket_maxima_each(Table(x[i : i + 2]), 96) for i in (0, 2)]

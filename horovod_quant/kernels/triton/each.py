@@ -14,10 +14,10 @@ import torch
 
 from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW, TILE, WHOLE_TENSOR, code_words, sum_words
+from horovod_quant.kernels.layout import TILE, code_words, sum_words
 from horovod_quant.kernels.triton import arrays, functions
 from horovod_quant.kernels.triton.arguments import float_entry, typed
-from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, batch, run_call
+from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, run_call
 from horovod_quant.kernels.triton.table import (
     Table,
     before,
@@ -108,7 +108,9 @@ def copy_each(
     """Copies runs of 4-byte words."""
     check_places("words", source_at, counts, len(source))
     check_places("words", at, counts, len(out))
-    copy_addresses(source.data_ptr() + _BYTES * source_at, out.data_ptr() + _BYTES * at, counts, (source, out))
+    copy_addresses(
+        source.data_ptr() + _BYTES * source_at, out.data_ptr() + _BYTES * at, counts, (source, out)
+    )
 
 
 def copy_addresses(

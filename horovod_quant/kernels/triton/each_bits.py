@@ -130,7 +130,8 @@ def with_nan_tiles_each(outs: Sequence[Any], broken: torch.Tensor, table: Table 
     for group in table.groups:
         out = table.longest(group)[:1]
         (step,) = steps_of(
-            ("nan tiles", group[:2]), lambda: arrays.with_nan_tiles(out, broken)  # noqa: B023
+            ("nan tiles", group[:2]),
+            lambda: arrays.with_nan_tiles(out, broken),  # noqa: B023
         )
         selected = {name: group.of(column) for name, column in columns.items()}
         launch(step, elements_of(table, group), selected, table.device, [range_of(broken)], [table.range],

@@ -156,6 +156,8 @@ def _check(table: Table, bits: int, words_at: np.ndarray, scales_at: np.ndarray,
     """The numbers of coordinates."""
     check_range("bits", bits, 1, 4)
     coordinates = [rotated_elements(count) for count in table.elements]
-    check_places("words", words_at, np.array([code_words(count, bits) for count in coordinates], np.int64), room)
+    check_places(
+        "words", words_at, np.array([code_words(count, bits) for count in coordinates], np.int64), room
+    )
     check_places("scales", scales_at, np.array(list(map(tiles, table.elements)), np.int64), room)
     return np.array(coordinates, np.int64)

@@ -1,9 +1,9 @@
 """Many tensors, one launch.
 
-What a kernel shall do with one tensor is a `Job`, with many tensors `Rows`. Outside a `batch` they are launched at once.
-Inside, they are collected, and those that share a kernel and its constants become one launch, after all that they
-depend on. A launch gets a table of its tensors' addresses and sizes, and, for each of its programs, the number of its
-tensor.
+What a kernel shall do with one tensor is a `Job`, with many tensors `Rows`. Outside a `batch` they are launched at
+once. Inside, they are collected, and those that share a kernel and its constants become one launch, after all that
+they depend on. A launch gets a table of its tensors' addresses and sizes, and, for each of its programs, the number of
+its tensor.
 
 Nothing here waits for the GPU: the tables of a batch travel from pinned memory, together, on the current stream, where
 the kernels run.
@@ -221,7 +221,7 @@ class _Batch:
         ranges, earliest, launches = job.ranges(), 0, self._launches
         for number in range(len(launches) - 1, -1, -1):
             concerns = launches[number].concerns
-            if any([concerns(*each) for each in ranges]):
+            if any(concerns(*each) for each in ranges):
                 earliest = number + 1
                 break
         device = job.device
@@ -236,9 +236,7 @@ class _Batch:
     def add_rows(self, launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
         """Puts rows into the last launch, or behind it."""
         last = self._launches[-1] if self._launches else None
-        if last is None or not (
-            last.is_of(launcher, constants, rows.device) and last.takes_rows(rows)
-        ):
+        if last is None or not (last.is_of(launcher, constants, rows.device) and last.takes_rows(rows)):
             last = Launch(launcher, constants, rows.device)
             self._launches.append(last)
         last.add_rows(rows)

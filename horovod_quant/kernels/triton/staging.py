@@ -29,7 +29,9 @@ class Uploaded:
         offsets: of each table, in numbers.
     """
 
-    def __init__(self, memory: torch.Tensor, address: int, offsets: Sequence[int], slot: _Slot | None) -> None:
+    def __init__(
+        self, memory: torch.Tensor, address: int, offsets: Sequence[int], slot: _Slot | None
+    ) -> None:
         self._memory, self._address, self._slot = memory, address, slot
         self.offsets = offsets
 

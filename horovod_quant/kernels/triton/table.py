@@ -58,25 +58,27 @@ class Table:
         self.kept = tensors
         self._name = name
         self.device = current_device()
-        if tensors and all([type(each) is Span for each in tensors]):
-            addresses = [each.address for each in tensors]  # type: ignore[union-attr]
+        if tensors and all(type(each) is Span for each in tensors):
+            addresses = [each.address for each in tensors]
             self.elements = tuple([each.shape[0] for each in tensors])
-            kinds = [_KINDS_OF_SPANS[each.dtype] for each in tensors]  # type: ignore[index]
+            kinds = [_KINDS_OF_SPANS[each.dtype] for each in tensors]
         else:
-            plain = [each.array() if type(each) is Span else each for each in tensors]
+            plain: list[Any] = [each.array() if type(each) is Span else each for each in tensors]
             addresses, kinds = self._inspected(plain)
             self.elements = tuple([each.numel() for each in plain])
         self.addresses = np.array(addresses, np.int64)
         self.lengths = np.array(self.elements, np.int64)
         groups = _groups(kinds, self.addresses)
         self.groups = [group for group in groups if group.of(self.lengths).any()]
-        widths: Any = [_BYTES[kind] for kind in kinds] if len(groups) > 1 else [_BYTES[kinds[0]]] if kinds else 1
+        widths: Any = (
+            [_BYTES[kind] for kind in kinds] if len(groups) > 1 else [_BYTES[kinds[0]]] if kinds else 1
+        )
         self.sizes = self.lengths * np.array(widths, np.int64)
 
     def _inspected(self, tensors: Sequence[Any]) -> tuple[list[int], list[str]]:
-        if not all([isinstance(each, torch.Tensor) for each in tensors]):
+        if not all(isinstance(each, torch.Tensor) for each in tensors):
             raise TypeError(f"{self._name}: not all are tensors")
-        if not all([each.is_contiguous() for each in tensors]):
+        if not all(each.is_contiguous() for each in tensors):
             raise ValueError(f"{self._name}: not all tensors are contiguous")
         devices = {each.get_device() for each in tensors}
         if len(devices) > 1 or (devices and INTERPRETED != (devices == {-1})):
@@ -173,6 +175,4 @@ def launch(
 
 
 def elements_of(table: Table, group: Group) -> tuple[int, ...]:
-    return (
-        table.elements if group.which is None else tuple([table.elements[i] for i in group.which.tolist()])
-    )
+    return table.elements if group.which is None else tuple([table.elements[i] for i in group.which.tolist()])
