@@ -212,8 +212,11 @@ def _is_plain(tensor: torch.Tensor, device: torch.device) -> bool:
 
 def _of_one(exchange: Exchange) -> Exchange:
     """One worker is the only one that has contributed: the host need not ask the GPU."""
-    decoded = yield from exchange
-    return decoded._replace(active=1)
+    return _with_count((yield from exchange), 1)
+
+
+def _with_count(decoded: Decoded, active: int) -> Decoded:
+    return decoded._replace(active=active)
 
 
 def _with_known_count(decoded: Decoded, uploaded: Sequence[tuple[torch.Tensor, np.ndarray]]) -> Decoded:
@@ -228,5 +231,5 @@ def _with_known_count(decoded: Decoded, uploaded: Sequence[tuple[torch.Tensor, n
     for tensor, array in uploaded:
         offset = address - tensor.data_ptr()
         if 0 <= offset < array.nbytes and active.dtype == tensor.dtype:
-            return decoded._replace(active=int(array.reshape(-1)[offset // array.itemsize]))
+            return _with_count(decoded, int(array.reshape(-1)[offset // array.itemsize]))
     return decoded

@@ -61,6 +61,7 @@ from horovod_quant.kernels.triton.functions import (
 )
 from horovod_quant.kernels.triton.launching import INTERPRETED, batch
 from horovod_quant.kernels.triton.rotated import add_rotated, decode_rotated, encode_rotated, key_of_word
+from horovod_quant.kernels.triton.segment_kernels import TritonSegments
 
 __all__ = [
     "INTERPRETED",
@@ -93,6 +94,7 @@ __all__ = [
     "norms_of_square_sums",
     "pack_flags",
     "scale",
+    "segments",
     "step_word",
     "target",
     "tensor_deviation",
@@ -108,3 +110,6 @@ __all__ = [
 ]
 
 NAME = "triton"
+
+segments = TritonSegments()
+"""Kernels for many segments of tensors at once."""

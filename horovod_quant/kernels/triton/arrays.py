@@ -30,8 +30,10 @@ TILES_AT_A_TIME = 2**31
 
 _COUNT = 4096  # elements that a program takes
 _FLAG_WORDS = 16
+_FLAGS_COUNT = 128
 
 _copy_words = Kernel(whole.copy_words)
+_any_bits = Kernel(whole.any_bits)
 _write_word = Kernel(whole.write_word)
 _convert = Kernel(whole.convert)
 _mean = Kernel(whole.mean)
@@ -91,6 +93,14 @@ def pack_flags(flags: torch.Tensor) -> torch.Tensor:
         WORDS=_FLAG_WORDS,
     )
     return words
+
+
+def any_bits(arrays: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    """The bits that are set in any of the int32 arrays."""
+    arrays = [typed(array, torch.int32, "array") for array in arrays]
+    job = Job(len(out), _FLAGS_COUNT, {"target": out}, pointers=arrays)
+    run(_any_bits, job, WORKERS=len(arrays), COUNT=_FLAGS_COUNT)
+    return out
 
 
 def unpack_flags(words: torch.Tensor, count: int) -> torch.Tensor:

@@ -24,6 +24,7 @@ from horovod_quant.kernels.triton.table import (
     elements_of,
     launch,
     steps_of,
+    table_of,
     total_buckets,
 )
 
@@ -162,7 +163,9 @@ def encode_uniform_sum_each(
 
 def decode_uniform_sum_each(
     words: torch.Tensor,
+    words_at: np.ndarray,
     norms: torch.Tensor,
+    norms_at: np.ndarray,
     bucket_size: int,
     levels: int,
     width: int,
@@ -173,16 +176,15 @@ def decode_uniform_sum_each(
     """``table`` is used if it is that of ``outs``."""
     check_range("levels", levels, 1, functions.MAX_LEVELS)
     check_range("width", width, 1, 16)
-    table = table if table is not None and table.kept is outs else Table(outs, "out")
+    check_bucket_size(bucket_size)
+    table = table_of(outs, table)
     _check_table(table)
-    norms, norm_at = _norms(norms, table, bucket_size), before(table.counts(bucket_size))
     counts = np.array([sum_words(count, width) for count in table.elements], np.int64)
-    if len(words) != counts.sum():
-        raise ValueError(f"words: {len(words)} words cannot hold all digits of {width} bits")
-    words = typed(words, torch.int32, "words")
+    check_places("words", words_at, counts, len(words))
+    check_places("norms", norms_at, table.counts(bucket_size), len(norms))
     columns = {
-        "source": words.data_ptr() + _BYTES * before(counts),
-        "norms": norms.data_ptr() + _BYTES * norm_at,
+        "source": typed(words, torch.int32, "words").data_ptr() + _BYTES * words_at,
+        "norms": typed(norms, torch.float32, "norms").data_ptr() + _BYTES * norms_at,
         "target": table.addresses,
         "factor": float_entry(factor),
     }
@@ -190,8 +192,8 @@ def decode_uniform_sum_each(
         out = table.longest(group)[:1]
         (step,) = steps_of(
             ("decode sum", group[:2], bucket_size, levels, width),
-            lambda: functions.decode_uniform_sum(  # noqa: B023
-                words[: sum_words(len(out), width)], norms[:1], bucket_size, levels, width, 1.0, out  # noqa: B023
+            lambda: functions.decode_uniform_sum(
+                words[: sum_words(1, width)], norms[:1], bucket_size, levels, width, 1.0, out  # noqa: B023
             ),
         )  # fmt: skip
         launch(step, elements_of(table, group), _of(columns, group), table.device,

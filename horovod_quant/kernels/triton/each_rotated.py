@@ -135,7 +135,7 @@ def add_rotated_each(
     pointers[:, :, 1] = bases + _BYTES * scales_at[:, None]
     for rank, own in enumerate(keys):
         pointers[:, rank, 2:] = own
-    pointers = pointers.reshape(len(table), -1)
+    pointers = pointers.reshape(len(table), workers * (2 + _KEY_ENTRIES))
     columns = {"target": table.addresses, "start": np.array(starts, np.int64), "factor": float_entry(factor)}
     for group in table.groups:
         out = table.longest(group)[:1]

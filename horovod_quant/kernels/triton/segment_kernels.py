@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from horovod_quant.kernels.keys import joint_keys_of, keys_of
-from horovod_quant.kernels.layout import buckets, code_words
+from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words
 from horovod_quant.kernels.rotation import rotated_elements
-from horovod_quant.kernels.triton import each, each_rotated
+from horovod_quant.kernels.triton import arrays, each, each_bits, each_rotated
 from horovod_quant.kernels.triton.arguments import current_device
 from horovod_quant.kernels.triton.launching import batch
 from horovod_quant.kernels.triton.table import Table, before
@@ -132,6 +132,114 @@ class TritonSegments:
             )
         return outs
 
+    # ---- sums: all norms in one array, and all digits in another, with one word at its end that is 1
+
+    def norms(self, norm: str, bucket_size: int, segments: Any) -> torch.Tensor:
+        """Of all segments, one after another: maxima, float32, or with ``"l2"`` sums of squares, float64."""
+        compute = each.bucket_maxima_each if norm == "max" else each.bucket_square_sums_each
+        with batch():
+            return compute(_table(segments), bucket_size)
+
+    def encode_sums(
+        self,
+        bucket_size: int,
+        levels: int,
+        width: int,
+        segments: Any,
+        rounder: Any,
+        norms: torch.Tensor,
+        norm_at: Sequence[int],
+    ) -> torch.Tensor:
+        """The digits of all segments, one after another, and the word."""
+        table = _table(segments)
+        words = sum([sum_words(count, width) for count in table.elements])
+        out = torch.empty(words + 1, dtype=torch.int32, device=table.device)
+        with batch():
+            arrays.step_word(1, out[words:])
+            each.encode_uniform_sum_each(
+                table,
+                norms,
+                bucket_size,
+                levels,
+                width,
+                _keys(segments, rounder),
+                segments.starts,
+                out[:words],
+            )
+        return out
+
+    def decode_sums(
+        self,
+        bucket_size: int,
+        levels: int,
+        width: int,
+        words: torch.Tensor,
+        word_at: Sequence[int],
+        norms: torch.Tensor,
+        norm_at: Sequence[int],
+        segments: Sequence[int],
+        factor: Any,
+        outs: Sequence[Any],
+        table: Any = None,
+    ) -> Sequence[Any]:
+        """Write the sums of these segments, by their numbers, times a factor."""
+        which = list(segments)
+        with batch():
+            each.decode_uniform_sum_each(
+                words,
+                np.array(word_at, np.int64)[which],
+                norms,
+                np.array(norm_at, np.int64)[which],
+                bucket_size,
+                levels,
+                width,
+                factor,
+                outs,
+                table if isinstance(table, Table) else None,
+            )
+        return outs
+
+    # ---- one bit: the payload of a segment is its bits, in whole tiles, and then a flag for each tile
+
+    def binarize(self, segments: Any, rounder: Any, at: Any) -> torch.Tensor:
+        """Update the states; the payloads of all segments, which begin at ``at[i]``."""
+        momenta, scales, betas = zip(*segments.states) if segments.states else ((), (), ())
+        table, words_at = _table(segments), np.array(at, np.int64)[:-1]
+        counts = table.counts(TILE)
+        out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
+        with batch():
+            flags = each_bits.binarize_each(
+                table, momenta, scales, betas, _keys(segments, rounder), segments.starts, words_at, out
+            )
+            each_bits.pack_flags_each(flags, counts, out, words_at + ROW * counts)
+        return out
+
+    def vote(
+        self, payloads: Sequence[torch.Tensor], segments: Any, rounder: Any, at: Sequence[int]
+    ) -> torch.Tensor:
+        """The payload of one bit an element, drawn from the average over the payloads."""
+        words_at = np.array(at, np.int64)[: len(segments.elements)]
+        counts = -(-np.array(segments.elements, np.int64) // TILE)
+        out = torch.empty(at[-1], dtype=torch.int32, device=payloads[0].device)
+        keys = _keys(segments, rounder)
+        with batch():
+            each_bits.vote_each(payloads, words_at, counts, keys, segments.starts, out)
+            each_bits.any_bits_each(payloads, words_at + ROW * counts, -(-counts // ROW), out)
+        return out
+
+    def decode_signs(
+        self, payload: torch.Tensor, segments: Any, at: Sequence[int], factor: Any, outs: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Write plus or minus the factor, and NaN to the tiles that are flagged."""
+        table = Table(outs, "out")
+        words_at, tile_words, tile_bits = _flag_places(tuple(at), table.elements, payload.device)
+        flags = torch.empty(len(tile_words), dtype=torch.bool, device=payload.device)
+        with batch():
+            each_bits.flags_in(payload, tile_words, tile_bits, flags)
+            each_bits.decode_signs_each(payload, words_at, factor, table)
+            each_bits.with_nan_tiles_each(flags, table)
+        return outs
+
 
 def _table(segments: Any) -> Table:
     if segments.table is None:
@@ -163,3 +271,17 @@ def _rotated_places(
     filled = np.array(elements, np.int64) > 0
     lengths = np.array([code_words(rotated_elements(count), bits) for count in elements], np.int64)
     return filled, first + filled, first + filled + lengths
+
+
+@lru_cache(maxsize=256)
+def _flag_places(
+    at: tuple[int, ...], elements: tuple[int, ...], device: torch.device
+) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+    """Where the bits of each segment begin; for each tile the index, and the bit, of its flag, on the device."""
+    first = np.array(at[: len(elements)], np.int64)
+    counts = -(-np.array(elements, np.int64) // TILE)
+    number = np.arange(counts.sum()) - np.repeat(before(counts), counts)
+    words = np.repeat(first + ROW * counts, counts) + number // ROW
+    bits = np.left_shift(np.uint32(1), (number % ROW).astype(np.uint32)).view(np.int32)
+    # A plain copy, for which the host waits once: streams of all kinds will read it.
+    return first, torch.from_numpy(words).to(device), torch.from_numpy(bits).to(device)

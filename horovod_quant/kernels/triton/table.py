@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -113,6 +114,13 @@ class Table:
         found = self.kept[number if group.which is None else int(group.which[number])]
         tensor = found.array() if type(found) is Span else found
         return tensor.reshape(-1) if isinstance(tensor, torch.Tensor) else tensor
+
+
+def table_of(outs: Sequence[Any], table: Table | None) -> Table:
+    """That of ``outs``: ``table``, if it is of these very tensors."""
+    if table is not None and len(table) == len(outs) and all(map(operator.is_, table.kept, outs)):
+        return table
+    return Table(outs, "out")
 
 
 def _groups(kinds: Sequence[str], addresses: np.ndarray) -> list[Group]:
