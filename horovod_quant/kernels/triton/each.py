@@ -48,7 +48,9 @@ def range_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def check_places(what: str, places: np.ndarray, lengths: np.ndarray, room: int) -> None:
-    if places.shape != lengths.shape or (places < 0).any() or (places + lengths > room).any():
+    if places.shape != lengths.shape or (
+        len(places) and (int(places.min()) < 0 or int((places + lengths).max()) > room)
+    ):
         raise ValueError(f"places of {len(lengths)} gradients' {what}: not all within {room} words")
 
 
@@ -141,7 +143,7 @@ def encode_uniform_sum_each(
     check_range("width", width, 1, 16)
     _check_table(table)
     norms, norm_at = _norms(norms, table, bucket_size), before(table.counts(bucket_size))
-    words = np.array([sum_words(count, width) for count in table.elements], np.int64)
+    words = table.words(sum_words, width)
     if len(out) != words.sum():
         raise ValueError(f"out has {len(out)} words; it must have {words.sum()}")
     columns = {
@@ -179,7 +181,7 @@ def decode_uniform_sum_each(
     check_bucket_size(bucket_size)
     table = table_of(outs, table)
     _check_table(table)
-    counts = np.array([sum_words(count, width) for count in table.elements], np.int64)
+    counts = table.words(sum_words, width)
     check_places("words", words_at, counts, len(words))
     check_places("norms", norms_at, table.counts(bucket_size), len(norms))
     columns = {
@@ -231,7 +233,7 @@ def encode_codes_each(
     check_bucket_size(bucket_size)
     _check_table(table)
     check_places("norms", norms_at, table.counts(bucket_size), len(norms))
-    check_places("words", words_at, _code_words(table, bits), len(out))
+    check_places("words", words_at, table.words(code_words, bits), len(out))
     columns = {
         "source": table.addresses,
         "norms": typed(norms, torch.float32, "norms").data_ptr() + _BYTES * norms_at,
@@ -267,7 +269,7 @@ def decode_codes_each(
         raise ValueError("no pieces to decode")
     table = Table(outs, "out")
     _check_table(table)
-    check_places("words", words_at, _code_words(table, bits), min(map(len, pieces)))
+    check_places("words", words_at, table.words(code_words, bits), min(map(len, pieces)))
     check_places("norms", norms_at, table.counts(bucket_size), min(map(len, pieces)))
     bases = np.array([typed(piece, torch.int32, "pieces").data_ptr() for piece in pieces], np.int64)
     pointers = np.empty((len(table), 2 * len(pieces)), np.int64)
@@ -288,7 +290,3 @@ def decode_codes_each(
         launch(step, elements_of(table, group), _of(columns, group), table.device,
                [range_of(piece) for piece in pieces], [table.range],
                pointers if group.which is None else pointers[group.which], kept=(table, pieces))  # fmt: skip
-
-
-def _code_words(table: Table, bits: int) -> np.ndarray:
-    return np.array([code_words(count, bits) for count in table.elements], np.int64)

@@ -13,7 +13,7 @@ import torch
 
 from horovod_quant.kernels.checks import check_range
 from horovod_quant.kernels.keys import ALL_ONES, KeyChain
-from horovod_quant.kernels.layout import TILE, code_words, tiles
+from horovod_quant.kernels.layout import TILE, code_words
 from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.kernels.triton import arrays, rotated
 from horovod_quant.kernels.triton.arguments import float_entry, typed
@@ -155,9 +155,14 @@ def add_rotated_each(
 def _check(table: Table, bits: int, words_at: np.ndarray, scales_at: np.ndarray, room: int) -> np.ndarray:
     """The numbers of coordinates."""
     check_range("bits", bits, 1, 4)
-    coordinates = [rotated_elements(count) for count in table.elements]
-    check_places(
-        "words", words_at, np.array([code_words(count, bits) for count in coordinates], np.int64), room
-    )
-    check_places("scales", scales_at, np.array(list(map(tiles, table.elements)), np.int64), room)
-    return np.array(coordinates, np.int64)
+    check_places("words", words_at, table.words(_rotated_words, bits), room)
+    check_places("scales", scales_at, table.counts(TILE), room)
+    return table.words(_coordinates, bits)
+
+
+def _rotated_words(elements: int, bits: int) -> int:
+    return code_words(rotated_elements(elements), bits)
+
+
+def _coordinates(elements: int, bits: int) -> int:
+    return rotated_elements(elements)

@@ -20,7 +20,7 @@ from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.kernels.triton import arrays, each, each_bits, each_rotated
 from horovod_quant.kernels.triton.arguments import current_device
 from horovod_quant.kernels.triton.launching import batch
-from horovod_quant.kernels.triton.table import Table, before
+from horovod_quant.kernels.triton.table import Table, before, counts_of
 
 
 class TritonSegments:
@@ -152,7 +152,7 @@ class TritonSegments:
     ) -> torch.Tensor:
         """The digits of all segments, one after another, and the word."""
         table = _table(segments)
-        words = sum([sum_words(count, width) for count in table.elements])
+        words = int(table.words(sum_words, width).sum())
         out = torch.empty(words + 1, dtype=torch.int32, device=table.device)
         with batch():
             arrays.step_word(1, out[words:])
@@ -219,7 +219,7 @@ class TritonSegments:
     ) -> torch.Tensor:
         """The payload of one bit an element, drawn from the average over the payloads."""
         words_at = np.array(at, np.int64)[: len(segments.elements)]
-        counts = -(-np.array(segments.elements, np.int64) // TILE)
+        counts = counts_of(segments.elements, TILE)
         out = torch.empty(at[-1], dtype=torch.int32, device=payloads[0].device)
         keys = _keys(segments, rounder)
         with batch():

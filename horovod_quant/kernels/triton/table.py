@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
@@ -9,7 +10,6 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import torch
 
-from horovod_quant.kernels.layout import buckets
 from horovod_quant.kernels.span import Span
 from horovod_quant.kernels.triton.arguments import KINDS, current_device
 from horovod_quant.kernels.triton.jobs import Rows, layout_of
@@ -105,7 +105,11 @@ class Table:
 
     def counts(self, unit: int) -> np.ndarray:
         """How many units each tensor's elements fill."""
-        return -(-self.lengths // unit)
+        return counts_of(self.elements, unit)
+
+    def words(self, function: Callable[[int, int], int], width: int) -> np.ndarray:
+        """What a function of `layout` says for each tensor."""
+        return words_of(function, self.elements, width)
 
     def longest(self, group: Group) -> Any:
         """The tensor of a group that has most elements, flat."""
@@ -138,13 +142,26 @@ def _groups(kinds: Sequence[str], addresses: np.ndarray) -> list[Group]:
     return [Group(*own, np.array(numbers)) for own, numbers in found.items()]
 
 
+# What follows from the lengths of tensors is computed once: every step's have the same. Nobody writes to it.
+
+
+@functools.lru_cache(maxsize=1024)
+def counts_of(elements: tuple[int, ...], unit: int) -> np.ndarray:
+    return -(-np.array(elements, np.int64) // unit)
+
+
+@functools.lru_cache(maxsize=1024)
+def words_of(function: Callable[[int, int], int], elements: tuple[int, ...], width: int) -> np.ndarray:
+    return np.array([function(count, width) for count in elements], np.int64)
+
+
 def before(counts: np.ndarray) -> np.ndarray:
     """Where each tensor's share begins, if these are the shares' lengths."""
     return np.cumsum(counts) - counts
 
 
 def total_buckets(table: Table, bucket_size: int) -> int:
-    return sum([buckets(count, bucket_size) for count in table.elements])
+    return int(table.counts(bucket_size).sum())
 
 
 _steps: dict[Any, list[Step]] = {}
