@@ -233,14 +233,18 @@ def table_of(results: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=["resnet50", "bert-base"])
     parser.add_argument("--methods", nargs="+", default=METHODS, metavar="METHOD")
     parser.add_argument("--workers", nargs="+", type=int, default=SIZES, metavar="N")
     parser.add_argument("--rounds", type=int, default=5, help="5 by default; the least time counts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="writes the results there")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = make_parser().parse_args()
 
     torch.set_num_threads(1)
     console, counter, results = Console(), Counter(), []
