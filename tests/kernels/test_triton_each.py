@@ -20,7 +20,6 @@ with pytest.MonkeyPatch.context() as at_import:
     from horovod_quant.kernels import triton as kernels
     from horovod_quant.kernels.triton import each, launching, staging
     from horovod_quant.kernels.triton.jobs import Rows, layout_of
-    from horovod_quant.kernels.triton.segment_kernels import TritonSegments
     from horovod_quant.kernels.triton.table import Table
 
 from horovod_quant.kernels.keys import KeyChain, joint_keys_of  # noqa: E402
@@ -32,7 +31,7 @@ LENGTHS = (1, 2100, 0, 1025, 33)
 STEP = 7
 RANK, SIZE = 1, 3
 FACTOR = 0.25
-SEGMENTS = TritonSegments()
+SEGMENTS = kernels.segments
 
 
 @pytest.fixture(autouse=True, scope="module")

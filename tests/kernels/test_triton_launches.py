@@ -84,6 +84,22 @@ def test_kernels_of_another_form_go_tritons_way() -> None:
     assert [len(found) for found in function.found] == [4, 4]
 
 
+def test_a_launcher_that_takes_other_arguments_is_not_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    function, calls = Function(), []
+
+    def refuse(*arguments: Any) -> None:
+        calls.append(arguments)
+        raise TypeError("other arguments")
+
+    launcher = direct.Launcher(function, {})
+    kernel = SimpleNamespace(run=refuse, function="f", packed_metadata="m")
+    monkeypatch.setattr(launcher, "_prepared", lambda compiled, constants: (kernel, ()))
+    for _ in range(3):
+        launch(launcher)
+    assert len(calls) == 1
+    assert [len(found) for found in function.found] == [4, 4, 4]
+
+
 class Slot:
     """Memory of a GPU whose work ends when the test says so."""
 

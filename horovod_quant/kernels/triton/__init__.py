@@ -11,6 +11,8 @@ Elias coding is not here: its streams are made and read on the host.
 
 from __future__ import annotations
 
+import sys
+
 try:
     import torch  # noqa: F401
     import triton  # noqa: F401
@@ -111,5 +113,5 @@ __all__ = [
 
 NAME = "triton"
 
-segments = TritonSegments()
+segments = TritonSegments(sys.modules[__name__])
 """Kernels for many segments of tensors at once."""

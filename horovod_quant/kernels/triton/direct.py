@@ -11,7 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from triton import knobs
+
+try:
+    from triton import knobs
+except ImportError:  # an older Triton
+    knobs = None
 
 _ALIGNMENT = 16  # for which Triton compiles a kernel with the addresses that it has first seen here
 
@@ -49,17 +53,21 @@ class Launcher:
             stream: the handle of the current stream.
         """
         key = (device, *constants.items())
-        found = self._compiled.get(key)
-        if found is None or not _is_usual(addresses):
-            first, second = tensors()
-            kernel = self._function[(programs,)](first, second, **constants, **self._options)
-            if key not in self._compiled and _is_usual(addresses):
-                self._compiled[key] = self._prepared(kernel, constants)
-            return
-        kernel, values = found
-        kernel.run(
-            programs, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None, *addresses, *values
-        )  # fmt: skip
+        found, is_usual = self._compiled.get(key), _is_usual(addresses)
+        if found is not None and is_usual:
+            kernel, values = found
+            try:
+                kernel.run(
+                    programs, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None, *addresses,
+                    *values,
+                )  # fmt: skip
+                return
+            except TypeError:  # raised before a launch: this Triton's launchers take other arguments
+                self._compiled[key] = None
+        first, second = tensors()
+        compiled = self._function[(programs,)](first, second, **constants, **self._options)
+        if is_usual and key not in self._compiled:
+            self._compiled[key] = self._prepared(compiled, constants)
 
     def _prepared(self, kernel: Any, constants: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
         """The compiled kernel and its constants in order; None if it must be launched Triton's way."""
@@ -74,6 +82,8 @@ class Launcher:
 
 def _is_usual(addresses: tuple[int, int]) -> bool:
     """Whether the addresses are aligned, and nobody, such as a profiler, wants to know of launches."""
+    if knobs is None:
+        return False
     runtime = knobs.runtime
     return not (
         addresses[0] % _ALIGNMENT

@@ -27,7 +27,13 @@ class TritonSegments:
     """See the module. A ``batch`` here has ``values``, ``elements``, ``starts``, ``chains``, ``steps`` and a ``table``.
 
     A ``rounder`` has ``domain``, ``rank`` and ``size``: it selects the random bits.
+
+    Args:
+        kernels: the backend.
     """
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
 
     def empty(self, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
         """Arrays for float32 results that are temporary."""
