@@ -54,6 +54,7 @@ PARSERS = {
     "benchmarks/alltoalls.py": "benchmarks/alltoalls.py",
     "benchmarks/auto.py": "benchmarks/auto.py",
     "benchmarks/exchange.py": "benchmarks/exchange.py",
+    "benchmarks/gpu_host.py": "benchmarks/gpu_host.py",
     "benchmarks/joint_rounding.py": "benchmarks/joint_rounding.py",
     "benchmarks/kernels.py": "benchmarks/kernels.py",
     "examples/terngrad.py": "examples/terngrad.py",

@@ -274,6 +274,26 @@ def test_joint_rounding_leaves_less_of_the_error() -> None:
     assert max(shares[9:]) < 1.05
 
 
+@pytest.mark.extended
+def test_the_hosts_part_of_an_exchange_on_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    report = tmp_path / "host.json"
+    command = [sys.executable, ROOT / "benchmarks" / "gpu_host.py", "--models", "tiny", "--rounds", "1"]
+    done = subprocess.run(
+        [*command, "--json", report], capture_output=True, text=True, timeout=300, env=environment()
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads(report.read_text())
+    methods = ["global-qsgd-8", "qsgd-4", "eden-3", "binsgdm"]
+    assert [(found["method"], found["workers"]) for found in results] == [
+        (method, workers) for method in methods for workers in (1, 2)
+    ]
+    for found in results:
+        assert 3 <= found["uploads"] <= found["launches"] <= 10 * found["groups"]
+        assert 0 < found["us_a_gradient"] < 1e6
+        assert f"| {found['method']} " in done.stdout
+
+
 @pytest.mark.parallel
 @pytest.mark.extended
 @pytest.mark.parametrize(("controller", "workers"), [("gloo", 2), ("gloo", 3), ("mpi", 4)])

@@ -144,6 +144,7 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --device cuda --model resnet50 --json resnet50.json": GPU,
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --device cuda --model bert-base --json bert-base.json": GPU,
     "python benchmarks/exchange.py --device cuda --model resnet50": GPU,
+    "python benchmarks/gpu_host.py": RunBy("tests/test_benchmarks.py", '"gpu_host.py"'),
     "VENV=.venv-gpu-host scripts/reproduce transformer-gpu": GPU,
     "horovodrun --gloo -np 2 python examples/torch_char_transformer.py --device cuda --layers 8 --width 512 --heads 8 "
     "--context 256 --batch-size 64 --lr 0.0006 --compression global-qsgd --bits 8": GPU,

@@ -26,7 +26,8 @@ from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, ove
 from horovod_quant.schemes.split_sums import group_of_sums, is_faster, split_sums
 from horovod_quant.schemes.swaps import gathers_take_turns, with_swaps
 from horovod_quant.stats import TrafficCounter
-from horovod_quant.torch.memory import Copying, Memory
+from horovod_quant.torch.device_memory import Copying
+from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.waiting import wait
 from horovod_quant.traffic import sent_bytes
 
@@ -243,8 +244,10 @@ class Group:
         wanted = [i for i in indices if self._delivered.get(i) != factor]
         if not wanted:
             return
+        # What the caller's stream still reads of the destinations comes first.
+        self._memory.catch_up()
         with self._memory.working():
-            # On a GPU the kernels' stream writes this number: another one may read it too early.
+            # On a GPU the kernels' stream may write this number: another one may read it too early.
             scaled = factor / int(decoded.active)
             places = [self._members[i] for i in wanted]
             if len(places) == len(self._members):

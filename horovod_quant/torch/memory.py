@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from horovod_quant import notices
 from horovod_quant.frontend import require_no_host
 from horovod_quant.kernels.segments import segment_kernels
 from horovod_quant.kernels.span import Span, as_array
-from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers, explained
+from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers
 
 TRITON = "triton"
 
@@ -30,7 +30,7 @@ _NO_CONTEXT = contextlib.nullcontext()
 
 _TENSOR_BITS = {torch.bfloat16: torch.int16}
 
-_ARRAY_TYPES = {
+SPAN_TYPES = {
     torch.float16: np.float16,
     torch.bfloat16: np.uint16,
     torch.float32: np.float32,
@@ -85,8 +85,12 @@ class Memory(Protocol):
     def working(self) -> AbstractContextManager[Any]:
         """A context for calls of kernels."""
 
-    def hand_over(self) -> None:
-        """To be called when results have been computed that others will read."""
+    def hand_over(self, *results: Any) -> None:
+        """To be called when results have been computed that others will read.
+
+        Args:
+            results: tensors that were made in `working`, and that others will read.
+        """
 
     def catch_up(self) -> None:
         """To be called when others have computed what kernels will read."""
@@ -143,7 +147,7 @@ class HostMemory(Memory):
         if not (self._takes_spans and _is_plain(tensor)):
             return self.flat(tensor)
         if type(before) is not Span:
-            before = Span(_ARRAY_TYPES[tensor.dtype], tensor.numel(), self.flat)
+            before = Span(SPAN_TYPES[tensor.dtype], tensor.numel(), self.flat)
         address = tensor.data_ptr()
         # Without elements, not at a multiple of their size, or with others than the memory says.
         if not address or address % before.dtype.itemsize or tensor.is_neg():
@@ -157,7 +161,7 @@ class HostMemory(Memory):
     def working(self) -> AbstractContextManager[Any]:
         return _NO_CONTEXT
 
-    def hand_over(self) -> None:
+    def hand_over(self, *results: Any) -> None:
         pass
 
     def catch_up(self) -> None:
@@ -197,133 +201,6 @@ class HostMemory(Memory):
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether its memory is the host's, and flat."""
     return tensor.is_cpu and tensor.is_contiguous()
-
-
-class Copying:
-    """Asked for before a collective: to be resumed when what it sends has arrived in the host's memory."""
-
-    def __init__(self, source: torch.Tensor) -> None:
-        self._event = None
-        if source.device.type == "cpu":
-            self._copy = source
-            return
-        self._copy = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True)
-        self._copy.copy_(source, non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record()
-
-    def has_arrived(self) -> bool:
-        return self._event is None or self._event.query()
-
-    def array(self) -> np.ndarray:
-        """The copy; waits for it."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._copy.numpy()
-
-
-class DeviceMemory(Memory):
-    """Tensors of a GPU, or, for tests, those of Triton's interpreter.
-
-    Kernels run on a stream of their own, beside the backward pass. The host waits for it nowhere here.
-
-    Args:
-        device: the GPU.
-        takes_tensors: whether Horovod's collectives take its tensors; else what is sent is copied to the host.
-    """
-
-    decodes_together = True
-
-    def __init__(self, device: torch.device, takes_tensors: bool) -> None:
-        from horovod_quant.kernels import triton
-
-        self.kernels: Any = triton
-        self.device = device
-        self.takes_tensors = takes_tensors
-        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-
-    def flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().to(self.device, non_blocking=True).contiguous().view(-1)
-
-    def taken(self, tensor: torch.Tensor, before: Any) -> torch.Tensor:
-        flat = self.flat(tensor)
-        if self._stream is not None:
-            flat.record_stream(self._stream)
-        self.catch_up()
-        return flat
-
-    def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
-        return False
-
-    @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """Each kernel is launched once for all tensors of a group."""
-        with contextlib.ExitStack() as stack:
-            if self._stream is not None:
-                stack.enter_context(torch.cuda.stream(self._stream))
-            stack.enter_context(self.kernels.batch())
-            yield
-
-    def hand_over(self) -> None:
-        """What is launched from now on, on the caller's stream, runs after the kernels."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
-
-    def catch_up(self) -> None:
-        """Kernels run after what has been launched so far on the caller's stream."""
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-
-    def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
-        return explained(scheme, gradients, workers, self.kernels, "tensors of a GPU")
-
-    def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
-        """They are tensors, unless ``on_host``, or Horovod takes no tensors of the device."""
-        answer: Any = None
-        while True:
-            try:
-                with self.working():
-                    request: Any = exchange.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            if self.takes_tensors and not on_host:
-                answer = yield request
-                self._keep(answer)
-            else:
-                with self._on_stream():
-                    copying: Any = Copying(request.array)
-                yield copying
-                answer = self._back((yield request._replace(array=copying.array())))
-
-    def write(self, decoded: Decoded, index: int, factor: float, place: Place) -> None:
-        """The tensor is on the device."""
-        destination = place.destination
-        if destination.is_contiguous():
-            decoded.write(index, factor, self.flat(destination))
-            return
-        from horovod_quant.kernels.triton.launching import settle
-
-        target = torch.empty(destination.shape, dtype=destination.dtype, device=self.device)
-        decoded.write(index, factor, self.flat(target))
-        settle([target])
-        destination.copy_(target)
-
-    def _on_stream(self) -> Any:
-        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-    def _keep(self, answer: Any) -> None:
-        """Horovod's tensors belong to another stream, which must not take them back while kernels read them."""
-        for tensor in answer if isinstance(answer, list) else [answer]:
-            if self._stream is not None:
-                tensor.record_stream(self._stream)
-
-    def _back(self, answer: Any) -> Any:
-        from horovod_quant.kernels.triton.launching import on_device
-
-        if isinstance(answer, list):
-            return [self._back(array) for array in answer]
-        with self._on_stream():
-            return on_device(np.ascontiguousarray(answer), self.device)
 
 
 def check(kernels: str, schemes: Iterable[Scheme]) -> None:
@@ -367,10 +244,11 @@ def choose(kernels: str, device: torch.device, schemes: Iterable[Scheme] = ()) -
 
 
 @functools.cache
-def _device_memory(device: torch.device) -> DeviceMemory:
+def _device_memory(device: torch.device) -> Memory:
     import horovod.torch as hvd
 
     from horovod_quant.kernels import triton
+    from horovod_quant.torch.device_memory import DeviceMemory
 
     if device.type == "cpu" and not triton.INTERPRETED:
         raise ValueError(

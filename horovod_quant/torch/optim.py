@@ -319,7 +319,7 @@ class BinSGDM(torch.optim.Optimizer):
             )
             bits = torch.empty(parameter.shape, dtype=torch.float32, device=memory.device)
             kernels.decode_signs(words, 1.0, memory.flat(bits))
-        memory.hand_over()
+        memory.hand_over(bits, broken)
         bits.masked_fill_(scale.view_as(bits) == 0, 0.0)
         if momentum is not held.momentum:
             held.momentum.copy_(momentum)

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 
 from horovod_quant.kernels import triton as kernels
 from horovod_quant.kernels.keys import Key, KeyChain
-from horovod_quant.kernels.triton import arguments, launching
+from horovod_quant.kernels.triton import arguments, arrays, launching
 
 KEY = Key(1, 2)
 ELEMENTS = 1000
@@ -69,6 +69,7 @@ def call_everything() -> None:
     kernels.vote([bits, bits], KEY)
     kernels.pack_flags(broken)
     kernels.mean([x, out])
+    arrays.any_bits([bits, bits], torch.zeros_like(bits))
     kernels.clip(x, 1.0)
     kernels.assemble([(len(bits), bits.numpy().dtype, lambda _: bits)])
     for dtype in arguments.KINDS:

@@ -17,7 +17,7 @@ from turns import EVERY_CASE
 import horovod_quant.torch as hvq
 from horovod_quant.kernels import triton
 from horovod_quant.torch import exchange
-from horovod_quant.torch.memory import Copying, DeviceMemory
+from horovod_quant.torch.device_memory import Copying, DeviceMemory
 from horovod_quant.torch.schedule import Schedule
 
 STEPS = 3 if EVERY_CASE else 2

@@ -11,6 +11,8 @@ Elias coding is not here: its streams are made and read on the host.
 
 from __future__ import annotations
 
+import sys
+
 try:
     import torch  # noqa: F401
     import triton  # noqa: F401
@@ -61,6 +63,7 @@ from horovod_quant.kernels.triton.functions import (
 )
 from horovod_quant.kernels.triton.launching import INTERPRETED, batch
 from horovod_quant.kernels.triton.rotated import add_rotated, decode_rotated, encode_rotated, key_of_word
+from horovod_quant.kernels.triton.segment_kernels import TritonSegments
 
 __all__ = [
     "INTERPRETED",
@@ -93,6 +96,7 @@ __all__ = [
     "norms_of_square_sums",
     "pack_flags",
     "scale",
+    "segments",
     "step_word",
     "target",
     "tensor_deviation",
@@ -108,3 +112,6 @@ __all__ = [
 ]
 
 NAME = "triton"
+
+segments = TritonSegments(sys.modules[__name__])
+"""Kernels for many segments of tensors at once."""

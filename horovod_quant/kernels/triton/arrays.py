@@ -23,15 +23,17 @@ from horovod_quant.kernels.triton.arguments import (
     result,
     typed,
 )
-from horovod_quant.kernels.triton.launching import Job, Kernel, batch, run, settle
+from horovod_quant.kernels.triton.launching import Job, Kernel, Launch, batch, run, settle
 
 TILES_AT_A_TIME = 2**31
 """More than any tensor has: pieces are for a processor's caches."""
 
 _COUNT = 4096  # elements that a program takes
 _FLAG_WORDS = 16
+_FLAGS_COUNT = 128
 
 _copy_words = Kernel(whole.copy_words)
+_any_bits = Kernel(whole.any_bits)
 _write_word = Kernel(whole.write_word)
 _convert = Kernel(whole.convert)
 _mean = Kernel(whole.mean)
@@ -53,7 +55,7 @@ def assemble(parts: Sequence[Part]) -> torch.Tensor:
             out = array[position : position + length].view(TYPES[np.dtype(part_dtype)])
             found = fill(out)
             if found is not out:
-                _copy(as_tensor(found), out)
+                copy(as_tensor(found), out)
             position += length
     return array
 
@@ -91,6 +93,14 @@ def pack_flags(flags: torch.Tensor) -> torch.Tensor:
         WORDS=_FLAG_WORDS,
     )
     return words
+
+
+def any_bits(arrays: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    """The bits that are set in any of the int32 arrays."""
+    arrays = [typed(array, torch.int32, "array") for array in arrays]
+    job = Job(len(out), _FLAGS_COUNT, {"target": out}, pointers=arrays)
+    run(_any_bits, job, WORKERS=len(arrays), COUNT=_FLAGS_COUNT)
+    return out
 
 
 def unpack_flags(words: torch.Tensor, count: int) -> torch.Tensor:
@@ -150,7 +160,7 @@ def norms_of_square_sums(square_sums: torch.Tensor) -> torch.Tensor:
     return norms
 
 
-def _square_roots(jobs: Sequence[Job], constants: Mapping[str, Any]) -> None:
+def _square_roots(jobs: Launch, constants: Mapping[str, Any]) -> None:
     """By PyTorch, because Triton promises a correctly rounded root of float32 numbers alone."""
     sums = torch.cat([job.entries["source"] for job in jobs])
     pieces = sums.sqrt().to(torch.float32).split([job.elements for job in jobs])
@@ -159,7 +169,7 @@ def _square_roots(jobs: Sequence[Job], constants: Mapping[str, Any]) -> None:
     )
 
 
-def _copy(source: torch.Tensor, out: torch.Tensor) -> None:
+def copy(source: torch.Tensor, out: torch.Tensor) -> None:
     if source.dtype != out.dtype or len(source) != len(out):
         raise ValueError(f"a part is {source.dtype}[{len(source)}]; it must be {out.dtype}[{len(out)}]")
     run(_copy_words, _copy_job(source, out), **_COPY_CONSTANTS)

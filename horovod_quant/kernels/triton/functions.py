@@ -21,6 +21,7 @@ from horovod_quant.kernels.layout import (
     tiles,
 )
 from horovod_quant.kernels.reference import check_operand, fraction_bits, uniform_levels
+from horovod_quant.kernels.span import as_array
 from horovod_quant.kernels.sums import inverse_count
 from horovod_quant.kernels.triton import arrays, decoding, encoding, norms, one_bit, whole
 from horovod_quant.kernels.triton.arguments import (
@@ -392,7 +393,7 @@ def binarize(
     start: int = 0,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    gradient = floats(gradient, "gradient")
+    gradient, momentum, scale = floats(gradient, "gradient"), as_array(momentum), as_array(scale)
     count = len(gradient)
     words = result(out, ROW * tiles(count), torch.int32, gradient.device)
     broken = torch.empty(tiles(count), dtype=torch.bool, device=gradient.device)

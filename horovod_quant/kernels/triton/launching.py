@@ -1,10 +1,12 @@
 """Many tensors, one launch.
 
-What a kernel shall do with one tensor is a `Job`. Outside a `batch` a job is launched at once. Inside, jobs are
-collected, and those that share a kernel and its constants become one launch, after all that they depend on. A launch
-gets a table of its tensors' addresses and sizes, and, for each of its programs, the number of its tensor.
+What a kernel shall do with one tensor is a `Job`, with many tensors `Rows`. Outside a `batch` they are launched at
+once. Inside, they are collected, and those that share a kernel and its constants become one launch, after all that
+they depend on. A launch gets a table of its tensors' addresses and sizes, and, for each of its programs, the number of
+its tensor.
 
-Nothing here waits for the GPU: tables travel from pinned memory on the current stream, where the kernels run.
+Nothing here waits for the GPU: the tables of a batch travel from pinned memory, together, on the current stream, where
+the kernels run.
 """
 
 from __future__ import annotations
@@ -13,16 +15,34 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable
 
 import numpy as np
 import torch
 import triton
 
-from horovod_quant.kernels.layout import ceil_div
-from horovod_quant.kernels.triton import whole
-from horovod_quant.kernels.triton.columns import NAMES
+from horovod_quant.kernels.triton import staging, whole
+from horovod_quant.kernels.triton.direct import Launcher, device_index
+from horovod_quant.kernels.triton.jobs import Entry, Job, Rows, joined, table_of
 from horovod_quant.kernels.triton.ranges import Ranges
+from horovod_quant.kernels.triton.staging import on_device
+
+__all__ = [
+    "INTERPRETED",
+    "MAX_ELEMENTS",
+    "OPTIONS",
+    "Entry",
+    "Job",
+    "Kernel",
+    "Launch",
+    "batch",
+    "capture",
+    "on_device",
+    "run",
+    "run_call",
+    "run_rows",
+    "settle",
+]
 
 INTERPRETED = not isinstance(whole.copy_words, triton.runtime.JITFunction)
 """Whether kernels run in Triton's interpreter, on tensors in the host's memory (TRITON_INTERPRET=1)."""
@@ -32,44 +52,11 @@ OPTIONS = {"enable_fp_fusion": False}
 
 MAX_ELEMENTS = 2**31 - 1
 
-Entry = Union[int, torch.Tensor]
+Call = Callable[["Launch", Mapping[str, Any]], None]
+"""Launches jobs that have the same constants."""
 
 
-class Job(NamedTuple):
-    """One tensor's part of a launch.
-
-    ``entries`` are its columns of the table by their names, where a tensor stands for its address; ``pointers`` are its
-    list of further entries. ``written`` names the columns of the tensors that the kernel writes.
-    """
-
-    elements: int
-    per_program: int
-    entries: Mapping[str, Entry]
-    written: Sequence[str] = ("target",)
-    pointers: Sequence[Entry] = ()
-
-    @property
-    def programs(self) -> int:
-        return ceil_div(self.elements, self.per_program)
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.tensors())[0].device
-
-    def tensors(self) -> Iterator[tuple[torch.Tensor, bool]]:
-        """Its tensors, and whether each is written."""
-        for name, entry in self.entries.items():
-            if isinstance(entry, torch.Tensor):
-                yield entry, name in self.written
-        for entry in self.pointers:
-            if isinstance(entry, torch.Tensor):
-                yield entry, False
-
-
-Launcher = Callable[[Sequence[Job], Mapping[str, Any]], None]
-
-
-def run(launcher: Launcher, job: Job, **constants: Any) -> None:
+def run(launcher: Call, job: Job, **constants: Any) -> None:
     """Has ``launcher`` called with the job, and with others that have the same constants."""
     if not job.elements:
         return
@@ -77,11 +64,46 @@ def run(launcher: Launcher, job: Job, **constants: Any) -> None:
         raise ValueError(
             f"a tensor of {job.elements} elements; the Triton kernels take {MAX_ELEMENTS} at most"
         )
+    captured = getattr(_open, "captured", None)
+    if captured is not None:
+        captured.append((launcher, job, constants))
+        return
     current = getattr(_open, "batch", None)
     if current is None:
-        launcher([job], constants)
+        launch_all([Launch(launcher, constants, job.device, [job])])
     else:
         current.add(launcher, job, constants)
+
+
+def capture(call: Callable[[], Any]) -> list[tuple[Any, Job, Mapping[str, Any]]]:
+    """What ``call`` gives to `run`, which does not run it: kernels, jobs and constants."""
+    found: list[tuple[Any, Job, Mapping[str, Any]]] = []
+    _open.captured = found
+    try:
+        call()
+    finally:
+        _open.captured = None
+    return found
+
+
+def run_rows(launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
+    """`run` for many tensors."""
+    if not rows.layout.total:
+        return
+    current = getattr(_open, "batch", None)
+    if current is None:
+        launch_all([Launch(launcher, constants, rows.device, rows=[rows])])
+    else:
+        current.add_rows(launcher, rows, constants)
+
+
+def run_call(call: Callable[[], Any], device: torch.device) -> None:
+    """Calls PyTorch's operations after what has been collected so far, and before what follows."""
+    current = getattr(_open, "batch", None)
+    if current is None:
+        call()
+    else:
+        current.add_call(call, device)
 
 
 @contextlib.contextmanager
@@ -111,60 +133,147 @@ def settle(tensors: Sequence[torch.Tensor]) -> None:
 _open = threading.local()
 
 
-class _Launch:
-    """Jobs that do not depend on each other."""
+class Launch:
+    """Jobs that do not depend on each other: either single ones, which it is a sequence of, or rows.
 
-    def __init__(self, launcher: Launcher, constants: Mapping[str, Any], device: torch.device) -> None:
+    Attributes:
+        uploaded: the table, if it is on the device already, and its number there.
+    """
+
+    def __init__(
+        self,
+        launcher: Call,
+        constants: Mapping[str, Any],
+        device: torch.device,
+        jobs: Sequence[Job] = (),
+        rows: Sequence[Rows] = (),
+    ) -> None:
         self.launcher = launcher
         self.constants = constants
         self.device = device
-        self.jobs: list[Job] = []
+        self.uploaded: tuple[staging.Uploaded, int] | None = None
+        self.is_barrier = False
+        self._jobs, self._rows = list(jobs), list(rows)
         self._read, self._written = Ranges(), Ranges()
 
-    def is_of(self, launcher: Launcher, constants: Mapping[str, Any], device: torch.device) -> bool:
+    def __len__(self) -> int:
+        """Number of tensors that it has work for."""
+        of_rows = sum(sum(map(bool, rows.layout.programs)) for rows in self._rows)
+        return len(self._jobs) + of_rows
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs)
+
+    def is_of(self, launcher: Call, constants: Mapping[str, Any], device: torch.device) -> bool:
         return self.launcher is launcher and self.constants == constants and self.device == device
 
-    def add(self, job: Job) -> None:
-        self.jobs.append(job)
-        for tensor, written in job.tensors():
-            (self._written if written else self._read).add(*_addresses(tensor))
+    def takes_jobs(self) -> bool:
+        return not self._rows
 
-    def concerns(self, tensor: torch.Tensor, written: bool) -> bool:
-        """Whether it matters if the tensor is read, or written, before the launch or after it."""
-        addresses = _addresses(tensor)
-        return self._written.meets(*addresses) or (written and self._read.meets(*addresses))
+    def takes_rows(self, rows: Rows) -> bool:
+        return not self._jobs and not any(rows.meets(own) for own in self._rows)
+
+    def add(self, job: Job, ranges: Sequence[tuple[int, int, bool]]) -> None:
+        self._jobs.append(job)
+        for low, high, written in ranges:
+            (self._written if written else self._read).add(low, high)
+
+    def add_rows(self, rows: Rows) -> None:
+        self._rows.append(rows)
+
+    def concerns(self, low: int, high: int, written: bool) -> bool:
+        """Whether it matters if these addresses are read, or written, before the launch or after it.
+
+        Rows are not looked through: they say that it does.
+        """
+        return bool(
+            self.is_barrier
+            or self._rows
+            or self._written.meets(low, high)
+            or (written and self._read.meets(low, high))
+        )
+
+    def programs(self) -> tuple[int, ...]:
+        """Of each tensor."""
+        if len(self._rows) == 1:
+            return self._rows[0].layout.programs
+        return tuple(
+            [count for rows in self._rows for count in rows.layout.programs]
+            or [job.programs for job in self._jobs]
+        )
+
+    def table(self) -> np.ndarray:
+        if not self._rows:
+            return table_of(self._jobs)
+        tables = [rows.table() for rows in self._rows]
+        return joined(tables, list(map(len, self._rows)), [rows.layout.total for rows in self._rows])
+
+    def __call__(self) -> None:
+        self.launcher(self, self.constants)
 
 
 class _Batch:
     def __init__(self) -> None:
-        self._launches: list[_Launch] = []
+        self._launches: list[Launch] = []
 
-    def add(self, launcher: Launcher, job: Job, constants: Mapping[str, Any]) -> None:
+    def add(self, launcher: Call, job: Job, constants: Mapping[str, Any]) -> None:
         """Puts the job into the first launch of its kind behind all that it depends on."""
-        earliest = 0
-        for number, launch in enumerate(self._launches):
-            if any(launch.concerns(tensor, written) for tensor, written in job.tensors()):
+        ranges, earliest, launches = job.ranges(), 0, self._launches
+        for number in range(len(launches) - 1, -1, -1):
+            concerns = launches[number].concerns
+            if any(concerns(*each) for each in ranges):
                 earliest = number + 1
-        for launch in self._launches[earliest:]:
-            if launch.is_of(launcher, constants, job.device):
+                break
+        device = job.device
+        for launch in launches[earliest:]:
+            if launch.is_of(launcher, constants, device) and launch.takes_jobs():
                 break
         else:
-            launch = _Launch(launcher, constants, job.device)
-            self._launches.append(launch)
-        launch.add(job)
+            launch = Launch(launcher, constants, device)
+            launches.append(launch)
+        launch.add(job, ranges)
+
+    def add_rows(self, launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
+        """Puts rows into the last launch, or behind it."""
+        last = self._launches[-1] if self._launches else None
+        if last is None or not (last.is_of(launcher, constants, rows.device) and last.takes_rows(rows)):
+            last = Launch(launcher, constants, rows.device)
+            self._launches.append(last)
+        last.add_rows(rows)
+
+    def add_call(self, call: Callable[[], Any], device: torch.device) -> None:
+        found = Launch(lambda jobs, constants: call(), {}, device)
+        found.is_barrier = True
+        self._launches.append(found)
 
     def concerns(self, tensor: torch.Tensor) -> bool:
-        return any(launch.concerns(tensor, written=True) for launch in self._launches)
+        low = tensor.data_ptr()
+        high = low + tensor.numel() * tensor.element_size()
+        return any(launch.concerns(low, high, written=True) for launch in self._launches)
 
     def launch(self) -> None:
         launches, self._launches = self._launches, []
-        for launch in launches:
-            launch.launcher(launch.jobs, launch.constants)
+        launch_all(launches)
 
 
-def _addresses(tensor: torch.Tensor) -> tuple[int, int]:
-    low = tensor.data_ptr()
-    return low, low + tensor.numel() * tensor.element_size()
+def launch_all(launches: Sequence[Launch]) -> None:
+    """In this order; the tables of all kernels on a device are one upload."""
+    if not launches:
+        return
+    device = launches[0].device
+    own = [each for each in launches if isinstance(each.launcher, Kernel) and each.device == device]
+    uploaded = None
+    with _on(device):
+        if own:
+            uploaded = staging.upload([each.table() for each in own], device, _stream(device))
+            for number, each in enumerate(own):
+                each.uploaded = (uploaded, number)
+        try:
+            for each in launches:
+                each()
+        finally:
+            if uploaded is not None:
+                uploaded.release()
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------------
@@ -175,48 +284,67 @@ class Kernel:
 
     def __init__(self, function: Any) -> None:
         self.function = function
+        self._launcher = Launcher(function, OPTIONS)
 
-    def __call__(self, jobs: Sequence[Job], constants: Mapping[str, Any]) -> None:
-        device = jobs[0].device
-        programs = tuple(job.programs for job in jobs)
-        with _on(device):
-            table = on_device(_table(jobs), device)
-            self.function[(sum(programs),)](
-                table, _owners(programs, device, _stream(device)), **constants, **OPTIONS
-            )
+    def __call__(self, jobs: Launch | Sequence[Job], constants: Mapping[str, Any]) -> None:
+        if not isinstance(jobs, Launch):
+            jobs = Launch(self, constants, jobs[0].device, jobs)
+        if jobs.uploaded is not None:
+            self._launch(jobs, constants, *jobs.uploaded)
+            return
+        with _on(jobs.device):
+            uploaded = staging.upload([jobs.table()], jobs.device, _stream(jobs.device))
+            try:
+                self._launch(jobs, constants, uploaded, 0)
+            finally:
+                uploaded.release()
+
+    def _launch(
+        self, jobs: Launch, constants: Mapping[str, Any], uploaded: staging.Uploaded, number: int
+    ) -> None:
+        """On the current device, whose memory has the table."""
+        device = jobs.device
+        stream = _stream(device)
+        owners = _owners(jobs.programs(), device, stream)
+        if device.type != "cuda":
+            table = uploaded.tensor(number)
+            self.function[(owners.total,)](table, owners.tensor, **constants, **OPTIONS)
+            return
+        self._launcher.launch(
+            owners.total,
+            (uploaded.address(number), owners.address),
+            lambda: (uploaded.tensor(number), owners.tensor),
+            constants,
+            device_index(device),
+            stream,
+        )
 
 
-def _table(jobs: Sequence[Job]) -> np.ndarray:
-    rows: list[int] = []
-    lists: list[int] = []
-    first_block, end = 0, len(NAMES) * len(jobs)
-    for job in jobs:
-        entries = dict(job.entries, elements=job.elements, first_block=first_block, pointers=end + len(lists))
-        rows += [_number(entries.get(name, 0)) for name in NAMES]
-        lists += map(_number, job.pointers)
-        first_block += job.programs
-    return np.array(rows + lists, np.int64)
+class _Owners:
+    """The number of each program's tensor."""
 
-
-def _number(entry: Entry) -> int:
-    return entry.data_ptr() if isinstance(entry, torch.Tensor) else entry
+    def __init__(self, programs: Sequence[int], device: torch.device) -> None:
+        self.tensor = on_device(np.repeat(np.arange(len(programs), dtype=np.int32), programs), device)
+        self.address = self.tensor.data_ptr()
+        self.total = sum(programs)
 
 
 @functools.lru_cache(maxsize=4096)
-def _owners(programs: tuple[int, ...], device: torch.device, stream: int) -> torch.Tensor:
-    """The number of each program's tensor. Kept, because a group's sizes stay; for each stream its own."""
-    return on_device(np.repeat(np.arange(len(programs), dtype=np.int32), programs), device)
+def _owners(programs: tuple[int, ...], device: torch.device, stream: int) -> _Owners:
+    """Kept, because a group's sizes stay; for each stream its own."""
+    return _Owners(programs, device)
 
 
 def _stream(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    """The handle of the current stream."""
+    if device.type != "cuda":
+        return 0
+    return triton.runtime.driver.active.get_current_stream(device_index(device))
 
 
 def _on(device: torch.device) -> Any:
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    is_current = device.type != "cuda" or device_index(device) == torch.cuda.current_device()
+    return _NO_CONTEXT if is_current else torch.cuda.device(device)
 
 
-def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The array's elements in the device's memory, without waiting for them."""
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+_NO_CONTEXT = contextlib.nullcontext()

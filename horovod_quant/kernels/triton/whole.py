@@ -20,6 +20,23 @@ def copy_words(table, owners, COUNT: tl.constexpr):
 
 
 @triton.jit
+def any_bits(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
+    """The bits that are set in any of several arrays of 4-byte words, to which the list of pointers leads."""
+    row, block = place(table, owners)
+    first = block * COUNT
+    left = elements_left(row, first, COUNT)
+    offsets = tl.arange(0, COUNT)
+    pointers = table + tl.load(row + POINTERS)
+    array = tl.load(pointers).to(tl.pointer_type(tl.int32)) + first
+    bits = tl.load(array + offsets, mask=offsets < left, other=0)
+    for worker in range(1, WORKERS):
+        array = tl.load(pointers + worker).to(tl.pointer_type(tl.int32)) + first
+        bits = bits | tl.load(array + offsets, mask=offsets < left, other=0)
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + first
+    tl.store(target + offsets, bits, mask=offsets < left)
+
+
+@triton.jit
 def write_word(table, owners):
     """Writes a number."""
     row, _ = place(table, owners)

@@ -1,0 +1,97 @@
+"""Launches of compiled kernels without Triton's own way to them, which costs the host 20 to 50 us each time.
+
+Triton binds and inspects a launch's arguments to find the compiled kernel. Here that is known: constants, the device,
+and two addresses that are multiples of 16. The first launch goes Triton's way and returns the compiled kernel; later
+ones call its launcher. Whatever is not as expected goes Triton's way again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+try:
+    from triton import knobs
+except ImportError:  # an older Triton
+    knobs = None
+
+_ALIGNMENT = 16  # for which Triton compiles a kernel with the addresses that it has first seen here
+
+
+class Launcher:
+    """Of one kernel.
+
+    Args:
+        function: a Triton kernel whose first two arguments are pointers, the others constants.
+        options: of every launch.
+    """
+
+    def __init__(self, function: Any, options: Mapping[str, Any]) -> None:
+        self._function = function
+        self._options = options
+        self._compiled: dict[Any, tuple[Any, tuple[Any, ...]] | None] = {}
+
+    def launch(
+        self,
+        programs: int,
+        addresses: tuple[int, int],
+        tensors: Any,
+        constants: Mapping[str, Any],
+        device: int,
+        stream: int,
+    ) -> None:
+        """A launch on the current stream of the current device.
+
+        Args:
+            programs: their number.
+            addresses: of the first two arguments.
+            tensors: returns the two arguments as tensors.
+            constants: all other arguments.
+            device: the number of the current device.
+            stream: the handle of the current stream.
+        """
+        key = (device, *constants.items())
+        found, is_usual = self._compiled.get(key), _is_usual(addresses)
+        if found is not None and is_usual:
+            kernel, values = found
+            try:
+                kernel.run(
+                    programs, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None, *addresses,
+                    *values,
+                )  # fmt: skip
+                return
+            except TypeError:  # raised before a launch: this Triton's launchers take other arguments
+                self._compiled[key] = None
+        first, second = tensors()
+        compiled = self._function[(programs,)](first, second, **constants, **self._options)
+        if is_usual and key not in self._compiled:
+            self._compiled[key] = self._prepared(compiled, constants)
+
+    def _prepared(self, kernel: Any, constants: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
+        """The compiled kernel and its constants in order; None if it must be launched Triton's way."""
+        names = getattr(self._function, "arg_names", None)
+        if hasattr(kernel, "result"):
+            kernel = kernel.result()
+        has_all = all(hasattr(kernel, name) for name in ("run", "function", "packed_metadata"))
+        if not has_all or names is None or set(names[2:]) != set(constants):
+            return None
+        return kernel, tuple([constants[name] for name in names[2:]])
+
+
+def _is_usual(addresses: tuple[int, int]) -> bool:
+    """Whether the addresses are aligned, and nobody, such as a profiler, wants to know of launches."""
+    if knobs is None:
+        return False
+    runtime = knobs.runtime
+    return not (
+        addresses[0] % _ALIGNMENT
+        or addresses[1] % _ALIGNMENT
+        or getattr(runtime.launch_enter_hook, "calls", None)
+        or getattr(runtime.launch_exit_hook, "calls", None)
+    )
+
+
+def device_index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index

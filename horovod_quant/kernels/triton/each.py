@@ -1,0 +1,292 @@
+"""The kernels for many gradients in one call, see `horovod_quant.kernels.native_each`: a launch, made by numpy.
+
+Each has the bits of as many calls of the function without ``_each``, from which it also has its programs and constants:
+`table.steps_of`. Positions (``..._at``) are in elements of 4 bytes of the array beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod_quant.kernels.checks import check_bucket_size, check_range
+from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.layout import TILE, code_words, sum_words
+from horovod_quant.kernels.triton import arrays, functions
+from horovod_quant.kernels.triton.arguments import float_entry, typed
+from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, run_call
+from horovod_quant.kernels.triton.table import (
+    Table,
+    before,
+    elements_of,
+    launch,
+    steps_of,
+    table_of,
+    total_buckets,
+)
+
+_KEY = Key(1, 2)
+_BYTES = 4
+_FIELDS = Key._fields
+_MOST_BITS = {"uniform": 16, "exponential": 8}
+
+
+def keys_and_starts(keys: np.ndarray, starts: Sequence[int], count: int) -> dict[str, np.ndarray]:
+    """The columns of ``keys``, uint32 ``[gradients, fields of Key]``, and of the starts."""
+    first = np.array(starts, np.int64)
+    if keys.shape != (count, len(_FIELDS)) or first.shape != (count,):
+        raise ValueError(f"keys are {list(keys.shape)} and starts {list(first.shape)}, of {count} gradients")
+    return {**{name: keys[:, i] for i, name in enumerate(_FIELDS)}, "start": first}
+
+
+def range_of(tensor: torch.Tensor) -> tuple[int, int]:
+    low = tensor.data_ptr()
+    return low, low + tensor.numel() * tensor.element_size()
+
+
+def check_places(what: str, places: np.ndarray, lengths: np.ndarray, room: int) -> None:
+    if places.shape != lengths.shape or (
+        len(places) and (int(places.min()) < 0 or int((places + lengths).max()) > room)
+    ):
+        raise ValueError(f"places of {len(lengths)} gradients' {what}: not all within {room} words")
+
+
+def _check_table(table: Table) -> None:
+    if max(table.elements, default=0) > MAX_ELEMENTS:
+        raise ValueError(
+            f"a tensor of {max(table.elements)} elements; the Triton kernels take {MAX_ELEMENTS} at most"
+        )
+
+
+# ---- norms -------------------------------------------------------------------------------------------------------
+
+
+def bucket_maxima_each(
+    table: Table, bucket_size: int, out: torch.Tensor | None = None, at: np.ndarray | None = None
+) -> torch.Tensor:
+    """All gradients' maxima, one after another; in ``out``, if given, those of gradient i begin at ``at[i]``."""
+    return _norms_each(functions.bucket_maxima, table, bucket_size, torch.float32, out, at)
+
+
+def bucket_square_sums_each(table: Table, bucket_size: int) -> torch.Tensor:
+    return _norms_each(functions.bucket_square_sums, table, bucket_size, torch.float64, None, None)
+
+
+def _norms_each(function, table, bucket_size, dtype, out, at):
+    check_bucket_size(bucket_size)
+    _check_table(table)
+    if out is None:
+        out = torch.empty(total_buckets(table, bucket_size), dtype=dtype, device=table.device)
+    counts = table.counts(bucket_size)
+    at = before(counts) if at is None else at
+    check_places("norms", at, counts, len(out))
+    targets = out.data_ptr() + out.element_size() * at
+    for group in table.groups:
+        longest = table.longest(group)
+        # Longer ones than a bucket are all alike; see `functions._norm_bucket_size`.
+        size = min(max(len(longest), TILE) - 1, bucket_size).bit_length()
+        steps = steps_of(
+            (function, group[:2], bucket_size, size), lambda: function(longest, bucket_size)  # noqa: B023
+        )  # fmt: skip
+        for step in steps:
+            columns = {"source": group.of(table.addresses), "target": group.of(targets)}
+            launch(step, elements_of(table, group), columns, table.device, [table.range], [range_of(out)],
+                   kept=(table, out))  # fmt: skip
+    return out
+
+
+def norms_of_square_sums_each(sums: torch.Tensor) -> torch.Tensor:
+    """As `arrays.norms_of_square_sums`, in its place in the batch."""
+    norms = torch.empty(len(sums), dtype=torch.float32, device=sums.device)
+    run_call(lambda: norms.copy_(sums.sqrt()), sums.device)
+    return norms
+
+
+def copy_each(
+    source: torch.Tensor, source_at: np.ndarray, out: torch.Tensor, at: np.ndarray, counts: np.ndarray
+) -> None:
+    """Copies runs of 4-byte words."""
+    check_places("words", source_at, counts, len(source))
+    check_places("words", at, counts, len(out))
+    copy_addresses(
+        source.data_ptr() + _BYTES * source_at, out.data_ptr() + _BYTES * at, counts, (source, out)
+    )
+
+
+def copy_addresses(
+    sources: np.ndarray, targets: np.ndarray, counts: np.ndarray, kept: Sequence[torch.Tensor]
+) -> None:
+    one = kept[-1]
+    (step,) = steps_of("copy", lambda: arrays.copy(one[:1], one[:1]))
+    columns = {"source": sources, "target": targets}
+    read, written = [(sources, sources + _BYTES * counts)], [(targets, targets + _BYTES * counts)]
+    launch(step, tuple(counts.tolist()), columns, one.device, read, written, kept=kept)
+
+
+# ---- uniform sums ------------------------------------------------------------------------------------------------
+
+
+def encode_uniform_sum_each(
+    table: Table,
+    norms: torch.Tensor,
+    bucket_size: int,
+    levels: int,
+    width: int,
+    keys: np.ndarray,
+    starts: Sequence[int],
+    out: torch.Tensor,
+) -> torch.Tensor:
+    check_range("levels", levels, 1, functions.MAX_LEVELS)
+    check_range("width", width, 1, 16)
+    _check_table(table)
+    norms, norm_at = _norms(norms, table, bucket_size), before(table.counts(bucket_size))
+    words = table.words(sum_words, width)
+    if len(out) != words.sum():
+        raise ValueError(f"out has {len(out)} words; it must have {words.sum()}")
+    columns = {
+        "source": table.addresses,
+        "norms": norms.data_ptr() + _BYTES * norm_at,
+        "target": typed(out, torch.int32, "out").data_ptr() + _BYTES * before(words),
+        **keys_and_starts(keys, starts, len(table)),
+    }
+    for group in table.groups:
+        x = table.longest(group)[:1]
+        (step,) = steps_of(
+            ("encode sum", group[:2], bucket_size, levels, width),
+            lambda: functions.encode_uniform_sum(x, norms[:1], bucket_size, levels, width, _KEY),  # noqa: B023
+        )
+        launch(step, elements_of(table, group), _of(columns, group), table.device,
+               [table.range, range_of(norms)], [range_of(out)], kept=(table, norms, out))  # fmt: skip
+    return out
+
+
+def decode_uniform_sum_each(
+    words: torch.Tensor,
+    words_at: np.ndarray,
+    norms: torch.Tensor,
+    norms_at: np.ndarray,
+    bucket_size: int,
+    levels: int,
+    width: int,
+    factor: float,
+    outs: Sequence[Any],
+    table: Table | None = None,
+) -> None:
+    """``table`` is used if it is that of ``outs``."""
+    check_range("levels", levels, 1, functions.MAX_LEVELS)
+    check_range("width", width, 1, 16)
+    check_bucket_size(bucket_size)
+    table = table_of(outs, table)
+    _check_table(table)
+    counts = table.words(sum_words, width)
+    check_places("words", words_at, counts, len(words))
+    check_places("norms", norms_at, table.counts(bucket_size), len(norms))
+    columns = {
+        "source": typed(words, torch.int32, "words").data_ptr() + _BYTES * words_at,
+        "norms": typed(norms, torch.float32, "norms").data_ptr() + _BYTES * norms_at,
+        "target": table.addresses,
+        "factor": float_entry(factor),
+    }
+    for group in table.groups:
+        out = table.longest(group)[:1]
+        (step,) = steps_of(
+            ("decode sum", group[:2], bucket_size, levels, width),
+            lambda: functions.decode_uniform_sum(
+                words[: sum_words(1, width)], norms[:1], bucket_size, levels, width, 1.0, out  # noqa: B023
+            ),
+        )  # fmt: skip
+        launch(step, elements_of(table, group), _of(columns, group), table.device,
+               [range_of(words), range_of(norms)], [table.range], kept=(table, norms, words))  # fmt: skip
+
+
+def _norms(norms: torch.Tensor, table: Table, bucket_size: int) -> torch.Tensor:
+    check_bucket_size(bucket_size)
+    if len(norms) != total_buckets(table, bucket_size):
+        raise ValueError(f"norms: {len(norms)} norms for {total_buckets(table, bucket_size)} buckets")
+    return typed(norms, torch.float32, "norms")
+
+
+def _of(columns: dict[str, Any], group: Any) -> dict[str, Any]:
+    return columns if group.which is None else {name: group.of(column) for name, column in columns.items()}
+
+
+# ---- norms and codes ---------------------------------------------------------------------------------------------
+
+
+def encode_codes_each(
+    levels: str,
+    table: Table,
+    norms: torch.Tensor,
+    norms_at: np.ndarray,
+    bucket_size: int,
+    bits: int,
+    keys: np.ndarray,
+    starts: Sequence[int],
+    words_at: np.ndarray,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Gradient i's norms begin at ``norms[norms_at[i]]``, its words at ``out[words_at[i]]``."""
+    check_range("bits", bits, 2, _MOST_BITS[levels])
+    check_bucket_size(bucket_size)
+    _check_table(table)
+    check_places("norms", norms_at, table.counts(bucket_size), len(norms))
+    check_places("words", words_at, table.words(code_words, bits), len(out))
+    columns = {
+        "source": table.addresses,
+        "norms": typed(norms, torch.float32, "norms").data_ptr() + _BYTES * norms_at,
+        "target": typed(out, torch.int32, "out").data_ptr() + _BYTES * words_at,
+        **keys_and_starts(keys, starts, len(table)),
+    }
+    encode = functions.encode_exponential if levels == "exponential" else functions.encode_uniform_codes
+    for group in table.groups:
+        x = table.longest(group)[:1]
+        (step,) = steps_of(
+            (encode, group[:2], bucket_size, bits),
+            lambda: encode(x, norms[:1], bucket_size, bits, _KEY),  # noqa: B023
+        )
+        launch(step, elements_of(table, group), _of(columns, group), table.device,
+               [table.range, range_of(norms)], [range_of(out)], kept=(table, norms, out))  # fmt: skip
+    return out
+
+
+def decode_codes_each(
+    levels: str,
+    pieces: Sequence[torch.Tensor],
+    words_at: np.ndarray,
+    norms_at: np.ndarray,
+    bucket_size: int,
+    bits: int,
+    factor: float,
+    outs: Sequence[Any],
+) -> None:
+    """In each of the workers' pieces gradient i's norms, the bits of float32, begin at ``norms_at[i]``."""
+    check_range("bits", bits, 2, _MOST_BITS[levels])
+    check_bucket_size(bucket_size)
+    if not pieces:
+        raise ValueError("no pieces to decode")
+    table = Table(outs, "out")
+    _check_table(table)
+    check_places("words", words_at, table.words(code_words, bits), min(map(len, pieces)))
+    check_places("norms", norms_at, table.counts(bucket_size), min(map(len, pieces)))
+    bases = np.array([typed(piece, torch.int32, "pieces").data_ptr() for piece in pieces], np.int64)
+    pointers = np.empty((len(table), 2 * len(pieces)), np.int64)
+    pointers[:, 0::2] = bases + _BYTES * words_at[:, None]
+    pointers[:, 1::2] = bases + _BYTES * norms_at[:, None]
+    decode = functions.decode_exponential if levels == "exponential" else functions.decode_uniform_codes
+    columns = {"target": table.addresses, "factor": float_entry(factor)}
+    for group in table.groups:
+        out = table.longest(group)[:1]
+        (step,) = steps_of(
+            (decode, group[:2], bucket_size, bits, len(pieces)),
+            lambda: decode(
+                [pieces[0][: code_words(len(out), bits)]] * len(pieces),  # noqa: B023
+                [pieces[0][: len(out)].view(torch.float32)] * len(pieces),  # noqa: B023
+                bucket_size, bits, 1.0, out,  # noqa: B023
+            ),
+        )  # fmt: skip
+        launch(step, elements_of(table, group), _of(columns, group), table.device,
+               [range_of(piece) for piece in pieces], [table.range],
+               pointers if group.which is None else pointers[group.which], kept=(table, pieces))  # fmt: skip

@@ -1,0 +1,191 @@
+"""The kernels of single bits for many gradients in one call, see `horovod_quant.kernels.triton.each`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod_quant.kernels.keys import Key
+from horovod_quant.kernels.layout import ROW, TILE
+from horovod_quant.kernels.triton import arrays, functions
+from horovod_quant.kernels.triton.arguments import float_entry, typed
+from horovod_quant.kernels.triton.each import check_places, keys_and_starts, range_of
+from horovod_quant.kernels.triton.launching import run_call
+from horovod_quant.kernels.triton.table import Table, before, elements_of, launch, steps_of
+
+_KEY = Key(1, 2)
+_BYTES = 4
+_VECTOR = 15
+
+
+def binarize_each(
+    table: Table,
+    momenta: Sequence[Any],
+    scales: Sequence[Any],
+    betas: Sequence[float],
+    keys: np.ndarray,
+    starts: Sequence[int],
+    words_at: np.ndarray,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Gradient i's words begin at ``out[words_at[i]]``; returns the flags of all gradients' tiles.
+
+    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    """
+    if not len(momenta) == len(scales) == len(betas) == len(table):
+        raise ValueError(
+            f"{len(momenta)} momenta, {len(scales)} scales and {len(betas)} betas, of {len(table)} gradients"
+        )
+    m, b = _state(momenta, table, "momenta"), _state(scales, table, "scales")
+    counts = table.counts(TILE)
+    check_places("words", words_at, ROW * counts, len(out))
+    broken = torch.empty(int(counts.sum()), dtype=torch.bool, device=table.device)
+    given = np.array(betas, np.float64)
+    columns = {
+        "source": table.addresses,
+        "momentum": m.addresses,
+        "scale": b.addresses,
+        "target": typed(out, torch.int32, "out").data_ptr() + _BYTES * words_at,
+        "broken": broken.data_ptr() + before(counts),
+        "factor": given.astype(np.float32).view(np.int32),
+        "second_factor": (1.0 - given).astype(np.float32).view(np.int32),
+        **keys_and_starts(keys, starts, len(table)),
+    }
+    for group in table.groups:
+        states_aligned = not ((group.of(m.addresses) | group.of(b.addresses)) & _VECTOR).any()
+        x = table.longest(group)[:1]
+        state = x.new_empty(2, dtype=torch.float32)
+        local = state[:1] if states_aligned else state[1:]
+        (step,) = steps_of(
+            ("binarize", group[:2], states_aligned),
+            lambda: functions.binarize(x, local, local, 0.5, _KEY),  # noqa: B023
+        )
+        selected = {name: group.of(column) for name, column in columns.items()}
+        launch(step, elements_of(table, group), selected, table.device, [table.range],
+               [m.range, b.range, range_of(out), range_of(broken)], kept=(table, m, b, out, broken))  # fmt: skip
+    return broken
+
+
+def _state(arrays: Sequence[Any], gradients: Table, name: str) -> Table:
+    state = Table(arrays, name)
+    if state.elements != gradients.elements or any(group.kind != "float32" for group in state.groups):
+        raise ValueError(f"{name}: they must be float32 and as long as the gradients")
+    return state
+
+
+def pack_flags_each(flags: torch.Tensor, tile_counts: np.ndarray, out: torch.Tensor, at: np.ndarray) -> None:
+    """Packs the flags of each gradient's tiles, which follow one another; its words begin at ``out[at[i]]``."""
+    check_places("flags", at, -(-tile_counts // ROW), len(out))
+    if not len(flags):
+        return
+    (step,) = steps_of("pack flags", lambda: arrays.pack_flags(flags[:1]))
+    columns = {
+        "source": typed(flags, torch.bool, "flags").data_ptr() + before(tile_counts),
+        "target": out.data_ptr() + _BYTES * at,
+    }
+    launch(step, tuple(tile_counts.tolist()), columns, out.device, [range_of(flags)], [range_of(out)],
+           kept=(flags, out))  # fmt: skip
+
+
+def vote_each(
+    payloads: Sequence[torch.Tensor],
+    words_at: np.ndarray,
+    tile_counts: np.ndarray,
+    keys: np.ndarray,
+    starts: Sequence[int],
+    out: torch.Tensor,
+) -> None:
+    """In the workers' payloads, and in ``out``, gradient i's words begin at ``words_at[i]``.
+
+    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    """
+    if not payloads:
+        raise ValueError("no payloads to vote")
+    check_places("words", words_at, ROW * tile_counts, min(map(len, [*payloads, out])))
+    if not tile_counts.any():
+        return
+    payloads = [typed(payload, torch.int32, "payloads") for payload in payloads]
+    columns = {
+        "target": out.data_ptr() + _BYTES * words_at,
+        **keys_and_starts(keys, starts, len(tile_counts)),
+    }
+    (step,) = steps_of(
+        ("vote", len(payloads)), lambda: functions.vote([payload[:ROW] for payload in payloads], _KEY)
+    )
+    elements = tuple((32 * ROW * tile_counts).tolist())
+    launch(step, elements, columns, out.device, [range_of(payload) for payload in payloads], [range_of(out)],
+           _in_each(payloads, words_at), kept=(payloads, out))  # fmt: skip
+
+
+def any_bits_each(
+    payloads: Sequence[torch.Tensor], at: np.ndarray, counts: np.ndarray, out: torch.Tensor
+) -> None:
+    """Runs of words: the bits that are set in any payload, in which they are at the same places as in ``out``."""
+    check_places("words", at, counts, min(map(len, [*payloads, out])))
+    if not counts.any():
+        return
+    (step,) = steps_of(
+        ("any bits", len(payloads)), lambda: arrays.any_bits([own[:1] for own in payloads], out[:1])
+    )
+    columns = {"target": out.data_ptr() + _BYTES * at}
+    launch(step, tuple(counts.tolist()), columns, out.device, [range_of(own) for own in payloads],
+           [range_of(out)], _in_each(payloads, at), kept=(payloads, out))  # fmt: skip
+
+
+def _in_each(payloads: Sequence[torch.Tensor], at: np.ndarray) -> np.ndarray:
+    return np.array([own.data_ptr() for own in payloads], np.int64) + _BYTES * at[:, None]
+
+
+def decode_signs_each(
+    payload: torch.Tensor,
+    words_at: np.ndarray,
+    magnitude: float,
+    table: Table,
+) -> None:
+    """Gradient i's words begin at ``payload[words_at[i]]``."""
+    check_places("words", words_at, ROW * table.counts(TILE), len(payload))
+    columns = {
+        "source": typed(payload, torch.int32, "payload").data_ptr() + _BYTES * words_at,
+        "target": table.addresses,
+        "factor": float_entry(magnitude),
+    }
+    for group in table.groups:
+        out = table.longest(group)[:1]
+        (step,) = steps_of(
+            ("signs", group[:2]),
+            lambda: functions.decode_signs(payload[:ROW], 1.0, out),  # noqa: B023
+        )
+        selected = {name: group.of(column) for name, column in columns.items()}
+        launch(step, elements_of(table, group), selected, table.device, [range_of(payload)], [table.range],
+               kept=(table, payload))  # fmt: skip
+
+
+def flags_in(
+    payload: torch.Tensor, tile_words: torch.Tensor, tile_bits: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Unpacks flags: those of each tile are bits of a word of the payload. In its place in the batch."""
+
+    def unpack() -> None:
+        torch.ne(payload[tile_words] & tile_bits, 0, out=out)
+
+    run_call(unpack, payload.device)
+
+
+def with_nan_tiles_each(broken: torch.Tensor, table: Table) -> None:
+    """`arrays.with_nan_tiles` of each, whose tiles' flags follow one another; the host need not know of any."""
+    counts = table.counts(TILE)
+    if len(broken) != counts.sum():
+        raise ValueError(f"broken: {len(broken)} flags of {counts.sum()} tiles")
+    columns = {"target": table.addresses, "broken": broken.data_ptr() + before(counts)}
+    for group in table.groups:
+        out = table.longest(group)[:1]
+        (step,) = steps_of(
+            ("nan tiles", group[:2]),
+            lambda: arrays.with_nan_tiles(out, broken),  # noqa: B023
+        )
+        selected = {name: group.of(column) for name, column in columns.items()}
+        launch(step, elements_of(table, group), selected, table.device, [range_of(broken)], [table.range],
+               kept=(table, broken))  # fmt: skip

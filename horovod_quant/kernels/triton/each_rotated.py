@@ -1,0 +1,168 @@
+"""The rotations of many gradients in one call, see `horovod_quant.kernels.triton.each`.
+
+The steps that select signs stay on the device: `StepWords` says where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from horovod_quant.kernels.checks import check_range
+from horovod_quant.kernels.keys import ALL_ONES, KeyChain
+from horovod_quant.kernels.layout import TILE, code_words
+from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.kernels.triton import arrays, rotated
+from horovod_quant.kernels.triton.arguments import float_entry, typed
+from horovod_quant.kernels.triton.each import check_places, copy_addresses, range_of
+from horovod_quant.kernels.triton.table import Table, before, elements_of, launch, steps_of
+
+_BYTES = 4
+_KEY_ENTRIES = 6  # see `rotated._entries_of`
+_CHAIN = KeyChain(0, "")
+
+
+class StepWords(NamedTuple):
+    """The addresses of the gradients' steps, and what they are in."""
+
+    addresses: np.ndarray
+    payload: torch.Tensor
+
+
+def keys_of_numbers(keys: np.ndarray) -> np.ndarray:
+    """The entries of keys that the host knows, uint32 ``[gradients, fields of Key]``."""
+    keys = keys.astype(np.uint64)
+    found = np.zeros((len(keys), _KEY_ENTRIES), np.int64)
+    found[:, 0] = (keys[:, 0] | keys[:, 1] << np.uint64(32)).view(np.int64)
+    found[:, 3:] = keys[:, 2:5]
+    return found
+
+
+def keys_of_words(chains: Sequence[KeyChain], domain: str, addresses: np.ndarray, rank: int) -> np.ndarray:
+    """The entries of keys whose steps the device knows."""
+    found = np.zeros((len(chains), _KEY_ENTRIES), np.int64)
+    found[:, 0] = np.array([chain.state(domain) for chain in chains], np.uint64).view(np.int64)
+    found[:, 1] = addresses
+    found[:, 2] = rank
+    return found
+
+
+def write_steps(steps: Sequence[int], out: torch.Tensor, at: np.ndarray, filled: np.ndarray) -> None:
+    """Writes each step to ``out[at[i]]``, where ``filled`` says that there is one."""
+    (step,) = steps_of("step", lambda: arrays.step_word(0, out[:1]))
+    targets = out.data_ptr() + _BYTES * at
+    numbers = np.array(steps, np.int64) & ALL_ONES
+    launch(step, tuple(filled.astype(int).tolist()), {"target": targets, "number": numbers}, out.device, [],
+           [(targets, targets + _BYTES * filled)], kept=out)  # fmt: skip
+
+
+def copy_steps(steps: StepWords, out: torch.Tensor, at: np.ndarray, filled: np.ndarray) -> None:
+    """Copies each step to ``out[at[i]]``."""
+    counts = filled.astype(np.int64)
+    copy_addresses(steps.addresses, out.data_ptr() + _BYTES * at, counts, (steps.payload, out))
+
+
+def encode_rotated_each(
+    table: Table,
+    bits: int,
+    keys: np.ndarray,
+    starts: Sequence[int],
+    words_at: np.ndarray,
+    scales_at: np.ndarray,
+    out: torch.Tensor,
+    trellis: bool = False,
+) -> torch.Tensor:
+    """Gradient i's words begin at ``out[words_at[i]]``, its scales, the bits of float32, at ``out[scales_at[i]]``.
+
+    ``keys`` are entries of `keys_of_numbers` or `keys_of_words`.
+    """
+    coordinates = _check(table, bits, words_at, scales_at, len(out))
+    base = typed(out, torch.int32, "out").data_ptr()
+    tile_at = before(table.counts(TILE))
+    z = torch.empty(int(coordinates.sum()), dtype=torch.float32, device=table.device)
+    units = torch.empty(int(table.counts(TILE).sum()), dtype=torch.float32, device=table.device)
+    squares = torch.empty(len(units), dtype=torch.float64, device=table.device)
+    scratch = {
+        "norms": units.data_ptr() + _BYTES * tile_at,
+        "squares": squares.data_ptr() + 8 * tile_at,
+    }
+    z_at = z.data_ptr() + _BYTES * before(coordinates)
+    words, scales = base + _BYTES * words_at, base + _BYTES * scales_at
+    rotating = {"source": table.addresses, "target": z_at, "start": np.array(starts, np.int64), **scratch}
+    rounding = {"source": z_at, "target": words, "scale": scales, **scratch}
+    between = [range_of(z), range_of(units), range_of(squares)]
+    kept = (table, z, units, squares, out)
+    last = None
+    for group in table.groups:
+        x = table.longest(group)[:1]
+        rotate, last = steps_of(
+            ("rotate", group[:2], bits, trellis),
+            lambda: rotated.encode_rotated(x, bits, _CHAIN.key("", 0), trellis=trellis),  # noqa: B023
+        )
+        selected = {name: group.of(column) for name, column in rotating.items()}
+        launch(rotate, elements_of(table, group), selected, table.device, [table.range], between,
+               keys if group.which is None else keys[group.which], kept)  # fmt: skip
+    if last is not None:
+        launch(last, tuple(coordinates.tolist()), rounding, table.device, between, [range_of(out)], kept=kept)
+    return out
+
+
+def add_rotated_each(
+    pieces: Sequence[torch.Tensor],
+    words_at: np.ndarray,
+    scales_at: np.ndarray,
+    bits: int,
+    keys: Sequence[np.ndarray],
+    factor: float,
+    outs: Sequence[Any],
+    starts: Sequence[int],
+    trellis: bool = False,
+) -> None:
+    """In each of the workers' pieces, words and scales are where `encode_rotated_each` puts them.
+
+    ``keys`` are each worker's entries.
+    """
+    if not 0 < len(pieces) == len(keys):
+        raise ValueError(f"{len(pieces)} pieces and {len(keys)} workers' keys")
+    table, workers = Table(outs, "out"), len(pieces)
+    _check(table, bits, words_at, scales_at, min(map(len, pieces)))
+    bases = np.array([typed(piece, torch.int32, "pieces").data_ptr() for piece in pieces], np.int64)
+    pointers = np.empty((len(table), workers, 2 + _KEY_ENTRIES), np.int64)
+    pointers[:, :, 0] = bases + _BYTES * words_at[:, None]
+    pointers[:, :, 1] = bases + _BYTES * scales_at[:, None]
+    for rank, own in enumerate(keys):
+        pointers[:, rank, 2:] = own
+    pointers = pointers.reshape(len(table), workers * (2 + _KEY_ENTRIES))
+    columns = {"target": table.addresses, "start": np.array(starts, np.int64), "factor": float_entry(factor)}
+    for group in table.groups:
+        out = table.longest(group)[:1]
+        (step,) = steps_of(
+            ("add", group[:2], bits, trellis, workers),
+            lambda: rotated.add_rotated(
+                [pieces[0][: code_words(rotated_elements(1), bits)]] * workers,  # noqa: B023
+                [pieces[0][:1].view(torch.float32)] * workers, bits,  # noqa: B023
+                [_CHAIN.key("", 0)] * workers, 1.0, out, trellis=trellis,  # noqa: B023
+            ),
+        )  # fmt: skip
+        selected = {name: group.of(column) for name, column in columns.items()}
+        launch(step, elements_of(table, group), selected, table.device, [range_of(piece) for piece in pieces],
+               [table.range], pointers if group.which is None else pointers[group.which], (table, pieces))  # fmt: skip
+
+
+def _check(table: Table, bits: int, words_at: np.ndarray, scales_at: np.ndarray, room: int) -> np.ndarray:
+    """The numbers of coordinates."""
+    check_range("bits", bits, 1, 4)
+    check_places("words", words_at, table.words(_rotated_words, bits), room)
+    check_places("scales", scales_at, table.counts(TILE), room)
+    return table.words(_coordinates, bits)
+
+
+def _rotated_words(elements: int, bits: int) -> int:
+    return code_words(rotated_elements(elements), bits)
+
+
+def _coordinates(elements: int, bits: int) -> int:
+    return rotated_elements(elements)

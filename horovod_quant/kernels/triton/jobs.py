@@ -1,0 +1,189 @@
+"""What a kernel shall do with tensors, before it is a launch's table.
+
+A `Job` is one tensor's part of a launch, a `Rows` that of many tensors, whose columns are numpy arrays: with those a
+tensor costs a fraction of what a job costs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Union
+
+import numpy as np
+import torch
+
+from horovod_quant.kernels.layout import ceil_div
+from horovod_quant.kernels.triton.columns import NAMES
+
+Entry = Union[int, torch.Tensor]
+
+WIDTH = len(NAMES)
+INDEX = {name: number for number, name in enumerate(NAMES)}
+_FIRST_BLOCK, _ELEMENTS, _POINTERS = (INDEX[name] for name in ("first_block", "elements", "pointers"))
+
+
+class Job(NamedTuple):
+    """One tensor's part of a launch.
+
+    ``entries`` are its columns of the table by their names, where a tensor stands for its address; ``pointers`` are its
+    list of further entries. ``written`` names the columns of the tensors that the kernel writes.
+    """
+
+    elements: int
+    per_program: int
+    entries: Mapping[str, Entry]
+    written: Sequence[str] = ("target",)
+    pointers: Sequence[Entry] = ()
+
+    @property
+    def programs(self) -> int:
+        return ceil_div(self.elements, self.per_program)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.tensors())[0].device
+
+    def tensors(self) -> Iterator[tuple[torch.Tensor, bool]]:
+        """Its tensors, and whether each is written."""
+        for name, entry in self.entries.items():
+            if isinstance(entry, torch.Tensor):
+                yield entry, name in self.written
+        for entry in self.pointers:
+            if isinstance(entry, torch.Tensor):
+                yield entry, False
+
+    def ranges(self) -> list[tuple[int, int, bool]]:
+        """The addresses of its tensors, from the first to before the last, and whether each is written."""
+        found = []
+        for tensor, written in self.tensors():
+            low = tensor.data_ptr()
+            found.append((low, low + tensor.numel() * tensor.element_size(), written))
+        return found
+
+
+class Layout:
+    """What follows from the lengths of many tensors and from what a program takes: made once, see `layout_of`.
+
+    Attributes:
+        programs: of each tensor.
+        rows: a table's rows with the columns that are known.
+    """
+
+    def __init__(self, elements: tuple[int, ...], per_program: int, pointers: int) -> None:
+        lengths = np.array(elements, np.int64)
+        counts = -(-lengths // per_program)
+        self.programs: tuple[int, ...] = tuple(counts.tolist())
+        self.total = sum(self.programs)
+        self.rows = np.zeros((len(elements), WIDTH), np.int64)
+        self.rows[:, _ELEMENTS] = lengths
+        self.rows[:, _FIRST_BLOCK] = np.cumsum(counts) - counts
+        self.rows[:, _POINTERS] = WIDTH * len(elements) + pointers * np.arange(len(elements))
+
+
+@functools.lru_cache(maxsize=1024)
+def layout_of(elements: tuple[int, ...], per_program: int, pointers: int = 0) -> Layout:
+    return Layout(elements, per_program, pointers)
+
+
+class Rows:
+    """Many tensors' part of a launch.
+
+    Args:
+        layout: of the tensors.
+        columns: of the table, by their names: a number for each tensor, or one for all.
+        read, written: addresses of all that the kernel reads and writes: pairs of arrays, first and behind the last.
+        device: of the tensors.
+        pointers: each tensor's list of further entries, ``[tensors, entries]``.
+        kept: tensors that must not be freed before the launch.
+    """
+
+    __slots__ = ("columns", "device", "kept", "layout", "pointers", "read", "written")
+
+    def __init__(
+        self,
+        layout: Layout,
+        columns: Mapping[str, Any],
+        device: torch.device,
+        read: Sequence[tuple[Any, Any]],
+        written: Sequence[tuple[Any, Any]],
+        pointers: np.ndarray | None = None,
+        kept: Any = None,
+    ) -> None:
+        self.layout = layout
+        self.columns = columns
+        self.device = device
+        self.read = read
+        self.written = written
+        self.pointers = pointers
+        self.kept = kept
+
+    def __len__(self) -> int:
+        return len(self.layout.programs)
+
+    def meets(self, other: Rows) -> bool:
+        """Whether it matters which of the two comes first."""
+        return (
+            _overlap(self.written, other.written)
+            or _overlap(self.written, other.read)
+            or _overlap(self.read, other.written)
+        )
+
+    def table(self) -> np.ndarray:
+        rows = self.layout.rows.copy()
+        for name, column in self.columns.items():
+            rows[:, INDEX[name]] = column
+        flat = rows.reshape(-1)
+        return flat if self.pointers is None else np.concatenate([flat, self.pointers.reshape(-1)])
+
+
+def table_of(jobs: Sequence[Job]) -> np.ndarray:
+    rows: list[int] = []
+    lists: list[int] = []
+    first_block, end = 0, WIDTH * len(jobs)
+    for job in jobs:
+        row = [0] * WIDTH
+        for name, entry in job.entries.items():
+            row[INDEX[name]] = entry.data_ptr() if isinstance(entry, torch.Tensor) else entry
+        row[_ELEMENTS], row[_FIRST_BLOCK], row[_POINTERS] = job.elements, first_block, end + len(lists)
+        rows += row
+        for entry in job.pointers:
+            lists.append(entry.data_ptr() if isinstance(entry, torch.Tensor) else entry)
+        first_block += job.programs
+    return np.array(rows + lists, np.int64)
+
+
+def joined(tables: Sequence[np.ndarray], counts: Sequence[int], programs: Sequence[int]) -> np.ndarray:
+    """The table of tables with these numbers of tensors and of programs, each made as if it were alone."""
+    if len(tables) == 1:
+        return tables[0]
+    rows, lists, first_block, listed = [], [], 0, 0
+    for table, count, blocks in zip(tables, counts, programs):
+        own = table[: count * WIDTH].reshape(count, WIDTH).copy()
+        own[:, _FIRST_BLOCK] += first_block
+        own[:, _POINTERS] += WIDTH * (sum(counts) - count) + listed
+        rows.append(own.reshape(-1))
+        lists.append(table[count * WIDTH :])
+        first_block += blocks
+        listed += len(lists[-1])
+    return np.concatenate(rows + lists)
+
+
+def _overlap(one: Sequence[tuple[Any, Any]], other: Sequence[tuple[Any, Any]]) -> bool:
+    if not one or not other:
+        return False
+    lows, highs = _sorted(one)
+    other_lows, other_highs = _sorted(other)
+    # Of those that begin before a range of the other ends, some ends behind its beginning. Ranges of one set may
+    # overlap each other, so it is the furthest end so far that counts.
+    before = np.searchsorted(lows, other_highs, "left")
+    furthest = np.concatenate([[-1], np.maximum.accumulate(highs)])
+    return bool((furthest[before] > other_lows).any())
+
+
+def _sorted(ranges: Sequence[tuple[Any, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    lows = np.concatenate([np.atleast_1d(np.asarray(low, np.int64)) for low, _ in ranges])
+    highs = np.concatenate([np.atleast_1d(np.asarray(high, np.int64)) for _, high in ranges])
+    lows, highs = lows[highs > lows], highs[highs > lows]
+    order = np.argsort(lows, kind="stable")
+    return lows[order], highs[order]

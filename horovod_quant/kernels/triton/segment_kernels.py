@@ -1,0 +1,293 @@
+"""What codecs do with many segments of tensors at once: some launches and one upload, however many segments there are.
+
+A segment is a run of the elements of one tensor. Payloads are int32 words; ``at[i]`` is where that of segment i begins.
+Norms and codes: the norms of its buckets, then its codes. Rotated codes: the word of the step, if there are elements,
+then codes, then scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Callable
+
+import numpy as np
+import torch
+
+from horovod_quant.kernels.keys import joint_keys_of, keys_of
+from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words
+from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.kernels.triton import arrays, each, each_bits, each_rotated
+from horovod_quant.kernels.triton.arguments import current_device
+from horovod_quant.kernels.triton.launching import batch
+from horovod_quant.kernels.triton.table import Table, before, counts_of
+
+
+class TritonSegments:
+    """See the module. A ``batch`` here has ``values``, ``elements``, ``starts``, ``chains``, ``steps`` and a ``table``.
+
+    A ``rounder`` has ``domain``, ``rank`` and ``size``: it selects the random bits.
+
+    Args:
+        kernels: the backend.
+    """
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+
+    def empty(self, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
+        """Arrays for float32 results that are temporary."""
+        memory = torch.empty(sum(lengths), dtype=torch.float32, device=current_device())
+        return memory.split(list(lengths)) if lengths else []
+
+    def decode_sources(
+        self, outs: Sequence[Any], sources: Sequence[Any], decode: Callable[..., Any]
+    ) -> Sequence[Any]:
+        """Decode into ``outs`` what came in several pieces, together."""
+        with batch():
+            for source in sources:
+                decode(source, [outs[own.tensor][own.start : own.stop] for own in source[2]])
+        return outs
+
+    def encode_codes(
+        self, levels: str, norm: str, bucket_size: int, bits: int, segments: Any, rounder: Any, at: Any
+    ) -> torch.Tensor:
+        table, keys = _table(segments), _keys(segments, rounder)
+        out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
+        norms_at, words_at = _code_places(tuple(at), segments.elements, bucket_size)
+        with batch():
+            if norm == "max":
+                norms = out.view(torch.float32)
+                each.bucket_maxima_each(table, bucket_size, norms, norms_at)
+            else:
+                sums = each.bucket_square_sums_each(table, bucket_size)
+                found, counts = each.norms_of_square_sums_each(sums), table.counts(bucket_size)
+                norms = out.view(torch.float32)
+                each.copy_each(found, before(counts), norms, norms_at, counts)
+            each.encode_codes_each(
+                levels, table, norms, norms_at, bucket_size, bits, keys, segments.starts, words_at, out
+            )
+        return out
+
+    def decode_codes(
+        self,
+        levels: str,
+        bucket_size: int,
+        bits: int,
+        payloads: Sequence[torch.Tensor],
+        at: Sequence[int],
+        factor: Any,
+        outs: Sequence[Any],
+    ) -> Sequence[Any]:
+        elements = tuple([out.shape[0] for out in outs])
+        norms_at, words_at = _code_places(tuple(at), elements, bucket_size)
+        with batch():
+            each.decode_codes_each(levels, payloads, words_at, norms_at, bucket_size, bits, factor, outs)
+        return outs
+
+    def encode_rotated(
+        self, bits: int, trellis: bool, segments: Any, rounder: Any, at: Any, step_words: Any = None
+    ) -> torch.Tensor:
+        """With ``step_words`` of `step_words` the steps are those."""
+        table = _table(segments)
+        filled, words_at, scales_at = _rotated_places(tuple(at), segments.elements, bits)
+        out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
+        with batch():
+            if step_words is None:
+                each_rotated.write_steps(segments.steps, out, words_at - filled, filled)
+                keys = each_rotated.keys_of_numbers(_keys(segments, rounder))
+            else:
+                each_rotated.copy_steps(step_words, out, words_at - filled, filled)
+                keys = each_rotated.keys_of_words(
+                    segments.chains, rounder.domain, step_words.addresses, rounder.rank
+                )
+            each_rotated.encode_rotated_each(
+                table, bits, keys, segments.starts, words_at, scales_at, out, trellis
+            )
+        return out
+
+    def step_words(
+        self, payload: torch.Tensor, at: Sequence[int], elements: Sequence[int]
+    ) -> each_rotated.StepWords:
+        """The steps in a payload, which only kernels read."""
+        places = np.array(at[: len(elements)], np.int64)
+        return each_rotated.StepWords(payload.data_ptr() + 4 * places, payload)
+
+    def decode_rotated(
+        self,
+        bits: int,
+        trellis: bool,
+        segments: Any,
+        domain: str,
+        payloads: Sequence[torch.Tensor],
+        at: Sequence[int],
+        factor: Any,
+        outs: Sequence[Any],
+    ) -> Sequence[Any]:
+        """Payload r was encoded by rank r of the domain."""
+        _, words_at, scales_at = _rotated_places(tuple(at), segments.elements, bits)
+        keys = [
+            each_rotated.keys_of_words(
+                segments.chains, domain, self.step_words(payload, at, segments.elements).addresses, rank
+            )
+            for rank, payload in enumerate(payloads)
+        ]
+        with batch():
+            each_rotated.add_rotated_each(
+                payloads, words_at, scales_at, bits, keys, factor, outs, segments.starts, trellis
+            )
+        return outs
+
+    # ---- sums: all norms in one array, and all digits in another, with one word at its end that is 1
+
+    def norms(self, norm: str, bucket_size: int, segments: Any) -> torch.Tensor:
+        """Of all segments, one after another: maxima, float32, or with ``"l2"`` sums of squares, float64."""
+        compute = each.bucket_maxima_each if norm == "max" else each.bucket_square_sums_each
+        with batch():
+            return compute(_table(segments), bucket_size)
+
+    def encode_sums(
+        self,
+        bucket_size: int,
+        levels: int,
+        width: int,
+        segments: Any,
+        rounder: Any,
+        norms: torch.Tensor,
+        norm_at: Sequence[int],
+    ) -> torch.Tensor:
+        """The digits of all segments, one after another, and the word."""
+        table = _table(segments)
+        words = int(table.words(sum_words, width).sum())
+        out = torch.empty(words + 1, dtype=torch.int32, device=table.device)
+        with batch():
+            arrays.step_word(1, out[words:])
+            each.encode_uniform_sum_each(
+                table,
+                norms,
+                bucket_size,
+                levels,
+                width,
+                _keys(segments, rounder),
+                segments.starts,
+                out[:words],
+            )
+        return out
+
+    def decode_sums(
+        self,
+        bucket_size: int,
+        levels: int,
+        width: int,
+        words: torch.Tensor,
+        word_at: Sequence[int],
+        norms: torch.Tensor,
+        norm_at: Sequence[int],
+        segments: Sequence[int],
+        factor: Any,
+        outs: Sequence[Any],
+        table: Any = None,
+    ) -> Sequence[Any]:
+        """Write the sums of these segments, by their numbers, times a factor."""
+        which = list(segments)
+        with batch():
+            each.decode_uniform_sum_each(
+                words,
+                np.array(word_at, np.int64)[which],
+                norms,
+                np.array(norm_at, np.int64)[which],
+                bucket_size,
+                levels,
+                width,
+                factor,
+                outs,
+                table if isinstance(table, Table) else None,
+            )
+        return outs
+
+    # ---- one bit: the payload of a segment is its bits, in whole tiles, and then a flag for each tile
+
+    def binarize(self, segments: Any, rounder: Any, at: Any) -> torch.Tensor:
+        """Update the states; the payloads of all segments, which begin at ``at[i]``."""
+        momenta, scales, betas = zip(*segments.states) if segments.states else ((), (), ())
+        table, words_at = _table(segments), np.array(at, np.int64)[:-1]
+        counts = table.counts(TILE)
+        out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
+        with batch():
+            flags = each_bits.binarize_each(
+                table, momenta, scales, betas, _keys(segments, rounder), segments.starts, words_at, out
+            )
+            each_bits.pack_flags_each(flags, counts, out, words_at + ROW * counts)
+        return out
+
+    def vote(
+        self, payloads: Sequence[torch.Tensor], segments: Any, rounder: Any, at: Sequence[int]
+    ) -> torch.Tensor:
+        """The payload of one bit an element, drawn from the average over the payloads."""
+        words_at = np.array(at, np.int64)[: len(segments.elements)]
+        counts = counts_of(segments.elements, TILE)
+        out = torch.empty(at[-1], dtype=torch.int32, device=payloads[0].device)
+        keys = _keys(segments, rounder)
+        with batch():
+            each_bits.vote_each(payloads, words_at, counts, keys, segments.starts, out)
+            each_bits.any_bits_each(payloads, words_at + ROW * counts, -(-counts // ROW), out)
+        return out
+
+    def decode_signs(
+        self, payload: torch.Tensor, segments: Any, at: Sequence[int], factor: Any, outs: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Write plus or minus the factor, and NaN to the tiles that are flagged."""
+        table = Table(outs, "out")
+        words_at, tile_words, tile_bits = _flag_places(tuple(at), table.elements, payload.device)
+        flags = torch.empty(len(tile_words), dtype=torch.bool, device=payload.device)
+        with batch():
+            each_bits.flags_in(payload, tile_words, tile_bits, flags)
+            each_bits.decode_signs_each(payload, words_at, factor, table)
+            each_bits.with_nan_tiles_each(flags, table)
+        return outs
+
+
+def _table(segments: Any) -> Table:
+    if segments.table is None:
+        segments.table = Table(segments.values)
+    return segments.table
+
+
+def _keys(segments: Any, rounder: Any) -> np.ndarray:
+    if rounder.size:
+        return joint_keys_of(segments.chains, rounder.domain, segments.steps, rounder.rank, rounder.size)
+    return keys_of(segments.chains, rounder.domain, segments.steps, rounder.rank)
+
+
+@lru_cache(maxsize=256)  # the segments of every step have the same lengths
+def _code_places(
+    at: tuple[int, ...], elements: tuple[int, ...], bucket_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each segment's norms begin, and its codes."""
+    first = np.array(at[: len(elements)], np.int64)
+    return first, first + np.array([buckets(count, bucket_size) for count in elements], np.int64)
+
+
+@lru_cache(maxsize=256)
+def _rotated_places(
+    at: tuple[int, ...], elements: tuple[int, ...], bits: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which segments have elements, and so a step; where the codes, and the scales, of each begin."""
+    first = np.array(at[: len(elements)], np.int64)
+    filled = np.array(elements, np.int64) > 0
+    lengths = np.array([code_words(rotated_elements(count), bits) for count in elements], np.int64)
+    return filled, first + filled, first + filled + lengths
+
+
+@lru_cache(maxsize=256)
+def _flag_places(
+    at: tuple[int, ...], elements: tuple[int, ...], device: torch.device
+) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+    """Where the bits of each segment begin; for each tile the index, and the bit, of its flag, on the device."""
+    first = np.array(at[: len(elements)], np.int64)
+    counts = -(-np.array(elements, np.int64) // TILE)
+    number = np.arange(counts.sum()) - np.repeat(before(counts), counts)
+    words = np.repeat(first + ROW * counts, counts) + number // ROW
+    bits = np.left_shift(np.uint32(1), (number % ROW).astype(np.uint32)).view(np.int32)
+    # A plain copy, for which the host waits once: streams of all kinds will read it.
+    return first, torch.from_numpy(words).to(device), torch.from_numpy(bits).to(device)

@@ -1,0 +1,203 @@
+"""Where many tensors are, as numpy arrays of addresses and lengths, for launches over all of them."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+import torch
+
+from horovod_quant.kernels.span import Span
+from horovod_quant.kernels.triton.arguments import KINDS, current_device
+from horovod_quant.kernels.triton.jobs import Rows, layout_of
+from horovod_quant.kernels.triton.launching import INTERPRETED, Kernel, capture, run_rows
+
+_KINDS_OF_SPANS = {
+    np.dtype(np.float32): "float32",
+    np.dtype(np.float16): "float16",
+    np.dtype(np.uint16): "bfloat16",
+    np.dtype(np.float64): "float64",
+}
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+_VECTOR = 15
+
+Step = tuple[Kernel, int, Mapping[str, Any], frozenset]
+"""A launch: the kernel, the elements that a program takes, its constants, and the names of its entries."""
+
+
+class Group(NamedTuple):
+    """Those of a table's tensors that can share a launch, because they have one type and one alignment.
+
+    Attributes:
+        kind: the type.
+        aligned: whether all begin at multiples of 16 bytes.
+        which: numbers of the tensors; None for all.
+    """
+
+    kind: str
+    aligned: bool
+    which: np.ndarray | None
+
+    def of(self, column: Any) -> Any:
+        return column if self.which is None or np.ndim(column) == 0 else column[self.which]
+
+
+class Table:
+    """Tensors of floating-point types, each contiguous, or spans of such tensors.
+
+    Attributes:
+        addresses, lengths: int64, of each.
+        elements: the lengths.
+        groups: the tensors by type and alignment.
+        device: where they are.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor | Span], name: str = "x") -> None:
+        self.kept = tensors
+        self._name = name
+        self.device = current_device()
+        if tensors and all(type(each) is Span for each in tensors):
+            addresses = [each.address for each in tensors]
+            self.elements = tuple([each.shape[0] for each in tensors])
+            kinds = [_KINDS_OF_SPANS[each.dtype] for each in tensors]
+        else:
+            plain: list[Any] = [each.array() if type(each) is Span else each for each in tensors]
+            addresses, kinds = self._inspected(plain)
+            self.elements = tuple([each.numel() for each in plain])
+        self.addresses = np.array(addresses, np.int64)
+        self.lengths = np.array(self.elements, np.int64)
+        groups = _groups(kinds, self.addresses)
+        self.groups = [group for group in groups if group.of(self.lengths).any()]
+        widths: Any = (
+            [_BYTES[kind] for kind in kinds] if len(groups) > 1 else [_BYTES[kinds[0]]] if kinds else 1
+        )
+        self.sizes = self.lengths * np.array(widths, np.int64)
+
+    def _inspected(self, tensors: Sequence[Any]) -> tuple[list[int], list[str]]:
+        if not all(isinstance(each, torch.Tensor) for each in tensors):
+            raise TypeError(f"{self._name}: not all are tensors")
+        if not all(each.is_contiguous() for each in tensors):
+            raise ValueError(f"{self._name}: not all tensors are contiguous")
+        devices = {each.get_device() for each in tensors}
+        if len(devices) > 1 or (devices and INTERPRETED != (devices == {-1})):
+            where = sorted({str(each.device) for each in tensors})
+            raise TypeError(f"{self._name}: tensors on {', '.join(where)}; the kernels take those of one GPU")
+        if devices:
+            self.device = tensors[0].device
+        kinds = [KINDS.get(each.dtype, "") for each in tensors]
+        if not all(kinds):
+            wrong = tensors[kinds.index("")].dtype
+            raise TypeError(
+                f"{self._name} has dtype {wrong}; it must be float32, float16, bfloat16 or float64"
+            )
+        return [each.data_ptr() for each in tensors], kinds
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+    @property
+    def range(self) -> tuple[np.ndarray, np.ndarray]:
+        """The addresses of all elements: first, and behind the last."""
+        return self.addresses, self.addresses + self.sizes
+
+    def counts(self, unit: int) -> np.ndarray:
+        """How many units each tensor's elements fill."""
+        return counts_of(self.elements, unit)
+
+    def words(self, function: Callable[[int, int], int], width: int) -> np.ndarray:
+        """What a function of `layout` says for each tensor."""
+        return words_of(function, self.elements, width)
+
+    def longest(self, group: Group) -> Any:
+        """The tensor of a group that has most elements, flat."""
+        lengths = group.of(self.lengths)
+        number = int(lengths.argmax())
+        found = self.kept[number if group.which is None else int(group.which[number])]
+        tensor = found.array() if type(found) is Span else found
+        return tensor.reshape(-1) if isinstance(tensor, torch.Tensor) else tensor
+
+
+def table_of(outs: Sequence[Any], table: Table | None) -> Table:
+    """That of ``outs``: ``table``, if it is of these very tensors."""
+    if table is not None and len(table) == len(outs) and all(map(operator.is_, table.kept, outs)):
+        return table
+    return Table(outs, "out")
+
+
+def _groups(kinds: Sequence[str], addresses: np.ndarray) -> list[Group]:
+    if not kinds:
+        return []
+    unaligned = addresses & _VECTOR
+    if kinds.count(kinds[0]) == len(kinds):
+        if not unaligned.any():
+            return [Group(kinds[0], True, None)]
+        if unaligned.all():
+            return [Group(kinds[0], False, None)]
+    found: dict[tuple[str, bool], list[int]] = {}
+    for i, (kind, offset) in enumerate(zip(kinds, unaligned.tolist())):
+        found.setdefault((kind, not offset), []).append(i)
+    return [Group(*own, np.array(numbers)) for own, numbers in found.items()]
+
+
+# What follows from the lengths of tensors is computed once: every step's have the same. Nobody writes to it.
+
+
+@functools.lru_cache(maxsize=1024)
+def counts_of(elements: tuple[int, ...], unit: int) -> np.ndarray:
+    return -(-np.array(elements, np.int64) // unit)
+
+
+@functools.lru_cache(maxsize=1024)
+def words_of(function: Callable[[int, int], int], elements: tuple[int, ...], width: int) -> np.ndarray:
+    return np.array([function(count, width) for count in elements], np.int64)
+
+
+def before(counts: np.ndarray) -> np.ndarray:
+    """Where each tensor's share begins, if these are the shares' lengths."""
+    return np.cumsum(counts) - counts
+
+
+def total_buckets(table: Table, bucket_size: int) -> int:
+    return int(table.counts(bucket_size).sum())
+
+
+_steps: dict[Any, list[Step]] = {}
+
+
+def steps_of(key: Any, call: Callable[[], Any]) -> list[Step]:
+    """How the function for one tensor would launch, found out by calling it once for each key.
+
+    So program sizes and constants are those of the single function, whatever it chooses.
+    """
+    found = _steps.get(key)
+    if found is None:
+        found = _steps[key] = [
+            (launcher, job.per_program, constants, frozenset(job.entries))
+            for launcher, job, constants in capture(call)
+        ]
+    return found
+
+
+def launch(
+    step: Step,
+    elements: tuple[int, ...],
+    columns: Mapping[str, Any],
+    device: torch.device,
+    read: Sequence[tuple[Any, Any]],
+    written: Sequence[tuple[Any, Any]],
+    pointers: np.ndarray | None = None,
+    kept: Any = None,
+) -> None:
+    """A launch over tensors with these numbers of elements and these columns."""
+    kernel, per_program, constants, names = step
+    if names != columns.keys():
+        raise AssertionError(f"{kernel.function.__name__} takes {sorted(names)}, not {sorted(columns)}")
+    layout = layout_of(elements, per_program, 0 if pointers is None else pointers.shape[1])
+    run_rows(kernel, Rows(layout, columns, device, read, written, pointers, kept), constants)
+
+
+def elements_of(table: Table, group: Group) -> tuple[int, ...]:
+    return table.elements if group.which is None else tuple([table.elements[i] for i in group.which.tolist()])
