@@ -10,11 +10,11 @@ import numpy as np
 
 from horovod_quant.kernels import native_each
 from horovod_quant.kernels.arrays import aligned_empty, with_nan_tiles
-from horovod_quant.kernels.keys import ALL_ONES, joint_keys_of, keys_of
-from horovod_quant.kernels.layout import ROW, buckets, code_words, tiles
+from horovod_quant.kernels.keys import ALL_ONES, keys_of
+from horovod_quant.kernels.layout import tiles
 from horovod_quant.kernels.native_each import Table
 from horovod_quant.kernels.reference import norms_of_square_sums
-from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.kernels.segment_places import code_places, flag_places, keys_of_batch, rotated_places
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 from horovod_quant.kernels.span import as_array
 
@@ -48,11 +48,19 @@ class NativeSegments(SegmentKernels):
             norms = native_each.bucket_maxima_each(table, bucket_size)
         else:
             norms = norms_of_square_sums(native_each.bucket_square_sums_each(table, bucket_size))
-        norms_in, words_at = _code_places(tuple(at), batch.elements, bucket_size)
+        _, words_at = code_places(at, batch.elements, bucket_size)
         out = aligned_empty(at[-1], np.int32)
-        out[norms_in] = norms.view(np.int32)
+        out[_indices_of_norms(at, batch.elements, bucket_size)] = norms.view(np.int32)
         return native_each.encode_codes_each(
-            levels, table, norms, bucket_size, bits, _keys(batch, rounder), batch.starts, words_at, out
+            levels,
+            table,
+            norms,
+            bucket_size,
+            bits,
+            keys_of_batch(batch, rounder),
+            batch.starts,
+            words_at,
+            out,
         )
 
     def decode_codes(
@@ -77,7 +85,7 @@ class NativeSegments(SegmentKernels):
         self, bits: int, trellis: bool, batch: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> Any:
         steps = batch.steps if step_words is None else step_words
-        filled, words_at, scales_at = _rotated_places(tuple(at), batch.elements, bits)
+        filled, words_at, scales_at = rotated_places(tuple(at), batch.elements, bits)
         keys = keys_of(batch.chains, rounder.domain, steps, rounder.rank)
         out = aligned_empty(at[-1], np.int32)
         out[words_at[filled] - 1] = np.array(steps, np.uint32).view(np.int32)[filled]
@@ -102,7 +110,7 @@ class NativeSegments(SegmentKernels):
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        _, words_at, scales_at = _rotated_places(tuple(at), batch.elements, bits)
+        _, words_at, scales_at = rotated_places(tuple(at), batch.elements, bits)
         keys = np.stack(
             [
                 keys_of(batch.chains, domain, self.step_words(payload, at, batch.elements), rank)
@@ -134,7 +142,7 @@ class NativeSegments(SegmentKernels):
         out = aligned_empty(table.sum_words(width) + 1, np.int32)
         out[-1] = 1
         native_each.encode_uniform_sum_each(
-            table, norms, bucket_size, levels, width, _keys(batch, rounder), batch.starts, out[:-1]
+            table, norms, bucket_size, levels, width, keys_of_batch(batch, rounder), batch.starts, out[:-1]
         )
         return out
 
@@ -163,10 +171,10 @@ class NativeSegments(SegmentKernels):
 
     def binarize(self, batch: Batch, rounder: Rounder, at: Any) -> Any:
         momenta, scales, betas = zip(*batch.states) if batch.states else ((), (), ())
-        words_at, tile_words, tile_bits = _sign_places(tuple(at), batch.elements)
+        words_at, tile_words, tile_bits = flag_places(tuple(at), batch.elements)
         out = aligned_empty(at[-1], np.int32)
         flags = native_each.binarize_each(
-            _table(batch), momenta, scales, betas, _keys(batch, rounder), batch.starts, words_at, out
+            _table(batch), momenta, scales, betas, keys_of_batch(batch, rounder), batch.starts, words_at, out
         )
         out[tile_words] = 0
         if flags.any():
@@ -174,10 +182,10 @@ class NativeSegments(SegmentKernels):
         return out
 
     def vote(self, payloads: Sequence[Any], batch: Batch, rounder: Rounder, at: Sequence[int]) -> Any:
-        words_at, tile_words, _ = _sign_places(tuple(at), batch.elements)
+        words_at, tile_words, _ = flag_places(tuple(at), batch.elements)
         counts = np.array([tiles(count) for count in batch.elements], np.int64)
         out = aligned_empty(at[-1], np.int32)
-        native_each.vote_each(payloads, words_at, counts, _keys(batch, rounder), batch.starts, out)
+        native_each.vote_each(payloads, words_at, counts, keys_of_batch(batch, rounder), batch.starts, out)
         flags = payloads[0][tile_words]
         for payload in payloads[1:]:
             flags |= payload[tile_words]
@@ -187,7 +195,7 @@ class NativeSegments(SegmentKernels):
     def decode_signs(
         self, payload: Any, batch: Batch, at: Sequence[int], factor: Any, outs: Sequence[Any]
     ) -> Sequence[Any]:
-        words_at, tile_words, tile_bits = _sign_places(tuple(at), batch.elements)
+        words_at, tile_words, tile_bits = flag_places(tuple(at), batch.elements)
         native_each.decode_signs_each(payload, words_at, factor, outs)
         flags = (payload[tile_words] & tile_bits) != 0
         if flags.any():
@@ -203,40 +211,10 @@ def _table(batch: Batch) -> Table:
     return batch.table
 
 
-def _keys(batch: Batch, rounder: Rounder) -> np.ndarray:
-    if rounder.size:
-        return joint_keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank, rounder.size)
-    return keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank)
-
-
 @lru_cache(maxsize=256)  # the segments of every step have the same lengths
-def _code_places(
-    at: tuple[int, ...], elements: tuple[int, ...], bucket_size: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The index of every norm in the payload, and of the first word of each segment."""
-    first = np.array(at[: len(elements)], np.int64)
-    counts = np.array([buckets(count, bucket_size) for count in elements], np.int64)
+def _indices_of_norms(at: tuple[int, ...], elements: tuple[int, ...], bucket_size: int) -> np.ndarray:
+    """Of the norms of all segments in their payload."""
+    first, words_at = code_places(at, elements, bucket_size)
+    counts = words_at - first
     before = np.cumsum(counts) - counts
-    return np.arange(counts.sum()) + np.repeat(first - before, counts), first + counts
-
-
-@lru_cache(maxsize=256)
-def _rotated_places(
-    at: tuple[int, ...], elements: tuple[int, ...], bits: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which segments have elements, and so a step; where the words, and the scales, of each begin."""
-    first = np.array(at[: len(elements)], np.int64)
-    filled = np.array(elements, np.int64) > 0
-    lengths = np.array([code_words(rotated_elements(count), bits) for count in elements], np.int64)
-    return filled, first + filled, first + filled + lengths
-
-
-@lru_cache(maxsize=256)
-def _sign_places(at: tuple[int, ...], elements: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where the bits of each segment begin; for each tile the index, and the bit, of its flag."""
-    first = np.array(at[: len(elements)], np.int64)
-    counts = np.array([tiles(count) for count in elements], np.int64)
-    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    words = np.repeat(first + ROW * counts, counts) + number // ROW
-    bits = np.left_shift(np.uint32(1), (number % ROW).astype(np.uint32)).view(np.int32)
-    return first, words, bits
+    return np.arange(counts.sum()) + np.repeat(first - before, counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Callable
 
 import numpy as np
@@ -77,12 +78,15 @@ class TensorFlowSegments(SegmentKernels):
             )
             for own, value in zip((momentum, scale), values):
                 updated.setdefault(id(own.variable), (own.variable, []))[1].append(value)
-            parts.append((ROW * tiles(count), np.int32, lambda out, words=words: words))
-            packed = kernels.pack_flags(flags)
-            parts.append((ceil_div(tiles(count), ROW), np.int32, lambda out, packed=packed: packed))
+            parts.append((ROW * tiles(count), np.int32, partial(_known, words)))
+            parts.append((ceil_div(tiles(count), ROW), np.int32, partial(_known, kernels.pack_flags(flags))))
         assigned = [
             variable.assign(tf.reshape(tf.concat(own, 0), variable.shape), read_value=False)
             for variable, own in updated.values()
         ]
         with tf.control_dependencies([operation for operation in assigned if operation is not None]):
             return tf.identity(kernels.assemble([*parts, no_part(np.int32)]))
+
+
+def _known(tensor: tf.Tensor, out: None) -> tf.Tensor:
+    return tensor

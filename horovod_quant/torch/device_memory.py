@@ -143,6 +143,18 @@ class DeviceMemory(Memory):
         settle([target])
         destination.copy_(target)
 
+    def write_all(self, decoded: Decoded, factor: float, places: Sequence[Place]) -> None:
+        arrays = list(map(self._array_of, places))
+        if any(array is None for array in arrays):
+            super().write_all(decoded, factor, places)
+        else:
+            decoded.decode(range(len(arrays)), factor, arrays)
+
+    def _array_of(self, place: Place) -> torch.Tensor | Span | None:
+        if place.array is not None:
+            return place.array
+        return self.flat(place.destination) if place.destination.is_contiguous() else None
+
     def _on_stream(self) -> Any:
         return contextlib.nullcontext() if self._streams is None else torch.cuda.stream(self._streams.own)
 
@@ -216,7 +228,8 @@ def _of_one(exchange: Exchange) -> Exchange:
 
 
 def _with_count(decoded: Decoded, active: int) -> Decoded:
-    return decoded._replace(active=active)
+    decoded.active = active
+    return decoded
 
 
 def _with_known_count(decoded: Decoded, uploaded: Sequence[tuple[torch.Tensor, np.ndarray]]) -> Decoded:

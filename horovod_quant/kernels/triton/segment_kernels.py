@@ -14,16 +14,16 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-from horovod_quant.kernels.keys import joint_keys_of, keys_of
-from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words
-from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.kernels.layout import ROW, TILE, sum_words
+from horovod_quant.kernels.segment_places import code_places, flag_places, keys_of_batch, rotated_places
+from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 from horovod_quant.kernels.triton import arrays, each, each_bits, each_rotated
 from horovod_quant.kernels.triton.arguments import current_device
 from horovod_quant.kernels.triton.launching import batch
 from horovod_quant.kernels.triton.table import Table, before, counts_of
 
 
-class TritonSegments:
+class TritonSegments(SegmentKernels):
     """See the module. A ``batch`` here has ``values``, ``elements``, ``starts``, ``chains``, ``steps`` and a ``table``.
 
     A ``rounder`` has ``domain``, ``rank`` and ``size``: it selects the random bits.
@@ -50,11 +50,11 @@ class TritonSegments:
         return outs
 
     def encode_codes(
-        self, levels: str, norm: str, bucket_size: int, bits: int, segments: Any, rounder: Any, at: Any
+        self, levels: str, norm: str, bucket_size: int, bits: int, segments: Batch, rounder: Rounder, at: Any
     ) -> torch.Tensor:
-        table, keys = _table(segments), _keys(segments, rounder)
+        table, keys = _table(segments), keys_of_batch(segments, rounder)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
-        norms_at, words_at = _code_places(tuple(at), segments.elements, bucket_size)
+        norms_at, words_at = code_places(tuple(at), segments.elements, bucket_size)
         with batch():
             if norm == "max":
                 norms = out.view(torch.float32)
@@ -80,22 +80,22 @@ class TritonSegments:
         outs: Sequence[Any],
     ) -> Sequence[Any]:
         elements = tuple([out.shape[0] for out in outs])
-        norms_at, words_at = _code_places(tuple(at), elements, bucket_size)
+        norms_at, words_at = code_places(tuple(at), elements, bucket_size)
         with batch():
             each.decode_codes_each(levels, payloads, words_at, norms_at, bucket_size, bits, factor, outs)
         return outs
 
     def encode_rotated(
-        self, bits: int, trellis: bool, segments: Any, rounder: Any, at: Any, step_words: Any = None
+        self, bits: int, trellis: bool, segments: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> torch.Tensor:
         """With ``step_words`` of `step_words` the steps are those."""
         table = _table(segments)
-        filled, words_at, scales_at = _rotated_places(tuple(at), segments.elements, bits)
+        filled, words_at, scales_at = rotated_places(tuple(at), segments.elements, bits)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
         with batch():
             if step_words is None:
                 each_rotated.write_steps(segments.steps, out, words_at - filled, filled)
-                keys = each_rotated.keys_of_numbers(_keys(segments, rounder))
+                keys = each_rotated.keys_of_numbers(keys_of_batch(segments, rounder))
             else:
                 each_rotated.copy_steps(step_words, out, words_at - filled, filled)
                 keys = each_rotated.keys_of_words(
@@ -117,7 +117,7 @@ class TritonSegments:
         self,
         bits: int,
         trellis: bool,
-        segments: Any,
+        segments: Batch,
         domain: str,
         payloads: Sequence[torch.Tensor],
         at: Sequence[int],
@@ -125,7 +125,7 @@ class TritonSegments:
         outs: Sequence[Any],
     ) -> Sequence[Any]:
         """Payload r was encoded by rank r of the domain."""
-        _, words_at, scales_at = _rotated_places(tuple(at), segments.elements, bits)
+        _, words_at, scales_at = rotated_places(tuple(at), segments.elements, bits)
         keys = [
             each_rotated.keys_of_words(
                 segments.chains, domain, self.step_words(payload, at, segments.elements).addresses, rank
@@ -140,7 +140,7 @@ class TritonSegments:
 
     # ---- sums: all norms in one array, and all digits in another, with one word at its end that is 1
 
-    def norms(self, norm: str, bucket_size: int, segments: Any) -> torch.Tensor:
+    def norms(self, norm: str, bucket_size: int, segments: Batch) -> torch.Tensor:
         """Of all segments, one after another: maxima, float32, or with ``"l2"`` sums of squares, float64."""
         compute = each.bucket_maxima_each if norm == "max" else each.bucket_square_sums_each
         with batch():
@@ -151,8 +151,8 @@ class TritonSegments:
         bucket_size: int,
         levels: int,
         width: int,
-        segments: Any,
-        rounder: Any,
+        segments: Batch,
+        rounder: Rounder,
         norms: torch.Tensor,
         norm_at: Sequence[int],
     ) -> torch.Tensor:
@@ -168,7 +168,7 @@ class TritonSegments:
                 bucket_size,
                 levels,
                 width,
-                _keys(segments, rounder),
+                keys_of_batch(segments, rounder),
                 segments.starts,
                 out[:words],
             )
@@ -207,7 +207,7 @@ class TritonSegments:
 
     # ---- one bit: the payload of a segment is its bits, in whole tiles, and then a flag for each tile
 
-    def binarize(self, segments: Any, rounder: Any, at: Any) -> torch.Tensor:
+    def binarize(self, segments: Batch, rounder: Rounder, at: Any) -> torch.Tensor:
         """Update the states; the payloads of all segments, which begin at ``at[i]``."""
         momenta, scales, betas = zip(*segments.states) if segments.states else ((), (), ())
         table, words_at = _table(segments), np.array(at, np.int64)[:-1]
@@ -215,26 +215,33 @@ class TritonSegments:
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
         with batch():
             flags = each_bits.binarize_each(
-                table, momenta, scales, betas, _keys(segments, rounder), segments.starts, words_at, out
+                table,
+                momenta,
+                scales,
+                betas,
+                keys_of_batch(segments, rounder),
+                segments.starts,
+                words_at,
+                out,
             )
             each_bits.pack_flags_each(flags, counts, out, words_at + ROW * counts)
         return out
 
     def vote(
-        self, payloads: Sequence[torch.Tensor], segments: Any, rounder: Any, at: Sequence[int]
+        self, payloads: Sequence[torch.Tensor], segments: Batch, rounder: Rounder, at: Sequence[int]
     ) -> torch.Tensor:
         """The payload of one bit an element, drawn from the average over the payloads."""
         words_at = np.array(at, np.int64)[: len(segments.elements)]
         counts = counts_of(segments.elements, TILE)
         out = torch.empty(at[-1], dtype=torch.int32, device=payloads[0].device)
-        keys = _keys(segments, rounder)
+        keys = keys_of_batch(segments, rounder)
         with batch():
             each_bits.vote_each(payloads, words_at, counts, keys, segments.starts, out)
             each_bits.any_bits_each(payloads, words_at + ROW * counts, -(-counts // ROW), out)
         return out
 
     def decode_signs(
-        self, payload: torch.Tensor, segments: Any, at: Sequence[int], factor: Any, outs: Sequence[Any]
+        self, payload: torch.Tensor, segments: Batch, at: Sequence[int], factor: Any, outs: Sequence[Any]
     ) -> Sequence[Any]:
         """Write plus or minus the factor, and NaN to the tiles that are flagged."""
         table = Table(outs, "out")
@@ -247,47 +254,16 @@ class TritonSegments:
         return outs
 
 
-def _table(segments: Any) -> Table:
+def _table(segments: Batch) -> Table:
     if segments.table is None:
         segments.table = Table(segments.values)
     return segments.table
-
-
-def _keys(segments: Any, rounder: Any) -> np.ndarray:
-    if rounder.size:
-        return joint_keys_of(segments.chains, rounder.domain, segments.steps, rounder.rank, rounder.size)
-    return keys_of(segments.chains, rounder.domain, segments.steps, rounder.rank)
-
-
-@lru_cache(maxsize=256)  # the segments of every step have the same lengths
-def _code_places(
-    at: tuple[int, ...], elements: tuple[int, ...], bucket_size: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Where each segment's norms begin, and its codes."""
-    first = np.array(at[: len(elements)], np.int64)
-    return first, first + np.array([buckets(count, bucket_size) for count in elements], np.int64)
-
-
-@lru_cache(maxsize=256)
-def _rotated_places(
-    at: tuple[int, ...], elements: tuple[int, ...], bits: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which segments have elements, and so a step; where the codes, and the scales, of each begin."""
-    first = np.array(at[: len(elements)], np.int64)
-    filled = np.array(elements, np.int64) > 0
-    lengths = np.array([code_words(rotated_elements(count), bits) for count in elements], np.int64)
-    return filled, first + filled, first + filled + lengths
 
 
 @lru_cache(maxsize=256)
 def _flag_places(
     at: tuple[int, ...], elements: tuple[int, ...], device: torch.device
 ) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-    """Where the bits of each segment begin; for each tile the index, and the bit, of its flag, on the device."""
-    first = np.array(at[: len(elements)], np.int64)
-    counts = -(-np.array(elements, np.int64) // TILE)
-    number = np.arange(counts.sum()) - np.repeat(before(counts), counts)
-    words = np.repeat(first + ROW * counts, counts) + number // ROW
-    bits = np.left_shift(np.uint32(1), (number % ROW).astype(np.uint32)).view(np.int32)
-    # A plain copy, for which the host waits once: streams of all kinds will read it.
+    """`flag_places`, of which the tiles' are on the device."""
+    first, words, bits = flag_places(at, elements)
     return first, torch.from_numpy(words).to(device), torch.from_numpy(bits).to(device)
