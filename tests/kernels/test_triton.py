@@ -532,8 +532,7 @@ def test_a_groups_stage_is_one_launch(launches: list) -> None:
     launches.clear()
     compare_exchanges(SCHEMES["eden-alltoall"], gradients)
     assert Counter(launches) == {
-        ("write_word", 3): 1, ("rotate", 3): 2, ("round_coordinates", 3): 2, ("copy_words", 3): 3,
-        ("add_rotated", 3): 2,
+        ("write_word", 3): 1, ("encode_rotated", 3): 2, ("copy_words", 3): 3, ("add_rotated", 3): 2,
     }  # fmt: skip
     launches.clear()
     compare_exchanges(SCHEMES["binsgdm"], gradients)

@@ -21,8 +21,10 @@ from horovod_quant.kernels.triton.hadamard import (
     coordinates,
     looked_up,
     random_signs,
+    rows_of,
     signed,
     sizes_of,
+    stacked,
     transformed,
 )
 from horovod_quant.kernels.triton.rotation import level
@@ -63,15 +65,12 @@ def _add_rotated(
     totals = _workers_values(pointers, index, block, left, factor, BITS, TRELLIS, TILES, WHOLE)
     for worker in range(1, WORKERS):
         own = pointers + (2 + KEY_ENTRIES) * worker
-        values = _workers_values(own, index, block, left, factor, BITS, TRELLIS, TILES, WHOLE)
-        sums = ()
-        for number in tl.static_range(ROWS):
-            sums = sums + (totals[number] + values[number],)
-        totals = sums
+        totals = totals + _workers_values(own, index, block, left, factor, BITS, TRELLIS, TILES, WHOLE)
+    rows = rows_of(totals)
     offsets = tl.arange(0, TILES)[:, None] * TILE + tl.arange(0, ROW)[None, :]
     target = float_pointer(tl.load(row + TARGET), KIND, ALIGNED) + first + offsets
     for number in tl.static_range(ROWS):
-        write(target, number * ROW, totals[number], below(offsets + number * ROW, left, WHOLE), KIND)
+        write(target, number * ROW, rows[number], below(offsets + number * ROW, left, WHOLE), KIND)
 
 
 @triton.jit
@@ -79,66 +78,52 @@ def _workers_values(
     pointers, index, block, left, factor,
     BITS: tl.constexpr, TRELLIS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One worker's elements, by row."""
+    """One worker's elements, stacked rows."""
     count = coordinates(left)
     sizes = sizes_of(count, TILES)
-    codes = tiles_codes(tl.load(pointers), block, (count // ROW * BITS + 31) // 32, BITS, TILES, WHOLE)
+    codes = stacked(tiles_codes(tl.load(pointers), block, (count // ROW * BITS + 31) // 32, BITS, TILES, WHOLE))
     if TRELLIS:
-        x = _trellis_values(codes, sizes, BITS, TILES, WHOLE)
+        x = _trellis_values(codes, BITS, TILES)
     else:
-        x = _values(codes, sizes, BITS, TILES, WHOLE)
+        x = _values(codes, BITS, TILES)
+    if not WHOLE:
+        x = tl.where((tl.arange(0, ROWS) * ROW)[None, None, :] < sizes[:, :, None], x, 0.0)
     k0, k1, turn, addend, flip = signs_key(pointers + 2, index)
     x = signed(transformed(x, sizes, WHOLE), random_signs(1, k0, k1, turn, addend, flip, TILES))
     x = signed(transformed(x, sizes, WHOLE), random_signs(0, k0, k1, turn, addend, flip, TILES))
     tile = tl.arange(0, TILES)[:, None]
     scales = tl.load(pointers + 1).to(tl.pointer_type(tl.float32)) + block * TILES
     units = tl.load(scales + tile, mask=below(tile * TILE, left, WHOLE), other=0.0) * factor
-    found = ()
-    for number in tl.static_range(ROWS):
-        found = found + (x[number] * units,)
-    return found
+    return x * units[:, :, None]
 
 
 @triton.jit
-def _values(codes, sizes, BITS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr):
-    """The levels of codes, by row; 0 for rows that are not there."""
-    lane = tl.arange(0, ROW)[None, :]
-    levels = tl.zeros([TILES, ROW], tl.float32)
-    for i in tl.static_range(2 ** (BITS - 1)):
-        levels = tl.where(lane == i, level(BITS, i), levels)
-        levels = tl.where(lane == i + 2 ** (BITS - 1), -level(BITS, i), levels)
-    found = ()
-    for number in tl.static_range(ROWS):
-        code = codes[number]
-        if BITS == 1:
-            values = tl.where(code == 0, level(1, 0), -level(1, 0))
-        elif BITS == 2:
-            values = tl.where((code & 1) != 0, level(2, 1), level(2, 0))
-            values = tl.where(code >= 2, -values, values)
-        else:
-            values = looked_up(levels, code)
-        found = found + (_those_there(values, number, sizes, WHOLE),)
-    return found
-
-
-@triton.jit
-def _trellis_values(codes, sizes, BITS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr):
-    """The same of codes whose levels depend on those of the two rows before."""
-    first_levels = ascending_levels(2, BITS, TILES)
-    levels = ascending_levels(4, BITS, TILES)
-    found = (looked_up(first_levels, codes[0]),)
-    earlier = tl.zeros([TILES, ROW], tl.uint32)
-    for number in tl.static_range(1, ROWS):
-        before = codes[number - 1]
-        subset = (before & 1) | (((codes[number] ^ earlier) & 1) << 1)
-        values = looked_up(levels, (codes[number] >> 1) * 4 + subset)
-        found = found + (_those_there(values, number, sizes, WHOLE),)
-        earlier = before
-    return found
-
-
-@triton.jit
-def _those_there(values, NUMBER: tl.constexpr, sizes, WHOLE: tl.constexpr):
-    if not WHOLE:
-        values = tl.where(sizes > NUMBER * ROW, values, 0.0)
+def _values(codes, BITS: tl.constexpr, TILES: tl.constexpr):
+    """The levels of codes."""
+    if BITS == 1:
+        values = tl.where(codes == 0, level(1, 0), -level(1, 0))
+    elif BITS == 2:
+        values = tl.where((codes & 1) != 0, level(2, 1), level(2, 0))
+        values = tl.where(codes >= 2, -values, values)
+    else:
+        lane = tl.arange(0, ROW)[None, :]
+        levels = tl.zeros([TILES, ROW], tl.float32)
+        for i in tl.static_range(2 ** (BITS - 1)):
+            levels = tl.where(lane == i, level(BITS, i), levels)
+            levels = tl.where(lane == i + 2 ** (BITS - 1), -level(BITS, i), levels)
+        values = looked_up(levels, codes)
     return values
+
+
+@triton.jit
+def _trellis_values(codes, BITS: tl.constexpr, TILES: tl.constexpr):
+    """The same of codes whose levels depend on those of the two rows before."""
+    rows = rows_of(codes)
+    zeros = tl.zeros([TILES, ROW], tl.uint32)
+    places = (zeros, (rows[1] >> 1) * 4 + ((rows[0] & 1) | ((rows[1] & 1) << 1)))
+    for number in tl.static_range(2, 32):
+        subset = (rows[number - 1] & 1) | (((rows[number] ^ rows[number - 2]) & 1) << 1)
+        places = places + ((rows[number] >> 1) * 4 + subset,)
+    others = looked_up(ascending_levels(4, BITS, TILES), stacked(places))
+    is_first = (tl.arange(0, ROWS) == 0)[None, None, :]
+    return tl.where(is_first, looked_up(ascending_levels(2, BITS, TILES), codes), others)

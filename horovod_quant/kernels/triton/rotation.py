@@ -24,15 +24,17 @@ from horovod_quant.kernels.triton.elements import (
 from horovod_quant.kernels.triton.hadamard import (
     ROWS,
     coordinates,
+    lane_sums,
     looked_up,
     random_signs,
+    rows_of,
     signed,
     sizes_of,
-    sum_over_lanes,
+    stacked,
     transformed,
 )
 from horovod_quant.kernels.triton.norms import sum_of_lanes
-from horovod_quant.kernels.triton.trellis import LAST_OF_A_SUM, write_trellis_codes
+from horovod_quant.kernels.triton.trellis import write_trellis_codes
 
 _LARGEST_SHIFT = tl.constexpr(rotation.LARGEST_SHIFT)
 _SMALLEST = tl.constexpr(float(rotation.SMALLEST))
@@ -79,29 +81,33 @@ def _encode_rotated(
     levels = tl.zeros([TILES, ROW], tl.float32)
     for i in tl.static_range(2 ** (BITS - 1)):
         levels = tl.where(lane == i, level(BITS, i), levels)
-    lanes = tl.zeros([TILES, ROW], tl.float64)
-    own = tl.zeros([TILES, ROW], tl.float32)
+    index = _nearest(tl.abs(z), units[:, :, None], BITS)
+    products = lane_sums(tl.abs(z) * _level_of(index, levels, BITS))
+    codes = rows_of(index | tl.where(z < 0.0, 2 ** (BITS - 1), 0).to(tl.uint32))
     words = tl.zeros([TILES, ROW], tl.uint32)
     for number in tl.static_range(ROWS):
-        magnitude = tl.abs(z[number])
-        index = _nearest(magnitude, units, BITS)
-        own = own + magnitude * _level_of(index, levels, BITS)
-        if (LAST_OF_A_SUM & number) == LAST_OF_A_SUM:
-            lanes = lanes + own.to(tl.float64)
-            own = tl.zeros([TILES, ROW], tl.float32)
-        codes = index | tl.where(z[number] < 0.0, 2 ** (BITS - 1), 0).to(tl.uint32)
-        words = words | (codes << (number * BITS % 32))
+        words = words | (codes[number] << (number * BITS % 32))
         if number * BITS % 32 + BITS >= 32:
             used = below(tile * BITS + number * BITS // 32, word_rows, WHOLE)
             tl.store(target + number * BITS // 32 * ROW, words, mask=tl.broadcast_to(used, words.shape))
             if number * BITS % 32 + BITS > 32:
-                words = codes >> (32 - number * BITS % 32)
+                words = codes[number] >> (32 - number * BITS % 32)
             else:
                 words = tl.zeros([TILES, ROW], tl.uint32)
-    products = sum_over_lanes(lanes)
     scales = (squares / tl.where(products != 0.0, products, 1.0)).to(tl.float32)
-    scale = tl.load(row + SCALE).to(tl.pointer_type(tl.float32)) + block * TILES + tile
-    tl.store(tl.broadcast_to(scale, scales.shape), scales, mask=below(tile * TILE, left, WHOLE) & (lane == 0))
+    scale = tl.load(row + SCALE).to(tl.pointer_type(tl.float32)) + block * TILES
+    _store_of_buckets(scale, scales, left, TILES, WHOLE)
+
+
+@triton.jit
+def _store_of_buckets(target, values, left, TILES: tl.constexpr, WHOLE: tl.constexpr):
+    """Writes what each lane of a bucket has, once: lane 0 does.
+
+    The pointers count the lanes for Triton's sake, which else takes another layout, and seconds to get there.
+    """
+    tile = tl.arange(0, TILES)[:, None]
+    lane = tl.arange(0, ROW)[None, :]
+    tl.store(target + (tile + lane), values, mask=below(tile * TILE, left, WHOLE) & (lane == 0))
 
 
 @triton.jit
@@ -142,7 +148,7 @@ def _level_of(index, levels, BITS: tl.constexpr):
 def _rotated(
     table, row, block, left, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
-    """Coordinates by row, and of each bucket the unit of its thresholds and the sum of squares, in all its lanes.
+    """Stacked rows of coordinates, and of each bucket the unit of its thresholds and the sum of squares, in all its lanes.
 
     The sum is NaN for a bucket that is not finite, which, like one that counts as zeros, has no other coordinates than
     zeros.
@@ -152,30 +158,18 @@ def _rotated(
     lane = tl.arange(0, ROW)[None, :]
     offsets = tile * TILE + lane
     source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first + offsets
-    elements = ()
-    largest = tl.zeros([TILES, ROW], tl.int32)
+    rows = ()
     for number in tl.static_range(ROWS):
-        x = read(source, number * ROW, below(offsets + number * ROW, left, WHOLE), KIND)
-        largest = tl.maximum(largest, x.to(tl.int32, bitcast=True) & ABS)
-        elements = elements + (x,)
-    maxima = tl.max(largest, axis=1)[:, None]
+        rows = rows + (read(source, number * ROW, below(offsets + number * ROW, left, WHOLE), KIND),)
+    x = stacked(rows)
+    maxima = tl.max(tl.max(x.to(tl.int32, bitcast=True) & ABS, axis=2), axis=1)[:, None]
     usable = (maxima >= _MIN_NORM_BITS) & (maxima < INF_BITS)
     shift = tl.where(usable, tl.minimum((maxima >> 23) - 127, _LARGEST_SHIFT), 0)
     factor = ((127 - shift) << 23).to(tl.float32, bitcast=True)
     smallest = tl.where(usable, _SMALLEST, float("nan"))  # nothing is as large as NaN
-
-    lanes = tl.zeros([TILES, ROW], tl.float64)
-    own = tl.zeros([TILES, ROW], tl.float32)
-    values = ()
-    for number in tl.static_range(ROWS):
-        x = elements[number] * factor
-        x = tl.where(tl.abs(x) >= smallest, x, 0.0)
-        own = own + x * x
-        if (LAST_OF_A_SUM & number) == LAST_OF_A_SUM:
-            lanes = lanes + own.to(tl.float64)
-            own = tl.zeros([TILES, ROW], tl.float32)
-        values = values + (x,)
-    squares = sum_over_lanes(lanes)
+    x = x * factor[:, :, None]
+    x = tl.where(tl.abs(x) >= smallest[:, :, None], x, 0.0)
+    squares = lane_sums(x * x)
 
     sizes = sizes_of(coordinates(left), TILES)
     units = tl.sqrt(squares * sizes.to(tl.float64)).to(tl.float32)
@@ -186,8 +180,8 @@ def _rotated(
     k0, k1, turn, addend, flip = signs_key(key, 2 * ((tl.load(row + START) + first) // ROW))
     for round in tl.static_range(2):
         signs = random_signs(round, k0, k1, turn, addend, flip, TILES)
-        values = transformed(signed(values, signs), sizes, WHOLE)
-    return values, units, squares
+        x = transformed(signed(x, signs), sizes, WHOLE)
+    return x, units, squares
 
 
 # ---- to codes with a trellis, in two passes -----------------------------------------------------------------------
@@ -211,7 +205,8 @@ def rotate(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.c
 def _rotate(
     table, row, block, left, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
-    z, units, squares = _rotated(table, row, block, left, KIND, ALIGNED, TILES, WHOLE)
+    x, units, squares = _rotated(table, row, block, left, KIND, ALIGNED, TILES, WHOLE)
+    z = rows_of(x)
     tile = tl.arange(0, TILES)[:, None]
     lane = tl.arange(0, ROW)[None, :]
     offsets = tile * TILE + lane
@@ -219,10 +214,10 @@ def _rotate(
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.float32)) + block * (TILES * TILE) + offsets
     for number in tl.static_range(ROWS):
         tl.store(target + number * ROW, z[number], mask=below(offsets + number * ROW, count, WHOLE))
-    used = below(tile * TILE, left, WHOLE) & (lane == 0)
-    bucket = block * TILES + tl.broadcast_to(tile, units.shape)
-    tl.store(tl.load(row + NORMS).to(tl.pointer_type(tl.float32)) + bucket, units, mask=used)
-    tl.store(tl.load(row + SQUARES).to(tl.pointer_type(tl.float64)) + bucket, squares, mask=used)
+    norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32)) + block * TILES
+    _store_of_buckets(norms, units, left, TILES, WHOLE)
+    sums = tl.load(row + SQUARES).to(tl.pointer_type(tl.float64)) + block * TILES
+    _store_of_buckets(sums, squares, left, TILES, WHOLE)
 
 
 @triton.jit
