@@ -847,7 +847,7 @@ def run_python(arguments: Sequence[str], **environment: str) -> subprocess.Compl
 
 @pytest.mark.extended
 def test_compiled_kernels_round_each_operation(tmp_path: Path) -> None:
-    """No fused multiply-add but by 1 or -1, nothing approximate, nothing flushed to zero; wide or whole-warp accesses."""
+    """No fused multiply-add but by 1 or -1, nothing approximate or flushed to zero; accesses of vectors."""
     script = str(Path(__file__).with_name("triton_builds.py"))
     done = run_python([script, "90"], TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]

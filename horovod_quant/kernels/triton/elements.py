@@ -124,6 +124,25 @@ def read_values(source, offsets, inside, KIND: tl.constexpr):
 
 
 @triton.jit
+def read_magnitudes(source, offsets, inside, KIND: tl.constexpr):
+    """Integers in the order of the elements' magnitudes, of which `magnitude` makes float32 bits."""
+    if KIND == "float16" or KIND == "bfloat16":
+        x = tl.load(source + offsets, mask=inside, other=0).to(tl.int32) & 0x7FFF
+    else:
+        x = read(source, offsets, inside, KIND).to(tl.int32, bitcast=True) & ABS
+    return x
+
+
+@triton.jit
+def magnitude(x, KIND: tl.constexpr):
+    if KIND == "float16":
+        x = x.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True) & ABS
+    elif KIND == "bfloat16":
+        x = x << 16
+    return x
+
+
+@triton.jit
 def write(target, offsets, values, inside, KIND: tl.constexpr):
     """Writes float32 values, rounded to nearest even, where ``inside``."""
     if KIND == "float32":
@@ -174,7 +193,7 @@ def hash_step(elements):
 
 @triton.jit
 def hash_of(h, k1, factor, addend, flip):
-    """What follows the Weyl sequence. ``k1`` comes multiplied and the shift as a factor: additions cost nothing then."""
+    """What follows the Weyl sequence. ``k1`` comes multiplied, the shift as a factor: then additions cost nothing."""
     h = h ^ (h >> 16)
     h = h * _MULTIPLIER_1
     h = h ^ (h >> 15)

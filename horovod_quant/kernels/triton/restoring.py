@@ -81,7 +81,9 @@ def _workers_values(
     """One worker's elements, stacked rows."""
     count = coordinates(left)
     sizes = sizes_of(count, TILES)
-    codes = stacked(tiles_codes(tl.load(pointers), block, (count // ROW * BITS + 31) // 32, BITS, TILES, WHOLE))
+    codes = stacked(
+        tiles_codes(tl.load(pointers), block, (count // ROW * BITS + 31) // 32, BITS, TILES, WHOLE)
+    )
     if TRELLIS:
         x = _trellis_values(codes, BITS, TILES)
     else:

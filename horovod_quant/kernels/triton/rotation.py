@@ -18,7 +18,7 @@ from horovod_quant.kernels.triton.elements import (
     elements_left,
     float_pointer,
     place,
-    read,
+    read_values,
     signs_key,
 )
 from horovod_quant.kernels.triton.hadamard import (
@@ -148,7 +148,7 @@ def _level_of(index, levels, BITS: tl.constexpr):
 def _rotated(
     table, row, block, left, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
-    """Stacked rows of coordinates, and of each bucket the unit of its thresholds and the sum of squares, in all its lanes.
+    """Stacked rows of coordinates, and of each bucket, in all lanes, the unit of its thresholds and the sum of squares.
 
     The sum is NaN for a bucket that is not finite, which, like one that counts as zeros, has no other coordinates than
     zeros.
@@ -160,7 +160,7 @@ def _rotated(
     source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first + offsets
     rows = ()
     for number in tl.static_range(ROWS):
-        rows = rows + (read(source, number * ROW, below(offsets + number * ROW, left, WHOLE), KIND),)
+        rows = rows + (read_values(source, number * ROW, below(offsets + number * ROW, left, WHOLE), KIND),)
     x = stacked(rows)
     maxima = tl.max(tl.max(x.to(tl.int32, bitcast=True) & ABS, axis=2), axis=1)[:, None]
     usable = (maxima >= _MIN_NORM_BITS) & (maxima < INF_BITS)
