@@ -16,6 +16,7 @@ from horovod_quant.kernels.triton.elements import (
     float_pointer,
     place,
     rows_alike,
+    words_of_a_tile,
     write,
 )
 
@@ -28,8 +29,8 @@ def decode_sum(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr,
     LEVELS: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Sums of signed digits of ``WIDTH`` bits. A program takes ``TILES`` rows of words."""
-    COUNT: tl.constexpr = TILES * (32 // WIDTH) * ROW
+    """Sums of signed digits of ``WIDTH`` bits. A program takes ``TILES`` tiles of `words_of_a_tile`."""
+    COUNT: tl.constexpr = TILES * words_of_a_tile(WIDTH) * (32 // WIDTH) * ROW
     row, block = place(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
     if left == COUNT:
@@ -46,23 +47,30 @@ def _decode_sum(
     WHOLE: tl.constexpr,
 ):  # fmt: skip
     FIELDS: tl.constexpr = 32 // WIDTH
-    ALIKE: tl.constexpr = rows_alike(BUCKET, FIELDS)
-    first = block * (TILES * FIELDS * ROW)
+    WORDS: tl.constexpr = words_of_a_tile(WIDTH)
+    ALIKE: tl.constexpr = rows_alike(BUCKET, WORDS * FIELDS)
+    first = block * (TILES * WORDS * FIELDS * ROW)
     first_row = (first // ROW).to(tl.int32)
     norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32))
     factor = float_bits(tl.load(row + FACTOR))
     tile = tl.arange(0, TILES)[:, None]
     lane = tl.arange(0, ROW)[None, :]
-    offsets = tile * (FIELDS * ROW) + lane
-    source = tl.load(row + SOURCE).to(tl.pointer_type(tl.uint32)) + block * (TILES * ROW)
-    words = tl.load(source + (tile * ROW + lane), mask=below(offsets - lane, left, WHOLE), other=0) + BIAS
+    offsets = tile * (WORDS * FIELDS * ROW) + lane
+    source = tl.load(row + SOURCE).to(tl.pointer_type(tl.uint32)) + block * (TILES * WORDS * ROW)
+    source = source + (tile * (WORDS * ROW) + lane)
+    every = ()
+    for word in tl.static_range(WORDS):
+        is_there = below(offsets - lane + word * (FIELDS * ROW), left, WHOLE)
+        every = every + (tl.load(source + word * ROW, mask=is_there, other=0) + BIAS,)
     target = float_pointer(tl.load(row + TARGET), KIND, ALIGNED) + first + offsets
-    for field in tl.static_range(FIELDS):
-        if field % ALIKE == 0:
-            scales = _scales(norms, first_row, tile * FIELDS + field, left, factor, BUCKET, LEVELS, WHOLE)
-        digits = ((words >> (WIDTH * field)) & (2**WIDTH - 1)).to(tl.int32) - 2 ** (WIDTH - 1)
-        inside = below(offsets + field * ROW, left, WHOLE)
-        write(target, field * ROW, digits.to(tl.float32) * scales, inside, KIND)
+    for number in tl.static_range(WORDS * FIELDS):
+        if number % ALIKE == 0:
+            own = tile * (WORDS * FIELDS) + number
+            scales = _scales(norms, first_row, own, left, factor, BUCKET, LEVELS, WHOLE)
+        fields = (every[number // FIELDS] >> (WIDTH * (number % FIELDS))) & (2**WIDTH - 1)
+        digits = fields.to(tl.int32) - 2 ** (WIDTH - 1)
+        inside = below(offsets + number * ROW, left, WHOLE)
+        write(target, number * ROW, digits.to(tl.float32) * scales, inside, KIND)
 
 
 @triton.jit

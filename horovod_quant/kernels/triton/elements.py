@@ -246,6 +246,12 @@ def rows_alike(bucket, rows):
     return math.gcd(bucket // layout.ROW, rows)
 
 
+@triton.constexpr_function
+def words_of_a_tile(width):
+    """How many rows of words with digits make a tile, of 32 rows of elements or a few less."""
+    return max(1, 32 // (32 // width))
+
+
 # ---- norms -------------------------------------------------------------------------------------------------------
 
 

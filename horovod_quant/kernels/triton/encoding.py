@@ -24,6 +24,7 @@ from horovod_quant.kernels.triton.elements import (
     read,
     read_values,
     rows_alike,
+    words_of_a_tile,
 )
 
 
@@ -33,8 +34,8 @@ def encode_sum(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr,
     LIMIT: tl.constexpr, FRACTION: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Uniform levels, as signed digits to be added. A program makes ``TILES`` rows of words."""
-    COUNT: tl.constexpr = TILES * (32 // WIDTH) * ROW
+    """Uniform levels, as signed digits to be added. A program takes ``TILES`` tiles of `words_of_a_tile`."""
+    COUNT: tl.constexpr = TILES * words_of_a_tile(WIDTH) * (32 // WIDTH) * ROW
     row, block = place(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
     if left == COUNT:
@@ -51,26 +52,32 @@ def _encode_sum(
     WHOLE: tl.constexpr,
 ):  # fmt: skip
     FIELDS: tl.constexpr = 32 // WIDTH
-    ALIKE: tl.constexpr = rows_alike(BUCKET, FIELDS)
-    first = block * (TILES * FIELDS * ROW)
+    WORDS: tl.constexpr = words_of_a_tile(WIDTH)
+    ALIKE: tl.constexpr = rows_alike(BUCKET, WORDS * FIELDS)
+    first = block * (TILES * WORDS * FIELDS * ROW)
     norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32))
     k0, k1, factor, addend, flip = hash_key(row, first)
     first_row = (first // ROW).to(tl.int32)
     tile = tl.arange(0, TILES)[:, None]
     lane = tl.arange(0, ROW)[None, :]
-    offsets = tile * (FIELDS * ROW) + lane
+    offsets = tile * (WORDS * FIELDS * ROW) + lane
     source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first + offsets
     h = hash_input(offsets, k0)
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * WORDS * ROW)
+    target = target + (tile * (WORDS * ROW) + lane)
     words = tl.zeros([TILES, ROW], tl.uint32)
-    for field in tl.static_range(FIELDS):
-        if field % ALIKE == 0:
-            inverse = _inverses(norms, first_row, tile * FIELDS + field, left, BUCKET, LIMIT, WHOLE)
-        x = read_values(source, field * ROW, below(offsets + field * ROW, left, WHOLE), KIND)
-        random = hash_of(h + hash_step(field * ROW), k1, factor, addend, flip)
+    for number in tl.static_range(WORDS * FIELDS):
+        if number % ALIKE == 0:
+            own = tile * (WORDS * FIELDS) + number
+            inverse = _inverses(norms, first_row, own, left, BUCKET, LIMIT, WHOLE)
+        x = read_values(source, number * ROW, below(offsets + number * ROW, left, WHOLE), KIND)
+        random = hash_of(h + hash_step(number * ROW), k1, factor, addend, flip)
         digits = uniform_digits(x, inverse, random, LIMIT, FRACTION)
-        words = words + (digits.to(tl.uint32, bitcast=True) << (WIDTH * field))
-    target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * ROW)
-    tl.store(target + (tile * ROW + lane), words, mask=below(offsets - lane, left, WHOLE))
+        words = words + (digits.to(tl.uint32, bitcast=True) << (WIDTH * (number % FIELDS)))
+        if number % FIELDS == FIELDS - 1:
+            used = below(offsets - lane + (number - FIELDS + 1) * ROW, left, WHOLE)
+            tl.store(target + number // FIELDS * ROW, words, mask=used)
+            words = tl.zeros([TILES, ROW], tl.uint32)
 
 
 @triton.jit

@@ -36,14 +36,15 @@ from horovod_quant.kernels.triton.arguments import (
     result,
     typed,
 )
+from horovod_quant.kernels.triton.elements import words_of_a_tile
 from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, Job, Kernel, run, settle
 
 MAX_LEVELS = 2**15 - 1
 
 # How much a program of four warps takes.
 _ROWS = 128  # of elements, to decode signs
-_SUM_ROWS = 16  # of words with digits
-_CODE_TILES = 4  # of codes: a row of each is an element a thread
+_SUM_TILES = 4  # of digits: a row of each is an element a thread, ...
+_CODE_TILES = 4  # ... and of codes
 _BUCKETS_TO_ADD = 16
 _LARGEST_BUCKET = MAX_ELEMENTS + 1  # for larger ones Triton's integers are too short
 _CHUNK = 1024  # elements of a bucket at a time, and ...
@@ -228,12 +229,14 @@ def encode_uniform_sum(
     words = result(out, sum_words(len(x), width), torch.int32, x.device)
     run(
         _encode_sum,
-        _encoding_job(x, norms, bucket_size, key, start, words, _SUM_ROWS * (32 // width)),
+        _encoding_job(
+            x, norms, bucket_size, key, start, words, _SUM_TILES * words_of_a_tile(width) * (32 // width)
+        ),
         **_shape(x),
         **_rounding(levels),
         BUCKET=min(bucket_size, _LARGEST_BUCKET),
         WIDTH=width,
-        TILES=_SUM_ROWS,
+        TILES=_SUM_TILES,
     )
     return words
 
@@ -321,13 +324,13 @@ def decode_uniform_sum(
     }
     run(
         _decode_sum,
-        Job(len(out), _SUM_ROWS * (32 // width) * ROW, entries),
+        Job(len(out), _SUM_TILES * words_of_a_tile(width) * (32 // width) * ROW, entries),
         **_shape(out),
         BUCKET=min(bucket_size, _LARGEST_BUCKET),
         LEVELS=float(levels),
         WIDTH=width,
         BIAS=sum(1 << (width * field + width - 1) for field in range(32 // width)),
-        TILES=_SUM_ROWS,
+        TILES=_SUM_TILES,
     )
     return out
 
