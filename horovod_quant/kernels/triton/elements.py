@@ -4,6 +4,8 @@ float32 arithmetic with one rounding an operation; launches forbid fused multipl
 are not finite are told by their bits, because a GPU's arithmetic changes the sign of a NaN.
 """
 
+import math
+
 import triton
 import triton.language as tl
 
@@ -110,6 +112,37 @@ def read(source, offsets, inside, KIND: tl.constexpr):
 
 
 @triton.jit
+def read_values(source, offsets, inside, KIND: tl.constexpr):
+    """As `read`, but NaNs may lose their signs."""
+    if KIND == "float16":
+        x = tl.load(source + offsets, mask=inside, other=0).to(tl.float16, bitcast=True).to(tl.float32)
+    elif KIND == "float64":
+        x = tl.load(source + offsets, mask=inside, other=0.0).to(tl.float32)
+    else:
+        x = read(source, offsets, inside, KIND)
+    return x
+
+
+@triton.jit
+def read_magnitudes(source, offsets, inside, KIND: tl.constexpr):
+    """Integers in the order of the elements' magnitudes, of which `magnitude` makes float32 bits."""
+    if KIND == "float16" or KIND == "bfloat16":
+        x = tl.load(source + offsets, mask=inside, other=0).to(tl.int32) & 0x7FFF
+    else:
+        x = read(source, offsets, inside, KIND).to(tl.int32, bitcast=True) & ABS
+    return x
+
+
+@triton.jit
+def magnitude(x, KIND: tl.constexpr):
+    if KIND == "float16":
+        x = x.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True) & ABS
+    elif KIND == "bfloat16":
+        x = x << 16
+    return x
+
+
+@triton.jit
 def write(target, offsets, values, inside, KIND: tl.constexpr):
     """Writes float32 values, rounded to nearest even, where ``inside``."""
     if KIND == "float32":
@@ -134,24 +167,44 @@ def hash_key(row, first):
     index = (tl.load(row + START) + first).to(tl.uint32)
     return (
         index * _WEYL + tl.load(row + K0).to(tl.uint32),
-        tl.load(row + K1).to(tl.uint32),
-        tl.load(row + SHIFT).to(tl.uint32),
+        tl.load(row + K1).to(tl.uint32) * _MULTIPLIER_2,
+        _power_of_two(tl.load(row + SHIFT)),
         tl.load(row + ADDEND).to(tl.uint32),
         tl.load(row + FLIP).to(tl.uint32),
     )
 
 
 @triton.jit
-def hash32(offsets, k0, k1, shift, addend, flip):
+def hash32(offsets, k0, k1, factor, addend, flip):
     """`horovod_quant.kernels.keys.hash32` of the elements at ``offsets`` behind the first one of `hash_key`."""
-    h = offsets.to(tl.uint32) * _WEYL + k0
+    return hash_of(hash_input(offsets, k0), k1, factor, addend, flip)
+
+
+@triton.jit
+def hash_input(offsets, k0):
+    """The Weyl sequence at ``offsets``; `hash_step` leads from an element to a later one."""
+    return offsets.to(tl.uint32) * _WEYL + k0
+
+
+@triton.constexpr_function
+def hash_step(elements):
+    return elements * keys.WEYL & 0xFFFFFFFF
+
+
+@triton.jit
+def hash_of(h, k1, factor, addend, flip):
+    """What follows the Weyl sequence. ``k1`` comes multiplied, the shift as a factor: then additions cost nothing."""
     h = h ^ (h >> 16)
     h = h * _MULTIPLIER_1
     h = h ^ (h >> 15)
-    h = h + k1
-    h = h * _MULTIPLIER_2
+    h = h * _MULTIPLIER_2 + k1
     h = h ^ (h >> 16)
-    return ((h << shift) + addend) ^ flip
+    return (h * factor + addend) ^ flip
+
+
+@triton.jit
+def _power_of_two(shift):
+    return tl.full((), 1, tl.uint32) << shift.to(tl.uint32)
 
 
 @triton.jit
@@ -169,8 +222,8 @@ def signs_key(pointers, index):
         state = _absorb(state, tl.load(pointers + 2).to(tl.uint64))
     return (
         index.to(tl.uint32) * _WEYL + state.to(tl.uint32),
-        (state >> 32).to(tl.uint32),
-        tl.load(pointers + 3).to(tl.uint32),
+        (state >> 32).to(tl.uint32) * _MULTIPLIER_2,
+        _power_of_two(tl.load(pointers + 3)),
         tl.load(pointers + 4).to(tl.uint32),
         tl.load(pointers + 5).to(tl.uint32),
     )
@@ -182,6 +235,21 @@ def _absorb(state, value):
     state = (state ^ (state >> 30)) * _MIX_1
     state = (state ^ (state >> 27)) * _MIX_2
     return state ^ (state >> 31)
+
+
+# ---- rows of a bucket ---------------------------------------------------------------------------------------------
+
+
+@triton.constexpr_function
+def rows_alike(bucket, rows):
+    """How many consecutive rows are of one bucket at least, in each group of ``rows`` rows of a tensor."""
+    return math.gcd(bucket // layout.ROW, rows)
+
+
+@triton.constexpr_function
+def words_of_a_tile(width):
+    """How many rows of words with digits make a tile, of 32 rows of elements or a few less."""
+    return max(1, 32 // (32 // width))
 
 
 # ---- norms -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,8 @@
-"""Kernels that round elements to levels and pack them."""
+"""Kernels that round elements to levels and pack them.
+
+A tensor of Triton's has one row of each tile; the rows of a tile, and the words they go to, follow one another in the
+source. So shifts and distances in memory are constants, and the words stay in a thread's registers.
+"""
 
 import triton
 import triton.language as tl
@@ -6,17 +10,21 @@ import triton.language as tl
 from horovod_quant.kernels.triton.columns import MIRROR, NORMS, SOURCE, TARGET
 from horovod_quant.kernels.triton.elements import (
     ABS,
-    INF_BITS,
     ONE_BITS,
     ROW,
     below,
     elements_left,
     float_pointer,
-    hash32,
+    hash_input,
     hash_key,
+    hash_of,
+    hash_step,
     inverse_norms,
     place,
     read,
+    read_values,
+    rows_alike,
+    words_of_a_tile,
 )
 
 
@@ -26,8 +34,8 @@ def encode_sum(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr,
     LIMIT: tl.constexpr, FRACTION: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Uniform levels, as signed digits to be added. A program makes ``TILES`` rows of words."""
-    COUNT: tl.constexpr = TILES * (32 // WIDTH) * ROW
+    """Uniform levels, as signed digits to be added. A program takes ``TILES`` tiles of `words_of_a_tile`."""
+    COUNT: tl.constexpr = TILES * words_of_a_tile(WIDTH) * (32 // WIDTH) * ROW
     row, block = place(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
     if left == COUNT:
@@ -44,24 +52,32 @@ def _encode_sum(
     WHOLE: tl.constexpr,
 ):  # fmt: skip
     FIELDS: tl.constexpr = 32 // WIDTH
-    first = block * (TILES * FIELDS * ROW)
-    source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first
+    WORDS: tl.constexpr = words_of_a_tile(WIDTH)
+    ALIKE: tl.constexpr = rows_alike(BUCKET, WORDS * FIELDS)
+    first = block * (TILES * WORDS * FIELDS * ROW)
     norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32))
-    k0, k1, shift, addend, flip = hash_key(row, first)
+    k0, k1, factor, addend, flip = hash_key(row, first)
     first_row = (first // ROW).to(tl.int32)
-    tile = tl.arange(0, TILES)
-    lane = tl.arange(0, ROW)
+    tile = tl.arange(0, TILES)[:, None]
+    lane = tl.arange(0, ROW)[None, :]
+    offsets = tile * (WORDS * FIELDS * ROW) + lane
+    source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first + offsets
+    h = hash_input(offsets, k0)
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * WORDS * ROW)
+    target = target + (tile * (WORDS * ROW) + lane)
     words = tl.zeros([TILES, ROW], tl.uint32)
-    for field in tl.static_range(FIELDS):
-        own = tile * FIELDS + field
-        inverse = _inverses(norms, first_row, own, left, BUCKET, LIMIT, WHOLE)
-        offsets = own[:, None] * ROW + lane[None, :]
-        x = read(source, offsets, below(offsets, left, WHOLE), KIND)
-        digits = uniform_digits(x, inverse, hash32(offsets, k0, k1, shift, addend, flip), LIMIT, FRACTION)
-        words = words + (digits.to(tl.uint32, bitcast=True) << (WIDTH * field))
-    target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * ROW)
-    used = below(tile * (FIELDS * ROW), left, WHOLE)
-    tl.store(target + (tile[:, None] * ROW + lane[None, :]), words, mask=used[:, None])
+    for number in tl.static_range(WORDS * FIELDS):
+        if number % ALIKE == 0:
+            own = tile * (WORDS * FIELDS) + number
+            inverse = _inverses(norms, first_row, own, left, BUCKET, LIMIT, WHOLE)
+        x = read_values(source, number * ROW, below(offsets + number * ROW, left, WHOLE), KIND)
+        random = hash_of(h + hash_step(number * ROW), k1, factor, addend, flip)
+        digits = uniform_digits(x, inverse, random, LIMIT, FRACTION)
+        words = words + (digits.to(tl.uint32, bitcast=True) << (WIDTH * (number % FIELDS)))
+        if number % FIELDS == FIELDS - 1:
+            used = below(offsets - lane + (number - FIELDS + 1) * ROW, left, WHOLE)
+            tl.store(target + number // FIELDS * ROW, words, mask=used)
+            words = tl.zeros([TILES, ROW], tl.uint32)
 
 
 @triton.jit
@@ -91,34 +107,36 @@ def _encode_codes(
     LIMIT: tl.constexpr, FRACTION: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
+    ALIKE: tl.constexpr = rows_alike(BUCKET, 32)
     first = block * (TILES * 32 * ROW)
-    source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first
     norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32))
-    target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW)
     mirror = tl.load(row + MIRROR).to(tl.uint32)
     word_rows = ((left + (ROW - 1)) // ROW * BITS + 31) // 32
-    k0, k1, shift, addend, flip = hash_key(row, first)
+    k0, k1, factor, addend, flip = hash_key(row, first)
     first_row = (first // ROW).to(tl.int32)
-    tile = tl.arange(0, TILES)
-    lane = tl.arange(0, ROW)
+    tile = tl.arange(0, TILES)[:, None]
+    lane = tl.arange(0, ROW)[None, :]
+    offsets = tile * (32 * ROW) + lane
+    source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first + offsets
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW)
+    target = target + (tile * (BITS * ROW) + lane)
+    h = hash_input(offsets, k0)
     words = tl.zeros([TILES, ROW], tl.uint32)
     for number in tl.static_range(32):
-        own = tile * 32 + number
-        inverse = _inverses(norms, first_row, own, left, BUCKET, LIMIT, WHOLE)
-        offsets = own[:, None] * ROW + lane[None, :]
-        x = read(source, offsets, below(offsets, left, WHOLE), KIND)
-        h = hash32(offsets, k0, k1, shift, addend, flip)
+        if number % ALIKE == 0:
+            inverse = _inverses(norms, first_row, tile * 32 + number, left, BUCKET, LIMIT, WHOLE)
+        inside = below(offsets + number * ROW, left, WHOLE)
+        random = hash_of(h + hash_step(number * ROW), k1, factor, addend, flip)
         if EXPONENTIAL:
-            digits = exponential_digits(x, inverse, h, mirror, BITS)
+            x = read(source, number * ROW, inside, KIND)
+            codes = exponential_codes(x, inverse, random, mirror, BITS)
         else:
-            digits = uniform_digits(x, inverse, h, LIMIT, FRACTION)
-        sign = (digits < 0).to(tl.uint32) << (BITS - 1)
-        codes = tl.abs(digits).to(tl.uint32) | sign
+            x = read_values(source, number * ROW, inside, KIND)
+            codes = codes_of_digits(uniform_digits(x, inverse, random, LIMIT, FRACTION), BITS)
         words = words | (codes << (number * BITS % 32))
         if number * BITS % 32 + BITS >= 32:
-            word = tile * BITS + number * BITS // 32
-            used = below(word, word_rows, WHOLE)
-            tl.store(target + (word[:, None] * ROW + lane[None, :]), words, mask=used[:, None])
+            used = below(tile * BITS + number * BITS // 32, word_rows, WHOLE)
+            tl.store(target + number * BITS // 32 * ROW, words, mask=tl.broadcast_to(used, words.shape))
             if number * BITS % 32 + BITS > 32:
                 words = codes >> (32 - number * BITS % 32)
             else:
@@ -131,8 +149,7 @@ def _inverses(
 ):
     """The inverse norm of each of the rows ``own`` of a program whose first row is ``first_row``."""
     buckets = (first_row + own) // (BUCKET // ROW)
-    own_norms = tl.load(norms + buckets, mask=below(own * ROW, left, WHOLE), other=0.0)
-    return inverse_norms(own_norms, NUMERATOR)[:, None]
+    return inverse_norms(tl.load(norms + buckets, mask=below(own * ROW, left, WHOLE), other=0.0), NUMERATOR)
 
 
 @triton.jit
@@ -144,19 +161,25 @@ def uniform_digits(x, inverse, h, LIMIT: tl.constexpr, FRACTION: tl.constexpr):
 
 
 @triton.jit
-def exponential_digits(x, inverse, h, mirror, BITS: tl.constexpr):
+def codes_of_digits(digits, BITS: tl.constexpr):
+    """Signs and magnitudes."""
+    sign = (digits >> (32 - BITS)) & 2 ** (BITS - 1)
+    return (tl.abs(digits) | sign).to(tl.uint32)
+
+
+@triton.jit
+def exponential_codes(x, inverse, h, mirror, BITS: tl.constexpr):
     TOP: tl.constexpr = 2 ** (BITS - 1) - 1
     SMALLEST: tl.constexpr = (128 - TOP) << 23
     STEPS: tl.constexpr = 2.0 ** (TOP - 1 + 24)
     y = (x * inverse).to(tl.int32, bitcast=True)
-    h = tl.where(y < 0, h ^ mirror, h)
+    h = h ^ ((y >> 31).to(tl.uint32) & mirror)
     magnitude = tl.minimum(y & ABS, ONE_BITS)
     index = ((magnitude + (h >> 9).to(tl.int32)) >> 23) - (127 - TOP)
     if TOP < 127:
         value = tl.minimum(magnitude, SMALLEST).to(tl.float32, bitcast=True)
         small = ((value * STEPS).to(tl.int32) + (h >> 8).to(tl.int32)) >> 24
         index = tl.where(magnitude < SMALLEST, small, index)
-    bits = x.to(tl.int32, bitcast=True)
     # Infinity times zero is minus NaN on the reference's processor.
-    negative = (bits < 0) | (((bits & ABS) == INF_BITS) & (inverse == 0.0))
-    return tl.where(negative, -index, index)
+    negative = (x.to(tl.int32, bitcast=True) < 0) | ((x == float("inf")) & (inverse == 0.0))
+    return (index | tl.where(negative & (index > 0), 2 ** (BITS - 1), 0)).to(tl.uint32)

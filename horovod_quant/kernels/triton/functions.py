@@ -37,13 +37,15 @@ from horovod_quant.kernels.triton.arguments import (
     result,
     typed,
 )
+from horovod_quant.kernels.triton.elements import words_of_a_tile
 from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, Job, Kernel, run, settle
 
 MAX_LEVELS = 2**15 - 1
 
-# How much a program takes: whole vectors of elements for each thread of four warps.
-_ROWS = 128  # of elements, to decode
-_WORD_ROWS = 16  # to encode
+# How much a program of four warps takes.
+_ROWS = 128  # of elements, to decode signs
+_SUM_TILES = 4  # of digits: a row of each is an element a thread, ...
+_CODE_TILES = 4  # ... and of codes
 _BUCKETS_TO_ADD = 16
 _LARGEST_BUCKET = MAX_ELEMENTS + 1  # for larger ones Triton's integers are too short
 _CHUNK = 1024  # elements of a bucket at a time, and ...
@@ -228,12 +230,14 @@ def encode_uniform_sum(
     words = result(out, sum_words(len(x), width), torch.int32, x.device)
     run(
         _encode_sum,
-        _encoding_job(x, norms, bucket_size, key, start, words, 32 // width),
+        _encoding_job(
+            x, norms, bucket_size, key, start, words, _SUM_TILES * words_of_a_tile(width) * (32 // width)
+        ),
         **_shape(x),
         **_rounding(levels),
         BUCKET=min(bucket_size, _LARGEST_BUCKET),
         WIDTH=width,
-        TILES=_WORD_ROWS,
+        TILES=_SUM_TILES,
     )
     return words
 
@@ -271,12 +275,12 @@ def _encoded_codes(x, norms, bucket_size, bits, key, start, out, rounding):
     words = result(out, code_words(len(x), bits), torch.int32, x.device)
     run(
         _encode_codes,
-        _encoding_job(x, norms, bucket_size, key, start, words, 32),
+        _encoding_job(x, norms, bucket_size, key, start, words, _CODE_TILES * 32),
         **_shape(x),
         **rounding,
         BUCKET=min(bucket_size, _LARGEST_BUCKET),
         BITS=bits,
-        TILES=_WORD_ROWS,
+        TILES=_CODE_TILES,
     )
     return words
 
@@ -288,7 +292,7 @@ def _encoding_job(x, norms, bucket_size, key, start, words, rows) -> Job:
         "target": words,
         **key_entries(key, start),
     }
-    return Job(len(x), _WORD_ROWS * rows * ROW, entries)
+    return Job(len(x), rows * ROW, entries)
 
 
 def _rounding(levels: int) -> dict[str, Any]:
@@ -321,13 +325,13 @@ def decode_uniform_sum(
     }
     run(
         _decode_sum,
-        Job(len(out), _ROWS * ROW, entries),
+        Job(len(out), _SUM_TILES * words_of_a_tile(width) * (32 // width) * ROW, entries),
         **_shape(out),
         BUCKET=min(bucket_size, _LARGEST_BUCKET),
         LEVELS=float(levels),
         WIDTH=width,
         BIAS=sum(1 << (width * field + width - 1) for field in range(32 // width)),
-        ROWS=_ROWS,
+        TILES=_SUM_TILES,
     )
     return out
 
@@ -370,13 +374,13 @@ def _decoded_codes(words, norms, bucket_size, bits, factor, out, **constants):
     ]
     run(
         _decode_codes,
-        Job(len(out), _ROWS * ROW, {"target": out, "factor": float_entry(factor)}, pointers=pointers),
+        Job(len(out), _CODE_TILES * TILE, {"target": out, "factor": float_entry(factor)}, pointers=pointers),
         **_shape(out),
         **constants,
         BUCKET=min(bucket_size, _LARGEST_BUCKET),
         BITS=bits,
         WORKERS=len(words),
-        ROWS=_ROWS,
+        TILES=_CODE_TILES,
     )
     return out
 
@@ -426,10 +430,10 @@ def vote(
     workers = len(words)
     run(
         _vote,
-        Job(32 * len(bits), _TILES * TILE, {"target": bits, **key_entries(key, start)}, pointers=words),
+        Job(32 * len(bits), _CODE_TILES * TILE, {"target": bits, **key_entries(key, start)}, pointers=words),
         WORKERS=workers,
         FRACTION=min(24, 32 - workers.bit_length()),
-        TILES=_TILES,
+        TILES=_CODE_TILES,
     )
     return bits
 

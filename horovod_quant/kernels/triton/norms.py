@@ -5,14 +5,16 @@ import triton.language as tl
 
 from horovod_quant.kernels.triton.columns import SOURCE, TARGET
 from horovod_quant.kernels.triton.elements import (
-    ABS,
     INF_BITS,
     ROW,
     below,
     elements_left,
     float_pointer,
+    magnitude,
     place,
     read,
+    read_magnitudes,
+    read_values,
 )
 
 
@@ -44,9 +46,9 @@ def _bucket_maxima(
         within = at + lane
         offsets = bucket[:, None] * BUCKET + within[None, :]
         inside = below(offsets, left, WHOLE) & below(within[None, :], BUCKET, BUCKET % CHUNK == 0)
-        x = read(source, offsets, inside, KIND)
-        largest = tl.maximum(largest, x.to(tl.int32, bitcast=True) & ABS)
-    maxima = tl.minimum(tl.max(largest, axis=1), INF_BITS).to(tl.float32, bitcast=True)
+        largest = tl.maximum(largest, read_magnitudes(source, offsets, inside, KIND))
+    maxima = magnitude(tl.max(largest, axis=1), KIND)
+    maxima = tl.minimum(maxima, INF_BITS).to(tl.float32, bitcast=True)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.float32)) + block * BUCKETS
     tl.store(target + bucket, maxima, mask=below(bucket * BUCKET, left, WHOLE))
 
@@ -91,19 +93,30 @@ def _bucket_sums(
     lanes = tl.zeros([BUCKETS, ROW], tl.float64)
     for at in range(0, BUCKET, ROW):
         offsets = bucket[:, None] * BUCKET + (at + lane)[None, :]
-        x = read(source, offsets, below(offsets, left, WHOLE), KIND).to(tl.float64)
+        inside = below(offsets, left, WHOLE)
         if TERM == "square":
-            lanes = lanes + x * x
+            terms = _squares(read_values(source, offsets, inside, KIND), KIND)
         elif TERM == "magnitude":
-            lanes = lanes + tl.abs(x)
+            terms = tl.abs(read(source, offsets, inside, KIND).to(tl.float64))
         else:
-            lanes = lanes + x
+            terms = read(source, offsets, inside, KIND).to(tl.float64)
+        lanes = lanes + terms
     total = sum_of_lanes(lanes, BUCKETS)
     bits = total.to(tl.uint64, bitcast=True)
     rounded = (((bits + 0x10000000) >> 29) << 29).to(tl.float64, bitcast=True)
     sums = tl.where(tl.abs(total) < float("inf"), rounded, float("inf"))
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.float64)) + block * BUCKETS
     tl.store(target + bucket, sums, mask=below(bucket * BUCKET, left, WHOLE))
+
+
+@triton.jit
+def _squares(x, KIND: tl.constexpr):
+    """Exact: those of float16 elements in float32, the others in float64."""
+    if KIND == "float16":
+        squares = (x * x).to(tl.float64)
+    else:
+        squares = x.to(tl.float64) * x.to(tl.float64)
+    return squares
 
 
 @triton.jit

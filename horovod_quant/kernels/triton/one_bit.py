@@ -1,5 +1,8 @@
 """Kernels of BinSGDM's 1-bit allreduce: bits are drawn, counted, drawn again and decoded."""
 
+# mypy: disable-error-code="assignment"
+# Tuples of tensors grow in unrolled loops.
+
 import triton
 import triton.language as tl
 
@@ -13,7 +16,6 @@ from horovod_quant.kernels.triton.columns import (
     SOURCE,
     TARGET,
 )
-from horovod_quant.kernels.triton.decoding import codes_at
 from horovod_quant.kernels.triton.elements import (
     ABS,
     INF_BITS,
@@ -24,7 +26,10 @@ from horovod_quant.kernels.triton.elements import (
     float_bits,
     float_pointer,
     hash32,
+    hash_input,
     hash_key,
+    hash_of,
+    hash_step,
     place,
     read,
     write,
@@ -32,6 +37,7 @@ from horovod_quant.kernels.triton.elements import (
 
 _TINY = tl.constexpr(2.0**-126)
 _STEP = tl.constexpr(2.0**-23)
+_UNROLLED = tl.constexpr(8)  # workers whose words are all loaded before the first is used
 
 
 @triton.jit
@@ -83,22 +89,53 @@ def vote(
     table, owners,
     WORKERS: tl.constexpr, FRACTION: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Draws a bit from the average of the workers' bits. The list of pointers holds each worker's words."""
+    """Draws a bit from the average of the workers' bits. The list of pointers holds each worker's words.
+
+    The ones are counted for the 32 bits of a word at once: each bit of the counts is a word of its own.
+    """
+    PLACES: tl.constexpr = WORKERS.bit_length()
     row, block = place(table, owners)
     first = block * (TILES * TILE)
-    left = elements_left(row, first, TILES * TILE)
-    offsets = _tiles_offsets(TILES)
-    at = (tl.arange(0, TILES) * ROW)[:, None, None] + tl.arange(0, ROW)[None, None, :]
-    number = tl.arange(0, 32).to(tl.uint32)[None, :, None]
-    inside = (tl.arange(0, TILES) * TILE < left)[:, None, None]
+    tile = tl.arange(0, TILES)[:, None]
+    lane = tl.arange(0, ROW)[None, :]
+    inside = tl.broadcast_to(tile * TILE < elements_left(row, first, TILES * TILE), [TILES, ROW])
+    at = block * (TILES * ROW) + (tile * ROW + lane)
     pointers = table + tl.load(row + POINTERS)
-    ones = tl.zeros([TILES, 32, ROW], tl.uint32)
-    for worker in range(WORKERS):
-        words = tl.load(pointers + worker).to(tl.pointer_type(tl.uint32)) + block * (TILES * ROW)
-        ones = ones + ((tl.load(words + at, mask=inside, other=0) >> number) & 1)
-    k0, k1, shift, addend, flip = hash_key(row, first)
-    draw = (hash32(offsets, k0, k1, shift, addend, flip) >> (32 - FRACTION)) * WORKERS
-    _store_bits(draw < (ones << FRACTION), row, block, left, TILES, WHOLE=False)
+    ones = ()
+    for _ in tl.static_range(PLACES):
+        ones = ones + (tl.zeros([TILES, ROW], tl.uint32),)
+    if WORKERS <= _UNROLLED:
+        for worker in tl.static_range(WORKERS):
+            ones = _counted(ones, _words_at(pointers + worker, at, inside), PLACES)
+    else:
+        for worker in range(WORKERS):
+            ones = _counted(ones, _words_at(pointers + worker, at, inside), PLACES)
+
+    k0, k1, factor, addend, flip = hash_key(row, first)
+    h = hash_input(tile * TILE + lane, k0)
+    bits = tl.zeros([TILES, ROW], tl.uint32)
+    for number in tl.static_range(32):
+        draw = (hash_of(h + hash_step(number * ROW), k1, factor, addend, flip) >> (32 - FRACTION)) * WORKERS
+        count = tl.zeros([TILES, ROW], tl.uint32)
+        for bit in tl.static_range(PLACES):
+            count = count | (((ones[bit] >> number) & 1) << (FRACTION + bit))
+        bits = bits | ((draw < count).to(tl.uint32) << number)
+    tl.store(tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + at, bits, mask=inside)
+
+
+@triton.jit
+def _words_at(pointer, at, inside):
+    return tl.load(tl.load(pointer).to(tl.pointer_type(tl.uint32)) + at, mask=inside, other=0)
+
+
+@triton.jit
+def _counted(ones, carry, PLACES: tl.constexpr):
+    """Counts, bit by bit, with the ones of another word."""
+    sums = ()
+    for bit in tl.static_range(PLACES):
+        sums = sums + (ones[bit] ^ carry,)
+        carry = ones[bit] & carry
+    return sums
 
 
 @triton.jit
@@ -120,7 +157,9 @@ def _decode_signs(
     offsets = own[:, None] * ROW + tl.arange(0, ROW)[None, :]
     inside = below(offsets, left, WHOLE)
     words = tl.load(row + SOURCE).to(tl.pointer_type(tl.uint32))
-    bits = codes_at(words, (block * ROWS).to(tl.int32) + own, inside, 1)
+    number = (block * ROWS).to(tl.int32) + own
+    at = (number >> 5)[:, None] * ROW + tl.arange(0, ROW)[None, :]
+    bits = (tl.load(words + at, mask=inside, other=0) >> (number & 31).to(tl.uint32)[:, None]) & 1
     magnitude = tl.load(row + FACTOR).to(tl.uint32)
     values = (magnitude ^ ((bits ^ 1) << 31)).to(tl.float32, bitcast=True)  # -0 is not 0 - 0
     target = float_pointer(tl.load(row + TARGET), KIND, ALIGNED) + block * (ROWS * ROW)

@@ -10,7 +10,7 @@ import torch
 from horovod_quant.kernels.keys import Key, KeyChain
 from horovod_quant.kernels.layout import TILE, code_words, tiles
 from horovod_quant.kernels.rotation import check_bits, check_scales, check_workers, rotated_elements
-from horovod_quant.kernels.triton import rotation
+from horovod_quant.kernels.triton import restoring, rotation
 from horovod_quant.kernels.triton.arguments import (
     KINDS,
     aligned,
@@ -23,14 +23,14 @@ from horovod_quant.kernels.triton.arguments import (
 )
 from horovod_quant.kernels.triton.launching import Entry, Job, Kernel, run
 
-# Tiles that a program takes.
-_ROTATED = 2
+# Tiles that a program takes. Where a bucket is in the registers of a warp: one for each of its four warps.
+_IN_REGISTERS = 4
 _ROUNDED = 16
-_ADDED = 2
 
+_encode_rotated = Kernel(rotation.encode_rotated)
 _rotate = Kernel(rotation.rotate)
-_round_coordinates = Kernel(rotation.round_coordinates)
-_add_rotated = Kernel(rotation.add_rotated)
+_round_to_trellis = Kernel(rotation.round_to_trellis)
+_add_rotated = Kernel(restoring.add_rotated)
 
 
 class KeyOfWord(NamedTuple):
@@ -69,27 +69,44 @@ def encode_rotated(
     coordinates, count = rotated_elements(len(x)), tiles(len(x))
     words = result(out, code_words(coordinates, bits), torch.int32, x.device)
     scales = result(scales, count, torch.float32, x.device)
-    # A sum of a bucket's coordinates in a fixed order reads them row by row, after all have been written.
+    if trellis:
+        _encode_to_trellis(x, bits, key, start, words, scales)
+        return words, scales
+    entries = {"source": x, "target": words, "scale": scales, "start": start}
+    run(
+        _encode_rotated,
+        Job(len(x), _IN_REGISTERS * TILE, entries, ("target", "scale"), _entries_of(key)),
+        KIND=KINDS[x.dtype],
+        ALIGNED=aligned(x),
+        BITS=bits,
+        TILES=_IN_REGISTERS,
+    )
+    return words, scales
+
+
+def _encode_to_trellis(
+    x: torch.Tensor, bits: int, key: AnyKey, start: int, words: torch.Tensor, scales: torch.Tensor
+) -> None:
+    """By two launches: whoever looks for the best path reads the coordinates twice."""
+    coordinates, count = rotated_elements(len(x)), tiles(len(x))
     z = torch.empty(coordinates, dtype=torch.float32, device=x.device)
     units = torch.empty(count, dtype=torch.float32, device=x.device)
     squares = torch.empty(count, dtype=torch.float64, device=x.device)
     entries = {"source": x, "target": z, "norms": units, "squares": squares, "start": start}
     run(
         _rotate,
-        Job(len(x), _ROTATED * TILE, entries, ("target", "norms", "squares"), _entries_of(key)),
+        Job(len(x), _IN_REGISTERS * TILE, entries, ("target", "norms", "squares"), _entries_of(key)),
         KIND=KINDS[x.dtype],
         ALIGNED=aligned(x),
-        TILES=_ROTATED,
+        TILES=_IN_REGISTERS,
     )
     entries = {"source": z, "norms": units, "squares": squares, "target": words, "scale": scales}
     run(
-        _round_coordinates,
+        _round_to_trellis,
         Job(coordinates, _ROUNDED * TILE, entries, ("target", "scale")),
         BITS=bits,
-        TRELLIS=trellis,
         TILES=_ROUNDED,
     )
-    return words, scales
 
 
 def decode_rotated(
@@ -126,13 +143,13 @@ def add_rotated(
     entries = {"target": out, "start": start, "factor": float_entry(factor)}
     run(
         _add_rotated,
-        Job(len(out), _ADDED * TILE, entries, pointers=pointers),
+        Job(len(out), _IN_REGISTERS * TILE, entries, pointers=pointers),
         KIND=KINDS[out.dtype],
         ALIGNED=aligned(out),
         BITS=bits,
         TRELLIS=trellis,
         WORKERS=len(words),
-        TILES=_ADDED,
+        TILES=_IN_REGISTERS,
     )
     return out
 

@@ -156,10 +156,13 @@ def _place(z, units, subset, SUBSETS: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def levels_of_codes(codes, before, earlier, is_first, BITS: tl.constexpr):
-    """The levels of codes behind two others in the same lane, of which those that are not there are 0."""
-    subset = (before & 1) | (((codes ^ earlier) & 1) << 1)
-    return tl.where(is_first, _levels_at(codes, 2, BITS), _levels_at((codes >> 1) * 4 + subset, 4, BITS))
+def ascending_levels(SUBSETS: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr):
+    """The levels of all subsets, at most 32, by lane."""
+    lane = tl.arange(0, ROW)[None, :]
+    levels = tl.zeros([TILES, ROW], tl.float32)
+    for i in tl.static_range(SUBSETS * 2**BITS // 2):
+        levels = tl.where(lane == i, _level(BITS, SUBSETS, i), levels)
+    return levels
 
 
 @triton.jit
