@@ -18,7 +18,8 @@ from rich.table import Table
 from horovod_quant.bench.report import shown
 from horovod_quant.methods import FP16, NONE
 
-DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
 class Trial(exchange_hooks.Trial):
@@ -29,12 +30,12 @@ class Trial(exchange_hooks.Trial):
         self.settle()
 
     def settle(self) -> None:
-        if DEVICE == "cuda":
+        if not INTERPRETED:
             torch.cuda.synchronize()
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
-    where = torch.cuda.get_device_name() if DEVICE == "cuda" else "the CPU, interpreted"
+    where = "the CPU, interpreted" if INTERPRETED else torch.cuda.get_device_name()
     table = Table(title=f"Milliseconds of an exchange on {where}", box=box.MARKDOWN,
                   caption="in hooks: of the thread that runs the backward pass; ratios within a round")  # fmt: skip
     table.add_column("method", no_wrap=True)

@@ -1,7 +1,7 @@
 """Checks the package on a GPU and writes report.json, report.md and logs.tar.gz: see scripts/gpu-check.
 
-Each part runs in processes of its own with a time limit. The files are written anew after each step, so a run that is cut
-off leaves all that was finished.
+Each part runs in processes of its own with a time limit. The files are written anew after each step, so a run that is
+cut off leaves all that was finished.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--only", nargs="+", metavar="PART", default=list(parts.TITLES), help="these parts (all)")
     add("--limit", type=float, default=LIMIT, metavar="SECONDS", help=f"for everything ({LIMIT})")
     add("--out", type=Path, default=Path("gpu-check"), metavar="FOLDER", help="for the report (gpu-check)")
-    add("--wheels", type=Path, metavar="FOLDER",
-        help="with nccl/*.whl and host/*.whl, Horovod built with NCCL and without; further *.whl go to both")  # fmt: skip
+    add("--wheels", type=Path, metavar="FOLDER", help="with Horovod's wheels: nccl/*.whl, built with NCCL, and "
+        "host/*.whl, built without; its own *.whl are installed for both")  # fmt: skip
     add("--rehearse", action="store_true", help="at a tiny size on the CPU, in Triton's interpreter")
     return parser
 
@@ -51,7 +51,8 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"--wheels {args.wheels}: {problem}")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "report.json").touch()
+        (args.out / ".partial").touch()
+        (args.out / ".partial").unlink()
     except OSError as error:
         parser.error(f"--out {args.out}: {error.strerror}; use a folder that can be written to")
     return args

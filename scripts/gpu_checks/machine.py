@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROBE = """
 import importlib, json, platform, sys
 found = {"python": platform.python_version(), "missing": [], "gpu": None}
-for name in ("numpy", "torch", "triton", "pytest", "hypothesis", "rich", "tqdm", "psutil", "cloudpickle", "yaml", "xdist"):
+for name in sys.argv[1:]:
     try:
         module = importlib.import_module(name)
         found[name] = str(getattr(module, "__version__", "there"))
@@ -26,13 +26,15 @@ try:
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         found.update(gpu=properties.name, gpus=torch.cuda.device_count(), gpu_bytes=properties.total_memory,
-                     multiprocessors=properties.multi_processor_count, nccl=".".join(map(str, torch.cuda.nccl.version())))
+                     multiprocessors=properties.multi_processor_count)
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
 except Exception as error:
     found["problem"] = f"{type(error).__name__}: {error}"
 print(json.dumps(found))
 """
 
-NEEDED = ("numpy", "torch", "triton", "pytest", "hypothesis")
+NEEDED = ("numpy", "torch", "triton", "pytest", "xdist", "hypothesis", "rich")
+FOR_HOROVOD = ("psutil", "cloudpickle", "yaml", "tqdm")
 
 
 def describe(runner: Any) -> str | None:
@@ -42,7 +44,10 @@ def describe(runner: Any) -> str | None:
         Why nothing can be checked here, and what would help; None if all is well.
     """
     done = subprocess.run(
-        [sys.executable, "-c", PROBE], capture_output=True, text=True, env=runner.environment
+        [sys.executable, "-c", PROBE, *NEEDED, *FOR_HOROVOD],
+        capture_output=True,
+        text=True,
+        env=runner.environment,
     )
     if done.returncode:
         return f"{sys.executable} does not run: {done.stderr[-500:]}"

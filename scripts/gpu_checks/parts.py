@@ -22,7 +22,8 @@ TITLES = {
 }
 """A part for the hook of DistributedDataParallel comes between exchange and training when there is such a hook."""
 
-KERNEL_TESTS = "tests/kernels/test_triton.py"
+ROOT = Path(__file__).resolve().parents[2]
+KERNEL_TESTS = sorted(map(str, (ROOT / "tests" / "kernels").glob("test_triton*.py")))
 TWO = ("--gloo", "-np", "2", "-H", "localhost:2")
 ONE = ("--gloo", "-np", "1", "-H", "localhost:1")
 STAGED = {"HOROVOD_QUANT_STAGING": "1"}
@@ -34,7 +35,7 @@ class Size(NamedTuple):
     Attributes:
         processes: of pytest-xdist.
         device: of the benchmarks and trainings.
-        tests: pytest options of all bits.
+        extended: whether all bits are also those of --all.
         examples: of each test that draws them: one case of each, all.
         sizes: of the kernels' gradients.
         rounds: of the benchmarks.
@@ -46,7 +47,7 @@ class Size(NamedTuple):
 
     processes: int
     device: str
-    tests: Sequence[str]
+    extended: bool
     examples: int
     sizes: Sequence[str]
     rounds: int
@@ -59,7 +60,7 @@ class Size(NamedTuple):
 CARD = Size(
     processes=10,
     device="cuda",
-    tests=["--all"],
+    extended=True,
     examples=60,
     sizes=["1M", "25M", "100M"],
     rounds=5,
@@ -72,14 +73,14 @@ CARD = Size(
 REHEARSAL = Size(
     processes=2,
     device="interpreter",
-    tests=[],
+    extended=False,
     examples=3,
     sizes=["4k"],
     rounds=1,
-    models={"2 gradients": ["--many-small", "2"], "3 gradients": ["--many-small", "3"]},
+    models={"2 gradients": ["--many-small", "2"]},
     methods=["none", "global-qsgd-8", "eden-3", "binsgdm"],
-    features=["overlapped", "hooks_do_not_wait", "direct_calls", "short_types"],
-    training=["--steps", "4", "--layers", "1", "--width", "32", "--heads", "2", "--context", "16",
+    features=["overlapped", "hooks_do_not_wait", "direct_calls"],
+    training=["--steps", "2", "--layers", "1", "--width", "32", "--heads", "2", "--context", "16",
               "--batch-size", "4"],
 )  # fmt: skip
 
@@ -117,13 +118,17 @@ def bits(work: Path, size: Size) -> Part:
 
 
 def all_bits(work: Path, size: Size) -> Part:
-    return Part("all-bits", [tests(work / "all-bits.jsonl", size, "all", size.tests, 35, size.examples)])
+    steps = [tests(work / "all-bits.jsonl", size, "those of each change", [], 28, size.examples)]
+    if size.extended:
+        options = ["--all", "-m", "extended"]
+        steps.append(tests(work / "more-bits.jsonl", size, "those of --all", options, 12, size.examples))
+    return Part("all-bits", steps)
 
 
 def tests(results: Path, size: Size, name: str, options: Sequence[str], weight: float, examples: int) -> Step:
     return Step(
         name,
-        [sys.executable, "-m", "pytest", KERNEL_TESTS, "-p", "no:cacheprovider", "-p", "gpu_checks.outcomes", "-q",
+        [sys.executable, "-m", "pytest", *KERNEL_TESTS, "-p", "no:cacheprovider", "-p", "gpu_checks.outcomes", "-q",
          "-n", str(size.processes), "--dist", "worksteal", *options],
         weight,
         functools.partial(readers.outcomes, results, name),
@@ -136,7 +141,7 @@ def speed(work: Path, size: Size) -> Part:
     command = [sys.executable, "benchmarks/kernels.py", "--device", size.device, "--sizes", *size.sizes,
                "--rounds", str(size.rounds), "--json", str(results)]  # fmt: skip
     read = functools.partial(readers.speed, results, size.sizes)
-    return Part("speed", [Step(" and ".join(size.sizes), command, 50, read)])
+    return Part("speed", [Step(", ".join(size.sizes), command, 45, read)])
 
 
 def host(work: Path, size: Size) -> Part:
@@ -150,7 +155,9 @@ def host(work: Path, size: Size) -> Part:
             name = f"{model}, {'two workers, staged' if staged else 'one worker'}"
             read = functools.partial(readers.exchange, results, name)
             kind, variables = ("host", STAGED) if staged else ("nccl", {})
-            steps.append(Step(name, command, 22, read, kind, variables))
+            # The first one compiles kernels; in the last one two workers exchange the larger model.
+            weight = 30 if staged == bool(number) else 24
+            steps.append(Step(name, command, weight, read, kind, variables))
     return Part("host", steps)
 
 
@@ -166,7 +173,7 @@ def exchange(work: Path, size: Size) -> Part:
         read = functools.partial(readers.scenarios, folder, name, names, 2 if staged else 1)
         variables = {"EVERY_CASE": "0", "HOROVOD_QUANT_STAGING": "1" if staged else "0"}
         command = under_horovod(TWO if staged else ONE, program)
-        steps.append(Step(name, command, 25, read, "host" if staged else "nccl", variables))
+        steps.append(Step(name, command, 30 if staged else 20, read, "host" if staged else "nccl", variables))
     return Part("exchange", steps)
 
 

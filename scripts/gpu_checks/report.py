@@ -14,6 +14,7 @@ from gpu_checks.steps import CUT_OFF, FAILED, LEFT_OUT, PASSED, Findings, Part, 
 
 VERSIONS = ("python", "torch", "cuda", "nccl", "triton", "numpy", "horovod", "driver", "commit")
 FAILURES_SHOWN = 10
+NOT_RUN = "not run"
 
 
 class Report:
@@ -34,18 +35,18 @@ class Report:
         self._out, self._logs, self._begin = out, logs, time.monotonic()
         self.data: dict[str, Any] = {"rehearsal": rehearsal, "limit": limit, "machine": {}, "parts": []}
 
-    def begin(self, part: Part) -> None:
-        """Add a part."""
-        self.data["parts"].append(
-            {"name": part.name, "state": "running", "seconds": 0.0, "steps": [], "table": []}
-        )
+    def plan(self, parts: Sequence[Part]) -> None:
+        """Add the parts, none of which has run."""
+        for part in parts:
+            entry = {"name": part.name, "state": NOT_RUN, "seconds": 0.0, "steps": [], "table": []}
+            self.data["parts"].append(entry)
         self.write()
 
     def end(
         self, part: Part, step: Step, state: str, seconds: float, limit: float, findings: Findings
     ) -> None:
-        """Add a step that has ended to the last part."""
-        entry = self.data["parts"][-1]
+        """Add a step that has ended to its part."""
+        entry = next(own for own in self.data["parts"] if own["name"] == part.name)
         entry["steps"].append(
             {
                 "name": step.name,
@@ -60,8 +61,8 @@ class Report:
         entry["table"] += findings.rows
         states = [own["state"] for own in entry["steps"]]
         entry["state"] = next((worst for worst in (FAILED, CUT_OFF, LEFT_OUT) if worst in states), PASSED)
-        if len(states) < len(part.steps) and entry["state"] != FAILED:
-            entry["state"] = "running"
+        if len(states) < len(part.steps):
+            entry["state"] += f", {len(part.steps) - len(states)} of {len(part.steps)} steps not run"
         print(
             f"gpu-check: {part.name}: {step.name}: {state}, {seconds:.0f} s. {findings.summary}", flush=True
         )

@@ -65,10 +65,10 @@ class Runner:
 
     def run(self, parts: Sequence[Part], horovods: Mapping[str, Horovod]) -> None:
         """Run the parts; the report has each step as soon as it has ended."""
+        self.report.plan(parts)
         weights = sum(step.weight for part in parts for step in part.steps)
         try:
             for part in parts:
-                self.report.begin(part)
                 for step in part.steps:
                     limit = self._left() * step.weight / weights
                     weights -= step.weight
@@ -103,6 +103,8 @@ class Runner:
             state = FAILED
         else:
             state = CUT_OFF if status is None else PASSED
+        if status is None and findings.failed:
+            findings = findings._replace(summary=f"{findings.summary}; cut off".lstrip("; "))
         if status not in (0, None) and not findings.failed:
             end = " | ".join(log.read_text(errors="replace").strip().splitlines()[-4:])
             findings = findings._replace(failed=[f"exit status {status}: {end[-500:]}"])

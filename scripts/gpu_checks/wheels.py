@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 KINDS = ("nccl", "host")
+PIP_OPTIONS = ("--no-index", "--no-deps", "--no-cache-dir", "--disable-pip-version-check")
 
 
 class Horovod(NamedTuple):
@@ -44,9 +45,9 @@ def install(folder: Path | None, work: Path, machine: dict[str, Any]) -> Mapping
         missing = "" if found.returncode == 0 else "no Horovod is installed, and --wheels was not given"
         machine["horovod"] = missing or f"{found.stdout.strip()}, the installed one"
         return dict.fromkeys(KINDS, Horovod(None, missing))
+    everywhere = sorted(folder.glob("*.whl"))
     horovods = {
-        kind: _install(sorted([*folder.glob("*.whl"), *(folder / kind).glob("*.whl")]), work / kind)
-        for kind in KINDS
+        kind: _install([*everywhere, *sorted((folder / kind).glob("*.whl"))], work / kind) for kind in KINDS
     }
     machine["horovod"] = "; ".join(
         f"{kind}: {horovod.problem or next((folder / kind).glob('horovod-*.whl')).name}"
@@ -61,15 +62,13 @@ def _install(files: list[Path], target: Path) -> Horovod:
         "-m",
         "pip",
         "install",
-        "--no-index",
-        "--no-deps",
-        "--disable-pip-version-check",
+        *PIP_OPTIONS,
         "--target",
+        str(target),
+        *map(str, files),
     ]
-    done = subprocess.run([*command, str(target), *map(str, files)], capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        return Horovod(
-            None,
-            f"pip could not install {', '.join(file.name for file in files)}: {done.stderr[-300:].strip()}",
-        )
+        names = ", ".join(file.name for file in files)
+        return Horovod(None, f"pip could not install {names}: {done.stderr[-300:].strip()}")
     return Horovod(target)
