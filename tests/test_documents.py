@@ -139,6 +139,8 @@ COMMANDS: dict[str, Entry] = {
         RunBy("tests/examples/test_horovod_scripts.py", "elastic")
     ),
     "echo localhost:3 > hosts": RunBy("tests/parallel/launching.py", '"hosts"'),
+    "scripts/gpu-check --wheels FOLDER --out FOLDER": GPU,
+    "scripts/gpu-check --rehearse": RunBy("tests/scripts/test_gpu_check.py", '"--rehearse"'),
     "scripts/setup --gpu": SETS_UP,
     "scripts/setup --gpu=host": SETS_UP,
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --device cuda --model resnet50 --json resnet50.json": GPU,

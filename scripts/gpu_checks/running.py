@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,8 +107,7 @@ class Runner:
         if status is None and findings.failed:
             findings = findings._replace(summary=f"{findings.summary}; cut off".lstrip("; "))
         if status not in (0, None) and not findings.failed:
-            end = " | ".join(log.read_text(errors="replace").strip().splitlines()[-4:])
-            findings = findings._replace(failed=[f"exit status {status}: {end[-500:]}"])
+            findings = findings._replace(failed=[f"exit status {status}: {last_words(log)}"])
         self.report.end(part, step, state, seconds, limit, findings)
         if stopped is not None:
             raise stopped
@@ -124,6 +124,13 @@ def read(step: Step) -> Findings:
         return step.read()
     except Exception as error:  # a file that was cut off, or has another form: the other parts stand
         return Findings(failed=[f"its result cannot be read: {type(error).__name__}: {error}"])
+
+
+def last_words(log: Path) -> str:
+    """Return the end of a log; under horovodrun that of its workers' errors."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    of_workers = [line for line in lines if re.match(r"\[\d+\]<stderr>:.*\w", line)]
+    return " | ".join((of_workers or lines)[-4:])[-600:]
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], log: Path, limit: float) -> int | None:
