@@ -51,6 +51,28 @@ def test_bad_arguments(options: list[str], message: str) -> None:
     assert f"gpu-check: error: {message}" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "python", "message"),
+    [
+        ([], sys.executable, "name one folder"),
+        (
+            ["wheels"],
+            "no-such-python",
+            "set PYTHON to the interpreter of an environment with PyTorch's CUDA build",
+        ),
+        (["wheels"], "/bin/false", "PYTHON=/bin/false does not run"),
+    ],
+)
+def test_wheels_need_an_environment(arguments: list[str], python: str, message: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [SCRIPTS / "gpu-wheels", *arguments], capture_output=True, text=True, timeout=100, cwd=tmp_path,
+        env=environment({"PYTHON": python}), stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode in (1, 2)
+    assert f"gpu-wheels: {message}" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_a_gpu_it_names_the_rehearsal(tmp_path: Path) -> None:
     done = check("--out", tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
