@@ -145,8 +145,9 @@ def on_a_gpu(tier: str, direct_workers: int, environment: Mapping[str, str]) -> 
         )
         for label, workers, staging in (("direct", direct_workers, "0"), ("staged", 2, "1"))
     ]  # fmt: skip
-    default = runs if direct_workers == 1 else runs[1:]
-    return _by_breadths(dict(zip(runs, ("core", "full"))), tier, default)
+    if direct_workers == 1:
+        return _by_breadths(dict.fromkeys(runs, "full"), tier, default=runs)
+    return _by_breadths(dict(zip(runs, ("core", "full"))), tier, default=runs[1:])
 
 
 SETTINGS = {
