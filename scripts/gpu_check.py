@@ -18,7 +18,7 @@ from typing import Any
 from gpu_checks import machine, parts, wheels
 from gpu_checks.running import Runner
 
-LIMIT = 360
+LIMIT, REHEARSAL_LIMIT = 360, 1200
 SHORTEST = 20
 
 
@@ -29,7 +29,8 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = parser.add_argument
     add("--only", nargs="+", metavar="PART", default=list(parts.TITLES), help="these parts (all)")
-    add("--limit", type=float, default=LIMIT, metavar="SECONDS", help=f"for everything ({LIMIT})")
+    add("--limit", type=float, metavar="SECONDS",
+        help=f"for everything ({LIMIT}; for a rehearsal {REHEARSAL_LIMIT})")  # fmt: skip
     add("--out", type=Path, default=Path("gpu-check"), metavar="FOLDER", help="for the report (gpu-check)")
     add("--wheels", type=Path, metavar="FOLDER", help="with Horovod's wheels: nccl/*.whl, built with NCCL, and "
         "host/*.whl, built without; its own *.whl are installed for both")  # fmt: skip
@@ -43,6 +44,8 @@ def parse_arguments() -> argparse.Namespace:
     unknown = [name for name in args.only if name not in parts.TITLES]
     if unknown:
         parser.error(f"--only {unknown[0]}: use some of {', '.join(parts.TITLES)}")
+    if args.limit is None:
+        args.limit = REHEARSAL_LIMIT if args.rehearse else LIMIT
     if not SHORTEST <= args.limit < math.inf:
         parser.error(f"--limit {args.limit:g}: use at least {SHORTEST} seconds")
     if args.wheels is not None:

@@ -26,7 +26,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(*options: Any, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [COMMAND, *map(str, options)], capture_output=True, text=True, timeout=600, cwd=ROOT,
+        [COMMAND, *map(str, options)], capture_output=True, text=True, timeout=1400, cwd=ROOT,
         env=environment({"PYTHON": sys.executable, **variables}), stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
@@ -168,11 +168,12 @@ def test_scenarios_that_did_not_end_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parallel
 @pytest.mark.extended
+@pytest.mark.timeout(1500)
 def test_a_rehearsal(tmp_path: Path) -> None:
     """All but the kernels' whole tests, which run here anyway."""
     pytest.importorskip("triton")
     chosen = ["bits", "speed", "host", "exchange", "training"]
-    done = check("--rehearse", "--limit", 580, "--out", tmp_path, "--only", *chosen)
+    done = check("--rehearse", "--limit", 1200, "--out", tmp_path, "--only", *chosen)
     page = (tmp_path / "report.md").read_text()
     assert done.returncode == 0, page
     report = json.loads((tmp_path / "report.json").read_text())
