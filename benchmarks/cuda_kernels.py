@@ -1,5 +1,7 @@
 """Times the Triton kernels on a GPU; part of `benchmarks/kernels.py`, which calls it for ``--device cuda``.
 
+With ``--device interpreter`` the same runs in Triton's interpreter: a rehearsal, whose times mean nothing.
+
 Each kernel is compared by the bytes that it must move: with a device-to-device copy of the same float32 gradient, with
 the same quantizer in PyTorch's operations, and with ``x.half()``. A round times each once, between CUDA events; the
 table shows medians over the rounds. A call's upload of its table of addresses counts.
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from statistics import median
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +23,9 @@ from horovod_quant.kernels import triton as k
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.layout import ROW, buckets, code_words, sum_words, tiles
 
-SIZES = {"1M": 10**6, "10M": 10**7, "100M": 10**8, "1B": 10**9}
+SIZES = {"1M": 10**6, "10M": 10**7, "25M": 25 * 10**6, "100M": 10**8, "1B": 10**9}
+INTERPRETED_SIZES = {"4k": 4096}
+ALL_SIZES = {**SIZES, **INTERPRETED_SIZES}
 COPY = "copy, device to device"
 CALLS = 10  # of one measurement
 WORKERS = 4
@@ -155,7 +160,7 @@ def measure(size: str, selected: list[Case], rounds: int) -> list[dict[str, Any]
         {
             "kernel": case.name,
             "size": size,
-            "elements": SIZES[size],
+            "elements": ALL_SIZES[size],
             "milliseconds": 1e3 * median(times[case.name]),
             "gigabytes_per_second": 1e-9 * case.bytes / median(times[case.name]),
             "share_of_copy": case.bytes / median(times[case.name]) / copied,
@@ -167,6 +172,10 @@ def measure(size: str, selected: list[Case], rounds: int) -> list[dict[str, Any]
 
 def _seconds(call: Callable[[], Any]) -> float:
     """The GPU's time of one call, launches included where they take longer than the work."""
+    if k.INTERPRETED:
+        start = perf_counter()
+        call()
+        return perf_counter() - start
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(CALLS):
@@ -194,20 +203,36 @@ def print_table(console: Console, size: str, results: list[dict[str, Any]]) -> N
     console.print(table)
 
 
+def where() -> str:
+    """Name the device that the kernels run on."""
+    return "the CPU, interpreted" if k.INTERPRETED else torch.cuda.get_device_name()
+
+
 def run(
-    console: Console, sizes: Iterable[str], bucket_size: int, only: Collection[str], rounds: int
+    console: Console,
+    sizes: Iterable[str],
+    bucket_size: int,
+    only: Collection[str],
+    rounds: int,
+    save: Callable[[list[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:
-    device = torch.device("cuda", torch.cuda.current_device())
-    console.print(f"Triton kernels on {torch.cuda.get_device_name(device)}")
+    """Time every kernel at every size.
+
+    Args:
+        save: called with all results so far after each size.
+    """
+    device = torch.device("cpu") if k.INTERPRETED else torch.device("cuda", torch.cuda.current_device())
+    console.print(f"Triton kernels on {where()}")
     results = []
     for size in sizes:
         selected = [
             case
-            for case in cases(SIZES[size], bucket_size, device)
+            for case in cases(ALL_SIZES[size], bucket_size, device)
             if case.name == COPY or any(part in case.name for part in only)
         ]
         measured = measure(size, selected, rounds)
         print_table(console, size, measured)
         results += measured
+        save(results)
         del selected  # and the memory that its calls hold
     return results

@@ -5,6 +5,7 @@
     horovodrun -np 2 python benchmarks/exchange.py --methods global-qsgd-4 --group-bytes 1 4 16 64
     horovodrun -np 2 python benchmarks/exchange.py --framework tensorflow
     horovodrun -np 2 python benchmarks/exchange.py --device cuda --model bert-base
+    python benchmarks/exchange.py --device interpreter --many-small 8
     horovodrun -np 2 python benchmarks/exchange.py --many-small
     horovodrun -np 4 -H host1:2,host2:2 python benchmarks/exchange.py --methods binsgdm --also-hierarchical
 
@@ -17,7 +18,8 @@ Beside the methods of `horovod_quant.methods` there are, for PyTorch, `ddp` (Dis
 
 With ``--device cuda`` the gradients are on a GPU, which the workers of a host share if there are not enough. The last
 table then is of the time in Horovod's hooks and in total, beside none and fp16 where Horovod can reduce tensors of a
-GPU. One worker is enough there: it shows whether the path works.
+GPU. One worker is enough there: it shows whether the path works, and counts launches and copies of an exchange. With
+``--device interpreter`` Triton's interpreter does the same on the CPU: a rehearsal, whose times mean nothing.
 
 With ``--many-small`` there are 1,000 gradients of 4,096 elements instead of a model's, so that what a gradient of any
 size costs is most of the time. The last table is of that: in Horovod's hooks, on the calling thread, and in total.
@@ -50,6 +52,7 @@ NOTHING = "no exchange"
 BASELINES = ["ddp", "ddp-fp16", "ddp-powersgd-1", "ddp-powersgd-2"]
 MIB = 2**20
 MANY, SMALL = 1000, 4096
+INTERPRETER = "interpreter"
 
 
 class Nested(Variant):
@@ -159,9 +162,13 @@ class CudaRun(HooksRun):
     fewest_workers = 1
     ratios = ("hook", "wall")
 
+    @property
+    def _interpreted(self) -> bool:
+        return self.plan.options.device == INTERPRETER
+
     def refusal(self, variant: Variant) -> str | None:
         found = super().refusal(variant)
-        if found or variant.method is None or variant.ours:
+        if found or variant.method is None or variant.ours or self._interpreted:
             return found
         problems = self.bench.gather_texts(devices().reduction_problem(self.framework.hvd) or "")
         return next(filter(None, problems), None)
@@ -169,7 +176,8 @@ class CudaRun(HooksRun):
     def make_gradients(self, values: list[np.ndarray]) -> Any:
         import exchange_cuda
 
-        devices().take_gpu(self.framework.hvd)
+        if not self._interpreted:
+            devices().take_gpu(self.framework.hvd)
         return self.framework.Gradients(self.plan.shapes, values, exchange_cuda.DEVICE)
 
     def make_timed_trial(self, variant: Variant) -> Any:
@@ -181,11 +189,23 @@ class CudaRun(HooksRun):
             )
         return exchange_cuda.Trial(variant, self.gradients, self.plan.options)
 
+    def more(self) -> None:
+        import exchange_launches
+
+        super().more()
+        if self.bench.size == 1:
+            self.counts = {trial.variant.label: exchange_launches.count(trial) for trial in self.trials}
+
+    def results(self) -> list[dict[str, Any]]:
+        results = super().results()
+        for result in results:
+            result["counts"] = getattr(self, "counts", {}).get(result["method"])
+        return results
+
     def hooks_table(self, results: list[dict[str, Any]]) -> Table:
         import exchange_cuda
-        import torch
 
-        return exchange_cuda.table(results, torch.cuda.get_device_name())
+        return exchange_cuda.table(results)
 
 
 def devices() -> Any:
@@ -256,7 +276,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", help="also write the results here")
     parser.add_argument("--plot", metavar="FILE", help="draw them here")
     torch = parser.add_argument_group("PyTorch only")
-    torch.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where the gradients are")
+    torch.add_argument("--device", default="cpu", choices=["cpu", "cuda", INTERPRETER],
+                       help="where the gradients are")  # fmt: skip
     torch.add_argument("--many-small", nargs="?", type=int, const=MANY, metavar="GRADIENTS",
                        help=f"{MANY:,} gradients of {SMALL:,} elements, or as many as given")  # fmt: skip
     torch.add_argument("--split-rounds", type=int, default=5, help="instrumented measurements; 0: none")
@@ -279,11 +300,13 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--groups is for TensorFlow")
     if arguments.many_small is not None and arguments.many_small < 1:
         parser.error(f"--many-small {arguments.many_small}: use at least one gradient")
-    if arguments.device == "cuda":
+    if arguments.device == INTERPRETER:
+        os.environ.update(TRITON_INTERPRET="1", HOROVOD_QUANT_KERNELS="triton")
+    if arguments.device != "cpu":
         arguments.split_rounds = 0  # the phases are those of the kernels for the CPU
         baselines = [method for method in arguments.methods if method in BASELINES]
         if arguments.framework == "tensorflow":
-            parser.error("--device cuda: it is for PyTorch; use --framework torch")
+            parser.error(f"--device {arguments.device}: it is for PyTorch; use --framework torch")
         if baselines:
             parser.error(f"--methods {baselines[0]}: it can only be measured with --device cpu")
     if arguments.framework == "tensorflow":
@@ -333,7 +356,7 @@ def many_small(count: int) -> Shapes:
 
 def device_problem(device: str) -> str:
     """What keeps this worker from using the device; nothing if all is well."""
-    if device == "cpu":
+    if device != "cuda":
         return ""
     with Problem.of("--framework torch"):
         problem = devices().gpu_problem()
@@ -343,7 +366,7 @@ def device_problem(device: str) -> str:
 def main() -> int:
     arguments = parse_arguments()
     ExchangeRun.split_rounds = arguments.split_rounds
-    kind = CudaRun if arguments.device == "cuda" else HooksRun if arguments.many_small else ExchangeRun
+    kind = CudaRun if arguments.device != "cpu" else HooksRun if arguments.many_small else ExchangeRun
     return run_plan(lambda: plan(arguments), kind)
 
 

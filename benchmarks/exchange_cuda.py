@@ -5,6 +5,7 @@ A hook is done when it returns; an exchange when the GPU has finished all that i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from rich.table import Table
 from horovod_quant.bench.report import shown
 from horovod_quant.methods import FP16, NONE
 
-DEVICE = "cuda"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
 class Trial(exchange_hooks.Trial):
@@ -25,14 +27,16 @@ class Trial(exchange_hooks.Trial):
 
     def prepare(self, keep: bool = False) -> None:
         super().prepare(keep)
-        torch.cuda.synchronize()
+        self.settle()
 
     def settle(self) -> None:
-        torch.cuda.synchronize()
+        if not INTERPRETED:
+            torch.cuda.synchronize()
 
 
-def table(results: Sequence[dict[str, Any]], gpu: str) -> Table:
-    table = Table(title=f"Milliseconds of an exchange on {gpu}", box=box.MARKDOWN,
+def table(results: Sequence[dict[str, Any]]) -> Table:
+    where = "the CPU, interpreted" if INTERPRETED else torch.cuda.get_device_name()
+    table = Table(title=f"Milliseconds of an exchange on {where}", box=box.MARKDOWN,
                   caption="in hooks: of the thread that runs the backward pass; ratios within a round")  # fmt: skip
     table.add_column("method", no_wrap=True)
     for column in ("in hooks", "x none", "x fp16", "total", "x none", "x fp16"):

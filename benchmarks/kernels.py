@@ -7,6 +7,7 @@ whose CPU time is measured; buffers are kept between calls.
     python benchmarks/kernels.py                         # the native kernels, three sizes, AVX2 and better
     python benchmarks/kernels.py --only uniform vote --isa avx2 --json kernels.json
     python benchmarks/kernels.py --device cuda           # the Triton kernels on a GPU, see cuda_kernels.py
+    python benchmarks/kernels.py --device interpreter    # the same calls in Triton's interpreter, to rehearse them
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import platform
 import time
 from collections.abc import Collection
@@ -258,18 +260,25 @@ def on_cpu(console: Console, arguments: Any, parser: argparse.ArgumentParser) ->
 
 
 def on_gpu(console: Console, arguments: Any, parser: argparse.ArgumentParser) -> tuple[str, list]:
+    interpreted = arguments.device == "interpreter"
+    if interpreted:
+        os.environ["TRITON_INTERPRET"] = "1"
     try:
         import torch
         import triton  # noqa: F401
     except ImportError as error:
-        parser.error(f"--device cuda: {error}; pip install torch triton")
-    if not torch.cuda.is_available():
+        parser.error(f"--device {arguments.device}: {error}; pip install torch triton")
+    if not interpreted and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch sees no CUDA device")
     import cuda_kernels
 
-    sizes = chosen_sizes(arguments, cuda_kernels.SIZES, parser)
-    results = cuda_kernels.run(console, sizes, arguments.bucket_size, arguments.only, arguments.rounds)
-    return f"Triton kernels on {torch.cuda.get_device_name()}", results
+    known = cuda_kernels.INTERPRETED_SIZES if interpreted else cuda_kernels.SIZES
+    sizes, description = chosen_sizes(arguments, known, parser), f"Triton kernels on {cuda_kernels.where()}"
+    results = cuda_kernels.run(
+        console, sizes, arguments.bucket_size, arguments.only, arguments.rounds,
+        lambda found: write_json(arguments.json, description, found),
+    )  # fmt: skip
+    return description, results
 
 
 def chosen_sizes(arguments: Any, known: Collection[str], parser: argparse.ArgumentParser) -> Collection[str]:
@@ -290,7 +299,8 @@ def make_parser() -> argparse.ArgumentParser:
         choices=native_library.INSTRUCTION_SETS,
         help="instruction sets of the native kernels",
     )
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where to time kernels")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda", "interpreter"),
+                        help="where to time kernels")  # fmt: skip
     parser.add_argument("--sizes", nargs="+", metavar="SIZE", help="numbers of elements, such as 1M")
     parser.add_argument("--bucket-size", type=int, default=1024, help="number of elements that share a norm")
     parser.add_argument("--only", nargs="+", default=[""], help="kernels whose name contains one of these")
@@ -302,10 +312,14 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> None:
     parser = make_parser()
     arguments = parser.parse_args()
-    on_device = on_gpu if arguments.device == "cuda" else on_cpu
+    on_device = on_cpu if arguments.device == "cpu" else on_gpu
     description, results = on_device(Console(), arguments, parser)
-    if arguments.json:
-        with open(arguments.json, "w") as file:
+    write_json(arguments.json, description, results)
+
+
+def write_json(path: str | None, description: str, results: list[dict[str, Any]]) -> None:
+    if path is not None:
+        with open(path, "w") as file:
             json.dump({"kernels": description, "results": results}, file, indent=1)
 
 

@@ -165,6 +165,7 @@ class Record:
         self._compression, self._parameters = compression, parameters
         self._losses: list[float] = []
         self._bytes_sent: list[float] = []
+        self._ends: list[float] = []
         # horovodrun shows a progress bar, but through a pipe: only without it can tqdm tell whether anybody looks.
         hidden = None if hvd.size() == 1 else False
         self._bar = tqdm(
@@ -182,6 +183,7 @@ class Record:
     def step(self, loss: float) -> None:
         """Takes the loss of the step that has ended."""
         self._losses.append(loss)
+        self._ends.append(time.perf_counter() - self._begin)
         self._bytes_sent.append(self._bytes_so_far())
         self._bar.update()
 
@@ -213,6 +215,7 @@ class Record:
             "float32_bytes_per_step": self._uncompressed_bytes(4),
             "losses": np.mean(losses, axis=0).tolist(),
             "bytes_sent": self._bytes_sent,
+            "ends": self._ends,
             "fingerprints": fingerprints,
         }
 

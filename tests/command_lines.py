@@ -63,6 +63,7 @@ PARSERS = {
     "scripts/api-docs": "scripts/api_docs.py",
     "scripts/check-model": "scripts/check_model.py",
     "scripts/demo": "scripts/demonstration.py",
+    "scripts/gpu-check": "scripts/gpu_check.py",
     "scripts/reproduce": "scripts/reproduction/__main__.py",
 }
 """Programs whose options are in a function ``make_parser`` of a file."""

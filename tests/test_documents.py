@@ -48,6 +48,7 @@ EXCHANGE = RunBy("tests/test_benchmarks.py", "exchange")
 ON_TOP = "tests/examples/test_frameworks_on_top.py"
 PINNED = "scripts/setup --frameworks installs the same file, into a folder, before scripts/test --all"
 BUILD = "builds Horovod for minutes, from a registry: scripts/test-install-page runs it as it stands there"
+BUILD_FOR_A_GPU = "builds Horovod twice, with CUDA's compiler, for PyTorch's CUDA build of several gigabytes"
 GPU = "needs a GPU: no machine that runs the tests has one"
 SETS_UP = "makes an environment of gigabytes, in which the tests then run"
 TESTS = "it runs the tests"
@@ -139,6 +140,16 @@ COMMANDS: dict[str, Entry] = {
         RunBy("tests/examples/test_horovod_scripts.py", "elastic")
     ),
     "echo localhost:3 > hosts": RunBy("tests/parallel/launching.py", '"hosts"'),
+    "scripts/gpu-check --wheels FOLDER --out FOLDER": GPU,
+    "python -m venv gpu-environment": SETS_UP,
+    ". gpu-environment/bin/activate": SETS_UP,
+    "pip install torch==2.11.0 triton==3.6.0 numpy==2.5.2 pytest pytest-xdist hypothesis rich tqdm "
+    'psutil cloudpickle pyyaml cffi "setuptools<81" wheel "cmake<4"': SETS_UP,
+    "PYTHON=python scripts/gpu-wheels wheels": BUILD_FOR_A_GPU,
+    "PYTHON=python scripts/gpu-check --rehearse --wheels wheels": (
+        RunBy("tests/scripts/test_gpu_check.py", '"--rehearse"')
+    ),
+    "scripts/gpu-check --rehearse": RunBy("tests/scripts/test_gpu_check.py", '"--rehearse"'),
     "scripts/setup --gpu": SETS_UP,
     "scripts/setup --gpu=host": SETS_UP,
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --device cuda --model resnet50 --json resnet50.json": GPU,

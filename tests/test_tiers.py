@@ -112,7 +112,7 @@ def test_all_has_every_scenario_with_each_controller_and_number_of_workers(modul
 
 
 def test_all_has_what_the_default_tier_has_and_thorough_has_all_with_all() -> None:
-    for kind in (flat, hierarchical, with_settings, gpu):
+    for kind in (flat, hierarchical, with_settings, gpu, one_gpu):
         usual, every, thorough = kind("default"), kind("all"), kind("thorough")
         for run, scenarios in usual.items():
             assert set(scenarios) <= set(every[run]), run
@@ -123,6 +123,18 @@ def test_all_has_what_the_default_tier_has_and_thorough_has_all_with_all() -> No
 
 def gpu(tier: str) -> Plan:
     return on_a_gpu(tier, 2, {})
+
+
+def one_gpu(tier: str) -> Plan:
+    return on_a_gpu(tier, 1, {})
+
+
+def test_on_one_gpu_the_default_tier_has_each_feature_direct_and_staged() -> None:
+    every = {split(name)[0] for name in names("torch_gpu_scenarios", "full")}
+    ran = {(run.label, run.workers): names for run, names in one_gpu("default").items()}
+    assert ran.keys() == {("direct", 1), ("staged", 2)}
+    for scenarios in ran.values():
+        assert {split(name)[0] for name in scenarios} == every
 
 
 @pytest.mark.parametrize("tier", ["default", "all"])

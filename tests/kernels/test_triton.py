@@ -74,7 +74,7 @@ def interpreter() -> Iterator[None]:
         yield
 
 
-many = settings(max_examples=300 if ON_GPU else 3)
+many = settings(max_examples=int(os.environ.get("KERNEL_EXAMPLES", 300 if ON_GPU else 3)))
 
 
 def test_kernels_run_where_they_can() -> None:

@@ -133,7 +133,11 @@ def hierarchical(tier: str) -> Plan:
 
 
 def on_a_gpu(tier: str, direct_workers: int, environment: Mapping[str, str]) -> Plan:
-    """Once Horovod's collectives get the tensors, once they are staged through the host."""
+    """Once Horovod's collectives get the tensors, once they are staged through the host.
+
+    Args:
+        direct_workers: 1 where there is one GPU, of which NCCL refuses to serve two; both are then in the default tier.
+    """
     runs = [
         Run(
             "torch_gpu_scenarios", "gloo", workers, label, (),
@@ -141,6 +145,8 @@ def on_a_gpu(tier: str, direct_workers: int, environment: Mapping[str, str]) -> 
         )
         for label, workers, staging in (("direct", direct_workers, "0"), ("staged", 2, "1"))
     ]  # fmt: skip
+    if direct_workers == 1:
+        return _by_breadths(dict.fromkeys(runs, "full"), tier, default=runs)
     return _by_breadths(dict(zip(runs, ("core", "full"))), tier, default=runs[1:])
 
 

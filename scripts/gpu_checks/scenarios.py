@@ -1,0 +1,28 @@
+"""The scenarios of tests/parallel/test_gpu_exchange.py, in its form for one GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def plan(features: Collection[str] | None) -> dict[str, list[str]]:
+    """Return the names of the scenarios for one worker (``direct``) and for two that share a GPU (``staged``).
+
+    Args:
+        features: those alone; None for all.
+    """
+    # The tests' modules import each other, and the package, by these folders.
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "parallel")]
+    try:
+        from plan import on_a_gpu
+        from scenario_table import split
+    finally:
+        del sys.path[:2]
+    return {
+        run.label: [name for name in names if features is None or split(name)[0] in features]
+        for run, names in on_a_gpu("default", 1, {}).items()
+    }
