@@ -5,7 +5,7 @@ The steps that select signs stay on the device: `StepWords` says where they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,8 @@ def keys_of_words(chains: Sequence[KeyChain], domain: str, addresses: np.ndarray
 
 def write_steps(steps: Sequence[int], out: torch.Tensor, at: np.ndarray, filled: np.ndarray) -> None:
     """Writes each step to ``out[at[i]]``, where ``filled`` says that there is one."""
+    if not filled.any():
+        return
     (step,) = steps_of("step", lambda: arrays.step_word(0, out[:1]))
     targets = out.data_ptr() + _BYTES * at
     numbers = np.array(steps, np.int64) & ALL_ONES
@@ -81,33 +83,60 @@ def encode_rotated_each(
     """
     coordinates = _check(table, bits, words_at, scales_at, len(out))
     base = typed(out, torch.int32, "out").data_ptr()
+    columns = {
+        "source": table.addresses,
+        "target": base + _BYTES * words_at,
+        "scale": base + _BYTES * scales_at,
+        "start": np.array(starts, np.int64),
+    }
+    if trellis:
+        _encode_to_trellis_each(table, bits, keys, columns, coordinates, out)
+        return out
+    for group in table.groups:
+        (step,) = _encoding_steps(table, group, bits, trellis)
+        launch(step, elements_of(table, group), {name: group.of(own) for name, own in columns.items()},
+               table.device, [table.range], [range_of(out)], _of_group(keys, group), (table, out))  # fmt: skip
+    return out
+
+
+def _encode_to_trellis_each(
+    table: Table,
+    bits: int,
+    keys: np.ndarray,
+    columns: Mapping[str, np.ndarray],
+    coordinates: np.ndarray,
+    out: torch.Tensor,
+) -> None:
+    """By two launches, with the coordinates in memory between them."""
     tile_at = before(table.counts(TILE))
     z = torch.empty(int(coordinates.sum()), dtype=torch.float32, device=table.device)
     units = torch.empty(int(table.counts(TILE).sum()), dtype=torch.float32, device=table.device)
     squares = torch.empty(len(units), dtype=torch.float64, device=table.device)
-    scratch = {
-        "norms": units.data_ptr() + _BYTES * tile_at,
-        "squares": squares.data_ptr() + 8 * tile_at,
-    }
     z_at = z.data_ptr() + _BYTES * before(coordinates)
-    words, scales = base + _BYTES * words_at, base + _BYTES * scales_at
-    rotating = {"source": table.addresses, "target": z_at, "start": np.array(starts, np.int64), **scratch}
-    rounding = {"source": z_at, "target": words, "scale": scales, **scratch}
+    scratch = {"norms": units.data_ptr() + _BYTES * tile_at, "squares": squares.data_ptr() + 8 * tile_at}
+    rotating = {"source": columns["source"], "target": z_at, "start": columns["start"], **scratch}
+    rounding = {"source": z_at, "target": columns["target"], "scale": columns["scale"], **scratch}
     between = [range_of(z), range_of(units), range_of(squares)]
     kept = (table, z, units, squares, out)
     last = None
     for group in table.groups:
-        x = table.longest(group)[:1]
-        rotate, last = steps_of(
-            ("rotate", group[:2], bits, trellis),
-            lambda: rotated.encode_rotated(x, bits, _CHAIN.key("", 0), trellis=trellis),  # noqa: B023
-        )
-        selected = {name: group.of(column) for name, column in rotating.items()}
-        launch(rotate, elements_of(table, group), selected, table.device, [table.range], between,
-               keys if group.which is None else keys[group.which], kept)  # fmt: skip
+        rotate, last = _encoding_steps(table, group, bits, True)
+        launch(rotate, elements_of(table, group), {name: group.of(own) for name, own in rotating.items()},
+               table.device, [table.range], between, _of_group(keys, group), kept)  # fmt: skip
     if last is not None:
         launch(last, tuple(coordinates.tolist()), rounding, table.device, between, [range_of(out)], kept=kept)
-    return out
+
+
+def _encoding_steps(table: Table, group: Any, bits: int, trellis: bool) -> list[Any]:
+    x = table.longest(group)[:1]
+    return steps_of(
+        ("rotate", group[:2], bits, trellis),
+        lambda: rotated.encode_rotated(x, bits, _CHAIN.key("", 0), trellis=trellis),
+    )
+
+
+def _of_group(keys: np.ndarray, group: Any) -> np.ndarray:
+    return keys if group.which is None else keys[group.which]
 
 
 def add_rotated_each(

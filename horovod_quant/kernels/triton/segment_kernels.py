@@ -14,9 +14,9 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-from horovod_quant.kernels.layout import ROW, TILE, sum_words
+from horovod_quant.kernels.layout import ROW, TILE, ceil_div, sum_words
 from horovod_quant.kernels.segment_places import code_places, flag_places, keys_of_batch, rotated_places
-from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
+from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels, split_points
 from horovod_quant.kernels.triton import arrays, each, each_bits, each_rotated
 from horovod_quant.kernels.triton.arguments import current_device
 from horovod_quant.kernels.triton.launching import batch
@@ -37,8 +37,10 @@ class TritonSegments(SegmentKernels):
 
     def empty(self, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
         """Arrays for float32 results that are temporary."""
-        memory = torch.empty(sum(lengths), dtype=torch.float32, device=current_device())
-        return memory.split(list(lengths)) if lengths else []
+        # Each begins at a multiple of 16 bytes, as whole vectors are read from.
+        at = split_points([ceil_div(length, ROW) * ROW for length in lengths])
+        memory = torch.empty(at[-1], dtype=torch.float32, device=current_device())
+        return [memory[start : start + length] for start, length in zip(at, lengths)]
 
     def decode_sources(
         self, outs: Sequence[Any], sources: Sequence[Any], decode: Callable[..., Any]
