@@ -11,25 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 import horovod_quant
-from horovod_quant.kernels.layout import WHOLE_TENSOR, sum_words
-from horovod_quant.schemes.base import (
-    Allreduce,
-    Collective,
-    Decoded,
-    Exchange,
-    Extent,
-    Gradient,
-    Scheme,
-    Workers,
-    checked,
-    split_points,
-)
+from horovod_quant.codecs.shared_scale import SharedScaleSums
+from horovod_quant.kernels.layout import WHOLE_TENSOR
+from horovod_quant.reductions.integer_allreduce import IntegerAllreduce
+from horovod_quant.schemes.base import Exchange, Gradient, Scheme, Workers
 
 
 @horovod_quant.register
@@ -65,55 +55,17 @@ class TernGrad(Scheme):
         if not is_number or not 0 < self.clip < math.inf:
             raise ValueError(f"clip={self.clip!r}: use a positive number, for example 2.5, or None")
 
-    @property
-    def collectives(self) -> tuple[Collective, ...]:
-        return Collective(Allreduce, "float32", "max"), Collective(Allreduce, "int32", "sum")
-
     def check_workers(self, size: int) -> None:
         if bits_of_sums(size) > 16:
             raise ValueError(f"{size} workers: TernGrad can add the integers of at most 32767 workers")
 
+    def reduction(self, workers: Workers) -> IntegerAllreduce:
+        bits = bits_of_sums(workers.size)
+        return IntegerAllreduce(SharedScaleSums(bits, levels=1, norm="max", bucket_size=WHOLE_TENSOR))
+
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        self.check_workers(workers.size)
-        bits = bits_of_sums(workers.size)
-        values = [self.clipped(gradient.values, kernels) for gradient in gradients]
-
-        scales = kernels.assemble(
-            [(1, np.float32, lambda out, x=x: kernels.tensor_maximum(x)) for x in values]
-        )
-        scales = yield from checked(Allreduce(scales, "max", [4] * len(values)), workers)
-
-        def encode(i: int, out: Any) -> Any:
-            gradient, scale = gradients[i], scales[i : i + 1]
-            key = gradient.keys.key("worker", gradient.step, workers.rank)
-            return kernels.encode_uniform_sum(
-                values[i], scale, WHOLE_TENSOR, 1, bits, key, gradient.start, out
-            )
-
-        counts = [sum_words(gradient.elements, bits) for gradient in gradients]
-        parts = [(count, np.int32, partial(encode, i)) for i, count in enumerate(counts)]
-        head_count = (1, np.int32, lambda out: np.ones(1, np.int32))
-        words = kernels.assemble([*parts, head_count])
-        words = yield from checked(Allreduce(words, "sum", [4 * count for count in counts]), workers)
-        return self.opened([scales, words], [gradient.extent for gradient in gradients], workers, kernels)
-
-    def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
-        bits = bits_of_sums(workers.size)
-        words = sum(sum_words(count, bits) for count in elements)
-        return [(len(elements), np.float32), (words + 1, np.int32)]
-
-    def opened(
-        self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
-    ) -> Decoded:
-        scales, words = received
-        bits = bits_of_sums(workers.size)
-        at = split_points([sum_words(extent.elements, bits) for extent in extents])
-
-        def write(i: int, factor: float, out: Any) -> Any:
-            own, scale = words[at[i] : at[i + 1]], scales[i : i + 1]
-            return kernels.decode_uniform_sum(own, scale, WHOLE_TENSOR, 1, bits, factor, out)
-
-        return Decoded(words[-1], write, received=received)
+        clipped = [gradient.replaced(self.clipped(gradient.values, kernels)) for gradient in gradients]
+        return super().begin(clipped, workers, kernels)
 
     def clipped(self, x: Any, kernels: Any) -> Any:
         if self.clip is None:

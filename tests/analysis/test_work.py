@@ -61,7 +61,7 @@ def test_kernel_calls_are_those_of_the_scheme() -> None:
         Call("less", 0, 5000),
         Call("minimum", 0, 5000),
         Call("where", 0, 5000),
-        Call("tensor_maximum", 0, 5000),
+        Call("bucket_maxima", 0, 5000),
     ]
     assert before_words == [Call("encode_uniform_sum", 4, 5000)]
     assert decode == [Call("decode_uniform_sum", 4, 5000)]
