@@ -1,4 +1,4 @@
-"""docs/new-scheme.md: its code runs as it stands, and is the example's."""
+"""docs/new-scheme.md and docs/architecture.md: their code runs as it stands, the former's is the example's."""
 
 from __future__ import annotations
 
@@ -52,3 +52,12 @@ def test_every_kernel_that_the_page_names_is_there() -> None:
     }
     assert len(named) > 25
     assert named <= set(dir(reference))
+
+
+def test_the_transport_of_the_page_on_architecture_runs() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(block, "architecture.md", "exec"), names)
+    (expected,) = simulator.run(names["scheme"], [names["gradient"]], names=["w"]).decoded[0]
+    assert same_bits(names["average"], expected)

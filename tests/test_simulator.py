@@ -18,6 +18,12 @@ def ring(size: int, payload: float) -> float:
     return 2 * (size - 1) / size * payload
 
 
+def flags(n: int) -> int:
+    """Bytes: of each shard, a word for every 32 tiles."""
+    tiles = D // 1024
+    return 4 * sum(-(-(tiles * (rank + 1) // n - tiles * rank // n) // 32) for rank in range(n))
+
+
 COSTS = {
     "qsgd": (QSGD(4, bucket_size=1024), lambda n: {"allgather": (n - 1) * (4 * D / 8 + 4 * D / 1024)}),
     "qsgd 9 bits": (QSGD(9, bucket_size=1024), lambda n: {"allgather": (n - 1) * (9 * D / 8 + 4 * D / 1024)}),
@@ -37,10 +43,19 @@ COSTS = {
             "allgather": (n - 1) / n * 4 * D / 8,
         },
     ),
-    "binsgdm": (BinSGDM(), lambda n: {"alltoall": (n - 1) / n * D / 8, "allgather": (n - 1) / n * D / 8}),
+    "binsgdm": (
+        BinSGDM(),
+        lambda n: {
+            "alltoall": (n - 1) / n * (D / 8 + flags(n)),
+            "allgather": (n - 1) / n * (D / 8 + flags(n)),
+        },
+    ),
     "binsgdm, 3 bits down": (
         BinSGDM(server_bits=3),
-        lambda n: {"alltoall": (n - 1) / n * D / 8, "allgather": 3 * (n - 1) / n * D / 8},
+        lambda n: {
+            "alltoall": (n - 1) / n * (D / 8 + flags(n)),
+            "allgather": (n - 1) / n * (3 * D / 8 + flags(n)),
+        },
     ),
 }
 
@@ -53,9 +68,9 @@ def test_bytes_sent_are_those_of_the_cost_table(scheme: Scheme, cost, size: int)
 
 
 def test_bytes_of_small_gradients_are_not_rounded_away() -> None:
-    # One tile of signs, to and from one of 40 servers.
+    # One tile of signs and a word of flags, to and from one of 40 reducers.
     result = simulate(BinSGDM(), [gaussian(worker, 1000) for worker in range(40)])
-    assert result.bytes_sent == pytest.approx({"alltoall": 39 / 40 * 128, "allgather": 39 / 40 * 128})
+    assert result.bytes_sent == pytest.approx({"alltoall": 39 / 40 * 132, "allgather": 39 / 40 * 132})
 
 
 def test_error_is_relative_to_the_exact_sum() -> None:

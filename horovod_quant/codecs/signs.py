@@ -81,7 +81,7 @@ class SignAverages(Codec):
         return tiles(elements) * ROW * self.bits + ceil_div(tiles(elements), ROW)
 
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> Any:
-        raise TypeError("SignAverages are made of signs")
+        raise NotImplementedError
 
     def of_signs(self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch) -> Any:
         """The payload for the averages over payloads of `Signs`."""

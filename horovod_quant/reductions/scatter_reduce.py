@@ -88,8 +88,8 @@ class ScatterReduceAllgather:
                 return self.gather.decode(kernels, payloads, at, batch, REDUCER, of_codes, parts)
 
             sources = [
-                ([payload], at, segments)
-                for payload, (at, segments) in zip(received, shards.parts_of(self.gather, places))
+                ([received[part.rank]], part.at, part.segments)
+                for part in shards.parts_of(self.gather, places)
             ]
             return segment_kernels(kernels).decode_sources(outs, sources, decode_shard)
 

@@ -113,6 +113,14 @@ def owned_range(name: str, elements: int, owners: int, owner: int, unit: int) ->
     return min(low * unit, elements), min(high * unit, elements)
 
 
+class Part(NamedTuple):
+    """Segments that a rank reduces, and where each begins in the payload of their shard."""
+
+    rank: int
+    at: Sequence[int]
+    segments: Sequence[Segment]
+
+
 class Shards:
     """The segments that each rank reduces, for tensors with these lengths.
 
@@ -128,21 +136,13 @@ class Shards:
             for rank in range(workers)
         ]
         self._bytes: dict[Codec, list[int]] = {}
+        self._parts: dict[Codec, tuple[list[Part], list[list[Part]]]] = {}
         self._lengths = [tuple(segment.elements for segment in segments) for segments in self.of]
 
     @cached_property
     def segments(self) -> list[Segment]:
         """Of all ranks, one after another."""
         return [segment for segments in self.of for segment in segments]
-
-    @cached_property
-    def _of_tensor(self) -> list[list[tuple[int, int]]]:
-        """For each tensor the ranks that reduce parts of it, and the number of the segment there."""
-        found: list[list[tuple[int, int]]] = [[] for _ in range(self._tensors)]
-        for rank, segments in enumerate(self.of):
-            for number, segment in enumerate(segments):
-                found[segment.tensor].append((rank, number))
-        return found
 
     def lengths(self, codec: Codec) -> list[int]:
         """Words of the payload of each shard."""
@@ -160,17 +160,31 @@ class Shards:
             found[segment.tensor] += 4 * codec.words(segment.elements)
         return found
 
-    def parts_of(self, codec: Codec, tensors: Sequence[int]) -> list[tuple[Sequence[int], Sequence[Segment]]]:
-        """For each rank the segments of these tensors, numbered by their places, and where they are in its payload."""
-        offsets = [codec.offsets(lengths) for lengths in self._lengths]
+    def parts_of(self, codec: Codec, tensors: Sequence[int]) -> Sequence[Part]:
+        """The parts of the payloads of ``codec`` with segments of these tensors, numbered by their places."""
+        if codec not in self._parts:
+            self._parts[codec] = self._found_parts(codec)
+        all_parts, by_tensor = self._parts[codec]
+        if len(tensors) == 1:
+            return by_tensor[tensors[0]]
         if len(tensors) == self._tensors and list(tensors) == list(range(self._tensors)):
-            return list(zip(offsets, self.of))
-        found: list[tuple[list[int], list[Segment]]] = [([], []) for _ in self.of]
-        for place, tensor in enumerate(tensors):
-            for rank, number in self._of_tensor[tensor]:
-                found[rank][0].append(offsets[rank][number])
-                found[rank][1].append(self.of[rank][number]._replace(tensor=place))
-        return found  # type: ignore[return-value]
+            return all_parts
+        return [
+            Part(part.rank, part.at, [segment._replace(tensor=place) for segment in part.segments])
+            for place, tensor in enumerate(tensors)
+            for part in by_tensor[tensor]
+        ]
+
+    def _found_parts(self, codec: Codec) -> tuple[list[Part], list[list[Part]]]:
+        """Of all tensors, and of each alone."""
+        by_tensor: list[list[Part]] = [[] for _ in range(self._tensors)]
+        found = []
+        for rank, (lengths, segments) in enumerate(zip(self._lengths, self.of)):
+            offsets = codec.offsets(lengths)
+            found.append(Part(rank, offsets, segments))
+            for at, segment in zip(offsets, segments):
+                by_tensor[segment.tensor].append(Part(rank, (at,), [segment._replace(tensor=0)]))
+        return found, by_tensor
 
 
 def shards_of(elements: Iterable[int], workers: int, align: int) -> Shards:

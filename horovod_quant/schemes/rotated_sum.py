@@ -115,7 +115,7 @@ class RotatedSum:
     def decode_received(
         self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
     ) -> Decoded:
-        raise TypeError("the sums of rotated gradients cannot be decoded elsewhere")
+        raise NotImplementedError
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         bits = self.bits

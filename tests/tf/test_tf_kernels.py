@@ -32,6 +32,7 @@ from horovod_quant.kernels.rotation import LEVELS, rotated_elements  # noqa: E40
 from horovod_quant.schemes import Hierarchical  # noqa: E402
 from horovod_quant.schemes.base import Allgather, Allreduce, BinaryState, Gradient, Workers  # noqa: E402
 from horovod_quant.tensorflow import kernels  # noqa: E402
+from horovod_quant.tensorflow.segments import FlatVariable  # noqa: E402
 from horovod_quant.tensorflow.trellis import trellis_codes  # noqa: E402
 
 KEY = Key(0x12345678, 0x9ABCDEF0)
@@ -946,7 +947,12 @@ def test_schemes(way: Callable, name: str) -> None:
     groups[1][-1][1024] = np.inf
     states = [owned_states(scheme, own, worker) for own, worker in zip(groups, workers)]
     variables = [
-        [BinaryState(tf.Variable(state.momentum), tf.Variable(state.scale), state.beta) for state in own]
+        [
+            BinaryState(
+                FlatVariable(tf.Variable(state.momentum)), FlatVariable(tf.Variable(state.scale)), state.beta
+            )
+            for state in own
+        ]
         for own in states
     ]
 
@@ -977,4 +983,4 @@ def test_schemes(way: Callable, name: str) -> None:
         expected.write(i, 0.5, out)
         assert_same_bits(out, actual[i].numpy(), f"gradient {i} of {name}")
         for own, other in zip(states, variables):
-            assert_same_bits(own[i].momentum, other[i].momentum.numpy(), "momentum")
+            assert_same_bits(own[i].momentum, other[i].momentum.values().numpy(), "momentum")
