@@ -15,7 +15,7 @@ PACKAGE = Path(horovod_quant.__file__).parent
 LEAVES = ("notices", "agreement", "installing")
 """Modules that import no other of the package, and that every layer may import."""
 
-LAYERS = ("kernels", "codecs", "reductions", "schemes")
+LAYERS = ("kernels", "codecs", "reductions", "schemes", "traffic", "transports")
 """Each imports those before it."""
 
 FRAMEWORKS = ("torch", "tensorflow")
@@ -91,6 +91,8 @@ def test_imports_point_one_way() -> None:
         ("codecs.base", "def late():\n    import horovod_quant.reductions.base"),
         ("reductions.base", "from horovod_quant import schemes"),
         ("schemes.qsgd", "class Late:\n    from horovod_quant.analysis import bounds"),
+        ("schemes.base", "from horovod_quant.transports.swaps import with_swaps"),
+        ("transports.mpi", "def late():\n    from horovod_quant import simulator"),
         ("agreement", "from horovod_quant import notices"),
         ("frontend", "from horovod_quant.analysis.units import show_seconds"),
         ("torch.compressor", "from horovod_quant.analysis import advice"),
