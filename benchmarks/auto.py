@@ -22,8 +22,8 @@ import numpy as np
 
 from horovod_quant import candidates, trial
 from horovod_quant.analysis.models import MODELS
+from horovod_quant.analysis.shapes import parse_shapes
 from horovod_quant.bench.command import Plan, Run, run_plan
-from horovod_quant.bench.shapes import parse_shapes
 from horovod_quant.bench.variants import Options, Variant
 from horovod_quant.cli.problem import Problem
 from horovod_quant.frontend import GROUP_BYTES

@@ -24,7 +24,7 @@ from horovod_quant import kernels as kernel_backends
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import BinaryState, Gradient, Scheme, Workers
-from horovod_quant.simulator import _answers
+from horovod_quant.transports.simulator import _answers
 
 NODES, LOCAL_SIZE = 2, 2
 WORKERS = NODES * LOCAL_SIZE

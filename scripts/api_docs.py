@@ -31,7 +31,6 @@ MODULES = (
     "horovod_quant.schemes.registry",
     "horovod_quant.kernels.reference",
     "horovod_quant.analysis.bounds",
-    "horovod_quant.analysis.code_lengths",
     "horovod_quant.analysis.cost_model",
 )
 """What a user or the author of a scheme imports. The rest of the package is its own business."""

@@ -1,9 +1,12 @@
-"""Settings of all tests. pytest puts this file's folder on sys.path, so that tests share ``helpers``."""
+"""Settings of all tests. pytest puts this file's folder on sys.path, so that tests share ``helpers``; of scripts/ they
+use ``proofs``.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ import pytest
 import timings
 from helpers import EVERY_EXAMPLE
 from hypothesis import settings
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
 # The same examples every time, and no limit on the time of one: a loaded machine is no bug.
 settings.register_profile("every", derandomize=True, deadline=None, max_examples=EVERY_EXAMPLE)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from horovod_quant import methods, simulator
+from horovod_quant import methods
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain, hash32
 from horovod_quant.kernels.layout import TILE
@@ -34,7 +34,8 @@ from horovod_quant.schemes.base import (
     answered,
 )
 from horovod_quant.schemes.hierarchical import inner_of
-from horovod_quant.schemes.over_allreduce import over_allreduce
+from horovod_quant.transports import simulator
+from horovod_quant.transports.over_allreduce import over_allreduce
 
 EVERY_EXAMPLE = 100
 """Of a property test that says nothing else; see conftest.py."""

@@ -6,6 +6,8 @@ import os
 import re
 import resource
 import shutil
+import subprocess
+import sys
 import tarfile
 import time
 import zipfile
@@ -76,6 +78,23 @@ def test_the_source_distribution_can_be_built_tested_and_read(built: tuple[Path,
         f"horovod_quant/kernels/{file.name}" for file in (*kernels.glob("*.h"), *kernels.glob("*.cpp"))
     } <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
+    results = {name for name in names if name.startswith("docs/results/") and "." in name}
+    shown = set(re.findall(r"docs/results/[\w-]+\.png", (ROOT / "README.md").read_text()))
+    assert results == shown | {"docs/results/kernel-speeds.json"}
+    assert not [name for name in names if "reproduc" in name]
+
+
+def test_the_tests_of_the_source_distribution_import_what_it_has(
+    built: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with tarfile.open(built[0]) as archive:
+        archive.extractall(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(folder)}
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_the_wheel_has_types_kernels_and_the_page_on_installing(built: tuple[Path, Path]) -> None:

@@ -30,7 +30,6 @@ def python(code: str) -> subprocess.CompletedProcess:
         "horovod_quant.stats",
         "horovod_quant.frontend",
         "horovod_quant.analysis.bounds",
-        "horovod_quant.analysis.code_lengths",
         "horovod_quant.analysis.cost_model",
         "horovod_quant.cli.main",
     ],

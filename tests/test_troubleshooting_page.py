@@ -32,9 +32,10 @@ NOT_ON_THE_PAGE = {
     "kernels/triton/": "as above; the page has what the frontends say of GPUs",
     "tensorflow/kernels.py": "as above",
     "kernels/native_library.py": "the page has why there is no library",
-    "analysis/bounds.py": "functions of the papers' bounds, whose arguments a message names",
-    "analysis/code_lengths.py": "as above",
-    "analysis/arguments.py": "as above",
+    "codecs/arguments.py": "functions of levels and errors, whose arguments a message names",
+    "codecs/rotated_codes.py": "as above",
+    "codecs/rotated_sum_steps.py": "as above",
+    "codecs/rounding_error.py": "as above",
 }
 """Modules whose messages nobody meets who trains, measures or predicts, and why."""
 

@@ -22,8 +22,8 @@ from horovod_quant.analysis.json_file import read_json
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.analysis.network import MEASURED, MOST_WORKERS, Network, Software
+from horovod_quant.analysis.shapes import shapes_of
 from horovod_quant.analysis.units import TIMES
-from horovod_quant.bench.shapes import shapes_of
 from horovod_quant.schemes.base import require_int, require_number
 
 UNCERTAINTY = {

@@ -38,9 +38,9 @@ from horovod_quant.analysis.network import (
 from horovod_quant.analysis.work import Call, Work, cached_work_of, resolved
 from horovod_quant.schemes.base import Allreduce, Alltoall, Request, Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
-from horovod_quant.schemes.split_sums import INTEGERS, is_faster
-from horovod_quant.schemes.swaps import as_sum, is_swapped
 from horovod_quant.traffic import sent_bytes
+from horovod_quant.transports.split_sums import INTEGERS, is_faster
+from horovod_quant.transports.swaps import as_sum, is_swapped
 
 NONE, FP16 = "none", "fp16"
 

@@ -34,9 +34,9 @@ from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels, 
 from horovod_quant.analysis.models import MODELS, Shapes
 from horovod_quant.analysis.network import CONTROLLERS, GLOO, MOST_WORKERS, NCCL, Network, Software
 from horovod_quant.analysis.recommendation import best_few, fallen_out, recommend
+from horovod_quant.analysis.shapes import parse_shapes
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import TIMES, parse_rate, parse_seconds
-from horovod_quant.bench.shapes import parse_shapes
 from horovod_quant.cli import advise_plot
 from horovod_quant.cli.advise_report import Found, as_json, text
 from horovod_quant.cli.problem import Problem, check_file, write_file

@@ -15,9 +15,9 @@ import importlib.util
 
 from horovod_quant import kernels
 from horovod_quant.analysis.models import MODELS
+from horovod_quant.analysis.shapes import parse_shapes
 from horovod_quant.bench.command import Plan, run_plan
 from horovod_quant.bench.enough import PRECISION
-from horovod_quant.bench.shapes import parse_shapes
 from horovod_quant.bench.variants import Options, Variant
 from horovod_quant.cli import probe
 from horovod_quant.cli.probe import FRAMEWORKS

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod_quant.codecs.base import REDUCER, Codec
+from horovod_quant.kernels import rotation, trellis
 from horovod_quant.kernels.layout import code_words, tiles
 from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
@@ -63,3 +64,63 @@ class RotatedCodes(Codec):
         averages = batch.with_values(self.averages(kernels, payloads, at, batch))
         steps = segment_kernels(kernels).step_words(payloads[0], at, batch.elements)
         return gather.encode(kernels, averages, Rounder(REDUCER), steps)
+
+
+def eden_variance_factor(bits: int, with_trellis: bool = False) -> float:
+    """EDEN's ``E||Q(v) - v||^2 / ||v||_2^2``, over the rotations: ``D / (1 - D)``, for every vector v.
+
+    With z the rotated vector, q its levels and the scale ``||v||^2 / <z, q>`` the squared error is
+    ``||v||^4 ||q||^2 / <z, q>^2 - ||v||^2``. The coordinates of z are nearly independent and normally
+    distributed, and Lloyd-Max levels have ``E z q = E q^2 = 1 - D``, as do those of a trellis, which are the means of
+    what they stand for, too. It is less accurate for vectors shorter than a bucket.
+
+    Args:
+        bits: width of a code, 1 to 4.
+        with_trellis: whether the levels are those of `horovod_quant.kernels.trellis`. A bucket shorter than 1,024 then
+            has more, up to what there is without a trellis.
+
+    Returns:
+        A ratio of variances, without unit.
+
+    Raises:
+        ValueError: ``bits`` is out of range.
+
+    Source: EDEN (Vargaftik et al., ICML 2022), the error with optimal levels; for one bit DRIVE (Vargaftik et al.,
+    NeurIPS 2021), with its ``pi / 2 - 1``.
+    """
+    distortions = trellis.DISTORTIONS if with_trellis else rotation.DISTORTIONS
+    if bits not in distortions:
+        raise ValueError(f"bits={bits!r}: use 1 to 4")
+    return distortions[bits] / (1 - distortions[bits])
+
+
+def eden_error(
+    bits: int, server_bits: int | None = None, ratio: float = 1.0, with_trellis: bool = False
+) -> float:
+    """``E||estimate - average||^2 / ||average||^2`` of EDEN: ``a v_up``, or ``a v_up + v_down (1 + a v_up)``.
+
+    v is `eden_variance_factor` and a the ratio. The workers' errors are independent, so ``a v_up`` of them remains; the
+    server rounds its result, including these errors.
+
+    Args:
+        bits: bits of the workers' codes.
+        server_bits: bits of the server's second rounding; None for an allgather, which has none.
+        ratio: the workers' mean ``||g_i||^2``, divided by n times ``||average||^2``: 1 for gradients that have nothing
+            in common, 1/n where they are equal, and ``1 / (1 + (n - 1) rho)`` where they share a fraction rho of their
+            energy.
+        with_trellis: of both codes.
+
+    Returns:
+        A ratio of variances, without unit.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Source: EDEN (ICML 2022) for the first part; derived in this docstring.
+    """
+    if not ratio > 0:
+        raise ValueError(f"ratio={ratio!r} must be positive")
+    workers = ratio * eden_variance_factor(bits, with_trellis)
+    if server_bits is None:
+        return workers
+    return workers + eden_variance_factor(server_bits, with_trellis) * (1 + workers)

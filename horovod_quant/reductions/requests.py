@@ -79,7 +79,7 @@ class Alltoall(NamedTuple):
     """``array`` cut into pieces of ``splits`` elements, piece j for worker j.
 
     Answered with a list of the n pieces meant for this worker, in rank order. Each has the length of this worker's own
-    split, except with `split_sums`, which only PyTorch uses.
+    split, except with `transports.split_sums`, which only PyTorch uses.
     """
 
     array: np.ndarray
@@ -106,7 +106,7 @@ Request = Union[Allreduce, Allgather, Alltoall, CustomAllreduce]
 class Collective(NamedTuple):
     """What is known of a request in advance: its type, the array's dtype, an allreduce's operation, and the group.
 
-    ``swap``: whether it is a sum that replaces a gather, see `swaps`.
+    ``swap``: whether it is a sum that replaces a gather, see `transports.swaps`.
     """
 
     request: type

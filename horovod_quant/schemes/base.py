@@ -201,7 +201,7 @@ class Scheme:
         """Expected ``||average - exact|| / ||exact||`` for independent Gaussian gradients; None if unknown.
 
         At 1 the rounding adds as much noise as the gradients already have. ``advise`` recommends no method without it.
-        `horovod_quant.analysis.rounding` computes it for stochastic rounding to levels.
+        `horovod_quant.codecs.rounding_error` computes it for stochastic rounding to levels.
         """
         return None
 

@@ -10,8 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_args
 
-from horovod_quant.analysis.bounds import eden_error, eden_variance_factor
-from horovod_quant.codecs.rotated_codes import RotatedCodes
+from horovod_quant.codecs.rotated_codes import RotatedCodes, eden_error, eden_variance_factor
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.reductions.allgather import AllgatherReduce
 from horovod_quant.reductions.base import Reduction
@@ -60,7 +59,7 @@ class Widths(NamedTuple):
         return workers * self.bits if self.exchange == ALLGATHER else self.bits + self.server_bits
 
     def error(self, ratio: float = 1.0) -> float:
-        """See `horovod_quant.analysis.bounds.eden_error`."""
+        """See `horovod_quant.codecs.rotated_codes.eden_error`."""
         server_bits = None if self.exchange == ALLGATHER else self.server_bits
         return eden_error(self.bits, server_bits, ratio, self.trellis)
 
@@ -215,5 +214,5 @@ def balanced(bits: int, workers: int, trellis: bool = False) -> int:
 
 
 def _usual_ratio(workers: int) -> float:
-    """See `horovod_quant.analysis.bounds.energy_ratio`."""
+    """Of energies, see `horovod_quant.codecs.rotated_codes.eden_error`."""
     return 1 / (1 + (workers - 1) * IN_COMMON)

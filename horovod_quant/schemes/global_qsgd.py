@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from math import isqrt, sqrt
 from typing import Any, Literal, get_args
 
-from horovod_quant.analysis.bounds import exponential_levels, rotated_sum_error, uniform_levels
-from horovod_quant.analysis.rounding import gaussian_error
+from horovod_quant.codecs.levels import exponential_levels, uniform_levels
+from horovod_quant.codecs.rotated_sum_steps import rotated_sum_error
+from horovod_quant.codecs.rounding_error import gaussian_error
 from horovod_quant.codecs.shared_scale import SharedScaleSums
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.reductions.base import Reduction

@@ -7,11 +7,11 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from horovod_quant.analysis.bounds import uniform_levels
-from horovod_quant.analysis.rounding import gaussian_error
 from horovod_quant.codecs.base import Codec
 from horovod_quant.codecs.floats import Floats
+from horovod_quant.codecs.levels import uniform_levels
 from horovod_quant.codecs.norms_and_codes import NormsAndCodes
+from horovod_quant.codecs.rounding_error import gaussian_error
 from horovod_quant.schemes.base import JOINT
 
 Inside = Literal["float32", "float16", 8]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from horovod_quant.analysis.bounds import exponential_levels
+from horovod_quant.codecs.levels import exponential_levels
 from horovod_quant.schemes.base import require_int
 from horovod_quant.schemes.qsgd import GatheredScheme
 from horovod_quant.schemes.registry import register

@@ -11,10 +11,10 @@ from typing import ClassVar, Final, Literal, get_args
 
 import numpy as np
 
-from horovod_quant.analysis.bounds import uniform_levels
-from horovod_quant.analysis.rounding import gaussian_error
 from horovod_quant.codecs.elias import EliasCodes
+from horovod_quant.codecs.levels import uniform_levels
 from horovod_quant.codecs.norms_and_codes import NormsAndCodes
+from horovod_quant.codecs.rounding_error import gaussian_error
 from horovod_quant.reductions.allgather import AllgatherReduce, RaggedAllgatherReduce
 from horovod_quant.reductions.base import Reduction
 from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather

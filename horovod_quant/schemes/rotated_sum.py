@@ -6,7 +6,7 @@ gradients are, and what it needs room for is known once the sum's norm has been 
 
 1. An allreduce of the norms of buckets of 1,024 elements, and of some rotated coordinates. These estimate the energy
    of the sum by that of the gradients, for 16 neighbouring buckets at a time.
-2. Each bucket's step follows, see `horovod_quant.analysis.bounds.rotated_sum_step`.
+2. Each bucket's step follows, see `horovod_quant.codecs.rotated_sum_steps`.
 3. An allreduce of the rotated gradients, rounded to multiples of the step, in words that are added modulo 2^32; with
    them go the buckets' checks, and everybody finds where a sum has left its field.
 4. An allreduce of the elements of those buckets, as integers of 64 bits, whose sum is exact; usually there are none.
@@ -25,12 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from horovod_quant.analysis.bounds import (
-    LEAST_SHARE,
-    SAMPLES,
-    estimate_margin,
-    rotated_sum_step,
-)
+from horovod_quant.codecs.rotated_sum_steps import LEAST_SHARE, SAMPLES, estimate_margin, rotated_sum_step
 from horovod_quant.kernels.arrays import Part
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import TILE, ceil_div, sum_words, tiles

@@ -31,12 +31,12 @@ from horovod_quant.schemes.base import (
     Workers,
     split_gathered,
 )
-from horovod_quant.schemes.swaps import collectives_with_swaps, gathers_take_turns, with_swaps
 from horovod_quant.stats import TrafficCounter
 from horovod_quant.tensorflow.collectives import Scope, is_elastic, perform, worker_count
 from horovod_quant.tensorflow.member import Member
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
 from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
+from horovod_quant.transports.swaps import collectives_with_swaps, gathers_take_turns, with_swaps
 
 _RUNS_KEPT = 4
 

@@ -22,14 +22,14 @@ from horovod_quant.schemes.base import (
     Workers,
     split_gathered,
 )
-from horovod_quant.schemes.over_allreduce import collectives_over_allreduce, over_allreduce
-from horovod_quant.schemes.split_sums import group_of_sums, is_faster, split_sums
-from horovod_quant.schemes.swaps import gathers_take_turns, with_swaps
 from horovod_quant.stats import TrafficCounter
 from horovod_quant.torch.device_memory import Copying
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.waiting import wait
 from horovod_quant.traffic import sent_bytes
+from horovod_quant.transports.over_allreduce import collectives_over_allreduce, over_allreduce
+from horovod_quant.transports.split_sums import group_of_sums, is_faster, split_sums
+from horovod_quant.transports.swaps import gathers_take_turns, with_swaps
 
 OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
 

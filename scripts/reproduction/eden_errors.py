@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+from proofs import bounds
 
-from horovod_quant.analysis import bounds
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.schemes import EDEN
 from reproduction import common, variance

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+from proofs import bounds
 
 from horovod_quant import kernels
-from horovod_quant.analysis import bounds
+from horovod_quant.codecs.levels import uniform_levels
+from horovod_quant.codecs.rounding_error import rounding_variance
 from horovod_quant.kernels.keys import KeyChain
 from reproduction import common, gradients, variance
 from reproduction.common import Plot, Slope, Verdict
@@ -195,13 +197,13 @@ def _at_equal_levels(own: np.ndarray, seed: int) -> dict[str, float]:
     ours, norms = _digits(own, SPARSE_LEVELS, seed, "l2")
     theirs, own_norms = _digits(own, SPARSE_LEVELS, seed, "own")
     rows = own.astype(np.float64).reshape(-1, BUCKET)
-    levels = bounds.uniform_levels(SPARSE_LEVELS)
+    levels = uniform_levels(SPARSE_LEVELS)
 
     def error(scales: np.ndarray) -> float:
         flat = scales.reshape(-1)
         some = flat > 0
         ratios = np.minimum(np.abs(rows[some]) / flat[some, None], 1)
-        return float(np.square(flat[some]) @ bounds.rounding_variance(ratios, levels).sum(axis=1))
+        return float(np.square(flat[some]) @ rounding_variance(ratios, levels).sum(axis=1))
 
     return {
         "non-zeros": np.count_nonzero(ours) / np.count_nonzero(theirs),

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 import matplotlib.pyplot as plt
+from proofs import bounds
 
-from horovod_quant.analysis import bounds
 from reproduction import common, gradients, variance
 from reproduction.common import Plot, Verdict
 

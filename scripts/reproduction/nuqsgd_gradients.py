@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from proofs import bounds
 
-from horovod_quant.analysis import bounds
 from reproduction import common, running, variance
 from reproduction.common import Plot, Verdict
 

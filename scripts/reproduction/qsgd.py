@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+from proofs import bounds, code_lengths
 
 from horovod_quant import kernels, simulator
-from horovod_quant.analysis import bounds, code_lengths
 from horovod_quant.kernels import entropy
 from horovod_quant.kernels.keys import KeyChain
 from reproduction import common, gradients, variance
@@ -28,7 +28,7 @@ METHOD = (
     "255 levels. The bits are those of the payload that is sent, including norms, with codes of fixed width, Elias "
     "gamma and Elias omega. For s = √B, and for s = 1 and growing B, every bucket is encoded separately, as in the "
     "paper. There are two bounds on lengths: the paper's figure, and the one that "
-    "`horovod_quant.analysis.code_lengths` proves for the gamma code, which holds for every array."
+    "`scripts/proofs/code_lengths.py` proves for the gamma code, which holds for every array."
 )
 
 KINDS = {"gradient": "gradient", "gaussian": "Gaussian noise", "equal": "equal magnitudes"}

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from horovod_quant import simulator
-from horovod_quant.analysis import bounds
+from horovod_quant.codecs.rotated_sum_steps import rotated_sum_error
 from horovod_quant.kernels.layout import TILE
 from reproduction import common, gradients, variance
 from reproduction.common import Plot, Verdict
@@ -141,7 +141,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     }
     gains = {kind: common.mean(paper) / common.mean(ours) for kind, (paper, ours) in pairs.items()}
     ratios = [
-        each["error"] / bounds.rotated_sum_error(each["bits"], each["workers"])
+        each["error"] / rotated_sum_error(each["bits"], each["workers"])
         for each in _those(figures, method=METHODS[1], kind="gaussian")
     ]
     ordinary = [each for each in _those(figures, method=METHODS[1]) if each["kind"] in ORDINARY]
@@ -149,7 +149,7 @@ def verdicts(figures: dict[str, Any]) -> list[Verdict]:
     provoked, of = _share(_those(figures, method=METHODS[1], kind=PROVOKED, bits=bits))
     worst = max(
         common.mean(_errors(figures, method=METHODS[1], kind=PROVOKED, bits=bits, workers=size))
-        / bounds.rotated_sum_error(bits, size)
+        / rotated_sum_error(bits, size)
         for size in figures["workers"]
     )
     return [
@@ -202,7 +202,7 @@ def tables(figures: dict[str, Any]) -> str:
                 )
                 for provoked in (False, True)
             ]
-            told = f"{bounds.rotated_sum_error(bits, size):.2g}"
+            told = f"{rotated_sum_error(bits, size):.2g}"
             rows.append((f"{size}, {bits}", *cells, told, "; ".join(counted)))
     most = max(figures["bits"])
     sent = [

@@ -8,7 +8,8 @@ from typing import Any, Callable
 import numpy as np
 
 from horovod_quant import simulator
-from horovod_quant.analysis import bounds
+from horovod_quant.codecs.levels import exponential_levels, uniform_levels
+from horovod_quant.codecs.rounding_error import rounding_variance
 from horovod_quant.schemes import NUQSGD
 
 
@@ -27,10 +28,10 @@ def measured(scheme: Any, gradients: Sequence[np.ndarray], seed: int) -> float:
 def expected(scheme: Any, gradients: Sequence[np.ndarray]) -> float:
     """The exact expectation of `measured` for QSGD and NUQSGD."""
     if isinstance(scheme, NUQSGD):
-        levels = bounds.exponential_levels(2 ** (scheme.bits - 1) - 2)
+        levels = exponential_levels(2 ** (scheme.bits - 1) - 2)
     else:
-        levels = bounds.uniform_levels(2 ** (scheme.bits - 1) - 1)
-    return _relative(scheme, gradients, lambda ratios: bounds.rounding_variance(ratios, levels))
+        levels = uniform_levels(2 ** (scheme.bits - 1) - 1)
+    return _relative(scheme, gradients, lambda ratios: rounding_variance(ratios, levels))
 
 
 def expected_without_zero(scheme: NUQSGD, gradients: Sequence[np.ndarray]) -> float:
@@ -39,11 +40,11 @@ def expected_without_zero(scheme: NUQSGD, gradients: Sequence[np.ndarray]) -> fl
     What is below the smallest level p becomes p or -p, with a variance of ``p^2 - r^2``.
     """
     smallest = 2 ** (scheme.bits - 1) - 1
-    levels, p = bounds.exponential_levels(smallest), 2.0**-smallest
+    levels, p = exponential_levels(smallest), 2.0**-smallest
     return _relative(
         scheme,
         gradients,
-        lambda ratios: np.where(ratios < p, p**2 - ratios**2, bounds.rounding_variance(ratios, levels)),
+        lambda ratios: np.where(ratios < p, p**2 - ratios**2, rounding_variance(ratios, levels)),
     )
 
 

@@ -25,12 +25,12 @@ from helpers import extended  # noqa: E402
 from launching import HOROVODRUN, environment, horovodrun  # noqa: E402
 
 from horovod_quant.analysis.models import MODELS, elements  # noqa: E402
+from horovod_quant.analysis.shapes import parse_shapes  # noqa: E402
 from horovod_quant.bench import choosing, enough, report  # noqa: E402
 from horovod_quant.bench.gradients import ExactAverage, gradient  # noqa: E402
 from horovod_quant.bench.network import Counter  # noqa: E402
 from horovod_quant.bench.progress import Progress  # noqa: E402
 from horovod_quant.bench.rounds import Found, Measurement  # noqa: E402
-from horovod_quant.bench.shapes import parse_shapes  # noqa: E402
 from horovod_quant.bench.variants import Variant  # noqa: E402
 from horovod_quant.cli import probe  # noqa: E402
 from horovod_quant.frontend import GROUP_BYTES  # noqa: E402

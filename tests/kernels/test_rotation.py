@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import UNLIKE_BUCKETS, assert_mean, assert_unbiased, gaussian, heavy_tailed, part, same_bits
 
-from horovod_quant.analysis.bounds import eden_variance_factor
+from horovod_quant.codecs.rotated_codes import eden_variance_factor
 from horovod_quant.kernels import native, reference, rotation
 from horovod_quant.kernels.keys import Key, KeyChain, hash32
 from horovod_quant.kernels.layout import TILE, code_words

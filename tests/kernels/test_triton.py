@@ -51,12 +51,12 @@ from test_native import (  # noqa: E402
     make_input,
 )
 
-from horovod_quant import simulator  # noqa: E402
 from horovod_quant.kernels import reference  # noqa: E402
 from horovod_quant.kernels.keys import Key, KeyChain  # noqa: E402
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, tiles  # noqa: E402
 from horovod_quant.schemes.base import BinaryState, Gradient, Scheme, Workers  # noqa: E402
 from horovod_quant.schemes.hierarchical import Hierarchical  # noqa: E402
+from horovod_quant.transports import simulator  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 FACTORS = (1.0, 0.25, 1 / 3, -2.0, 1e-30, 1e38)

@@ -51,7 +51,7 @@ from horovod_quant.frontend import MIN_ELEMENTS
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.schemes import BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import ALL, Allreduce, BinaryState, Workers
-from horovod_quant.schemes.split_sums import is_faster
+from horovod_quant.transports.split_sums import is_faster
 
 SUBSET: list[Any] = []
 

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 from helpers import gaussian, in_turn, owned_states, same_bits
 
-from horovod_quant import kernels, simulator
+from horovod_quant import kernels
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.methods import families, parse
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Allgather, Gradient, Scheme, Workers, ragged_payload, split_gathered
 from horovod_quant.schemes.hierarchical import inner_of
-from horovod_quant.schemes.split_sums import split_sums
-from horovod_quant.schemes.swaps import with_swaps
+from horovod_quant.transports import simulator
+from horovod_quant.transports.split_sums import split_sums
+from horovod_quant.transports.swaps import with_swaps
 
 WORKERS = 4
 LENGTHS = (3000, 33, 0, 1025)

@@ -25,15 +25,16 @@ from helpers import (
     same_bits,
     simulate,
 )
+from proofs import bounds
 
 from horovod_quant import simulator
-from horovod_quant.analysis import bounds
+from horovod_quant.codecs.rotated_codes import eden_variance_factor
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.layout import TILE, code_words
 from horovod_quant.schemes import EDEN, Hierarchical
 from horovod_quant.schemes.base import Allgather, Alltoall, Workers
-from horovod_quant.schemes.eden import balanced
+from horovod_quant.schemes.eden import balanced, eden_error
 
 COPIES = 400
 every_width = pytest.mark.parametrize("bits", [1, 2, 3, 4])
@@ -84,7 +85,7 @@ def test_error_is_the_same_for_every_gradient_and_number_of_workers(
     buckets = shuffled(bucket, workers)
     mean = np.mean(np.array(buckets, np.float64), axis=0)
     errors = ((exchanged(scheme, buckets) - mean) ** 2).sum(axis=1) / (mean**2).sum()
-    expected = bounds.eden_error(bits, server_bits, bounds.energy_ratio(buckets), trellis)
+    expected = eden_error(bits, server_bits, bounds.energy_ratio(buckets), trellis)
     assert_mean(errors, expected, 0.06 * expected)
 
 
@@ -96,7 +97,7 @@ def test_errors_of_equal_gradients_average_out(workers: int, bits: int) -> None:
     for server_bits in (None, 3):
         scheme = EDEN(bits, server_bits or "auto", "alltoall" if server_bits else "allgather")
         errors = ((exchanged(scheme, buckets) - buckets[0].astype(np.float64)) ** 2).sum(axis=1)
-        expected = bounds.eden_error(bits, server_bits, 1 / workers) * float((buckets[0] ** 2).sum())
+        expected = eden_error(bits, server_bits, 1 / workers) * float((buckets[0] ** 2).sum())
         assert_mean(errors, expected, 0.06 * expected)
 
 
@@ -106,7 +107,7 @@ def test_errors_of_nodes_average_out() -> None:
     nodes = [(workers[rank] + workers[rank + 1]) / 2 for rank in range(0, 8, 2)]
     mean = np.mean(np.array(workers, np.float64), axis=0)
     errors = ((exchanged(Hierarchical(EDEN(2)), workers, local_size=2) - mean) ** 2).sum(axis=1)
-    expected = bounds.eden_error(2, 2, bounds.energy_ratio(nodes)) * float((mean**2).sum())
+    expected = eden_error(2, 2, bounds.energy_ratio(nodes)) * float((mean**2).sum())
     assert_mean(errors, expected, 0.06 * expected)
 
 
@@ -154,7 +155,7 @@ def test_the_server_has_a_rotation_of_its_own() -> None:
         for exchange in ("allgather", "alltoall")
     )
     error = ((twice - once) ** 2).sum() / (once**2).sum()
-    assert error == pytest.approx(bounds.eden_variance_factor(3), rel=0.3)
+    assert error == pytest.approx(eden_variance_factor(3), rel=0.3)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])

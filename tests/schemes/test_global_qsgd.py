@@ -9,8 +9,9 @@ from helpers import assert_mean, examples, gaussian, heavy_tailed, lockstep, sam
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from proofs import bounds
 
-from horovod_quant.analysis import bounds
+from horovod_quant.codecs.levels import exponential_levels
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.schemes import GlobalQSGD
@@ -71,7 +72,7 @@ def test_error_falls_with_the_number_of_workers_at_equal_levels() -> None:
 
 def draw_exponential(values: np.ndarray, s: int, rng: np.random.Generator) -> np.ndarray:
     """Signed stochastic rounding to the levels 0, 2^-s, ..., 1, of ratios, by another generator."""
-    levels = bounds.exponential_levels(s)
+    levels = exponential_levels(s)
     r = np.abs(values)
     above = np.clip(np.searchsorted(levels, r, side="right"), 1, len(levels) - 1)
     low, high = levels[above - 1], levels[above]

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 from helpers import assert_mean, gaussian, heavy_tailed, simulate
+from proofs import bounds
 
-from horovod_quant.analysis import bounds
 from horovod_quant.schemes import NUQSGD, QSGD
 
 COPIES = 1000

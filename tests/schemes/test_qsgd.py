@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import LENGTHS, assert_mean, gaussian, heavy_tailed, same_bits, simulate
+from proofs import bounds
 
 from horovod_quant import simulator
-from horovod_quant.analysis import bounds
 from horovod_quant.codecs import elias
 from horovod_quant.codecs.elias import open_body
 from horovod_quant.kernels.entropy import MAX_COUNT, CorruptPayloadError

@@ -21,9 +21,16 @@ from helpers import (
     same_bits,
     simulate,
 )
+from proofs import bounds
 
 from horovod_quant import simulator
-from horovod_quant.analysis import bounds
+from horovod_quant.codecs.rotated_sum_steps import (
+    SAMPLES,
+    _tail_exponent,
+    estimate_margin,
+    rotated_sum_error,
+    rotated_sum_step,
+)
 from horovod_quant.frontend import require_no_host
 from horovod_quant.kernels import native
 from horovod_quant.kernels.keys import KeyChain
@@ -90,7 +97,7 @@ def test_error_is_the_same_for_every_distribution(bucket: np.ndarray) -> None:
     tiled = np.tile(bucket, 64)
     gradients = [np.random.default_rng(rank).permutation(tiled) for rank in range(WORKERS)]
     result = simulator.run(ROTATED, gradients)
-    assert result.error < 1.5 * bounds.rotated_sum_error(8, WORKERS)
+    assert result.error < 1.5 * rotated_sum_error(8, WORKERS)
     assert result.exchanged_again == 0
 
 
@@ -99,7 +106,7 @@ def test_equal_gradients_have_an_error_that_does_not_grow_with_the_workers() -> 
     for workers in (4, 16):
         error = simulator.run(ROTATED, [gradient] * workers).error
         # The step grows with the sum; of joint roundings 1/6 is left, whatever n is.
-        step = bounds.rotated_sum_step(8, workers)
+        step = rotated_sum_step(8, workers)
         assert error == pytest.approx(step**2 / 6, rel=0.1)
 
 
@@ -115,7 +122,7 @@ def test_from_two_to_a_thousand_workers(bits: int, workers: int) -> None:
 
 def test_there_is_a_step_for_any_number_of_workers() -> None:
     for bits in (4, 8):
-        steps = [bounds.rotated_sum_step(bits, workers) for workers in (1, 3, 100, 10_000, 10**7)]
+        steps = [rotated_sum_step(bits, workers) for workers in (1, 3, 100, 10_000, 10**7)]
         assert steps == sorted(steps)
         GlobalQSGD(bits, rotate=True).check_workers(10**7)
 
@@ -159,9 +166,9 @@ def test_how_often_sums_leave_their_fields_is_as_computed() -> None:
     """With an estimate that is too small by a known factor, so that it happens often enough to count."""
     copies, share = 150, (15 + WORKERS) / 16 / WORKERS
     result = simulator.run(ROTATED, one_in_sixteen_alike(copies))
-    z = math.sqrt(2 * bounds._tail_exponent())
-    estimates = np.random.default_rng(0).chisquare(bounds.SAMPLES, 4000) / bounds.SAMPLES
-    fitting = z * np.sqrt(bounds.estimate_margin(bounds.SAMPLES) * share * estimates)
+    z = math.sqrt(2 * _tail_exponent())
+    estimates = np.random.default_rng(0).chisquare(SAMPLES, 4000) / SAMPLES
+    fitting = z * np.sqrt(estimate_margin(SAMPLES) * share * estimates)
     tails = np.array([2 * NormalDist().cdf(-deviations) for deviations in fitting])
     expected = float((1 - (1 - tails) ** TILE).mean())
     assert 0.05 < expected < 0.95
@@ -178,7 +185,7 @@ def test_averages_are_unbiased_where_sums_leave_their_fields_often() -> None:
     samples = first_buckets(result.decoded[0][0])
     exact = first_buckets(mean_of(gradients))[0]
     # The bound on the bias by Cauchy and Schwarz, element by element.
-    error = bounds.rotated_sum_step(8, WORKERS) ** 2 * float((exact**2).mean()) / 12
+    error = rotated_sum_step(8, WORKERS) ** 2 * float((exact**2).mean()) / 12
     slack = math.sqrt(bounds.rotated_sum_bias(error, again))
     assert_unbiased(samples, exact, 20 * math.sqrt(error), slack)
     bias = (samples - exact).mean(axis=0)
@@ -227,7 +234,7 @@ def test_buckets_of_zeros_do_not_count_in_an_estimate() -> None:
     alone = simulator.run(ROTATED, gradients)
     assert alone.exchanged_again == 0
     error = alone.error
-    assert 1 < error / bounds.rotated_sum_error(8, 16) < 25
+    assert 1 < error / rotated_sum_error(8, 16) < 25
     assert not np.delete(alone.decoded[0][0].reshape(16, TILE), 5, axis=0).any()
 
 
@@ -238,7 +245,7 @@ def test_energies_of_neighbours_may_differ_by_any_factor() -> None:
     assert result.exchanged_again == 0
     errors = ((result.decoded[0][0] - mean_of(gradients)) ** 2).reshape(32, TILE).sum(axis=1)
     norms = (mean_of(gradients) ** 2).reshape(32, TILE).sum(axis=1)
-    assert (errors / norms).max() < 2 * bounds.rotated_sum_error(8, 8)
+    assert (errors / norms).max() < 2 * rotated_sum_error(8, 8)
 
 
 @pytest.mark.parametrize("factor", [2.0**100, 2.0**-90])

@@ -24,7 +24,6 @@ from helpers import (  # noqa: E402
 )
 from literature import LITERATURE  # noqa: E402
 
-from horovod_quant import simulator  # noqa: E402
 from horovod_quant.kernels import keys, reference, trellis  # noqa: E402
 from horovod_quant.kernels.keys import Key  # noqa: E402
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles  # noqa: E402
@@ -34,6 +33,7 @@ from horovod_quant.schemes.base import Allgather, Allreduce, BinaryState, Gradie
 from horovod_quant.tensorflow import kernels  # noqa: E402
 from horovod_quant.tensorflow.segments import FlatVariable  # noqa: E402
 from horovod_quant.tensorflow.trellis import trellis_codes  # noqa: E402
+from horovod_quant.transports import simulator  # noqa: E402
 
 KEY = Key(0x12345678, 0x9ABCDEF0)
 BFLOAT16 = np.uint16

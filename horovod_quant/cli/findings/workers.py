@@ -10,7 +10,7 @@ from horovod_quant.cli.place import Place
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding
 from horovod_quant.methods import examples
-from horovod_quant.schemes.split_sums import group_of_sums
+from horovod_quant.transports.split_sums import group_of_sums
 
 
 def findings(facts: Mapping[str, Mapping[str, Any]], place: Place) -> list[Finding]:

@@ -22,7 +22,7 @@ from horovod_quant.schemes.base import (
     Workers,
     answered,
 )
-from horovod_quant.schemes.swaps import as_sum, collectives_with_swaps, is_swapped, with_swaps
+from horovod_quant.transports.swaps import as_sum, collectives_with_swaps, is_swapped, with_swaps
 
 LENGTHS = (5000, 1, 0, 1024)
 

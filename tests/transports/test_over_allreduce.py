@@ -8,7 +8,7 @@ from helpers import OverAllreduce, lockstep
 
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import BinaryState, Scheme
-from horovod_quant.schemes.over_allreduce import collectives_over_allreduce
+from horovod_quant.transports.over_allreduce import collectives_over_allreduce
 
 SCHEMES = [
     QSGD(4),

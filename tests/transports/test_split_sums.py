@@ -11,7 +11,7 @@ from horovod_quant import simulator
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.global_qsgd import GlobalQSGD
 from horovod_quant.schemes.qsgd import QSGD
-from horovod_quant.schemes.split_sums import group_of_sums, split_sums
+from horovod_quant.transports.split_sums import group_of_sums, split_sums
 
 
 @dataclass(frozen=True)

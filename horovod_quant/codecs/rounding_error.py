@@ -11,11 +11,60 @@ import math
 from statistics import NormalDist
 
 import numpy as np
+import numpy.typing as npt
 
-from horovod_quant.analysis.bounds import joint_dither, rounding_variance
+from horovod_quant.kernels.keys import ALL_ONES, KeyChain
+
+_Floats = npt.NDArray[np.float64]
 
 _VALUES = 2**16
 _NUMBERS = 2**12
+
+
+def rounding_variance(r: npt.ArrayLike, levels: npt.ArrayLike) -> _Floats:
+    """Exact variance of rounding each ``r`` at random to one of its two neighbouring levels, without bias.
+
+    With ``r`` between ``low`` and ``high`` it is ``(high - r) (r - low)``.
+
+    Args:
+        r: any shape, each in [0, 1].
+        levels: ascending, from 0 to 1, at least two.
+
+    Returns:
+        float64 array of the shape of ``r``: the variance of each element, in the square of the unit of ``r``.
+
+    Raises:
+        ValueError: ``r`` is outside [0, 1], or ``levels`` is not as above.
+
+    Source: QSGD, section 3.1 (the variance of a two-point variable).
+    """
+    ratios = np.asarray(r, np.float64)
+    grid = flat("levels", levels)
+    if grid.size < 2 or grid[0] != 0 or grid[-1] != 1 or (np.diff(grid) <= 0).any():
+        raise ValueError(f"levels={levels!r} must ascend from 0 to 1")
+    if not ((ratios >= 0) & (ratios <= 1)).all():
+        raise ValueError("r has elements outside [0, 1]; divide the magnitudes by a norm that bounds them")
+    above = np.clip(np.searchsorted(grid, ratios, side="right"), 1, grid.size - 1)
+    return np.asarray((grid[above] - ratios) * (ratios - grid[above - 1]))
+
+
+def joint_dither(rank: int, size: int) -> tuple[int, float]:
+    """c and a of worker ``rank`` of ``size``, which draws ``frac(c U + a)`` from the uniform U that all workers share.
+
+    Source: `horovod_quant.kernels.keys.KeyChain.joint`.
+    """
+    key = KeyChain(0, "").joint("", 0, rank, size)
+    sign = -1 if key.flip else 1
+    return sign << key.shift, sign * key.addend / (ALL_ONES + 1)
+
+
+def flat(name: str, value: npt.ArrayLike) -> _Floats:
+    array = np.asarray(value, np.float64)
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}; it must be flat")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} has elements that are not finite")
+    return array
 
 
 def gaussian_error(

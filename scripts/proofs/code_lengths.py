@@ -1,7 +1,7 @@
 """How many bits the papers' schemes need with Elias codes: expected lengths, and bounds on them.
 
 Bounds hold for every vector. ``s`` is the number of non-zero levels of a uniform set, and the exponent of the smallest
-non-zero level of an exponential one, as in `horovod_quant.analysis.bounds`.
+non-zero level of an exponential one, as in `proofs.bounds`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Callable
 
-from horovod_quant.analysis.arguments import exponent, positive_int
-from horovod_quant.analysis.bounds import nuqsgd_variance_factor
+from horovod_quant.codecs.arguments import exponent, positive_int
+from proofs.bounds import nuqsgd_variance_factor
 
 # Elias(k) <= factor * log2(k) + 1 bits. QSGD's lengths take 1 (the limit for large k of the omega code, up to
 # their o(1)); the others are the smallest that hold for every k >= 1: omega is worst at k = 4 and k = 16.

@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from statistics import NormalDist
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from proofs import bounds
 from random_rounding import round_to
 
-from horovod_quant.analysis import bounds
+from horovod_quant.codecs.levels import exponential_levels, uniform_levels
+from horovod_quant.codecs.rotated_sum_steps import (
+    _fraction_variance,
+    _rounded_sums,
+)
+from horovod_quant.codecs.rounding_error import joint_dither, rounding_variance
 
 ROUNDING = 1 + 1e-9
 
@@ -33,20 +38,6 @@ def assert_mean(samples: np.ndarray, expected: float) -> None:
 
 
 # ---- stochastic rounding
-
-
-def test_level_sets_are_the_published_ones() -> None:
-    assert bounds.uniform_levels(4).tolist() == [0, 0.25, 0.5, 0.75, 1]
-    assert bounds.exponential_levels(3).tolist() == [0, 0.125, 0.25, 0.5, 1]
-    assert bounds.exponential_levels(0).tolist() == [0, 1]
-
-
-def test_variance_is_zero_on_levels_and_largest_midway() -> None:
-    levels = bounds.exponential_levels(2)
-    assert bounds.rounding_variance(levels, levels).tolist() == [0, 0, 0, 0]
-    middles = (levels[1:] + levels[:-1]) / 2
-    np.testing.assert_allclose(bounds.rounding_variance(middles, levels), np.diff(levels) ** 2 / 4)
-    assert bounds.rounding_variance(0.5, [0, 1]) == 0.25
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -135,7 +126,7 @@ def test_nuqsgd_bounds_with_3_bits() -> None:
 
 def test_nuqsgd_eighth_is_reached_at_four_thirds_of_a_level() -> None:
     r = 4 / 3 * 2.0 ** -np.arange(1, 9)
-    relative = bounds.rounding_variance(r, bounds.exponential_levels(9)) / r**2
+    relative = rounding_variance(r, exponential_levels(9)) / r**2
     np.testing.assert_allclose(relative, 1 / 8)
 
 
@@ -185,7 +176,7 @@ def test_joint_rounding_variance_is_what_random_numbers_show(size: int, equal_st
     common = rng.random((100_000, 1))
     sums = np.zeros((100_000, 12))
     for rank in range(size):
-        c, a = bounds.joint_dither(rank, size)
+        c, a = joint_dither(rank, size)
         sums += steps[rank] * (np.floor(fractions[rank] + np.mod(c * common + a, 1)) - fractions[rank])
     exact = bounds.joint_rounding_variance(fractions, steps)
     for column, expected in zip(sums.T, exact):
@@ -228,7 +219,7 @@ def test_global_qsgd_error_is_what_the_exchange_shows(norm: str, s: int) -> None
     gradients = rng.normal(size=(5, 20))
     scale = bounds.global_scale(gradients, norm)
     ratios = np.tile(np.abs(gradients) / scale, (4000, 1, 1))
-    integers = np.sign(gradients) * np.rint(s * round_to(ratios, bounds.uniform_levels(s), rng))
+    integers = np.sign(gradients) * np.rint(s * round_to(ratios, uniform_levels(s), rng))
     sums = integers.sum(axis=1)
     errors = scale / (s * 5) * sums - gradients.mean(axis=0)
     assert_mean((errors**2).sum(axis=1), bounds.global_qsgd_error(gradients, s, norm, "independent"))
@@ -276,22 +267,6 @@ def test_sum_limit_is_reached_in_the_two_norm() -> None:
 # ---- Global-QSGD with a rotation
 
 
-def test_the_step_of_a_sum_leaves_room_for_its_tail() -> None:
-    """With few workers, whose rounding does not count, z deviations fill half of the field."""
-    z = -NormalDist().inv_cdf(bounds.OVERFLOWS / 2048)
-    for bits in (6, 8):
-        assert bounds.rotated_sum_step(bits, 2) == pytest.approx(z / 2 ** (bits - 1), rel=0.01)
-    # With many, their errors, of variance 1/12 each, fill a part of it.
-    room = math.sqrt(128**2 - z**2 * 1024 / 12)
-    assert bounds.rotated_sum_step(8, 1024) == pytest.approx(z / room, rel=0.01)
-    for bits in (4, 8):
-        for workers in (3, 64, 10**6):
-            assert bounds.rotated_sum_step(bits, workers) <= bounds.rotated_sum_step(bits, 2 * workers)
-            assert bounds.rotated_sum_step(bits, workers, "independent") >= bounds.rotated_sum_step(
-                bits, workers
-            )
-
-
 @pytest.mark.parametrize(
     ("workers", "step", "factor"), [(2, 0.1, 0.5), (8, 0.1, 0.5), (64, 0.5, 0.5), (64, 3, 1)]
 )
@@ -300,66 +275,18 @@ def test_the_error_of_a_rotated_sum_is_that_of_its_rounding(workers: int, step: 
     rng = np.random.default_rng(workers)
     own = rng.standard_normal((workers, 20_000)) / math.sqrt(workers)
     exact = bounds.joint_rounding_variance(np.mod(own / step, 1.0)).mean()
-    terms, deviation = bounds._rounded_sums(workers, True, False)
-    found = terms * bounds._fraction_variance(deviation / math.sqrt(workers) / step)
+    terms, deviation = _rounded_sums(workers, True, False)
+    found = terms * _fraction_variance(deviation / math.sqrt(workers) / step)
     assert found == pytest.approx(exact, rel=0.06)
     if factor < 1:
         assert found == pytest.approx(factor * workers / 6, rel=0.06)
 
 
-def test_a_norm_that_is_estimated_has_a_margin() -> None:
-    """The mean of a normal variable's tail over estimates is what it is without one, or less."""
-    z2 = NormalDist().inv_cdf(bounds.OVERFLOWS / 2048) ** 2
-    for samples in (8, 32, 128):
-        x = np.random.default_rng(samples).chisquare(samples, 2**16) / samples
-        mean = (1 + z2 * bounds.estimate_margin(samples) / samples) ** (-samples / 2)
-        assert mean == pytest.approx(math.exp(-z2 / 2), rel=1e-3)
-        # That this is the mean of exp(-z^2 m X / 2) is seen where it is not so rare a thing.
-        less = z2 * bounds.estimate_margin(samples) / 64
-        assert np.exp(-less * x / 2).mean() == pytest.approx((1 + less / samples) ** (-samples / 2), rel=0.02)
-    assert bounds.estimate_margin(10**6) == pytest.approx(1, abs=1e-4)
-    assert bounds.estimate_margin(128) == pytest.approx(1.169, abs=2e-3)
-
-
-def test_what_rotated_sums_cannot_have_is_refused() -> None:
-    for call, message in (
-        (lambda: bounds.rotated_sum_step(9, 2), "bits=9: use 2 to 8"),
-        (lambda: bounds.rotated_sum_step(8, 0), "workers=0"),
-        (lambda: bounds.rotated_sum_step(8, 2, "other"), "rounding='other'"),
-        (lambda: bounds.estimate_margin(0), "samples=0"),
-        (lambda: bounds.rotated_sum_bias(1.0, 2.0), "no error and probability"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+def test_the_bias_of_a_rotated_sum_by_hand() -> None:
     assert bounds.rotated_sum_bias(3.0, 1e-6) == pytest.approx(3e-6)
 
 
 # ---- EDEN
-
-
-def test_edens_variances_are_those_of_levels_for_a_gaussian() -> None:
-    factors = [bounds.eden_variance_factor(bits) for bits in (1, 2, 3, 4)]
-    assert factors == pytest.approx([math.pi / 2 - 1, 0.1331, 0.0358, 0.0096], abs=5e-5)
-    z = np.random.default_rng(0).standard_normal(2**20)
-    q = np.sign(z) * np.where(np.abs(z) < 0.9815988, 0.45278, 1.5104176)
-    estimate = (z @ z) / (z @ q) * q
-    # Of 2^20 draws the error is within 1%: each deviates by less than 2 of the mean.
-    assert ((estimate - z) ** 2).mean() == pytest.approx(factors[1], rel=0.01)
-    for with_trellis in (False, True):
-        with pytest.raises(ValueError, match="bits=5: use 1 to 4"):
-            bounds.eden_variance_factor(5, with_trellis)
-
-
-def test_errors_of_edens_exchanges_by_hand() -> None:
-    up, down = bounds.eden_variance_factor(2), bounds.eden_variance_factor(4)
-    assert bounds.eden_error(2) == up
-    assert bounds.eden_error(2, ratio=0.25) == up / 4
-    assert bounds.eden_error(2, 4, 0.25) == pytest.approx(up / 4 + down * (1 + up / 4))
-    up, down = bounds.eden_variance_factor(2, True), bounds.eden_variance_factor(4, True)
-    assert up < 0.8 * bounds.eden_variance_factor(2)
-    assert bounds.eden_error(2, 4, 0.25, True) == pytest.approx(up / 4 + down * (1 + up / 4))
-    with pytest.raises(ValueError, match="ratio=0"):
-        bounds.eden_error(2, ratio=0)
 
 
 def test_the_ratio_of_energies_tells_what_gradients_have_in_common() -> None:
@@ -412,14 +339,6 @@ def test_one_bit_exchange_shows_its_variances() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: bounds.uniform_levels(0), ValueError, "s=0 must be 1 or larger"),
-        (lambda: bounds.uniform_levels(1.0), TypeError, "s=1.0 must be an integer"),
-        (lambda: bounds.exponential_levels(-1), ValueError, "s=-1 must be from 0 to 1000"),
-        (lambda: bounds.exponential_levels("2"), TypeError, "s='2' must be an integer"),
-        (lambda: bounds.rounding_variance(1.5, [0, 1]), ValueError, "r has elements outside"),
-        (lambda: bounds.rounding_variance(math.nan, [0, 1]), ValueError, "r has elements outside"),
-        (lambda: bounds.rounding_variance(0.5, [0, 2]), ValueError, "levels=.* must ascend from 0 to 1"),
-        (lambda: bounds.rounding_variance(0.5, [1]), ValueError, "levels=.* must ascend from 0 to 1"),
         (lambda: bounds.uniform_rounding_variance([3.0], 2.0, 1), ValueError, "norm=2.0 must be .* at least"),
         (lambda: bounds.uniform_rounding_variance([3.0], math.inf, 1), ValueError, "norm=inf must be finite"),
         (lambda: bounds.uniform_rounding_variance([math.nan], 2.0, 1), ValueError, "v has .* not finite"),
@@ -432,6 +351,7 @@ def test_one_bit_exchange_shows_its_variances() -> None:
         (lambda: bounds.global_qsgd_error_bounds([[1.0]], 0, "max"), ValueError, "s=0 must be"),
         (lambda: bounds.global_qsgd_sum_limit(0, 1, "max"), ValueError, "workers=0 must be 1 or larger"),
         (lambda: bounds.global_qsgd_sum_limit(1, 1, "inf"), ValueError, "norm='inf' is unknown"),
+        (lambda: bounds.rotated_sum_bias(1.0, 2.0), ValueError, "no error and probability"),
         (lambda: bounds.one_bit_variance(1.01), ValueError, r"u has elements outside \[-1, 1\]"),
         (lambda: bounds.one_bit_average_variance(0.5), ValueError, "first axis must be the workers"),
         (
