@@ -489,15 +489,14 @@ def check_operand(length: int, elements: int) -> None:
 # ---- among the workers of a node ---------------------------------------------------------------------------------
 
 
-def to_float32(x: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Writes `as_float32` of ``x`` to ``out``."""
-    out[...] = as_float32(x)
-    return out
+def to_float32(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """`as_float32` of ``x``, float32."""
+    return store_float32(as_float32(x), np.empty(len(x), np.float32) if out is None else out)
 
 
-def to_float16(x: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Writes `as_float32` of ``x``, rounded to nearest even, to ``out``, float16; infinity from 65,520 on."""
-    return store_float32(as_float32(x), out)
+def to_float16(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """`as_float32` of ``x``, rounded to nearest even, float16; infinity from 65,520 on."""
+    return store_float32(as_float32(x), np.empty(len(x), np.float16) if out is None else out)
 
 
 def mean(arrays: Sequence[np.ndarray]) -> np.ndarray:
