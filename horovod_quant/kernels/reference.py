@@ -453,7 +453,14 @@ def less(a: np.ndarray, b: Operand) -> np.ndarray:
 
 def where(flags: np.ndarray, a: Operand, b: Operand) -> np.ndarray:
     """``a`` where the flag is set, ``b`` elsewhere, float32."""
-    return np.where(flags, _operand(a, len(flags)), _operand(b, len(flags)))
+    chosen, other = _operand(a, len(flags)), _operand(b, len(flags))
+    if not len(chosen) == len(other) == 1:
+        return np.where(flags, chosen, other)
+    # np.where branches for each element, which takes ten times as long where the flags are those of random signs.
+    bits = flags.astype(np.uint32)
+    bits *= chosen.view(np.uint32) ^ other.view(np.uint32)
+    bits ^= other.view(np.uint32)
+    return bits.view(np.float32)
 
 
 def minimum(a: np.ndarray, b: Operand) -> np.ndarray:

@@ -12,7 +12,7 @@ from mean_signs import MeanSigns
 from horovod_quant import kernels, simulator
 from horovod_quant.kernels.reference import as_float32
 from horovod_quant.kernels.span import Span
-from horovod_quant.schemes.hierarchical import Hierarchical
+from horovod_quant.schemes import Hierarchical
 
 LENGTHS = (0, 1, 31, 33, 1024, 1025, 5000, 20_000)
 
@@ -70,13 +70,47 @@ def test_gradients_of_all_types(dtype: str) -> None:
         np.testing.assert_allclose(as_float32(as_stored), expected, rtol=2**-8)
 
 
+FEW = [[heavy_tailed(rank, n) for n in (0, 33, 1025)] for rank in range(2)]
+NONE = [[None] * 3] * 2
+"""The states of few gradients: no scheme but BinSGDM has any."""
+
+
+def test_tensorflow_operations_in_a_graph_return_the_same_bits() -> None:
+    tf = pytest.importorskip("tensorflow")
+    from horovod_quant.tensorflow import kernels as operations
+
+    @tf.function
+    def averages(tensors: list) -> list:
+        decoded = lockstep(MeanSigns(96), tensors, NONE, kernels=operations)[1]
+        return [decoded.write(i, 0.5, operations.target(len(x))) for i, x in enumerate(FEW[0])]
+
+    found = averages([[tf.constant(x) for x in own] for own in FEW])
+    expected = simulator.run(MeanSigns(96), FEW).decoded[1]
+    assert all(same_bits(a.numpy(), b) for a, b in zip(found, expected))
+
+
+def test_triton_kernels_return_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU in Triton's interpreter."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    pytest.importorskip("triton")
+    from horovod_quant.kernels import triton
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tensors = [[torch.tensor(x, device=device) for x in own] for own in FEW]
+    decoded = lockstep(MeanSigns(96), tensors, NONE, kernels=triton)[1]
+    expected = simulator.run(MeanSigns(96), FEW).decoded[1]
+    for i, other in enumerate(expected):
+        found = decoded.write(i, 0.5, torch.empty(len(other), device=device))
+        assert same_bits(found.cpu().numpy(), other)
+
+
 def test_gradients_that_are_given_as_spans() -> None:
     """What the frontend for PyTorch gives."""
-    groups = groups_of(2)
-    spans = [[Span(x.dtype, len(x), lambda owner: owner).at(0, x, x) for x in own] for own in groups]
-    none = [[None] * len(LENGTHS)] * 2
-    found, expected = (lockstep(MeanSigns(), each, states=none)[0] for each in (spans, groups))
-    for i, x in enumerate(groups[0]):
+    spans = [[Span(x.dtype, len(x), lambda owner: owner).at(0, x, x) for x in own] for own in FEW]
+    found, expected = (lockstep(MeanSigns(), each, NONE)[0] for each in (spans, FEW))
+    for i, x in enumerate(FEW[0]):
         assert same_bits(found.write(i, 1.0, np.empty_like(x)), expected.write(i, 1.0, np.empty_like(x)))
 
 

@@ -11,9 +11,9 @@ from mean_signs import MeanSigns
 from thread_transport import exchange
 
 from horovod_quant import simulator
-from horovod_quant.schemes import EDEN, QSGD, BinSGDM, GlobalQSGD
+from horovod_quant.schemes import EDEN, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Allreduce, Scheme, Workers
-from horovod_quant.schemes.hierarchical import Hierarchical, inner_of
+from horovod_quant.schemes.hierarchical import inner_of
 
 SCHEMES = [
     QSGD(),

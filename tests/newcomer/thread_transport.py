@@ -96,7 +96,9 @@ def exchange(
                 Gradient(values, KeyChain(seed=0, name=str(i)), state=states[rank][i] if states else None)
                 for i, values in enumerate(gradients[rank])
             ]
-            generator = scheme.for_workers(workers).begin(members, workers, chosen)
+            resolved = scheme.for_workers(workers)
+            resolved.check_workers(size)
+            generator = resolved.begin(members, workers, chosen)
             reply = None
             while True:
                 try:
