@@ -43,25 +43,27 @@ def whole_batch(gradients: Sequence[Gradient]) -> Batch:
 
 def segments_batch(gradients: Sequence[Gradient], segments: Sequence[Segment], with_values: bool) -> Batch:
     local = [gradients[segment.tensor] for segment in segments]
-    return Batch(
+    batch = Batch(
         tuple([segment.elements for segment in segments]),
         [gradient.start + segment.start for gradient, segment in zip(local, segments)],
         [gradient.keys for gradient in local],
         [gradient.step for gradient in local],
-        [gradient.held[segment.start : segment.stop] for gradient, segment in zip(local, segments)]
-        if with_values
-        else (),
-        [_part_of(gradient.state, segment) for gradient, segment in zip(local, segments)]
-        if with_values
-        else (),
     )
+    if with_values:
+        parts = [_part(gradient, segment) for gradient, segment in zip(local, segments)]
+        batch.values, batch.states = zip(*parts) if parts else ((), ())
+    return batch
 
 
-def _part_of(state: BinaryState | None, segment: Segment) -> BinaryState | None:
-    if state is None:
-        return None
-    local = slice(segment.start, segment.stop)
-    return BinaryState(state.momentum[local], state.scale[local], state.beta)
+def _part(gradient: Gradient, segment: Segment) -> tuple[Any, BinaryState | None]:
+    """A segment's elements, and its state."""
+    values, state = gradient.held, gradient.state
+    start, stop = segment.start, segment.stop
+    if stop - start == values.shape[0]:
+        return values, state
+    if state is not None:
+        state = BinaryState(state.momentum[start:stop], state.scale[start:stop], state.beta)
+    return values[start:stop], state
 
 
 def received_batch(tensors: Sequence[Extent], segments: Sequence[Segment]) -> Batch:
