@@ -15,6 +15,7 @@ class Codec(ABC):
     """A frozen dataclass that encodes segments of tensors as words.
 
     The payload of a segment depends on the segment alone, so payloads can be cut wherever segments end.
+    docs/new-scheme.md says how to write a codec.
 
     Attributes:
         dtype: of a payload.
@@ -37,7 +38,10 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> Any:
-        """The payloads of all segments, one after another."""
+        """The payloads of all segments, one after another, segment i with ``words(batch.elements[i])`` words.
+
+        ``batch.values`` may be `Span` objects: see `Batch`. There may be no segments.
+        """
 
     @abstractmethod
     def decode(
@@ -50,16 +54,16 @@ class Codec(ABC):
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        """Write the sums over the payloads, in their order, times a factor; return the results.
+        """Write the sums over the payloads, in their order, times a factor; return what the kernels return.
 
         Args:
             kernels: the backend.
             payloads: of the ranks 0, 1, ... that have encoded these segments.
             at: where each segment begins in every payload.
-            batch: the segments, without values.
+            batch: the segments, without values and steps.
             domain: of the rounder that has encoded them.
             factor: number by which sums are multiplied.
-            outs: for each segment a flat floating-point array.
+            outs: for each segment a flat floating-point array, or a `Span`; ``as_array`` makes the array.
         """
 
     def reduce(

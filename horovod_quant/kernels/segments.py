@@ -1,7 +1,8 @@
 """Kernels for many segments in one call. A segment is a run of the elements of one tensor.
 
-`SegmentKernels` loops over the kernels of a backend for one segment. A backend whose calls cost more than the work on a
-small segment overrides its methods (`horovod_quant.kernels.native_segments`), with bit-identical results.
+`SegmentKernels` loops over the kernels of a backend for one segment. It is where to see how a payload is made of those
+kernels: what a codec from outside this package does in its own methods. A backend whose calls cost more than the work
+on a small segment overrides its methods (`horovod_quant.kernels.native_segments`), with bit-identical results.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Batch:
         starts: index of the first element of each segment in its tensor.
         chains: the keys of each tensor.
         steps: the count of each tensor's steps.
-        values: the elements of each segment; empty where they are not needed.
+        values: the elements of each segment, an array or a `Span`, which ``as_array`` makes an array: kernels for one
+            segment take arrays. Empty where they are not needed.
         states: BinSGDM's momentum, scale and beta of each segment; empty where they are not needed.
         table: what a backend keeps of the values between its kernels.
     """

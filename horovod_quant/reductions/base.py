@@ -11,17 +11,24 @@ from horovod_quant.reductions.tensors import BinaryState, Decoded, Exchange, Ext
 
 
 class Reduction(Protocol):
-    """The collectives of a scheme, for some number of workers."""
+    """The collectives of a scheme, for some number of workers.
+
+    `AllgatherReduce` is the shortest. A batch for `Codec.encode` is made by `whole_batch` or `segments_batch`, one for
+    `Codec.decode` by `received_batch`.
+    """
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
         """In order."""
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        """Reduce a group of gradients; a generator of requests."""
+        """Reduce a group of gradients; a generator of requests, which returns a `Decoded`."""
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
-        """Lengths and dtypes of ``Decoded.received``, see `Scheme.received_parts`."""
+        """Lengths and dtypes of ``Decoded.received``, see `Scheme.received_parts`; None if there is none.
+
+        A hierarchical reduction then sends averages in float32 inside a node.
+        """
 
     def decode_received(
         self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any

@@ -65,7 +65,7 @@ class Allgather(NamedTuple):
     """All workers' arrays; answered with a list of n arrays in rank order.
 
     ``lengths`` are the lengths of the n arrays where they differ. ``ragged``: the lengths are unknown, and each array
-    is a uint8 payload made by `ragged_payload`.
+    is a uint8 payload made by `ragged_payload`; the answer has the bodies, without their lengths: see `split_gathered`.
     """
 
     array: np.ndarray

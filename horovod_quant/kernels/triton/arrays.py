@@ -120,12 +120,12 @@ def with_nan_tiles(values: torch.Tensor, broken: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def to_float32(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+def to_float32(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     x = floats(x, "x")
     return _converted(x, 1.0, result(out, len(x), torch.float32, x.device))
 
 
-def to_float16(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+def to_float16(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     x = floats(x, "x")
     return _converted(x, 1.0, result(out, len(x), torch.float16, x.device))
 
