@@ -114,6 +114,8 @@ def test_the_wheel_has_types_kernels_and_the_page_on_installing(built: tuple[Pat
     assert page == expected
     assert all(link.startswith("https:") for link in re.findall(r"\]\(([^)]+)\)", page))
     assert {"horovod_quant/py.typed", "horovod_quant/torch/__init__.pyi"} <= names
+    package = ROOT / "horovod_quant"
+    assert {f"horovod_quant/{file.relative_to(package)}" for file in package.rglob("*.py")} <= names
     assert any(re.fullmatch(r"horovod_quant/kernels/_native.*\.so", name) for name in names)
     assert not [name for name in names if name.startswith("tests") or name.endswith((".cpp", ".h"))]
     assert re.findall(r"^Requires-Dist: ([^;\n]+)$", metadata, re.M) == ["numpy"]
