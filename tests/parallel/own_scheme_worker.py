@@ -62,7 +62,7 @@ def with_torch() -> None:
         return optimizer.step
 
     for mine, other, named in (
-        (hvq.TernGrad(), hvq.QSGD(), "has compression="),
+        (hvq.TernGrad(), hvq.QSGD(), "(wire format "),
         (hvq.TernGrad(), hvq.TernGrad(bucket_size=64), "has bucket_size="),
     ):
         message = message_of(first_step(mine if hvd.rank() else other), RuntimeError)
