@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from horovod_quant import candidates, trial
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.analysis.shapes import parse_shapes
+from horovod_quant.autotune import candidates, trial
 from horovod_quant.bench.command import Plan, Run, run_plan
 from horovod_quant.bench.variants import Options, Variant
 from horovod_quant.cli.problem import Problem
-from horovod_quant.frontend import GROUP_BYTES
-from horovod_quant.methods import NONE, parse
+from horovod_quant.frontends.frontend import GROUP_BYTES
+from horovod_quant.frontends.methods import NONE, parse
 from horovod_quant.schemes.base import Workers
 
 AUTO = "auto"

@@ -13,8 +13,9 @@ The first row of the table, without any exchange, is the cost of the backward pa
 times, also as ratios to fp16 within the same round. For PyTorch a second, instrumented pass then breaks down the time
 of each of this package's methods.
 
-Beside the methods of `horovod_quant.methods` there are, for PyTorch, `ddp` (DistributedDataParallel), `ddp-fp16`,
-`ddp-powersgd-1` and `ddp-powersgd-2` (with its hooks), over `torch.distributed` with Gloo, measured in the same rounds.
+Beside the methods of `horovod_quant.frontends.methods` there are, for PyTorch, `ddp` (DistributedDataParallel),
+`ddp-fp16`, `ddp-powersgd-1` and `ddp-powersgd-2` (with its hooks), over `torch.distributed` with Gloo, measured in the
+same rounds.
 
 With ``--device cuda`` the gradients are on a GPU, which the workers of a host share if there are not enough. The last
 table then is of the time in Horovod's hooks and in total, beside none and fp16 where Horovod can reduce tensors of a
@@ -45,8 +46,8 @@ from horovod_quant.bench.command import Plan, Run, run_plan
 from horovod_quant.bench.report import shown
 from horovod_quant.bench.variants import Options, Variant
 from horovod_quant.cli.problem import Problem
-from horovod_quant.frontend import GROUP_BYTES
-from horovod_quant.methods import FP16, compared, families, parse
+from horovod_quant.frontends.frontend import GROUP_BYTES
+from horovod_quant.frontends.methods import FP16, compared, families, parse
 
 NOTHING = "no exchange"
 BASELINES = ["ddp", "ddp-fp16", "ddp-powersgd-1", "ddp-powersgd-2"]

@@ -21,7 +21,7 @@ from horovod_quant.bench.network import address_of
 from horovod_quant.bench.rounds import Bench
 from horovod_quant.bench.torch_trial import Gradients, Model
 from horovod_quant.bench.variants import Options, Variant
-from horovod_quant.traffic import ring_allreduce_bytes
+from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 START_POWERSGD = 2  # the least that it takes: DDP arranges its buckets anew after the first exchange
 

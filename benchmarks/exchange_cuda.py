@@ -16,7 +16,7 @@ from rich import box
 from rich.table import Table
 
 from horovod_quant.bench.report import shown
-from horovod_quant.methods import FP16, NONE
+from horovod_quant.frontends.methods import FP16, NONE
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

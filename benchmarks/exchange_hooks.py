@@ -18,7 +18,7 @@ from rich.table import Table
 from horovod_quant.bench import torch_trial
 from horovod_quant.bench.report import shown
 from horovod_quant.bench.variants import Options, Variant
-from horovod_quant.methods import FP16, NONE
+from horovod_quant.frontends.methods import FP16, NONE
 
 
 class Spent(NamedTuple):

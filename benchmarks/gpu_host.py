@@ -27,9 +27,9 @@ from rich import box  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from horovod_quant import methods  # noqa: E402
 from horovod_quant.analysis.models import MODELS  # noqa: E402
-from horovod_quant.frontend import GROUP_BYTES  # noqa: E402
+from horovod_quant.frontends import methods  # noqa: E402
+from horovod_quant.frontends.frontend import GROUP_BYTES  # noqa: E402
 from horovod_quant.kernels.keys import KeyChain  # noqa: E402
 from horovod_quant.kernels.triton import (  # noqa: E402
     arguments,

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod_quant import methods, simulator
+from horovod_quant import simulator
+from horovod_quant.frontends import methods
 
 METHODS = ("global-qsgd-8", "qsgdinf-4", "nuqsgd-4", "qsgdinf-alltoall-4", "global-qsgd-exp-4")
 SIZES = (2, 3, 4, 5, 8, 16)

@@ -15,7 +15,7 @@ import numpy as np
 import script_options
 import training
 
-from horovod_quant.methods import BINSGDM
+from horovod_quant.frontends.methods import BINSGDM
 
 
 def make_parser(program: str, hvd: Any) -> training.Parser:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from horovod_quant.methods import families, parse
+from horovod_quant.frontends.methods import families, parse
 
 METHOD_HELP = ", ".join(families())
 

@@ -15,7 +15,7 @@ import numpy as np
 import script_options
 import training
 
-from horovod_quant.methods import BINSGDM, compared, parse
+from horovod_quant.frontends.methods import BINSGDM, compared, parse
 
 CLASSES = 10
 STAGES = 3  # each of half the height and width, and twice the channels, of the one before

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tf2_digits import make_model, make_optimizer
 
 import horovod_quant.tensorflow as hvq
-from horovod_quant.methods import BINSGDM, parse
+from horovod_quant.frontends.methods import BINSGDM, parse
 
 
 def shares(data: digits.Data, epoch: int, seen: int, batch_size: int) -> tf.data.Dataset:

@@ -17,7 +17,7 @@ import synthetic
 import tensorflow as tf
 
 import horovod_quant.tensorflow as hvq
-from horovod_quant.methods import BINSGDM, parse
+from horovod_quant.frontends.methods import BINSGDM, parse
 
 layers = tf.keras.layers
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_digits import make_model, make_optimizer
 
 import horovod_quant.torch as hvq
-from horovod_quant.methods import parse
+from horovod_quant.frontends.methods import parse
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import horovod_quant.torch as hvq
-from horovod_quant.methods import BINSGDM, parse
+from horovod_quant.frontends.methods import BINSGDM, parse
 
 
 class Block(nn.Module):

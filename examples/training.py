@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 from tqdm import tqdm
 
-from horovod_quant.traffic import ring_allreduce_bytes
+from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 # Which options a method takes. Not given, the method's own defaults count.
 METHOD_OPTIONS = {

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from pages import insert
 
-from horovod_quant import kernels, methods
+from horovod_quant import kernels
 from horovod_quant.analysis import advice
 from horovod_quant.analysis.calibration import Observation, calibrate, observe, predict, read_bench
 from horovod_quant.analysis.cost_model import Setting
@@ -36,6 +36,7 @@ from horovod_quant.analysis.models import MODELS
 from horovod_quant.analysis.network import MEASURED, MPI, Network, Software
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import parse_rate, show_seconds
+from horovod_quant.frontends import methods
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = [str(ROOT / "scripts" / "lab")]

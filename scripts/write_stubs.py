@@ -1,7 +1,7 @@
 """Writes ``__init__.pyi`` of both frontends, from the schemes' fields and the constructors: see scripts/write-stubs.
 
-A type checker runs no code, and so sees nothing of what `horovod_quant.compressor_classes` makes. Schemes of other
-packages are not in the stubs: ``hvq.Compressor(TheirScheme(...))`` is what a type checker follows.
+A type checker runs no code, and so sees nothing of what `horovod_quant.frontends.compressor_classes` makes. Schemes of
+other packages are not in the stubs: ``hvq.Compressor(TheirScheme(...))`` is what a type checker follows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
 
-from horovod_quant.compressor_classes import signature_of
+from horovod_quant.frontends.compressor_classes import signature_of
 from horovod_quant.schemes import registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,7 +27,7 @@ HEAD = '''"""Written by scripts/write-stubs: this module for type checkers and e
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from horovod_quant.nodes import hierarchical_process_sets as hierarchical_process_sets
+from horovod_quant.frontends.nodes import hierarchical_process_sets as hierarchical_process_sets
 from horovod_quant.schemes.base import Scheme
 {auto}from {module} import compressor as _compressor
 from {module} import optim as optim

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from horovod_quant.methods import parse
+from horovod_quant.frontends.methods import parse
 from horovod_quant.schemes import registry
 
 ROOT = Path(__file__).resolve().parent.parent

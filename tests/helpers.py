@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from horovod_quant import methods
+from horovod_quant.frontends import methods
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain, hash32
 from horovod_quant.kernels.layout import TILE

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from helpers import by_default
 
-from horovod_quant import candidates, methods
 from horovod_quant.analysis.advice import MOST_ERROR
+from horovod_quant.autotune import candidates
+from horovod_quant.frontends import methods
 from horovod_quant.schemes import registry
 from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
-from horovod_quant.traffic import ring_allreduce_bytes
+from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 
 def found(size: int, **options: Any) -> tuple[candidates.Candidate, ...]:

@@ -12,8 +12,15 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from horovod_quant import agreement
-from horovod_quant.agreement import COMMON, FIELD_PLACES, different, disagreement, signature, signs_of
+from horovod_quant.reductions import agreement
+from horovod_quant.reductions.agreement import (
+    COMMON,
+    FIELD_PLACES,
+    different,
+    disagreement,
+    signature,
+    signs_of,
+)
 from horovod_quant.schemes import QSGD, BinSGDM, Hierarchical
 
 FRONTENDS = ["horovod_quant.torch", "horovod_quant.tensorflow"]

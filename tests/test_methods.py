@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from horovod_quant import methods, schemes
-from horovod_quant.frontend import GROUP_BYTES
-from horovod_quant.methods import compared, families, parse
+from horovod_quant import schemes
+from horovod_quant.frontends import methods
+from horovod_quant.frontends.frontend import GROUP_BYTES
+from horovod_quant.frontends.methods import compared, families, parse
 
 SCHEMES = {
     "qsgd-4": schemes.QSGD(4, "l2", 1024),

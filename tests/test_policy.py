@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_quant.policy import Policy
+from horovod_quant.frontends.policy import Policy
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD
 
 NAMES = ["conv.weight", "conv.bias", "head.weight"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from parallel.launching import ROOT
 
-from horovod_quant.compressor_classes import signature_of
+from horovod_quant.frontends.compressor_classes import signature_of
 
 FRONTENDS = ["horovod_quant.torch", "horovod_quant.tensorflow"]
 

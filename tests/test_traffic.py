@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from horovod_quant.frontends.stats import _GROUPS, Stats, Traffic, TrafficCounter
 from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, CustomAllreduce
-from horovod_quant.stats import _GROUPS, Stats, Traffic, TrafficCounter
-from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
+from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
 
 ARRAY = np.zeros(3, np.int32)
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_quant import candidates, trial
-from horovod_quant.candidates import Candidate
-from horovod_quant.trial import Measurement, Report, Trial, Turn, evaluate, timetable
+from horovod_quant.autotune import candidates, trial
+from horovod_quant.autotune.candidates import Candidate
+from horovod_quant.autotune.trial import Measurement, Report, Trial, Turn, evaluate, timetable
 
 
 def named(name: str, error: float | None) -> Candidate:

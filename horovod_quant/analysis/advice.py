@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from horovod_quant import methods
 from horovod_quant.analysis.cost_model import NONE, Cost, Method, Setting, exchange_cost, workers_of
 from horovod_quant.analysis.groups import compressed_names
 from horovod_quant.analysis.steps import Step, break_even_bandwidth, step_seconds
 from horovod_quant.analysis.work import resolved
+from horovod_quant.frontends import methods
 from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.hierarchical import inner_of

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from horovod_quant import methods
 from horovod_quant.analysis.cost_model import Setting, exchange_cost
 from horovod_quant.analysis.json_file import read_json
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
@@ -24,6 +23,7 @@ from horovod_quant.analysis.models import Shapes
 from horovod_quant.analysis.network import MEASURED, MOST_WORKERS, Network, Software
 from horovod_quant.analysis.shapes import shapes_of
 from horovod_quant.analysis.units import TIMES
+from horovod_quant.frontends import methods
 from horovod_quant.schemes.base import require_int, require_number
 
 UNCERTAINTY = {

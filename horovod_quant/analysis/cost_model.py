@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple, Union
 
-from horovod_quant.agreement import SIGNS
 from horovod_quant.analysis.groups import (
     GROUP_BYTES,
     MIN_ELEMENTS,
@@ -36,11 +35,12 @@ from horovod_quant.analysis.network import (
     link_bytes,
 )
 from horovod_quant.analysis.work import Call, Work, cached_work_of, resolved
+from horovod_quant.reductions.agreement import SIGNS
 from horovod_quant.schemes.base import Allreduce, Alltoall, Request, Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
-from horovod_quant.traffic import sent_bytes
 from horovod_quant.transports.split_sums import INTEGERS, is_faster
 from horovod_quant.transports.swaps import as_sum, is_swapped
+from horovod_quant.transports.traffic import sent_bytes
 
 NONE, FP16 = "none", "fp16"
 

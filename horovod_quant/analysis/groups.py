@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from math import prod
 
 from horovod_quant.analysis.models import Shapes
-from horovod_quant.frontend import GROUP_BYTES, MIN_ELEMENTS
-from horovod_quant.policy import Policy
+from horovod_quant.frontends.frontend import GROUP_BYTES, MIN_ELEMENTS
+from horovod_quant.frontends.policy import Policy
 from horovod_quant.schemes.base import Allreduce, Scheme
 
 # What `horovod_quant.torch.plan` allows for: with room for the optimizer's own operations, at most three
@@ -38,7 +38,7 @@ def torch_groups(
     Args:
         scheme: of all gradients.
         shapes: of all parameters, in the order of registration; float32.
-        group_bytes: see `horovod_quant.frontend.BaseCompressor`.
+        group_bytes: see `horovod_quant.frontends.frontend.BaseCompressor`.
         min_elements: smaller gradients are in no group.
         order: in which the gradients arrive; by default the reverse of the shapes'.
     """

@@ -26,7 +26,7 @@ from horovod_quant.schemes.base import (
     CustomAllreduce,
     Request,
 )
-from horovod_quant.traffic import sent_bytes
+from horovod_quant.transports.traffic import sent_bytes
 
 GLOO, MPI, NCCL = "gloo", "mpi", "nccl"
 MEASURED = (GLOO, MPI)

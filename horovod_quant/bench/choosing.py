@@ -11,8 +11,8 @@ from horovod_quant.analysis.advice import LEAST_SPEED_UP, MOST_ERROR, Row, choic
 from horovod_quant.analysis.recommendation import first, is_fine
 from horovod_quant.analysis.units import show_seconds
 from horovod_quant.bench.variants import Variant
-from horovod_quant.frontend import GROUP_BYTES
-from horovod_quant.methods import NONE
+from horovod_quant.frontends.frontend import GROUP_BYTES
+from horovod_quant.frontends.methods import NONE
 
 
 class Chosen(NamedTuple):

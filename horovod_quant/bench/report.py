@@ -11,7 +11,7 @@ import numpy as np
 
 from horovod_quant.bench.rounds import Found
 from horovod_quant.cli.problem import write_file
-from horovod_quant.methods import NONE
+from horovod_quant.frontends.methods import NONE
 
 VERSION = 1
 

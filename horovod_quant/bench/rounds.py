@@ -17,7 +17,7 @@ from horovod_quant.bench.gradients import ExactAverage
 from horovod_quant.bench.network import Counter
 from horovod_quant.bench.progress import Progress, Silent
 from horovod_quant.bench.stopping import Interruption
-from horovod_quant.methods import NONE
+from horovod_quant.frontends.methods import NONE
 
 WARM_UP = 3
 """In the first exchange the workers agree on groups, in the second one Horovod learns their names."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from horovod_quant.methods import FP16, NONE, Method
-from horovod_quant.traffic import ring_allreduce_bytes
+from horovod_quant.frontends.methods import FP16, NONE, Method
+from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 ELEMENT_BYTES = {NONE: 4, FP16: 2}
 
@@ -16,7 +16,7 @@ class Variant(NamedTuple):
     Attributes:
         label: for people, and for the names of Horovod's operations; different for each variant.
         method: None for a backward pass without any exchange.
-        group_bytes, seed: see `horovod_quant.frontend.BaseCompressor`.
+        group_bytes, seed: see `horovod_quant.frontends.frontend.BaseCompressor`.
     """
 
     label: str

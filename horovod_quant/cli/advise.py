@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
-from horovod_quant import kernels, methods
+from horovod_quant import kernels
 from horovod_quant.analysis import advice
 from horovod_quant.analysis.accelerators import on_accelerators
 from horovod_quant.analysis.advice import MOST_ERROR, Choice, Row
@@ -40,7 +40,8 @@ from horovod_quant.analysis.units import TIMES, parse_rate, parse_seconds
 from horovod_quant.cli import advise_plot
 from horovod_quant.cli.advise_report import Found, as_json, text
 from horovod_quant.cli.problem import Problem, check_file, write_file
-from horovod_quant.frontend import GROUP_BYTES
+from horovod_quant.frontends import methods
+from horovod_quant.frontends.frontend import GROUP_BYTES
 from horovod_quant.schemes.base import Scheme, require_int, require_number
 from horovod_quant.schemes.inside import FLOAT32, Inside
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from horovod_quant import kernels, methods
+from horovod_quant import kernels
 from horovod_quant.analysis.advice import HIERARCHICAL, Row
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.models import elements
 from horovod_quant.analysis.recommendation import Recommendation
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import show_rate, show_seconds
+from horovod_quant.frontends import methods
 
 VERSION = 1
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
-from horovod_quant import notices
-from horovod_quant.kernels import native, native_library, reference
+from horovod_quant.kernels import native, native_library, notices, reference
 
 BACKENDS = {"numpy": reference, "native": native}
 

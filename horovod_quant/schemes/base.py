@@ -125,7 +125,7 @@ class Scheme:
     def more_work(self) -> bool:
         """Whether its arguments buy a smaller error by work alone: other arguments send as many bytes with less work.
 
-        Where a smaller error is not needed, ``Auto`` and `horovod_quant.candidates` prefer those.
+        Where a smaller error is not needed, ``Auto`` and `horovod_quant.autotune.candidates` prefer those.
         """
         return False
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from importlib import metadata
 from typing import Any, TypeVar
 
-from horovod_quant import notices
-from horovod_quant.agreement import COMMON
+from horovod_quant.kernels import notices
+from horovod_quant.reductions.agreement import COMMON
 from horovod_quant.schemes.base import Scheme, argument_names
 
 GROUP = "horovod_quant.schemes"

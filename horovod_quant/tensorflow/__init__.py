@@ -12,8 +12,8 @@ except ImportError as error:
         "horovod_quant.tensorflow needs TensorFlow, which is not installed: pip install tensorflow"
     ) from error
 
-from horovod_quant.compressor_classes import Classes
-from horovod_quant.nodes import hierarchical_process_sets
+from horovod_quant.frontends.compressor_classes import Classes
+from horovod_quant.frontends.nodes import hierarchical_process_sets
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.auto import Auto as Auto
 from horovod_quant.tensorflow.binsgdm import BinSGDMCompressor

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod_quant import nodes
-from horovod_quant.binsgdm import moves_by_averages, require_beta, require_same_beta
+from horovod_quant.frontends import nodes
+from horovod_quant.frontends.binsgdm import moves_by_averages, require_beta, require_same_beta
 from horovod_quant.schemes.base import LOCAL, Scheme
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.compressor import Compressor

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from horovod_quant.binsgdm import clipped
+from horovod_quant.frontends.binsgdm import clipped
+from horovod_quant.frontends.stats import TrafficCounter
 from horovod_quant.kernels.arrays import aligned_empty
 from horovod_quant.kernels.floating_point import ieee_arithmetic
 from horovod_quant.schemes.base import (
@@ -31,12 +32,11 @@ from horovod_quant.schemes.base import (
     Workers,
     split_gathered,
 )
-from horovod_quant.stats import TrafficCounter
 from horovod_quant.tensorflow.collectives import Scope, is_elastic, perform, worker_count
 from horovod_quant.tensorflow.member import Member
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
-from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
 from horovod_quant.transports.swaps import collectives_with_swaps, gathers_take_turns, with_swaps
+from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
 
 _RUNS_KEPT = 4
 

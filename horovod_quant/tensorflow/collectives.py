@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from horovod_quant.agreement import COMMON, PLACES, SIGNS
-from horovod_quant.nodes import Nodes, flat
+from horovod_quant.frontends.nodes import Nodes, flat
+from horovod_quant.reductions.agreement import COMMON, PLACES, SIGNS
 from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, Collective, Workers
 from horovod_quant.tensorflow.horovod_call import HorovodCall
 from horovod_quant.tensorflow.refusal import require

@@ -13,12 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant import nodes, notices
-from horovod_quant.agreement import SIGNS, labels, signature
-from horovod_quant.frontend import UNNAMED, BaseCompressor, require_no_host
+from horovod_quant.frontends import nodes
+from horovod_quant.frontends.frontend import UNNAMED, BaseCompressor, require_no_host
+from horovod_quant.frontends.stats import OTHER_NAMES, Stats, Traffic, total_of
+from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.reductions.agreement import SIGNS, labels, signature
 from horovod_quant.schemes.base import Scheme
-from horovod_quant.stats import OTHER_NAMES, Stats, Traffic, total_of
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.callbacks import CallbackExchange
 from horovod_quant.tensorflow.collectives import carrier, is_elastic, scope_of, unfoldable, worker_count
@@ -40,7 +41,7 @@ from horovod_quant.tensorflow.recent import RecentNames
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
 from horovod_quant.tensorflow.state import Ledger, home
 from horovod_quant.tensorflow.traced import TracedExchange
-from horovod_quant.traffic import ring_allreduce_bytes
+from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 Kernels = Literal["auto", "native", "numpy", "tensorflow"]
 
@@ -78,7 +79,7 @@ class Compressor(BaseCompressor):
         named_parameters: (name, variable) pairs; by default the variables' own names are used.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
-        **common: see `horovod_quant.frontend.BaseCompressor`.
+        **common: see `horovod_quant.frontends.frontend.BaseCompressor`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -410,7 +411,9 @@ class Compressor(BaseCompressor):
                         "number of workers per host, as in hierarchical=2"
                     )
                 return (
-                    hvd.allgather(tf.constant([own], tf.int32), name="horovod_quant.nodes").numpy().tolist()
+                    hvd.allgather(tf.constant([own], tf.int32), name="horovod_quant.frontends.nodes")
+                    .numpy()
+                    .tolist()
                 )
 
         return nodes.find(hvd, self._basics(), self.hierarchical, None, gather)

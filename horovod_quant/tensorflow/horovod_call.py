@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from horovod_quant.installing import install_page
+from horovod_quant.frontends.installing import install_page
 
 KERAS_3_REMEDY = (
     "Horovod's DistributedOptimizer does not average gradients under Keras 3, and does not say so. Use "

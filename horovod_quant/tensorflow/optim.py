@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from horovod_quant.binsgdm import (
+from horovod_quant.frontends.binsgdm import (
     DEFAULT_BETA,
     SPREAD,
     clipped,

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod_quant.binsgdm import SPREAD
+from horovod_quant.frontends.binsgdm import SPREAD
 from horovod_quant.tensorflow.collectives import worker_count
 from horovod_quant.tensorflow.state import outside_of_traces
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod_quant.binsgdm import clipped
+from horovod_quant.frontends.binsgdm import clipped
 from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Workers, explained
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.collectives import Scope, after_roll_call, perform, unfoldable, worker_count
@@ -15,7 +15,7 @@ from horovod_quant.tensorflow.member import Member
 from horovod_quant.tensorflow.refusal import never, require
 from horovod_quant.tensorflow.segments import FlatVariable
 from horovod_quant.tensorflow.state import Ledger
-from horovod_quant.traffic import sent_bytes
+from horovod_quant.transports.traffic import sent_bytes
 
 
 class TracedExchange:

@@ -11,8 +11,8 @@ except ImportError as error:
         "horovod_quant.torch needs PyTorch, which is not installed: pip install torch"
     ) from error
 
-from horovod_quant.compressor_classes import Classes
-from horovod_quant.nodes import hierarchical_process_sets
+from horovod_quant.frontends.compressor_classes import Classes
+from horovod_quant.frontends.nodes import hierarchical_process_sets
 from horovod_quant.torch import optim
 from horovod_quant.torch.auto import Auto
 from horovod_quant.torch.binsgdm import BinSGDMCompressor

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from horovod_quant.nodes import hierarchical_process_sets as hierarchical_process_sets
+from horovod_quant.frontends.nodes import hierarchical_process_sets as hierarchical_process_sets
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.torch import auto as _auto
 from horovod_quant.torch import compressor as _compressor

@@ -12,8 +12,9 @@ may not.
    a step begins, and what comes next follows from their number alone.
 3. A session of Horovod's (``hvd.init()``) begins with steps that Horovod reduces itself, until one counts. At its end
    the workers compare arguments, and tell what each knows of an earlier choice: only some may have loaded one.
-4. Then the methods have their turns (`horovod_quant.trial`), and a last step, again Horovod's own, brings the medians
-   together by one sum. In both steps every worker has launched all that the others wait for when it waits for these.
+4. Then the methods have their turns (`horovod_quant.autotune.trial`), and a last step, again Horovod's own, brings the
+   medians together by one sum. In both steps every worker has launched all that the others wait for when it waits for
+   these.
 5. What was chosen stays, until ``again_after`` steps have counted or Horovod has another number of workers.
 """
 
@@ -26,14 +27,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from horovod_quant import candidates
 from horovod_quant.analysis.advice import MOST_ERROR
-from horovod_quant.candidates import Candidate
-from horovod_quant.compressor_classes import refuse_unknown
-from horovod_quant.frontend import in_short
-from horovod_quant.policy import Policy
+from horovod_quant.autotune import candidates
+from horovod_quant.autotune.candidates import Candidate
+from horovod_quant.autotune.trial import Report
+from horovod_quant.frontends.compressor_classes import refuse_unknown
+from horovod_quant.frontends.frontend import in_short
+from horovod_quant.frontends.policy import Policy
+from horovod_quant.frontends.stats import Stats
 from horovod_quant.schemes.base import Scheme, Workers, require_int, require_whole_nodes
-from horovod_quant.stats import Stats
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.attendance import least_for_all, lengthened
 from horovod_quant.torch.compressor import Compressor, Unchanged, is_integral
@@ -41,8 +43,7 @@ from horovod_quant.torch.course import Course, Handed
 from horovod_quant.torch.horovod_call import OptimizerCall, asking_optimizer
 from horovod_quant.torch.routes import Route, known_route
 from horovod_quant.torch.uncompiled import compiling, uncompiled
-from horovod_quant.traffic import ring_allreduce_bytes
-from horovod_quant.trial import Report
+from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 _COURSES = "_horovod_quant_courses"
 """An optimizer's attribute: its courses, by compressor."""

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import torch
 
-from horovod_quant.binsgdm import clipped, moves_by_averages, require_beta, require_same_beta
+from horovod_quant.frontends.binsgdm import clipped, moves_by_averages, require_beta, require_same_beta
 from horovod_quant.kernels.span import as_array
 from horovod_quant.schemes.base import BinaryState, Scheme
 from horovod_quant.torch import optim

@@ -9,12 +9,12 @@ from typing import Any, Callable, Literal, NamedTuple
 
 import torch
 
-from horovod_quant import nodes
-from horovod_quant.frontend import BaseCompressor
+from horovod_quant.frontends import nodes
+from horovod_quant.frontends.frontend import BaseCompressor
+from horovod_quant.frontends.policy import Policy
+from horovod_quant.frontends.stats import OTHER_NAMES, Repeated
 from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Gradient, Scheme
-from horovod_quant.stats import OTHER_NAMES, Repeated
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch import optim
 from horovod_quant.torch.direct import DirectSchedules
@@ -32,7 +32,7 @@ from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.routes import Route, known_route, remember
 from horovod_quant.torch.schedule import Schedule
 from horovod_quant.torch.uncompiled import compiling, uncompiled
-from horovod_quant.traffic import ring_allreduce_bytes
+from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 Kernels = Literal["auto", "native", "numpy", "triton"]
 
@@ -75,7 +75,7 @@ class Compressor(BaseCompressor):
             start when the pass is over.
         kernels: ``"auto"``, ``"native"``, ``"numpy"``, or ``"triton"`` for gradients on a GPU. For these ``"auto"``
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
-        **common: see `horovod_quant.frontend.BaseCompressor`.
+        **common: see `horovod_quant.frontends.frontend.BaseCompressor`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -296,7 +296,7 @@ class Compressor(BaseCompressor):
 
         def gather(own: list[int]) -> list[list[int]]:
             mine = torch.tensor([own], device="cpu")
-            return hvd.allgather(mine, name="horovod_quant.nodes").tolist()
+            return hvd.allgather(mine, name="horovod_quant.frontends.nodes").tolist()
 
         return nodes.find(hvd, self._basics(), self.hierarchical, mpi_ops._handle_map, gather)
 

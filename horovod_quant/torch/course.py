@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from horovod_quant import notices
-from horovod_quant.policy import Policy
+from horovod_quant.autotune.trial import Report, Trial, Turn, evaluate
+from horovod_quant.frontends.policy import Policy
+from horovod_quant.kernels import notices
 from horovod_quant.torch.attendance import Witness
 from horovod_quant.torch.horovod_call import OptimizerCall
 from horovod_quant.torch.roll_call import RollCall
-from horovod_quant.traffic import ring_allreduce_bytes
-from horovod_quant.trial import Report, Trial, Turn, evaluate
+from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 if TYPE_CHECKING:
     from horovod_quant.torch.auto import Auto

@@ -8,8 +8,9 @@ from typing import Any, Callable, NamedTuple, Union
 import numpy as np
 import torch
 
+from horovod_quant.frontends.nodes import Nodes
+from horovod_quant.frontends.stats import TrafficCounter
 from horovod_quant.kernels.span import Span
-from horovod_quant.nodes import Nodes
 from horovod_quant.schemes.base import (
     LOCAL,
     Allgather,
@@ -22,14 +23,13 @@ from horovod_quant.schemes.base import (
     Workers,
     split_gathered,
 )
-from horovod_quant.stats import TrafficCounter
 from horovod_quant.torch.device_memory import Copying
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.waiting import wait
-from horovod_quant.traffic import sent_bytes
 from horovod_quant.transports.over_allreduce import collectives_over_allreduce, over_allreduce
 from horovod_quant.transports.split_sums import group_of_sums, is_faster, split_sums
 from horovod_quant.transports.swaps import gathers_take_turns, with_swaps
+from horovod_quant.transports.traffic import sent_bytes
 
 OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant import notices
-from horovod_quant.frontend import require_no_host
+from horovod_quant.frontends.frontend import require_no_host
+from horovod_quant.kernels import notices
 from horovod_quant.kernels.segments import segment_kernels
 from horovod_quant.kernels.span import Span, as_array
 from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers

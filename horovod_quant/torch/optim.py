@@ -9,7 +9,7 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from horovod_quant.binsgdm import (
+from horovod_quant.frontends.binsgdm import (
     DEFAULT_BETA,
     SPREAD,
     clipped,
@@ -17,7 +17,7 @@ from horovod_quant.binsgdm import (
     require_clip_norm,
     require_step_sizes,
 )
-from horovod_quant.frontend import in_short
+from horovod_quant.frontends.frontend import in_short
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.span import as_array
 from horovod_quant.schemes.base import require_int

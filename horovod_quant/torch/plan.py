@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from horovod_quant.nodes import Nodes
+from horovod_quant.frontends.nodes import Nodes
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.torch.exchange import AnyMember, needs_everybody, stages_of
 from horovod_quant.torch.memory import Memory

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from horovod_quant.agreement import different, disagreement, signature
+from horovod_quant.reductions.agreement import different, disagreement, signature
 from horovod_quant.torch.waiting import wait
 
 
@@ -22,7 +22,7 @@ class RollCall:
     Args:
         process_set: Horovod's workers, present or not.
         label: of the collective's name, the same on every worker.
-        arguments: of this worker's compressor, as `horovod_quant.agreement` compares them.
+        arguments: of this worker's compressor, as `horovod_quant.reductions.agreement` compares them.
 
     Attributes:
         handle: Horovod's.

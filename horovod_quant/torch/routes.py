@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from horovod_quant.frontends.policy import Policy
+from horovod_quant.frontends.stats import Repeated
 from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.policy import Policy
 from horovod_quant.schemes.base import Scheme
-from horovod_quant.stats import Repeated
 from horovod_quant.torch.carriers import Carrier
 from horovod_quant.torch.horovod_call import Call, OptimizerCall
 from horovod_quant.torch.schedule import Schedule

@@ -46,8 +46,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable
 
-from horovod_quant.nodes import Nodes
-from horovod_quant.stats import TrafficCounter
+from horovod_quant.frontends.nodes import Nodes
+from horovod_quant.frontends.stats import TrafficCounter
 from horovod_quant.torch.backward import BACKWARD, knows_all
 from horovod_quant.torch.exchange import Group, Member, Submission, needs_everybody
 from horovod_quant.torch.memory import Memory
@@ -74,7 +74,7 @@ class Schedule:
         traffic: counts what this worker sends for each gradient.
         label: of all its operations, the same on every worker whatever arguments its compressor has, and of no other
             schedule that may have some under way at the same time.
-        arguments: that must be the same on all workers: see `horovod_quant.agreement`.
+        arguments: that must be the same on all workers: see `horovod_quant.reductions.agreement`.
 
     Attributes:
         factor: what Horovod multiplied the last sum by; None before the first.

@@ -23,7 +23,7 @@ from horovod_quant.schemes.base import (
     split_points,
     split_ragged,
 )
-from horovod_quant.traffic import sent_bytes
+from horovod_quant.transports.traffic import sent_bytes
 
 Merge = tuple[int, int, int]
 """One step of a reduction: ``(low, middle, high)`` merges the sums of ranks low..middle-1 and middle..high-1."""

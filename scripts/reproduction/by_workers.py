@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 
-from horovod_quant import methods
 from horovod_quant.analysis.calibration import calibrate, observe, predict, read_bench
 from horovod_quant.analysis.kernel_speeds import measure_kernels
 from horovod_quant.analysis.units import parse_rate
+from horovod_quant.frontends import methods
 from reproduction import common, running
 from reproduction.common import Plot, Verdict
 

@@ -36,7 +36,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from tqdm import tqdm
 
-from horovod_quant import kernels, methods, simulator
+from horovod_quant import kernels, simulator
+from horovod_quant.frontends import methods
 from horovod_quant.schemes.base import Scheme
 from reproduction import running
 
@@ -229,7 +230,7 @@ def earlier(claim: str, settings: Any) -> dict[str, Any]:
 
 
 def scheme(name: str, **changes: Any) -> Any:
-    """The scheme of a method by its name in `horovod_quant.methods`, with other arguments for some."""
+    """The scheme of a method by its name in `horovod_quant.frontends.methods`, with other arguments for some."""
     found: Any = methods.parse(name).scheme()
     return replace(found, **changes)
 

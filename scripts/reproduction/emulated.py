@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 
 from horovod_quant.analysis.models import MODELS, elements
 from horovod_quant.analysis.units import parse_rate
-from horovod_quant.traffic import ring_allreduce_bytes
+from horovod_quant.transports.traffic import ring_allreduce_bytes
 from reproduction import common, running
 from reproduction.common import Plot, Verdict
 
@@ -60,7 +60,7 @@ class Case(NamedTuple):
     Attributes:
         part: of `PARTS`.
         model: of `horovod_quant.analysis.models`.
-        methods: names of `horovod_quant.methods`.
+        methods: names of `horovod_quant.frontends.methods`.
         ratio: of the time of float32's bytes to that of computing.
         hosts, per_host: hosts, and workers on each; with several the methods are also hierarchical.
         rate: of the links, as scripts/lab takes it; "local" for workers of this machine, without a lab.

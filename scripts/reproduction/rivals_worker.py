@@ -21,7 +21,7 @@ import horovod.torch as hvd
 import torch
 from eden_worker import example, load_text, training
 
-from horovod_quant.traffic import ring_allreduce_bytes
+from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 WARM_UP = 0.15
 """Of 1-bit Adam's steps, those with float32: some 15% of BERT's are what DeepSpeed's tutorial advises."""

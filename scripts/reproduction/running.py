@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from horovod_quant import methods
+from horovod_quant.frontends import methods
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -94,7 +94,7 @@ class Job(NamedTuple):
 
     Attributes:
         script, imported: file names in examples/, or whole paths: of the script, and of what else it runs.
-        method: a name of `horovod_quant.methods`.
+        method: a name of `horovod_quant.frontends.methods`.
         options: further ones of the script.
     """
 

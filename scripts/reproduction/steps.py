@@ -24,7 +24,7 @@ class Settings(NamedTuple):
     Attributes:
         hosts, per_host: hosts of the lab, and workers on each.
         rate: of the links, as scripts/lab takes it.
-        methods: names of `horovod_quant.methods`, or those of `steps_worker`.
+        methods: names of `horovod_quant.frontends.methods`, or those of `steps_worker`.
         model: arguments of the example's transformer.
         sequences: that a worker computes a step with.
         rounds, warm_up: measured and unmeasured ones; every method has a turn in each.

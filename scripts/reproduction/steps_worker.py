@@ -17,8 +17,8 @@ import horovod.torch as hvd
 import torch
 
 import horovod_quant.torch as hvq
-from horovod_quant import methods
-from horovod_quant.traffic import ring_allreduce_bytes
+from horovod_quant.frontends import methods
+from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from modelling import LAYERS, SPEEDS, wires
 
-from horovod_quant import methods
 from horovod_quant.analysis import curves
 from horovod_quant.analysis.advice import LEAST_SPEED_UP, MOST_ERROR, choices, compare, considered
 from horovod_quant.analysis.assumptions import assumptions
@@ -19,6 +18,7 @@ from horovod_quant.analysis.cost_model import CARRIER_BYTES, Setting, exchange_c
 from horovod_quant.analysis.network import Network
 from horovod_quant.analysis.recommendation import AS_FAST, FEW, best_few, fallen_out, is_fine, recommend
 from horovod_quant.analysis.steps import Step
+from horovod_quant.frontends import methods
 from horovod_quant.schemes import QSGD, BinSGDM, Hierarchical, registry
 
 NAMES = ["fp16", "global-qsgd-8", "global-qsgd-4", "qsgdinf-4", "qsgdinf-2", "nuqsgd-4", "binsgdm"]

@@ -9,7 +9,7 @@ import pytest
 
 from horovod_quant.analysis import groups
 from horovod_quant.analysis.models import MODELS, elements
-from horovod_quant.frontend import BaseCompressor
+from horovod_quant.frontends.frontend import BaseCompressor
 from horovod_quant.schemes import QSGD, GlobalQSGD
 
 

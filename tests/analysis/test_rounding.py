@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from horovod_quant import methods, simulator
+from horovod_quant import simulator
+from horovod_quant.frontends import methods
 from horovod_quant.schemes import BinSGDM, GlobalQSGD, Hierarchical
 
 

@@ -14,7 +14,7 @@ from horovod_quant.analysis.kernel_speeds import measure_kernels
 from horovod_quant.analysis.work import DECODE, ENCODE, Call, phase_of, work_of
 from horovod_quant.schemes import EDEN, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import LOCAL, Allgather, Collective, Decoded, Scheme, Workers
-from horovod_quant.traffic import sent_bytes
+from horovod_quant.transports.traffic import sent_bytes
 
 FIXED = {
     name: scheme

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from horovod_quant import methods
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.analysis.recommendation import FEW
 from horovod_quant.cli import advise, advise_plot
 from horovod_quant.cli.main import main
+from horovod_quant.frontends import methods
 
 HERE = ["advise", "--model", "tiny", "--workers", "4", "--bandwidth", "100mbit", "--step", "10ms"]
 

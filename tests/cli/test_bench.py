@@ -33,8 +33,8 @@ from horovod_quant.bench.progress import Progress  # noqa: E402
 from horovod_quant.bench.rounds import Found, Measurement  # noqa: E402
 from horovod_quant.bench.variants import Variant  # noqa: E402
 from horovod_quant.cli import probe  # noqa: E402
-from horovod_quant.frontend import GROUP_BYTES  # noqa: E402
-from horovod_quant.methods import parse  # noqa: E402
+from horovod_quant.frontends.frontend import GROUP_BYTES  # noqa: E402
+from horovod_quant.frontends.methods import parse  # noqa: E402
 
 COMMAND = Path(sys.executable).with_name("horovod-quant")
 METHODS = ["global-qsgd-8", "global-qsgd-2", "qsgdinf-4", "binsgdm"]

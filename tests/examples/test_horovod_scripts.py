@@ -20,7 +20,7 @@ from helpers import extended
 from parallel.launching import elastic, horovodrun
 from test_digits import alone, driver, path
 
-from horovod_quant.methods import BINSGDM, families, parse
+from horovod_quant.frontends.methods import BINSGDM, families, parse
 
 BENCHMARKS = ("torch_synthetic_benchmark", "tf2_synthetic_benchmark")
 TRAININGS = ("torch_digits_elastic", "tf2_digits_elastic")

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import numpy as np
 
 from horovod_quant import simulator
-from horovod_quant.binsgdm import DEFAULT_BETA, clipped, moves_by_averages
+from horovod_quant.frontends.binsgdm import DEFAULT_BETA, clipped, moves_by_averages
 from horovod_quant.kernels import reference
 from horovod_quant.schemes import BinSGDM
 from horovod_quant.schemes.base import BinaryState, Scheme, Workers

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from turns import EVERY_CASE
 
-from horovod_quant.methods import BINSGDM, Method, compared, families, parse
+from horovod_quant.frontends.methods import BINSGDM, Method, compared, families, parse
 
 HIERARCHICAL_BINSGDM = f"hierarchical {BINSGDM}"
 """All workers on one node, where each keeps a share of momentum and scale."""

@@ -2,8 +2,9 @@
 
 horovodrun -np 4 python soak_worker.py torch|tensorflow FILE STEPS WARM_UP METHOD...
 
-A METHOD is a name of `horovod_quant.methods`, and perhaps a coding, as in "qsgd-4 elias"; or LEAKING. FILE gets a line
-of JSON a method: what each worker held after WARM_UP steps and after STEPS, and its parameters' fingerprint.
+A METHOD is a name of `horovod_quant.frontends.methods`, and perhaps a coding, as in "qsgd-4 elias"; or LEAKING. FILE
+gets a line of JSON a method: what each worker held after WARM_UP steps and after STEPS, and its parameters'
+fingerprint.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 from training import fingerprint
 
-from horovod_quant import methods
+from horovod_quant.frontends import methods
 
 LEAKING = "none leaking"
 

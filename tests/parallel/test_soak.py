@@ -16,7 +16,7 @@ import pytest
 from launching import horovodrun
 from soak_worker import LEAKING, SAMPLES
 
-from horovod_quant.methods import FP16, NONE, families
+from horovod_quant.frontends.methods import FP16, NONE, families
 
 pytestmark = [pytest.mark.parallel, pytest.mark.extended]
 

@@ -20,7 +20,7 @@ from tf_harness import (
 from turns import taken
 
 import horovod_quant.tensorflow as hvq
-from horovod_quant.stats import OTHER_NAMES
+from horovod_quant.frontends.stats import OTHER_NAMES
 from horovod_quant.tensorflow import recent
 
 

@@ -40,7 +40,7 @@ from tf_harness import (
 from turns import taken
 
 import horovod_quant.tensorflow as hvq
-from horovod_quant.binsgdm import DEFAULT_BETA
+from horovod_quant.frontends.binsgdm import DEFAULT_BETA
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.tensorflow import traced_once, trellis
 

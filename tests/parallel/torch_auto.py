@@ -29,7 +29,7 @@ from torch_scripts import any_step, perform
 from turns import taken
 
 import horovod_quant.torch as hvq
-from horovod_quant import trial
+from horovod_quant.autotune import trial
 from horovod_quant.torch import compressor
 from horovod_quant.torch.backward import BACKWARD
 from horovod_quant.torch.waiting import Patience

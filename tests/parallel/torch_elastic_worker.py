@@ -26,7 +26,7 @@ from torch_harness import (
 )
 
 import horovod_quant.torch as hvq
-from horovod_quant import trial
+from horovod_quant.autotune import trial
 
 AUTO = "auto"
 MAKERS = {**METHODS, AUTO: lambda **common: hvq.Auto(methods=["global-qsgd-8"], **common)}

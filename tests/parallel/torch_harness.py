@@ -18,7 +18,7 @@ from scenario_table import makers
 from turns import EVERY_CASE
 
 import horovod_quant.torch as hvq
-from horovod_quant.binsgdm import DEFAULT_BETA
+from horovod_quant.frontends.binsgdm import DEFAULT_BETA
 from horovod_quant.torch.backward import BACKWARD
 from horovod_quant.torch.waiting import Patience
 

@@ -27,7 +27,7 @@ from torch_harness import (
 from torch_scenarios import clean, finish  # noqa: F401 (part of a module of scenarios)
 
 import horovod_quant.torch as hvq
-from horovod_quant import trial
+from horovod_quant.autotune import trial
 
 HIERARCHICAL: Any = {"True": True}.get(os.environ["HIERARCHICAL"]) or int(os.environ["HIERARCHICAL"])
 """What the compressors are told."""

@@ -45,10 +45,11 @@ from torch_harness import (
 from turns import EVERY_CASE, taken
 
 import horovod_quant.torch as hvq
-from horovod_quant import agreement, simulator
-from horovod_quant.binsgdm import DEFAULT_BETA
-from horovod_quant.frontend import MIN_ELEMENTS
+from horovod_quant import simulator
+from horovod_quant.frontends.binsgdm import DEFAULT_BETA
+from horovod_quant.frontends.frontend import MIN_ELEMENTS
 from horovod_quant.kernels.layout import TILE
+from horovod_quant.reductions import agreement
 from horovod_quant.schemes import BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import ALL, Allreduce, BinaryState, Workers
 from horovod_quant.transports.split_sums import is_faster

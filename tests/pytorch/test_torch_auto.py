@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import horovod_quant.torch as hvq
+from horovod_quant.autotune.trial import Report
 from horovod_quant.torch.attendance import Witness, least_for_all, lengthened
 from horovod_quant.torch.course import Course
-from horovod_quant.trial import Report
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import pytest
 from helpers import gaussian, in_turn, owned_states, same_bits
 
 from horovod_quant import kernels
+from horovod_quant.frontends.methods import families, parse
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.methods import families, parse
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Allgather, Gradient, Scheme, Workers, ragged_payload, split_gathered
 from horovod_quant.schemes.hierarchical import inner_of

@@ -21,9 +21,9 @@ from helpers import (
 from literature import ScaledSign
 
 from horovod_quant import simulator
+from horovod_quant.frontends.policy import Policy
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.policy import Policy
 from horovod_quant.reductions.shards import owned_range
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import CROSS, LOCAL, BinaryState, Decoded, Exchange, Scheme, Workers

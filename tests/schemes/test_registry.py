@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import horovod_quant
-from horovod_quant import methods, schemes
+from horovod_quant import schemes
+from horovod_quant.frontends import methods
 from horovod_quant.schemes import registry
 from horovod_quant.schemes.base import Scheme
 
@@ -253,7 +254,7 @@ def test_installed_packages_schemes_are_found_when_names_are_looked_up(tmp_path:
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-schemes\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text(ENTRIES)
     program = (
-        "import sys, horovod_quant.methods as methods; assert 'installed_schemes' not in sys.modules; "
+        "import sys, horovod_quant.frontends.methods as methods; assert 'installed_schemes' not in sys.modules; "
         "methods.parse('fp16'); assert 'installed_schemes' not in sys.modules; "
         "print(methods.parse('fromelsewhere').scheme(), methods.parse('qsgd-4').class_name); "
         "from horovod_quant.cli.findings.installed import scheme_findings; "

@@ -16,7 +16,7 @@ sys.path.append(str(ROOT / "scripts"))
 import readme_picture
 from reproduction import eden, seconds, transformer
 
-from horovod_quant import methods
+from horovod_quant.frontends import methods
 from horovod_quant.schemes import registry
 from horovod_quant.schemes.base import Scheme
 

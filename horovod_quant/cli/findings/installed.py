@@ -15,7 +15,7 @@ from horovod_quant import __version__
 from horovod_quant.cli import probe
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding
-from horovod_quant.installing import install_page
+from horovod_quant.frontends.installing import install_page
 from horovod_quant.schemes import registry
 
 TESTED_HOROVOD = "0.28.1"

@@ -9,7 +9,7 @@ from horovod_quant.analysis.groups import compressed_names, tensorflow_cache_nam
 from horovod_quant.analysis.models import MODELS, Shapes, elements
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.report import OK, WARNING, Finding
-from horovod_quant.methods import examples
+from horovod_quant.frontends.methods import examples
 from horovod_quant.schemes.base import Scheme
 
 # Horovod 0.28.1: operations.cc.

@@ -9,7 +9,7 @@ from typing import Any
 from horovod_quant.cli.place import Place
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding
-from horovod_quant.methods import examples
+from horovod_quant.frontends.methods import examples
 from horovod_quant.transports.split_sums import group_of_sums
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from horovod_quant.analysis.units import show_seconds
-from horovod_quant.candidates import Candidate
+from horovod_quant.autotune.candidates import Candidate
 
 ROUNDS = 3
 """Turns of each method. They alternate, so that a network whose rate changes meanwhile treats all alike."""

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from horovod_quant import methods
 from horovod_quant.analysis.work import resolved, work_of
+from horovod_quant.frontends import methods
 from horovod_quant.schemes import Hierarchical, registry
 from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.inside import FLOAT32, Inside
-from horovod_quant.traffic import ring_allreduce_bytes, sent_bytes
+from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
 
 MOST = 6
 """Candidates beside none. Each takes a dozen steps of a training to measure."""
@@ -25,7 +25,7 @@ class Candidate(NamedTuple):
     """A method that may be taken.
 
     Attributes:
-        name: as `horovod_quant.methods` has it.
+        name: as `horovod_quant.frontends.methods` has it.
         scheme: None for Horovod's own allreduce of float32.
         error: what `Scheme.relative_error` expects among these workers; None where a scheme does not tell.
         bits_sent: by a worker for an element.

@@ -11,15 +11,16 @@ from typing import Any, Callable
 import numpy as np
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant import methods, nodes, notices
-from horovod_quant.agreement import WIRE_VERSION, signs_of
-from horovod_quant.compressor_classes import refuse_unknown
-from horovod_quant.policy import Policy
+from horovod_quant.frontends import methods, nodes
+from horovod_quant.frontends.compressor_classes import refuse_unknown
+from horovod_quant.frontends.policy import Policy
+from horovod_quant.frontends.stats import Stats, TrafficCounter
+from horovod_quant.kernels import notices
+from horovod_quant.reductions.agreement import WIRE_VERSION, signs_of
 from horovod_quant.schemes import Hierarchical, registry
 from horovod_quant.schemes.base import Scheme, argument_names, require_bool, require_int
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.inside import FLOAT32, Inside, require_inside
-from horovod_quant.stats import Stats, TrafficCounter
 
 MIN_ELEMENTS = 1024
 """Default ``min_elements`` of the compressors."""
@@ -231,7 +232,7 @@ class BaseCompressor(metaclass=_CompressorClass):
         self._resume_at(named, state.get(_FORGOTTEN, 0))
 
     def _arguments(self) -> dict[str, str]:
-        """What must be the same on all workers: see `horovod_quant.agreement`."""
+        """What must be the same on all workers: see `horovod_quant.reductions.agreement`."""
         policy = self.policy
         values = {
             **self._choosing_arguments(),

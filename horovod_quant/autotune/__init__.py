@@ -1,0 +1,1 @@
+"""How `Auto` finds the fastest method: what it tries, and how it decides."""

@@ -1,0 +1,1 @@
+"""What the frontends for PyTorch and TensorFlow share."""
