@@ -13,6 +13,7 @@
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own intrinsics, until GCC 13
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <cpuid.h>
 #include <immintrin.h>
@@ -145,7 +146,7 @@ class DefaultArithmetic {
 #endif  // __x86_64__
 
 // Changes with every signature, so that native_library.py loads no library that was built from other sources.
-EXPORT i64 interface_version() { return 13; }
+EXPORT i64 interface_version() { return 14; }
 
 #if defined(__x86_64__)
 // Not every compiler knows its name in __builtin_cpu_supports.

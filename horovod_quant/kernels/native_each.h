@@ -21,18 +21,16 @@ KERNEL(void, bucket_square_sums_each)(i64 gradients, const void* const* x, const
   }
 }
 
-#define ENCODE_CODES_EACH(KIND)                                                                                        \
-  KERNEL(void, encode_##KIND##_each)(i64 gradients, const void* const* x, const i64* types, const i64* counts,         \
-                                     const float* norms, i64 bucket_size, const Key* keys, const i64* starts,          \
-                                     i64 bits, u32* const* out) {                                                      \
-    for (i64 i = 0; i < gradients; i++) {                                                                              \
-      JOIN(encode_##KIND, ISA)(x[i], types[i], counts[i], norms, bucket_size, keys + i, starts[i], bits, out[i]);      \
-      norms += ceil_div(counts[i], bucket_size);                                                                       \
-    }                                                                                                                  \
+// The payload of gradient i begins at out[at[i]]: its norms, then its codes.
+KERNEL(void, encode_norms_and_codes_each)(i64 gradients, const void* const* x, const i64* types, const i64* counts,
+                                          i64 exponential, i64 norm, i64 bucket_size, i64 bits, const Key* keys,
+                                          const i64* starts, const i64* at, u32* out) {
+  const auto encode = exponential ? encode_exponential : encode_uniform_codes;
+  for (i64 i = 0; i < gradients; i++) {
+    u32 *norms = out + at[i], *words = norms + ceil_div(counts[i], bucket_size);
+    encode(x[i], types[i], counts[i], norm, (float*)norms, bucket_size, keys + i, starts[i], bits, words);
   }
-
-ENCODE_CODES_EACH(uniform_codes)
-ENCODE_CODES_EACH(exponential)
+}
 
 // Words and norms: those of the first gradient's workers, then of the second's. `units` has room for one gradient's.
 #define DECODE_CODES_EACH(KIND)                                                                                        \

@@ -88,12 +88,23 @@ void write_from_float(const float* RESTRICT from, i64 count, T* RESTRICT to) {
   for (; i < count; i++) from_float(from[i], to[i]);
 }
 
+__attribute__((noinline)) void read_as_float(const void* data, i64 type, i64 first, i64 count, float* to) {
+  switch (type) {
+    case FLOAT32: return read_as_float((const float*)data + first, count, to);
+    case FLOAT16: return read_as_float((const Half*)data + first, count, to);
+    case FLOAT64: return read_as_float((const double*)data + first, count, to);
+    case BFLOAT16: return read_as_float((const BFloat*)data + first, count, to);
+  }
+}
+
+INLINE i64 row_bytes(i64 type) { return ROW * (type == FLOAT64 ? 8 : type == FLOAT32 ? 4 : 2); }
+
 // A gradient in memory, tile by tile.
 template <class Memory>
 struct Tiles {
   Memory* data;
   i64 type, count;
-  i64 row_bytes = ROW * (type == FLOAT64 ? 8 : type == FLOAT32 ? 4 : 2);
+  i64 row_bytes = ISA::row_bytes(type);
   alignas(64) float buffer[TILE];
 
   INLINE Tiles(Memory* data, i64 type, i64 count) : data(data), type(type), count(count) {}
@@ -123,14 +134,35 @@ struct Reader : Tiles<const void> {
 
  private:
   __attribute__((noinline)) const float* converted(i64 first, i64 count) {
-    switch (type) {
-      case FLOAT32: read_as_float((const float*)data + first, count, buffer); break;
-      case FLOAT16: read_as_float((const Half*)data + first, count, buffer); break;
-      case FLOAT64: read_as_float((const double*)data + first, count, buffer); break;
-      case BFLOAT16: read_as_float((const BFloat*)data + first, count, buffer); break;
-    }
+    read_as_float(data, type, first, count, buffer);
     for (i64 i = count; i < TILE; i++) buffer[i] = 0;
     return buffer;
+  }
+};
+
+// Gives blocks of `size` elements, whole rows, as float32, followed by zeros where the last row ends.
+struct Blocks {
+  static constexpr i64 LARGEST = 16 * TILE;  // 64 KB: what two loops over a block share by the caches
+  const void* data;
+  i64 type, count, size;
+  i64 row_bytes = ISA::row_bytes(type);
+  alignas(64) float buffer[LARGEST];
+
+  INLINE Blocks(const void* data, i64 type, i64 count, i64 size) : data(data), type(type), count(count), size(size) {}
+
+  INLINE i64 blocks() const { return ceil_div(count, size); }
+  INLINE i64 rows(i64 block) const { return ceil_div(smaller(size, count - block * size), ROW); }
+  INLINE const float* block(i64 block) {
+    const i64 first = block * size, own = smaller(size, count - first);
+    if (type == FLOAT32 && own % ROW == 0) return (const float*)data + first;
+    read_as_float(data, type, first, own, buffer);
+    for (i64 i = own; i % ROW; i++) buffer[i] = 0;
+    return buffer;
+  }
+  INLINE void prefetch_next(i64 block, i64 row) const {  // as that of `Tiles`
+    const char* next = (const char*)data + ((block + 1) * (size / ROW) + row) * row_bytes;
+    __builtin_prefetch(next);
+    __builtin_prefetch(next + row_bytes / 2);
   }
 };
 
@@ -322,6 +354,14 @@ struct Sum {
     memcpy(&sum, &bits, sizeof sum);
     return sum;
   }
+};
+
+// reference.norms_of_square_sums
+struct Root {
+  Sum<Square> squares;
+
+  INLINE void add(const float* x) { squares.add(x); }
+  INLINE float take() { return (float)__builtin_sqrt(squares.take()); }
 };
 
 template <class Norm, class T>
@@ -631,29 +671,36 @@ INLINE void encode(const void* x, i64 type, i64 count, Rounding&& rounding, Pack
   packer.finish();
 }
 
-template <class Packer>
-INLINE void encode_uniform(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 levels,
-                           const Key* key, i64 start, Packer&& packer) {
+// Calls `use` with the rounding to so many levels.
+template <class Use>
+INLINE void with_uniform_rounding(const float* norms, i64 bucket_size, i64 levels, const Key* key, i64 start, Use use) {
   const i64 bits = smaller(24, __builtin_clz((u32)levels) - 1);  // reference.fraction_bits
   with_random(key, start, [&](auto random) INLINE_LAMBDA {
     using Random = decltype(random);
     if (bits == 24)
-      encode(x, type, count, UniformRounding<true, Random>(norms, bucket_size, levels, bits, random), packer);
+      use(UniformRounding<true, Random>(norms, bucket_size, levels, bits, random));
     else
-      encode(x, type, count, UniformRounding<false, Random>(norms, bucket_size, levels, bits, random), packer);
+      use(UniformRounding<false, Random>(norms, bucket_size, levels, bits, random));
+  });
+}
+
+template <class Use>
+INLINE void with_exponential_rounding(const float* norms, i64 bucket_size, i64 bits, const Key* key, i64 start,
+                                      Use use) {
+  with_random(key, start, [&](auto random) INLINE_LAMBDA {
+    using Random = decltype(random);
+    if (bits == 8)
+      use(ExponentialRounding<true, Random>(norms, bucket_size, bits, random));
+    else
+      use(ExponentialRounding<false, Random>(norms, bucket_size, bits, random));
   });
 }
 
 template <class Packer>
-INLINE void encode_exponential(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 bits,
-                               const Key* key, i64 start, Packer&& packer) {
-  with_random(key, start, [&](auto random) INLINE_LAMBDA {
-    using Random = decltype(random);
-    if (bits == 8)
-      encode(x, type, count, ExponentialRounding<true, Random>(norms, bucket_size, bits, random), packer);
-    else
-      encode(x, type, count, ExponentialRounding<false, Random>(norms, bucket_size, bits, random), packer);
-  });
+INLINE void encode_uniform(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 levels,
+                           const Key* key, i64 start, Packer&& packer) {
+  with_uniform_rounding(norms, bucket_size, levels, key, start,
+                        [&](auto rounding) INLINE_LAMBDA { encode(x, type, count, rounding, packer); });
 }
 
 KERNEL(void, round_uniform)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 levels,
@@ -666,20 +713,94 @@ KERNEL(void, encode_uniform_sum)(const void* x, i64 type, i64 count, const float
   encode_uniform(x, type, count, norms, bucket_size, levels, key, start, SumPacker(out, width));
 }
 
-KERNEL(void, encode_uniform_codes)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size,
-                                   const Key* key, i64 start, i64 bits, u32* out) {
-  const i64 levels = (1 << (bits - 1)) - 1;
-  encode_uniform(x, type, count, norms, bucket_size, levels, key, start, CodePacker(out, bits));
-}
-
 KERNEL(void, round_exponential)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size,
                                 const Key* key, i64 start, i64 bits, i32* out) {
-  encode_exponential(x, type, count, norms, bucket_size, bits, key, start, PlainDigits{out, count});
+  with_exponential_rounding(norms, bucket_size, bits, key, start, [&](auto rounding) INLINE_LAMBDA {
+    encode(x, type, count, rounding, PlainDigits{out, count});
+  });
+}
+
+// ---- norms and codes ----------------------------------------------------------------------------------------------
+
+enum NormKind : i64 { GIVEN, MAXIMUM, ROOT };  // MAXIMUM and ROOT: as native_each.py has them
+
+template <class Norm>
+__attribute__((noinline)) float* block_norms(const float* values, i64 rows, i64 bucket_rows, float* out) {
+  for (i64 row = 0; row < rows;) {
+    Norm norm;
+    for (const i64 stop = smaller(rows, row + bucket_rows); row < stop; row++) norm.add(values + row * ROW);
+    *out++ = norm.take();
+  }
+  return out;
+}
+
+// The norms of a gradient: they are there, or are found as its blocks come, or at once where no block holds a bucket.
+struct Norms {
+  i64 kind, bucket_size, block;
+  float* out;
+
+  INLINE Norms(i64 kind, const void* x, i64 type, i64 count, i64 bucket_size, float* out)
+      : kind(kind), bucket_size(bucket_size), block(TILE), out(out) {
+    const i64 bucket = smaller(bucket_size, ceil_div(count, ROW) * ROW);
+    if (kind == GIVEN || count == 0) return;
+    if (bucket <= Blocks::LARGEST) {
+      block = bucket < TILE ? TILE / bucket * bucket : bucket;
+      return;
+    }
+    this->kind = GIVEN;
+    if (kind == MAXIMUM)
+      for_buckets<Maximum>(x, type, count, bucket_size, out);
+    else
+      for_buckets<Root>(x, type, count, bucket_size, out);
+  }
+  INLINE void find(const float* values, i64 rows) {
+    if (kind == MAXIMUM) out = block_norms<Maximum>(values, rows, bucket_size / ROW, out);
+    if (kind == ROOT) out = block_norms<Root>(values, rows, bucket_size / ROW, out);
+  }
+};
+
+template <class Rounding>
+INLINE void encode_blocks(const void* x, i64 type, i64 count, Norms norms, Rounding&& rounding, CodePacker&& packer) {
+  DefaultArithmetic scope;
+  Blocks in(x, type, count, norms.block);
+  for (i64 block = 0, first = 0; block < in.blocks(); block++, first += norms.block / ROW) {
+    const float* values = in.block(block);
+    const i64 rows = in.rows(block);
+    norms.find(values, rows);
+    for (i64 row = 0; row < rows; row++) {
+      in.prefetch_next(block, row);
+      alignas(64) i32 digits[ROW];
+      rounding.row(values + row * ROW, first + row, digits);
+      packer.put(digits);
+    }
+  }
+  packer.finish();
+}
+
+void encode_uniform_codes(const void* x, i64 type, i64 count, i64 norm, float* norms, i64 bucket_size, const Key* key,
+                          i64 start, i64 bits, u32* out) {
+  const Norms found(norm, x, type, count, bucket_size, norms);
+  with_uniform_rounding(norms, bucket_size, (1 << (bits - 1)) - 1, key, start, [&](auto rounding) INLINE_LAMBDA {
+    encode_blocks(x, type, count, found, rounding, CodePacker(out, bits));
+  });
+}
+
+void encode_exponential(const void* x, i64 type, i64 count, i64 norm, float* norms, i64 bucket_size, const Key* key,
+                        i64 start, i64 bits, u32* out) {
+  const Norms found(norm, x, type, count, bucket_size, norms);
+  with_exponential_rounding(norms, bucket_size, bits, key, start, [&](auto rounding) INLINE_LAMBDA {
+    encode_blocks(x, type, count, found, rounding, CodePacker(out, bits));
+  });
+}
+
+KERNEL(void, encode_uniform_codes)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size,
+                                   const Key* key, i64 start, i64 bits, u32* out) {
+  encode_uniform_codes(x, type, count, GIVEN, const_cast<float*>(norms), bucket_size, key, start, bits, out);
 }
 
 KERNEL(void, encode_exponential)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size,
                                  const Key* key, i64 start, i64 bits, u32* out) {
-  encode_exponential(x, type, count, norms, bucket_size, bits, key, start, CodePacker(out, bits));
+  encode_exponential(x, type, count, GIVEN, const_cast<float*>(norms), bucket_size, key, start, bits, out);
 }
 
 // ---- decoders -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
-_INTERFACE_VERSION = 13
+_INTERFACE_VERSION = 14
 
 POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _GRADIENT = (POINTER, _INT, _INT)  # data, type, number of elements
@@ -25,7 +25,6 @@ _EACH = (POINTER, POINTER, POINTER)  # data, types, numbers of elements: of each
 _NORMS = (POINTER, _INT)  # norms, bucket size
 _RANDOM = (POINTER, _INT)  # key, start
 _OUT = (POINTER, _INT)  # data, type
-_ENCODE_CODES_EACH = (_INT, *_EACH, *_NORMS, POINTER, POINTER, _INT, POINTER)
 _DECODE_CODES_EACH = (_INT, POINTER, POINTER, _INT, POINTER, _INT, _INT, _FLOAT, POINTER, POINTER, POINTER)
 
 _SIGNATURES = {
@@ -39,8 +38,7 @@ _SIGNATURES = {
     "encode_uniform_sum_each": (_INT, *_EACH, *_NORMS, _INT, POINTER, POINTER, _INT, POINTER),
     "bucket_square_sums_each": (_INT, *_EACH, _INT, POINTER),
     "encode_uniform_codes": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
-    "encode_uniform_codes_each": _ENCODE_CODES_EACH,
-    "encode_exponential_each": _ENCODE_CODES_EACH,
+    "encode_norms_and_codes_each": (_INT, *_EACH, _INT, _INT, _INT, _INT, POINTER, POINTER, POINTER, POINTER),
     "round_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
     "encode_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
     "decode_uniform_sum": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, *_OUT),
