@@ -1,7 +1,19 @@
 // A kernel for each of many gradients in one call: where they are small, a call takes longer than its work.
 //
-// Included once for each instruction set, after native_kernels.h and native_rotated_codes.h. Gradient i has counts[i]
-// elements of types[i] at x[i]. Norms and words of all gradients follow one another, but for those that have pointers.
+// Gradient i has counts[i] elements of types[i] at x[i]. Norms and words of all gradients follow one another, but for
+// those that have pointers.
+
+#if defined(NATIVE_EACH_H) == defined(NATIVE_PASS)
+#ifdef NATIVE_EACH_H
+#undef NATIVE_EACH_H
+#else
+#define NATIVE_EACH_H
+#endif
+
+#include "native_decoders.h"
+#include "native_encoders.h"
+#include "native_rotated_codes.h"
+#include "native_signs.h"
 
 namespace ISA {
 
@@ -126,3 +138,5 @@ KERNEL(void, scale_each)(i64 gradients, const void* const* x, const i64* types, 
 }
 
 }  // namespace ISA
+
+#endif

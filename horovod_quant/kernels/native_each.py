@@ -164,7 +164,7 @@ def _norms_each(kernel: str, table: Table, bucket_size: int, dtype: type) -> np.
 
 _MOST_BITS = {"uniform": 16, "exponential": 8}
 _KERNELS = {"uniform": "uniform_codes", "exponential": "exponential"}
-_NORM_KINDS = {"max": 1, "l2": 2}  # NormKind of native_kernels.h
+_NORM_KINDS = {"max": 1, "l2": 2}  # NormKind of native_encoders.h
 
 
 def encode_norms_and_codes_each(

@@ -1,4 +1,18 @@
-// Vectors of the instruction set, and what plain loops leave unused of it. Included once for each instruction set.
+// Vectors of the instruction set, and what plain loops leave unused of it.
+
+#if defined(NATIVE_VECTORS_H) == defined(NATIVE_PASS)
+#ifdef NATIVE_VECTORS_H
+#undef NATIVE_VECTORS_H
+#else
+#define NATIVE_VECTORS_H
+#endif
+
+#include "native_base.h"
+
+#ifndef ISA
+#define ISA baseline
+#define VECTOR_BYTES 16
+#endif
 
 namespace ISA {
 
@@ -181,3 +195,5 @@ struct TermSums {
 };
 
 }  // namespace ISA
+
+#endif

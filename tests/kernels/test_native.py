@@ -104,6 +104,16 @@ def loaded() -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("header", sorted(SOURCE.parent.glob("native_*.h")), ids=lambda header: header.name)
+def test_a_header_includes_what_it_needs(header: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-I", str(SOURCE.parent), "-x", "c++", "-"]
+    result = subprocess.run(command, input=f'#include "{header.name}"\n', capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert len(header.read_text(encoding="utf-8").splitlines()) <= 400
+
+
 # ---- inputs
 
 
