@@ -8,6 +8,7 @@
 // -ffast-math, and every sum in a stated order.
 
 #include "native_base.h"
+#include "native_interface.h"
 
 #define ISA baseline
 #define VECTOR_BYTES 16
@@ -44,8 +45,13 @@
 
 #endif  // __x86_64__
 
-// Changes with every signature, so that native_library.py loads no library that was built from other sources.
-EXPORT i64 interface_version() { return 14; }
+EXPORT u64 interface_version() {
+  u64 sum = 0;
+#define ADD_HASH(name) sum += signature_hash(#name, baseline::JOIN(name, baseline));
+  KERNELS(ADD_HASH)
+#undef ADD_HASH
+  return sum;
+}
 
 #if defined(__x86_64__)
 // Not every compiler knows its name in __builtin_cpu_supports.

@@ -1124,6 +1124,15 @@ def test_a_library_that_does_not_fit_is_not_used(fresh: pytest.MonkeyPatch, tmp_
         native_library.load(compile_library(tmp_path / "old.so", source, "g++"))
 
 
+@pytest.mark.usefixtures("loaded")
+def test_what_is_declared_otherwise_than_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack_sum = native_library._SIGNATURES["pack_sum"]
+    for arguments in (pack_sum[1:], (ctypes.c_float, *pack_sum[1:])):
+        monkeypatch.setitem(native_library._SIGNATURES, "pack_sum", arguments)
+        with pytest.raises(ImportError, match="built from other sources"):
+            native_library.load(native_library._library_path())
+
+
 def test_the_environment_chooses_the_backend(fresh: pytest.MonkeyPatch) -> None:
     fresh.setenv("HOROVOD_QUANT_KERNELS", "numpy")
     with warnings.catch_warnings(record=True) as caught:
