@@ -24,10 +24,11 @@ typedef double Doubles __attribute__((vector_size(VECTOR_BYTES)));
 typedef i32 Ints __attribute__((vector_size(VECTOR_BYTES)));
 typedef u32 Words __attribute__((vector_size(VECTOR_BYTES)));
 
-// `tree_sum` adds the upper half of the lanes to the lower, until one is left. `multiply_add` is `a * b + c`, for products that are exact: it does not matter then whether they are rounded. Many
-// processors have other units for it than for additions. `widened` is half of a vector as float64, `marked` an index with
-// a bit set where a > b, `chosen` one of two numbers by whether a > b, `with_sign` a magnitude with the sign of a number
-// that is zero nowhere but where the magnitude is.
+// `tree_sum` adds the upper half of the lanes to the lower, until one is left. `multiply_add` is `a * b + c`, for
+// products that are exact: it does not matter then whether they are rounded. Many processors have other units for it
+// than for additions. `widened` is half of a vector as float64, `marked` an index with a bit set where a > b, `chosen`
+// one of two numbers by whether a > b, `with_sign` a magnitude with the sign of a number that is zero nowhere but
+// where the magnitude is.
 #if VECTOR_BYTES == 64
 INLINE double tree_sum(Doubles lanes) {
   const __m512d all = (__m512d)lanes;
