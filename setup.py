@@ -16,20 +16,7 @@ SOURCES = "horovod_quant/kernels/"
 native = Extension(
     "horovod_quant.kernels._native",
     sources=[SOURCES + "native.cpp"],
-    depends=[
-        SOURCES + name
-        for name in (
-            "native_vectors.h",
-            "native_kernels.h",
-            "native_elias.h",
-            "native_rotation.h",
-            "native_levels.h",
-            "native_trellis.h",
-            "native_rotated_codes.h",
-            "native_rotated_sum.h",
-            "native_each.h",
-        )
-    ],
+    depends=[str(header) for header in sorted(Path(SOURCES).glob("*.h"))],
     # The same bits from every compiler: no contraction; -fno-*-math only drops errno and trap handling.
     extra_compile_args=[
         "-std=c++17",

@@ -30,7 +30,7 @@ PHASES = {
         "encode_uniform_sum",
         "encode_uniform_sum_each",
         "encode_uniform_codes",
-        "encode_codes_each",
+        "encode_norms_and_codes_each",
         "encode_exponential",
         "encode_rotated",
         "encode_rotated_each",

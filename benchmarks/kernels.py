@@ -30,6 +30,7 @@ from horovod_quant import kernels
 from horovod_quant.kernels import native, native_library, reference
 from horovod_quant.kernels.keys import KeyChain
 from horovod_quant.kernels.layout import ROW, buckets, code_words, sum_words, tiles
+from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
 
 SIZES = {"64k": 64_000, "1M": 1_000_000, "25.6M": 25_600_000}
 MIN_SECONDS = 0.001  # of one measurement: shorter kernels are called several times
@@ -127,6 +128,14 @@ def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
         add(f"decode_exponential, {bits} bits, n = {WORKERS}", k.decode_exponential,
             [words.copy() for _ in range(WORKERS)], [norms] * WORKERS, bucket_size, bits, 0.25, out,
             targets=(2.2, 1.1))  # fmt: skip
+
+    # A payload as QSGD and NUQSGD send it: norms and codes, in memory that is new each time.
+    batch, rounder = Batch((elements,), [0], [chain], [0], [x]), Rounder("worker")
+    length = buckets(elements, bucket_size) + code_words(elements, 4)
+    for levels, target in (("uniform", 1.7), ("exponential", 2.5)):
+        for norm in ("max", "l2"):
+            add(f"norms and codes, {levels}, {norm}, 4 bits", segment_kernels(k).encode_codes,
+                levels, norm, bucket_size, 4, batch, rounder, (0, length), targets=(target, 1.0))  # fmt: skip
 
     for bits in (1, 2, 3, 4):
         words, scales = k.encode_rotated(x, bits, own_key)

@@ -1,7 +1,19 @@
 // A kernel for each of many gradients in one call: where they are small, a call takes longer than its work.
 //
-// Included once for each instruction set, after native_kernels.h and native_rotated_codes.h. Gradient i has counts[i]
-// elements of types[i] at x[i]. Norms and words of all gradients follow one another, but for those that have pointers.
+// Gradient i has counts[i] elements of types[i] at x[i]. Norms and words of all gradients follow one another, but for
+// those that have pointers.
+
+#if defined(NATIVE_EACH_H) == defined(NATIVE_PASS)
+#ifdef NATIVE_EACH_H
+#undef NATIVE_EACH_H
+#else
+#define NATIVE_EACH_H
+#endif
+
+#include "native_decoders.h"
+#include "native_encoders.h"
+#include "native_rotated_codes.h"
+#include "native_signs.h"
 
 namespace ISA {
 
@@ -21,18 +33,16 @@ KERNEL(void, bucket_square_sums_each)(i64 gradients, const void* const* x, const
   }
 }
 
-#define ENCODE_CODES_EACH(KIND)                                                                                        \
-  KERNEL(void, encode_##KIND##_each)(i64 gradients, const void* const* x, const i64* types, const i64* counts,         \
-                                     const float* norms, i64 bucket_size, const Key* keys, const i64* starts,          \
-                                     i64 bits, u32* const* out) {                                                      \
-    for (i64 i = 0; i < gradients; i++) {                                                                              \
-      JOIN(encode_##KIND, ISA)(x[i], types[i], counts[i], norms, bucket_size, keys + i, starts[i], bits, out[i]);      \
-      norms += ceil_div(counts[i], bucket_size);                                                                       \
-    }                                                                                                                  \
+// The payload of gradient i begins at out[at[i]]: its norms, then its codes.
+KERNEL(void, encode_norms_and_codes_each)(i64 gradients, const void* const* x, const i64* types, const i64* counts,
+                                          i64 exponential, i64 norm, i64 bucket_size, i64 bits, const Key* keys,
+                                          const i64* starts, const i64* at, u32* out) {
+  const auto encode = exponential ? encode_exponential : encode_uniform_codes;
+  for (i64 i = 0; i < gradients; i++) {
+    u32 *norms = out + at[i], *words = norms + ceil_div(counts[i], bucket_size);
+    encode(x[i], types[i], counts[i], norm, (float*)norms, bucket_size, keys + i, starts[i], bits, words);
   }
-
-ENCODE_CODES_EACH(uniform_codes)
-ENCODE_CODES_EACH(exponential)
+}
 
 // Words and norms: those of the first gradient's workers, then of the second's. `units` has room for one gradient's.
 #define DECODE_CODES_EACH(KIND)                                                                                        \
@@ -128,3 +138,5 @@ KERNEL(void, scale_each)(i64 gradients, const void* const* x, const i64* types, 
 }
 
 }  // namespace ISA
+
+#endif

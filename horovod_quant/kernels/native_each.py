@@ -164,32 +164,36 @@ def _norms_each(kernel: str, table: Table, bucket_size: int, dtype: type) -> np.
 
 _MOST_BITS = {"uniform": 16, "exponential": 8}
 _KERNELS = {"uniform": "uniform_codes", "exponential": "exponential"}
+_NORM_KINDS = {"max": 1, "l2": 2}  # NormKind of native_encoders.h
 
 
-def encode_codes_each(
+def encode_norms_and_codes_each(
     levels: str,
+    norm: str,
     table: Table,
-    norms: np.ndarray,
     bucket_size: int,
     bits: int,
     keys: np.ndarray,
     starts: Sequence[int],
-    words_at: np.ndarray,
+    at: np.ndarray,
     out: np.ndarray,
 ) -> np.ndarray:
-    """Gradient i's words begin at ``out[words_at[i]]``; levels are ``"uniform"`` or ``"exponential"``.
+    """Gradient i's payload begins at ``out[at[i]]``: its norms, and then its codes.
 
-    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    Args:
+        levels: ``"uniform"`` or ``"exponential"``.
+        norm: ``"max"`` or ``"l2"``.
+        keys: uint32 ``[gradients, fields of Key]``.
     """
     check_range("bits", bits, 2, _MOST_BITS[levels])
-    norms = table.norms(norms, bucket_size)
+    check_bucket_size(bucket_size)
     keys, first = _keys_and_starts(keys, starts, table.count)
-    _check_places("words", words_at, table.code_words(bits), len(out))
+    at = np.ascontiguousarray(at, np.int64)
+    _check_places("payloads", at, -(-table.lengths // bucket_size) + table.code_words(bits), len(out))
     result = Out(out, len(out), np.int32)
-    words = np.array(address(result.array) + 4 * words_at, np.uintp)
     call(
-        f"encode_{_KERNELS[levels]}_each", table.count, table.data, table.types, table.counts, address(norms),
-        bucket_size, address(keys), address(first), bits, address(words),
+        "encode_norms_and_codes_each", table.count, table.data, table.types, table.counts, levels == "exponential",
+        _NORM_KINDS[norm], bucket_size, bits, address(keys), address(first), address(at), address(result.array),
     )  # fmt: skip
     return result.done()
 
@@ -206,7 +210,7 @@ def decode_codes_each(
     outs: Sequence[np.ndarray],
     table: Table | None = None,
 ) -> None:
-    """In each of the workers' pieces words are where `encode_codes_each` puts them.
+    """In each of the workers' pieces the words of gradient i begin at ``words_at[i]``.
 
     In each worker's norms those of gradient i begin at ``norms_at[i]``; ``table`` is used if it is that of ``outs``.
     """

@@ -1,5 +1,13 @@
-// Elias coding of packed codes: the stream is defined in entropy.py. Included once for each instruction set: no include
-// guard. The digits exist a tile at a time.
+// Elias coding of packed codes: the stream is defined in entropy.py. The digits exist a tile at a time.
+
+#if defined(NATIVE_ELIAS_H) == defined(NATIVE_PASS)
+#ifdef NATIVE_ELIAS_H
+#undef NATIVE_ELIAS_H
+#else
+#define NATIVE_ELIAS_H
+#endif
+
+#include "native_packing.h"
 
 namespace ISA {
 
@@ -300,3 +308,5 @@ KERNEL(i64, elias_decode_codes)(const u8* payload, i64 bytes, i64 count, i64 bit
 }
 
 }  // namespace ISA
+
+#endif

@@ -1,5 +1,14 @@
-// Lloyd-Max levels and packed codes: rotation.py says what they mean. Included once for each instruction set, after
-// native_rotation.h.
+// Lloyd-Max levels and packed codes: rotation.py says what they mean.
+
+#if defined(NATIVE_LEVELS_H) == defined(NATIVE_PASS)
+#ifdef NATIVE_LEVELS_H
+#undef NATIVE_LEVELS_H
+#else
+#define NATIVE_LEVELS_H
+#endif
+
+#include "native_packing.h"
+#include "native_rotation.h"
 
 namespace ISA {
 
@@ -117,3 +126,5 @@ struct NearestReader {
 };
 
 }  // namespace ISA
+
+#endif

@@ -17,15 +17,12 @@ from types import SimpleNamespace
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
-_INTERFACE_VERSION = 13
-
 POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _GRADIENT = (POINTER, _INT, _INT)  # data, type, number of elements
 _EACH = (POINTER, POINTER, POINTER)  # data, types, numbers of elements: of each gradient
 _NORMS = (POINTER, _INT)  # norms, bucket size
 _RANDOM = (POINTER, _INT)  # key, start
 _OUT = (POINTER, _INT)  # data, type
-_ENCODE_CODES_EACH = (_INT, *_EACH, *_NORMS, POINTER, POINTER, _INT, POINTER)
 _DECODE_CODES_EACH = (_INT, POINTER, POINTER, _INT, POINTER, _INT, _INT, _FLOAT, POINTER, POINTER, POINTER)
 
 _SIGNATURES = {
@@ -39,8 +36,7 @@ _SIGNATURES = {
     "encode_uniform_sum_each": (_INT, *_EACH, *_NORMS, _INT, POINTER, POINTER, _INT, POINTER),
     "bucket_square_sums_each": (_INT, *_EACH, _INT, POINTER),
     "encode_uniform_codes": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
-    "encode_uniform_codes_each": _ENCODE_CODES_EACH,
-    "encode_exponential_each": _ENCODE_CODES_EACH,
+    "encode_norms_and_codes_each": (_INT, *_EACH, _INT, _INT, _INT, _INT, POINTER, POINTER, POINTER, POINTER),
     "round_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
     "encode_exponential": (*_GRADIENT, *_NORMS, *_RANDOM, _INT, POINTER),
     "decode_uniform_sum": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, *_OUT),
@@ -98,6 +94,19 @@ _SIGNATURES = {
     "elias_decode_codes": (POINTER, _INT, _INT, _INT, _INT, POINTER),
 }
 _WITH_RESULT = ("elias_decode_codes",)
+_LETTERS = {POINTER: "p", _INT: "i", _FLOAT: "f"}
+
+
+def _interface_version() -> int:
+    """The sum of the signatures' FNV-1a hashes, which the library has of what was compiled."""
+    total = 0
+    for name, arguments in _SIGNATURES.items():
+        own = 0xCBF29CE484222325
+        result = "i" if name in _WITH_RESULT else "v"
+        for byte in f"{name} {result}{''.join(map(_LETTERS.__getitem__, arguments))}".encode():
+            own = (own ^ byte) * 0x100000001B3 % 2**64
+        total += own
+    return total % 2**64
 
 
 class NativeKernelsUnavailable(ImportError):
@@ -110,13 +119,15 @@ class _Library:
     def __init__(self, path: Path) -> None:
         try:
             self.handle = ctypes.CDLL(str(path))
+            self.handle.interface_version.restype = ctypes.c_uint64
             version = self.handle.interface_version()
             self.best = int(self.handle.best_instruction_set())
         except (OSError, AttributeError) as error:
             raise NativeKernelsUnavailable(f"cannot load {path}: {error}") from error
-        if version != _INTERFACE_VERSION:
+        expected = _interface_version()
+        if version != expected:
             raise NativeKernelsUnavailable(
-                f"{path} was built from other sources (interface {version}, not {_INTERFACE_VERSION}): install again"
+                f"{path} was built from other sources (interface {version:x}, not {expected:x}): install again"
             )
 
     def use(self, instruction_set: str) -> None:

@@ -1,5 +1,14 @@
-// EDEN's kernels: rotation.py says what they mean. Included once for each instruction set, after native_levels.h and
-// native_trellis.h.
+// EDEN's kernels: rotation.py says what they mean.
+
+#if defined(NATIVE_ROTATED_CODES_H) == defined(NATIVE_PASS)
+#ifdef NATIVE_ROTATED_CODES_H
+#undef NATIVE_ROTATED_CODES_H
+#else
+#define NATIVE_ROTATED_CODES_H
+#endif
+
+#include "native_levels.h"
+#include "native_trellis.h"
 
 namespace ISA {
 
@@ -156,3 +165,5 @@ KERNEL(void, add_rotated)(const u32* const* words, const float* const* scales, i
 #undef BY_WIDTH
 
 }  // namespace ISA
+
+#endif

@@ -1,5 +1,14 @@
-// Kernels of rotated_sums.py, which says what they mean. Included once for each instruction set, after
-// native_rotation.h.
+// Kernels of rotated_sums.py, which says what they mean.
+
+#if defined(NATIVE_ROTATED_SUM_H) == defined(NATIVE_PASS)
+#ifdef NATIVE_ROTATED_SUM_H
+#undef NATIVE_ROTATED_SUM_H
+#else
+#define NATIVE_ROTATED_SUM_H
+#endif
+
+#include "native_packing.h"
+#include "native_rotation.h"
 
 namespace ISA {
 
@@ -141,3 +150,5 @@ KERNEL(void, decode_rotated_sum)(const u32* words, const float* steps, i64 count
 }
 
 }  // namespace ISA
+
+#endif

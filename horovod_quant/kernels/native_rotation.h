@@ -1,8 +1,18 @@
-// Random rotations: rotation.py says what they mean. Included once for each instruction set, after native_kernels.h.
+// Random rotations: rotation.py says what they mean.
 //
 // A bucket is a tile, which stays in the first-level cache. Transforms take the stages in the order of rotation.py: those
 // within a vector of the instruction set by shuffles, the others between vectors, eight of which stay in registers for
 // three stages.
+
+#if defined(NATIVE_ROTATION_H) == defined(NATIVE_PASS)
+#ifdef NATIVE_ROTATION_H
+#undef NATIVE_ROTATION_H
+#else
+#define NATIVE_ROTATION_H
+#endif
+
+#include "native_norms.h"
+#include "native_random.h"
 
 namespace ISA {
 
@@ -203,3 +213,5 @@ INLINE i64 rotated_elements(i64 count) {  // of a bucket
 }
 
 }  // namespace ISA
+
+#endif

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,7 @@ from horovod_quant.kernels.arrays import aligned_empty, with_nan_tiles
 from horovod_quant.kernels.keys import ALL_ONES, keys_of
 from horovod_quant.kernels.layout import tiles
 from horovod_quant.kernels.native_each import Table
-from horovod_quant.kernels.reference import norms_of_square_sums
-from horovod_quant.kernels.segment_places import code_places, flag_places, keys_of_batch, rotated_places
+from horovod_quant.kernels.segment_places import flag_places, keys_of_batch, rotated_places
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 from horovod_quant.kernels.span import as_array
 
@@ -43,24 +41,10 @@ class NativeSegments(SegmentKernels):
     def encode_codes(
         self, levels: str, norm: str, bucket_size: int, bits: int, batch: Batch, rounder: Rounder, at: Any
     ) -> Any:
-        table = _table(batch)
-        if norm == "max":
-            norms = native_each.bucket_maxima_each(table, bucket_size)
-        else:
-            norms = norms_of_square_sums(native_each.bucket_square_sums_each(table, bucket_size))
-        _, words_at = code_places(at, batch.elements, bucket_size)
-        out = aligned_empty(at[-1], np.int32)
-        out[_indices_of_norms(at, batch.elements, bucket_size)] = norms.view(np.int32)
-        return native_each.encode_codes_each(
-            levels,
-            table,
-            norms,
-            bucket_size,
-            bits,
-            keys_of_batch(batch, rounder),
-            batch.starts,
-            words_at,
-            out,
+        first = np.array(at[: len(batch.elements)], np.int64)
+        keys, out = keys_of_batch(batch, rounder), aligned_empty(at[-1], np.int32)
+        return native_each.encode_norms_and_codes_each(
+            levels, norm, _table(batch), bucket_size, bits, keys, batch.starts, first, out
         )
 
     def decode_codes(
@@ -215,12 +199,3 @@ def _table(batch: Batch) -> Table:
     if batch.table is None:
         batch.table = Table(batch.values)
     return batch.table
-
-
-@lru_cache(maxsize=256)  # the segments of every step have the same lengths
-def _indices_of_norms(at: tuple[int, ...], elements: tuple[int, ...], bucket_size: int) -> np.ndarray:
-    """Of the norms of all segments in their payload."""
-    first, words_at = code_places(at, elements, bucket_size)
-    counts = words_at - first
-    before = np.cumsum(counts) - counts
-    return np.arange(counts.sum()) + np.repeat(first - before, counts)

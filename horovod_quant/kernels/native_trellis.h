@@ -1,5 +1,13 @@
-// Trellis-coded quantization: trellis.py says what it means. Included once for each instruction set, after
-// native_levels.h.
+// Trellis-coded quantization: trellis.py says what it means.
+
+#if defined(NATIVE_TRELLIS_H) == defined(NATIVE_PASS)
+#ifdef NATIVE_TRELLIS_H
+#undef NATIVE_TRELLIS_H
+#else
+#define NATIVE_TRELLIS_H
+#endif
+
+#include "native_levels.h"
 
 namespace ISA {
 
@@ -225,3 +233,5 @@ struct TrellisCoding {
 };
 
 }  // namespace ISA
+
+#endif

@@ -1,4 +1,18 @@
-// Vectors of the instruction set, and what plain loops leave unused of it. Included once for each instruction set.
+// Vectors of the instruction set, and what plain loops leave unused of it.
+
+#if defined(NATIVE_VECTORS_H) == defined(NATIVE_PASS)
+#ifdef NATIVE_VECTORS_H
+#undef NATIVE_VECTORS_H
+#else
+#define NATIVE_VECTORS_H
+#endif
+
+#include "native_base.h"
+
+#ifndef ISA
+#define ISA baseline
+#define VECTOR_BYTES 16
+#endif
 
 namespace ISA {
 
@@ -10,11 +24,18 @@ typedef double Doubles __attribute__((vector_size(VECTOR_BYTES)));
 typedef i32 Ints __attribute__((vector_size(VECTOR_BYTES)));
 typedef u32 Words __attribute__((vector_size(VECTOR_BYTES)));
 
-// `multiply_add` is `a * b + c`, for products that are exact: it does not matter then whether they are rounded. Many
-// processors have other units for it than for additions. `widened` is half of a vector as float64, `marked` an index with
-// a bit set where a > b, `chosen` one of two numbers by whether a > b, `with_sign` a magnitude with the sign of a number
-// that is zero nowhere but where the magnitude is.
+// `tree_sum` adds the upper half of the lanes to the lower, until one is left. `multiply_add` is `a * b + c`, for
+// products that are exact: it does not matter then whether they are rounded. Many processors have other units for it
+// than for additions. `widened` is half of a vector as float64, `marked` an index with a bit set where a > b, `chosen`
+// one of two numbers by whether a > b, `with_sign` a magnitude with the sign of a number that is zero nowhere but
+// where the magnitude is.
 #if VECTOR_BYTES == 64
+INLINE double tree_sum(Doubles lanes) {
+  const __m512d all = (__m512d)lanes;
+  const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(all), _mm512_extractf64x4_pd(all, 1));
+  const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+  return two[0] + two[1];
+}
 INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
@@ -40,6 +61,11 @@ INLINE Ints with_sign(Ints magnitude, Ints sign) {
   return (Ints)_mm512_mask_sub_epi32(own, _mm512_movepi32_mask((__m512i)sign), _mm512_setzero_si512(), own);
 }
 #elif VECTOR_BYTES == 32
+INLINE double tree_sum(Doubles lanes) {
+  const __m256d four = (__m256d)lanes;
+  const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+  return two[0] + two[1];
+}
 INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
@@ -60,6 +86,7 @@ INLINE Ints with_sign(Ints magnitude, Ints sign) {
   return (Ints)_mm256_sign_epi32((__m256i)magnitude, (__m256i)sign);
 }
 #else
+INLINE double tree_sum(Doubles lanes) { return lanes[0] + lanes[1]; }
 INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
 INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return a * b + c; }
 template <bool UPPER>
@@ -140,13 +167,7 @@ struct ProductSums {
     for (i64 half = PARTS; half; half /= 2)
 #pragma GCC unroll 8
       for (i64 i = 0; i < half; i++) sums[i] += sums[i + half];
-    double tree[VECTOR / 2];
-    memcpy(tree, sums, sizeof tree);
-#pragma GCC unroll 4
-    for (i64 half = VECTOR / 4; half; half /= 2)
-#pragma GCC unroll 4
-      for (i64 lane = 0; lane < half; lane++) tree[lane] += tree[lane + half];
-    return tree[0];
+    return tree_sum(sums[0]);
   }
 };
 
@@ -175,3 +196,5 @@ struct TermSums {
 };
 
 }  // namespace ISA
+
+#endif

@@ -114,7 +114,7 @@ def test_many_keys_at_once_are_the_keys_of_each(steps: list[int], size: int) -> 
 
 @given(key=joint_keys)
 def test_joint_keys_flip_and_mirror_all_bits_or_none(key: Key) -> None:
-    # What native_kernels.h makes use of.
+    # What native_random.h makes use of.
     assert key.flip in (0, ALL_ONES)
     assert key.mirror in (0, ALL_ONES)
     assert key.mirror or key == key._replace(shift=0, addend=0, flip=0)

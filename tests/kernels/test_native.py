@@ -104,6 +104,16 @@ def loaded() -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("header", sorted(SOURCE.parent.glob("native_*.h")), ids=lambda header: header.name)
+def test_a_header_includes_what_it_needs(header: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-I", str(SOURCE.parent), "-x", "c++", "-"]
+    result = subprocess.run(command, input=f'#include "{header.name}"\n', capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert len(header.read_text(encoding="utf-8").splitlines()) <= 400
+
+
 # ---- inputs
 
 
@@ -312,6 +322,14 @@ def many_gradients() -> list[np.ndarray]:
     return xs
 
 
+def longer_gradients() -> list[np.ndarray]:
+    """Longer than what the encoder reads twice at once; the last has no finite sum of squares in float32."""
+    generator = np.random.default_rng(5)
+    xs = [generator.standard_normal(length).astype(np.float32) for length in (16_384, 40_001)]
+    xs[1][20_000] = 1e30
+    return [*xs, xs[1].astype(np.float64), np.full(70, 3e38, np.float32)]
+
+
 @each_instruction_set
 def test_places_of_gradients_do_as_well_as_arrays() -> None:
     arrays = [x for x in many_gradients() if len(x) and x.flags.c_contiguous]
@@ -435,38 +453,45 @@ CODES = {
 
 @each_instruction_set
 @pytest.mark.parametrize("levels", CODES)
-@pytest.mark.parametrize(("bits", "bucket_size"), [(2, 32), (4, 256), (4, 1024), (8, 2**40)])
+@pytest.mark.parametrize("norm", ["max", "l2"])
+@pytest.mark.parametrize(
+    ("bits", "bucket_size"),
+    [(2, 32), (4, 96), (4, 256), (4, 1024), (5, 4096), (4, 2**14), (4, 2**15), (8, 2**40)],
+)
 def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
-    levels: str, bits: int, bucket_size: int
+    levels: str, norm: str, bits: int, bucket_size: int
 ) -> None:
     encode, decode = CODES[levels]
-    xs, ranks = many_gradients(), range(3)
+    xs, ranks = [*many_gradients(), *longer_gradients()], range(3)
     xs[6][1500] = np.nan
     chains, starts = [KeyChain(3, f"w{i}") for i in range(len(xs))], [1024 * i for i in range(len(xs))]
     steps = list(range(5, 5 + len(xs)))
     norm_counts = [buckets(len(x), bucket_size) for x in xs]
     norms_at = np.cumsum([0, *norm_counts[:-1]])
     lengths = [code_words(len(x), bits) for x in xs]
-    words_at = np.cumsum([1 + length for length in lengths]) - np.array(
-        lengths
-    )  # a word that is none before each
+    # A word that is none before each payload.
+    ends = np.cumsum([1 + count + length for count, length in zip(norm_counts, lengths)])
+    words_at = ends - np.array(lengths)
+    payloads_at = words_at - np.array(norm_counts)
     table = native_each.Table(xs)
     sums = native_each.bucket_square_sums_each(table, bucket_size)
     assert same_bits(sums, np.concatenate([native.bucket_square_sums(x, bucket_size) for x in xs]))
-    norms = native_each.bucket_maxima_each(table, bucket_size)
+    maxima = native_each.bucket_maxima_each(table, bucket_size)
+    norms = maxima if norm == "max" else reference.norms_of_square_sums(sums)
     parts = [norms[at : at + count] for at, count in zip(norms_at, norm_counts)]
     pieces = []
     for rank in ranks:
-        out = np.full(words_at[-1] + lengths[-1], 77, np.int32)
+        out = np.full(ends[-1], 77, np.int32)
         many = joint_keys_of(chains, "worker", steps, rank, 3)
-        arguments = (norms, bucket_size, bits, many, starts, words_at, out)
-        assert native_each.encode_codes_each(levels, table, *arguments) is out
-        for x, own, chain, step, start, at, length in zip(
-            xs, parts, chains, steps, starts, words_at, lengths
+        arguments = (table, bucket_size, bits, many, starts, payloads_at, out)
+        assert native_each.encode_norms_and_codes_each(levels, norm, *arguments) is out
+        for x, own, chain, step, start, first, middle, end in zip(
+            xs, parts, chains, steps, starts, payloads_at, words_at, ends
         ):
             key = chain.joint("worker", step, rank, 3)
-            assert same_bits(out[at : at + length], encode(x, own, bucket_size, bits, key, start))
-            assert out[at - 1] == 77
+            assert same_bits(out[first:middle].view(np.float32), own)
+            assert same_bits(out[middle:end], encode(x, own, bucket_size, bits, key, start))
+            assert out[first - 1] == 77
         pieces.append(out)
     outs = [np.zeros_like(x) for x in xs]
     outs[6] = np.repeat(outs[6], 2)[::2]
@@ -521,15 +546,19 @@ def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
         (lambda: native_each.vote_each([WORDS], AT, ONE, np.zeros((1, 6)), [], WORDS), "keys are"),
         (lambda: native_each.decode_signs_each(WORDS[:31], AT, 1.0, [X.copy()]), "not all within 31 words"),
         (lambda: native_each.scale_each(native_each.Table([X]), 1.0, [X[:99].copy()]), "arrays of"),
-        (lambda: native_each.encode_codes_each(
-            "uniform", native_each.Table([X]), NORMS[:4], 32, 17, np.zeros((1, 6)), [0], AT, WORDS), "bits=17"),
-        (lambda: native_each.encode_codes_each(
-            "exponential", native_each.Table([X]), NORMS[:4], 32, 9, np.zeros((1, 6)), [0], AT, WORDS), "bits=9"),
-        (lambda: native_each.encode_codes_each(
-            "exponential", native_each.Table([X]), NORMS[:3], 32, 4, np.zeros((1, 6)), [0], AT, WORDS),
-            "3 norms for 4 buckets"),
-        (lambda: native_each.encode_codes_each(
-            "uniform", native_each.Table([X]), NORMS[:4], 32, 4, np.zeros((1, 6)), [0], AT + 1, WORDS[:16].copy()),
+        (lambda: native_each.encode_norms_and_codes_each(
+            "uniform", "max", native_each.Table([X]), 32, 17, np.zeros((1, 6)), [0], AT, WORDS), "bits=17"),
+        (lambda: native_each.encode_norms_and_codes_each(
+            "exponential", "l2", native_each.Table([X]), 32, 9, np.zeros((1, 6)), [0], AT, WORDS), "bits=9"),
+        (lambda: native_each.encode_norms_and_codes_each(
+            "exponential", "l2", native_each.Table([X]), 33, 4, np.zeros((1, 6)), [0], AT, WORDS), "bucket_size=33"),
+        (lambda: native_each.encode_norms_and_codes_each(
+            "uniform", "l2", native_each.Table([X]), 32, 4, np.zeros((2, 6)), [0], AT, WORDS), "keys are"),
+        (lambda: native_each.encode_norms_and_codes_each(
+            "uniform", "max", native_each.Table([X]), 32, 4, np.zeros((1, 6)), [0], AT + 1, np.zeros(36, np.int32)),
+            "places of 1 gradients' payloads"),
+        (lambda: native_each.encode_norms_and_codes_each(
+            "uniform", "max", native_each.Table([X]), 32, 4, np.zeros((1, 6)), [0], AT - 1, WORDS.copy()),
             "places of"),
         (lambda: native_each.decode_codes_each(
             "uniform", [], AT, [], AT, 32, 4, 1.0, [X.copy()]), "0 workers' pieces"),
@@ -1093,6 +1122,15 @@ def test_a_library_that_does_not_fit_is_not_used(fresh: pytest.MonkeyPatch, tmp_
     )
     with pytest.raises(ImportError, match="built from other sources"):
         native_library.load(compile_library(tmp_path / "old.so", source, "g++"))
+
+
+@pytest.mark.usefixtures("loaded")
+def test_what_is_declared_otherwise_than_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack_sum = native_library._SIGNATURES["pack_sum"]
+    for arguments in (pack_sum[1:], (ctypes.c_float, *pack_sum[1:])):
+        monkeypatch.setitem(native_library._SIGNATURES, "pack_sum", arguments)
+        with pytest.raises(ImportError, match="built from other sources"):
+            native_library.load(native_library._library_path())
 
 
 def test_the_environment_chooses_the_backend(fresh: pytest.MonkeyPatch) -> None:
