@@ -19,6 +19,7 @@ from horovod_quant.kernels.triton.elements import (
     float_pointer,
     place,
     rows_alike,
+    unpacked,
     words_of_a_tile,
     write,
 )
@@ -174,7 +175,7 @@ def _scales(
 
 
 @triton.jit
-def tiles_codes(address, block, word_rows, BITS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr):
+def tiles_codes(address, block, word_rows, BITS: tl.constexpr, TILES: tl.constexpr):
     """The codes of a program's tiles by row, uint32, from dense streams of bits, one a lane.
 
     The program has ``word_rows`` rows of words.
@@ -184,15 +185,9 @@ def tiles_codes(address, block, word_rows, BITS: tl.constexpr, TILES: tl.constex
     source = address.to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW) + at
     words = ()
     for number in tl.static_range(BITS):
-        is_there = tl.broadcast_to(below(tile * BITS + number, word_rows, WHOLE), [TILES, ROW])
+        is_there = tl.broadcast_to(tile * BITS + number < word_rows, [TILES, ROW])
         words = words + (tl.load(source + number * ROW, mask=is_there, other=0),)
-    codes = ()
-    for number in tl.static_range(32):
-        own = words[number * BITS // 32] >> (number * BITS % 32)
-        if number * BITS % 32 + BITS > 32:
-            own = own | (words[number * BITS // 32 + 1] << (32 - number * BITS % 32))
-        codes = codes + (own & (2**BITS - 1),)
-    return codes
+    return unpacked(words, TILES, BITS)
 
 
 @triton.jit
