@@ -4,8 +4,6 @@ float32 arithmetic with one rounding an operation; launches forbid fused multipl
 are not finite are told by their bits, because a GPU's arithmetic changes the sign of a NaN.
 """
 
-import math
-
 import triton
 import triton.language as tl
 
@@ -235,96 +233,6 @@ def _absorb(state, value):
     state = (state ^ (state >> 30)) * _MIX_1
     state = (state ^ (state >> 27)) * _MIX_2
     return state ^ (state >> 31)
-
-
-# ---- rows of a bucket ---------------------------------------------------------------------------------------------
-
-
-@triton.constexpr_function
-def rows_alike(bucket, rows):
-    """How many consecutive rows are of one bucket at least, in each group of ``rows`` rows of a tensor."""
-    return math.gcd(bucket // layout.ROW, rows)
-
-
-@triton.jit
-def rows_offsets():
-    """Of the first elements of a tile's rows, ``[1, 32, 1]``."""
-    return tl.arange(0, 32)[None, :, None] * ROW
-
-
-@triton.jit
-def tiles_offsets(TILES: tl.constexpr, SIZE: tl.constexpr = TILE):
-    """Of the elements of each tile's first row, ``[TILES, 1, 32]``, in tiles of ``SIZE`` elements."""
-    return tl.arange(0, TILES)[:, None, None] * SIZE + tl.arange(0, ROW)[None, None, :]
-
-
-@triton.jit
-def read_tiles(source, left, KIND: tl.constexpr, TILES: tl.constexpr, VALUES: tl.constexpr, SIZE: tl.constexpr = TILE):
-    """A program's elements ``[TILES, 32, 32]``, of which there are ``left``; by `read_values` if ``VALUES``."""
-    source = source + tiles_offsets(TILES, SIZE)
-    if left == TILES * SIZE:
-        x = _read(source, rows_offsets(), _all_rows(TILES), KIND, VALUES)
-    else:
-        x = _read(source, rows_offsets(), tiles_offsets(TILES, SIZE) + rows_offsets() < left, KIND, VALUES)
-    return x
-
-
-@triton.jit
-def write_tiles(target, values, left, KIND: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr = TILE):
-    target = target + tiles_offsets(TILES, SIZE)
-    if left == TILES * SIZE:
-        write(target, rows_offsets(), values, _all_rows(TILES), KIND)
-    else:
-        write(target, rows_offsets(), values, tiles_offsets(TILES, SIZE) + rows_offsets() < left, KIND)
-
-
-@triton.jit
-def _all_rows(TILES: tl.constexpr):
-    return tl.full([TILES, 32, ROW], True, tl.int1)
-
-
-@triton.jit
-def _read(source, offsets, inside, KIND: tl.constexpr, VALUES: tl.constexpr):
-    if VALUES:
-        x = read_values(source, offsets, inside, KIND)
-    else:
-        x = read(source, offsets, inside, KIND)
-    return x
-
-
-@triton.jit
-def packed(codes, NUMBER: tl.constexpr, BITS: tl.constexpr):
-    """The word with this number, ``[TILES, 32]``, of codes ``[TILES, 32, 32]`` as a dense stream of bits a lane."""
-    shift = tl.arange(0, 32)[None, :, None] * BITS - 32 * NUMBER
-    begun = codes << tl.maximum(shift, 0).to(tl.uint32)
-    ended = codes >> tl.maximum(-shift, 0).to(tl.uint32)
-    parts = tl.where(shift < 0, ended, begun)
-    return tl.reduce(tl.where((shift > -BITS) & (shift < 32), parts, 0), 1, either)
-
-
-@triton.jit
-def either(one, other):
-    return one | other
-
-
-@triton.jit
-def unpacked(words, TILES: tl.constexpr, BITS: tl.constexpr):
-    """The codes ``[TILES, 32, 32]`` of ``BITS`` words ``[TILES, 32]``."""
-    codes = tl.zeros([TILES, 32, ROW], tl.uint32)
-    for number in tl.static_range(BITS):
-        shift = tl.arange(0, 32)[None, :, None] * BITS - 32 * number
-        word = words[number][:, None, :]
-        begun = word >> tl.maximum(shift, 0).to(tl.uint32)
-        ended = word << tl.maximum(-shift, 0).to(tl.uint32)
-        parts = tl.where(shift < 0, ended, begun)
-        codes = codes | tl.where((shift > -BITS) & (shift < 32), parts, 0)
-    return codes & (2**BITS - 1)
-
-
-@triton.constexpr_function
-def words_of_a_tile(width):
-    """How many rows of words with digits make a tile, of 32 rows of elements or a few less."""
-    return max(1, 32 // (32 // width))
 
 
 # ---- norms -------------------------------------------------------------------------------------------------------

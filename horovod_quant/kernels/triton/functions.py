@@ -37,14 +37,14 @@ from horovod_quant.kernels.triton.arguments import (
     result,
     typed,
 )
-from horovod_quant.kernels.triton.elements import words_of_a_tile
 from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, Job, Kernel, run, settle
+from horovod_quant.kernels.triton.tiles import words_of_a_tile
 
 MAX_LEVELS = 2**15 - 1
 
 # How much a program of four warps takes.
 _ROWS = 128  # of elements, to decode signs
-_SUM_TILES = 4  # of digits: a row of each is an element a thread, ...
+_SUM_TILES = 4  # of digits: one for each warp, ...
 _CODE_TILES = 4  # ... and of codes
 _BUCKETS_TO_ADD = 16
 _LARGEST_BUCKET = MAX_ELEMENTS + 1  # for larger ones Triton's integers are too short

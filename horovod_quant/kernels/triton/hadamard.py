@@ -1,9 +1,9 @@
 """Buckets in registers: signs and Walsh-Hadamard transforms for the kernels of rotations.
 
-A bucket is 32 rows of 32 elements, and a program's are a tensor ``[TILES, 32, 32]``: tile, row, lane. With as many warps
-a program as tiles, Triton gives each warp a tile, and its thread i element i of each row, in registers. Butterflies of
-rows are then a thread's own, those of elements in a row are exchanges in the warp, and so is the tree of a sum over the
-32 lanes. Other numbers of warps are slower; the bits are the same.
+A bucket is 32 rows of 32 elements, and tensors are ``[TILES, 32, 32]`` as in `tiles`. A warp has a bucket, and
+a thread an element of each row. Butterflies of rows are then a thread's own, those of elements in a row are exchanges
+in the warp, and so is the tree of a sum over the 32 lanes. A program is one warp: with more of them Triton would move
+what loops keep through shared memory. The bits are the same.
 """
 
 # mypy: disable-error-code="assignment"

@@ -280,11 +280,16 @@ def launch_all(launches: Sequence[Launch]) -> None:
 
 
 class Kernel:
-    """A Triton kernel whose first two arguments are a table and the tensors' numbers; the others are constants."""
+    """A Triton kernel whose first two arguments are a table and the tensors' numbers; the others are constants.
 
-    def __init__(self, function: Any) -> None:
+    Attributes:
+        options: of its compilation.
+    """
+
+    def __init__(self, function: Any, **options: Any) -> None:
         self.function = function
-        self._launcher = Launcher(function, OPTIONS)
+        self.options = {**OPTIONS, **options}
+        self._launcher = Launcher(function, self.options)
 
     def __call__(self, jobs: Launch | Sequence[Job], constants: Mapping[str, Any]) -> None:
         if not isinstance(jobs, Launch):
@@ -308,7 +313,7 @@ class Kernel:
         owners = _owners(jobs.programs(), device, stream)
         if device.type != "cuda":
             table = uploaded.tensor(number)
-            self.function[(owners.total,)](table, owners.tensor, **constants, **OPTIONS)
+            self.function[(owners.total,)](table, owners.tensor, **constants, **self.options)
             return
         self._launcher.launch(
             owners.total,

@@ -7,22 +7,18 @@ import triton
 import triton.language as tl
 
 from horovod_quant.kernels.triton.columns import FACTOR, POINTERS, START, TARGET
-from horovod_quant.kernels.triton.decoding import tiles_codes
 from horovod_quant.kernels.triton.elements import (
     ROW,
     TILE,
-    either,
     elements_left,
     float_bits,
     float_pointer,
     place,
     signs_key,
-    write_tiles,
 )
 from horovod_quant.kernels.triton.hadamard import (
     ROWS,
     coordinates,
-    exchanged,
     looked_up,
     random_signs,
     signed,
@@ -30,6 +26,7 @@ from horovod_quant.kernels.triton.hadamard import (
     transformed,
 )
 from horovod_quant.kernels.triton.rotation import level
+from horovod_quant.kernels.triton.tiles import either, read_codes, write_tiles
 from horovod_quant.kernels.triton.trellis import ascending_levels
 
 KEY_ENTRIES = tl.constexpr(6)
@@ -52,10 +49,8 @@ def add_rotated(
     index = 2 * ((tl.load(row + START) + first) // ROW)
     factor = float_bits(tl.load(row + FACTOR))
     pointers = table + tl.load(row + POINTERS)
-    # Minus zero plus a number is the number, and has its sign. The exchange of equal numbers tells Triton where the
-    # threads' numbers are; else it would spread them over the warps at first, and move them through shared memory.
+    # Minus zero plus a number is the number, and has its sign.
     totals = tl.full([TILES, ROWS, ROW], 0x80000000, tl.uint32).to(tl.float32, bitcast=True)
-    totals = exchanged(totals, 1)
     for worker in range(WORKERS):
         own = pointers + (2 + KEY_ENTRIES) * worker
         totals = totals + _workers_values(own, index, block, left, factor, BITS, TRELLIS, TILES)
@@ -71,7 +66,8 @@ def _workers_values(
     """One worker's elements."""
     count = coordinates(left)
     sizes = sizes_of(count, TILES)
-    codes = tiles_codes(tl.load(pointers), block, (count // ROW * BITS + 31) // 32, BITS, TILES)
+    source = tl.load(pointers).to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW)
+    codes = read_codes(source, (count // ROW * BITS + 31) // 32, BITS, TILES)
     if TRELLIS:
         x = _trellis_values(codes, BITS, TILES)
     else:
@@ -79,7 +75,7 @@ def _workers_values(
     if left != TILES * TILE:
         x = tl.where((tl.arange(0, ROWS) * ROW)[None, :, None] < sizes[:, None, :], x, 0.0)
     k0, k1, turn, addend, flip = signs_key(pointers + 2, index)
-    for number in tl.static_range(2):
+    for number in range(2):
         signs = random_signs(1 - number, k0, k1, turn, addend, flip, TILES)
         x = signed(transformed(x, sizes, left), signs)
     tile = tl.arange(0, TILES)[:, None]

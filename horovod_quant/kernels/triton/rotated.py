@@ -23,14 +23,14 @@ from horovod_quant.kernels.triton.arguments import (
 )
 from horovod_quant.kernels.triton.launching import Entry, Job, Kernel, run
 
-# Tiles that a program takes. Where a bucket is in the registers of a warp: one for each of its four warps.
-_IN_REGISTERS = 4
+# Tiles that a program takes. Where a bucket is in the registers of a warp, its only one: one.
+_IN_REGISTERS = 1
 _ROUNDED = 16
 
-_encode_rotated = Kernel(rotation.encode_rotated)
-_rotate = Kernel(rotation.rotate)
+_encode_rotated = Kernel(rotation.encode_rotated, num_warps=1)
+_rotate = Kernel(rotation.rotate, num_warps=1)
 _round_to_trellis = Kernel(rotation.round_to_trellis)
-_add_rotated = Kernel(restoring.add_rotated)
+_add_rotated = Kernel(restoring.add_rotated, num_warps=1)
 
 
 class KeyOfWord(NamedTuple):

@@ -20,14 +20,10 @@ from horovod_quant.kernels.triton.elements import (
     below,
     elements_left,
     float_pointer,
-    packed,
     place,
-    read_tiles,
     signs_key,
-    write_tiles,
 )
 from horovod_quant.kernels.triton.hadamard import (
-    ROWS,
     coordinates,
     lane_sums,
     looked_up,
@@ -37,6 +33,7 @@ from horovod_quant.kernels.triton.hadamard import (
     transformed,
 )
 from horovod_quant.kernels.triton.norms import sum_of_lanes
+from horovod_quant.kernels.triton.tiles import read_tiles, write_codes, write_tiles
 from horovod_quant.kernels.triton.trellis import write_trellis_codes
 
 _LARGEST_SHIFT = tl.constexpr(rotation.LARGEST_SHIFT)
@@ -65,10 +62,8 @@ def encode_rotated(
     row, block = place(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     z, units, squares = _rotated(table, row, block, left, KIND, TILES)
-    tile = tl.arange(0, TILES)[:, None]
     lane = tl.arange(0, ROW)[None, :]
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW)
-    target = target + (tile * (BITS * ROW) + lane)
     word_rows = (coordinates(left) // ROW * BITS + 31) // 32
     levels = tl.zeros([TILES, ROW], tl.float32)
     for i in tl.static_range(2 ** (BITS - 1)):
@@ -76,9 +71,7 @@ def encode_rotated(
     index = _nearest(tl.abs(z), units[:, None, :], BITS)
     products = lane_sums(tl.abs(z) * _level_of(index, levels, BITS))
     codes = index | tl.where(z < 0.0, 2 ** (BITS - 1), 0).to(tl.uint32)
-    for number in tl.static_range(BITS):
-        used = tl.broadcast_to(tile * BITS + number < word_rows, [TILES, ROW])
-        tl.store(target + number * ROW, packed(codes, number, BITS), mask=used)
+    write_codes(target, codes, word_rows, BITS, TILES)
     scales = (squares / tl.where(products != 0.0, products, 1.0)).to(tl.float32)
     scale = tl.load(row + SCALE).to(tl.pointer_type(tl.float32)) + block * TILES
     _store_of_buckets(scale, scales, left, TILES)
