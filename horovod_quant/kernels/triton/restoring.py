@@ -26,7 +26,7 @@ from horovod_quant.kernels.triton.hadamard import (
     transformed,
 )
 from horovod_quant.kernels.triton.rotation import level
-from horovod_quant.kernels.triton.tiles import either, read_codes, write_tiles
+from horovod_quant.kernels.triton.tiles import read_codes, write_tiles
 from horovod_quant.kernels.triton.trellis import ascending_levels
 
 KEY_ENTRIES = tl.constexpr(6)
@@ -106,7 +106,7 @@ def _values(codes, BITS: tl.constexpr, TILES: tl.constexpr):
 def _trellis_values(codes, BITS: tl.constexpr, TILES: tl.constexpr):
     """The same of codes whose levels depend on those of the two rows before."""
     row = tl.arange(0, ROWS).to(tl.uint32)[None, :, None]
-    paths = tl.reduce((codes & 1) << row, 1, either)[:, None, :]
+    paths = tl.sum((codes & 1) << row, axis=1)[:, None, :]
     subset = (((paths << 1) >> row) & 1) | ((((paths ^ (paths << 2)) >> row) & 1) << 1)
     others = looked_up(ascending_levels(4, BITS, TILES), (codes >> 1) * 4 + subset)
     is_first = (tl.arange(0, ROWS) == 0)[None, :, None]

@@ -105,7 +105,7 @@ def write_codes(target, codes, word_rows, BITS: tl.constexpr, TILES: tl.constexp
         parts = tl.reshape(codes << (shift & 31).to(tl.uint32), [TILES, BITS, 32 // BITS, ROW])
         number = tile * BITS + tl.arange(0, BITS)[None, :, None]
         used = tl.broadcast_to(number < word_rows, [TILES, BITS, ROW])
-        tl.store(target + (number * ROW + lane), tl.reduce(parts, 2, either), mask=used)
+        tl.store(target + (number * ROW + lane), tl.sum(parts, axis=2), mask=used)
     else:
         tile = tl.arange(0, TILES)[:, None]
         lane = tl.arange(0, ROW)[None, :]
@@ -113,14 +113,9 @@ def write_codes(target, codes, word_rows, BITS: tl.constexpr, TILES: tl.constexp
             own = shift - 32 * number
             begun = codes << tl.maximum(own, 0).to(tl.uint32)
             parts = tl.where(own < 0, codes >> tl.maximum(-own, 0).to(tl.uint32), begun)
-            words = tl.reduce(tl.where((own > -BITS) & (own < 32), parts, 0), 1, either)
+            words = tl.sum(tl.where((own > -BITS) & (own < 32), parts, 0), axis=1)
             used = tl.broadcast_to(tile * BITS + number < word_rows, [TILES, ROW])
             tl.store(target + ((tile * BITS + number) * ROW + lane), words, mask=used)
-
-
-@triton.jit
-def either(one, other):
-    return one | other
 
 
 @triton.jit
