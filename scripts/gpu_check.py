@@ -34,6 +34,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("gpu-check"), metavar="FOLDER", help="for the report (gpu-check)")
     add("--wheels", type=Path, metavar="FOLDER", help="with Horovod's wheels: nccl/*.whl, built with NCCL, and "
         "host/*.whl, built without; its own *.whl are installed for both")  # fmt: skip
+    add(
+        "--cache",
+        type=Path,
+        metavar="FOLDER",
+        help="Triton's folder of compiled kernels, kept (a temporary one)",
+    )
     add("--rehearse", action="store_true", help="at a tiny size on the CPU, in Triton's interpreter")
     return parser
 
@@ -70,7 +76,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     work = Path(tempfile.mkdtemp(prefix="gpu-check-"))
     try:
-        runner = Runner(args.out, work, args.limit, args.rehearse)
+        runner = Runner(args.out, work, args.limit, args.rehearse, args.cache)
         problem = machine.describe(runner)
         if problem:
             print(f"gpu-check: error: {problem}", file=sys.stderr)

@@ -78,12 +78,14 @@ def driver() -> str | None:
 
 
 def commit() -> str | None:
-    return _output("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
+    """The tree's, if all of its files are those of the commit."""
+    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", empty="nothing")
+    return _output("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") if changed == "nothing" else None
 
 
-def _output(*command: str) -> str | None:
+def _output(*command: str, empty: str | None = None) -> str | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip().partition("\n")[0] or None if done.returncode == 0 else None
+    return done.stdout.strip().partition("\n")[0] or empty if done.returncode == 0 else None

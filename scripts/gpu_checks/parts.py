@@ -10,18 +10,17 @@ from typing import NamedTuple
 
 from gpu_checks import readers
 from gpu_checks.scenarios import plan as planned_scenarios
-from gpu_checks.steps import Part, Step
+from gpu_checks.steps import Findings, Part, Step
 
 TITLES = {
-    "bits": "one case of each kernel has the reference's bits",
-    "speed": "each kernel beside a device copy",
+    "compile": "kernels of the parts host, training and speed are compiled",
     "host": "time in hooks and launches of an exchange",
-    "exchange": "exchanges of small models have the simulator's bits",
     "training": "trainings of the character transformer",
+    "speed": "each kernel beside a device copy",
+    "exchange": "exchanges of small models have the simulator's bits",
+    "bits": "one case of each kernel has the reference's bits",
     "all-bits": "all tests of the kernels' bits",
 }
-"""A part for the hook of DistributedDataParallel comes between exchange and training when there is such a hook."""
-
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL_TESTS = sorted(map(str, (ROOT / "tests" / "kernels").glob("test_triton*.py")))
 TWO = ("--gloo", "-np", "2", "-H", "localhost:2")
@@ -62,7 +61,7 @@ CARD = Size(
     device="cuda",
     extended=True,
     examples=60,
-    sizes=["1M", "25M", "100M"],
+    sizes=["25M", "100M"],
     rounds=5,
     models={"ResNet-50": ["--model", "resnet50"], "BERT-base": ["--model", "bert-base"]},
     methods=["none", "global-qsgd-8", "qsgd-4", "eden-3", "binsgdm"],
@@ -101,27 +100,36 @@ def plan(work: Path, rehearse: bool) -> list[Part]:
     """
     size = REHEARSAL if rehearse else CARD
     return [
-        bits(work, size),
-        speed(work, size),
+        compiling(size),
         host(work, size),
-        exchange(work, size),
         training(work, size),
+        speed(work, size),
+        exchange(work, size),
+        bits(work, size),
         all_bits(work, size),
     ]
 
 
+def compiling(size: Size) -> Part:
+    """In parallel, so that the other parts find them in Triton's cache."""
+    command = [sys.executable, "scripts/compile_kernels.py"]
+    if size is REHEARSAL:
+        command += ["--only", "eden-3", "--models", "resnet50"]
+    return Part("compile", [Step("all kernels", command, 20, Findings)])
+
+
 def bits(work: Path, size: Size) -> Part:
     step = tests(
-        work / "bits.jsonl", size, "one case of each", ["-k", "not benchmark"], weight=50, examples=10
+        work / "bits.jsonl", size, "one case of each", ["-k", "not benchmark"], weight=12, examples=10
     )
     return Part("bits", [step._replace(environment={**step.environment, "GPU_CHECK_CASES": "first"})])
 
 
 def all_bits(work: Path, size: Size) -> Part:
-    steps = [tests(work / "all-bits.jsonl", size, "those of each change", [], 28, size.examples)]
+    steps = [tests(work / "all-bits.jsonl", size, "those of each change", [], 10, size.examples)]
     if size.extended:
         options = ["--all", "-m", "extended"]
-        steps.append(tests(work / "more-bits.jsonl", size, "those of --all", options, 12, size.examples))
+        steps.append(tests(work / "more-bits.jsonl", size, "those of --all", options, 5, size.examples))
     return Part("all-bits", steps)
 
 
@@ -141,13 +149,15 @@ def speed(work: Path, size: Size) -> Part:
     command = [sys.executable, "benchmarks/kernels.py", "--device", size.device, "--sizes", *size.sizes,
                "--rounds", str(size.rounds), "--json", str(results)]  # fmt: skip
     read = functools.partial(readers.speed, results, size.sizes)
-    return Part("speed", [Step(", ".join(size.sizes), command, 45, read)])
+    return Part("speed", [Step(", ".join(size.sizes), command, 35, read)])
 
 
 def host(work: Path, size: Size) -> Part:
     steps = []
     for staged in (False, True):
         for number, (model, options) in enumerate(size.models.items()):
+            if staged and number:
+                continue  # the first model shows what staging costs
             results = work / f"host-{'staged' if staged else 'direct'}-{number}.json"
             program = ["benchmarks/exchange.py", "--device", size.device, *options, "--methods", *size.methods,
                        "--rounds", str(size.rounds), "--json", str(results)]  # fmt: skip
@@ -155,9 +165,7 @@ def host(work: Path, size: Size) -> Part:
             name = f"{model}, {'two workers, staged' if staged else 'one worker'}"
             read = functools.partial(readers.exchange, results, name)
             kind, variables = ("host", STAGED) if staged else ("nccl", {})
-            # The first one compiles kernels; in the last one two workers exchange the larger model.
-            weight = 30 if staged == bool(number) else 24
-            steps.append(Step(name, command, weight, read, kind, variables))
+            steps.append(Step(name, command, 24, read, kind, variables))
     return Part("host", steps)
 
 
@@ -173,7 +181,7 @@ def exchange(work: Path, size: Size) -> Part:
         read = functools.partial(readers.scenarios, folder, name, names, 2 if staged else 1)
         variables = {"EVERY_CASE": "0", "HOROVOD_QUANT_STAGING": "1" if staged else "0"}
         command = under_horovod(TWO if staged else ONE, program)
-        steps.append(Step(name, command, 30 if staged else 20, read, "host" if staged else "nccl", variables))
+        steps.append(Step(name, command, 18 if staged else 14, read, "host" if staged else "nccl", variables))
     return Part("exchange", steps)
 
 
@@ -185,7 +193,7 @@ def training(work: Path, size: Size) -> Part:
         program = ["examples/torch_char_transformer.py", "--device", device, *size.training, *options, "--quiet",
                    "--json", str(results)]  # fmt: skip
         read = functools.partial(readers.training, results, name)
-        steps.append(Step(name, under_horovod(TWO, program), 24, read, "host", STAGED))
+        steps.append(Step(name, under_horovod(TWO, program), 26, read, "host", STAGED))
     return Part("training", steps)
 
 

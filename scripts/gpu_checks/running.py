@@ -33,9 +33,12 @@ class Runner:
         work: temporary folder.
         limit: seconds for everything.
         rehearse: whether Triton's interpreter replaces the GPU.
+        cache: Triton's folder of compiled kernels; None for one in ``work``.
     """
 
-    def __init__(self, out: Path, work: Path, limit: float, rehearse: bool) -> None:
+    def __init__(
+        self, out: Path, work: Path, limit: float, rehearse: bool, cache: Path | None = None
+    ) -> None:
         self.rehearse = rehearse
         self._begin, self._limit, self._work = time.monotonic(), limit, work
         (work / "logs").mkdir()
@@ -47,7 +50,7 @@ class Runner:
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
             "HOROVOD_GLOO_TIMEOUT_SECONDS": "60",
-            "TRITON_CACHE_DIR": str(work / "triton"),
+            "TRITON_CACHE_DIR": str((cache or work / "triton").absolute()),
         }
         for name in ("TRITON_INTERPRET", "HOROVOD_QUANT_KERNELS", "HOROVOD_QUANT_STAGING"):
             self.environment.pop(name, None)

@@ -854,8 +854,8 @@ def test_compiled_kernels_round_each_operation(tmp_path: Path) -> None:
     for label, instructions in compiled.items():
         inexact = {name for name in instructions if FORBIDDEN.search(name)}
         if label.split()[0] in WITH_TRANSFORMS:
-            # The butterflies within rows: two transforms, 5 stages, 32 rows, perhaps for several loops and forms.
-            assert instructions.count("fma.rn.f32") % 320 == 0, label
+            # The butterflies within rows: 5 stages, 32 rows, in a loop over two transforms.
+            assert instructions.count("fma.rn.f32") % 160 == 0, label
             inexact -= {"fma.rn.f32"}
         assert not inexact, f"{label}: {inexact}"
     names = Counter(label.split()[0] for label in compiled)
@@ -863,7 +863,7 @@ def test_compiled_kernels_round_each_operation(tmp_path: Path) -> None:
     for exact in ("div.rn.f32", "div.rn.f64", "sqrt.rn.f64"):
         assert any(exact in instructions for instructions in compiled.values())
     for kernel, instruction in {
-        "bucket_maxima": "ld", "bucket_square_sums": "ld", "encode_sum": "ld", "binarize": "st", "decode_signs": "st",
+        "bucket_maxima": "ld", "bucket_square_sums": "ld", "binarize": "st", "decode_signs": "st",
     }.items():  # fmt: skip
         moves = [instructions for label, instructions in compiled.items() if label.startswith(f"{kernel} ")]
         assert f"{instruction}.global.v4.b32" in moves[0], kernel

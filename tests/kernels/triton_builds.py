@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 
 from horovod_quant.kernels import triton as kernels
 from horovod_quant.kernels.keys import Key, KeyChain
-from horovod_quant.kernels.triton import arguments, arrays, launching
+from horovod_quant.kernels.triton import arguments, arrays, launching, rotated
 
 KEY = Key(1, 2)
 ELEMENTS = 1000
@@ -34,7 +34,8 @@ class Compiler:
         self._target = GPUTarget("cuda", capability, 32)
         self.found: dict[str, list[str]] = {}
 
-    def __call__(self, function: Any, constants: Mapping[str, Any]) -> None:
+    def __call__(self, kernel: Any, constants: Mapping[str, Any]) -> None:
+        function = kernel.function
         label = f"{function.__name__} {json.dumps(constants, default=str)}"
         if label in self.found:
             return
@@ -42,7 +43,7 @@ class Compiler:
         signature = {"table": "*i64", "owners": "*i32", **dict.fromkeys(constants, "constexpr")}
         values = {(names.index(name),): value for name, value in constants.items()}
         source = ASTSource(function, signature, values, {(0,): DIVISIBLE, (1,): DIVISIBLE})
-        compiled = triton.compile(source, target=self._target, options=launching.OPTIONS)
+        compiled = triton.compile(source, target=self._target, options=kernel.options)
         assert compiled.asm["cubin"]
         self.found[label] = re.findall(r"^\s+(?:@\S+ )?([a-z][\w.:]+)", compiled.asm["ptx"], re.MULTILINE)
 
@@ -81,8 +82,9 @@ def call_everything() -> None:
 
 def main() -> None:
     compiler = Compiler(int(sys.argv[1]))
+    rotated.IN_REGISTERS = 1
     launching.INTERPRETED = arguments.INTERPRETED = True  # tensors are in the host's memory
-    launching.Kernel.__call__ = lambda kernel, jobs, constants: compiler(kernel.function, constants)
+    launching.Kernel.__call__ = lambda kernel, jobs, constants: compiler(kernel, constants)
     call_everything()
     json.dump(compiler.found, sys.stdout)
 

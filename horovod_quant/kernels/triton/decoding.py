@@ -12,16 +12,14 @@ import triton.language as tl
 from horovod_quant.kernels.triton.columns import FACTOR, NORMS, POINTERS, SOURCE, TARGET
 from horovod_quant.kernels.triton.elements import (
     ROW,
-    below,
+    TILE,
     decoding_scales,
     elements_left,
     float_bits,
     float_pointer,
     place,
-    rows_alike,
-    words_of_a_tile,
-    write,
 )
+from horovod_quant.kernels.triton.tiles import of_rows, read_codes, read_norms, words_of_a_tile, write_tiles
 
 _UNROLLED = tl.constexpr(8)  # workers whose words are all loaded before the first is used
 
@@ -36,44 +34,37 @@ def decode_sum(
     COUNT: tl.constexpr = TILES * words_of_a_tile(WIDTH) * (32 // WIDTH) * ROW
     row, block = place(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
-    if left == COUNT:
-        _decode_sum(row, block, left, KIND, ALIGNED, BUCKET, LEVELS, WIDTH, BIAS, TILES, WHOLE=True)
-    else:
-        _decode_sum(row, block, left, KIND, ALIGNED, BUCKET, LEVELS, WIDTH, BIAS, TILES, WHOLE=False)
+    SIZE: tl.constexpr = COUNT // TILES
+    first = block * COUNT
+    norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32))
+    scales = _scales(norms, first, left, float_bits(tl.load(row + FACTOR)), BUCKET, LEVELS, TILES, SIZE)
+    source = tl.load(row + SOURCE).to(tl.pointer_type(tl.uint32)) + block * (COUNT // (32 // WIDTH))
+    digits = _read_sum(source, left, BIAS, WIDTH, TILES).to(tl.int32) - 2 ** (WIDTH - 1)
+    target = float_pointer(tl.load(row + TARGET), KIND, False) + first
+    write_tiles(target, digits.to(tl.float32) * scales, left, KIND, TILES, SIZE)
 
 
 @triton.jit
-def _decode_sum(
-    row, block, left,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr,
-    LEVELS: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, TILES: tl.constexpr,
-    WHOLE: tl.constexpr,
-):  # fmt: skip
+def _read_sum(source, left, BIAS: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr):
+    """The fields of a program's words, in rows ``[TILES, 32, 32]``."""
     FIELDS: tl.constexpr = 32 // WIDTH
     WORDS: tl.constexpr = words_of_a_tile(WIDTH)
-    ALIKE: tl.constexpr = rows_alike(BUCKET, WORDS * FIELDS)
-    first = block * (TILES * WORDS * FIELDS * ROW)
-    first_row = (first // ROW).to(tl.int32)
-    norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32))
-    factor = float_bits(tl.load(row + FACTOR))
-    tile = tl.arange(0, TILES)[:, None]
-    lane = tl.arange(0, ROW)[None, :]
-    offsets = tile * (WORDS * FIELDS * ROW) + lane
-    source = tl.load(row + SOURCE).to(tl.pointer_type(tl.uint32)) + block * (TILES * WORDS * ROW)
-    source = source + (tile * (WORDS * ROW) + lane)
-    every = ()
-    for word in tl.static_range(WORDS):
-        is_there = below(offsets - lane + word * (FIELDS * ROW), left, WHOLE)
-        every = every + (tl.load(source + word * ROW, mask=is_there, other=0) + BIAS,)
-    target = float_pointer(tl.load(row + TARGET), KIND, ALIGNED) + first + offsets
-    for number in tl.static_range(WORDS * FIELDS):
-        if number % ALIKE == 0:
-            own = tile * (WORDS * FIELDS) + number
-            scales = _scales(norms, first_row, own, left, factor, BUCKET, LEVELS, WHOLE)
-        fields = (every[number // FIELDS] >> (WIDTH * (number % FIELDS))) & (2**WIDTH - 1)
-        digits = fields.to(tl.int32) - 2 ** (WIDTH - 1)
-        inside = below(offsets + number * ROW, left, WHOLE)
-        write(target, number * ROW, digits.to(tl.float32) * scales, inside, KIND)
+    number = tl.arange(0, 32)[None, :, None]
+    if WORDS * FIELDS == 32:
+        word = tl.arange(0, TILES)[:, None, None] * WORDS + tl.arange(0, WORDS)[None, :, None]
+        used = tl.broadcast_to(word * (FIELDS * ROW) < left, [TILES, WORDS, ROW])
+        at = word * ROW + tl.arange(0, ROW)[None, None, :]
+        words = (tl.load(source + at, mask=used, other=0) + BIAS)[:, :, None, :]
+        words = tl.reshape(tl.broadcast_to(words, [TILES, WORDS, FIELDS, ROW]), [TILES, 32, ROW])
+    else:
+        words = tl.zeros([TILES, 32, ROW], tl.uint32)
+        for own in tl.static_range(WORDS):
+            word = tl.arange(0, TILES)[:, None] * WORDS + own
+            used = tl.broadcast_to(word * (FIELDS * ROW) < left, [TILES, ROW])
+            at = word * ROW + tl.arange(0, ROW)[None, :]
+            one = (tl.load(source + at, mask=used, other=0) + BIAS)[:, None, :]
+            words = tl.where(number // FIELDS == own, one, words)
+    return (words >> (number % FIELDS * WIDTH).to(tl.uint32)) & (2**WIDTH - 1)
 
 
 @triton.jit
@@ -89,110 +80,45 @@ def decode_codes(
     COUNT: tl.constexpr = TILES * 32 * ROW
     row, block = place(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
-    if left == COUNT:
-        _decode_codes(
-            table, row, block, left, KIND, ALIGNED, BUCKET, EXPONENTIAL, LEVELS, BITS, WORKERS, TILES, WHOLE=True
-        )  # fmt: skip
-    else:
-        _decode_codes(
-            table, row, block, left, KIND, ALIGNED, BUCKET, EXPONENTIAL, LEVELS, BITS, WORKERS, TILES, WHOLE=False
-        )  # fmt: skip
-
-
-@triton.jit
-def _decode_codes(
-    table, row, block, left,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, EXPONENTIAL: tl.constexpr,
-    LEVELS: tl.constexpr, BITS: tl.constexpr, WORKERS: tl.constexpr, TILES: tl.constexpr,
-    WHOLE: tl.constexpr,
-):  # fmt: skip
     factor = float_bits(tl.load(row + FACTOR))
     pointers = table + tl.load(row + POINTERS)
-    totals = _workers_values(pointers, block, left, factor, BUCKET, EXPONENTIAL, LEVELS, BITS, TILES, WHOLE)
+    totals = _workers_values(pointers, block, left, factor, BUCKET, EXPONENTIAL, LEVELS, BITS, TILES)
     if WORKERS <= _UNROLLED:
         for worker in tl.static_range(1, WORKERS):
-            values = _workers_values(
-                pointers + 2 * worker, block, left, factor, BUCKET, EXPONENTIAL, LEVELS, BITS, TILES, WHOLE
-            )  # fmt: skip
-            totals = _added(totals, values)
+            own = pointers + 2 * worker
+            totals += _workers_values(own, block, left, factor, BUCKET, EXPONENTIAL, LEVELS, BITS, TILES)
     else:
         for worker in range(1, WORKERS):
-            values = _workers_values(
-                pointers + 2 * worker, block, left, factor, BUCKET, EXPONENTIAL, LEVELS, BITS, TILES, WHOLE
-            )  # fmt: skip
-            totals = _added(totals, values)
-    first = block * (TILES * 32 * ROW)
-    offsets = tl.arange(0, TILES)[:, None] * (32 * ROW) + tl.arange(0, ROW)[None, :]
-    target = float_pointer(tl.load(row + TARGET), KIND, ALIGNED) + first + offsets
-    for number in tl.static_range(32):
-        write(target, number * ROW, totals[number], below(offsets + number * ROW, left, WHOLE), KIND)
-
-
-@triton.jit
-def _added(totals, values):
-    sums = ()
-    for number in tl.static_range(32):
-        sums = sums + (totals[number] + values[number],)
-    return sums
+            own = pointers + 2 * worker
+            totals += _workers_values(own, block, left, factor, BUCKET, EXPONENTIAL, LEVELS, BITS, TILES)
+    target = float_pointer(tl.load(row + TARGET), KIND, False) + block * COUNT
+    write_tiles(target, totals, left, KIND, TILES)
 
 
 @triton.jit
 def _workers_values(
     pointers, block, left, factor,
     BUCKET: tl.constexpr, EXPONENTIAL: tl.constexpr, LEVELS: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr,
-    WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One worker's values of a program's tiles, by row."""
-    ALIKE: tl.constexpr = rows_alike(BUCKET, 32)
+    """One worker's values of a program's elements."""
+    source = tl.load(pointers).to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW)
+    codes = read_codes(source, ((left + (ROW - 1)) // ROW * BITS + 31) // 32, BITS, TILES)
     norms = tl.load(pointers + 1).to(tl.pointer_type(tl.float32))
-    word_rows = ((left + (ROW - 1)) // ROW * BITS + 31) // 32
-    codes = tiles_codes(tl.load(pointers), block, word_rows, BITS, TILES, WHOLE)
-    tile = tl.arange(0, TILES)[:, None]
-    first_row = (block * (TILES * 32)).to(tl.int32)
-    found = ()
-    for number in tl.static_range(32):
-        if number % ALIKE == 0:
-            scales = _scales(norms, first_row, tile * 32 + number, left, factor, BUCKET, LEVELS, WHOLE)
-        digits = _digits(codes[number], BITS)
-        if EXPONENTIAL:
-            values = _exponential_values(digits, BITS)
-        else:
-            values = digits.to(tl.float32)
-        found = found + (values * scales,)
-    return found
+    digits = _digits(codes, BITS)
+    if EXPONENTIAL:
+        values = _exponential_values(digits, BITS)
+    else:
+        values = digits.to(tl.float32)
+    return values * _scales(norms, block * (TILES * TILE), left, factor, BUCKET, LEVELS, TILES)
 
 
 @triton.jit
 def _scales(
-    norms, first_row, own, left, factor,
-    BUCKET: tl.constexpr, LEVELS: tl.constexpr, WHOLE: tl.constexpr,
+    norms, first, left, factor,
+    BUCKET: tl.constexpr, LEVELS: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr = TILE,
 ):  # fmt: skip
-    """The value of a level in each of the rows ``own`` of a program whose first row is ``first_row``."""
-    buckets = (first_row + own) // (BUCKET // ROW)
-    own_norms = tl.load(norms + buckets, mask=below(own * ROW, left, WHOLE), other=0.0)
-    return decoding_scales(own_norms, factor, LEVELS)
-
-
-@triton.jit
-def tiles_codes(address, block, word_rows, BITS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr):
-    """The codes of a program's tiles by row, uint32, from dense streams of bits, one a lane.
-
-    The program has ``word_rows`` rows of words.
-    """
-    tile = tl.arange(0, TILES)[:, None]
-    at = tile * (BITS * ROW) + tl.arange(0, ROW)[None, :]
-    source = address.to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW) + at
-    words = ()
-    for number in tl.static_range(BITS):
-        is_there = tl.broadcast_to(below(tile * BITS + number, word_rows, WHOLE), [TILES, ROW])
-        words = words + (tl.load(source + number * ROW, mask=is_there, other=0),)
-    codes = ()
-    for number in tl.static_range(32):
-        own = words[number * BITS // 32] >> (number * BITS % 32)
-        if number * BITS % 32 + BITS > 32:
-            own = own | (words[number * BITS // 32 + 1] << (32 - number * BITS % 32))
-        codes = codes + (own & (2**BITS - 1),)
-    return codes
+    """The value of a level in each of a program's rows, ``[TILES, 32, 32]``."""
+    return of_rows(decoding_scales(read_norms(norms, first, left, BUCKET, TILES, SIZE), factor, LEVELS))
 
 
 @triton.jit

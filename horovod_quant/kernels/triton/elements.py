@@ -4,8 +4,6 @@ float32 arithmetic with one rounding an operation; launches forbid fused multipl
 are not finite are told by their bits, because a GPU's arithmetic changes the sign of a NaN.
 """
 
-import math
-
 import triton
 import triton.language as tl
 
@@ -235,21 +233,6 @@ def _absorb(state, value):
     state = (state ^ (state >> 30)) * _MIX_1
     state = (state ^ (state >> 27)) * _MIX_2
     return state ^ (state >> 31)
-
-
-# ---- rows of a bucket ---------------------------------------------------------------------------------------------
-
-
-@triton.constexpr_function
-def rows_alike(bucket, rows):
-    """How many consecutive rows are of one bucket at least, in each group of ``rows`` rows of a tensor."""
-    return math.gcd(bucket // layout.ROW, rows)
-
-
-@triton.constexpr_function
-def words_of_a_tile(width):
-    """How many rows of words with digits make a tile, of 32 rows of elements or a few less."""
-    return max(1, 32 // (32 // width))
 
 
 # ---- norms -------------------------------------------------------------------------------------------------------

@@ -12,19 +12,22 @@ from horovod_quant.kernels.triton.elements import (
     ABS,
     ONE_BITS,
     ROW,
-    below,
+    TILE,
     elements_left,
     float_pointer,
-    hash_input,
+    hash32,
     hash_key,
-    hash_of,
-    hash_step,
     inverse_norms,
     place,
-    read,
-    read_values,
-    rows_alike,
+)
+from horovod_quant.kernels.triton.tiles import (
+    of_rows,
+    read_norms,
+    read_tiles,
+    rows_offsets,
+    tiles_offsets,
     words_of_a_tile,
+    write_codes,
 )
 
 
@@ -38,46 +41,41 @@ def encode_sum(
     COUNT: tl.constexpr = TILES * words_of_a_tile(WIDTH) * (32 // WIDTH) * ROW
     row, block = place(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
-    if left == COUNT:
-        _encode_sum(row, block, left, KIND, ALIGNED, BUCKET, LIMIT, FRACTION, WIDTH, TILES, WHOLE=True)
-    else:
-        _encode_sum(row, block, left, KIND, ALIGNED, BUCKET, LIMIT, FRACTION, WIDTH, TILES, WHOLE=False)
+    FIELDS: tl.constexpr = 32 // WIDTH
+    WORDS: tl.constexpr = words_of_a_tile(WIDTH)
+    SIZE: tl.constexpr = WORDS * FIELDS * ROW
+    first = block * COUNT
+    source = float_pointer(tl.load(row + SOURCE), KIND, False) + first
+    x = read_tiles(source, left, KIND, TILES, VALUES=True, SIZE=SIZE)
+    inverse = _inverses(row, first, left, BUCKET, LIMIT, TILES, SIZE)
+    random = hash32(tiles_offsets(TILES, SIZE) + rows_offsets(), *hash_key(row, first))
+    digits = uniform_digits(x, inverse, random, LIMIT, FRACTION).to(tl.uint32, bitcast=True)
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * WORDS * ROW)
+    _write_sum(target, digits, left, WIDTH, TILES)
 
 
 @triton.jit
-def _encode_sum(
-    row, block, left,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr,
-    LIMIT: tl.constexpr, FRACTION: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
-    WHOLE: tl.constexpr,
-):  # fmt: skip
+def _write_sum(target, digits, left, WIDTH: tl.constexpr, TILES: tl.constexpr):
+    """Adds the digits of each word's rows, each in its place."""
     FIELDS: tl.constexpr = 32 // WIDTH
     WORDS: tl.constexpr = words_of_a_tile(WIDTH)
-    ALIKE: tl.constexpr = rows_alike(BUCKET, WORDS * FIELDS)
-    first = block * (TILES * WORDS * FIELDS * ROW)
-    norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32))
-    k0, k1, factor, addend, flip = hash_key(row, first)
-    first_row = (first // ROW).to(tl.int32)
-    tile = tl.arange(0, TILES)[:, None]
-    lane = tl.arange(0, ROW)[None, :]
-    offsets = tile * (WORDS * FIELDS * ROW) + lane
-    source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first + offsets
-    h = hash_input(offsets, k0)
-    target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * WORDS * ROW)
-    target = target + (tile * (WORDS * ROW) + lane)
-    words = tl.zeros([TILES, ROW], tl.uint32)
-    for number in tl.static_range(WORDS * FIELDS):
-        if number % ALIKE == 0:
-            own = tile * (WORDS * FIELDS) + number
-            inverse = _inverses(norms, first_row, own, left, BUCKET, LIMIT, WHOLE)
-        x = read_values(source, number * ROW, below(offsets + number * ROW, left, WHOLE), KIND)
-        random = hash_of(h + hash_step(number * ROW), k1, factor, addend, flip)
-        digits = uniform_digits(x, inverse, random, LIMIT, FRACTION)
-        words = words + (digits.to(tl.uint32, bitcast=True) << (WIDTH * (number % FIELDS)))
-        if number % FIELDS == FIELDS - 1:
-            used = below(offsets - lane + (number - FIELDS + 1) * ROW, left, WHOLE)
-            tl.store(target + number // FIELDS * ROW, words, mask=used)
-            words = tl.zeros([TILES, ROW], tl.uint32)
+    number = tl.arange(0, 32)[None, :, None]
+    parts = digits << (number % FIELDS * WIDTH).to(tl.uint32)
+    if WORDS * FIELDS == 32:
+        tile = tl.arange(0, TILES)[:, None, None]
+        lane = tl.arange(0, ROW)[None, None, :]
+        word = tile * WORDS + tl.arange(0, WORDS)[None, :, None]
+        words = tl.sum(tl.reshape(parts, [TILES, WORDS, FIELDS, ROW]), axis=2)
+        used = tl.broadcast_to(word * (FIELDS * ROW) < left, [TILES, WORDS, ROW])
+        tl.store(target + (word * ROW + lane), words, mask=used)
+    else:
+        tile = tl.arange(0, TILES)[:, None]
+        lane = tl.arange(0, ROW)[None, :]
+        for own in tl.static_range(WORDS):
+            words = tl.sum(tl.where(number // FIELDS == own, parts, 0), axis=1)
+            word = tile * WORDS + own
+            used = tl.broadcast_to(word * (FIELDS * ROW) < left, [TILES, ROW])
+            tl.store(target + (word * ROW + lane), words, mask=used)
 
 
 @triton.jit
@@ -90,66 +88,26 @@ def encode_codes(
     COUNT: tl.constexpr = TILES * 32 * ROW
     row, block = place(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
-    if left == COUNT:
-        _encode_codes(
-            row, block, left, KIND, ALIGNED, BUCKET, EXPONENTIAL, LIMIT, FRACTION, BITS, TILES, WHOLE=True
-        )  # fmt: skip
+    first = block * COUNT
+    source = float_pointer(tl.load(row + SOURCE), KIND, False) + first
+    x = read_tiles(source, left, KIND, TILES, VALUES=not EXPONENTIAL)
+    inverse = _inverses(row, first, left, BUCKET, LIMIT, TILES)
+    random = hash32(tiles_offsets(TILES) + rows_offsets(), *hash_key(row, first))
+    if EXPONENTIAL:
+        codes = exponential_codes(x, inverse, random, tl.load(row + MIRROR).to(tl.uint32), BITS)
     else:
-        _encode_codes(
-            row, block, left, KIND, ALIGNED, BUCKET, EXPONENTIAL, LIMIT, FRACTION, BITS, TILES, WHOLE=False
-        )  # fmt: skip
-
-
-@triton.jit
-def _encode_codes(
-    row, block, left,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, EXPONENTIAL: tl.constexpr,
-    LIMIT: tl.constexpr, FRACTION: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr,
-    WHOLE: tl.constexpr,
-):  # fmt: skip
-    ALIKE: tl.constexpr = rows_alike(BUCKET, 32)
-    first = block * (TILES * 32 * ROW)
-    norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32))
-    mirror = tl.load(row + MIRROR).to(tl.uint32)
-    word_rows = ((left + (ROW - 1)) // ROW * BITS + 31) // 32
-    k0, k1, factor, addend, flip = hash_key(row, first)
-    first_row = (first // ROW).to(tl.int32)
-    tile = tl.arange(0, TILES)[:, None]
-    lane = tl.arange(0, ROW)[None, :]
-    offsets = tile * (32 * ROW) + lane
-    source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first + offsets
+        codes = codes_of_digits(uniform_digits(x, inverse, random, LIMIT, FRACTION), BITS)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW)
-    target = target + (tile * (BITS * ROW) + lane)
-    h = hash_input(offsets, k0)
-    words = tl.zeros([TILES, ROW], tl.uint32)
-    for number in tl.static_range(32):
-        if number % ALIKE == 0:
-            inverse = _inverses(norms, first_row, tile * 32 + number, left, BUCKET, LIMIT, WHOLE)
-        inside = below(offsets + number * ROW, left, WHOLE)
-        random = hash_of(h + hash_step(number * ROW), k1, factor, addend, flip)
-        if EXPONENTIAL:
-            x = read(source, number * ROW, inside, KIND)
-            codes = exponential_codes(x, inverse, random, mirror, BITS)
-        else:
-            x = read_values(source, number * ROW, inside, KIND)
-            codes = codes_of_digits(uniform_digits(x, inverse, random, LIMIT, FRACTION), BITS)
-        words = words | (codes << (number * BITS % 32))
-        if number * BITS % 32 + BITS >= 32:
-            used = below(tile * BITS + number * BITS // 32, word_rows, WHOLE)
-            tl.store(target + number * BITS // 32 * ROW, words, mask=tl.broadcast_to(used, words.shape))
-            if number * BITS % 32 + BITS > 32:
-                words = codes >> (32 - number * BITS % 32)
-            else:
-                words = tl.zeros([TILES, ROW], tl.uint32)
+    write_codes(target, codes, ((left + (ROW - 1)) // ROW * BITS + 31) // 32, BITS, TILES)
 
 
 @triton.jit
 def _inverses(
-    norms, first_row, own, left, BUCKET: tl.constexpr, NUMERATOR: tl.constexpr, WHOLE: tl.constexpr
-):
-    """The inverse norm of each of the rows ``own`` of a program whose first row is ``first_row``."""
-    buckets = (first_row + own) // (BUCKET // ROW)
-    return inverse_norms(tl.load(norms + buckets, mask=below(own * ROW, left, WHOLE), other=0.0), NUMERATOR)
+    row, first, left, BUCKET: tl.constexpr, NUMERATOR: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr = TILE
+):  # fmt: skip
+    """The inverse norms of a program's rows, ``[TILES, 32, 32]``."""
+    norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32))
+    return of_rows(inverse_norms(read_norms(norms, first, left, BUCKET, TILES, SIZE), NUMERATOR))
 
 
 @triton.jit

@@ -37,28 +37,30 @@ from horovod_quant.kernels.triton.arguments import (
     result,
     typed,
 )
-from horovod_quant.kernels.triton.elements import words_of_a_tile
 from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, Job, Kernel, run, settle
+from horovod_quant.kernels.triton.tiles import words_of_a_tile
 
 MAX_LEVELS = 2**15 - 1
 
 # How much a program of four warps takes.
 _ROWS = 128  # of elements, to decode signs
-_SUM_TILES = 4  # of digits: a row of each is an element a thread, ...
+_SUM_TILES = 4  # of digits: one for each warp, ...
 _CODE_TILES = 4  # ... and of codes
+_DECODED_TILES = 1  # by a program of one warp: the words of several workers take many registers
 _BUCKETS_TO_ADD = 16
 _LARGEST_BUCKET = MAX_ELEMENTS + 1  # for larger ones Triton's integers are too short
 _CHUNK = 1024  # elements of a bucket at a time, and ...
 _ELEMENTS_TO_COMPARE = 4096  # ... of all buckets of a program
 _TILES = 2  # of single bits
+_REGISTERS = 80  # of an encoder's thread: enough for its elements, and for six programs at a time
 
 _bucket_maxima = Kernel(norms.bucket_maxima)
 _bucket_square_sums = Kernel(norms.bucket_square_sums)
 _bucket_sums = Kernel(norms.bucket_sums)
-_encode_sum = Kernel(encoding.encode_sum)
-_encode_codes = Kernel(encoding.encode_codes)
+_encode_sum = Kernel(encoding.encode_sum, maxnreg=_REGISTERS)
+_encode_codes = Kernel(encoding.encode_codes, maxnreg=_REGISTERS)
 _decode_sum = Kernel(decoding.decode_sum)
-_decode_codes = Kernel(decoding.decode_codes)
+_decode_codes = Kernel(decoding.decode_codes, num_warps=1)
 _binarize = Kernel(one_bit.binarize)
 _vote = Kernel(one_bit.vote)
 _decode_signs = Kernel(one_bit.decode_signs)
@@ -374,13 +376,15 @@ def _decoded_codes(words, norms, bucket_size, bits, factor, out, **constants):
     ]
     run(
         _decode_codes,
-        Job(len(out), _CODE_TILES * TILE, {"target": out, "factor": float_entry(factor)}, pointers=pointers),
+        Job(
+            len(out), _DECODED_TILES * TILE, {"target": out, "factor": float_entry(factor)}, pointers=pointers
+        ),
         **_shape(out),
         **constants,
         BUCKET=min(bucket_size, _LARGEST_BUCKET),
         BITS=bits,
         WORKERS=len(words),
-        TILES=_CODE_TILES,
+        TILES=_DECODED_TILES,
     )
     return out
 

@@ -1,10 +1,9 @@
 """Buckets in registers: signs and Walsh-Hadamard transforms for the kernels of rotations.
 
-A bucket is 32 rows of 32 elements. Rows are loaded and stored as tensors ``[TILES, 32]``. With as many warps a program
-Triton gives each element of such a tensor a thread: a warp has a bucket, and its thread i element i of each row. Rows
-that are stacked to ``[TILES, 32, 32]``, lanes before rows, add registers to each thread and move nothing. Butterflies
-of rows are then a thread's own, those of elements in a row are exchanges in the warp, and so is the tree of a sum over
-the 32 lanes. Other numbers of warps are slower; the bits are the same.
+A bucket is 32 rows of 32 elements, and tensors are ``[TILES, 32, 32]`` as in `tiles`. A warp has a bucket, and
+a thread an element of each row. Butterflies of rows are then a thread's own, those of elements in a row are exchanges
+in the warp, and so is the tree of a sum over the 32 lanes. A program is one warp: with more of them Triton would move
+what loops keep through shared memory. The bits are the same.
 """
 
 # mypy: disable-error-code="assignment"
@@ -25,50 +24,27 @@ def _low_columns(distance):
 
 
 @triton.jit
-def stacked(rows):
-    """``[TILES, 32, 32]`` of 32 rows ``[TILES, 32]``."""
-    for stage in tl.static_range(5):
-        found = ()
-        for row in tl.static_range(16 >> stage):
-            found = found + (tl.join(rows[row], rows[row + (16 >> stage)]),)
-        rows = found
-    return tl.reshape(rows[0], [rows[0].shape[0], ROW, ROWS])
-
-
-@triton.jit
-def rows_of(x):
-    """The opposite of `stacked`: the 32 rows."""
-    rows = (tl.reshape(x, [x.shape[0], ROW, 2, 2, 2, 2, 2]),)
-    for stage in tl.static_range(5):
-        even, odd = (), ()
-        for row in tl.static_range(1 << stage):
-            low, high = tl.split(rows[row])
-            even, odd = even + (low,), odd + (high,)
-        rows = even + odd
-    return rows
-
-
-@triton.jit
 def exchanged(x, DISTANCE: tl.constexpr):
     """Of each element the one of its row whose number differs in the bit ``DISTANCE``."""
     partner = tl.arange(0, ROW) ^ DISTANCE
     if len(x.shape) == 2:
         index = tl.broadcast_to(partner[None, :], x.shape)
     else:
-        index = tl.broadcast_to(partner[None, :, None], x.shape)
-    return tl.gather(x, index, axis=1)
+        index = tl.broadcast_to(partner[None, None, :], x.shape)
+    return tl.gather(x, index, axis=len(x.shape) - 1)
 
 
 @triton.jit
 def looked_up(values, index):
     """Elements of a row of 32 values, the same for all rows, by their numbers."""
-    return tl.gather(tl.broadcast_to(values[:, :, None], index.shape), index.to(tl.int32), axis=1)
+    return tl.gather(tl.broadcast_to(values[:, None, :], index.shape), index.to(tl.int32), axis=2)
 
 
 @triton.jit
 def lane_sums(terms):
-    """`horovod_quant.kernels.rotation.lane_sums` of stacked rows: eight rows at a time in float32, then in float64."""
-    x = tl.reshape(terms, [terms.shape[0], ROW, 4, 2, 2, 2])
+    """`horovod_quant.kernels.rotation.lane_sums`: eight rows at a time in float32, then in float64."""
+    TILES: tl.constexpr = terms.shape[0]
+    x = tl.permute(tl.reshape(terms, [TILES, 4, 2, 2, 2, ROW]), (0, 5, 1, 2, 3, 4))
     even, odd = tl.split(x)
     x04, x26 = tl.split(even)
     x15, x37 = tl.split(odd)
@@ -77,7 +53,7 @@ def lane_sums(terms):
     x2, x6 = tl.split(x26)
     x3, x7 = tl.split(x37)
     eights = ((((((x0 + x1) + x2) + x3) + x4) + x5) + x6) + x7
-    even, odd = tl.split(tl.reshape(eights.to(tl.float64), [terms.shape[0], ROW, 2, 2]))
+    even, odd = tl.split(tl.reshape(eights.to(tl.float64), [TILES, ROW, 2, 2]))
     sum_0, sum_2 = tl.split(even)
     sum_1, sum_3 = tl.split(odd)
     return _sum_over_lanes(((sum_0 + sum_1) + sum_2) + sum_3)
@@ -94,14 +70,14 @@ def _sum_over_lanes(lanes):
 
 
 @triton.jit
-def random_signs(NUMBER: tl.constexpr, k0, k1, factor, addend, flip, TILES: tl.constexpr):
+def random_signs(number, k0, k1, factor, addend, flip, TILES: tl.constexpr):
     """The random signs of the first or the second round: bit r of an element's word negates that of row r.
 
     A row's hash has the bits of its elements. Thread r makes that of row r, and the warp transposes them.
     """
     lane = tl.arange(0, ROW)[None, :]
     rows = tl.arange(0, TILES)[:, None] * ROWS + lane
-    words = hash32(2 * rows + NUMBER, k0, k1, factor, addend, flip)
+    words = hash32(2 * rows + number, k0, k1, factor, addend, flip)
     words = _blocks_swapped(words, 16)
     words = _blocks_swapped(words, 8)
     words = _blocks_swapped(words, 4)
@@ -122,24 +98,30 @@ def _blocks_swapped(words, DISTANCE: tl.constexpr):
 
 @triton.jit
 def signed(x, signs):
-    """Stacked rows, negated where `random_signs` says so."""
-    row = tl.arange(0, ROWS).to(tl.uint32)[None, None, :]
-    bits = x.to(tl.uint32, bitcast=True) ^ ((signs[:, :, None] << (31 - row)) & 0x80000000)
+    """Buckets, negated where `random_signs` says so."""
+    row = tl.arange(0, ROWS).to(tl.uint32)[None, :, None]
+    bits = x.to(tl.uint32, bitcast=True) ^ ((signs[:, None, :] << (31 - row)) & 0x80000000)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def transformed(x, sizes, WHOLE: tl.constexpr):
+def transformed(x, sizes, left):
     """The Walsh-Hadamard transform of buckets of ``sizes`` coordinates, powers of two from 32 on; the others are 0.
+
+    There are ``left`` elements.
 
     A sum within a row is ``(a + b, a - b)`` by one rounding: times 1 or -1, plus the other one.
     """
     for stage in tl.static_range(5):
-        upper = ((tl.arange(0, ROW) & 2**stage) != 0)[None, :, None]
+        upper = ((tl.arange(0, ROW) & 2**stage) != 0)[None, None, :]
         sign = tl.broadcast_to(tl.where(upper, -1.0, 1.0), x.shape)
         x = tl.fma(x, sign, exchanged(x, 2**stage))
-    for stage in tl.static_range(5):
-        x = _rows_added(x, sizes, 2**stage, WHOLE)
+    if left == x.shape[0] * TILE:
+        for stage in tl.static_range(5):
+            x = _rows_added(x, sizes, 2**stage, True)
+    else:
+        for stage in tl.static_range(5):
+            x = _rows_added(x, sizes, 2**stage, False)
     return x
 
 
@@ -147,13 +129,13 @@ def transformed(x, sizes, WHOLE: tl.constexpr):
 def _rows_added(x, sizes, DISTANCE: tl.constexpr, WHOLE: tl.constexpr):
     """``(a + b, a - b)`` of rows at this distance, in buckets with more coordinates than that."""
     TILES: tl.constexpr = x.shape[0]
-    pairs = tl.reshape(x, [TILES, ROW, ROWS.value // (2 * DISTANCE), 2, DISTANCE])
-    a, b = tl.split(tl.permute(pairs, (0, 1, 2, 4, 3)))
+    pairs = tl.reshape(x, [TILES, ROWS.value // (2 * DISTANCE), 2, DISTANCE, ROW])
+    a, b = tl.split(tl.permute(pairs, (0, 1, 3, 4, 2)))
     low, high = a + b, a - b
     if not WHOLE:
         takes_part = (sizes > ROW * DISTANCE)[:, :, None, None]
         low, high = tl.where(takes_part, low, a), tl.where(takes_part, high, b)
-    return tl.reshape(tl.permute(tl.join(low, high), (0, 1, 2, 4, 3)), [TILES, ROW, ROWS])
+    return tl.reshape(tl.permute(tl.join(low, high), (0, 1, 4, 2, 3)), [TILES, ROWS, ROW])
 
 
 @triton.jit

@@ -279,12 +279,29 @@ def launch_all(launches: Sequence[Launch]) -> None:
 # ---- kernels -----------------------------------------------------------------------------------------------------
 
 
-class Kernel:
-    """A Triton kernel whose first two arguments are a table and the tensors' numbers; the others are constants."""
+_kernels: list[Kernel] = []
 
-    def __init__(self, function: Any) -> None:
+
+@functools.lru_cache(maxsize=1)
+def fix_cache_keys() -> None:
+    """Has Triton compute all kernels' keys in one order: they depend on it, and its cache on disk is found by them."""
+    if not INTERPRETED:
+        for kernel in sorted(_kernels, key=lambda each: (each.function.__module__, each.function.__name__)):
+            kernel.function.cache_key  # noqa: B018
+
+
+class Kernel:
+    """A Triton kernel whose first two arguments are a table and the tensors' numbers; the others are constants.
+
+    Attributes:
+        options: of its compilation.
+    """
+
+    def __init__(self, function: Any, **options: Any) -> None:
         self.function = function
-        self._launcher = Launcher(function, OPTIONS)
+        self.options = {**OPTIONS, **options}
+        self._launcher = Launcher(function, self.options)
+        _kernels.append(self)
 
     def __call__(self, jobs: Launch | Sequence[Job], constants: Mapping[str, Any]) -> None:
         if not isinstance(jobs, Launch):
@@ -308,8 +325,9 @@ class Kernel:
         owners = _owners(jobs.programs(), device, stream)
         if device.type != "cuda":
             table = uploaded.tensor(number)
-            self.function[(owners.total,)](table, owners.tensor, **constants, **OPTIONS)
+            self.function[(owners.total,)](table, owners.tensor, **constants, **self.options)
             return
+        fix_cache_keys()
         self._launcher.launch(
             owners.total,
             (uploaded.address(number), owners.address),

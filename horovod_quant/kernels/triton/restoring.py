@@ -7,30 +7,26 @@ import triton
 import triton.language as tl
 
 from horovod_quant.kernels.triton.columns import FACTOR, POINTERS, START, TARGET
-from horovod_quant.kernels.triton.decoding import tiles_codes
 from horovod_quant.kernels.triton.elements import (
     ROW,
     TILE,
-    below,
     elements_left,
     float_bits,
     float_pointer,
     place,
     signs_key,
-    write,
 )
 from horovod_quant.kernels.triton.hadamard import (
     ROWS,
     coordinates,
     looked_up,
     random_signs,
-    rows_of,
     signed,
     sizes_of,
-    stacked,
     transformed,
 )
 from horovod_quant.kernels.triton.rotation import level
+from horovod_quant.kernels.triton.tiles import read_codes, write_tiles
 from horovod_quant.kernels.triton.trellis import ascending_levels
 
 KEY_ENTRIES = tl.constexpr(6)
@@ -49,57 +45,43 @@ def add_rotated(
     """
     row, block = place(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
-    if left == TILES * TILE:
-        _add_rotated(table, row, block, left, KIND, ALIGNED, BITS, TRELLIS, WORKERS, TILES, WHOLE=True)
-    else:
-        _add_rotated(table, row, block, left, KIND, ALIGNED, BITS, TRELLIS, WORKERS, TILES, WHOLE=False)
-
-
-@triton.jit
-def _add_rotated(
-    table, row, block, left,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, TRELLIS: tl.constexpr, WORKERS: tl.constexpr,
-    TILES: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
     first = block * (TILES * TILE)
     index = 2 * ((tl.load(row + START) + first) // ROW)
     factor = float_bits(tl.load(row + FACTOR))
     pointers = table + tl.load(row + POINTERS)
-    totals = _workers_values(pointers, index, block, left, factor, BITS, TRELLIS, TILES, WHOLE)
-    for worker in range(1, WORKERS):
+    # Minus zero plus a number is the number, and has its sign.
+    totals = tl.full([TILES, ROWS, ROW], 0x80000000, tl.uint32).to(tl.float32, bitcast=True)
+    for worker in range(WORKERS):
         own = pointers + (2 + KEY_ENTRIES) * worker
-        totals = totals + _workers_values(own, index, block, left, factor, BITS, TRELLIS, TILES, WHOLE)
-    rows = rows_of(totals)
-    offsets = tl.arange(0, TILES)[:, None] * TILE + tl.arange(0, ROW)[None, :]
-    target = float_pointer(tl.load(row + TARGET), KIND, ALIGNED) + first + offsets
-    for number in tl.static_range(ROWS):
-        write(target, number * ROW, rows[number], below(offsets + number * ROW, left, WHOLE), KIND)
+        totals = totals + _workers_values(own, index, block, left, factor, BITS, TRELLIS, TILES)
+    target = float_pointer(tl.load(row + TARGET), KIND, False) + first
+    write_tiles(target, totals, left, KIND, TILES)
 
 
 @triton.jit
 def _workers_values(
     pointers, index, block, left, factor,
-    BITS: tl.constexpr, TRELLIS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr,
+    BITS: tl.constexpr, TRELLIS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """One worker's elements, stacked rows."""
+    """One worker's elements."""
     count = coordinates(left)
     sizes = sizes_of(count, TILES)
-    codes = stacked(
-        tiles_codes(tl.load(pointers), block, (count // ROW * BITS + 31) // 32, BITS, TILES, WHOLE)
-    )
+    source = tl.load(pointers).to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW)
+    codes = read_codes(source, (count // ROW * BITS + 31) // 32, BITS, TILES)
     if TRELLIS:
         x = _trellis_values(codes, BITS, TILES)
     else:
         x = _values(codes, BITS, TILES)
-    if not WHOLE:
-        x = tl.where((tl.arange(0, ROWS) * ROW)[None, None, :] < sizes[:, :, None], x, 0.0)
+    if left != TILES * TILE:
+        x = tl.where((tl.arange(0, ROWS) * ROW)[None, :, None] < sizes[:, None, :], x, 0.0)
     k0, k1, turn, addend, flip = signs_key(pointers + 2, index)
-    x = signed(transformed(x, sizes, WHOLE), random_signs(1, k0, k1, turn, addend, flip, TILES))
-    x = signed(transformed(x, sizes, WHOLE), random_signs(0, k0, k1, turn, addend, flip, TILES))
+    for number in range(2):
+        signs = random_signs(1 - number, k0, k1, turn, addend, flip, TILES)
+        x = signed(transformed(x, sizes, left), signs)
     tile = tl.arange(0, TILES)[:, None]
     scales = tl.load(pointers + 1).to(tl.pointer_type(tl.float32)) + block * TILES
-    units = tl.load(scales + tile, mask=below(tile * TILE, left, WHOLE), other=0.0) * factor
-    return x * units[:, :, None]
+    units = tl.load(scales + tile, mask=tile * TILE < left, other=0.0) * factor
+    return x * units[:, None, :]
 
 
 @triton.jit
@@ -123,12 +105,9 @@ def _values(codes, BITS: tl.constexpr, TILES: tl.constexpr):
 @triton.jit
 def _trellis_values(codes, BITS: tl.constexpr, TILES: tl.constexpr):
     """The same of codes whose levels depend on those of the two rows before."""
-    rows = rows_of(codes)
-    zeros = tl.zeros([TILES, ROW], tl.uint32)
-    places = (zeros, (rows[1] >> 1) * 4 + ((rows[0] & 1) | ((rows[1] & 1) << 1)))
-    for number in tl.static_range(2, 32):
-        subset = (rows[number - 1] & 1) | (((rows[number] ^ rows[number - 2]) & 1) << 1)
-        places = places + ((rows[number] >> 1) * 4 + subset,)
-    others = looked_up(ascending_levels(4, BITS, TILES), stacked(places))
-    is_first = (tl.arange(0, ROWS) == 0)[None, None, :]
+    row = tl.arange(0, ROWS).to(tl.uint32)[None, :, None]
+    paths = tl.sum((codes & 1) << row, axis=1)[:, None, :]
+    subset = (((paths << 1) >> row) & 1) | ((((paths ^ (paths << 2)) >> row) & 1) << 1)
+    others = looked_up(ascending_levels(4, BITS, TILES), (codes >> 1) * 4 + subset)
+    is_first = (tl.arange(0, ROWS) == 0)[None, :, None]
     return tl.where(is_first, looked_up(ascending_levels(2, BITS, TILES), codes), others)

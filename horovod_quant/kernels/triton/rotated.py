@@ -21,16 +21,17 @@ from horovod_quant.kernels.triton.arguments import (
     result,
     typed,
 )
-from horovod_quant.kernels.triton.launching import Entry, Job, Kernel, run
+from horovod_quant.kernels.triton.launching import INTERPRETED, Entry, Job, Kernel, run
 
-# Tiles that a program takes. Where a bucket is in the registers of a warp: one for each of its four warps.
-_IN_REGISTERS = 4
+IN_REGISTERS = 4 if INTERPRETED else 1
+"""Tiles of a program whose only warp has a bucket in its registers; the interpreter is faster with some of them."""
+
 _ROUNDED = 16
 
-_encode_rotated = Kernel(rotation.encode_rotated)
-_rotate = Kernel(rotation.rotate)
+_encode_rotated = Kernel(rotation.encode_rotated, num_warps=1)
+_rotate = Kernel(rotation.rotate, num_warps=1)
 _round_to_trellis = Kernel(rotation.round_to_trellis)
-_add_rotated = Kernel(restoring.add_rotated)
+_add_rotated = Kernel(restoring.add_rotated, num_warps=1)
 
 
 class KeyOfWord(NamedTuple):
@@ -75,11 +76,11 @@ def encode_rotated(
     entries = {"source": x, "target": words, "scale": scales, "start": start}
     run(
         _encode_rotated,
-        Job(len(x), _IN_REGISTERS * TILE, entries, ("target", "scale"), _entries_of(key)),
+        Job(len(x), IN_REGISTERS * TILE, entries, ("target", "scale"), _entries_of(key)),
         KIND=KINDS[x.dtype],
         ALIGNED=aligned(x),
         BITS=bits,
-        TILES=_IN_REGISTERS,
+        TILES=IN_REGISTERS,
     )
     return words, scales
 
@@ -95,10 +96,10 @@ def _encode_to_trellis(
     entries = {"source": x, "target": z, "norms": units, "squares": squares, "start": start}
     run(
         _rotate,
-        Job(len(x), _IN_REGISTERS * TILE, entries, ("target", "norms", "squares"), _entries_of(key)),
+        Job(len(x), IN_REGISTERS * TILE, entries, ("target", "norms", "squares"), _entries_of(key)),
         KIND=KINDS[x.dtype],
         ALIGNED=aligned(x),
-        TILES=_IN_REGISTERS,
+        TILES=IN_REGISTERS,
     )
     entries = {"source": z, "norms": units, "squares": squares, "target": words, "scale": scales}
     run(
@@ -143,13 +144,13 @@ def add_rotated(
     entries = {"target": out, "start": start, "factor": float_entry(factor)}
     run(
         _add_rotated,
-        Job(len(out), _IN_REGISTERS * TILE, entries, pointers=pointers),
+        Job(len(out), IN_REGISTERS * TILE, entries, pointers=pointers),
         KIND=KINDS[out.dtype],
         ALIGNED=aligned(out),
         BITS=bits,
         TRELLIS=trellis,
         WORKERS=len(words),
-        TILES=_IN_REGISTERS,
+        TILES=IN_REGISTERS,
     )
     return out
 

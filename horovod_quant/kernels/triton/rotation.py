@@ -21,22 +21,19 @@ from horovod_quant.kernels.triton.elements import (
     elements_left,
     float_pointer,
     place,
-    read_values,
     signs_key,
 )
 from horovod_quant.kernels.triton.hadamard import (
-    ROWS,
     coordinates,
     lane_sums,
     looked_up,
     random_signs,
-    rows_of,
     signed,
     sizes_of,
-    stacked,
     transformed,
 )
 from horovod_quant.kernels.triton.norms import sum_of_lanes
+from horovod_quant.kernels.triton.tiles import read_tiles, write_codes, write_tiles
 from horovod_quant.kernels.triton.trellis import write_trellis_codes
 
 _LARGEST_SHIFT = tl.constexpr(rotation.LARGEST_SHIFT)
@@ -64,53 +61,31 @@ def encode_rotated(
     """Packed codes, and the buckets' scales. A program takes ``TILES`` buckets. The list of pointers holds the key."""
     row, block = place(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
-    if left == TILES * TILE:
-        _encode_rotated(table, row, block, left, KIND, ALIGNED, BITS, TILES, WHOLE=True)
-    else:
-        _encode_rotated(table, row, block, left, KIND, ALIGNED, BITS, TILES, WHOLE=False)
-
-
-@triton.jit
-def _encode_rotated(
-    table, row, block, left,
-    KIND: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    z, units, squares = _rotated(table, row, block, left, KIND, ALIGNED, TILES, WHOLE)
-    tile = tl.arange(0, TILES)[:, None]
+    z, units, squares = _rotated(table, row, block, left, KIND, TILES)
     lane = tl.arange(0, ROW)[None, :]
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW)
-    target = target + (tile * (BITS * ROW) + lane)
     word_rows = (coordinates(left) // ROW * BITS + 31) // 32
     levels = tl.zeros([TILES, ROW], tl.float32)
     for i in tl.static_range(2 ** (BITS - 1)):
         levels = tl.where(lane == i, level(BITS, i), levels)
-    index = _nearest(tl.abs(z), units[:, :, None], BITS)
+    index = _nearest(tl.abs(z), units[:, None, :], BITS)
     products = lane_sums(tl.abs(z) * _level_of(index, levels, BITS))
-    codes = rows_of(index | tl.where(z < 0.0, 2 ** (BITS - 1), 0).to(tl.uint32))
-    words = tl.zeros([TILES, ROW], tl.uint32)
-    for number in tl.static_range(ROWS):
-        words = words | (codes[number] << (number * BITS % 32))
-        if number * BITS % 32 + BITS >= 32:
-            used = below(tile * BITS + number * BITS // 32, word_rows, WHOLE)
-            tl.store(target + number * BITS // 32 * ROW, words, mask=tl.broadcast_to(used, words.shape))
-            if number * BITS % 32 + BITS > 32:
-                words = codes[number] >> (32 - number * BITS % 32)
-            else:
-                words = tl.zeros([TILES, ROW], tl.uint32)
+    codes = index | tl.where(z < 0.0, 2 ** (BITS - 1), 0).to(tl.uint32)
+    write_codes(target, codes, word_rows, BITS, TILES)
     scales = (squares / tl.where(products != 0.0, products, 1.0)).to(tl.float32)
     scale = tl.load(row + SCALE).to(tl.pointer_type(tl.float32)) + block * TILES
-    _store_of_buckets(scale, scales, left, TILES, WHOLE)
+    _store_of_buckets(scale, scales, left, TILES)
 
 
 @triton.jit
-def _store_of_buckets(target, values, left, TILES: tl.constexpr, WHOLE: tl.constexpr):
+def _store_of_buckets(target, values, left, TILES: tl.constexpr):
     """Writes what each lane of a bucket has, once: lane 0 does.
 
     The pointers count the lanes for Triton's sake, which else takes another layout, and seconds to get there.
     """
     tile = tl.arange(0, TILES)[:, None]
     lane = tl.arange(0, ROW)[None, :]
-    tl.store(target + (tile + lane), values, mask=below(tile * TILE, left, WHOLE) & (lane == 0))
+    tl.store(target + (tile + lane), values, mask=(tile * TILE < left) & (lane == 0))
 
 
 @triton.jit
@@ -148,30 +123,22 @@ def _level_of(index, levels, BITS: tl.constexpr):
 
 
 @triton.jit
-def _rotated(
-    table, row, block, left, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr
-):  # fmt: skip
-    """Stacked rows of coordinates, and of each bucket, in all lanes, the unit of its thresholds and the sum of squares.
+def _rotated(table, row, block, left, KIND: tl.constexpr, TILES: tl.constexpr):
+    """Buckets of coordinates, and of each bucket, in all lanes, the unit of its thresholds and the sum of squares.
 
     The sum is NaN for a bucket that is not finite, which, like one that counts as zeros, has no other coordinates than
     zeros.
     """
     first = block * (TILES * TILE)
-    tile = tl.arange(0, TILES)[:, None]
-    lane = tl.arange(0, ROW)[None, :]
-    offsets = tile * TILE + lane
-    source = float_pointer(tl.load(row + SOURCE), KIND, ALIGNED) + first + offsets
-    rows = ()
-    for number in tl.static_range(ROWS):
-        rows = rows + (read_values(source, number * ROW, below(offsets + number * ROW, left, WHOLE), KIND),)
-    x = stacked(rows)
-    maxima = tl.max(tl.max(x.to(tl.int32, bitcast=True) & ABS, axis=2), axis=1)[:, None]
+    source = float_pointer(tl.load(row + SOURCE), KIND, False) + first
+    x = read_tiles(source, left, KIND, TILES, VALUES=True)
+    maxima = tl.max(tl.max(x.to(tl.int32, bitcast=True) & ABS, axis=1), axis=1)[:, None]
     usable = (maxima >= _MIN_NORM_BITS) & (maxima < INF_BITS)
     shift = tl.where(usable, tl.minimum((maxima >> 23) - 127, _LARGEST_SHIFT), 0)
     factor = ((127 - shift) << 23).to(tl.float32, bitcast=True)
     smallest = tl.where(usable, _SMALLEST, float("nan"))  # nothing is as large as NaN
-    x = x * factor[:, :, None]
-    x = tl.where(tl.abs(x) >= smallest[:, :, None], x, 0.0)
+    x = x * factor[:, None, :]
+    x = tl.where(tl.abs(x) >= smallest[:, None, :], x, 0.0)
     squares = lane_sums(x * x)
 
     sizes = sizes_of(coordinates(left), TILES)
@@ -181,9 +148,9 @@ def _rotated(
 
     key = table + tl.load(row + POINTERS)
     k0, k1, turn, addend, flip = signs_key(key, 2 * ((tl.load(row + START) + first) // ROW))
-    for round in tl.static_range(2):
-        signs = random_signs(round, k0, k1, turn, addend, flip, TILES)
-        x = transformed(signed(x, signs), sizes, WHOLE)
+    for number in range(2):
+        signs = random_signs(number, k0, k1, turn, addend, flip, TILES)
+        x = transformed(signed(x, signs), sizes, left)
     return x, units, squares
 
 
@@ -198,29 +165,13 @@ def rotate(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.c
     """
     row, block = place(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
-    if left == TILES * TILE:
-        _rotate(table, row, block, left, KIND, ALIGNED, TILES, WHOLE=True)
-    else:
-        _rotate(table, row, block, left, KIND, ALIGNED, TILES, WHOLE=False)
-
-
-@triton.jit
-def _rotate(
-    table, row, block, left, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr
-):  # fmt: skip
-    x, units, squares = _rotated(table, row, block, left, KIND, ALIGNED, TILES, WHOLE)
-    z = rows_of(x)
-    tile = tl.arange(0, TILES)[:, None]
-    lane = tl.arange(0, ROW)[None, :]
-    offsets = tile * TILE + lane
-    count = coordinates(left)
-    target = tl.load(row + TARGET).to(tl.pointer_type(tl.float32)) + block * (TILES * TILE) + offsets
-    for number in tl.static_range(ROWS):
-        tl.store(target + number * ROW, z[number], mask=below(offsets + number * ROW, count, WHOLE))
+    x, units, squares = _rotated(table, row, block, left, KIND, TILES)
+    target = tl.load(row + TARGET).to(tl.pointer_type(tl.float32)) + block * (TILES * TILE)
+    write_tiles(target, x, coordinates(left), "float32", TILES)
     norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32)) + block * TILES
-    _store_of_buckets(norms, units, left, TILES, WHOLE)
+    _store_of_buckets(norms, units, left, TILES)
     sums = tl.load(row + SQUARES).to(tl.pointer_type(tl.float64)) + block * TILES
-    _store_of_buckets(sums, squares, left, TILES, WHOLE)
+    _store_of_buckets(sums, squares, left, TILES)
 
 
 @triton.jit

@@ -1,0 +1,149 @@
+"""Device functions for whole tiles: a program's elements, codes and norms as tensors ``[TILES, 32, 32]``.
+
+That is tile, row, lane: with as many warps as tiles each warp has a tile, and its thread i element i of each row, in
+registers. One load or store has all rows: Triton's compiler takes seconds for as many of them as there are rows.
+"""
+
+import math
+
+import triton
+import triton.language as tl
+
+from horovod_quant.kernels import layout
+from horovod_quant.kernels.triton.elements import ROW, TILE, read, read_values, write
+
+
+@triton.constexpr_function
+def rows_alike(bucket, rows):
+    """How many consecutive rows are of one bucket at least, in each group of ``rows`` rows of a tensor."""
+    return math.gcd(bucket // layout.ROW, rows, 32)
+
+
+@triton.jit
+def read_norms(norms, first, left, BUCKET: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr = TILE):
+    """The norms of a program's rows, ``[TILES, groups, 1]``: one for each group of `rows_alike`."""
+    ALIKE: tl.constexpr = rows_alike(BUCKET, SIZE // ROW)
+    GROUPS: tl.constexpr = 32 // ALIKE
+    group = tl.arange(0, GROUPS)[None, :, None] * ALIKE
+    own = tl.arange(0, TILES)[:, None, None] * (SIZE // ROW) + group
+    buckets = ((first // ROW).to(tl.int32) + own) // (BUCKET // ROW)
+    there = (own * ROW < left) & (group * ROW < SIZE)
+    return tl.load(norms + buckets, mask=there, other=0.0)
+
+
+@triton.jit
+def of_rows(values):
+    """What groups of rows have, ``[TILES, groups, 1]``, for each element: ``[TILES, 32, 32]``."""
+    TILES: tl.constexpr = values.shape[0]
+    GROUPS: tl.constexpr = values.shape[1]
+    wide = tl.broadcast_to(values[:, :, None, :], [TILES, GROUPS, 32 // GROUPS, ROW])
+    return tl.reshape(wide, [TILES, 32, ROW])
+
+
+@triton.jit
+def rows_offsets():
+    """Of the first elements of a tile's rows, ``[1, 32, 1]``."""
+    return tl.arange(0, 32)[None, :, None] * ROW
+
+
+@triton.jit
+def tiles_offsets(TILES: tl.constexpr, SIZE: tl.constexpr = TILE):
+    """Of the elements of each tile's first row, ``[TILES, 1, 32]``, in tiles of ``SIZE`` elements."""
+    return tl.arange(0, TILES)[:, None, None] * SIZE + tl.arange(0, ROW)[None, None, :]
+
+
+@triton.jit
+def read_tiles(
+    source, left, KIND: tl.constexpr, TILES: tl.constexpr, VALUES: tl.constexpr, SIZE: tl.constexpr = TILE
+):
+    """A program's elements ``[TILES, 32, 32]``, of which there are ``left``; by `read_values` if ``VALUES``."""
+    source = source + tiles_offsets(TILES, SIZE)
+    if left == TILES * SIZE:
+        x = _read(source, rows_offsets(), _rows(TILES, SIZE), KIND, VALUES)
+    else:
+        inside = (tiles_offsets(TILES, SIZE) + rows_offsets() < left) & _rows(TILES, SIZE)
+        x = _read(source, rows_offsets(), inside, KIND, VALUES)
+    return x
+
+
+@triton.jit
+def write_tiles(target, values, left, KIND: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr = TILE):
+    target = target + tiles_offsets(TILES, SIZE)
+    if left == TILES * SIZE:
+        write(target, rows_offsets(), values, _rows(TILES, SIZE), KIND)
+    else:
+        inside = (tiles_offsets(TILES, SIZE) + rows_offsets() < left) & _rows(TILES, SIZE)
+        write(target, rows_offsets(), values, inside, KIND)
+
+
+@triton.jit
+def _rows(TILES: tl.constexpr, SIZE: tl.constexpr):
+    """Where tiles of ``SIZE`` elements have rows: everywhere, if that is 32 rows."""
+    if SIZE == TILE:
+        there = tl.full([TILES, 32, ROW], True, tl.int1)
+    else:
+        there = tl.broadcast_to(rows_offsets() < SIZE, [TILES, 32, ROW])
+    return there
+
+
+@triton.jit
+def _read(source, offsets, inside, KIND: tl.constexpr, VALUES: tl.constexpr):
+    if VALUES:
+        x = read_values(source, offsets, inside, KIND)
+    else:
+        x = read(source, offsets, inside, KIND)
+    return x
+
+
+@triton.jit
+def write_codes(target, codes, word_rows, BITS: tl.constexpr, TILES: tl.constexpr):
+    """Packs a program's codes ``[TILES, 32, 32]`` as dense streams of bits, one a lane, into rows of words."""
+    tile = tl.arange(0, TILES)[:, None, None]
+    lane = tl.arange(0, ROW)[None, None, :]
+    shift = tl.arange(0, 32)[None, :, None] * BITS
+    if 32 % BITS == 0:
+        parts = tl.reshape(codes << (shift & 31).to(tl.uint32), [TILES, BITS, 32 // BITS, ROW])
+        number = tile * BITS + tl.arange(0, BITS)[None, :, None]
+        used = tl.broadcast_to(number < word_rows, [TILES, BITS, ROW])
+        tl.store(target + (number * ROW + lane), tl.sum(parts, axis=2), mask=used)
+    else:
+        tile = tl.arange(0, TILES)[:, None]
+        lane = tl.arange(0, ROW)[None, :]
+        for number in tl.static_range(BITS):
+            own = shift - 32 * number
+            begun = codes << tl.maximum(own, 0).to(tl.uint32)
+            parts = tl.where(own < 0, codes >> tl.maximum(-own, 0).to(tl.uint32), begun)
+            words = tl.sum(tl.where((own > -BITS) & (own < 32), parts, 0), axis=1)
+            used = tl.broadcast_to(tile * BITS + number < word_rows, [TILES, ROW])
+            tl.store(target + ((tile * BITS + number) * ROW + lane), words, mask=used)
+
+
+@triton.jit
+def read_codes(source, word_rows, BITS: tl.constexpr, TILES: tl.constexpr):
+    """What `write_codes` has packed."""
+    shift = tl.arange(0, 32)[None, :, None] * BITS
+    if 32 % BITS == 0:
+        number = tl.arange(0, TILES)[:, None, None] * BITS + tl.arange(0, BITS)[None, :, None]
+        at = number * ROW + tl.arange(0, ROW)[None, None, :]
+        used = tl.broadcast_to(number < word_rows, [TILES, BITS, ROW])
+        words = tl.load(source + at, mask=used, other=0)[:, :, None, :]
+        words = tl.broadcast_to(words, [TILES, BITS, 32 // BITS, ROW])
+        codes = tl.reshape(words, [TILES, 32, ROW]) >> (shift & 31).to(tl.uint32)
+    else:
+        tile = tl.arange(0, TILES)[:, None]
+        lane = tl.arange(0, ROW)[None, :]
+        codes = tl.zeros([TILES, 32, ROW], tl.uint32)
+        for number in tl.static_range(BITS):
+            used = tl.broadcast_to(tile * BITS + number < word_rows, [TILES, ROW])
+            word = tl.load(source + ((tile * BITS + number) * ROW + lane), mask=used, other=0)[:, None, :]
+            own = shift - 32 * number
+            begun = word >> tl.maximum(own, 0).to(tl.uint32)
+            parts = tl.where(own < 0, word << tl.maximum(-own, 0).to(tl.uint32), begun)
+            codes = codes | tl.where((own > -BITS) & (own < 32), parts, 0)
+    return codes & (2**BITS - 1)
+
+
+@triton.constexpr_function
+def words_of_a_tile(width):
+    """How many rows of words with digits make a tile, of 32 rows of elements or a few less."""
+    return max(1, 32 // (32 // width))
