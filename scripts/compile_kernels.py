@@ -56,7 +56,7 @@ class Nothing:
         pass
 
 
-def main() -> int:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -65,7 +65,11 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--only", nargs="+", metavar="METHOD", help="these methods, and nothing else")
     parser.add_argument("--list", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    arguments = make_parser().parse_args()
     if arguments.list:
         print(
             json.dumps(variants(arguments.models, arguments.only or METHODS, 0 if arguments.only else 4096))

@@ -62,6 +62,7 @@ PARSERS = {
     "scripts/advise-tables": "scripts/advise_tables.py",
     "scripts/api-docs": "scripts/api_docs.py",
     "scripts/check-model": "scripts/check_model.py",
+    "scripts/compile_kernels.py": "scripts/compile_kernels.py",
     "scripts/demo": "scripts/demonstration.py",
     "scripts/gpu-check": "scripts/gpu_check.py",
     "scripts/reproduce": "scripts/reproduction/__main__.py",

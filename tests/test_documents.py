@@ -141,6 +141,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "echo localhost:3 > hosts": RunBy("tests/parallel/launching.py", '"hosts"'),
     "scripts/gpu-check --wheels FOLDER --out FOLDER": GPU,
+    "TRITON_CACHE_DIR=FOLDER python scripts/compile_kernels.py": GPU,
     "python -m venv gpu-environment": SETS_UP,
     ". gpu-environment/bin/activate": SETS_UP,
     "pip install torch==2.11.0 triton==3.6.0 numpy==2.5.2 pytest pytest-xdist hypothesis rich tqdm "

@@ -39,7 +39,7 @@ with pytest.MonkeyPatch.context() as at_import:
 from helpers import SCHEMES, buckets_of_all_sizes, by_default, in_turn, keys, on_the_edge, used_states  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from literature import LITERATURE  # noqa: E402
+from literature import LITERATURE, load  # noqa: E402
 from test_native import (  # noqa: E402
     BFLOAT16,
     DTYPES,
@@ -684,6 +684,7 @@ def exchanged(
 EXCHANGES = {
     **{name: (scheme, 2, 1) for name, scheme in SCHEMES.items() if scheme.host_requirement() is None},
     **{name: (scheme, 3, 1) for name, scheme in LITERATURE.items()},
+    "mean-signs": (load(Path(__file__).parents[1] / "newcomer" / "mean_signs.py").MeanSigns(96), 2, 1),
     "hierarchical-terngrad": (Hierarchical(LITERATURE["terngrad"]), 4, 2),
     "hierarchical": (Hierarchical(SCHEMES["global-max"]), 4, 2),
     "hierarchical-binsgdm": (Hierarchical(SCHEMES["binsgdm"]), 4, 2),

@@ -89,23 +89,6 @@ def test_tensorflow_operations_in_a_graph_return_the_same_bits() -> None:
     assert all(same_bits(a.numpy(), b) for a, b in zip(found, expected))
 
 
-def test_triton_kernels_return_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU in Triton's interpreter."""
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-    pytest.importorskip("triton")
-    from horovod_quant.kernels import triton
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    tensors = [[torch.tensor(x, device=device) for x in own] for own in FEW]
-    decoded = lockstep(MeanSigns(96), tensors, NONE, kernels=triton)[1]
-    expected = simulator.run(MeanSigns(96), FEW).decoded[1]
-    for i, other in enumerate(expected):
-        found = decoded.write(i, 0.5, torch.empty(len(other), device=device))
-        assert same_bits(found.cpu().numpy(), other)
-
-
 def test_gradients_that_are_given_as_spans() -> None:
     """What the frontend for PyTorch gives."""
     spans = [[Span(x.dtype, len(x), lambda owner: owner).at(0, x, x) for x in own] for own in FEW]
