@@ -31,7 +31,7 @@ from horovod_quant.schemes.base import (
     Gradient,
     Scheme,
     Workers,
-    answered,
+    map_requests,
 )
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.transports import simulator
@@ -251,7 +251,7 @@ class OverAllreduce(Scheme):
             self.requests += workers.rank == 0
             return (yield request)
 
-        return answered(over_allreduce(self.inner.begin(gradients, workers, kernels), workers), answer)
+        return map_requests(over_allreduce(self.inner.begin(gradients, workers, kernels), workers), answer)
 
 
 def gaussian(seed: int, *shape: int) -> np.ndarray:

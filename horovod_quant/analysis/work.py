@@ -161,7 +161,7 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int =
     """What a worker does to exchange a group of gradients.
 
     Args:
-        scheme: one whose bytes depend on the values is replaced, see `Scheme.of_known_lengths`.
+        scheme: one whose bytes depend on the values is replaced, see `Scheme.fixed_length_proxy`.
         lengths: elements of each gradient of the group.
         size: number of workers.
         local_size: of a host, for a hierarchical exchange.
@@ -170,7 +170,7 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int =
         ValueError: the scheme's arguments cannot serve so many workers.
     """
     workers = Workers(0, size, local_size=local_size)
-    scheme = resolved(scheme.of_known_lengths(), workers)
+    scheme = resolved(scheme.fixed_length_proxy(), workers)
     recorder = _Recorder()
     empty = [_ghost(length) for length in lengths]
     gradients = []

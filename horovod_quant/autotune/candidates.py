@@ -194,7 +194,7 @@ def _kind(candidate: Candidate) -> type[Scheme]:
 
 def _takes_longer(candidate: Candidate) -> bool:
     assert candidate.scheme is not None
-    return inner_of(candidate.scheme).more_work
+    return inner_of(candidate.scheme).extra_compute
 
 
 def _needs_host(candidate: Candidate) -> bool:

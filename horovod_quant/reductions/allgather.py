@@ -13,7 +13,7 @@ from horovod_quant.codecs.elias import EliasCodes
 from horovod_quant.kernels.segments import Segment
 from horovod_quant.reductions.base import received_batch, whole_batch, worker_rounder
 from horovod_quant.reductions.requests import Allgather, Collective, Workers, checked, ragged_payload
-from horovod_quant.reductions.tensors import Decoded, Exchange, Extent, Gradient
+from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class AllgatherReduce:
         return [(self.codec.offsets(tuple(elements))[-1], np.int32)] * workers.size
 
     def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         at = self.codec.offsets(tuple([tensor.elements for tensor in tensors]))
 
@@ -88,7 +88,7 @@ class RaggedAllgatherReduce:
         return [(self.codec.most_bytes(elements), np.uint8)] * workers.size
 
     def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         elements = [tensor.elements for tensor in tensors]
         bodies = [self.codec.split(body, elements) for body in received]

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from horovod_quant.kernels.segments import Batch, Rounder, Segment
 from horovod_quant.reductions.requests import Collective, Workers
-from horovod_quant.reductions.tensors import BinaryState, Decoded, Exchange, Extent, Gradient
+from horovod_quant.reductions.tensors import BinaryState, Decoded, Exchange, Gradient, TensorInfo
 
 
 class Reduction(Protocol):
@@ -25,13 +25,13 @@ class Reduction(Protocol):
         """Reduce a group of gradients; a generator of requests, which returns a `Decoded`."""
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
-        """Lengths and dtypes of ``Decoded.received``, see `Scheme.received_parts`; None if there is none.
+        """Lengths and dtypes of ``Decoded.received``, see `Scheme.received_lengths`; None if there is none.
 
         A hierarchical reduction then sends averages in float32 inside a node.
         """
 
     def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         """The result, from what any worker has received."""
 
@@ -73,7 +73,7 @@ def _part(gradient: Gradient, segment: Segment) -> tuple[Any, BinaryState | None
     return values[start:stop], state
 
 
-def received_batch(tensors: Sequence[Extent], segments: Sequence[Segment]) -> Batch:
+def received_batch(tensors: Sequence[TensorInfo], segments: Sequence[Segment]) -> Batch:
     local = [tensors[segment.tensor] for segment in segments]
     return Batch(
         tuple([segment.elements for segment in segments]),

@@ -28,7 +28,7 @@ from horovod_quant.reductions.requests import (
     split_points,
 )
 from horovod_quant.reductions.shards import Chunks, Run, chunks_of
-from horovod_quant.reductions.tensors import Decoded, Exchange, Extent, Gradient
+from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ExponentialReduction:
         return [(norms, np.float32), (self._words(sum(map(tiles, elements))), np.int32)]
 
     def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         norms, words = received
         elements = tuple([tensor.elements for tensor in tensors])

@@ -24,13 +24,13 @@ from horovod_quant.reductions.requests import (
     Collective,
     Request,
     Workers,
-    answered,
     checked,
+    map_requests,
     ragged_payload,
     split_ragged,
 )
 from horovod_quant.reductions.shards import owned_range
-from horovod_quant.reductions.tensors import Decoded, Exchange, Extent, Gradient
+from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 FLOAT32, WORDS, BYTES = "float32", "int32", "uint8"
 """Types of what travels inside a node in the end: averages; or what was received between the nodes, of lengths that are
@@ -79,7 +79,7 @@ class HierarchicalReduction:
         )
         pieces = yield from checked(self._to_owners(gradients, ranges, workers, kernels), workers)
         averages = self._averaged(gradients, ranges, pieces, workers, kernels)
-        found = yield from answered(self.inter.run(averages, between(workers), kernels), _between_nodes)
+        found = yield from map_requests(self.inter.run(averages, between(workers), kernels), _between_nodes)
         again = found.exchanged_again
         returned = self.returned(workers)
         if returned == FLOAT32:
@@ -145,7 +145,7 @@ class HierarchicalReduction:
     def _gather_received(
         self,
         found: Decoded,
-        extents: Sequence[Extent],
+        extents: Sequence[TensorInfo],
         ranges: Ranges,
         workers: Workers,
         kernels: Any,
@@ -202,13 +202,13 @@ class HierarchicalReduction:
         promised = "one array" if len(layout) == 1 else f"{len(layout)} arrays"
         if found.received is None or len(found.received) != len(layout):
             raise TypeError(
-                f"{self.inter}: received_parts promises {promised}, and begin has returned "
+                f"{self.inter}: received_lengths promises {promised}, and begin has returned "
                 f"{'none' if found.received is None else len(found.received)}; use received= of Decoded"
             )
         lengths = [array.shape[0] for array in found.received]
         if not is_ragged and lengths != [length for length, _ in layout]:
             raise TypeError(
-                f"{self.inter}: received_parts promises arrays of {[length for length, _ in layout]} elements, and "
+                f"{self.inter}: received_lengths promises arrays of {[length for length, _ in layout]} elements, and "
                 f"begin has returned {lengths}"
             )
         return found.received
@@ -278,9 +278,9 @@ def _ranges(names: tuple[str, ...], elements: tuple[int, ...], owners: int, unit
     return Ranges(names, elements, owners, unit)
 
 
-def _extents_of(extents: Sequence[Extent], segments: Sequence[Segment]) -> list[Extent]:
+def _extents_of(extents: Sequence[TensorInfo], segments: Sequence[Segment]) -> list[TensorInfo]:
     return [
-        Extent(extent.keys, segment.elements, segment.start) for extent, segment in zip(extents, segments)
+        TensorInfo(extent.keys, segment.elements, segment.start) for extent, segment in zip(extents, segments)
     ]
 
 
@@ -326,7 +326,7 @@ class Exact:
         return None
 
     def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         raise NotImplementedError
 
@@ -342,13 +342,13 @@ class Alone:
         return ()
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        return (yield from answered(self.inner.run(gradients, workers, kernels), _alone))
+        return (yield from map_requests(self.inner.run(gradients, workers, kernels), _alone))
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
         return self.inner.received_lengths(elements, workers)
 
     def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         return self.inner.decode_received(received, tensors, workers, kernels)
 

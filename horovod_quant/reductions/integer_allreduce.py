@@ -13,7 +13,7 @@ from horovod_quant.codecs.shared_scale import SharedScaleSums, norm_offsets
 from horovod_quant.kernels.segments import Batch, segment_kernels
 from horovod_quant.reductions.base import whole_batch, worker_rounder
 from horovod_quant.reductions.requests import Allreduce, Collective, Request, Workers, checked
-from horovod_quant.reductions.tensors import Decoded, Exchange, Extent, Gradient
+from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class IntegerAllreduce:
         return [(norm_at[-1], np.float32), (word_at[-1] + 1, np.int32)]
 
     def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         norms, words = received
         return self._decoded(norms, words, tuple([each.elements for each in tensors]), kernels, None)

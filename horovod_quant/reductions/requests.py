@@ -126,7 +126,7 @@ def ragged_payload(*body: np.ndarray) -> np.ndarray:
     return np.concatenate([np.array([sum(map(len, body))], "<i8").view(np.uint8), *body])
 
 
-def answered(
+def map_requests(
     exchange: Generator[Request, Any, Any], answer: Callable[[Any], Generator[Request, Any, Any]]
 ) -> Generator[Request, Any, Any]:
     """An exchange whose requests are replaced: the generator that ``answer`` makes from each request answers it."""

@@ -14,7 +14,7 @@ from horovod_quant.kernels.segments import Source, segment_kernels
 from horovod_quant.reductions.base import received_batch, segments_batch, worker_rounder
 from horovod_quant.reductions.requests import Allgather, Alltoall, Collective, Workers, checked
 from horovod_quant.reductions.shards import Shards, shards_of
-from horovod_quant.reductions.tensors import Decoded, Exchange, Extent, Gradient
+from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ScatterReduceAllgather:
         return [(length, np.int32) for length in shards.lengths(self.gather)]
 
     def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         shards = self._shards([tensor.elements for tensor in tensors], workers)
 

@@ -23,7 +23,7 @@ class BinaryState(NamedTuple):
     beta: float
 
 
-class Extent(NamedTuple):
+class TensorInfo(NamedTuple):
     """What decoding may need to know of a gradient: all workers have the same."""
 
     keys: KeyChain
@@ -58,7 +58,7 @@ class Gradient:
         start: int = 0,
     ) -> None:
         self.held = values
-        self._extent: Extent | None = None
+        self._extent: TensorInfo | None = None
         self.keys = keys
         self.step = step
         self.state = state
@@ -77,9 +77,9 @@ class Gradient:
         return self.held.shape[0]
 
     @property
-    def extent(self) -> Extent:
+    def extent(self) -> TensorInfo:
         if self._extent is None:
-            self._extent = Extent(self.keys, self.elements, self.start)
+            self._extent = TensorInfo(self.keys, self.elements, self.start)
         return self._extent
 
 
@@ -93,7 +93,7 @@ class Decoded:
         exchanged_again: for each gradient, how many of its buckets were exchanged a second time; empty for none.
         decode: ``decode(indices, factor, outs)`` does so for several gradients, and returns a list. The ``outs`` may be
             `horovod_quant.kernels.span.Span`.
-        received: the arrays of which `Scheme.opened` makes this, if the scheme has it.
+        received: the arrays of which `Scheme.decode_received` makes this, if the scheme has it.
     """
 
     def __init__(

@@ -26,9 +26,9 @@ from horovod_quant.reductions.requests import (  # noqa: F401 (what schemes impo
     CustomAllreduce,
     Request,
     Workers,
-    answered,
     check_pieces,
     checked,
+    map_requests,
     ragged_payload,
     split_gathered,
     split_points,
@@ -38,8 +38,8 @@ from horovod_quant.reductions.tensors import (  # noqa: F401
     BinaryState,
     Decoded,
     Exchange,
-    Extent,
     Gradient,
+    TensorInfo,
 )
 
 Rounding = Literal["joint", "independent"]
@@ -93,8 +93,8 @@ class Scheme:
       is a multiple of 1,024 and of the scheme's ``bucket_size``, if it has one.
     - **Every worker makes the same requests**: those of `collectives`, in that order, with arrays of the lengths that
       `Allgather` and `Alltoall` state; also for gradients without elements, and with a single worker.
-    - **What is received can be passed on**, if the scheme has `received_parts` and `opened`: see there. Otherwise
-      the workers of a host pass on averages in float32.
+    - **What is received can be passed on**, if the scheme has `received_lengths` and `decode_received`: see there.
+      Otherwise the workers of a host pass on averages in float32.
     - **NaN or infinity** on any worker should reach all of them as NaN, in its part of the gradient.
 
     Declare these in the class, without type annotations, which would make them arguments; the first two are not
@@ -122,7 +122,7 @@ class Scheme:
     host_only: ClassVar[bool] = False
 
     @property
-    def more_work(self) -> bool:
+    def extra_compute(self) -> bool:
         """Whether its arguments buy a smaller error by work alone: other arguments send as many bytes with less work.
 
         Where a smaller error is not needed, ``Auto`` and `horovod_quant.autotune.candidates` prefer those.
@@ -151,7 +151,7 @@ class Scheme:
         """
         return self.reduction(workers).run(gradients, workers, kernels)
 
-    def received_parts(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
+    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
         """Lengths and types of `Decoded.received`, for gradients with so many elements; None if there is none.
 
         int32 and float32 arrays have these lengths exactly. uint8 arrays, all or none, have about as many bytes.
@@ -160,17 +160,17 @@ class Scheme:
             return None
         return self.reduction(workers).received_lengths(elements, workers)
 
-    def opened(
-        self, received: Sequence[Any], extents: Sequence[Extent], workers: Workers, kernels: Any
+    def decode_received(
+        self, received: Sequence[Any], extents: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         """The result of an exchange of gradients with these extents, from what some worker has received.
 
         A hierarchical exchange calls it for each part of a gradient, wherever that part was exchanged. So it may depend
-        neither on this worker's own gradients and steps nor on its rank. Only needed with `received_parts`.
+        neither on this worker's own gradients and steps nor on its rank. Only needed with `received_lengths`.
         """
         if type(self).reduction is Scheme.reduction:
             name = type(self).__name__
-            raise TypeError(f"{name}.received_parts: define {name}.opened as well")
+            raise TypeError(f"{name}.received_lengths: define {name}.decode_received as well")
         return self.reduction(workers).decode_received(received, extents, workers, kernels)
 
     def for_workers(self, workers: Workers) -> Scheme:
@@ -205,7 +205,7 @@ class Scheme:
         """
         return None
 
-    def of_known_lengths(self) -> Scheme:
+    def fixed_length_proxy(self) -> Scheme:
         """A stand-in for the performance model: a scheme whose bytes do not depend on the values."""
         return self
 
@@ -239,12 +239,12 @@ class OfScheme:
         return self.scheme.begin(gradients, workers, kernels)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
-        return self.scheme.received_parts(elements, workers)
+        return self.scheme.received_lengths(elements, workers)
 
     def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
-        return self.scheme.opened(received, tensors, workers, kernels)
+        return self.scheme.decode_received(received, tensors, workers, kernels)
 
 
 def explained(

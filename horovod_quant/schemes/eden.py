@@ -165,7 +165,7 @@ class EDEN(Scheme):
             )
 
     @property
-    def more_work(self) -> bool:
+    def extra_compute(self) -> bool:
         return self.trellis
 
     def reduction(self, workers: Workers) -> Reduction:

@@ -98,8 +98,8 @@ class Hierarchical(Scheme):
         error = self.inner.relative_error(hosts, hosts)
         return None if error is None else hypot(error, error_inside(self.inside, workers // hosts))
 
-    def of_known_lengths(self) -> Scheme:
-        return Hierarchical(self.inner.of_known_lengths(), self.inside)
+    def fixed_length_proxy(self) -> Scheme:
+        return Hierarchical(self.inner.fixed_length_proxy(), self.inside)
 
     def host_requirement(self) -> str | None:
         return self.inner.host_requirement()

@@ -93,7 +93,7 @@ class GatheredScheme(Scheme):
         few = workers.size <= MOST_GATHERED or self.coding != "fixed"
         return replace(self, exchange=ALLGATHER if few else ALLTOALL)
 
-    def of_known_lengths(self) -> Scheme:
+    def fixed_length_proxy(self) -> Scheme:
         """With ``coding="elias"``: codes of fixed width; Elias codes exceed their bytes by at most 8 per stream."""
         return replace(self, coding="fixed")
 

@@ -36,9 +36,9 @@ from horovod_quant.schemes.base import (
     Collective,
     Decoded,
     Exchange,
-    Extent,
     Gradient,
     Rounding,
+    TensorInfo,
     Workers,
     checked,
     split_points,
@@ -113,7 +113,7 @@ class RotatedSum:
         return None
 
     def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[Extent], workers: Workers, kernels: Any
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         raise NotImplementedError
 

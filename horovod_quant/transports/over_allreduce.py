@@ -18,8 +18,8 @@ from horovod_quant.schemes.base import (
     Exchange,
     Scheme,
     Workers,
-    answered,
     checked,
+    map_requests,
     split_points,
     split_ragged,
 )
@@ -54,7 +54,7 @@ def over_allreduce(exchange: Exchange, workers: Workers) -> Exchange:
             return [array[own] for array in everything]
         return (yield request)
 
-    return answered(exchange, answer)
+    return map_requests(exchange, answer)
 
 
 def _gather(array: np.ndarray, lengths: Sequence[int], parts: Sequence[float], workers: Workers) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_quant.schemes.base import Allreduce, Alltoall, Exchange, Scheme, answered, check_pieces
+from horovod_quant.schemes.base import Allreduce, Alltoall, Exchange, Scheme, check_pieces, map_requests
 
 INTEGERS = "int32"
 
@@ -53,7 +53,7 @@ def split_sums(exchange: Exchange, size: int) -> Exchange:
             return (yield from _sum(request, size))
         return (yield request)
 
-    return answered(exchange, answer)
+    return map_requests(exchange, answer)
 
 
 def _sum(request: Allreduce, size: int) -> Any:

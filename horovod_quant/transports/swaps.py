@@ -19,8 +19,8 @@ from horovod_quant.schemes.base import (
     Collective,
     Exchange,
     Workers,
-    answered,
     checked,
+    map_requests,
     split_points,
 )
 
@@ -60,7 +60,7 @@ def with_swaps(exchange: Exchange, workers: Workers) -> Exchange:
             return (yield from _swap(request, workers))
         return (yield request)
 
-    return answered(exchange, answer)
+    return map_requests(exchange, answer)
 
 
 def is_swapped(request: Any, workers: Workers) -> bool:

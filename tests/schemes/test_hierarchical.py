@@ -261,7 +261,7 @@ class Promising(QSGD):
 def test_what_a_scheme_has_received_is_what_it_promises(given: int | None, returned: str) -> None:
     groups = [gaussian(rank, 3000) for rank in range(4)]
     with pytest.raises(
-        TypeError, match=f"received_parts promises 2 arrays, and begin has returned {returned};"
+        TypeError, match=f"received_lengths promises 2 arrays, and begin has returned {returned};"
     ):
         simulate(Hierarchical(Promising(given=given)), groups, local_size=2)
 

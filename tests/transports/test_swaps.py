@@ -20,7 +20,7 @@ from horovod_quant.schemes.base import (
     Gradient,
     Scheme,
     Workers,
-    answered,
+    map_requests,
 )
 from horovod_quant.transports.swaps import as_sum, collectives_with_swaps, is_swapped, with_swaps
 
@@ -45,7 +45,7 @@ class Swapping(Scheme):
                 self.asked.append(Collective(*kind))
             return (yield request)
 
-        return answered(with_swaps(self.inner.begin(gradients, workers, kernels), workers), answer)
+        return map_requests(with_swaps(self.inner.begin(gradients, workers, kernels), workers), answer)
 
 
 def states(scheme: Scheme, gradients: list[list[np.ndarray]], local_size: int) -> list[list[Any]]:
