@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def install_page() -> Path:
-    """``docs/install.md``: beside this file, where setup.py puts it into the package, or in the checkout."""
-    here = Path(__file__).resolve()
-    packaged = here.with_name("install.md")
-    return packaged if packaged.exists() else here.parents[1] / "docs" / packaged.name
+    """``docs/install.md``: where setup.py puts it into the package, or in the checkout."""
+    package = Path(__file__).resolve().parents[1]
+    packaged = package / "install.md"
+    return packaged if packaged.exists() else package.parent / "docs" / packaged.name

@@ -65,7 +65,8 @@ class Scheme:
     """Base class of the schemes: small immutable values that validate their arguments on construction.
 
     A scheme is a ``@dataclass(frozen=True)``. Its fields are its arguments; they must be hashable (tuples, no lists),
-    and workers compare their string forms. `collectives` and `begin` are required; everything else has a default.
+    and workers compare their string forms. `reduction` is required, or `collectives` and `begin` where no reduction
+    fits; everything else has a default.
     ``@horovod_quant.register`` before the class makes it available as ``hvq.<Name>`` and by name in the commands.
 
     What the exchange can rely on, and must respect:

@@ -36,7 +36,7 @@ def check(*options: Any, **variables: str) -> subprocess.CompletedProcess[str]:
     [
         (
             ["--only", "speed", "sped"],
-            "--only sped: use some of bits, speed, host, exchange, training, all-bits",
+            "--only sped: use some of compile, host, training, speed, exchange, bits, all-bits",
         ),
         (["--limit", "3"], "--limit 3: use at least 20 seconds"),
         (["--limit", "nan"], "--limit nan: use at least 20 seconds"),
