@@ -26,8 +26,9 @@ def variants(models: Sequence[str], methods: Sequence[str], elements: int) -> li
     import cuda_kernels
     import gpu_host
     import torch
+    from gpu_checks import ahead
 
-    from horovod_quant.kernels.triton import ahead, launching, rotated
+    from horovod_quant.kernels.triton import launching, rotated
 
     rotated.IN_REGISTERS = 1  # as on a GPU
     found = {}
@@ -86,7 +87,7 @@ def main() -> int:
     )
     os.environ.pop("TRITON_INTERPRET", None)
     sys.path[:0] = [str(ROOT)]
-    from horovod_quant.kernels.triton import ahead
+    from gpu_checks import ahead
 
     listed = [
         ahead.Variant(module, name, tuple(map(tuple, constants)), tuple(map(tuple, options)))

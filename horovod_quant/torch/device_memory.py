@@ -143,14 +143,7 @@ class DeviceMemory(Memory):
         settle([target])
         destination.copy_(target)
 
-    def write_all(self, decoded: Decoded, factor: float, places: Sequence[Place]) -> None:
-        arrays = list(map(self._array_of, places))
-        if any(array is None for array in arrays):
-            super().write_all(decoded, factor, places)
-        else:
-            decoded.decode(range(len(arrays)), factor, arrays)
-
-    def _array_of(self, place: Place) -> torch.Tensor | Span | None:
+    def array_of(self, place: Place) -> torch.Tensor | Span | None:
         if place.array is not None:
             return place.array
         return self.flat(place.destination) if place.destination.is_contiguous() else None

@@ -109,10 +109,17 @@ class Memory(Protocol):
     def write(self, decoded: Decoded, index: int, factor: float, place: Place) -> None:
         """Decodes a gradient of a group, times ``factor``; in a context of `working`."""
 
+    def array_of(self, place: Place) -> Any:
+        """A destination's own memory, or a `Span` of it; None if it is not flat, or elsewhere."""
+
     def write_all(self, decoded: Decoded, factor: float, places: Sequence[Place]) -> None:
         """`write` for all gradients of a group."""
-        for index, place in enumerate(places):
-            self.write(decoded, index, factor, place)
+        arrays = list(map(self.array_of, places))
+        if any(array is None for array in arrays):
+            for index, place in enumerate(places):
+                self.write(decoded, index, factor, place)
+        else:
+            decoded.decode(range(len(arrays)), factor, arrays)
 
 
 class HostMemory(Memory):
@@ -175,7 +182,7 @@ class HostMemory(Memory):
 
     def write(self, decoded: Decoded, index: int, factor: float, place: Place) -> None:
         """The tensor may be on any device."""
-        array = as_array(self._array_of(place))
+        array = as_array(self.array_of(place))
         if array is not None:
             decoded.write(index, factor, array)
             return
@@ -184,15 +191,7 @@ class HostMemory(Memory):
         decoded.write(index, factor, self.flat(target))
         destination.copy_(target)
 
-    def write_all(self, decoded: Decoded, factor: float, places: Sequence[Place]) -> None:
-        arrays = list(map(self._array_of, places))
-        if any(array is None for array in arrays):
-            super().write_all(decoded, factor, places)
-        else:
-            decoded.decode(range(len(arrays)), factor, arrays)
-
-    def _array_of(self, place: Place) -> np.ndarray | Span | None:
-        """A destination's own memory; None if it is not flat, or elsewhere."""
+    def array_of(self, place: Place) -> np.ndarray | Span | None:
         if place.array is not None:
             return place.array
         return self.flat(place.destination) if _is_plain(place.destination) else None
