@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import SegmentTable
 
 from horovod_quant.kernels import triton as k
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import ROW, buckets, code_words, sum_words, tiles
 
 SIZES = {"1M": 10**6, "10M": 10**7, "25M": 25 * 10**6, "100M": 10**8, "1B": 10**9}
@@ -45,7 +45,7 @@ def cases(elements: int, bucket_size: int, device: torch.device) -> list[Case]:
     x = torch.randn(elements, device=device, generator=generator) * 1e-3
     out = torch.zeros_like(x)
     half = torch.zeros_like(x, dtype=torch.float16)
-    key = KeyChain(0, "benchmark").key("worker", 0)
+    key = RngKey(0, "benchmark").key("worker", 0)
     norm_count = buckets(elements, bucket_size)
     norms = k.bucket_maxima(x, bucket_size)
     square_sums = torch.zeros(norm_count, dtype=torch.float64, device=device)
@@ -186,7 +186,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def print_table(console: Console, size: str, results: list[dict[str, Any]]) -> None:
-    table = Table(title=f"{size} elements, time per call")
+    table = SegmentTable(title=f"{size} elements, time per call")
     table.add_column("kernel")
     for column in ("ms", "GB/s moved", "share of the copy's", "target"):
         table.add_column(column, justify="right")

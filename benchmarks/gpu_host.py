@@ -30,7 +30,7 @@ from rich.table import Table  # noqa: E402
 from horovod_quant.analysis.models import MODELS  # noqa: E402
 from horovod_quant.frontends import methods  # noqa: E402
 from horovod_quant.frontends.frontend import GROUP_BYTES  # noqa: E402
-from horovod_quant.kernels.keys import KeyChain  # noqa: E402
+from horovod_quant.kernels.keys import RngKey  # noqa: E402
 from horovod_quant.kernels.triton import (  # noqa: E402
     arguments,
     arrays,
@@ -110,7 +110,7 @@ class Group:
     ) -> None:
         self._scheme, self._workers, self._memory = scheme.for_workers(workers), workers, memory
         self._tensors = [torch.empty(shape) for shape in shapes.values()]
-        self._chains = [KeyChain(0, name) for name in shapes]
+        self._chains = [RngKey(0, name) for name in shapes]
         self._states = [
             [torch.empty(tensor.shape) for _ in range(2)] if scheme.own_optimizer else None
             for tensor in self._tensors

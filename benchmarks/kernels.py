@@ -24,11 +24,11 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import SegmentTable
 
 from horovod_quant import kernels
 from horovod_quant.kernels import native, native_library, reference
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import ROW, buckets, code_words, sum_words, tiles
 from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
 
@@ -82,7 +82,7 @@ def fp16_cast(source: np.ndarray) -> Callable[[], Any]:
 
 def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
     rng = np.random.default_rng(1)
-    chain = KeyChain(0, "benchmark")
+    chain = RngKey(0, "benchmark")
     key, own_key = chain.joint("worker", 0, 1, WORKERS), chain.key("worker", 0)
     x = rng.standard_normal(elements, np.float32) * np.float32(1e-3)
     out = np.zeros(elements, np.float32)
@@ -151,7 +151,7 @@ def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
         add(f"decode_rotated, {bits} bits, trellis", k.decode_rotated,
             words, scales, bits, own_key, 0.25, out, 0, True)  # fmt: skip
 
-    steps, signs = np.full(tiles(elements), 0.1, np.float32), KeyChain(0, "benchmark").key("rotation", 0)
+    steps, signs = np.full(tiles(elements), 0.1, np.float32), RngKey(0, "benchmark").key("rotation", 0)
     add("rotated_samples, 8 a bucket", k.rotated_samples, x, 8, signs)
     for width in (4, 8):
         words, checks = k.encode_rotated_sum(x, steps, width, signs, key)
@@ -220,7 +220,7 @@ def measure(size: str, isa: str, selected: list[Case], rounds: int) -> list[dict
 
 def print_table(console: Console, size: str, measured: dict[str, list[dict[str, Any]]]) -> None:
     """``measured``: the results of each instruction set."""
-    table = Table(title=f"{size} elements, time per call")
+    table = SegmentTable(title=f"{size} elements, time per call")
     table.add_column("kernel")
     for isa in measured:
         for column in ("ms", "x fp16 cast", "x memcpy", "target"):

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import BinaryState, Gradient, Scheme, Workers
 from horovod_quant.transports.simulator import _answers
@@ -68,7 +68,7 @@ class Exchange:
         self._workers = [Workers(rank, WORKERS, local_size=local_size) for rank in range(WORKERS)]
         self._scheme = scheme.for_workers(self._workers[0])
         self._kernels, self._local_size, self._groups = kernels, local_size, groups
-        self._chains = [KeyChain(0, f"layer.{i}.weight") for i in range(len(groups[0]))]
+        self._chains = [RngKey(0, f"layer.{i}.weight") for i in range(len(groups[0]))]
         self._outs = [np.empty_like(each) for each in groups[0]]
         has_state = isinstance(getattr(scheme, "inner", scheme), BinSGDM)
         self._states = [self._made_states(worker) if has_state else None for worker in self._workers]

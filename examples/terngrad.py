@@ -71,8 +71,8 @@ class TernGrad(Scheme):
         if self.clip is None:
             return x
         deviation = kernels.tensor_deviation(x)
-        most = kernels.scale([deviation], self.clip, kernels.target(1))
-        least = kernels.scale([deviation], -self.clip, kernels.target(1))
+        most = kernels.scale([deviation], self.clip, kernels.empty(1))
+        least = kernels.scale([deviation], -self.clip, kernels.empty(1))
         return kernels.where(kernels.less(x, least), least, kernels.minimum(x, most))
 
     def levels_left(self, workers: int, hosts: int) -> int:

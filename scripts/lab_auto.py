@@ -104,15 +104,15 @@ def table(folder: Path) -> str:
 
 
 def main(folder: Path, page: Path | None = None) -> int:
-    checked = list(verdicts(folder))
-    if not checked:
+    validated = list(verdicts(folder))
+    if not validated:
         print(f"nothing has been measured: {folder} has no results")
         return 1
-    for reached, text in checked:
+    for reached, text in validated:
         print(f"{'reached' if reached else 'MISSED '} {text}")
     if page is not None:
         page.write_text(insert(page.read_text(), "table", "lab-auto", table(folder)))
-    return 0 if all(reached for reached, _ in checked) else 1
+    return 0 if all(reached for reached, _ in validated) else 1
 
 
 if __name__ == "__main__":

@@ -146,10 +146,10 @@ def write(page: str, results: Results) -> str:
 def main(folder: Path, page: Path) -> int:
     results = Results(folder)
     page.write_text(write(page.read_text(), results))
-    checked = list(verdicts(results))
-    for reached, text in checked:
+    validated = list(verdicts(results))
+    for reached, text in validated:
         print(f"{'reached' if reached else 'MISSED '} {text}")
-    return 0 if all(reached for reached, _ in checked) else 1
+    return 0 if all(reached for reached, _ in validated) else 1
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from horovod_quant.frontends import methods
 from horovod_quant.kernels import reference
-from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain, hash32
+from horovod_quant.kernels.keys import ALL_ONES, Key, RngKey, hash32
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD
 from horovod_quant.schemes.base import (
@@ -35,7 +35,7 @@ from horovod_quant.schemes.base import (
 )
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.transports import simulator
-from horovod_quant.transports.over_allreduce import over_allreduce
+from horovod_quant.transports.emulate_with_allreduce import emulate_with_allreduce
 
 EVERY_EXAMPLE = 100
 """Of a property test that says nothing else; see conftest.py."""
@@ -77,7 +77,7 @@ _words = st.integers(0, ALL_ONES)
 _all_or_none = st.sampled_from([0, ALL_ONES])
 plain_keys = st.builds(Key, _words, _words, st.just(0), st.just(0), st.just(0), st.just(0))
 joint_keys = st.tuples(st.integers(0, 2**40), st.integers(1, 9), st.integers(0, 8)).map(
-    lambda drawn: KeyChain(0, "w").joint("worker", drawn[0], drawn[2] % drawn[1], drawn[1])
+    lambda drawn: RngKey(0, "w").joint("worker", drawn[0], drawn[2] % drawn[1], drawn[1])
 )
 keys = st.one_of(
     plain_keys,
@@ -221,7 +221,7 @@ def lockstep(
     for rank, own in enumerate(groups):
         state = states[rank] if states else used_states(own)
         step = steps[rank] if steps else 0
-        members = [Gradient(a, KeyChain(0, str(i)), step, state[i]) for i, a in enumerate(own)]
+        members = [Gradient(a, RngKey(0, str(i)), step, state[i]) for i, a in enumerate(own)]
         workers = Workers(rank, size, custom_reduction, local_size)
         exchanges.append(scheme.begin(members, workers, kernels))
     answers: list[Any] = [None] * size
@@ -251,7 +251,9 @@ class OverAllreduce(Scheme):
             self.requests += workers.rank == 0
             return (yield request)
 
-        return map_requests(over_allreduce(self.inner.begin(gradients, workers, kernels), workers), answer)
+        return map_requests(
+            emulate_with_allreduce(self.inner.begin(gradients, workers, kernels), workers), answer
+        )
 
 
 def gaussian(seed: int, *shape: int) -> np.ndarray:

@@ -26,8 +26,8 @@ from horovod_quant.schemes.base import (
     Gradient,
     Scheme,
     Workers,
-    checked,
     split_points,
+    validated,
 )
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -57,8 +57,8 @@ class OneNumber(Scheme):
 
         parts = [(1, np.float32, partial(number, gradient)) for gradient in gradients]
         parts += [(count, np.int32, partial(encode, i)) for i, count in enumerate(counts)]
-        request = Allgather(kernels.assemble(parts), [4 * (1 + count) for count in counts])
-        payloads = yield from checked(request, workers)
+        request = Allgather(kernels.pack(parts), [4 * (1 + count) for count in counts])
+        payloads = yield from validated(request, workers)
         at = split_points([len(gradients), *counts])
 
         def write(i: int, factor: float, out: Any) -> Any:
@@ -100,7 +100,7 @@ class ScaledSign(OneNumber):
     def decode(self, words, numbers, elements, factor, kernels, out):
         values = []
         for own, magnitude in zip(words, numbers):
-            minus = kernels.scale([magnitude], -1.0, kernels.target(1))
+            minus = kernels.scale([magnitude], -1.0, kernels.empty(1))
             values.append(kernels.where(kernels.unpack_flags(own, elements), minus, magnitude))
         return kernels.scale([kernels.mean(values)], factor * len(values), out)
 

@@ -1,4 +1,4 @@
-"""What the frontends share: arguments of the compressors, what is missing, the carrier."""
+"""What the frontends share: arguments of the compressors, what is missing, the control tensor."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ from horovod_quant.analysis.work import Call, Work, cached_work_of, resolved
 from horovod_quant.reductions.agreement import SIGNS
 from horovod_quant.schemes.base import Allreduce, Alltoall, Request, Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
+from horovod_quant.transports.pairwise_via_allreduce import as_sum, is_swapped
 from horovod_quant.transports.split_sums import INTEGERS, is_faster
-from horovod_quant.transports.swaps import as_sum, is_swapped
 from horovod_quant.transports.traffic import sent_bytes
 
 NONE, FP16 = "none", "fp16"
@@ -67,7 +67,7 @@ class Cost:
         frontend: seconds of the frontend's own work per gradient, and of copies between accelerator and host.
         network: seconds of all collectives, including Horovod's overhead.
         exposed: seconds by which the exchange makes the step longer.
-        bytes_sent: bytes sent by one worker on average, including carriers and gradients that are too small.
+        bytes_sent: bytes sent by one worker on average, including control tensors and gradients that are too small.
         host_bytes: bytes that a host sends to other hosts.
         collectives: their number.
     """
@@ -340,7 +340,7 @@ def _is_split(request: Request, lengths: Sequence[int], workers: Workers) -> boo
 
 
 def _rest(scheme: Scheme, setting: Setting) -> Allreduce:
-    """What Horovod itself reduces besides: small gradients as they are, and the others' carriers."""
+    """What Horovod itself reduces besides: small gradients as they are, and the others' control tensors."""
     shapes = setting.shapes
     compressed = compressed_names(scheme, shapes, setting.min_elements)
     small = sum(map(prod, shapes.values())) - sum(prod(shapes[name]) for name in compressed)

@@ -25,7 +25,7 @@ from horovod_quant.analysis.work import (
     phase_of,
     resolved,
 )
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import (
     Allgather,
     Alltoall,
@@ -202,7 +202,7 @@ def _run_alone(scheme: Scheme, values: np.ndarray, workers: Workers, kernels: An
         scheme = resolved(scheme, workers)
     except ValueError:
         return
-    keys = KeyChain(0, "measured")
+    keys = RngKey(0, "measured")
     start, stop = scheme.owned(keys.name, len(values), workers)
     state = BinaryState(np.zeros_like(values[start:stop]), np.zeros_like(values[start:stop]), 0.9)
     exchange = scheme.begin([Gradient(values, keys, 0, state)], workers, kernels)

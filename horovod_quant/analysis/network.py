@@ -222,9 +222,10 @@ def turns(request: Request, network: Network) -> float:
     Gloo's receiver tells the sender that it is ready over the connection on which it sends data itself, after it has
     begun to do so (gloo/allgatherv.cc, gloo/alltoallv.cc: send, then recv; transport/tcp/pair.cc: one queue). Where two
     workers exchange large messages, the later one's readiness waits behind its own data: the two directions follow one
-    another. This is so in every gather of two workers, which is why they add instead (`transports.swaps`), and in an
-    alltoall for each pair of workers, the less the more other pairs there are to fill the link. A ring of three and
-    more receives from one neighbour and sends to the other, and an allreduce has several small messages under way.
+    another. This is so in every gather of two workers, which is why they add instead
+    (`transports.pairwise_via_allreduce`), and in an alltoall for each pair of workers, the less the more other pairs
+    there are to fill the link. A ring of three and more receives from one neighbour and sends to the other, and an
+    allreduce has several small messages under way.
 
     NCCL's receivers are told of free buffers besides, so that both directions are full.
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from horovod_quant.kernels import reference
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import ROW, buckets, ceil_div, code_words, sum_words, tiles
 from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Request, Scheme, Workers
@@ -177,7 +177,7 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int =
     for i, array in enumerate(empty):
         start, stop = scheme.owned(str(i), len(array), workers)
         own = array[start:stop]
-        gradients.append(Gradient(array, KeyChain(0, str(i)), 0, BinaryState(own, own, 0.9)))
+        gradients.append(Gradient(array, RngKey(0, str(i)), 0, BinaryState(own, own, 0.9)))
     exchange = scheme.begin(gradients, workers, recorder.kernels)
     stages = []
     answer: Any = None
@@ -282,7 +282,7 @@ def _decode_parts(out: np.ndarray, parts: Sequence[tuple[int, Callable]]) -> np.
     return out
 
 
-def _assemble(parts: Sequence[tuple[int, Any, Callable]]) -> np.ndarray:
+def _pack(parts: Sequence[tuple[int, Any, Callable]]) -> np.ndarray:
     for length, dtype, fill in parts:
         fill(_ghost(length, dtype))
     types = {np.dtype(dtype) for _, dtype, _ in parts}
@@ -291,10 +291,10 @@ def _assemble(parts: Sequence[tuple[int, Any, Callable]]) -> np.ndarray:
 
 
 UNTIMED: dict[str, Callable] = {
-    "assemble": _assemble,
+    "pack": _pack,
     "concatenate": lambda arrays: _ghost(sum(map(len, arrays)), arrays[0].dtype),
     "view": lambda array, dtype: _ghost(len(array), dtype),
-    "target": _ghost,
+    "empty": _ghost,
     "decode_parts": _decode_parts,
     "step_word": lambda number, out=None: _ghost(1, np.int32),
     "key_of_word": lambda chain, stage, word, worker=0: chain.key(stage, 0, worker),

@@ -22,7 +22,7 @@ from horovod_quant.bench.progress import write_line
 from horovod_quant.bench.rounds import EXCHANGES, Bench, Found, Stopped
 from horovod_quant.bench.stopping import Interruption, leave
 from horovod_quant.bench.variants import Options, Variant
-from horovod_quant.cli.place import find_place
+from horovod_quant.cli.launch_context import find_launch_context
 from horovod_quant.cli.problem import Problem, check_file, give_up_output
 
 SAVE_EVERY = 5.0
@@ -75,7 +75,7 @@ class Run:
         self.bench: Any = None
         self.gradients: Any = None
         self._saved = -SAVE_EVERY
-        place = find_place(os.environ)
+        place = find_launch_context(os.environ)
         self._first = place.rank == 0
         self._interruption = Interruption("gloo" if place.gloo else "mpi", self._last_words)
 
@@ -269,7 +269,7 @@ def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
 
     What the first worker finds wrong ends all before Horovod has connected them.
     """
-    first = find_place(os.environ).rank == 0
+    first = find_launch_context(os.environ).rank == 0
     try:
         plan = make_plan()
         if first and plan.problem:

@@ -18,7 +18,7 @@ from typing import Any
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.cli import probe, report
 from horovod_quant.cli.findings import installed, kernels, settings, workers
-from horovod_quant.cli.place import Place, find_place
+from horovod_quant.cli.launch_context import LaunchContext, find_launch_context
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.problem import Problem
 from horovod_quant.cli.report import PROBLEM, Section
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The command; returns 1 if there is a problem."""
-    place = find_place(os.environ)
+    place = find_launch_context(os.environ)
     with Problem.of(""):
         require_number("--timeout", arguments.timeout, *TIMEOUTS)
     wanted = [arguments.framework] if arguments.framework else list(FRAMEWORKS)
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(finding.mark == PROBLEM for section in sections for finding in section.findings))
 
 
-def hints(arguments: argparse.Namespace, place: Place, usable: bool) -> list[str]:
+def hints(arguments: argparse.Namespace, place: LaunchContext, usable: bool) -> list[str]:
     found = []
     if usable and not place.size:
         found.append("To test the collectives: horovodrun -np 2 horovod-quant doctor")
@@ -77,7 +77,7 @@ def hints(arguments: argparse.Namespace, place: Place, usable: bool) -> list[str
     return found
 
 
-def gather_facts(wanted: list[str], place: Place, timeout: float) -> dict[str, dict[str, Any]]:
+def gather_facts(wanted: list[str], place: LaunchContext, timeout: float) -> dict[str, dict[str, Any]]:
     """Facts of each framework.
 
     Under Gloo every framework is tested, one after another: when an allreduce is done, all workers have left the

@@ -40,7 +40,7 @@ class Codec(ABC):
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> Any:
         """The payloads of all segments, one after another, segment i with ``words(batch.elements[i])`` words.
 
-        ``batch.values`` may be `Span` objects: see `Batch`. There may be no segments.
+        ``batch.values`` may be `BufferView` objects: see `Batch`. There may be no segments.
         """
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Codec(ABC):
             batch: the segments, without values and steps.
             domain: of the rounder that has encoded them.
             factor: number by which sums are multiplied.
-            outs: for each segment a flat floating-point array, or a `Span`; ``as_array`` makes the array.
+            outs: for each segment a flat floating-point array, or a `BufferView`; ``as_array`` makes the array.
         """
 
     def reduce(

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from horovod_quant.kernels.keys import ALL_ONES, KeyChain
+from horovod_quant.kernels.keys import ALL_ONES, RngKey
 
 _Floats = npt.NDArray[np.float64]
 
@@ -51,9 +51,9 @@ def rounding_variance(r: npt.ArrayLike, levels: npt.ArrayLike) -> _Floats:
 def joint_dither(rank: int, size: int) -> tuple[int, float]:
     """c and a of worker ``rank`` of ``size``, which draws ``frac(c U + a)`` from the uniform U that all workers share.
 
-    Source: `horovod_quant.kernels.keys.KeyChain.joint`.
+    Source: `horovod_quant.kernels.keys.RngKey.joint`.
     """
-    key = KeyChain(0, "").joint("", 0, rank, size)
+    key = RngKey(0, "").joint("", 0, rank, size)
     sign = -1 if key.flip else 1
     return sign << key.shift, sign * key.addend / (ALL_ONES + 1)
 

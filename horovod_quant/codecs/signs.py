@@ -11,10 +11,10 @@ import numpy as np
 
 from horovod_quant.codecs.base import REDUCER, Codec
 from horovod_quant.kernels.arrays import Part, no_part
+from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.kernels.layout import ROW, TILE, ceil_div, code_words, tiles
 from horovod_quant.kernels.reference import uniform_levels
 from horovod_quant.kernels.segments import Batch, Rounder, any_flags, segment_kernels
-from horovod_quant.kernels.span import as_array
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class SignAverages(Codec):
                     count, partial(self._average, kernels, payloads, at[i], batch, i, first, count)
                 )
             parts.append(any_flags(payloads, at[i] + ROW * tiles(elements), elements))
-        return kernels.assemble([*parts, no_part(np.int32)])
+        return kernels.pack([*parts, no_part(np.int32)])
 
     def _average(
         self,
@@ -164,7 +164,7 @@ def _sum_of_signs(votes: Sequence[Any], elements: int, kernels: Any) -> Any:
     places = 1 << (len(votes) - 1).bit_length()
 
     def decoded(words: Any, magnitude: float) -> Any:
-        return kernels.decode_signs(words, magnitude, kernels.target(elements))
+        return kernels.decode_signs(words, magnitude, kernels.empty(elements))
 
     arrays = [decoded(words, float(places)) for words in votes]
     if places > len(votes):

@@ -1,4 +1,4 @@
-"""What the frontends for PyTorch and TensorFlow have in common: arguments, checks, the carrier."""
+"""What the frontends for PyTorch and TensorFlow have in common: arguments, checks, the control tensor."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class BaseCompressor(metaclass=_CompressorClass):
     """The arguments and statistics that all compressors share.
 
     Horovod asks it to compress each gradient. The compressor quantizes the gradient, exchanges it over Horovod's own
-    collectives, and gives Horovod a small *carrier* to reduce instead: ``[1, +-1 x 16]``. The reduced first element
-    shows the factor (average or sum, pre- and postscaling, joined workers). The signs, which depend on the gradient's
-    name, show whether all workers exchange the same gradient.
+    collectives, and gives Horovod a small *control tensor* to reduce instead: ``[1, +-1 x 16]``. The reduced first
+    element shows the factor (average or sum, pre- and postscaling, joined workers). The signs, which depend on the
+    gradient's name, show whether all workers exchange the same gradient.
 
     Args:
         scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or the name of a
@@ -336,11 +336,11 @@ class BaseCompressor(metaclass=_CompressorClass):
             )
 
     def _signs(self, name: str, shape: Any, dtype: Any, scheme: Scheme) -> tuple[float, ...]:
-        """The signs that a gradient's carrier carries."""
-        return _carrier_signs(name, shape, dtype, scheme, self.seed)
+        """The signs that a gradient's control tensor carries."""
+        return _fingerprint(name, shape, dtype, scheme, self.seed)
 
     def _factor(self, name: str, signs: Sequence[float], output: Sequence[float]) -> float:
-        """What Horovod has multiplied the sum over the workers by, from the carrier that came back.
+        """What Horovod has multiplied the sum over the workers by, from the control tensor that came back.
 
         Raises:
             RuntimeError: the workers meant different gradients.
@@ -411,7 +411,7 @@ def _whole(value: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _carrier_signs(name: str, shape: Any, dtype: Any, scheme: Scheme, seed: int) -> tuple[float, ...]:
+def _fingerprint(name: str, shape: Any, dtype: Any, scheme: Scheme, seed: int) -> tuple[float, ...]:
     return tuple(map(float, signs_of(f"{name} {shape} {dtype} {scheme} {seed} {WIRE_VERSION}")))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain
+from horovod_quant.kernels.keys import ALL_ONES, Key, RngKey
 from horovod_quant.kernels.layout import TILE, ceil_div
 
 _ALIGNMENT = 64
@@ -55,7 +55,7 @@ def aligned(memory: np.ndarray, elements: int, dtype: Any) -> np.ndarray:
     return memory[offset : offset + elements * np.dtype(dtype).itemsize].view(dtype)
 
 
-def assemble(parts: Sequence[Part]) -> np.ndarray:
+def pack(parts: Sequence[Part]) -> np.ndarray:
     """One array of consecutive parts, each computed in its place; int32 words where the parts' types differ."""
     types = {np.dtype(dtype) for _, dtype, _ in parts}
     dtype = types.pop() if len(types) == 1 else np.dtype(np.int32)
@@ -81,7 +81,7 @@ def view(array: np.ndarray, dtype: Any) -> np.ndarray:
     return array.view(dtype)
 
 
-def target(elements: int) -> np.ndarray:
+def empty(elements: int) -> np.ndarray:
     """What a decoding kernel takes for ``out`` where the result is float32 and temporary."""
     return np.empty(elements, np.float32)
 
@@ -102,7 +102,7 @@ def step_word(number: int, out: np.ndarray | None = None) -> np.ndarray:
     return found
 
 
-def key_of_word(chain: KeyChain, stage: str, word: np.ndarray, worker: int = 0) -> Key:
+def key_of_word(chain: RngKey, stage: str, word: np.ndarray, worker: int = 0) -> Key:
     """The key of the step that another worker has sent as a word: ``chain.key(stage, step, worker)``.
 
     A word on a GPU or in a graph is not read before the kernels that the key is for are run there.

@@ -69,7 +69,7 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-class KeyChain:
+class RngKey:
     """The keys of one tensor.
 
     What is fixed for the tensor's life (seed, name) is mixed once; stage, step and worker follow for each key.
@@ -135,8 +135,8 @@ def _share(rank: int, size: int) -> tuple[int, int, int, int]:
     return shift, addend, flip, ALL_ONES
 
 
-def keys_of(chains: Sequence[KeyChain], stage: str, steps: Sequence[int], worker: int = 0) -> np.ndarray:
-    """The keys that `KeyChain.key` gives for each chain and step, uint32 ``[chains, fields of Key]``."""
+def keys_of(chains: Sequence[RngKey], stage: str, steps: Sequence[int], worker: int = 0) -> np.ndarray:
+    """The keys that `RngKey.key` gives for each chain and step, uint32 ``[chains, fields of Key]``."""
     state = np.array([chain.state(stage) for chain in chains], np.uint64)
     for value in (np.array([step & _MASK64 for step in steps], np.uint64), np.uint64(worker)):
         state = (state ^ value) + np.uint64(INCREMENT)
@@ -149,9 +149,9 @@ def keys_of(chains: Sequence[KeyChain], stage: str, steps: Sequence[int], worker
 
 
 def joint_keys_of(
-    chains: Sequence[KeyChain], stage: str, steps: Sequence[int], rank: int, size: int
+    chains: Sequence[RngKey], stage: str, steps: Sequence[int], rank: int, size: int
 ) -> np.ndarray:
-    """The keys that `KeyChain.joint` gives, as `keys_of` has them."""
+    """The keys that `RngKey.joint` gives, as `keys_of` has them."""
     keys = keys_of(chains, stage, steps)
     keys[:, 2:] = _share(rank, size)
     return keys

@@ -15,13 +15,13 @@ from horovod_quant.kernels import clipping, entropy, reference, rotated_sums, ro
 from horovod_quant.kernels.arrays import (
     TILES_AT_A_TIME,
     address,
-    assemble,
     concatenate,
     decode_parts,
+    empty,
     key_of_word,
+    pack,
     pack_flags,
     step_word,
-    target,
     unpack_flags,
     view,
     with_nan_tiles,
@@ -33,13 +33,13 @@ from horovod_quant.kernels.native_arguments import (
     KEY,
     MAX_LEVELS,
     Out,
-    checked,
     checked_code_words,
     checked_norms,
     checked_sum_words,
     flat,
     pointers,
     type_of,
+    validated,
     words_of,
 )
 from horovod_quant.kernels.native_library import call
@@ -63,13 +63,13 @@ __all__ = [
     "with_nan_tiles",
     "view",
     "unpack_flags",
-    "target",
+    "empty",
     "step_word",
     "pack_flags",
     "key_of_word",
     "decode_parts",
     "concatenate",
-    "assemble",
+    "pack",
     "TILES_AT_A_TIME",
     "add_exponential",
     "add_rotated",
@@ -328,7 +328,7 @@ def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray 
         raise ValueError(
             f"words of lengths {[len(own) for own in words]}; they must be the same multiple of {ROW}"
         )
-    words = [checked(own, np.int32, "words") for own in words]
+    words = [validated(own, np.int32, "words") for own in words]
     result = Out(out, len(words[0]), np.int32)
     call(
         "vote", pointers(words), len(words), len(words[0]) // ROW, words_of(key), start, address(result.array)
@@ -396,7 +396,7 @@ def add_rotated(
     for own in scales:
         rotation.check_scales(len(own), len(out))
     words = [checked_code_words(own, rotation.rotated_elements(len(out)), bits) for own in words]
-    scales = [checked(own, np.float32, "scales") for own in scales]
+    scales = [validated(own, np.float32, "scales") for own in scales]
     signs = (KEY * len(keys))(*map(words_of, keys))
     arguments = (len(words), len(out), bits, trellis, factor, signs, start)
     return _decode("add_rotated", pointers(words), pointers(scales), arguments, out)
@@ -429,7 +429,7 @@ def encode_rotated_sum(
     rotated_sums.check_steps(len(steps), len(x))
     kind = type_of(x, "x")
     x = flat(x, "x")
-    steps = checked(steps, np.float32, "steps")
+    steps = validated(steps, np.float32, "steps")
     words = Out(out, sum_words(rotation.rotated_elements(len(x)), width), np.int32)
     own_checks = Out(checks, tiles(len(x)), np.int32)
     call(
@@ -458,7 +458,7 @@ def decode_rotated_sum(
 ) -> np.ndarray:
     rotated_sums.check_steps(len(steps), len(out))
     words = checked_sum_words(words, rotation.rotated_elements(len(out)), width)
-    steps = checked(steps, np.float32, "steps")
+    steps = validated(steps, np.float32, "steps")
     arguments = (len(out), width, factor, words_of(signs), start)
     return _decode("decode_rotated_sum", address(words), address(steps), arguments, out)
 
@@ -468,7 +468,7 @@ def decode_rotated_sum(
 
 def codes_of_digits(digits: np.ndarray, bits: int) -> np.ndarray:
     check_range("bits", bits, 2, 16)
-    digits = checked(digits, np.int32, "digits")
+    digits = validated(digits, np.int32, "digits")
     codes = np.empty(len(digits), np.uint32)
     call("codes_of_digits", address(digits), len(digits), bits, address(codes))
     return codes
@@ -476,7 +476,7 @@ def codes_of_digits(digits: np.ndarray, bits: int) -> np.ndarray:
 
 def pack_sum(digits: np.ndarray, width: int, out: np.ndarray | None = None) -> np.ndarray:
     check_range("width", width, 1, 16)
-    digits = checked(digits, np.int32, "digits")
+    digits = validated(digits, np.int32, "digits")
     result = Out(out, sum_words(len(digits), width), np.int32)
     call("pack_sum", address(digits), len(digits), width, address(result.array))
     return result.done()
@@ -493,7 +493,7 @@ def pack_codes(
     codes: np.ndarray, bits: int, out: np.ndarray | None = None, whole_tiles: bool = False
 ) -> np.ndarray:
     check_range("bits", bits, 1, 16)
-    codes = checked(codes, np.uint32, "codes")
+    codes = validated(codes, np.uint32, "codes")
     used = code_words(len(codes), bits)
     result = Out(out, tiles(len(codes)) * bits * ROW if whole_tiles else used, np.int32)
     call("pack_codes", address(codes), len(codes), bits, address(result.array))

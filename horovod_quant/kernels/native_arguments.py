@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from horovod_quant.kernels.arrays import address
+from horovod_quant.kernels.buffer_view import BufferView
 from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import buckets, code_words, sum_words
 from horovod_quant.kernels.native_library import POINTER
-from horovod_quant.kernels.span import Span
 
 KEY = ctypes.c_uint32 * len(Key._fields)
 
@@ -41,13 +41,13 @@ def flat(array: np.ndarray, name: str) -> np.ndarray:
     return array if _is_plain(array) else array.copy()
 
 
-def checked(array: np.ndarray, dtype: type, name: str) -> np.ndarray:
+def validated(array: np.ndarray, dtype: type, name: str) -> np.ndarray:
     if array.dtype != dtype:
         raise TypeError(f"{name} has dtype {array.dtype}; it must be {np.dtype(dtype)}")
     return flat(array, name)
 
 
-def type_of(array: np.ndarray | Span, name: str) -> int:
+def type_of(array: np.ndarray | BufferView, name: str) -> int:
     found = _TYPES.get(array.dtype)
     if found is None:
         raise TypeError(
@@ -94,20 +94,20 @@ def checked_norms(norms: np.ndarray, elements: int, bucket_size: int) -> np.ndar
             f"norms: {len(norms)} norms for {elements} elements in buckets of {bucket_size}; "
             f"{buckets(elements, bucket_size)} are needed"
         )
-    return checked(norms, np.float32, "norms")
+    return validated(norms, np.float32, "norms")
 
 
 def checked_code_words(words: np.ndarray, elements: int, bits: int) -> np.ndarray:
     if len(words) < code_words(elements, bits):
         raise ValueError(f"words: {len(words)} words cannot hold {elements} codes of {bits} bits")
-    return checked(words, np.int32, "words")
+    return validated(words, np.int32, "words")
 
 
 def checked_sum_words(words: np.ndarray, elements: int, width: int) -> np.ndarray:
     check_range("width", width, 1, 16)
     if len(words) != sum_words(elements, width):
         raise ValueError(f"words: {len(words)} words cannot hold {elements} digits of {width} bits")
-    return checked(words, np.int32, "words")
+    return validated(words, np.int32, "words")
 
 
 def pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array:

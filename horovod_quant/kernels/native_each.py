@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from horovod_quant.kernels.arrays import address, aligned_empty
+from horovod_quant.kernels.buffer_view import BufferView
 from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE, code_words
@@ -22,18 +23,17 @@ from horovod_quant.kernels.native_arguments import (
     FLOAT32,
     MAX_LEVELS,
     Out,
-    checked,
     flat,
     type_of,
+    validated,
     writable,
     write_back,
 )
 from horovod_quant.kernels.native_library import call
 from horovod_quant.kernels.rotation import rotated_elements
-from horovod_quant.kernels.span import Span
 
 
-class Table:
+class SegmentTable:
     """Gradients' data, types and numbers of elements, as the library takes them.
 
     Args:
@@ -41,11 +41,11 @@ class Table:
         name: of the argument, for messages.
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray | Span], name: str = "x") -> None:
+    def __init__(self, arrays: Sequence[np.ndarray | BufferView], name: str = "x") -> None:
         self._name = name
-        self._kept = [array if type(array) is Span else flat(array, name) for array in arrays]
+        self._kept = [array if type(array) is BufferView else flat(array, name) for array in arrays]
         self.count = len(arrays)
-        found = [each.address if type(each) is Span else address(each) for each in self._kept]
+        found = [each.address if type(each) is BufferView else address(each) for each in self._kept]
         self._data = np.array(found, np.uintp)
         self._types = np.array([type_of(array, name) for array in self._kept], np.int64)
         self.lengths = np.array([array.shape[0] for array in self._kept], np.int64)
@@ -53,10 +53,10 @@ class Table:
         self._buckets: dict[int, int] = {}
         self._sum_words: dict[int, int] = {}
 
-    def is_of(self, arrays: Sequence[np.ndarray | Span]) -> bool:
+    def is_of(self, arrays: Sequence[np.ndarray | BufferView]) -> bool:
         """Whether it is of these very arrays, and their memory can be written."""
         same = len(arrays) == self.count and all(map(operator.is_, self._kept, arrays))
-        return same and all(type(array) is Span or array.flags.writeable for array in arrays)
+        return same and all(type(array) is BufferView or array.flags.writeable for array in arrays)
 
     def buckets(self, bucket_size: int) -> int:
         found = self._buckets.get(bucket_size)
@@ -83,7 +83,7 @@ class Table:
         lengths = [_rotated_words(bits, length) for length in self.lengths.tolist()]
         return np.array(lengths, np.int64)
 
-    def check_state_of(self, gradients: Table) -> None:
+    def check_state_of(self, gradients: SegmentTable) -> None:
         """Raises ValueError unless these are float32 arrays as long as the gradients."""
         is_wrong = (self._types != FLOAT32) | (self.lengths != gradients.lengths)
         if is_wrong.any():
@@ -97,7 +97,7 @@ class Table:
         """Those of all buckets, checked."""
         if len(norms) != self.buckets(bucket_size):
             raise ValueError(f"norms: {len(norms)} norms for {self.buckets(bucket_size)} buckets")
-        return checked(norms, np.float32, "norms")
+        return validated(norms, np.float32, "norms")
 
 
 @lru_cache(maxsize=4096)  # every step's gradients have the same lengths
@@ -120,13 +120,13 @@ class _Outs:
     """
 
     def __init__(
-        self, outs: Sequence[np.ndarray | Span], table: Table | None = None, name: str = "out"
+        self, outs: Sequence[np.ndarray | BufferView], table: SegmentTable | None = None, name: str = "out"
     ) -> None:
         self._copies: list[tuple[Any, Any]] = []
         if table is None or not table.is_of(outs):
-            results = [out if type(out) is Span else writable(out) for out in outs]
+            results = [out if type(out) is BufferView else writable(out) for out in outs]
             self._copies = [(result, out) for result, out in zip(results, outs) if result is not out]
-            table = Table(results, name)
+            table = SegmentTable(results, name)
         self.table = table
 
     def done(self) -> None:
@@ -148,15 +148,15 @@ def _keys_and_starts(
 # ---- norms and their codes ---------------------------------------------------------------------------------------
 
 
-def bucket_maxima_each(table: Table, bucket_size: int) -> np.ndarray:
+def bucket_maxima_each(table: SegmentTable, bucket_size: int) -> np.ndarray:
     return _norms_each("bucket_maxima_each", table, bucket_size, np.float32)
 
 
-def bucket_square_sums_each(table: Table, bucket_size: int) -> np.ndarray:
+def bucket_square_sums_each(table: SegmentTable, bucket_size: int) -> np.ndarray:
     return _norms_each("bucket_square_sums_each", table, bucket_size, np.float64)
 
 
-def _norms_each(kernel: str, table: Table, bucket_size: int, dtype: type) -> np.ndarray:
+def _norms_each(kernel: str, table: SegmentTable, bucket_size: int, dtype: type) -> np.ndarray:
     out = aligned_empty(table.buckets(bucket_size), dtype)
     call(kernel, table.count, table.data, table.types, table.counts, bucket_size, address(out))
     return out
@@ -170,7 +170,7 @@ _NORM_KINDS = {"max": 1, "l2": 2}  # NormKind of native_encoders.h
 def encode_norms_and_codes_each(
     levels: str,
     norm: str,
-    table: Table,
+    table: SegmentTable,
     bucket_size: int,
     bits: int,
     keys: np.ndarray,
@@ -208,7 +208,7 @@ def decode_codes_each(
     bits: int,
     factor: float,
     outs: Sequence[np.ndarray],
-    table: Table | None = None,
+    table: SegmentTable | None = None,
 ) -> None:
     """In each of the workers' pieces the words of gradient i begin at ``words_at[i]``.
 
@@ -222,8 +222,8 @@ def decode_codes_each(
     table = results.table
     _check_places("words", words_at, table.code_words(bits), min(map(len, pieces)))
     _check_places("norms", norms_at, -(-table.lengths // bucket_size), min(map(len, norms)))
-    pieces = [checked(piece, np.int32, "pieces") for piece in pieces]
-    norms = [checked(own, np.float32, "norms") for own in norms]
+    pieces = [validated(piece, np.int32, "pieces") for piece in pieces]
+    norms = [validated(own, np.float32, "norms") for own in norms]
     words, first_norms = _addresses(pieces, words_at), _addresses(norms, norms_at)
     units = np.empty(16 * len(pieces), np.float32)
     call(
@@ -249,7 +249,7 @@ def _check_places(what: str, places: np.ndarray, lengths: np.ndarray, room: int)
 
 
 def encode_uniform_sum_each(
-    table: Table,
+    table: SegmentTable,
     norms: np.ndarray,
     bucket_size: int,
     levels: int,
@@ -278,7 +278,7 @@ def decode_uniform_sum_each(
     width: int,
     factor: float,
     outs: Sequence[np.ndarray],
-    table: Table | None = None,
+    table: SegmentTable | None = None,
 ) -> None:
     """``table`` is used if it is that of ``outs``."""
     check_range("levels", levels, 1, MAX_LEVELS)
@@ -287,7 +287,7 @@ def decode_uniform_sum_each(
     norms = table.norms(norms, bucket_size)
     if len(words) != table.sum_words(width):
         raise ValueError(f"words: {len(words)} words cannot hold all digits of {width} bits")
-    words = checked(words, np.int32, "words")
+    words = validated(words, np.int32, "words")
     call(
         "decode_uniform_sum_each", table.count, address(words), address(norms), table.counts, bucket_size, levels,
         width, factor, table.data, table.types,
@@ -299,9 +299,9 @@ def decode_uniform_sum_each(
 
 
 def binarize_each(
-    table: Table,
-    momenta: Sequence[np.ndarray | Span],
-    scales: Sequence[np.ndarray | Span],
+    table: SegmentTable,
+    momenta: Sequence[np.ndarray | BufferView],
+    scales: Sequence[np.ndarray | BufferView],
     betas: Sequence[float],
     keys: np.ndarray,
     starts: Sequence[int],
@@ -324,7 +324,7 @@ def binarize_each(
     keys, first = _keys_and_starts(keys, starts, table.count)
     _check_places("words", words_at, ROW * -(-table.lengths // TILE), len(out))
     broken = np.empty(table.buckets(TILE), bool)
-    words = np.array(address(checked(out, np.int32, "out")) + 4 * words_at, np.uintp)
+    words = np.array(address(validated(out, np.int32, "out")) + 4 * words_at, np.uintp)
     call(
         "binarize_each", table.count, table.data, table.types, table.counts, m.table.data, b.table.data,
         address(keep), address(take), address(keys), address(first), address(words), address(broken),
@@ -349,9 +349,9 @@ def vote_each(
     if not pieces or (tile_counts < 0).any():
         raise ValueError(f"{len(pieces)} workers' pieces, and tiles {tile_counts}: give at least one of each")
     _check_places("words", words_at, ROW * tile_counts, min(len(out), *map(len, pieces)))
-    pieces = [checked(piece, np.int32, "pieces") for piece in pieces]
+    pieces = [validated(piece, np.int32, "pieces") for piece in pieces]
     keys, first = _keys_and_starts(keys, starts, len(tile_counts))
-    words, results = _addresses(pieces, words_at), _addresses([checked(out, np.int32, "out")], words_at)
+    words, results = _addresses(pieces, words_at), _addresses([validated(out, np.int32, "out")], words_at)
     call(
         "vote_each", len(tile_counts), address(tile_counts), address(words), len(pieces), address(keys),
         address(first), address(results),
@@ -365,7 +365,7 @@ def decode_signs_each(
     results = _Outs(outs)
     table = results.table
     _check_places("words", words_at, ROW * -(-table.lengths // TILE), len(piece))
-    words = _addresses([checked(piece, np.int32, "piece")], words_at)
+    words = _addresses([validated(piece, np.int32, "piece")], words_at)
     call("decode_signs_each", table.count, address(words), table.counts, magnitude, table.data, table.types)
     results.done()
 
@@ -374,7 +374,7 @@ def decode_signs_each(
 
 
 def encode_rotated_each(
-    table: Table,
+    table: SegmentTable,
     bits: int,
     keys: np.ndarray,
     starts: Sequence[int],
@@ -408,7 +408,7 @@ def add_rotated_each(
     factor: float,
     outs: Sequence[np.ndarray],
     starts: Sequence[int],
-    table: Table | None = None,
+    table: SegmentTable | None = None,
     trellis: bool = False,
 ) -> None:
     """In each of the workers' pieces, words and scales are where `encode_rotated_each` puts them.
@@ -421,7 +421,7 @@ def add_rotated_each(
     table = results.table
     keys, first = _keys_and_starts(keys, starts, table.count, len(pieces))
     _check_rotated(table, bits, words_at, scales_at, min(map(len, pieces)))
-    pieces = [checked(piece, np.int32, "pieces") for piece in pieces]
+    pieces = [validated(piece, np.int32, "pieces") for piece in pieces]
     words, scales = (_addresses(pieces, at) for at in (words_at, scales_at))
     call(
         "add_rotated_each", table.count, address(words), address(scales), len(pieces), table.counts, bits, trellis,
@@ -430,12 +430,14 @@ def add_rotated_each(
     results.done()
 
 
-def _check_rotated(table: Table, bits: int, words_at: np.ndarray, scales_at: np.ndarray, room: int) -> None:
+def _check_rotated(
+    table: SegmentTable, bits: int, words_at: np.ndarray, scales_at: np.ndarray, room: int
+) -> None:
     _check_places("words", words_at, table.rotated_words(bits), room)
     _check_places("scales", scales_at, -(-table.lengths // TILE), room)
 
 
-def scale_each(table: Table, factor: float, outs: Sequence[np.ndarray]) -> None:
+def scale_each(table: SegmentTable, factor: float, outs: Sequence[np.ndarray]) -> None:
     """Write the elements as float32, times a factor, to arrays of any floating-point type."""
     results = _Outs(outs)
     if (results.table.lengths != table.lengths).any():

@@ -9,12 +9,12 @@ import numpy as np
 
 from horovod_quant.kernels import native_each
 from horovod_quant.kernels.arrays import aligned_empty, with_nan_tiles
+from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.kernels.keys import ALL_ONES, keys_of
 from horovod_quant.kernels.layout import tiles
-from horovod_quant.kernels.native_each import Table
+from horovod_quant.kernels.native_each import SegmentTable
 from horovod_quant.kernels.segment_places import flag_places, keys_of_batch, rotated_places
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
-from horovod_quant.kernels.span import as_array
 
 
 class NativeSegments(SegmentKernels):
@@ -35,7 +35,7 @@ class NativeSegments(SegmentKernels):
         return whole
 
     def scale(self, arrays: Sequence[Any], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
-        native_each.scale_each(Table(arrays), factor, outs)
+        native_each.scale_each(SegmentTable(arrays), factor, outs)
         return outs
 
     def encode_codes(
@@ -195,7 +195,7 @@ class NativeSegments(SegmentKernels):
         return outs
 
 
-def _table(batch: Batch) -> Table:
+def _table(batch: Batch) -> SegmentTable:
     if batch.table is None:
-        batch.table = Table(batch.values)
+        batch.table = SegmentTable(batch.values)
     return batch.table

@@ -21,13 +21,13 @@ import numpy as np
 from horovod_quant.kernels import clipping, entropy, sums
 from horovod_quant.kernels.arrays import (  # noqa: F401 (part of every backend)
     TILES_AT_A_TIME,
-    assemble,
     concatenate,
     decode_parts,
+    empty,
     key_of_word,
+    pack,
     pack_flags,
     step_word,
-    target,
     unpack_flags,
     view,
     with_nan_tiles,

@@ -14,10 +14,10 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from horovod_quant.kernels.arrays import Part, no_part
-from horovod_quant.kernels.keys import Key, KeyChain
+from horovod_quant.kernels.buffer_view import as_array
+from horovod_quant.kernels.keys import Key, RngKey
 from horovod_quant.kernels.layout import ROW, buckets, ceil_div, code_words, sum_words, tiles
 from horovod_quant.kernels.rotation import rotated_elements
-from horovod_quant.kernels.span import as_array
 
 
 class Segment(NamedTuple):
@@ -45,7 +45,7 @@ class Rounder(NamedTuple):
     rank: int = 0
     size: int = 0
 
-    def key(self, chain: KeyChain, step: Any) -> Key:
+    def key(self, chain: RngKey, step: Any) -> Key:
         if self.size:
             return chain.joint(self.domain, step, self.rank, self.size)
         return chain.key(self.domain, step, self.rank)
@@ -59,8 +59,8 @@ class Batch:
         starts: index of the first element of each segment in its tensor.
         chains: the keys of each tensor.
         steps: the count of each tensor's steps.
-        values: the elements of each segment, an array or a `Span`, which ``as_array`` makes an array: kernels for one
-            segment take arrays. Empty where they are not needed.
+        values: the elements of each segment, an array or a `BufferView`, which ``as_array`` makes an array: kernels for
+            one segment take arrays. Empty where they are not needed.
         states: BinSGDM's momentum, scale and beta of each segment; empty where they are not needed.
         table: what a backend keeps of the values between its kernels.
     """
@@ -72,7 +72,7 @@ class Batch:
         self,
         elements: tuple[int, ...],
         starts: Sequence[int],
-        chains: Sequence[KeyChain],
+        chains: Sequence[RngKey],
         steps: Sequence[Any] = (),
         values: Sequence[Any] = (),
         states: Sequence[Any] = (),
@@ -108,7 +108,7 @@ class SegmentKernels:
         kernels: the backend.
 
     Attributes:
-        wants_spans: whether addresses of values (`Span`) are all that it needs, so that making arrays is a waste.
+        wants_spans: whether addresses of values (`BufferView`) are all that it needs, so that making arrays is a waste.
     """
 
     wants_spans = False
@@ -118,7 +118,7 @@ class SegmentKernels:
 
     def empty(self, lengths: Sequence[int]) -> Sequence[Any]:
         """Arrays for float32 results that are temporary."""
-        return [self._kernels.target(length) for length in lengths]
+        return [self._kernels.empty(length) for length in lengths]
 
     def decode_sources(
         self, outs: Sequence[Any], sources: Sequence[Source], decode: Callable[..., Any]
@@ -130,7 +130,7 @@ class SegmentKernels:
 
     def pack(self, lengths: Sequence[int], decode: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
         """One float32 array of consecutive parts with these lengths, to which ``decode`` writes."""
-        whole = self._kernels.target(sum(lengths))
+        whole = self._kernels.empty(sum(lengths))
         bounds = split_points(lengths)
         decode([whole[start:stop] for start, stop in zip(bounds, bounds[1:])])
         return whole
@@ -143,7 +143,7 @@ class SegmentKernels:
             (count, np.dtype(dtype), partial(convert, as_array(values)))
             for count, values in zip(batch.elements, batch.values)
         ]
-        return kernels.assemble([*parts, no_part(np.dtype(dtype))])
+        return kernels.pack([*parts, no_part(np.dtype(dtype))])
 
     def scale(self, arrays: Sequence[Any], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
         """Write each array, times a factor."""
@@ -180,7 +180,7 @@ class SegmentKernels:
         for i, count in enumerate(batch.elements):
             parts.append((buckets(count, bucket_size), np.float32, partial(fill_norms, i)))
             parts.append((code_words(count, bits), np.int32, partial(fill_words, i)))
-        return kernels.assemble([*parts, no_part(np.int32)])
+        return kernels.pack([*parts, no_part(np.int32)])
 
     def decode_codes(
         self,
@@ -235,7 +235,7 @@ class SegmentKernels:
                 parts.append((1, np.int32, partial(fill_step, i)))
             parts.append((code_words(rotated_elements(count), bits), np.int32, partial(fill_words, i)))
             parts.append((tiles(count), np.float32, partial(_popped, scales, i)))
-        return kernels.assemble([*parts, no_part(np.int32)])
+        return kernels.pack([*parts, no_part(np.int32)])
 
     def step_words(self, payload: Any, at: Sequence[int], elements: Sequence[int]) -> Sequence[Any]:
         """The steps in a payload, in the form that `encode_rotated` takes."""
@@ -283,7 +283,7 @@ class SegmentKernels:
         kernels = self._kernels
         compute = kernels.bucket_maxima if norm == "max" else kernels.bucket_square_sums
         dtype = np.float32 if norm == "max" else np.float64
-        return kernels.assemble(
+        return kernels.pack(
             [
                 (buckets(count, bucket_size), dtype, partial(compute, as_array(values), bucket_size))
                 for count, values in zip(batch.elements, batch.values)
@@ -318,7 +318,7 @@ class SegmentKernels:
         parts: list[Any] = [
             (sum_words(count, width), np.int32, partial(fill, i)) for i, count in enumerate(batch.elements)
         ]
-        return kernels.assemble([*parts, (1, np.int32, _one)])
+        return kernels.pack([*parts, (1, np.int32, _one)])
 
     def decode_sums(
         self,
@@ -383,7 +383,7 @@ class SegmentKernels:
         for i, count in enumerate(batch.elements):
             parts.append((ROW * tiles(count), np.int32, partial(fill_words, i)))
             parts.append((ceil_div(tiles(count), ROW), np.int32, partial(fill_flags, i)))
-        return kernels.assemble([*parts, no_part(np.int32)])
+        return kernels.pack([*parts, no_part(np.int32)])
 
     def vote(self, payloads: Sequence[Any], batch: Batch, rounder: Rounder, at: Sequence[int]) -> Any:
         """The payload of one bit an element, drawn from the average over the payloads."""
@@ -398,7 +398,7 @@ class SegmentKernels:
         for i, count in enumerate(batch.elements):
             parts.append((ROW * tiles(count), np.int32, partial(fill_words, i)))
             parts.append(any_flags(payloads, at[i] + ROW * tiles(count), count))
-        return kernels.assemble([*parts, no_part(np.int32)])
+        return kernels.pack([*parts, no_part(np.int32)])
 
     def decode_signs(
         self, payload: Any, batch: Batch, at: Sequence[int], factor: Any, outs: Sequence[Any]

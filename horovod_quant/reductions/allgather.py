@@ -12,7 +12,7 @@ from horovod_quant.codecs.base import Codec
 from horovod_quant.codecs.elias import EliasCodes
 from horovod_quant.kernels.segments import Segment
 from horovod_quant.reductions.base import received_batch, whole_batch, worker_rounder
-from horovod_quant.reductions.requests import Allgather, Collective, Workers, checked, ragged_payload
+from horovod_quant.reductions.requests import Allgather, Collective, Workers, ragged_payload, validated
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 
@@ -40,7 +40,7 @@ class AllgatherReduce:
         sizes = [4 * (stop - start) for start, stop in zip(at, at[1:])]
         # The length of an empty array does not tell the number of workers.
         lengths = None if at[-1] else [0] * workers.size
-        payloads = yield from checked(Allgather(payload, sizes, lengths), workers)
+        payloads = yield from validated(Allgather(payload, sizes, lengths), workers)
         return self.decode_received(payloads, [each.extent for each in gradients], workers, kernels)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
@@ -76,7 +76,7 @@ class RaggedAllgatherReduce:
         return (Collective(Allgather, "uint8"),)
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        bodies = yield from checked(self._request(gradients, workers, kernels), workers)
+        bodies = yield from validated(self._request(gradients, workers, kernels), workers)
         return self.decode_received(bodies, [each.extent for each in gradients], workers, kernels)
 
     def _request(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Allgather:

@@ -12,10 +12,10 @@ import numpy as np
 from horovod_quant.codecs.base import REDUCER
 from horovod_quant.codecs.shared_scale import norm_offsets
 from horovod_quant.kernels.arrays import Part, no_part
+from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.kernels.layout import TILE, code_words, tiles
 from horovod_quant.kernels.reference import per_element, store_float32
 from horovod_quant.kernels.segments import Batch, Rounder
-from horovod_quant.kernels.span import as_array
 from horovod_quant.reductions.base import whole_batch, worker_rounder
 from horovod_quant.reductions.integer_allreduce import bytes_between, collective_of_norms, shared_norms
 from horovod_quant.reductions.requests import (
@@ -24,8 +24,8 @@ from horovod_quant.reductions.requests import (
     Collective,
     CustomAllreduce,
     Workers,
-    checked,
     split_points,
+    validated,
 )
 from horovod_quant.reductions.shards import Chunks, Run, chunks_of
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
@@ -62,7 +62,7 @@ class ExponentialReduction:
         chunks = chunks_of(batch.elements, workers.size)
         splits = [self._words(chunks.tile_count(rank)) for rank in range(workers.size)]
         sizes = chunks.parts(4 * self._words(1))
-        received = yield from checked(
+        received = yield from validated(
             Alltoall(self._encoded(batch, norms, workers, kernels), splits, sizes), workers
         )
         request = Allgather(
@@ -71,7 +71,7 @@ class ExponentialReduction:
             splits,
         )
         del received  # before the gathered shards come
-        gathered = kernels.concatenate((yield from checked(request, workers)))
+        gathered = kernels.concatenate((yield from validated(request, workers)))
         return self.decode_received([norms, gathered], [each.extent for each in gradients], workers, kernels)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
@@ -111,7 +111,7 @@ class ExponentialReduction:
         parts: list[Part] = []
         for i, count in enumerate(batch.elements):
             parts += self._whole_tiles(count, partial(encode, i))
-        return kernels.assemble([*parts, no_part(np.int32)])
+        return kernels.pack([*parts, no_part(np.int32)])
 
     def _whole_tiles(self, elements: int, encode: Callable[[Any], Any]) -> list[Part]:
         """The codes of ``elements`` elements, then zeros up to whole tiles."""
@@ -133,7 +133,7 @@ class ExponentialReduction:
                 TILE,
                 self.bits,
                 1.0,
-                kernels.target(run.elements),
+                kernels.empty(run.elements),
             )
             key = Rounder(REDUCER).key(batch.chains[run.gradient], batch.steps[run.gradient])
             size = np.full(run.tile_count, workers.size, np.float32)
@@ -143,7 +143,7 @@ class ExponentialReduction:
         parts: list[Part] = []
         for run in chunks.pieces(workers.rank, kernels.TILES_AT_A_TIME):
             parts += self._whole_tiles(run.elements, partial(average, run))
-        return kernels.assemble([*parts, no_part(np.int32)])
+        return kernels.pack([*parts, no_part(np.int32)])
 
     def _pairwise(
         self, batch: Batch, norms: Any, workers: Workers, kernels: Any
@@ -177,7 +177,7 @@ class ExponentialReduction:
             return result
 
         request = CustomAllreduce(digits, combine, bytes_between(at, digits.itemsize))
-        total = yield from checked(request, workers)
+        total = yield from validated(request, workers)
 
         def write(i: int, factor: Any, out: np.ndarray) -> np.ndarray:
             values = kernels.exponential_values(total[at[i] : at[i + 1]].astype(np.int32), self.bits)

@@ -24,10 +24,10 @@ from horovod_quant.reductions.requests import (
     Collective,
     Request,
     Workers,
-    checked,
     map_requests,
     ragged_payload,
     split_ragged,
+    validated,
 )
 from horovod_quant.reductions.shards import owned_range
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
@@ -77,7 +77,7 @@ class HierarchicalReduction:
             workers.local_size,
             self.unit,
         )
-        pieces = yield from checked(self._to_owners(gradients, ranges, workers, kernels), workers)
+        pieces = yield from validated(self._to_owners(gradients, ranges, workers, kernels), workers)
         averages = self._averaged(gradients, ranges, pieces, workers, kernels)
         found = yield from map_requests(self.inter.run(averages, between(workers), kernels), _between_nodes)
         again = found.exchanged_again
@@ -124,7 +124,7 @@ class HierarchicalReduction:
             lambda outs: found.decode(tensors, 1.0 / workers.nodes, outs),
         )
         sizes = [4.0 * count / workers.local_size for count in ranges.lengths_by_tensor(floats)]
-        gathered = yield from checked(
+        gathered = yield from validated(
             Allgather(averages, sizes, ranges.lengths(floats), group=LOCAL), workers
         )
         offsets = [split_points([each.elements for each in segments]) for segments in ranges.of]
@@ -162,18 +162,18 @@ class HierarchicalReduction:
         if is_ragged:
             payload = ragged_payload(*map(ragged_payload, received))
             sizes = ranges.shares([len(payload)], [workers.local_rank])
-            bodies = yield from checked(Allgather(payload, sizes, ragged=True, group=LOCAL), workers)
+            bodies = yield from validated(Allgather(payload, sizes, ragged=True, group=LOCAL), workers)
             pieces = [_split_body(body, len(layout)) for body, layout in zip(bodies, layouts)]
         else:
             filled: list[Part] = [
                 (length, dtype, partial(_as_it_is, array))
                 for array, (length, dtype) in zip(received, layouts[workers.local_rank])
             ]
-            words = kernels.assemble([*filled, no_part(np.int32)])
+            words = kernels.pack([*filled, no_part(np.int32)])
             lengths = [sum(length for length, _ in layout) for layout in layouts]
             shares = ranges.shares([4 * length for length in lengths], range(workers.local_size))
             sizes = [size / workers.local_size for size in shares]
-            arrays = yield from checked(Allgather(words, sizes, lengths, group=LOCAL), workers)
+            arrays = yield from validated(Allgather(words, sizes, lengths, group=LOCAL), workers)
             pieces = [_split_words(array, layout, kernels) for array, layout in zip(arrays, layouts)]
         owners = [
             self.inter.decode_received(piece, _extents_of(extents, segments), inter_workers, kernels)

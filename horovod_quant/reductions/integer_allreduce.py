@@ -12,7 +12,7 @@ import numpy as np
 from horovod_quant.codecs.shared_scale import SharedScaleSums, norm_offsets
 from horovod_quant.kernels.segments import Batch, segment_kernels
 from horovod_quant.reductions.base import whole_batch, worker_rounder
-from horovod_quant.reductions.requests import Allreduce, Collective, Request, Workers, checked
+from horovod_quant.reductions.requests import Allreduce, Collective, Request, Workers, validated
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 
@@ -38,7 +38,7 @@ class IntegerAllreduce:
         norm_at, word_at = self.codec.offsets(batch.elements)
         rounder = worker_rounder(self.codec.domain, workers, self.correlated)
         words = self.codec.encode(kernels, batch, rounder, norms, norm_at)
-        words = yield from checked(Allreduce(words, "sum", bytes_between(word_at, 4)), workers)
+        words = yield from validated(Allreduce(words, "sum", bytes_between(word_at, 4)), workers)
         return self._decoded(norms, words, batch.elements, kernels, batch.table)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
@@ -75,8 +75,8 @@ def shared_norms(
     at = norm_offsets(batch.elements, bucket_size)
     local = segment_kernels(kernels).norms(norm, bucket_size, batch)
     if norm == "max":
-        return (yield from checked(Allreduce(local, "max", bytes_between(at, 4)), workers))
-    sums = yield from checked(Allreduce(local, "sum", bytes_between(at, 8)), workers)
+        return (yield from validated(Allreduce(local, "max", bytes_between(at, 4)), workers))
+    sums = yield from validated(Allreduce(local, "sum", bytes_between(at, 8)), workers)
     return kernels.norms_of_square_sums(sums)
 
 

@@ -106,7 +106,7 @@ Request = Union[Allreduce, Allgather, Alltoall, CustomAllreduce]
 class Collective(NamedTuple):
     """What is known of a request in advance: its type, the array's dtype, an allreduce's operation, and the group.
 
-    ``swap``: whether it is a sum that replaces a gather, see `transports.swaps`.
+    ``swap``: whether it is a sum that replaces a gather, see `transports.pairwise_via_allreduce`.
     """
 
     request: type
@@ -139,7 +139,7 @@ def map_requests(
         reply = yield from answer(request)
 
 
-def checked(request: Request, workers: Workers) -> Generator[Request, Any, Any]:
+def validated(request: Request, workers: Workers) -> Generator[Request, Any, Any]:
     """Yields a request and returns its answer, if it has the lengths that the request implies.
 
     Raises:

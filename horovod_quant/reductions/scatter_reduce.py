@@ -12,7 +12,7 @@ import numpy as np
 from horovod_quant.codecs.base import REDUCER, Codec
 from horovod_quant.kernels.segments import Source, segment_kernels
 from horovod_quant.reductions.base import received_batch, segments_batch, worker_rounder
-from horovod_quant.reductions.requests import Allgather, Alltoall, Collective, Workers, checked
+from horovod_quant.reductions.requests import Allgather, Alltoall, Collective, Workers, validated
 from horovod_quant.reductions.shards import Shards, shards_of
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
@@ -42,9 +42,9 @@ class ScatterReduceAllgather:
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         shards = self._shards([gradient.elements for gradient in gradients], workers)
-        received = yield from checked(self._to_reducers(gradients, shards, workers, kernels), workers)
+        received = yield from validated(self._to_reducers(gradients, shards, workers, kernels), workers)
         request = self._to_workers(gradients, shards, received, workers, kernels)
-        gathered = yield from checked(request, workers)
+        gathered = yield from validated(request, workers)
         return self.decode_received(gathered, [each.extent for each in gradients], workers, kernels)
 
     def _to_reducers(

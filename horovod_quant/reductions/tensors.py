@@ -7,15 +7,15 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.kernels.span import Span, as_array
+from horovod_quant.kernels.buffer_view import BufferView, as_array
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.requests import Request
 
 
 class BinaryState(NamedTuple):
     """BinSGDM's state of one gradient on one worker, for the elements given by `Scheme.owned`.
 
-    Two float32 arrays, updated in place; kernels for many segments take a `Span` of each.
+    Two float32 arrays, updated in place; kernels for many segments take a `BufferView` of each.
     """
 
     momentum: Any
@@ -26,7 +26,7 @@ class BinaryState(NamedTuple):
 class TensorInfo(NamedTuple):
     """What decoding may need to know of a gradient: all workers have the same."""
 
-    keys: KeyChain
+    keys: RngKey
     elements: int
     start: int = 0
 
@@ -51,8 +51,8 @@ class Gradient:
 
     def __init__(
         self,
-        values: np.ndarray | Span,
-        keys: KeyChain,
+        values: np.ndarray | BufferView,
+        keys: RngKey,
         step: int = 0,
         state: BinaryState | None = None,
         start: int = 0,
@@ -92,7 +92,7 @@ class Decoded:
             into a flat floating-point array, and returns it. Only for schemes without ``decode``.
         exchanged_again: for each gradient, how many of its buckets were exchanged a second time; empty for none.
         decode: ``decode(indices, factor, outs)`` does so for several gradients, and returns a list. The ``outs`` may be
-            `horovod_quant.kernels.span.Span`.
+            `horovod_quant.kernels.buffer_view.Span`.
         received: the arrays of which `Scheme.decode_received` makes this, if the scheme has it.
     """
 

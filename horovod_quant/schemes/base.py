@@ -27,12 +27,12 @@ from horovod_quant.reductions.requests import (  # noqa: F401 (what schemes impo
     Request,
     Workers,
     check_pieces,
-    checked,
     map_requests,
     ragged_payload,
     split_gathered,
     split_points,
     split_ragged,
+    validated,
 )
 from horovod_quant.reductions.tensors import (  # noqa: F401
     BinaryState,
@@ -81,7 +81,7 @@ class Scheme:
     - **``out=`` is a place, not a promise.** An encoding kernel given ``out`` (as `kernels.assemble` gives it to what
       fills a part) writes there and returns it; without ``out``, or where the backend's arrays cannot be written to, it
       returns another array. Use what is returned. A decoding kernel always needs the ``out`` given to `Decoded.write`,
-      or one from ``kernels.target``; return what the kernel returns.
+      or one from ``kernels.empty``; return what the kernel returns.
     - **Random bits come only from keys**: ``gradient.keys.key(stage, gradient.step, rank)`` for what only this worker
       rounds, or `worker_key`, with which the workers' errors partly cancel; no rank for what any worker might round
       and all must round identically. Use one key per rounding: another stage name gives other bits. Draw from nothing
@@ -248,7 +248,7 @@ class OfScheme:
         return self.scheme.decode_received(received, tensors, workers, kernels)
 
 
-def explained(
+def with_explained_errors(
     scheme: Scheme, gradients: Sequence[Gradient], workers: Workers, kernels: Any, arrays: str
 ) -> Exchange:
     """``scheme.begin`` on a framework's tensors, with an explanation if it fails because they are not numpy arrays.

@@ -40,8 +40,8 @@ from horovod_quant.schemes.base import (
     Rounding,
     TensorInfo,
     Workers,
-    checked,
     split_points,
+    validated,
     worker_key,
 )
 
@@ -122,8 +122,8 @@ class RotatedSum:
         counts = [tiles(gradient.elements) for gradient in gradients]
         known_at = split_points([_known_count(gradient.elements) for gradient in gradients])
         parts = [part for gradient in gradients for part in _known_parts(gradient, kernels)]
-        known = kernels.assemble([*parts, (0, np.float64, lambda out: out)])
-        known = yield from checked(Allreduce(known, "sum", _bytes(known_at, 8)), workers)
+        known = kernels.pack([*parts, (0, np.float64, lambda out: out)])
+        known = yield from validated(Allreduce(known, "sum", _bytes(known_at, 8)), workers)
         step = rotated_sum_step(bits, workers.size, self.rounding)
         energies = [known[at : at + count] for at, count in zip(known_at, counts)]
         steps = [
@@ -137,8 +137,8 @@ class RotatedSum:
         for i, gradient in enumerate(gradients):
             key = worker_key(gradient, workers, self.rounding)
             parts += _sum_parts(gradient, steps[i], bits, key, kernels)
-        words = kernels.assemble([*parts, (1, np.int32, lambda out: np.ones(1, np.int32))])
-        words = yield from checked(Allreduce(words, "sum", _bytes(at, 4)), workers)
+        words = kernels.pack([*parts, (1, np.int32, lambda out: np.ones(1, np.int32))])
+        words = yield from validated(Allreduce(words, "sum", _bytes(at, 4)), workers)
         sums = [words[at[i] : at[i] + word_counts[i]] for i in range(len(gradients))]
 
         wrapped = []
@@ -290,9 +290,9 @@ def _exchange_again(
         for place, length in enumerate(own)
     ]
     # Never empty: not every transport takes an array without elements.
-    array = kernels.assemble([*parts, (1, np.int64, lambda out: np.zeros(1, np.int64))])
+    array = kernels.pack([*parts, (1, np.int64, lambda out: np.zeros(1, np.int64))])
     request = Allreduce(array, "sum", [8 * sum(own) for own in lengths])
-    total = yield from checked(request, workers)
+    total = yield from validated(request, workers)
     found: list[list[np.ndarray]] = []
     position = 0
     for own, own_units in zip(lengths, units):

@@ -83,13 +83,13 @@ class BinSGDMCompressor(Compressor):
         """Whether this worker has a gradient: scripts apply zeros so that optimizers make their variables."""
         return (optim.is_there(tensor),)
 
-    def _delivered(self, state: HeldState | None, result: tf.Tensor, carrier: tf.Tensor) -> tf.Tensor:
-        numbers = tf.reshape(carrier, [-1])
+    def _delivered(self, state: HeldState | None, result: tf.Tensor, control_tensor: tf.Tensor) -> tf.Tensor:
+        numbers = tf.reshape(control_tensor, [-1])
         # Where no worker has one, bits, of which each is up or down, would move the variable.
         result = tf.where(tf.not_equal(numbers[-1], 0), result, tf.zeros_like(result))
         if state is None or state.largest is None:
             return result
-        # The first of the carrier's numbers is what has become of 1.
+        # The first of the control tensor's numbers is what has become of 1.
         unit = tf.cast(numbers[0], tf.float32)
         told = state.largest.assign(optim.largest_magnitude(result) / unit, read_value=False)
         with tf.control_dependencies([] if told is None else [told]):

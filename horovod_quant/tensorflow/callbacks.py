@@ -35,7 +35,11 @@ from horovod_quant.schemes.base import (
 from horovod_quant.tensorflow.collectives import Scope, is_elastic, perform, worker_count
 from horovod_quant.tensorflow.member import Member
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
-from horovod_quant.transports.swaps import collectives_with_swaps, gathers_take_turns, with_swaps
+from horovod_quant.transports.pairwise_via_allreduce import (
+    collectives_of_pairwise,
+    gathers_take_turns,
+    pairwise_via_allreduce,
+)
 from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
 
 _RUNS_KEPT = 4
@@ -93,13 +97,13 @@ class CallbackExchange:
         self._runs: OrderedDict[int, _Run] = OrderedDict()
 
     def build(self) -> Callable[[int, tf.Tensor], tf.Tensor]:
-        """Makes the operations; returns a function from a member's place and its carrier's output to the result."""
+        """Makes the operations; returns a function from a member's position and control tensor to the result."""
         workers = self._scope.workers()
         # Under elastic training the workers' graphs must agree, whatever their number was when each made its own.
         self._scheme = self._members[0].scheme.for_workers(Workers(0, 1) if is_elastic() else workers)
         collectives = self._scheme.collectives
         if self._swaps:
-            collectives = collectives_with_swaps(collectives, workers)
+            collectives = collectives_of_pairwise(collectives, workers)
         inputs = [member.tensor for member in self._members]
         states = [member.state for member in self._members if member.state is not None]
         for state in states:
@@ -122,13 +126,13 @@ class CallbackExchange:
             with tf.control_dependencies(updates):
                 answer = perform(collectives, stage, array, splits, self._scope)
 
-        def result(place: int, carrier: tf.Tensor) -> tf.Tensor:
+        def result(place: int, control_tensor: tf.Tensor) -> tf.Tensor:
             member = self._members[place]
 
-            def decode(token: np.int64, answer: np.ndarray, carrier: np.ndarray) -> np.ndarray:
-                return self._decode(place, token, answer, carrier)
+            def decode(token: np.int64, answer: np.ndarray, control_tensor: np.ndarray) -> np.ndarray:
+                return self._decode(place, token, answer, control_tensor)
 
-            (decoded,) = self._call(decode, [token, answer, carrier], [member.tensor.dtype])
+            (decoded,) = self._call(decode, [token, answer, control_tensor], [member.tensor.dtype])
             decoded.set_shape(member.tensor.shape)
             return decoded
 
@@ -167,7 +171,7 @@ class CallbackExchange:
             gradients.append(Gradient(values, member.chain, step, state))
         exchange = self._scheme.begin(gradients, workers, self._kernels)
         if self._swaps:
-            exchange = with_swaps(exchange, workers)
+            exchange = pairwise_via_allreduce(exchange, workers)
         run = _Run(exchange, [array.shape for array in arrays[:count]], new_states)
         sent = self._advance(run, None)
         token = next(self._tokens)
@@ -197,7 +201,9 @@ class CallbackExchange:
         splits = run.request.splits if isinstance(run.request, Alltoall) else ()
         return [run.request.array, np.array(splits, np.int32)]
 
-    def _decode(self, place: int, token: np.int64, answer: np.ndarray, carrier: np.ndarray) -> np.ndarray:
+    def _decode(
+        self, place: int, token: np.int64, answer: np.ndarray, control_tensor: np.ndarray
+    ) -> np.ndarray:
         run, member = self._runs[int(token)], self._members[place]
         with run.lock:
             if run.decoded is None:
@@ -207,9 +213,9 @@ class CallbackExchange:
             run.undecoded -= 1
             if not run.undecoded:
                 del self._runs[int(token)]
-        carrier_bytes = ring_allreduce_bytes(carrier.nbytes, self._scope.process_set.size())
-        self._traffic.count(member.name, carrier_bytes)
-        factor = member.factor(carrier.tolist()) / float(run.decoded.active)
+        control_bytes = ring_allreduce_bytes(control_tensor.nbytes, self._scope.process_set.size())
+        self._traffic.count(member.name, control_bytes)
+        factor = member.factor(control_tensor.tolist()) / float(run.decoded.active)
         shape, dtype = run.shapes[place], member.tensor.dtype.as_numpy_dtype
         out = aligned_empty(int(np.prod(shape)), dtype)
         run.decoded.write(place, factor, flat_array(out))

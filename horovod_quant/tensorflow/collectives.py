@@ -1,4 +1,4 @@
-"""Horovod's collectives as TensorFlow operations, for the requests of schemes; names; the carrier.
+"""Horovod's collectives as TensorFlow operations, for the requests of schemes; names; the control tensor.
 
 Horovod recognizes a failed worker, under elastic training, by the names of its allreduces and allgathers in
 TensorFlow's error message: every operation here is called like one of them, an alltoall, too.
@@ -87,17 +87,17 @@ def perform(
     raise TypeError(f"not a collective that Horovod can perform: {collective!r}")
 
 
-def after_roll_call(collectives: Sequence[Collective], scope: Scope, carrier: tf.Tensor) -> tf.Tensor:
-    """``carrier``, once the roll is called, if this exchange calls it: the error that names arguments comes first.
+def after_roll_call(collectives: Sequence[Collective], scope: Scope, control_tensor: tf.Tensor) -> tf.Tensor:
+    """``control_tensor``, after the active-rank query if there is one: the error that names arguments comes first.
 
     Args:
         collectives: of the exchange, which has been made.
         scope: where it runs.
-        carrier: what Horovod made of the carrier.
+        control tensor: what Horovod made of the control tensor.
     """
     if tf.executing_eagerly() or not _need_everybody(collectives):
-        return carrier
-    return _after(_roll_call(scope), carrier)
+        return control_tensor
+    return _after(_roll_call(scope), control_tensor)
 
 
 def _after(zero: tf.Tensor, array: tf.Tensor) -> tf.Tensor:
@@ -194,7 +194,7 @@ def worker_count(process_set: Any) -> tf.Tensor:
     return hvd.size_op(process_set_id=process_set.process_set_id)
 
 
-def unfoldable(tensor: tf.Tensor, process_set: Any, zero: Any = 0) -> tf.Tensor:
+def not_constant_foldable(tensor: tf.Tensor, process_set: Any, zero: Any = 0) -> tf.Tensor:
     """``tensor``, flat, and without a copy, as what no optimizer of graphs takes for a constant.
 
     Horovod's operations count as stateless: with a constant for an input they would be folded, that is run once,
@@ -205,7 +205,7 @@ def unfoldable(tensor: tf.Tensor, process_set: Any, zero: Any = 0) -> tf.Tensor:
     return tf.slice(tf.reshape(tensor, [-1]), [beginning], [tensor.shape.num_elements()])
 
 
-def carrier(
+def control_tensor(
     signs: Sequence[float], dtype: tf.DType, scope: Scope, also: Sequence[tf.Tensor] = ()
 ) -> tf.Tensor:
     """``[1, signs..., also...]``, derived from the number of workers, so that it is no constant: see `unfoldable`."""

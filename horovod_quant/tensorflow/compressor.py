@@ -17,17 +17,23 @@ from horovod_quant.frontends import nodes
 from horovod_quant.frontends.frontend import UNNAMED, BaseCompressor, require_no_host
 from horovod_quant.frontends.stats import OTHER_NAMES, Stats, Traffic, total_of
 from horovod_quant.kernels import notices
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import SIGNS, labels, signature
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.callbacks import CallbackExchange
-from horovod_quant.tensorflow.collectives import carrier, is_elastic, scope_of, unfoldable, worker_count
+from horovod_quant.tensorflow.collectives import (
+    control_tensor,
+    is_elastic,
+    not_constant_foldable,
+    scope_of,
+    worker_count,
+)
 from horovod_quant.tensorflow.groups import Group, cut
 from horovod_quant.tensorflow.horovod_call import (
     KERAS_3_REMEDY,
+    DuplicateCursor,
     HorovodCall,
-    Turns,
     identify,
     is_keras_3,
     name_of,
@@ -39,7 +45,7 @@ from horovod_quant.tensorflow.integer_shapes import integer_shapes
 from horovod_quant.tensorflow.member import HeldState, Member
 from horovod_quant.tensorflow.recent import RecentNames
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
-from horovod_quant.tensorflow.state import Ledger, home
+from horovod_quant.tensorflow.state import Ledger, owning_graph
 from horovod_quant.tensorflow.traced import TracedExchange
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
@@ -58,7 +64,7 @@ class Unchanged(NamedTuple):
 
 
 class _Carried(NamedTuple):
-    """Context of a gradient that this plugin exchanges, while Horovod reduces its carrier."""
+    """Context of a gradient that this plugin exchanges, while Horovod reduces its control tensor."""
 
     group: Group
     place: int
@@ -140,12 +146,12 @@ class Compressor(BaseCompressor):
             self._warn_if_nothing_is_compressed(_elements_of(named))
 
     def _bind(self) -> None:
-        self._chains: dict[str, KeyChain] = {}
+        self._chains: dict[str, RngKey] = {}
         self._steps: dict[str, int] = {}
         self._first: dict[str, int] = {}
         self._ledgers: dict[tuple[str, int, Any], Ledger] = {}
         self._optimizers: Any = weakref.WeakSet()
-        self._turns = Turns()
+        self._turns = DuplicateCursor()
         self._recent = RecentNames(self._forget)
         self._open: Group | None = None
         self._state_memory = ReusedMemory()
@@ -292,7 +298,7 @@ class Compressor(BaseCompressor):
         )
 
     def _pass_through(self, tensor: tf.Tensor, name: str, call: HorovodCall) -> tuple[tf.Tensor, Any]:
-        # Horovod reduces no bfloat16, and in a group only tensors of one type, which is wide for the carriers' sake.
+        # Horovod reduces no bfloat16, and in a group only tensors of one type, wide enough for control tensors.
         as_it_is = tensor.dtype.size > 2 or (tensor.dtype is tf.float16 and not call.siblings)
         sent = tensor if as_it_is else tf.cast(tensor, tf.float32)
         if self._is_traced(tensor, None):
@@ -301,7 +307,7 @@ class Compressor(BaseCompressor):
                 sent.dtype.size * tensor.shape.num_elements(), call.process_set.size()
             )
             with tf.control_dependencies([ledger.enter()]):
-                sent = tf.reshape(unfoldable(sent, call.process_set), sent.shape)
+                sent = tf.reshape(not_constant_foldable(sent, call.process_set), sent.shape)
         else:
             sent = self._counted(sent, name, call)
         named = tf.identity(sent, name=scope_of(call, tensor).tensor_name)
@@ -334,7 +340,7 @@ class Compressor(BaseCompressor):
         also = self._also_carried(tensor)
         signs = self._signs(str(common_name), dimensions, tensor.dtype.name, scheme)[len(also) :]
         if name not in self._chains:
-            self._chains[name] = KeyChain(self.seed, name)
+            self._chains[name] = RngKey(self.seed, name)
         state = self._state(call, name, scheme)
         member = Member(
             tensor,
@@ -348,7 +354,7 @@ class Compressor(BaseCompressor):
         )
         group = self._group(call)
         place = group.add(member, call)
-        numbers = carrier(signs, _carrier_dtype(tensor), scope_of(call, tensor), also)
+        numbers = control_tensor(signs, _control_dtype(tensor), scope_of(call, tensor), also)
         return numbers, _Carried(group, place, tensor, state)
 
     def _group(self, call: HorovodCall) -> Group:
@@ -359,15 +365,15 @@ class Compressor(BaseCompressor):
         return self._open
 
     def _build(
-        self, members: list[Member], call: HorovodCall, carrier: tf.Tensor
+        self, members: list[Member], call: HorovodCall, control_tensor: tf.Tensor
     ) -> Callable[[int, tf.Tensor], tf.Tensor]:
         """Makes the exchanges of gradients that Horovod reduces together."""
         where: dict[int, tuple[Callable, int]] = {}
         for places in cut(members, self.group_bytes):
             own = [members[place] for place in places]
-            # Where the others leave a tensor to Horovod, because theirs is small, the carrier is an error on all
+            # Where the others leave a tensor to Horovod, because theirs is small, the control tensor is an error on all
             # workers, while the exchange's own collectives would wait for ever.
-            with tf.control_dependencies([carrier] if call.variable is None else []):
+            with tf.control_dependencies([control_tensor] if call.variable is None else []):
                 result = self._exchange(own, call).build()
             where.update({place: (result, i) for i, place in enumerate(places)})
 
@@ -391,8 +397,8 @@ class Compressor(BaseCompressor):
             return CallbackExchange(members, kernels, scope, self._enter, self._traffic, self._state_memory)
         ledgers = [self._ledger(member.name, member.tensor, call) for member in members]
         for member, ledger in zip(members, ledgers):
-            carrier_bytes = (1 + SIGNS) * _carrier_dtype(member.tensor).size
-            ledger.bytes_sent = ring_allreduce_bytes(carrier_bytes, call.process_set.size())
+            control_bytes = (1 + SIGNS) * _control_dtype(member.tensor).size
+            ledger.bytes_sent = ring_allreduce_bytes(control_bytes, call.process_set.size())
         return TracedExchange(members, scope, ledgers)
 
     def _basics(self) -> Any:
@@ -435,7 +441,7 @@ class Compressor(BaseCompressor):
         return number
 
     def _ledger(self, name: str, tensor: tf.Tensor, call: HorovodCall) -> Ledger:
-        key = (name, tensor.shape.num_elements(), home())
+        key = (name, tensor.shape.num_elements(), owning_graph())
         if key not in self._ledgers:
             self._ledgers[key] = Ledger(self._first.get(name, self._first_step))
         ledger = self._ledgers[key]
@@ -449,11 +455,11 @@ class Compressor(BaseCompressor):
         return None
 
     def _also_carried(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
-        """Scalars whose sums over the workers `_delivered` finds at the carrier's end, each in place of a sign."""
+        """Scalars whose sums over the workers `_delivered` finds at the control tensor's end."""
         return ()
 
-    def _delivered(self, state: HeldState | None, result: tf.Tensor, carrier: tf.Tensor) -> tf.Tensor:
-        """The reduced gradient, of which more may be told to its optimizer, from what has become of its carrier."""
+    def _delivered(self, state: HeldState | None, result: tf.Tensor, control_tensor: tf.Tensor) -> tf.Tensor:
+        """The reduced gradient, of which more may be told to its optimizer, from its reduced control tensor."""
         return result
 
     def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
@@ -467,7 +473,7 @@ def _by_own_name(named: Sequence[tuple[str, Any]]) -> dict[str, str | None]:
     return {variable.name: name if counts[variable.name] == 1 else None for name, variable in named}
 
 
-def _carrier_dtype(tensor: tf.Tensor) -> tf.DType:
+def _control_dtype(tensor: tf.Tensor) -> tf.DType:
     """Never a gradient's own if that is narrow: what Horovod multiplies by must come back exact."""
     return tf.float64 if tensor.dtype is tf.float64 else tf.float32
 

@@ -70,7 +70,7 @@ class HorovodCall(NamedTuple):
     is_export: bool = False
 
 
-class Turns:
+class DuplicateCursor:
     """Whose turn it is of the tensors that Horovod takes from a list one by one, for they may be the same."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Turns:
         return place
 
 
-def identify(turns: Turns) -> HorovodCall:
+def identify(turns: DuplicateCursor) -> HorovodCall:
     """Reads the frames that called ``compress``, which may have been called by a compressor of somebody else.
 
     Args:
@@ -105,7 +105,7 @@ def identify(turns: Turns) -> HorovodCall:
         raise RuntimeError(_UNRECOGNISED) from error
 
 
-def _identify(turns: Turns) -> HorovodCall:
+def _identify(turns: DuplicateCursor) -> HorovodCall:
     call = tensor = place = position = None
     for function, local in _horovod_functions():
         if call is None:
@@ -170,7 +170,7 @@ def _horovod_frames() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _reduction(
-    function: str, local: dict[str, Any], turns: Turns
+    function: str, local: dict[str, Any], turns: DuplicateCursor
 ) -> tuple[HorovodCall | None, Any, int | None]:
     """What Horovod does, with which tensor, and, of a grouped allreduce, the tensor's place among those."""
     if function in ("reducescatter", "grouped_reducescatter"):

@@ -35,7 +35,7 @@ from horovod_quant.kernels.layout import (
 )
 from horovod_quant.kernels.reference import MIN_NORM, check_operand, fraction_bits, uniform_levels
 from horovod_quant.kernels.sums import inverse_count
-from horovod_quant.tensorflow.traced_once import by_rows, elementwise
+from horovod_quant.tensorflow.cached_subgraph import by_rows, elementwise
 
 NAME = "tensorflow"
 
@@ -207,8 +207,8 @@ def _hashed(index: tf.Tensor, first: tf.Tensor, k1: tf.Tensor) -> tf.Tensor:
     return h ^ tf.bitwise.right_shift(h, np.uint32(16))
 
 
-class KeyChain(keys.KeyChain):
-    """`horovod_quant.kernels.keys.KeyChain` whose steps and workers may be scalar integer tensors as well."""
+class RngKey(keys.RngKey):
+    """`horovod_quant.kernels.keys.RngKey` whose steps and workers may be scalar integer tensors as well."""
 
     def key(self, stage: str, step: Number, worker: Number = 0) -> Key:
         """As there; from a tensor come tensors of uint32."""
@@ -734,7 +734,7 @@ def _pack_plan(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 # ---- what the schemes do with arrays -----------------------------------------------------------------------------
 
 
-def assemble(parts: Sequence[tuple[int, Any, Callable[[None], Any]]]) -> tf.Tensor:
+def pack(parts: Sequence[tuple[int, Any, Callable[[None], Any]]]) -> tf.Tensor:
     """What the ``fill`` of each ``(length, dtype, fill)`` returns, one after another; int32 where dtypes differ."""
     types = {tf.as_dtype(dtype) for _, dtype, _ in parts}
     dtype = types.pop() if len(types) == 1 else tf.int32
@@ -748,7 +748,7 @@ def concatenate(arrays: Sequence[Any]) -> tf.Tensor:
     return view(tf.concat([view(tensor, moved) for tensor in tensors], 0), dtype)
 
 
-def target(elements: int) -> tf.TensorSpec:
+def empty(elements: int) -> tf.TensorSpec:
     return tf.TensorSpec([elements], tf.float32)
 
 
@@ -770,7 +770,7 @@ def step_word(number: Number, out: None = None) -> tf.Tensor:
     return _signed(tf.reshape(tf.cast(_uint64(number), tf.uint32), [1]))
 
 
-def key_of_word(chain: keys.KeyChain, stage: str, word: tf.Tensor, worker: int = 0) -> Key:
+def key_of_word(chain: keys.RngKey, stage: str, word: tf.Tensor, worker: int = 0) -> Key:
     return chain.key(stage, tf.cast(_unsigned(word)[0], tf.uint64), worker)
 
 

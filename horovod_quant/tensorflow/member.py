@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import Scheme
 
 
@@ -29,14 +29,14 @@ class HeldState(NamedTuple):
 class Member(NamedTuple):
     """A gradient, and what its exchange needs.
 
-    ``factor`` takes the numbers of the carrier that came back, and raises if the workers meant different gradients;
+    ``factor`` takes the reduced control tensor's numbers, and raises if the workers meant different gradients;
     ``disagreement`` is what it says then.
     """
 
     tensor: tf.Tensor
     name: str
     scheme: Scheme
-    chain: KeyChain
+    chain: RngKey
     signs: Sequence[float]
     factor: Callable[[Sequence[float]], float]
     disagreement: str

@@ -187,7 +187,7 @@ class _BinaryUpdate:
             largest = self._exchanged[place]
             moves = _signs(gradient) if largest is None else _averages(gradient, largest)
             return tf.cast(moves, variable.dtype)
-        chain = kernels.KeyChain(self.seed, f"parameter {place}")
+        chain = kernels.RngKey(self.seed, f"parameter {place}")
         key = chain.key("alone", tf.cast(self.iterations, tf.int64))
         values = clipped(kernels, tf.reshape(gradient, [-1]), self.clip_norm)
         words, broken = kernels.binarize(values, momentum, scale, self.beta, key)

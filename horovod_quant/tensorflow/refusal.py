@@ -12,14 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod_quant.tensorflow.traced_once import elementwise
+from horovod_quant.tensorflow.cached_subgraph import elementwise
 
 
 def require(condition: tf.Tensor, told: Sequence[Any], gradient: tf.Tensor) -> Any:
     """As ``tf.debugging.Assert`` of a boolean scalar, whose error comes after ``gradient`` in a function."""
     # A session runs what is fetched from its graph, and that gradient need not be needed for it.
     if tf.compat.v1.get_default_graph().building_function:
-        condition = _false_after(condition, never(gradient))
+        condition = _false_after(condition, opaque_false(gradient))
     return tf.debugging.Assert(condition, told)
 
 
@@ -29,7 +29,7 @@ def _false_after(condition: tf.Tensor, false: tf.Tensor) -> tf.Tensor:
     return tf.cond(condition, lambda: tf.constant(True), lambda: tf.identity(false))
 
 
-def never(tensor: tf.Tensor) -> tf.Tensor:
+def opaque_false(tensor: tf.Tensor) -> tf.Tensor:
     """False, by a number in ``tensor``, should there be one.
 
     TensorFlow removes what is there for a control dependency alone, or for the size of a tensor whose size it knows.

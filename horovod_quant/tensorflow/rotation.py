@@ -26,6 +26,7 @@ from horovod_quant.kernels.rotation import (
     check_workers,
     rotated_elements,
 )
+from horovod_quant.tensorflow.cached_subgraph import by_rows, elementwise
 from horovod_quant.tensorflow.kernels import (
     Number,
     _bits,
@@ -42,7 +43,6 @@ from horovod_quant.tensorflow.kernels import (
     unpack_codes,
     with_nonfinite,
 )
-from horovod_quant.tensorflow.traced_once import by_rows, elementwise
 from horovod_quant.tensorflow.trellis import trellis_codes, trellis_values
 
 _INFINITE = np.uint32(0x7F800000)

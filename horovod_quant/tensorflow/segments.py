@@ -85,7 +85,7 @@ class TensorFlowSegments(SegmentKernels):
             for variable, own in updated.values()
         ]
         with tf.control_dependencies([operation for operation in assigned if operation is not None]):
-            return tf.identity(kernels.assemble([*parts, no_part(np.int32)]))
+            return tf.identity(kernels.pack([*parts, no_part(np.int32)]))
 
 
 def _known(tensor: tf.Tensor, out: None) -> tf.Tensor:

@@ -31,7 +31,7 @@ def outside_of_functions() -> Iterator[None]:
         yield
 
 
-def home() -> Any:
+def owning_graph() -> Any:
     """Where variables live that are made now: None for TensorFlow 2's, else the graph of TensorFlow 1."""
     with outside_of_functions():
         return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -59,7 +59,7 @@ class Ledger:
         self._saved: _SavedCount
         self._read: tf.Tensor | None = None  # made early: TensorFlow 1's graphs may be finalized
         outside_of_traces(self._make)
-        if home() is not None:
+        if owning_graph() is not None:
             with outside_of_functions():
                 self._read = self._value()
 
@@ -74,7 +74,7 @@ class Ledger:
         self._saved = _SavedCount(self)
 
     def _value(self) -> tf.Tensor:
-        if home() is None:
+        if owning_graph() is None:
             return self.variable.read_value()
         zero = tf.zeros([], tf.int64)
         return tf.cond(self.variable.is_initialized(), self.variable.read_value, lambda: zero)
@@ -157,7 +157,7 @@ def _make_room(owner: Any) -> weakref.WeakSet[_SavedCount]:
 
 def outside_of_traces(make: Callable[[], None]) -> None:
     """Calls what makes variables so that they belong to nothing that is being traced."""
-    if home() is not None:
+    if owning_graph() is not None:
         with outside_of_functions():
             make()
         return

@@ -8,11 +8,24 @@ from typing import Any
 import tensorflow as tf
 
 from horovod_quant.frontends.binsgdm import clipped
-from horovod_quant.schemes.base import Allgather, Alltoall, BinaryState, Gradient, Workers, explained
+from horovod_quant.schemes.base import (
+    Allgather,
+    Alltoall,
+    BinaryState,
+    Gradient,
+    Workers,
+    with_explained_errors,
+)
 from horovod_quant.tensorflow import kernels
-from horovod_quant.tensorflow.collectives import Scope, after_roll_call, perform, unfoldable, worker_count
+from horovod_quant.tensorflow.collectives import (
+    Scope,
+    after_roll_call,
+    not_constant_foldable,
+    perform,
+    worker_count,
+)
 from horovod_quant.tensorflow.member import Member
-from horovod_quant.tensorflow.refusal import never, require
+from horovod_quant.tensorflow.refusal import opaque_false, require
 from horovod_quant.tensorflow.segments import FlatVariable
 from horovod_quant.tensorflow.state import Ledger
 from horovod_quant.transports.traffic import sent_bytes
@@ -33,16 +46,16 @@ class TracedExchange:
         self._ledgers = list(ledgers)
 
     def build(self) -> Callable[[int, tf.Tensor], tf.Tensor]:
-        """Makes the operations; returns a function from a member's place and its carrier's output to the result."""
+        """Makes the operations; returns a function from a member's position and control tensor to the result."""
         process_set = self._scope.process_set
         workers = self._scope.workers()
         scheme = self._members[0].scheme.for_workers(workers)
         collectives = scheme.collectives
         gradients = [
-            _gradient(member, unfoldable(member.tensor, process_set), ledger)
+            _gradient(member, not_constant_foldable(member.tensor, process_set), ledger)
             for member, ledger in zip(self._members, self._ledgers)
         ]
-        exchange = explained(scheme, gradients, workers, kernels, "TensorFlow's tensors")
+        exchange = with_explained_errors(scheme, gradients, workers, kernels, "TensorFlow's tensors")
         request, output = next(exchange), None
         for stage in range(len(collectives)):
             for ledger, sent in zip(self._ledgers, sent_bytes(request, workers.size_of(request.group))):
@@ -55,10 +68,10 @@ class TracedExchange:
             except StopIteration as stop:
                 decoded = stop.value
 
-        def result(place: int, carrier: tf.Tensor) -> tf.Tensor:
+        def result(place: int, control_tensor: tf.Tensor) -> tf.Tensor:
             member = self._members[place]
-            carrier = after_roll_call(collectives, self._scope, carrier)
-            factor = _factor(member, carrier, process_set) / tf.cast(decoded.active, tf.float64)
+            control_tensor = after_roll_call(collectives, self._scope, control_tensor)
+            factor = _factor(member, control_tensor, process_set) / tf.cast(decoded.active, tf.float64)
             target = tf.TensorSpec([gradients[place].elements], member.tensor.dtype)
             return tf.reshape(decoded.write(place, factor, target), member.tensor.shape)
 
@@ -68,7 +81,7 @@ class TracedExchange:
 def _gradient(member: Member, values: Any, ledger: Ledger) -> Gradient:
     number: Any = ledger.enter()
     held = member.state
-    chain: Any = kernels.KeyChain(member.chain.seed, member.chain.name)
+    chain: Any = kernels.RngKey(member.chain.seed, member.chain.name)
     if held is None:
         return Gradient(values, chain, number)
     values = clipped(kernels, values, held.clip_norm)
@@ -88,7 +101,7 @@ def _array_to_send(array: tf.Tensor, output: tf.Tensor | None, process_set: Any)
     """
     zero = 0 if output is None else _zero_after(output)
     if array.shape[0]:
-        return unfoldable(array, process_set, zero)
+        return not_constant_foldable(array, process_set, zero)
     nothing = tf.fill([tf.minimum(worker_count(process_set), zero)], tf.zeros([], array.dtype))
     nothing.set_shape([0])
     return nothing
@@ -96,7 +109,7 @@ def _array_to_send(array: tf.Tensor, output: tf.Tensor | None, process_set: Any)
 
 def _zero_after(output: tf.Tensor) -> tf.Tensor:
     """Zero, int32, when ``output`` is known."""
-    return tf.cast(never(output), tf.int32)
+    return tf.cast(opaque_false(output), tf.int32)
 
 
 def _answer(request: Any, output: tf.Tensor, workers: Workers) -> Any:
@@ -112,9 +125,9 @@ def _answer(request: Any, output: tf.Tensor, workers: Workers) -> Any:
     return tf.ensure_shape(output, request.array.shape)
 
 
-def _factor(member: Member, carrier: tf.Tensor, process_set: Any) -> tf.Tensor:
+def _factor(member: Member, control_tensor: tf.Tensor, process_set: Any) -> tf.Tensor:
     """What Horovod has multiplied the sum over the workers by; NaN, besides the error, where they disagree."""
-    values = tf.cast(carrier, tf.float64)
+    values = tf.cast(control_tensor, tf.float64)
     signs = tf.constant(member.signs, tf.float64)
     agreed = tf.reduce_all(tf.equal(values[1 : 1 + len(member.signs)], values[0] * signs))
     # A saved function may be loaded by more workers, and a sum of theirs would leave its fields.

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from horovod_quant.kernels.layout import ROW
 from horovod_quant.kernels.trellis import BRANCHES, FAR, LEVELS, ascending, middles
-from horovod_quant.tensorflow.traced_once import by_rows
+from horovod_quant.tensorflow.cached_subgraph import by_rows
 
 _BITS_OF_A_PLACE = 3
 _PLACE = np.uint32((1 << _BITS_OF_A_PLACE) - 1)

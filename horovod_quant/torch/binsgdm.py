@@ -9,7 +9,7 @@ from typing import Any, Callable
 import torch
 
 from horovod_quant.frontends.binsgdm import clipped, moves_by_averages, require_beta, require_same_beta
-from horovod_quant.kernels.span import as_array
+from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.schemes.base import BinaryState, Scheme
 from horovod_quant.torch import optim
 from horovod_quant.torch.backward import BACKWARD
@@ -89,7 +89,7 @@ class BinSGDMCompressor(Compressor):
             submission.destination.zero_()
         largest = None
         if moves_by_averages(submission.scheme):
-            # The first of the carrier's numbers is what has become of 1.
+            # The first of the control tensor's numbers is what has become of 1.
             largest = optim.largest_magnitude(submission.destination) / sums[0]
         call.optimizer.mark_exchanged(call.parameter, moves=sums[-1] != 0.0, largest=largest)
 

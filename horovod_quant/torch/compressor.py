@@ -13,7 +13,7 @@ from horovod_quant.frontends import nodes
 from horovod_quant.frontends.frontend import BaseCompressor
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import OTHER_NAMES, Repeated
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import Gradient, Scheme
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch import optim
@@ -46,7 +46,7 @@ class Unchanged(NamedTuple):
 
 
 class _Carried(Submission):
-    """Context of a gradient that this plugin exchanges, while Horovod reduces its carrier.
+    """Context of a gradient that this plugin exchanges, while Horovod reduces its control tensor.
 
     Args:
         route: of the gradient.
@@ -54,7 +54,7 @@ class _Carried(Submission):
         *submission: see there.
 
     Attributes:
-        signs: that the carrier carries.
+        signs: that the control tensor carries.
     """
 
     __slots__ = ("route", "schedule", "signs")
@@ -99,7 +99,7 @@ class Compressor(BaseCompressor):
             self._warn_if_nothing_is_compressed({name: each.numel() for name, each in named_parameters})
 
     def _bind(self) -> None:
-        self._chains: dict[str, KeyChain] = {}
+        self._chains: dict[str, RngKey] = {}
         self._resume_at({}, 0)
         self._checked: Any = (
             weakref.WeakKeyDictionary()
@@ -164,11 +164,11 @@ class Compressor(BaseCompressor):
     def _finish(self, output: torch.Tensor, submission: _Carried) -> torch.Tensor:
         route, schedule, signs = submission.route, submission.schedule, submission.signs
         group = schedule.finish(submission)
-        answer = route.carrier.answer(output)
+        answer = route.control_tensor.answer(output)
         if answer is None:
             sums = output.tolist()
             answer = self._factor(submission.name, signs, sums[: 1 + len(signs)]), sums
-            route.carrier.learn(output, answer)
+            route.control_tensor.learn(output, answer)
         factor, sums = answer
         group.deliver(submission.index, factor)
         schedule.factor = factor
@@ -311,7 +311,7 @@ class Compressor(BaseCompressor):
         if scheme is None:
             bytes_handed_over = _handed_bytes(tensor)
         else:
-            chain = self._chains.setdefault(name, KeyChain(self.seed, name))
+            chain = self._chains.setdefault(name, RngKey(self.seed, name))
             signs = self._signs(name, tuple(tensor.shape), tensor.dtype, scheme)
             bytes_handed_over = max(4, tensor.element_size()) * (1 + len(signs))
         counts = (
@@ -364,11 +364,11 @@ class Compressor(BaseCompressor):
         schedule.submit(submission)
         more = self._also_carried(call, tensor)
         signs = submission.signs = route.signs[len(more) :] if more else route.signs
-        carrier = route.carrier.filled(signs + more if more else signs)
+        control_tensor = route.control_tensor.filled(signs + more if more else signs)
         if call.grouped and tensor.is_cuda and _is_reduced_there(tensor.device):
             # A group's tensors must be on one device.
-            carrier = carrier.pin_memory().to(tensor.device, non_blocking=True)
-        return carrier, submission
+            control_tensor = control_tensor.pin_memory().to(tensor.device, non_blocking=True)
+        return control_tensor, submission
 
     def _handed_over(self, tensor: torch.Tensor, call: Call) -> tuple[torch.Tensor, Any]:
         """A gradient that Horovod reduces itself."""
@@ -400,11 +400,11 @@ class Compressor(BaseCompressor):
         return None
 
     def _also_carried(self, call: Call, tensor: torch.Tensor) -> tuple[float, ...]:
-        """Numbers that the carrier takes along in place of signs."""
+        """Numbers that the control tensor takes along in place of signs."""
         return ()
 
     def _delivered(self, call: Call, submission: Submission, sums: Sequence[float]) -> None:
-        """Called when a gradient has been decoded, with the sums of what its carriers carried."""
+        """Called when a gradient has been decoded, with the sums of what its control tensors carried."""
 
 
 def is_integral(dtype: torch.dtype) -> bool:

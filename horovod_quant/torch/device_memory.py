@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_quant.kernels.span import Span, as_array
-from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers, explained
-from horovod_quant.torch.memory import SPAN_TYPES, Memory, Place
+from horovod_quant.kernels.buffer_view import BufferView, as_array
+from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers, with_explained_errors
+from horovod_quant.torch.memory import BUFFER_VIEW_TYPES, Destination, Memory
 
 
 class Copying:
@@ -63,23 +63,23 @@ class DeviceMemory(Memory):
             return tensor.detach().view(-1) if tensor.requires_grad else tensor.view(-1)
         return tensor.detach().to(self.device, non_blocking=True).contiguous().view(-1)
 
-    def taken(self, tensor: torch.Tensor, before: Any) -> torch.Tensor | Span:
-        """A `Span` of the gradient's own memory, if it is contiguous and here."""
+    def taken(self, tensor: torch.Tensor, before: Any) -> torch.Tensor | BufferView:
+        """A `BufferView` of the gradient's own memory, if it is contiguous and here."""
         streams = self._streams
-        kind = SPAN_TYPES.get(tensor.dtype)
+        kind = BUFFER_VIEW_TYPES.get(tensor.dtype)
         if kind is None or not _is_plain(tensor, self.device):
-            taken: torch.Tensor | Span = self.flat(tensor)
+            taken: torch.Tensor | BufferView = self.flat(tensor)
             if streams is not None:
                 streams.reads(taken)
             return taken
         if streams is not None:
             streams.reads(tensor)
-        if type(before) is not Span:
-            before = Span(kind, tensor.numel(), self.flat)
+        if type(before) is not BufferView:
+            before = BufferView(kind, tensor.numel(), self.flat)
         return before.at(tensor.data_ptr(), tensor, tensor.untyped_storage())
 
     def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
-        return type(taken) is Span
+        return type(taken) is BufferView
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -104,7 +104,7 @@ class DeviceMemory(Memory):
             self._streams.catch_up()
 
     def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
-        exchange = explained(scheme, gradients, workers, self.kernels, "tensors of a GPU")
+        exchange = with_explained_errors(scheme, gradients, workers, self.kernels, "tensors of a GPU")
         return _of_one(exchange) if workers.size == 1 else exchange
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
@@ -127,7 +127,7 @@ class DeviceMemory(Memory):
                 yield copying
                 answer = self._back((yield request._replace(array=copying.array())), uploaded)
 
-    def write(self, decoded: Decoded, index: int, factor: float, place: Place) -> None:
+    def write(self, decoded: Decoded, index: int, factor: float, place: Destination) -> None:
         """The tensor is on the device."""
         destination = place.destination
         if place.array is not None:
@@ -143,7 +143,7 @@ class DeviceMemory(Memory):
         settle([target])
         destination.copy_(target)
 
-    def array_of(self, place: Place) -> torch.Tensor | Span | None:
+    def array_of(self, place: Destination) -> torch.Tensor | BufferView | None:
         if place.array is not None:
             return place.array
         return self.flat(place.destination) if place.destination.is_contiguous() else None

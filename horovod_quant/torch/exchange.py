@@ -10,7 +10,7 @@ import torch
 
 from horovod_quant.frontends.nodes import Nodes
 from horovod_quant.frontends.stats import TrafficCounter
-from horovod_quant.kernels.span import Span
+from horovod_quant.kernels.buffer_view import BufferView
 from horovod_quant.schemes.base import (
     LOCAL,
     Allgather,
@@ -26,9 +26,9 @@ from horovod_quant.schemes.base import (
 from horovod_quant.torch.device_memory import Copying
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.waiting import wait
-from horovod_quant.transports.over_allreduce import collectives_over_allreduce, over_allreduce
+from horovod_quant.transports.emulate_with_allreduce import collectives_of_emulation, emulate_with_allreduce
+from horovod_quant.transports.pairwise_via_allreduce import gathers_take_turns, pairwise_via_allreduce
 from horovod_quant.transports.split_sums import group_of_sums, is_faster, split_sums
-from horovod_quant.transports.swaps import gathers_take_turns, with_swaps
 from horovod_quant.transports.traffic import sent_bytes
 
 OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
@@ -94,7 +94,7 @@ class Submission:
 
     def empty(self) -> None:
         """Lets go of a gradient whose result has been delivered, and of the group, which refers to this."""
-        if type(self.taken) is Span:
+        if type(self.taken) is BufferView:
             self.taken.let_go()
         else:
             self.taken = None
@@ -171,12 +171,12 @@ class Group:
         some_are_gone = workers.size < nodes.workers.size
         exchange = memory.resumed(memory.begun(scheme, gradients, workers), some_are_gone)
         if some_are_gone:
-            self._stages = collectives_over_allreduce(scheme)
-            exchange = over_allreduce(exchange, workers)
+            self._stages = collectives_of_emulation(scheme)
+            exchange = emulate_with_allreduce(exchange, workers)
         elif adding := _split_sums_among(members, scheme, workers, memory):
             exchange = split_sums(exchange, adding)
         elif gathers_take_turns(mpi=hvd.mpi_enabled(), on_device=memory.takes_tensors):
-            exchange = with_swaps(exchange, workers)
+            exchange = pairwise_via_allreduce(exchange, workers)
         self._exchange = exchange
         for index, member in enumerate(members):
             member.group, member.index = self, index

@@ -44,7 +44,7 @@ class OptimizerCall:
     Args:
         optimizer: the one that calls; not kept alive.
         parameter: whose gradient it is.
-        grouped: whether the carrier will share a grouped allreduce with other tensors, hence must be on their device.
+        grouped: whether the control tensor shares a grouped allreduce with others, hence must be on their device.
 
     Attributes:
         name: Horovod's name for the operation; another one, where the compressor was given names.

@@ -15,8 +15,8 @@ import torch
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.frontends.frontend import require_no_host
 from horovod_quant.kernels import notices
+from horovod_quant.kernels.buffer_view import BufferView, as_array
 from horovod_quant.kernels.segments import segment_kernels
-from horovod_quant.kernels.span import Span, as_array
 from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Workers
 
 TRITON = "triton"
@@ -30,7 +30,7 @@ _NO_CONTEXT = contextlib.nullcontext()
 
 _TENSOR_BITS = {torch.bfloat16: torch.int16}
 
-SPAN_TYPES = {
+BUFFER_VIEW_TYPES = {
     torch.float16: np.float16,
     torch.bfloat16: np.uint16,
     torch.float32: np.float32,
@@ -38,12 +38,12 @@ SPAN_TYPES = {
 }
 
 
-class Place(Protocol):
+class Destination(Protocol):
     """What a result is decoded into.
 
     Attributes:
         destination: a tensor of any layout.
-        array: the flat array of its memory, or a `Span` of it; None if there is none.
+        array: the flat array of its memory, or a `BufferView` of it; None if there is none.
     """
 
     destination: torch.Tensor
@@ -106,13 +106,13 @@ class Memory(Protocol):
             on_host: whether they shall be arrays in the host's memory in any case.
         """
 
-    def write(self, decoded: Decoded, index: int, factor: float, place: Place) -> None:
+    def write(self, decoded: Decoded, index: int, factor: float, place: Destination) -> None:
         """Decodes a gradient of a group, times ``factor``; in a context of `working`."""
 
-    def array_of(self, place: Place) -> Any:
-        """A destination's own memory, or a `Span` of it; None if it is not flat, or elsewhere."""
+    def array_of(self, place: Destination) -> Any:
+        """A destination's own memory, or a `BufferView` of it; None if it is not flat, or elsewhere."""
 
-    def write_all(self, decoded: Decoded, factor: float, places: Sequence[Place]) -> None:
+    def write_all(self, decoded: Decoded, factor: float, places: Sequence[Destination]) -> None:
         """`write` for all gradients of a group."""
         arrays = list(map(self.array_of, places))
         if any(array is None for array in arrays):
@@ -149,12 +149,12 @@ class HostMemory(Memory):
         array = detached.numpy()
         return array if array.ndim == 1 else array.reshape(-1)
 
-    def taken(self, tensor: torch.Tensor, before: Any) -> np.ndarray | Span:
-        """A `Span` of the gradient's own memory, if the kernels take one."""
+    def taken(self, tensor: torch.Tensor, before: Any) -> np.ndarray | BufferView:
+        """A `BufferView` of the gradient's own memory, if the kernels take one."""
         if not (self._takes_spans and _is_plain(tensor)):
             return self.flat(tensor)
-        if type(before) is not Span:
-            before = Span(SPAN_TYPES[tensor.dtype], tensor.numel(), self.flat)
+        if type(before) is not BufferView:
+            before = BufferView(BUFFER_VIEW_TYPES[tensor.dtype], tensor.numel(), self.flat)
         address = tensor.data_ptr()
         # Without elements, not at a multiple of their size, or with others than the memory says.
         if not address or address % before.dtype.itemsize or tensor.is_neg():
@@ -163,7 +163,7 @@ class HostMemory(Memory):
         return before.at(address, tensor, tensor.untyped_storage())
 
     def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
-        return type(taken) is Span or _is_plain(tensor)
+        return type(taken) is BufferView or _is_plain(tensor)
 
     def working(self) -> AbstractContextManager[Any]:
         return _NO_CONTEXT
@@ -180,7 +180,7 @@ class HostMemory(Memory):
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
         return exchange
 
-    def write(self, decoded: Decoded, index: int, factor: float, place: Place) -> None:
+    def write(self, decoded: Decoded, index: int, factor: float, place: Destination) -> None:
         """The tensor may be on any device."""
         array = as_array(self.array_of(place))
         if array is not None:
@@ -191,7 +191,7 @@ class HostMemory(Memory):
         decoded.write(index, factor, self.flat(target))
         destination.copy_(target)
 
-    def array_of(self, place: Place) -> np.ndarray | Span | None:
+    def array_of(self, place: Destination) -> np.ndarray | BufferView | None:
         if place.array is not None:
             return place.array
         return self.flat(place.destination) if _is_plain(place.destination) else None

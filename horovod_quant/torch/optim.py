@@ -18,8 +18,8 @@ from horovod_quant.frontends.binsgdm import (
     require_step_sizes,
 )
 from horovod_quant.frontends.frontend import in_short
-from horovod_quant.kernels.keys import KeyChain
-from horovod_quant.kernels.span import as_array
+from horovod_quant.kernels.buffer_view import as_array
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import require_int
 from horovod_quant.torch.uncompiled import compiling, uncompiled
 
@@ -132,7 +132,7 @@ class BinSGDM(torch.optim.Optimizer):
         self._updates: dict[torch.Tensor, _Update] = getattr(self, "_updates", {})
         self._parts: dict[torch.Tensor, _Part] = getattr(self, "_parts", {})
         self._group_index: dict[int, int] = {}  # by the parameters' identities: tensors' hashes are slow
-        self._chains: dict[torch.Tensor, KeyChain] = {}
+        self._chains: dict[torch.Tensor, RngKey] = {}
         numbers = {True: itertools.count(), False: itertools.count()}
         for index, group in enumerate(self.param_groups):
             for parameter in group["params"]:
@@ -140,7 +140,7 @@ class BinSGDM(torch.optim.Optimizer):
                 # One worker alone may have frozen parameters more, such as a copy of the model.
                 trained = parameter.requires_grad
                 name = f"{'' if trained else 'frozen '}parameter {next(numbers[trained])}"
-                self._chains[parameter] = KeyChain(group["seed"], name)
+                self._chains[parameter] = RngKey(group["seed"], name)
 
     def _create_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         state = self.state[parameter]

@@ -8,9 +8,9 @@ import torch
 
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import Repeated
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import Scheme
-from horovod_quant.torch.carriers import Carrier
+from horovod_quant.torch.control import ControlTensor
 from horovod_quant.torch.horovod_call import Call, OptimizerCall
 from horovod_quant.torch.schedule import Schedule
 
@@ -32,7 +32,7 @@ class Route:
         scheme: that exchanges it; None to leave it to Horovod.
         schedule: of the exchanges; None where there is none.
         chain: of the keys.
-        signs: what its carrier carries.
+        signs: what its control tensor carries.
         counted: what it adds to the statistics each time.
 
     Attributes:
@@ -40,7 +40,7 @@ class Route:
     """
 
     __slots__ = (
-        "call", "carrier", "chain", "counted", "dtype", "is_direct", "mpi_ops", "scheme", "schedule", "session",
+        "call", "control_tensor", "chain", "counted", "dtype", "is_direct", "mpi_ops", "scheme", "schedule", "session",
         "shape", "signs", "spare",
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ class Route:
         tensor: torch.Tensor,
         scheme: Scheme | None,
         schedule: Schedule | None,
-        chain: KeyChain | None,
+        chain: RngKey | None,
         signs: tuple[float, ...],
         counted: Repeated,
     ) -> None:
@@ -66,7 +66,7 @@ class Route:
         self.session = mpi_ops._handle_map
         self.spare: Any = None
         # Never the gradient's own if that is narrow: what Horovod multiplies by must come back exact.
-        self.carrier = Carrier(torch.promote_types(tensor.dtype, torch.float32))
+        self.control_tensor = ControlTensor(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def known_route(optimizer: Any, parameter: Any, tensor: torch.Tensor, owner: Owner) -> Route | None:

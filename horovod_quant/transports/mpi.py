@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import (
     ALL,
@@ -82,7 +82,7 @@ def run(
     members = [
         Gradient(
             np.ascontiguousarray(values, np.float32).reshape(-1),
-            KeyChain(seed, names[i]),
+            RngKey(seed, names[i]),
             step,
             states[i] if states else None,
         )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import (
     ALL,
     LOCAL,
@@ -97,7 +97,7 @@ def run(
     scheme = scheme.for_workers(workers[0])
     for rank, own in enumerate(groups):
         members = [
-            Gradient(own[i], KeyChain(seed, names[i]), step, states[rank][i] if states else None)
+            Gradient(own[i], RngKey(seed, names[i]), step, states[rank][i] if states else None)
             for i in range(count)
         ]
         exchanges.append(scheme.begin(members, workers[rank], backend))

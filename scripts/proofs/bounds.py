@@ -86,7 +86,7 @@ def joint_rounding_variance(fractions: npt.ArrayLike, steps: npt.ArrayLike = 1.0
     Raises:
         ValueError: there are no workers.
 
-    Source: `horovod_quant.kernels.keys.KeyChain.joint`; derived in this docstring.
+    Source: `horovod_quant.kernels.keys.RngKey.joint`; derived in this docstring.
     """
     f = _stacked("fractions", fractions)
     widths = np.broadcast_to(np.asarray(steps, np.float64), f.shape)

@@ -32,7 +32,7 @@ TRAININGS = (
     transformer.LONGER._replace(style="--"),
 )
 
-# Of measured and predicted bytes. Headers of TCP, Horovod's own messages and the carriers are on the wire as well.
+# Of measured and predicted bytes. TCP headers, Horovod's own messages and control tensors are on the wire as well.
 TOLERANCE = 0.05
 
 

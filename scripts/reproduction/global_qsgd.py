@@ -13,7 +13,7 @@ from proofs import bounds
 from horovod_quant import kernels
 from horovod_quant.codecs.levels import uniform_levels
 from horovod_quant.codecs.rounding_error import rounding_variance
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from reproduction import common, gradients, variance
 from reproduction.common import Plot, Slope, Verdict
 
@@ -179,7 +179,7 @@ def _digits(own: np.ndarray, levels: int, seed: int, norm: str) -> tuple[np.ndar
         norms = np.broadcast_to(np.sqrt(np.square(rows).sum(axis=(0, 2))), rows.shape[:2])
     else:
         norms = np.sqrt(np.square(rows).sum(axis=2))
-    keys = KeyChain(seed, norm)
+    keys = RngKey(seed, norm)
     digits = [
         backend.round_uniform(own[i], norms[i].astype(np.float32), BUCKET, levels, keys.key("worker", 0, i))
         for i in range(len(own))

@@ -13,7 +13,7 @@ from proofs import bounds, code_lengths
 
 from horovod_quant import kernels, simulator
 from horovod_quant.kernels import entropy
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from reproduction import common, gradients, variance
 from reproduction.common import Plot, Slope, Verdict
 
@@ -123,7 +123,7 @@ def _lengths(array: np.ndarray, bucket: int, levels: int, repetitions: int, seed
     backend = kernels.get("auto")
     rows = [row for row in array[: len(array) // bucket * bucket].reshape(-1, bucket) if row.any()]
     chosen = rows[:: max(1, len(rows) // repetitions)][:repetitions]
-    keys = KeyChain(seed, "lengths")
+    keys = RngKey(seed, "lengths")
     totals: dict[str, list[int]] = {code: [] for code in CODES.values()}
     for i, row in enumerate(chosen):
         norm = np.sqrt(np.square(row, dtype=np.float64).sum(keepdims=True)).astype(np.float32)

@@ -183,9 +183,9 @@ def test_what_travels_inside_a_host(inside, bits: float) -> None:
     option = "" if inside == "float32" else f", inside={inside!r}"
     assert nested.code == f"hvq.BinSGDM(hierarchical=True{option})"
     network = wires(2, 4)
-    elements, carriers = 8 * 2**20, 2 * 7 / 8 * CARRIER_BYTES * len(LAYERS)
+    elements, control_tensors = 8 * 2**20, 2 * 7 / 8 * CARRIER_BYTES * len(LAYERS)
     found = exchange_cost(nested.method, Setting(LAYERS, network, SPEEDS))
-    expected = 3 / 4 * elements * (bits + 1) / 8 + elements / 8 / 4 + carriers
+    expected = 3 / 4 * elements * (bits + 1) / 8 + elements / 8 / 4 + control_tensors
     assert found.bytes_sent == pytest.approx(expected, rel=0.01)
 
 

@@ -46,14 +46,14 @@ def test_fp16_by_hand() -> None:
 
 
 def test_global_qsgd_by_hand() -> None:
-    """One group: norms, their allreduce, encoding, the words' allreduce, the carrier's in between, decoding."""
+    """One group: norms, their allreduce, encoding, the words' allreduce, the control tensor's in between, decoding."""
     network = wires(2, overhead=1e-3)
     found = cost(GlobalQSGD(8), {"only": (2**20,)}, network)
     assert (found.norms, found.encode, found.decode) == pytest.approx((2**20 * 1e-9,) * 3)
     assert found.bytes_sent == 4 * 1024 + 2**20 + CARRIER_BYTES
     assert found.collectives == 3
     assert found.network == pytest.approx(3e-3 + found.bytes_sent / 1e9)
-    # Encoding (1.05 ms) goes on beside the carrier's allreduce (1.00 ms).
+    # Encoding (1.05 ms) goes on beside the control tensor's allreduce (1.00 ms).
     assert found.hidden == pytest.approx(1e-3 + CARRIER_BYTES / 1e9)
 
 
@@ -220,8 +220,8 @@ def test_under_gloo_two_workers_swap_by_a_sum(method) -> None:
 
 
 def test_bytes_between_hosts_of_a_hierarchical_exchange() -> None:
-    """shared/ALGORITHMS.md: 2 (H-1)/H * d/8 a host for BinSGDM, whatever the number of workers; and the carriers."""
+    """shared/ALGORITHMS.md: 2 (H-1)/H * d/8 a host for BinSGDM, for any number of workers; and control tensors."""
     found = cost(Hierarchical(BinSGDM()), LAYERS, wires(4, 8))
     elements = 8 * 2**20
-    carriers = 2 * 31 / 32 * CARRIER_BYTES * len(LAYERS)
-    assert found.host_bytes == pytest.approx(2 * 3 / 4 * elements / 8 + carriers, rel=0.01)
+    control_tensors = 2 * 31 / 32 * CARRIER_BYTES * len(LAYERS)
+    assert found.host_bytes == pytest.approx(2 * 3 / 4 * elements / 8 + control_tensors, rel=0.01)

@@ -22,7 +22,7 @@ def test_a_step_by_hand() -> None:
 
 
 def test_the_break_even_bandwidth_by_hand() -> None:
-    """Of 8e6 elements among 3: none sends 4.4e7 bytes, QSGD 8.3e6 for 33e6 ns of kernels, and its carrier."""
+    """Of 8e6 elements among 3: none sends 4.4e7 bytes, QSGD 8.3e6 for 33e6 ns of kernels, and its control tensor."""
     setting, step = Setting({"only": (8_192_000,)}, wires(3), SPEEDS), Step(0.0)
     scheme = QSGD(4)
     kernels = 8_192_000 * (1 + 1 + 2) * 1e-9

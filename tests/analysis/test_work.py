@@ -118,7 +118,7 @@ class Foreign(Scheme):
         values = kernels.clip(gradient.values, 100.0)
         signs = kernels.encode_exponential(values, norms, 1024, 4, key)
         parts = [(len(each), np.int32, lambda out, each=each: each) for each in (codes, signs)]
-        words = kernels.assemble(parts)
+        words = kernels.pack(parts)
         pieces = yield Allgather(words, [4 * len(words)])
 
         def write(i, factor, out):

@@ -24,7 +24,7 @@ from horovod_quant.analysis.groups import torch_cache_names  # noqa: E402
 from horovod_quant.analysis.models import MODELS  # noqa: E402
 from horovod_quant.cli import main, probe, report  # noqa: E402
 from horovod_quant.cli.findings import installed, kernels, settings, workers  # noqa: E402
-from horovod_quant.cli.place import Place  # noqa: E402
+from horovod_quant.cli.launch_context import LaunchContext  # noqa: E402
 from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding  # noqa: E402
 from horovod_quant.schemes import GlobalQSGD  # noqa: E402
 
@@ -199,7 +199,7 @@ def test_kernels_and_settings_that_slow_down_are_warnings_with_remedies(bare) ->
     cache = only(warnings, "HOROVOD_CACHE_CAPACITY=100")
     assert "176 in PyTorch, 390 in TensorFlow, more than the cache holds" in cache
     assert cache.endswith("set HOROVOD_CACHE_CAPACITY=1024 (horovodrun --cache-capacity 1024)")
-    assert "76 carriers" in only(warnings, "HOROVOD_FUSION_THRESHOLD=0 bytes")
+    assert "76 control tensors" in only(warnings, "HOROVOD_FUSION_THRESHOLD=0 bytes")
     assert "up to 60 ms per step; unset it, or set it to 1" in only(warnings, "HOROVOD_CYCLE_TIME=20 ms")
     assert only(warnings, "HOROVOD_AUTOTUNE")
 
@@ -376,14 +376,14 @@ def with_workers(*workers: dict[str, Any]) -> dict[str, Any]:
 
 def test_an_allreduce_that_is_not_exact_is_a_problem() -> None:
     facts = with_workers({"wrong": []}, {"wrong": ["int64 Max"]})
-    finding = workers.exactness_finding("tensorflow", facts, Place(0, 2, True))
+    finding = workers.exactness_finding("tensorflow", facts, LaunchContext(0, 2, True))
     assert finding.mark == PROBLEM
     assert "not exact on 1 of 2 workers (worker 1: int64 Max)" in finding.text
 
 
 def test_a_run_that_fails_is_a_problem() -> None:
     facts = {**SOUND, "stage": "run", "error": "no answer within 300 seconds"}
-    finding = workers.exactness_finding("tensorflow", facts, Place(0, 2, True))
+    finding = workers.exactness_finding("tensorflow", facts, LaunchContext(0, 2, True))
     assert finding.mark == PROBLEM
     assert "no answer within 300 seconds" in finding.text
 
@@ -398,7 +398,7 @@ def test_workers_with_other_versions_are_a_problem() -> None:
 
 def test_workers_that_do_not_see_each_other_are_a_problem() -> None:
     started = {"size": 1, "local_size": 1, "mpi": True, "gloo": False}
-    assert workers.controller_finding(started, Place(0, 2, False)).mark == PROBLEM
+    assert workers.controller_finding(started, LaunchContext(0, 2, False)).mark == PROBLEM
 
 
 def test_the_tested_integers_wrap_around() -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import BinaryState, Gradient, Scheme, Workers
 from horovod_quant.transports.simulator import _answers
@@ -164,7 +164,7 @@ def digests(case: Case, kernels: str) -> dict[str, str]:
     for step in STEPS:
         exchanges, inputs = [], [_gradients(case, worker.rank, step) for worker in workers]
         for worker, own, held in zip(workers, inputs, states):
-            chains = [KeyChain(11, name) for name in names]
+            chains = [RngKey(11, name) for name in names]
             members = [Gradient(each, chain, step, state) for each, chain, state in zip(own, chains, held)]
             exchanges.append(scheme.begin(members, worker, backend))
         answers: list[Any] = [None] * case.workers

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_quant.kernels import reference as kernels
-from horovod_quant.kernels.keys import ALL_ONES, Key, KeyChain, hash32, joint_keys_of, keys_of
+from horovod_quant.kernels.keys import ALL_ONES, Key, RngKey, hash32, joint_keys_of, keys_of
 
 SAMPLES = 1 << 20
 
@@ -49,7 +49,7 @@ def test_hash_is_the_specified_one(start: int, count: int, key: Key) -> None:
 
 
 def test_hash_does_not_depend_on_where_it_starts() -> None:
-    key = KeyChain(1, "w").key("worker", 2, 3)
+    key = RngKey(1, "w").key("worker", 2, 3)
     assert hash32(37, 100, key).tolist() == hash32(0, 137, key)[37:].tolist()
 
 
@@ -62,13 +62,13 @@ def test_hash_does_not_depend_on_where_it_starts() -> None:
     worker=st.integers(0, 2**20),
 )
 def test_key_is_the_specified_one(seed: int, name: str, stage: str, step: int, worker: int) -> None:
-    assert KeyChain(seed, name).key(stage, step, worker) == scalar_key(seed, name, stage, step, worker)
+    assert RngKey(seed, name).key(stage, step, worker) == scalar_key(seed, name, stage, step, worker)
 
 
 def test_every_component_selects_another_key() -> None:
     # 3^5 = 243 keys; two random 64-bit words among them are equal with probability 2e-15.
     keys = [
-        KeyChain(seed, name).key(stage, step, worker)
+        RngKey(seed, name).key(stage, step, worker)
         for seed, name, stage, step, worker in itertools.product(
             (0, 1, -1), ("a", "b", "worker"), ("worker", "server", "a"), (0, 1, 2), (0, 1, 2)
         )
@@ -79,10 +79,10 @@ def test_every_component_selects_another_key() -> None:
 
 
 def test_keys_are_the_same_in_every_chain_and_call() -> None:
-    chain = KeyChain(5, "layer.weight")
+    chain = RngKey(5, "layer.weight")
     assert (
         chain.key("worker", 3, 1)
-        == KeyChain(5, "layer.weight").key("worker", 3, 1)
+        == RngKey(5, "layer.weight").key("worker", 3, 1)
         == chain.key("worker", 3, 1)
     )
     assert chain.key("server", 3) == chain.key("server", 3, 0)
@@ -90,7 +90,7 @@ def test_keys_are_the_same_in_every_chain_and_call() -> None:
 
 @given(step=st.integers(0, 2**40), size=st.integers(1, 40), start=st.integers(0, 2**40))
 def test_joint_numbers_sum_to_a_constant(step: int, size: int, start: int) -> None:
-    chain = KeyChain(2, "w")
+    chain = RngKey(2, "w")
     drawn = [chain.joint("worker", step, rank, size) for rank in range(size)]
     if size == 1:
         assert drawn == [chain.key("worker", step)]
@@ -104,7 +104,7 @@ def test_joint_numbers_sum_to_a_constant(step: int, size: int, start: int) -> No
 
 @given(steps=st.lists(st.integers(0, 2**62), min_size=1, max_size=4), size=st.integers(1, 9))
 def test_many_keys_at_once_are_the_keys_of_each(steps: list[int], size: int) -> None:
-    chains = [KeyChain(7, f"w{i}") for i in range(len(steps))]
+    chains = [RngKey(7, f"w{i}") for i in range(len(steps))]
     for rank in range(size):
         joint = [chain.joint("worker", step, rank, size) for chain, step in zip(chains, steps)]
         assert joint_keys_of(chains, "worker", steps, rank, size).tolist() == [list(key) for key in joint]
@@ -121,14 +121,14 @@ def test_joint_keys_flip_and_mirror_all_bits_or_none(key: Key) -> None:
 
 
 def streams() -> dict[str, np.ndarray]:
-    base = KeyChain(0, "layer.weight")
+    base = RngKey(0, "layer.weight")
     keys = {
         "base": base.key("worker", 0, 0),
         "next worker": base.key("worker", 0, 1),
         "next step": base.key("worker", 1, 0),
-        "next seed": KeyChain(1, "layer.weight").key("worker", 0, 0),
+        "next seed": RngKey(1, "layer.weight").key("worker", 0, 0),
         "other stage": base.key("server", 0, 0),
-        "other name": KeyChain(0, "layer.bias").key("worker", 0, 0),
+        "other name": RngKey(0, "layer.bias").key("worker", 0, 0),
     }
     return {name: hash32(0, SAMPLES, key) for name, key in keys.items()}
 
@@ -138,7 +138,7 @@ def test_every_workers_joint_bits_are_uniform(size: int) -> None:
     # As below: 6 deviations of a chi-square, 1e-7 for each of 54 comparisons. No kernel uses more than the upper 24
     # bits, except to draw from sums; a shift leaves the lowest bit constant.
     for rank in range(size):
-        stream = hash32(0, SAMPLES, KeyChain(0, "layer.weight").joint("worker", 0, rank, size))
+        stream = hash32(0, SAMPLES, RngKey(0, "layer.weight").joint("worker", 0, rank, size))
         for shift in (8, 16, 24):
             counts = np.bincount(stream >> np.uint32(shift) & np.uint32(255), minlength=256)
             chi_square = float(((counts - SAMPLES / 256) ** 2).sum() / (SAMPLES / 256))
@@ -179,7 +179,7 @@ def test_streams_are_no_shifted_copies_of_each_other() -> None:
 @examples(30)
 @given(step=st.integers(0, 2**40), worker=st.integers(0, 1000))
 def test_keys_of_steps_that_are_sent_as_words(step: int, worker: int) -> None:
-    chain = KeyChain(3, "w")
+    chain = RngKey(3, "w")
     word = kernels.step_word(step)
     assert (word.dtype, word.shape) == (np.int32, (1,))
     assert kernels.step_word(step, np.zeros(1, np.int32)) == word

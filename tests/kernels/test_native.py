@@ -31,9 +31,10 @@ from native_builds import (
 from horovod_quant import kernels, simulator
 from horovod_quant.kernels import entropy, native, native_each, native_library, reference, rotation
 from horovod_quant.kernels.arrays import address
-from horovod_quant.kernels.keys import Key, KeyChain, joint_keys_of, keys_of
+from horovod_quant.kernels.buffer_view import BufferView
+from horovod_quant.kernels.keys import Key, RngKey, joint_keys_of, keys_of
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, sum_words, tiles
-from horovod_quant.kernels.span import Span
+from horovod_quant.kernels.native_each import SegmentTable
 from horovod_quant.schemes.base import BinaryState
 
 KEY = Key(0x12345678, 0x9ABCDEF0)
@@ -276,10 +277,10 @@ def test_uniform_sums_of_each_width(
 @each_instruction_set
 def test_many_gradients_in_one_call_have_the_bits_of_a_call_for_each() -> None:
     xs = many_gradients()
-    chains, steps = [KeyChain(3, f"w{i}") for i in range(len(xs))], list(range(5, 5 + len(xs)))
+    chains, steps = [RngKey(3, f"w{i}") for i in range(len(xs))], list(range(5, 5 + len(xs)))
     starts = [1024 * i for i in range(len(xs))]
     for bucket_size, width in ((32, 4), (1024, 8), (2**40, 5)):
-        table = native_each.Table(xs)
+        table = SegmentTable(xs)
         norms = native_each.bucket_maxima_each(table, bucket_size)
         parts = [native.bucket_maxima(x, bucket_size) for x in xs]
         assert same_bits(norms, np.concatenate(parts))
@@ -296,14 +297,12 @@ def test_many_gradients_in_one_call_have_the_bits_of_a_call_for_each() -> None:
         outs = [np.zeros_like(x) for x in xs]
         native_each.decode_uniform_sum_each(out, norms, *arguments, 0.5, outs)
         again = [np.zeros_like(x, order="C") for x in xs]
-        native_each.decode_uniform_sum_each(out, norms, *arguments, 0.5, again, native_each.Table(again))
+        native_each.decode_uniform_sum_each(out, norms, *arguments, 0.5, again, SegmentTable(again))
         assert all(map(same_bits, outs, again))
         others = [np.zeros_like(x) for x in xs]
         others[4] = np.repeat(others[4], 2)[::2]  # is not contiguous
         for table_of in (outs, others, [*others[:-1], outs[-1]]):
-            native_each.decode_uniform_sum_each(
-                out, norms, *arguments, 1.0, others, native_each.Table(table_of)
-            )
+            native_each.decode_uniform_sum_each(out, norms, *arguments, 1.0, others, SegmentTable(table_of))
             assert all(map(same_bits, outs, again))
             assert all((2 * own == other).all() for own, other in zip(outs, others))
         for own, norm, x, decoded in zip(words, parts, xs, outs):
@@ -333,10 +332,13 @@ def longer_gradients() -> list[np.ndarray]:
 @each_instruction_set
 def test_places_of_gradients_do_as_well_as_arrays() -> None:
     arrays = [x for x in many_gradients() if len(x) and x.flags.c_contiguous]
-    norms = native_each.bucket_maxima_each(native_each.Table(arrays), 1024)
-    table = native_each.Table(list(map(_span, arrays)))
+    norms = native_each.bucket_maxima_each(SegmentTable(arrays), 1024)
+    table = SegmentTable(list(map(_span, arrays)))
     assert same_bits(native_each.bucket_maxima_each(table, 1024), norms)
-    assert (table.buckets(1024), table.sum_words(4)) == (len(norms), native_each.Table(arrays).sum_words(4))
+    assert (table.buckets(1024), table.sum_words(4)) == (
+        len(norms),
+        SegmentTable(arrays).sum_words(4),
+    )
     words = np.arange(table.sum_words(4), dtype=np.int32)
     expected = [np.zeros_like(x) for x in arrays]
     native_each.decode_uniform_sum_each(words, norms, 1024, 7, 4, 0.5, expected)
@@ -344,14 +346,14 @@ def test_places_of_gradients_do_as_well_as_arrays() -> None:
         found = [np.zeros_like(x) for x in arrays]
         outs = list(map(_span, found))
         native_each.decode_uniform_sum_each(
-            words, norms, 1024, 7, 4, 0.5, outs, native_each.Table(outs) if known else None
+            words, norms, 1024, 7, 4, 0.5, outs, SegmentTable(outs) if known else None
         )
         assert all(map(same_bits, found, expected))
         assert all(x.any() for x in found if len(x) > 1)
 
 
-def _span(array: np.ndarray) -> Span:
-    return Span(array.dtype, len(array), np.asarray).at(address(array), array, array)
+def _span(array: np.ndarray) -> BufferView:
+    return BufferView(array.dtype, len(array), np.asarray).at(address(array), array, array)
 
 
 @each_instruction_set
@@ -359,7 +361,7 @@ def _span(array: np.ndarray) -> Span:
 def test_bits_of_many_gradients_in_one_call_are_those_of_a_call_for_each(workers: int) -> None:
     xs = many_gradients()
     xs[2][5] = np.inf
-    chains, steps = [KeyChain(3, f"w{i}") for i in range(len(xs))], list(range(5, 5 + len(xs)))
+    chains, steps = [RngKey(3, f"w{i}") for i in range(len(xs))], list(range(5, 5 + len(xs)))
     starts, betas = [1024 * i for i in range(len(xs))], [0.5 + 0.05 * i for i in range(len(xs))]
     votes = []
     tile_counts = np.array([tiles(len(x)) for x in xs])
@@ -374,7 +376,7 @@ def test_bits_of_many_gradients_in_one_call_are_those_of_a_call_for_each(workers
         one_by_one = [native.binarize(*own) for own in zip(xs, ms, bs, betas, keys, starts)]
         many = keys_of(chains, "worker", steps, rank)
         words = np.zeros(at[-1], np.int32)
-        table = native_each.Table(xs)
+        table = SegmentTable(xs)
         broken = native_each.binarize_each(table, momenta, scales, betas, many, starts, at[:-1], words)
         for (own, _), low in zip(one_by_one, at):
             assert same_bits(words[low : low + len(own)], own)
@@ -406,7 +408,7 @@ def test_rotations_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_eac
     bits: int, trellis: bool
 ) -> None:
     xs = many_gradients()
-    chains, starts = [KeyChain(3, f"w{i}") for i in range(len(xs))], [1024 * i for i in range(len(xs))]
+    chains, starts = [RngKey(3, f"w{i}") for i in range(len(xs))], [1024 * i for i in range(len(xs))]
     ranks, steps = range(3), [[7 + rank + i for i in range(len(xs))] for rank in range(3)]
     lengths = [code_words(rotation.rotated_elements(len(x)), bits) for x in xs]
     ends = np.cumsum([length + tiles(len(x)) + 1 for length, x in zip(lengths, xs)])
@@ -421,7 +423,7 @@ def test_rotations_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_eac
         ]
         out = np.zeros(ends[-1], np.int32)
         many = keys_of(chains, "worker", steps[rank], rank)
-        table = native_each.Table(xs)
+        table = SegmentTable(xs)
         found = native_each.encode_rotated_each(table, bits, many, starts, words_at, scales_at, out, trellis)
         assert found is out
         for (words, scales), at, scale_at in zip(parts, words_at, scales_at):
@@ -440,7 +442,7 @@ def test_rotations_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_eac
         alone = native.add_rotated(words, scales, bits, own, 0.25, zeros, starts[i], trellis)
         assert same_bits(out.copy(), alone)
     again = [np.zeros_like(x, order="C") for x in xs]
-    table = native_each.Table(again)
+    table = SegmentTable(again)
     native_each.add_rotated_each(pieces, words_at, scales_at, bits, keys, 0.25, again, starts, table, trellis)
     assert all(same_bits(own.copy(), other) for own, other in zip(outs, again))
 
@@ -464,7 +466,7 @@ def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
     encode, decode = CODES[levels]
     xs, ranks = [*many_gradients(), *longer_gradients()], range(3)
     xs[6][1500] = np.nan
-    chains, starts = [KeyChain(3, f"w{i}") for i in range(len(xs))], [1024 * i for i in range(len(xs))]
+    chains, starts = [RngKey(3, f"w{i}") for i in range(len(xs))], [1024 * i for i in range(len(xs))]
     steps = list(range(5, 5 + len(xs)))
     norm_counts = [buckets(len(x), bucket_size) for x in xs]
     norms_at = np.cumsum([0, *norm_counts[:-1]])
@@ -473,7 +475,7 @@ def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
     ends = np.cumsum([1 + count + length for count, length in zip(norm_counts, lengths)])
     words_at = ends - np.array(lengths)
     payloads_at = words_at - np.array(norm_counts)
-    table = native_each.Table(xs)
+    table = SegmentTable(xs)
     sums = native_each.bucket_square_sums_each(table, bucket_size)
     assert same_bits(sums, np.concatenate([native.bucket_square_sums(x, bucket_size) for x in xs]))
     maxima = native_each.bucket_maxima_each(table, bucket_size)
@@ -505,7 +507,7 @@ def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
         assert same_bits(out.copy(), alone)
     assert np.isnan(outs[6]).any()
     again = [np.zeros_like(x, order="C") for x in xs]
-    native_each.decode_codes_each(levels, *decoded, again, native_each.Table(again))
+    native_each.decode_codes_each(levels, *decoded, again, SegmentTable(again))
     assert all(same_bits(own.copy(), other) for own, other in zip(outs, again))
 
 
@@ -513,31 +515,31 @@ def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda: native_each.Table([X, X.astype(np.int32)]), "x has dtype int32"),
-        (lambda: native_each.Table([X.reshape(10, 10)]), r"x has shape \(10, 10\)"),
-        (lambda: native_each.bucket_maxima_each(native_each.Table([X]), 33), "bucket_size=33"),
+        (lambda: SegmentTable([X, X.astype(np.int32)]), "x has dtype int32"),
+        (lambda: SegmentTable([X.reshape(10, 10)]), r"x has shape \(10, 10\)"),
+        (lambda: native_each.bucket_maxima_each(SegmentTable([X]), 33), "bucket_size=33"),
         (lambda: native_each.encode_uniform_sum_each(
-            native_each.Table([X]), NORMS[:3], 32, 7, 4, np.zeros((1, 6)), [0], WORDS), "3 norms for 4 buckets"),
+            SegmentTable([X]), NORMS[:3], 32, 7, 4, np.zeros((1, 6)), [0], WORDS), "3 norms for 4 buckets"),
         (lambda: native_each.encode_uniform_sum_each(
-            native_each.Table([X]), NORMS[:4], 32, 7, 4, np.zeros((2, 6)), [0], WORDS), "keys are"),
+            SegmentTable([X]), NORMS[:4], 32, 7, 4, np.zeros((2, 6)), [0], WORDS), "keys are"),
         (lambda: native_each.encode_uniform_sum_each(
-            native_each.Table([X]), NORMS[:4], 32, 7, 4, np.zeros((1, 6)), [0], WORDS[:31]), r"it must be int32\[32\]"),
+            SegmentTable([X]), NORMS[:4], 32, 7, 4, np.zeros((1, 6)), [0], WORDS[:31]), r"it must be int32\[32\]"),
         (lambda: native_each.decode_uniform_sum_each(WORDS[:31], NORMS[:4], 32, 7, 4, 1.0, [X.copy()]), "31 words"),
         (lambda: native_each.decode_uniform_sum_each(WORDS[:32], NORMS[:3], 32, 7, 4, 1.0, [X.copy()]), "3 norms"),
         (lambda: native_each.binarize_each(
-            native_each.Table([X]), [], [X.copy()], [0.9], np.zeros((1, 6)), [0], AT, WORDS),
+            SegmentTable([X]), [], [X.copy()], [0.9], np.zeros((1, 6)), [0], AT, WORDS),
             "0 momenta, 1 scales and 1 betas"),
         (lambda: native_each.binarize_each(
-            native_each.Table([X]), [X[:99].copy()], [X.copy()], [0.9], np.zeros((1, 6)), [0], AT, WORDS),
+            SegmentTable([X]), [X[:99].copy()], [X.copy()], [0.9], np.zeros((1, 6)), [0], AT, WORDS),
             r"momenta\[0\] is float32\[99\]; it must be float32\[100\]"),
         (lambda: native_each.binarize_each(
-            native_each.Table([X, X]), [X.copy()] * 2, [X.copy(), X.astype(np.float64)], [0.9] * 2, np.zeros((2, 6)),
+            SegmentTable([X, X]), [X.copy()] * 2, [X.copy(), X.astype(np.float64)], [0.9] * 2, np.zeros((2, 6)),
             [0, 0], AT, WORDS),
             r"scales\[1\] is float64\[100\]; it must be float32\[100\]"),
         (lambda: native_each.binarize_each(
-            native_each.Table([X]), [X.copy()], [X.copy()], [0.9], np.zeros((2, 6)), [0], AT, WORDS), "keys are"),
+            SegmentTable([X]), [X.copy()], [X.copy()], [0.9], np.zeros((2, 6)), [0], AT, WORDS), "keys are"),
         (lambda: native_each.binarize_each(
-            native_each.Table([X]), [X.copy()], [X.copy()], [0.9], np.zeros((1, 6)), [0], AT, WORDS[:31]),
+            SegmentTable([X]), [X.copy()], [X.copy()], [0.9], np.zeros((1, 6)), [0], AT, WORDS[:31]),
             "not all within 31 words"),
         (lambda: native_each.vote_each([], AT, ONE, np.zeros((1, 6)), [0], WORDS), "0 workers' pieces"),
         (lambda: native_each.vote_each(
@@ -545,20 +547,20 @@ def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
         (lambda: native_each.vote_each([WORDS], AT, -ONE, np.zeros((1, 6)), [0], WORDS), "give at least one"),
         (lambda: native_each.vote_each([WORDS], AT, ONE, np.zeros((1, 6)), [], WORDS), "keys are"),
         (lambda: native_each.decode_signs_each(WORDS[:31], AT, 1.0, [X.copy()]), "not all within 31 words"),
-        (lambda: native_each.scale_each(native_each.Table([X]), 1.0, [X[:99].copy()]), "arrays of"),
+        (lambda: native_each.scale_each(SegmentTable([X]), 1.0, [X[:99].copy()]), "arrays of"),
         (lambda: native_each.encode_norms_and_codes_each(
-            "uniform", "max", native_each.Table([X]), 32, 17, np.zeros((1, 6)), [0], AT, WORDS), "bits=17"),
+            "uniform", "max", SegmentTable([X]), 32, 17, np.zeros((1, 6)), [0], AT, WORDS), "bits=17"),
         (lambda: native_each.encode_norms_and_codes_each(
-            "exponential", "l2", native_each.Table([X]), 32, 9, np.zeros((1, 6)), [0], AT, WORDS), "bits=9"),
+            "exponential", "l2", SegmentTable([X]), 32, 9, np.zeros((1, 6)), [0], AT, WORDS), "bits=9"),
         (lambda: native_each.encode_norms_and_codes_each(
-            "exponential", "l2", native_each.Table([X]), 33, 4, np.zeros((1, 6)), [0], AT, WORDS), "bucket_size=33"),
+            "exponential", "l2", SegmentTable([X]), 33, 4, np.zeros((1, 6)), [0], AT, WORDS), "bucket_size=33"),
         (lambda: native_each.encode_norms_and_codes_each(
-            "uniform", "l2", native_each.Table([X]), 32, 4, np.zeros((2, 6)), [0], AT, WORDS), "keys are"),
+            "uniform", "l2", SegmentTable([X]), 32, 4, np.zeros((2, 6)), [0], AT, WORDS), "keys are"),
         (lambda: native_each.encode_norms_and_codes_each(
-            "uniform", "max", native_each.Table([X]), 32, 4, np.zeros((1, 6)), [0], AT + 1, np.zeros(36, np.int32)),
+            "uniform", "max", SegmentTable([X]), 32, 4, np.zeros((1, 6)), [0], AT + 1, np.zeros(36, np.int32)),
             "places of 1 gradients' payloads"),
         (lambda: native_each.encode_norms_and_codes_each(
-            "uniform", "max", native_each.Table([X]), 32, 4, np.zeros((1, 6)), [0], AT - 1, WORDS.copy()),
+            "uniform", "max", SegmentTable([X]), 32, 4, np.zeros((1, 6)), [0], AT - 1, WORDS.copy()),
             "places of"),
         (lambda: native_each.decode_codes_each(
             "uniform", [], AT, [], AT, 32, 4, 1.0, [X.copy()]), "0 workers' pieces"),
@@ -573,11 +575,11 @@ def test_codes_of_many_gradients_in_one_call_have_the_bits_of_a_call_for_each(
         (lambda: native_each.decode_codes_each(
             "exponential", [WORDS], AT, [NORMS], AT, 33, 4, 1.0, [X.copy()]), "bucket_size=33"),
         (lambda: native_each.encode_rotated_each(
-            native_each.Table([X]), 5, np.zeros((1, 6)), [0], AT, AT + 31, WORDS), "bits=5"),
+            SegmentTable([X]), 5, np.zeros((1, 6)), [0], AT, AT + 31, WORDS), "bits=5"),
         (lambda: native_each.encode_rotated_each(
-            native_each.Table([X]), 2, np.zeros((1, 6)), [0], AT, AT + 32, WORDS[:32].copy()), "places of"),
+            SegmentTable([X]), 2, np.zeros((1, 6)), [0], AT, AT + 32, WORDS[:32].copy()), "places of"),
         (lambda: native_each.encode_rotated_each(
-            native_each.Table([X]), 2, np.zeros((1, 6)), [0], AT - 1, AT + 32, WORDS.copy()), "places of"),
+            SegmentTable([X]), 2, np.zeros((1, 6)), [0], AT - 1, AT + 32, WORDS.copy()), "places of"),
         (lambda: native_each.add_rotated_each([], AT, AT, 2, np.zeros((1, 0, 6)), 1.0, [X.copy()], [0]), "no pieces"),
         (lambda: native_each.add_rotated_each(
             [WORDS, WORDS[:31]], AT, AT, 2, np.zeros((1, 2, 6)), 1.0, [X.copy()], [0]), "places of"),

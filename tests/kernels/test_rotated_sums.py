@@ -9,7 +9,7 @@ import pytest
 from helpers import gaussian, heavy_tailed, same_bits
 
 from horovod_quant.kernels import native, reference, rotated_sums, rotation
-from horovod_quant.kernels.keys import Key, KeyChain, hash32
+from horovod_quant.kernels.keys import Key, RngKey, hash32
 from horovod_quant.kernels.layout import ROW, TILE
 
 SIGNS, KEY = Key(0x12345678, 0x9ABCDEF0), Key(1, 2)
@@ -56,7 +56,7 @@ def test_only_the_sum_has_to_fit(kernels: Any, width: int) -> None:
     """Two workers' digits are far out of their fields, and cancel."""
     elements = 2 * TILE + 100
     x, small = 50 * gaussian(0, elements), gaussian(1, elements)
-    keys = [KeyChain(0, "w").joint("worker", 0, rank, 2) for rank in range(2)]
+    keys = [RngKey(0, "w").joint("worker", 0, rank, 2) for rank in range(2)]
     step = steps_of(elements, 1.0)
     sent = [
         kernels.encode_rotated_sum(own, step, width, SIGNS, key, TILE)

@@ -11,7 +11,7 @@ from helpers import UNLIKE_BUCKETS, assert_mean, assert_unbiased, gaussian, heav
 
 from horovod_quant.codecs.rotated_codes import eden_variance_factor
 from horovod_quant.kernels import native, reference, rotation
-from horovod_quant.kernels.keys import Key, KeyChain, hash32
+from horovod_quant.kernels.keys import Key, RngKey, hash32
 from horovod_quant.kernels.layout import TILE, code_words
 
 KEY = Key(0x12345678, 0x9ABCDEF0)
@@ -109,7 +109,7 @@ def test_a_bucket_alone_has_the_bits_that_it_has_among_others(trellis: bool) -> 
 @pytest.mark.parametrize("elements", [0, 100, 70 * TILE + 33])
 @with_and_without_trellis
 def test_workers_are_added_in_rank_order(elements: int, dtype: type, trellis: bool) -> None:
-    keys = [KeyChain(0, "w").key("worker", 0, rank) for rank in range(3)]
+    keys = [RngKey(0, "w").key("worker", 0, rank) for rank in range(3)]
     encoded = [
         rotation.encode_rotated(gaussian(rank, elements), 3, key, TILE, trellis=trellis)
         for rank, key in enumerate(keys)
@@ -179,7 +179,7 @@ def test_decoding_is_unbiased_over_rotations_and_its_variance_is_the_widths(
     x: np.ndarray, bits: int, trellis: bool
 ) -> None:
     """Means by the bound of helpers.py (6e-11 a comparison); the variance, D / (1 - D), is of long Gaussian vectors."""
-    chain = KeyChain(0, "w")
+    chain = RngKey(0, "w")
     keys = [chain.key("worker", step) for step in range(part(1000))]
     samples = np.array([decoded(x, bits, trellis, key) for key in keys])
     length = float(np.linalg.norm(x.astype(np.float64)))
@@ -202,7 +202,7 @@ OF_FEW_MAGNITUDES = [[1, 0.9995, 1.0002, 0.9997], [1, 0.95], [1, 0.001]]
 
 def errors_of_means(x: np.ndarray, bits: int, trellis: bool, copies: int) -> tuple[float, float]:
     """Norms of the mean error of elements that are not zero, and of its standard error, relative to the bucket's."""
-    chain, exact = KeyChain(0, "w"), x.astype(np.float64)
+    chain, exact = RngKey(0, "w"), x.astype(np.float64)
     out, errors = np.empty(len(x), np.float32), np.empty((copies, len(x)))
     for step in range(copies):
         key = chain.key("worker", step)

@@ -52,7 +52,7 @@ from test_native import (  # noqa: E402
 )
 
 from horovod_quant.kernels import reference  # noqa: E402
-from horovod_quant.kernels.keys import Key, KeyChain  # noqa: E402
+from horovod_quant.kernels.keys import Key, RngKey  # noqa: E402
 from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, tiles  # noqa: E402
 from horovod_quant.schemes.base import BinaryState, Gradient, Scheme, Workers  # noqa: E402
 from horovod_quant.schemes.hierarchical import Hierarchical  # noqa: E402
@@ -271,7 +271,7 @@ def test_arithmetic_finds_what_was_collected() -> None:
     x = torch.full([3000], -2.0, device=DEVICE)
     with kernels.batch():
         own = kernels.to_float32(x, None)
-        doubled = kernels.scale([own], 2.0, kernels.target(3000))
+        doubled = kernels.scale([own], 2.0, kernels.empty(3000))
         least = kernels.minimum(doubled, kernels.tensor_mean_magnitude(doubled))
         assert bool(torch.all(kernels.less(own, 0.0)))
         chosen = kernels.where(kernels.less(own, 0.0), least, 0.0)
@@ -363,7 +363,7 @@ both_roundings = pytest.mark.parametrize("trellis", [False, True], ids=["nearest
 @both_roundings
 def test_rotated(bits: int, trellis: bool) -> None:
     """Whole programs and parts of them, with keys of one worker and of several."""
-    own_keys = [*(KeyChain(3, "w").joint("worker", bits, rank, 3) for rank in (0, 2)), KEY]
+    own_keys = [*(RngKey(3, "w").joint("worker", bits, rank, 3) for rank in (0, 2)), KEY]
     for case in inputs_of(bits + 4):
         x, norms, _, start, _ = case
         words, scales = assert_same("encode_rotated", x, bits, KEY, start, None, None, trellis)
@@ -398,7 +398,7 @@ def test_each_length_of_a_last_bucket(trellis: bool) -> None:
 
 def test_keys_of_words_are_those_of_their_steps() -> None:
     """The step is read by the kernels alone, and where a batch has yet to write it."""
-    chain, x = KeyChain(2**64 - 1, "w"), np.random.default_rng(0).standard_normal(100).astype(np.float32)
+    chain, x = RngKey(2**64 - 1, "w"), np.random.default_rng(0).standard_normal(100).astype(np.float32)
     for step, worker in ((0, 0), (7, 3), (2**31 - 1, 1), (2**32 - 1, 0), (2**32 + 7, 2)):
         words, scales = reference.encode_rotated(x, 2, chain.key("worker", step % 2**32, worker))
         out = torch.zeros(100, device=DEVICE)
@@ -496,7 +496,7 @@ def test_arrays_are_joined() -> None:
     joined = kernels.concatenate([np.zeros(0, np.float32), to_tensor(x)])
     assert_same_bits(x, to_array(joined), "concatenate")
     assert_same_bits(x.view(np.int32), to_array(kernels.view(to_tensor(x), np.int32)), "view")
-    assert kernels.target(3).dtype is torch.float32
+    assert kernels.empty(3).dtype is torch.float32
 
 
 # ---- many tensors, one launch
@@ -654,7 +654,7 @@ def exchanged(
             low, high = scheme.owned(str(i), len(array), workers[rank])
             state = BinaryState(place(state.momentum[low:high]), place(state.scale[low:high]), state.beta)
             states += state[:2]
-            members.append(Gradient(place(array), KeyChain(0, str(i)), 3 + rank, state))
+            members.append(Gradient(place(array), RngKey(0, str(i)), 3 + rank, state))
         exchanges.append(scheme.begin(members, workers[rank], backend))
     answers: list[Any] = [None] * len(groups)
     while True:
@@ -728,7 +728,7 @@ def test_the_backend_offers_what_the_reference_does() -> None:
 
 @pytest.mark.parametrize(("bits", "rank", "size"), in_turn((4, 2, 8), [(2, 3), (0, 2), (3, 8)]))
 def test_joint_rounding(bits: int, rank: int, size: int) -> None:
-    key = KeyChain(3, "w").joint("worker", 5, rank, size)
+    key = RngKey(3, "w").joint("worker", 5, rank, size)
     x = np.random.default_rng(4).standard_normal(1100).astype(np.float32)
     x[:6] = [0.0, -0.0, np.nan, -np.inf, 1e-40, -1e-40]
     norms = reference.bucket_maxima(x, 64)
@@ -759,7 +759,7 @@ def test_any_gradient(count: int, bucket_size: int, dtype: Any, seed: int, bits:
 X = torch.ones(100, device=DEVICE)
 NORMS = torch.ones(4, device=DEVICE)
 WORDS = torch.zeros(512, dtype=torch.int32, device=DEVICE)
-KEY_OF_WORD = kernels.key_of_word(KeyChain(0, "w"), "worker", WORDS[:1])
+KEY_OF_WORD = kernels.key_of_word(RngKey(0, "w"), "worker", WORDS[:1])
 
 
 @pytest.mark.parametrize(
@@ -794,13 +794,13 @@ KEY_OF_WORD = kernels.key_of_word(KeyChain(0, "w"), "worker", WORDS[:1])
         ("decode_rotated", (WORDS, NORMS[:0], 2, KEY, 1.0, X), "0 scales for 100 elements"),
         ("decode_rotated", (WORDS, WORDS, 2, KEY, 1.0, X), "scales has dtype"),
         ("add_rotated", ([WORDS], [NORMS], 2, [KEY, KEY], 1.0, X), "2 keys"),
-        ("key_of_word", (KeyChain(0, "w"), "worker", WORDS), "512 words, where one holds the step"),
-        ("key_of_word", (KeyChain(0, "w"), "worker", X[:1]), "word has dtype"),
+        ("key_of_word", (RngKey(0, "w"), "worker", WORDS), "512 words, where one holds the step"),
+        ("key_of_word", (RngKey(0, "w"), "worker", X[:1]), "word has dtype"),
         ("binarize", (X, X[:99], X, 0.9, KEY), r"float32\[100\]"),
         ("vote", ([], KEY), "multiple of 32"),
         ("vote", ([WORDS, WORDS[:32]], KEY), "multiple of 32"),
         ("decode_signs", (WORDS[:31], 1.0, X), "31 words"),
-        ("assemble", ([(3, np.int32, lambda out: WORDS[:2])],), r"a part is torch.int32\[2\]"),
+        ("pack", ([(3, np.int32, lambda out: WORDS[:2])],), r"a part is torch.int32\[2\]"),
         ("scale", ([X], 1.0, X[:50]), "for 50 elements"),
         ("mean", ([X, X[:50]],), "must be the same"),
         ("unpack_flags", (WORDS[:3], 100), "3 words cannot hold"),

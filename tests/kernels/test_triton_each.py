@@ -20,9 +20,9 @@ with pytest.MonkeyPatch.context() as at_import:
     from horovod_quant.kernels import triton as kernels
     from horovod_quant.kernels.triton import each, launching, staging
     from horovod_quant.kernels.triton.jobs import Rows, layout_of
-    from horovod_quant.kernels.triton.table import Table
+    from horovod_quant.kernels.triton.table import SegmentTable
 
-from horovod_quant.kernels.keys import KeyChain, joint_keys_of  # noqa: E402
+from horovod_quant.kernels.keys import RngKey, joint_keys_of  # noqa: E402
 from horovod_quant.kernels.layout import ROW, TILE, buckets, ceil_div, code_words, sum_words, tiles  # noqa: E402
 from horovod_quant.kernels.rotation import rotated_elements  # noqa: E402
 
@@ -79,7 +79,7 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-CHAINS = [KeyChain(0, str(i)) for i in range(len(LENGTHS))]
+CHAINS = [RngKey(0, str(i)) for i in range(len(LENGTHS))]
 STARTS = [0, TILE, 0, 3 * TILE, 2**35 * TILE]
 STEPS = [STEP + i for i in range(len(LENGTHS))]
 
@@ -107,7 +107,7 @@ def assert_all_same(one: list[Any], other: list[Any]) -> None:
 
 @pytest.mark.parametrize("bucket", [96, 4096])
 def test_sums(x: list[Any], bucket: int, launches: list[str]) -> None:
-    table = Table(x)
+    table = SegmentTable(x)
     counts = [buckets(len(own), bucket) for own in x]
     words_in = [sum_words(len(own), 4) for own in x]
     norms = each.bucket_maxima_each(table, bucket)
@@ -119,7 +119,9 @@ def test_sums(x: list[Any], bucket: int, launches: list[str]) -> None:
     at, norm_at = ([0, *np.cumsum(lengths).tolist()] for lengths in (words_in, counts))
     SEGMENTS.decode_sums(bucket, 5, 4, out, at, norms, norm_at, range(len(x)), FACTOR, found)
     some = SEGMENTS.decode_sums(bucket, 5, 4, out, at, norms, norm_at, [3, 1], FACTOR, outs_like(x)[3:0:-2])
-    assert len(launches) == 2 * len(table.groups) + len(Table(found).groups) + len(Table(some).groups)
+    assert len(launches) == 2 * len(table.groups) + len(SegmentTable(found).groups) + len(
+        SegmentTable(some).groups
+    )
     rounder = SimpleNamespace(domain="worker", rank=RANK, size=SIZE)
     segments = batch_of(x)
     assert_same(SEGMENTS.norms("max", bucket, segments), norms)
@@ -247,15 +249,15 @@ def test_nothing() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     x = torch.ones(100, device=DEVICE)
     with pytest.raises(ValueError, match="not all tensors are contiguous"):
-        Table([torch.ones(4, 4, device=DEVICE).t()])
+        SegmentTable([torch.ones(4, 4, device=DEVICE).t()])
     with pytest.raises(TypeError, match=r"x has dtype torch\.int32"):
-        Table([x, x.to(torch.int32)])
+        SegmentTable([x, x.to(torch.int32)])
     with pytest.raises(TypeError, match="not all are tensors"):
-        Table([x, np.ones(3)])
+        SegmentTable([x, np.ones(3)])
     with pytest.raises(ValueError, match="norms: not all within 3 words"):
         SEGMENTS.decode_sums(32, 5, 4, x.to(torch.int32), [0], x[:3], [0], [0], 1.0, [x])
     with pytest.raises(ValueError, match="not all within"):
-        each.bucket_maxima_each(Table([x]), 32, x, np.array([98]))
+        each.bucket_maxima_each(SegmentTable([x]), 32, x, np.array([98]))
 
 
 def rows_of(read: Any, written: Any) -> Rows:
@@ -277,8 +279,8 @@ def test_rows_that_touch_nothing_of_each_other_share_a_launch(
 ) -> None:
     x = [torch.rand(3000, device=DEVICE) for _ in range(4)]
     with kernels.batch():
-        maxima = [each.bucket_maxima_each(Table(x[i : i + 2]), 96) for i in (0, 2)]
-        again = each.bucket_maxima_each(Table(maxima), 32)
+        maxima = [each.bucket_maxima_each(SegmentTable(x[i : i + 2]), 96) for i in (0, 2)]
+        again = each.bucket_maxima_each(SegmentTable(maxima), 32)
         single = kernels.bucket_maxima(again, 32)
     assert launches == ["bucket_maxima"] * 3
     assert uploads == [3]

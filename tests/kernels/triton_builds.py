@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from horovod_quant.kernels import triton as kernels
-from horovod_quant.kernels.keys import Key, KeyChain
+from horovod_quant.kernels.keys import Key, RngKey
 from horovod_quant.kernels.triton import arguments, arrays, launching, rotated
 
 KEY = Key(1, 2)
@@ -61,7 +61,7 @@ def call_everything() -> None:
     kernels.decode_uniform_codes([words, words], [norms, norms], 64, 3, 1.0, out)
     words = kernels.encode_exponential(x, norms, 64, 4, KEY)
     kernels.decode_exponential([words], [norms], 64, 4, 1.0, out)
-    key = kernels.key_of_word(KeyChain(0, "w"), "worker", kernels.step_word(0))
+    key = kernels.key_of_word(RngKey(0, "w"), "worker", kernels.step_word(0))
     for trellis in (False, True):
         words, scales = kernels.encode_rotated(x, 3, key, trellis=trellis)
         kernels.add_rotated([words, words], [scales, scales], 3, [key, KEY], 1.0, out, trellis=trellis)
@@ -72,7 +72,7 @@ def call_everything() -> None:
     kernels.mean([x, out])
     arrays.any_bits([bits, bits], torch.zeros_like(bits))
     kernels.clip(x, 1.0)
-    kernels.assemble([(len(bits), bits.numpy().dtype, lambda _: bits)])
+    kernels.pack([(len(bits), bits.numpy().dtype, lambda _: bits)])
     for dtype in arguments.KINDS:
         typed = x.to(dtype)
         kernels.to_float32(typed, None)

@@ -12,9 +12,9 @@ import numpy as np
 
 from horovod_quant.codecs.base import Codec
 from horovod_quant.kernels.arrays import no_part
+from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.kernels.layout import TILE, buckets, ceil_div
 from horovod_quant.kernels.segments import Batch, Rounder
-from horovod_quant.kernels.span import as_array
 from horovod_quant.reductions.allgather import AllgatherReduce
 from horovod_quant.schemes.base import Scheme, Workers, require_bucket_size
 
@@ -41,15 +41,15 @@ class SignsAndMeans(Codec):
         for values, count in zip(map(as_array, batch.values), batch.elements):
             parts.append((buckets(count, self.bucket_size), np.float32, partial(self.means, kernels, values)))
             parts.append((ceil_div(count, 32), np.int32, partial(self.signs, kernels, values)))
-        return kernels.assemble([*parts, no_part(np.int32)])
+        return kernels.pack([*parts, no_part(np.int32)])
 
     def means(self, kernels: Any, values: Any, out: Any) -> Any:
         """Infinite for a bucket with an element that is not finite."""
         full, rest = divmod(values.shape[0], self.bucket_size)
         sums = kernels.to_float32(kernels.bucket_magnitude_sums(values, self.bucket_size))
-        means = [kernels.scale([sums[:full]], 1 / self.bucket_size, kernels.target(full))]
+        means = [kernels.scale([sums[:full]], 1 / self.bucket_size, kernels.empty(full))]
         if rest:
-            means.append(kernels.scale([sums[full:]], 1 / rest, kernels.target(1)))
+            means.append(kernels.scale([sums[full:]], 1 / rest, kernels.empty(1)))
         return kernels.concatenate(means)
 
     def signs(self, kernels: Any, values: Any, out: Any) -> Any:

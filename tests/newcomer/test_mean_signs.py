@@ -10,8 +10,8 @@ from helpers import gaussian, heavy_tailed, lockstep, same_bits
 from mean_signs import MeanSigns
 
 from horovod_quant import kernels, simulator
+from horovod_quant.kernels.buffer_view import BufferView
 from horovod_quant.kernels.reference import as_float32
-from horovod_quant.kernels.span import Span
 from horovod_quant.schemes import Hierarchical
 
 LENGTHS = (0, 1, 31, 33, 1024, 1025, 5000, 20_000)
@@ -82,7 +82,7 @@ def test_tensorflow_operations_in_a_graph_return_the_same_bits() -> None:
     @tf.function
     def averages(tensors: list) -> list:
         decoded = lockstep(MeanSigns(96), tensors, NONE, kernels=operations)[1]
-        return [decoded.write(i, 0.5, operations.target(len(x))) for i, x in enumerate(FEW[0])]
+        return [decoded.write(i, 0.5, operations.empty(len(x))) for i, x in enumerate(FEW[0])]
 
     found = averages([[tf.constant(x) for x in own] for own in FEW])
     expected = simulator.run(MeanSigns(96), FEW).decoded[1]
@@ -91,7 +91,7 @@ def test_tensorflow_operations_in_a_graph_return_the_same_bits() -> None:
 
 def test_gradients_that_are_given_as_spans() -> None:
     """What the frontend for PyTorch gives."""
-    spans = [[Span(x.dtype, len(x), lambda owner: owner).at(0, x, x) for x in own] for own in FEW]
+    spans = [[BufferView(x.dtype, len(x), lambda owner: owner).at(0, x, x) for x in own] for own in FEW]
     found, expected = (lockstep(MeanSigns(), each, NONE)[0] for each in (spans, FEW))
     for i, x in enumerate(FEW[0]):
         assert same_bits(found.write(i, 1.0, np.empty_like(x)), expected.write(i, 1.0, np.empty_like(x)))

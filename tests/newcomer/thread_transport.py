@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from horovod_quant import kernels
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import (
     ALL,
     LOCAL,
@@ -93,7 +93,7 @@ def exchange(
         try:
             workers = Workers(rank, size, local_size=local_size)
             members = [
-                Gradient(values, KeyChain(seed=0, name=str(i)), state=states[rank][i] if states else None)
+                Gradient(values, RngKey(seed=0, name=str(i)), state=states[rank][i] if states else None)
                 for i, values in enumerate(gradients[rank])
             ]
             resolved = scheme.for_workers(workers)

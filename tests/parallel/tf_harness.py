@@ -34,8 +34,8 @@ def recording(kind: type) -> Any:
             return self._last_name
 
         def compress(self, tensor: Any) -> Any:
-            carrier, ctx = super().compress(tensor)
-            return carrier, (self._last_name, tensor, ctx)
+            control_tensor, ctx = super().compress(tensor)
+            return control_tensor, (self._last_name, tensor, ctx)
 
         def decompress(self, output: Any, ctx: Any) -> Any:
             name, tensor, inner = ctx

@@ -42,7 +42,7 @@ from turns import taken
 import horovod_quant.tensorflow as hvq
 from horovod_quant.frontends.binsgdm import DEFAULT_BETA
 from horovod_quant.kernels.layout import TILE
-from horovod_quant.tensorflow import traced_once, trellis
+from horovod_quant.tensorflow import cached_subgraph, trellis
 
 SUBSET: list[Any] = []
 
@@ -707,7 +707,7 @@ def training_under_check_numerics(make: Make) -> None:
     """TensorFlow's own search for infinities and NaN finds none where gradients have none, and changes no bit."""
     needs_host = any(scheme.host_requirement() for scheme in make().policy.schemes)
     # What was traced without the search is not searched, and what was traced with it is searched for ever.
-    graphs = traced_once._graph, trellis._graph
+    graphs = cached_subgraph._graph, trellis._graph
     for graph in graphs:
         graph.cache_clear()
     tf.debugging.enable_check_numerics()

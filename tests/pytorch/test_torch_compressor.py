@@ -15,7 +15,7 @@ import torch
 import horovod_quant.torch as hvq
 from horovod_quant.kernels import reference
 from horovod_quant.schemes.base import Decoded
-from horovod_quant.torch.carriers import Carrier
+from horovod_quant.torch.control import ControlTensor
 from horovod_quant.torch.memory import HostMemory
 
 BAD_ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
@@ -168,30 +168,30 @@ def test_the_optimizer_works_whatever_the_default_device_is() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_carriers_memory_is_used_again_once_its_answer_was_read(dtype: torch.dtype) -> None:
-    carrier = Carrier(dtype)
-    first = carrier.filled((1.0, -1.0))
+    control_tensor = ControlTensor(dtype)
+    first = control_tensor.filled((1.0, -1.0))
     assert first.tolist() == [1, 1, -1]
     assert first.dtype == dtype
     first *= 2
-    assert carrier.answer(first) is None
-    carrier.learn(first, (2.0, [2, 2, -2]))
-    again = carrier.filled((1.0, -1.0))
+    assert control_tensor.answer(first) is None
+    control_tensor.learn(first, (2.0, [2, 2, -2]))
+    again = control_tensor.filled((1.0, -1.0))
     assert again is first
     assert again.tolist() == [1, 1, -1]
     again *= 2
-    assert carrier.answer(again) == (2.0, [2, 2, -2])
-    carrier.filled((1.0, -1.0)).mul_(3)
-    assert carrier.answer(again) is None
+    assert control_tensor.answer(again) == (2.0, [2, 2, -2])
+    control_tensor.filled((1.0, -1.0)).mul_(3)
+    assert control_tensor.answer(again) is None
 
 
 def test_a_carrier_that_did_not_come_back_is_left_to_who_has_it() -> None:
-    carrier = Carrier(torch.float32)
-    lost = carrier.filled((1.0,))
-    other = carrier.filled((-1.0,))
+    control_tensor = ControlTensor(torch.float32)
+    lost = control_tensor.filled((1.0,))
+    other = control_tensor.filled((-1.0,))
     assert lost.tolist() == [1, 1]
     assert other.tolist() == [1, -1]
-    assert carrier.answer(lost) is None
-    assert carrier.filled((1.0,)) is not other
+    assert control_tensor.answer(lost) is None
+    assert control_tensor.filled((1.0,)) is not other
     assert other.tolist() == [1, -1]
 
 

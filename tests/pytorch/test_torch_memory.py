@@ -15,7 +15,7 @@ import horovod_quant.torch as hvq
 from horovod_quant import kernels
 from horovod_quant.kernels import native, native_each, reference
 from horovod_quant.kernels.arrays import address
-from horovod_quant.kernels.span import Span, as_array
+from horovod_quant.kernels.buffer_view import BufferView, as_array
 from horovod_quant.schemes import QSGD, Hierarchical
 from horovod_quant.schemes.base import BinaryState
 from horovod_quant.torch import binsgdm, memory
@@ -122,7 +122,7 @@ def test_kernels_for_many_gradients_get_the_place_of_each(dtype: torch.dtype) ->
     host = memory.choose("native", CPU)
     gradient = torch.arange(6, dtype=dtype).reshape(2, 3)
     taken = host.taken(gradient, None)
-    assert type(taken) is Span
+    assert type(taken) is BufferView
     assert (taken.address, taken.dtype, taken.shape) == (gradient.data_ptr(), FLOATS[dtype], (6,))
     array = taken.array()
     assert (address(array), array.dtype, array.shape) == (taken.address, taken.dtype, taken.shape)

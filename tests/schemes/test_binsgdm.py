@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_quant.kernels import reference
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import TILE, tiles
 from horovod_quant.reductions.shards import Chunks
 from horovod_quant.schemes import BinSGDM
@@ -57,7 +57,7 @@ def test_workers_draw_independent_bits() -> None:
     zeros = np.zeros(256 * TILE, np.float32)
     bits = []
     for rank in range(4):
-        members = [Gradient(zeros, KeyChain(0, "w"), 0, fresh_states([zeros])[0])]
+        members = [Gradient(zeros, RngKey(0, "w"), 0, fresh_states([zeros])[0])]
         request = next(BinSGDM().begin(members, Workers(rank, 4), reference))
         assert list(request.splits) == [64 * 32 + 2] * 4  # 64 tiles of signs, and their flags
         pieces = request.array.reshape(4, -1)[:, : 64 * 32]
@@ -95,7 +95,7 @@ def test_one_worker_decodes_its_own_bits() -> None:
     states, copies = states_of(1, 3000), states_of(1, 3000)[0][0]
     gradient = gaussian(5, 3000)
     decoded = simulate(BinSGDM(), [gradient], states=states, names=["w"], seed=4, step=9).decoded[0][0]
-    key = KeyChain(4, "w").key("worker", 9, 0)
+    key = RngKey(4, "w").key("worker", 9, 0)
     words, _ = reference.binarize(gradient, copies.momentum, copies.scale, 0.75, key)
     assert same_bits(decoded, reference.decode_signs(words, 1.0, np.empty(3000, np.float32)))
 
@@ -143,7 +143,7 @@ def test_the_servers_bits_have_the_same_law_however_the_workers_bits_depend_on_e
     """Which is why the workers draw independently: joint draws would gain nothing."""
     size, copies = 4, 500
     ratios = np.random.default_rng(1).uniform(-1, 1, (size, TILE)).astype(np.float32)
-    chain, words = KeyChain(0, "w"), []
+    chain, words = RngKey(0, "w"), []
     for rank, own in enumerate(ratios):
         key = chain.joint("worker", 0, rank, size) if draw == "joint" else chain.key("worker", 0, rank)
         momentum, scale = np.tile(own, copies), np.ones(TILE * copies, np.float32)
@@ -173,7 +173,7 @@ def words_of(size: int, gradients: list[np.ndarray]) -> list[np.ndarray]:
     """What the workers draw from the states of `states_of`, for a gradient named "w", with seed 4 in step 9."""
     drawn = []
     for worker, (g, (state,)) in enumerate(zip(gradients, states_of(size, len(gradients[0])))):
-        key = KeyChain(4, "w").key("worker", 9, worker)
+        key = RngKey(4, "w").key("worker", 9, worker)
         drawn.append(reference.binarize(g, state.momentum, state.scale, state.beta, key)[0])
     return drawn
 
@@ -237,7 +237,7 @@ def test_an_average_of_zero_is_zero(size: int) -> None:
 
 def test_one_bit_is_what_the_paper_draws() -> None:
     gradients = [gaussian(worker, ELEMENTS) for worker in range(3)]
-    voted = reference.vote(words_of(3, gradients), KeyChain(4, "w").key("server", 9))
+    voted = reference.vote(words_of(3, gradients), RngKey(4, "w").key("server", 9))
     expected = reference.decode_signs(voted, 1.0, np.empty(ELEMENTS, np.float32))
     assert same_bits(exchanged(3, 1, gradients), expected)
     assert BinSGDM() == BinSGDM(server_bits=1)

@@ -16,13 +16,13 @@ from helpers import gaussian, in_turn, owned_states, same_bits
 from horovod_quant import kernels
 from horovod_quant.frontends.methods import families, parse
 from horovod_quant.kernels.entropy import CorruptPayloadError
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Allgather, Gradient, Scheme, Workers, ragged_payload, split_gathered
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.transports import simulator
+from horovod_quant.transports.pairwise_via_allreduce import pairwise_via_allreduce
 from horovod_quant.transports.split_sums import split_sums
-from horovod_quant.transports.swaps import with_swaps
 
 WORKERS = 4
 LENGTHS = (3000, 33, 0, 1025)
@@ -74,14 +74,14 @@ class Worker:
         scheme = setting.scheme.for_workers(workers)
         values = [gaussian(10 * rank + i, length) for i, length in enumerate(LENGTHS)]
         members = [
-            Gradient(own, KeyChain(0, str(i)), 0, state)
+            Gradient(own, RngKey(0, str(i)), 0, state)
             for i, (own, state) in enumerate(zip(values, owned_states(scheme, values, workers)))
         ]
         self._exchange = scheme.begin(members, workers, kernels.get(backend))
         if setting.splits_sums:
             self._exchange = split_sums(self._exchange, WORKERS)
         if setting.swaps:
-            self._exchange = with_swaps(self._exchange, workers)
+            self._exchange = pairwise_via_allreduce(self._exchange, workers)
         self._decoded: Any = None
 
     def send(self, answer: Any) -> Any:

@@ -30,7 +30,7 @@ from proofs import bounds
 from horovod_quant import simulator
 from horovod_quant.codecs.rotated_codes import eden_variance_factor
 from horovod_quant.kernels import reference
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import TILE, code_words
 from horovod_quant.schemes import EDEN, Hierarchical
 from horovod_quant.schemes.base import Allgather, Alltoall, Workers
@@ -172,7 +172,7 @@ def test_signs_are_those_of_the_senders_counts(scheme: EDEN, workers: int) -> No
     chosen = scheme.widths(workers)
     finished = lockstep(scheme.for_workers(Workers(0, workers)), groups, steps=steps)
     for i, count in enumerate(lengths):
-        chain = KeyChain(0, str(i))
+        chain = RngKey(0, str(i))
         keys = [chain.key("worker", step % 2**31, rank) for rank, step in enumerate(steps)]
         sent = [
             reference.encode_rotated(own[i], chosen.bits, key, trellis=chosen.trellis)

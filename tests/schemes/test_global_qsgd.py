@@ -13,7 +13,7 @@ from proofs import bounds
 
 from horovod_quant.codecs.levels import exponential_levels
 from horovod_quant.kernels import reference
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes import GlobalQSGD
 from horovod_quant.schemes.base import Gradient, Workers
 
@@ -150,7 +150,7 @@ def sums_of_digits(scheme: GlobalQSGD, gradients: np.ndarray, random_bits: int) 
     levels = scheme.levels_for(len(gradients))
     with mock.patch.object(reference, "hash32", lambda start, n, key: np.full(n, random_bits, np.uint32)):
         digits = [
-            reference.round_uniform(g, scale, scheme.bucket_size, levels, KeyChain(0, "").key("", 0))
+            reference.round_uniform(g, scale, scheme.bucket_size, levels, RngKey(0, "").key("", 0))
             for g in gradients
         ]
     return np.sum(digits, axis=0, dtype=np.int64)
@@ -288,7 +288,7 @@ def test_too_few_bits_for_the_workers_are_refused_before_any_collective(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         scheme.check_workers(size)
-    exchange = scheme.begin([Gradient(np.ones(5, np.float32), KeyChain(0, "w"))], Workers(0, size), reference)
+    exchange = scheme.begin([Gradient(np.ones(5, np.float32), RngKey(0, "w"))], Workers(0, size), reference)
     with pytest.raises(ValueError, match=message):
         next(exchange)
 
@@ -301,7 +301,7 @@ def test_what_would_work_works() -> None:
 
 def test_more_workers_than_a_pairwise_reduction_can_count_are_refused() -> None:
     scheme = GlobalQSGD(8, levels="exponential")
-    members = [Gradient(np.ones(5, np.float32), KeyChain(0, "w"))]
+    members = [Gradient(np.ones(5, np.float32), RngKey(0, "w"))]
     exchange = scheme.begin(members, Workers(0, 40_000, custom_reduction=True), reference)
     with pytest.raises(ValueError, match="40000 workers are too many to reduce exponential levels pairwise"):
         exchange.send(next(exchange).array)

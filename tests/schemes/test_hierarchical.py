@@ -23,7 +23,7 @@ from literature import ScaledSign
 from horovod_quant import simulator
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.kernels import reference
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.shards import owned_range
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import CROSS, LOCAL, BinaryState, Decoded, Exchange, Scheme, Workers
@@ -291,7 +291,7 @@ def as_codes(groups: list, local_size: int, seed: int, step: int) -> list:
         node, place = divmod(rank, local_size)
         found.append([])
         for i, x in enumerate(own):
-            key = KeyChain(seed, str(i)).joint(f"inside {node}", step, place, local_size)
+            key = RngKey(seed, str(i)).joint(f"inside {node}", step, place, local_size)
             norms = reference.bucket_maxima(x, 256)
             words = reference.encode_uniform_codes(x, norms, 256, 8, key)
             found[-1].append((words, norms))

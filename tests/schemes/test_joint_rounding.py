@@ -11,7 +11,7 @@ from helpers import assert_unbiased, gaussian, heavy_tailed, simulate
 
 from horovod_quant import simulator
 from horovod_quant.kernels import reference
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Scheme
 
@@ -35,7 +35,7 @@ def test_each_workers_roundings_are_to_neighbouring_levels_without_bias(levels: 
     samples, norms = np.tile(x, COPIES), np.repeat(norm, COPIES)
     exact = x.astype(np.float64) / float(norm[0])
     for rank in range(size):
-        key = KeyChain(1, "w").joint("worker", 5, rank, size)
+        key = RngKey(1, "w").joint("worker", 5, rank, size)
         if levels == "uniform":
             found = reference.round_uniform(samples, norms, 32, 7, key).reshape(-1, 32) / 7.0
             slack = 2.0**-22

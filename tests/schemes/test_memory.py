@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from horovod_quant import kernels, schemes, simulator
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import Allgather, Allreduce, BinaryState, Gradient, Workers, split_gathered
 
 ELEMENTS = 4_000_000
@@ -48,7 +48,7 @@ def test_own_buffers_stay_below_0_3_of_the_gradient(scheme: Any) -> None:
     backend = kernels.get("native")
     tracemalloc.start()
     try:
-        exchange = scheme.begin([Gradient(values, KeyChain(0, "w"), 0, state)], Workers(0, 1), backend)
+        exchange = scheme.begin([Gradient(values, RngKey(0, "w"), 0, state)], Workers(0, 1), backend)
         answer, finished = None, None
         while finished is None:
             try:

@@ -1,4 +1,4 @@
-"""Schemes take a `Span` for a gradient's elements, its state, and where its result goes, as they take arrays."""
+"""Schemes take a `BufferView` for a gradient's elements, its state, and where its result goes, as they take arrays."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from helpers import SCHEMES, lockstep, same_bits, used_states
 
 from horovod_quant.kernels import native
 from horovod_quant.kernels.arrays import address
-from horovod_quant.kernels.span import Span
+from horovod_quant.kernels.buffer_view import BufferView
 from horovod_quant.schemes.base import Workers
 
 WORKERS = 2
 LENGTHS = [70, 1024, 5000, 3, 3333]
 
 
-def as_span(array: np.ndarray) -> Span:
-    return Span(array.dtype, len(array), np.asarray).at(address(array), array, array)
+def as_span(array: np.ndarray) -> BufferView:
+    return BufferView(array.dtype, len(array), np.asarray).at(address(array), array, array)
 
 
 def as_it_is(array: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ from horovod_quant.codecs.rotated_sum_steps import (
 )
 from horovod_quant.frontends.frontend import require_no_host
 from horovod_quant.kernels import native
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.schemes import GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Gradient, Workers
@@ -216,7 +216,7 @@ def test_a_word_that_arrives_damaged_is_found() -> None:
 
 
 def worker_exchange(rank: int) -> Any:
-    return ROTATED.begin([Gradient(gaussian(rank, 2 * TILE), KeyChain(0, "w"))], Workers(rank, 2), native)
+    return ROTATED.begin([Gradient(gaussian(rank, 2 * TILE), RngKey(0, "w"))], Workers(rank, 2), native)
 
 
 def answer(requests: list[Any]) -> np.ndarray:

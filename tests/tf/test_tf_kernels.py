@@ -646,7 +646,7 @@ def test_vote_and_signs(way: Callable, tile_count: int, workers: int, dtype: Any
 
 def joint_keys() -> list[Key]:
     """Of both workers of a pair, and of the third of three."""
-    chain = keys.KeyChain(3, "w")
+    chain = keys.RngKey(3, "w")
     return [chain.joint("worker", 5, rank, size) for rank, size in ((0, 2), (3, 8), (2, 3))]
 
 
@@ -676,7 +676,7 @@ def test_joint_rounding(way: Callable, dtype: Any) -> None:
 
 @pytest.mark.parametrize("rank", range(5))
 def test_joint_keys_of_tensors(way: Callable, rank: int) -> None:
-    plain, chain = keys.KeyChain(5, "w"), kernels.KeyChain(5, "w")
+    plain, chain = keys.RngKey(5, "w"), kernels.RngKey(5, "w")
     joint = way(lambda step: chain.joint("worker", step, rank, 5)[:2])
     for step in (0, 2**40):
         expected = plain.joint("worker", step, rank, 5)
@@ -686,7 +686,7 @@ def test_joint_keys_of_tensors(way: Callable, rank: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, -1, 2**70 + 3])
 def test_keys_of_tensors(way: Callable, seed: int) -> None:
-    plain, chain = keys.KeyChain(seed, "layer/weight"), kernels.KeyChain(seed, "layer/weight")
+    plain, chain = keys.RngKey(seed, "layer/weight"), kernels.RngKey(seed, "layer/weight")
     assert (chain.seed, chain.name) == (seed, "layer/weight")
     of_both = way(lambda step, worker: chain.key("worker", step, worker))
     of_step = way(lambda step: chain.key("server", step))
@@ -710,7 +710,7 @@ def values_of(key: Key) -> Key:
 
 
 def test_keys_of_integers_and_variables() -> None:
-    plain, chain = keys.KeyChain(3, "w"), kernels.KeyChain(3, "w")
+    plain, chain = keys.RngKey(3, "w"), kernels.RngKey(3, "w")
     assert chain.key("worker", 5, 2) == plain.key("worker", 5, 2)
     assert chain.key("worker", np.int64(5), np.int32(2)) == plain.key("worker", 5, 2)
     assert values_of(chain.key("worker", tf.Variable(5, dtype=tf.int64))) == plain.key("worker", 5)
@@ -855,9 +855,9 @@ def test_assemble(way: Callable) -> None:
         def part(number):
             return inputs[number].shape[0], inputs[number].dtype, lambda out: inputs[number]
 
-        results = [backend.assemble([part(number) for number in mix]) for mix in mixes]
+        results = [backend.pack([part(number) for number in mix]) for mix in mixes]
         results += [backend.view(results[0][:4], np.float32), backend.concatenate([inputs[1], inputs[1]])]
-        results.append(backend.assemble([part(1), (2, np.int32, lambda out: np.ones(2, np.int32))]))
+        results.append(backend.pack([part(1), (2, np.int32, lambda out: np.ones(2, np.int32))]))
         return results
 
     assert_same(way, assembled, inputs)
@@ -960,7 +960,7 @@ def test_schemes(way: Callable, name: str) -> None:
         exchanges = []
         for rank, own in enumerate(groups):
             members = [
-                Gradient(values, kernels.KeyChain(0, str(i)), step + rank, variables[rank][i])
+                Gradient(values, kernels.RngKey(0, str(i)), step + rank, variables[rank][i])
                 for i, values in enumerate(own)
             ]
             exchanges.append(scheme.begin(members, workers[rank], kernels))
@@ -970,7 +970,7 @@ def test_schemes(way: Callable, name: str) -> None:
                 requests = [one.send(answer) for one, answer in zip(exchanges, answers)]
             except StopIteration as stop:
                 decoded = stop.value
-                targets = [kernels.target(count) for count in lengths]
+                targets = [kernels.empty(count) for count in lengths]
                 return [decoded.write(i, 0.5, out) for i, out in enumerate(targets)]
             answers = perform(requests, local_size)
 

@@ -13,7 +13,7 @@ from horovod_quant import kernels
 from horovod_quant.cli import probe
 from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding
 from horovod_quant.kernels import native, native_library, reference
-from horovod_quant.kernels.keys import KeyChain
+from horovod_quant.kernels.keys import RngKey
 
 _KERNEL_VARIABLES = ("HOROVOD_QUANT_KERNELS", "HOROVOD_QUANT_LIBRARY", "HOROVOD_QUANT_ISA")
 
@@ -75,7 +75,7 @@ def native_remedy() -> str:
 def same_bits(backend: Any) -> bool:
     """Whether a few kernels return on this machine what the reference does."""
     gradient = np.random.default_rng(0).standard_normal(5000, np.float32)
-    key = KeyChain(0, "doctor").key("worker", 0)
+    key = RngKey(0, "doctor").key("worker", 0)
 
     def encoded_and_decoded(k: Any) -> list[np.ndarray]:
         norms = k.bucket_maxima(gradient, 1024)

@@ -87,11 +87,13 @@ def fusion_finding(environment: Mapping[str, str], model: str | None, shapes: Sh
     if shapes is None:
         if threshold < 2**20:
             return Finding(WARNING, f"{text}: hardly anything is fused", "unset it")
-        return Finding(OK, f"{text}: small gradients and carriers are fused")
+        return Finding(OK, f"{text}: small gradients and control tensors are fused")
     compressed = compressed_names(schemes()[0], shapes)
     small = {name: shape for name, shape in shapes.items() if name not in set(compressed)}
     together = 4 * elements(small) + 68 * len(compressed)
-    what = f"{model}'s {len(small)} small gradients and {len(compressed)} carriers ({together:,} bytes)"
+    what = (
+        f"{model}'s {len(small)} small gradients and {len(compressed)} control tensors ({together:,} bytes)"
+    )
     if threshold < together:
         return Finding(WARNING, f"{text}: {what} cannot all be fused, and each part costs time", "unset it")
     return Finding(OK, f"{text}: {what} can be fused")

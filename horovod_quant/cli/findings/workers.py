@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from horovod_quant.cli.place import Place
+from horovod_quant.cli.launch_context import LaunchContext
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding
 from horovod_quant.frontends.methods import examples
 from horovod_quant.transports.split_sums import group_of_sums
 
 
-def findings(facts: Mapping[str, Mapping[str, Any]], place: Place) -> list[Finding]:
+def findings(facts: Mapping[str, Mapping[str, Any]], place: LaunchContext) -> list[Finding]:
     found: list[Finding] = []
     started = next((own["run"] for own in facts.values() if "run" in own), None)
     if started is not None:
@@ -28,7 +28,7 @@ def findings(facts: Mapping[str, Mapping[str, Any]], place: Place) -> list[Findi
     return found
 
 
-def controller_finding(started: Mapping[str, Any], place: Place) -> Finding:
+def controller_finding(started: Mapping[str, Any], place: LaunchContext) -> Finding:
     controller = "Gloo" if started["gloo"] and not started["mpi"] else "MPI"
     if started["gloo"] and started["mpi"]:
         controller = "MPI, with Gloo for the collectives or the controller"
@@ -85,7 +85,7 @@ def worker_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     return findings
 
 
-def exactness_finding(name: str, facts: Mapping[str, Any], place: Place) -> Finding:
+def exactness_finding(name: str, facts: Mapping[str, Any], place: LaunchContext) -> Finding:
     shown = FRAMEWORKS[name]
     what = f"allreduce of int32 and int64, Sum and Max, through {shown}"
     workers = facts.get("run", {}).get("workers")

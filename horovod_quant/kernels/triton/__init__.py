@@ -1,7 +1,7 @@
 """The kernels in Triton, for tensors on a GPU: the functions of `reference`, and the same bits.
 
 They take and return flat, contiguous tensors, enqueue their work on the current stream, and do not wait for it. Inside
-a `batch` the tensors that the same kernel works on take one launch; `assemble` opens one.
+a `batch` the tensors that the same kernel works on take one launch; `pack` opens one.
 
 With TRITON_INTERPRET=1 in the environment when Triton is imported, the same kernels run in Triton's interpreter, on
 tensors in the host's memory, thousands of times slower. Tests do that.
@@ -23,15 +23,15 @@ except ImportError as error:
 
 from horovod_quant.kernels.triton.arrays import (
     TILES_AT_A_TIME,
-    assemble,
     concatenate,
     decode_parts,
+    empty,
     mean,
     norms_of_square_sums,
+    pack,
     pack_flags,
     scale,
     step_word,
-    target,
     to_float16,
     to_float32,
     unpack_flags,
@@ -69,7 +69,7 @@ __all__ = [
     "INTERPRETED",
     "TILES_AT_A_TIME",
     "add_rotated",
-    "assemble",
+    "pack",
     "batch",
     "binarize",
     "bucket_magnitude_sums",
@@ -98,7 +98,7 @@ __all__ = [
     "scale",
     "segments",
     "step_word",
-    "target",
+    "empty",
     "tensor_deviation",
     "tensor_maximum",
     "tensor_mean_magnitude",

@@ -41,7 +41,7 @@ _pack_flags = Kernel(one_bit.pack_flags)
 _write_nan_tiles = Kernel(one_bit.write_nan_tiles)
 
 
-def assemble(parts: Sequence[Part]) -> torch.Tensor:
+def pack(parts: Sequence[Part]) -> torch.Tensor:
     """One array of consecutive parts, each computed in its place; int32 words where the parts' types differ.
 
     The parts are a `batch`: those that the same kernel computes take one launch.
@@ -71,7 +71,7 @@ def view(array: torch.Tensor, dtype: Any) -> torch.Tensor:
     return array.view(TYPES[np.dtype(dtype)])
 
 
-def target(elements: int) -> torch.Tensor:
+def empty(elements: int) -> torch.Tensor:
     """What a decoding kernel takes for ``out`` where the result is float32 and temporary."""
     return torch.empty(elements, dtype=torch.float32, device=current_device())
 

@@ -19,7 +19,7 @@ from horovod_quant.kernels.triton import arrays, functions
 from horovod_quant.kernels.triton.arguments import float_entry, typed
 from horovod_quant.kernels.triton.launching import MAX_ELEMENTS, run_call
 from horovod_quant.kernels.triton.table import (
-    Table,
+    SegmentTable,
     before,
     elements_of,
     launch,
@@ -54,7 +54,7 @@ def check_places(what: str, places: np.ndarray, lengths: np.ndarray, room: int) 
         raise ValueError(f"places of {len(lengths)} gradients' {what}: not all within {room} words")
 
 
-def _check_table(table: Table) -> None:
+def _check_table(table: SegmentTable) -> None:
     if max(table.elements, default=0) > MAX_ELEMENTS:
         raise ValueError(
             f"a tensor of {max(table.elements)} elements; the Triton kernels take {MAX_ELEMENTS} at most"
@@ -65,13 +65,13 @@ def _check_table(table: Table) -> None:
 
 
 def bucket_maxima_each(
-    table: Table, bucket_size: int, out: torch.Tensor | None = None, at: np.ndarray | None = None
+    table: SegmentTable, bucket_size: int, out: torch.Tensor | None = None, at: np.ndarray | None = None
 ) -> torch.Tensor:
     """All gradients' maxima, one after another; in ``out``, if given, those of gradient i begin at ``at[i]``."""
     return _norms_each(functions.bucket_maxima, table, bucket_size, torch.float32, out, at)
 
 
-def bucket_square_sums_each(table: Table, bucket_size: int) -> torch.Tensor:
+def bucket_square_sums_each(table: SegmentTable, bucket_size: int) -> torch.Tensor:
     return _norms_each(functions.bucket_square_sums, table, bucket_size, torch.float64, None, None)
 
 
@@ -130,7 +130,7 @@ def copy_addresses(
 
 
 def encode_uniform_sum_each(
-    table: Table,
+    table: SegmentTable,
     norms: torch.Tensor,
     bucket_size: int,
     levels: int,
@@ -173,7 +173,7 @@ def decode_uniform_sum_each(
     width: int,
     factor: float,
     outs: Sequence[Any],
-    table: Table | None = None,
+    table: SegmentTable | None = None,
 ) -> None:
     """``table`` is used if it is that of ``outs``."""
     check_range("levels", levels, 1, functions.MAX_LEVELS)
@@ -202,7 +202,7 @@ def decode_uniform_sum_each(
                [range_of(words), range_of(norms)], [table.range], kept=(table, norms, words))  # fmt: skip
 
 
-def _norms(norms: torch.Tensor, table: Table, bucket_size: int) -> torch.Tensor:
+def _norms(norms: torch.Tensor, table: SegmentTable, bucket_size: int) -> torch.Tensor:
     check_bucket_size(bucket_size)
     if len(norms) != total_buckets(table, bucket_size):
         raise ValueError(f"norms: {len(norms)} norms for {total_buckets(table, bucket_size)} buckets")
@@ -218,7 +218,7 @@ def _of(columns: dict[str, Any], group: Any) -> dict[str, Any]:
 
 def encode_codes_each(
     levels: str,
-    table: Table,
+    table: SegmentTable,
     norms: torch.Tensor,
     norms_at: np.ndarray,
     bucket_size: int,
@@ -267,7 +267,7 @@ def decode_codes_each(
     check_bucket_size(bucket_size)
     if not pieces:
         raise ValueError("no pieces to decode")
-    table = Table(outs, "out")
+    table = SegmentTable(outs, "out")
     _check_table(table)
     check_places("words", words_at, table.words(code_words, bits), min(map(len, pieces)))
     check_places("norms", norms_at, table.counts(bucket_size), min(map(len, pieces)))

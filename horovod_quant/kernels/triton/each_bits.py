@@ -14,7 +14,7 @@ from horovod_quant.kernels.triton import arrays, functions
 from horovod_quant.kernels.triton.arguments import float_entry, typed
 from horovod_quant.kernels.triton.each import check_places, keys_and_starts, range_of
 from horovod_quant.kernels.triton.launching import run_call
-from horovod_quant.kernels.triton.table import Table, before, elements_of, launch, steps_of
+from horovod_quant.kernels.triton.table import SegmentTable, before, elements_of, launch, steps_of
 
 _KEY = Key(1, 2)
 _BYTES = 4
@@ -22,7 +22,7 @@ _VECTOR = 15
 
 
 def binarize_each(
-    table: Table,
+    table: SegmentTable,
     momenta: Sequence[Any],
     scales: Sequence[Any],
     betas: Sequence[float],
@@ -69,8 +69,8 @@ def binarize_each(
     return broken
 
 
-def _state(arrays: Sequence[Any], gradients: Table, name: str) -> Table:
-    state = Table(arrays, name)
+def _state(arrays: Sequence[Any], gradients: SegmentTable, name: str) -> SegmentTable:
+    state = SegmentTable(arrays, name)
     if state.elements != gradients.elements or any(group.kind != "float32" for group in state.groups):
         raise ValueError(f"{name}: they must be float32 and as long as the gradients")
     return state
@@ -143,7 +143,7 @@ def decode_signs_each(
     payload: torch.Tensor,
     words_at: np.ndarray,
     magnitude: float,
-    table: Table,
+    table: SegmentTable,
 ) -> None:
     """Gradient i's words begin at ``payload[words_at[i]]``."""
     check_places("words", words_at, ROW * table.counts(TILE), len(payload))
@@ -174,7 +174,7 @@ def flags_in(
     run_call(unpack, payload.device)
 
 
-def with_nan_tiles_each(broken: torch.Tensor, table: Table) -> None:
+def with_nan_tiles_each(broken: torch.Tensor, table: SegmentTable) -> None:
     """`arrays.with_nan_tiles` of each, whose tiles' flags follow one another; the host need not know of any."""
     counts = table.counts(TILE)
     if len(broken) != counts.sum():

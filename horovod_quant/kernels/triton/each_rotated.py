@@ -12,17 +12,17 @@ import numpy as np
 import torch
 
 from horovod_quant.kernels.checks import check_range
-from horovod_quant.kernels.keys import ALL_ONES, KeyChain
+from horovod_quant.kernels.keys import ALL_ONES, RngKey
 from horovod_quant.kernels.layout import TILE, code_words
 from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.kernels.triton import arrays, rotated
 from horovod_quant.kernels.triton.arguments import float_entry, typed
 from horovod_quant.kernels.triton.each import check_places, copy_addresses, range_of
-from horovod_quant.kernels.triton.table import Table, before, elements_of, launch, steps_of
+from horovod_quant.kernels.triton.table import SegmentTable, before, elements_of, launch, steps_of
 
 _BYTES = 4
 _KEY_ENTRIES = 6  # see `rotated._entries_of`
-_CHAIN = KeyChain(0, "")
+_CHAIN = RngKey(0, "")
 
 
 class StepWords(NamedTuple):
@@ -41,7 +41,7 @@ def keys_of_numbers(keys: np.ndarray) -> np.ndarray:
     return found
 
 
-def keys_of_words(chains: Sequence[KeyChain], domain: str, addresses: np.ndarray, rank: int) -> np.ndarray:
+def keys_of_words(chains: Sequence[RngKey], domain: str, addresses: np.ndarray, rank: int) -> np.ndarray:
     """The entries of keys whose steps the device knows."""
     found = np.zeros((len(chains), _KEY_ENTRIES), np.int64)
     found[:, 0] = np.array([chain.state(domain) for chain in chains], np.uint64).view(np.int64)
@@ -68,7 +68,7 @@ def copy_steps(steps: StepWords, out: torch.Tensor, at: np.ndarray, filled: np.n
 
 
 def encode_rotated_each(
-    table: Table,
+    table: SegmentTable,
     bits: int,
     keys: np.ndarray,
     starts: Sequence[int],
@@ -100,7 +100,7 @@ def encode_rotated_each(
 
 
 def _encode_to_trellis_each(
-    table: Table,
+    table: SegmentTable,
     bits: int,
     keys: np.ndarray,
     columns: Mapping[str, np.ndarray],
@@ -127,7 +127,7 @@ def _encode_to_trellis_each(
         launch(last, tuple(coordinates.tolist()), rounding, table.device, between, [range_of(out)], kept=kept)
 
 
-def _encoding_steps(table: Table, group: Any, bits: int, trellis: bool) -> list[Any]:
+def _encoding_steps(table: SegmentTable, group: Any, bits: int, trellis: bool) -> list[Any]:
     x = table.longest(group)[:1]
     return steps_of(
         ("rotate", group[:2], bits, trellis),
@@ -156,7 +156,7 @@ def add_rotated_each(
     """
     if not 0 < len(pieces) == len(keys):
         raise ValueError(f"{len(pieces)} pieces and {len(keys)} workers' keys")
-    table, workers = Table(outs, "out"), len(pieces)
+    table, workers = SegmentTable(outs, "out"), len(pieces)
     _check(table, bits, words_at, scales_at, min(map(len, pieces)))
     bases = np.array([typed(piece, torch.int32, "pieces").data_ptr() for piece in pieces], np.int64)
     pointers = np.empty((len(table), workers, 2 + _KEY_ENTRIES), np.int64)
@@ -181,7 +181,9 @@ def add_rotated_each(
                [table.range], pointers if group.which is None else pointers[group.which], (table, pieces))  # fmt: skip
 
 
-def _check(table: Table, bits: int, words_at: np.ndarray, scales_at: np.ndarray, room: int) -> np.ndarray:
+def _check(
+    table: SegmentTable, bits: int, words_at: np.ndarray, scales_at: np.ndarray, room: int
+) -> np.ndarray:
     """The numbers of coordinates."""
     check_range("bits", bits, 1, 4)
     check_places("words", words_at, table.words(_rotated_words, bits), room)

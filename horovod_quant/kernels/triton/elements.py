@@ -211,7 +211,7 @@ def signs_key(pointers, index):
 
     The entries are the key's two words as one number, a pointer, a worker, shift, addend and flip. Where the pointer is
     not 0, it is that of a word with a number, which, like the worker, has yet to be mixed into the words; see
-    `horovod_quant.kernels.keys.KeyChain.key`.
+    `horovod_quant.kernels.keys.RngKey.key`.
     """
     state = tl.load(pointers).to(tl.uint64)
     word = tl.load(pointers + 1)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.kernels.checks import check_bucket_size, check_range
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import (
@@ -21,7 +22,6 @@ from horovod_quant.kernels.layout import (
     tiles,
 )
 from horovod_quant.kernels.reference import check_operand, fraction_bits, uniform_levels
-from horovod_quant.kernels.span import as_array
 from horovod_quant.kernels.sums import inverse_count
 from horovod_quant.kernels.triton import arrays, decoding, encoding, norms, one_bit, whole
 from horovod_quant.kernels.triton.arguments import (
@@ -128,7 +128,7 @@ def clip(x: torch.Tensor, most: float) -> torch.Tensor:
     sums = bucket_square_sums(x, TILE)
     if not len(sums):
         return x
-    out = arrays.target(len(x))
+    out = arrays.empty(len(x))
     norm = arrays.norms_of_square_sums(_in_a_tree(sums))
     entries = {"source": x, "norms": norm, "target": out, "factor": float_entry(most)}
     run(_shorten, Job(len(x), TILE, entries), KIND=KINDS[x.dtype], ALIGNED=aligned(x, out), COUNT=TILE)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Union
 
 import torch
 
-from horovod_quant.kernels.keys import Key, KeyChain
+from horovod_quant.kernels.keys import Key, RngKey
 from horovod_quant.kernels.layout import TILE, code_words, tiles
 from horovod_quant.kernels.rotation import check_bits, check_scales, check_workers, rotated_elements
 from horovod_quant.kernels.triton import restoring, rotation
@@ -48,7 +48,7 @@ class KeyOfWord(NamedTuple):
 AnyKey = Union[Key, KeyOfWord]
 
 
-def key_of_word(chain: KeyChain, stage: str, word: torch.Tensor, worker: int = 0) -> KeyOfWord:
+def key_of_word(chain: RngKey, stage: str, word: torch.Tensor, worker: int = 0) -> KeyOfWord:
     """See `horovod_quant.kernels.arrays.key_of_word`; for the kernels of this module alone."""
     word = typed(word, torch.int32, "word")
     if len(word) != 1:

@@ -20,7 +20,7 @@ from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels, split
 from horovod_quant.kernels.triton import arrays, each, each_bits, each_rotated
 from horovod_quant.kernels.triton.arguments import current_device
 from horovod_quant.kernels.triton.launching import batch
-from horovod_quant.kernels.triton.table import Table, before, counts_of
+from horovod_quant.kernels.triton.table import SegmentTable, before, counts_of
 
 
 class TritonSegments(SegmentKernels):
@@ -203,7 +203,7 @@ class TritonSegments(SegmentKernels):
                 width,
                 factor,
                 outs,
-                table if isinstance(table, Table) else None,
+                table if isinstance(table, SegmentTable) else None,
             )
         return outs
 
@@ -246,7 +246,7 @@ class TritonSegments(SegmentKernels):
         self, payload: torch.Tensor, segments: Batch, at: Sequence[int], factor: Any, outs: Sequence[Any]
     ) -> Sequence[Any]:
         """Write plus or minus the factor, and NaN to the tiles that are flagged."""
-        table = Table(outs, "out")
+        table = SegmentTable(outs, "out")
         words_at, tile_words, tile_bits = _flag_places(tuple(at), table.elements, payload.device)
         flags = torch.empty(len(tile_words), dtype=torch.bool, device=payload.device)
         with batch():
@@ -256,9 +256,9 @@ class TritonSegments(SegmentKernels):
         return outs
 
 
-def _table(segments: Batch) -> Table:
+def _table(segments: Batch) -> SegmentTable:
     if segments.table is None:
-        segments.table = Table(segments.values)
+        segments.table = SegmentTable(segments.values)
     return segments.table
 
 

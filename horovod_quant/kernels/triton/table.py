@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import torch
 
-from horovod_quant.kernels.span import Span
+from horovod_quant.kernels.buffer_view import BufferView
 from horovod_quant.kernels.triton.arguments import KINDS, current_device
 from horovod_quant.kernels.triton.jobs import Rows, layout_of
 from horovod_quant.kernels.triton.launching import INTERPRETED, Kernel, capture, run_rows
@@ -45,7 +45,7 @@ class Group(NamedTuple):
         return column if self.which is None or np.ndim(column) == 0 else column[self.which]
 
 
-class Table:
+class SegmentTable:
     """Tensors of floating-point types, each contiguous, or spans of such tensors.
 
     Attributes:
@@ -55,16 +55,16 @@ class Table:
         device: where they are.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor | Span], name: str = "x") -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor | BufferView], name: str = "x") -> None:
         self.kept = tensors
         self._name = name
         self.device = current_device()
-        if tensors and all(type(each) is Span for each in tensors):
+        if tensors and all(type(each) is BufferView for each in tensors):
             addresses = [each.address for each in tensors]
             self.elements = tuple([each.shape[0] for each in tensors])
             kinds = [_KINDS_OF_SPANS[each.dtype] for each in tensors]
         else:
-            plain: list[Any] = [each.array() if type(each) is Span else each for each in tensors]
+            plain: list[Any] = [each.array() if type(each) is BufferView else each for each in tensors]
             addresses, kinds = self._inspected(plain)
             self.elements = tuple([each.numel() for each in plain])
         self.addresses = np.array(addresses, np.int64)
@@ -116,15 +116,15 @@ class Table:
         lengths = group.of(self.lengths)
         number = int(lengths.argmax())
         found = self.kept[number if group.which is None else int(group.which[number])]
-        tensor = found.array() if type(found) is Span else found
+        tensor = found.array() if type(found) is BufferView else found
         return tensor.reshape(-1) if isinstance(tensor, torch.Tensor) else tensor
 
 
-def table_of(outs: Sequence[Any], table: Table | None) -> Table:
+def table_of(outs: Sequence[Any], table: SegmentTable | None) -> SegmentTable:
     """That of ``outs``: ``table``, if it is of these very tensors."""
     if table is not None and len(table) == len(outs) and all(map(operator.is_, table.kept, outs)):
         return table
-    return Table(outs, "out")
+    return SegmentTable(outs, "out")
 
 
 def _groups(kinds: Sequence[str], addresses: np.ndarray) -> list[Group]:
@@ -160,7 +160,7 @@ def before(counts: np.ndarray) -> np.ndarray:
     return np.cumsum(counts) - counts
 
 
-def total_buckets(table: Table, bucket_size: int) -> int:
+def total_buckets(table: SegmentTable, bucket_size: int) -> int:
     return int(table.counts(bucket_size).sum())
 
 
@@ -199,5 +199,5 @@ def launch(
     run_rows(kernel, Rows(layout, columns, device, read, written, pointers, kept), constants)
 
 
-def elements_of(table: Table, group: Group) -> tuple[int, ...]:
+def elements_of(table: SegmentTable, group: Group) -> tuple[int, ...]:
     return table.elements if group.which is None else tuple([table.elements[i] for i in group.which.tolist()])

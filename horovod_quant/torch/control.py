@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 
 
-class Carrier:
+class ControlTensor:
     """One gradient's, in the host's memory.
 
     Its memory is used again as soon as what came back in it has been read; else, as when a step was given up, another
     takes its place, and Horovod keeps the one that it works on.
 
     Args:
-        dtype: of the carrier, float32 or float64.
+        dtype: of the control tensor, float32 or float64.
     """
 
     __slots__ = (
@@ -60,6 +60,6 @@ class Carrier:
 
 @functools.lru_cache(maxsize=4096)
 def _contents(numbers: tuple[float, ...], dtype: torch.dtype) -> tuple[bytes, int]:
-    """The bytes of a fresh carrier, and its number of elements."""
+    """The bytes of a fresh control tensor, and its number of elements."""
     tensor = torch.tensor((1.0, *numbers), dtype=dtype, device="cpu")
     return tensor.numpy().tobytes(), tensor.numel()

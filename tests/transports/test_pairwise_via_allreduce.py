@@ -22,7 +22,12 @@ from horovod_quant.schemes.base import (
     Workers,
     map_requests,
 )
-from horovod_quant.transports.swaps import as_sum, collectives_with_swaps, is_swapped, with_swaps
+from horovod_quant.transports.pairwise_via_allreduce import (
+    as_sum,
+    collectives_of_pairwise,
+    is_swapped,
+    pairwise_via_allreduce,
+)
 
 LENGTHS = (5000, 1, 0, 1024)
 
@@ -45,7 +50,9 @@ class Swapping(Scheme):
                 self.asked.append(Collective(*kind))
             return (yield request)
 
-        return map_requests(with_swaps(self.inner.begin(gradients, workers, kernels), workers), answer)
+        return map_requests(
+            pairwise_via_allreduce(self.inner.begin(gradients, workers, kernels), workers), answer
+        )
 
 
 def states(scheme: Scheme, gradients: list[list[np.ndarray]], local_size: int) -> list[list[Any]]:
@@ -77,7 +84,7 @@ def test_same_bits_and_bytes(name: str, size: int, local_size: int) -> None:
     assert sum(swapped.bytes_sent.values()) == pytest.approx(sum(plain.bytes_sent.values()))
 
     workers = Workers(0, size, local_size=local_size)
-    expected_collectives = collectives_with_swaps(swapping.inner.collectives, workers)
+    expected_collectives = collectives_of_pairwise(swapping.inner.collectives, workers)
     assert swapping.asked == [collective._replace(swap=False) for collective in expected_collectives]
     gathers = [c for c in swapping.asked if c.request in (Allgather, Alltoall) and c.dtype != "uint8"]
     assert all(workers.size_of(collective.group) != 2 for collective in gathers)
@@ -95,7 +102,7 @@ def test_what_travels_inside_a_node_is_swapped_if_it_is_words(inside: Any) -> No
 
 def test_a_swap_needs_everybody() -> None:
     pair = Workers(0, 2)
-    for collective in collectives_with_swaps(SCHEMES["qsgd-alltoall"].collectives, pair):
+    for collective in collectives_of_pairwise(SCHEMES["qsgd-alltoall"].collectives, pair):
         assert collective.request is Allreduce
         assert collective.needs_everybody
     assert not any(collective.needs_everybody for collective in SCHEMES["global-max"].collectives)
@@ -107,7 +114,9 @@ def swapped(requests: Sequence[Any]) -> list[Any]:
     def exchange(request: Any) -> Any:
         return (yield request)
 
-    exchanges = [with_swaps(exchange(request), Workers(rank, 2)) for rank, request in enumerate(requests)]
+    exchanges = [
+        pairwise_via_allreduce(exchange(request), Workers(rank, 2)) for rank, request in enumerate(requests)
+    ]
     sums = [next(exchange) for exchange in exchanges]
     assert all(isinstance(own, Allreduce) for own in sums)
     with np.errstate(over="ignore"):
@@ -156,7 +165,7 @@ def test_another_length_than_promised_is_an_error() -> None:
     def exchange() -> Any:
         return (yield Allgather(np.zeros(4, np.int32), [16.0]))
 
-    own = with_swaps(exchange(), Workers(1, 2))
+    own = pairwise_via_allreduce(exchange(), Workers(1, 2))
     next(own)
     with pytest.raises(ValueError, match="an allreduce returned 5 elements where 4 were expected"):
         own.send(np.zeros(5, np.int32))

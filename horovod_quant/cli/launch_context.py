@@ -15,7 +15,7 @@ _LAUNCHERS = (
 )
 
 
-class Place(NamedTuple):
+class LaunchContext(NamedTuple):
     """This process among the workers.
 
     Attributes:
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     gloo: bool
 
 
-def find_place(environment: Mapping[str, str]) -> Place:
+def find_launch_context(environment: Mapping[str, str]) -> LaunchContext:
     """What the launcher has written into the environment.
 
     Raises:
@@ -40,5 +40,5 @@ def find_place(environment: Mapping[str, str]) -> Place:
             for name in (rank, size):
                 with Problem.of(f"{name}={environment[name]!r}"):
                     int(environment[name])
-            return Place(int(environment[rank]), int(environment[size]), gloo)
-    return Place(0, 0, False)
+            return LaunchContext(int(environment[rank]), int(environment[size]), gloo)
+    return LaunchContext(0, 0, False)

@@ -18,19 +18,19 @@ from horovod_quant.schemes.base import (
     Exchange,
     Scheme,
     Workers,
-    checked,
     map_requests,
     split_points,
     split_ragged,
+    validated,
 )
 
 
-def collectives_over_allreduce(scheme: Scheme) -> int:
+def collectives_of_emulation(scheme: Scheme) -> int:
     """Number of collectives of `over_allreduce`: gathered bytes of unknown lengths take two."""
     return len(scheme.collectives) + sum(c.dtype == "uint8" for c in scheme.collectives)
 
 
-def over_allreduce(exchange: Exchange, workers: Workers) -> Exchange:
+def emulate_with_allreduce(exchange: Exchange, workers: Workers) -> Exchange:
     """An exchange that asks for allreduces alone, with the same bits.
 
     Every worker fills its own place of an array with places for all, which makes it ``workers.size`` times as large.
@@ -62,7 +62,7 @@ def _gather(array: np.ndarray, lengths: Sequence[int], parts: Sequence[float], w
     at = split_points(lengths)
     places = np.zeros(at[-1], array.dtype)
     places[at[workers.rank] : at[workers.rank + 1]] = array
-    places = yield from checked(Allreduce(places, "sum", [workers.size * part for part in parts]), workers)
+    places = yield from validated(Allreduce(places, "sum", [workers.size * part for part in parts]), workers)
     return [places[at[i] : at[i + 1]] for i in range(workers.size)]
 
 

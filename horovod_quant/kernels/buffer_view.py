@@ -8,7 +8,7 @@ import numpy as np
 
 
 @final
-class Span:
+class BufferView:
     """Where the elements of a flat array are, which belongs to somebody else, such as another framework's tensor.
 
     To make numpy's view of a tensor takes several times as long as to ask for its address, which is all that kernels
@@ -33,7 +33,7 @@ class Span:
         self._owner: Any = None
         self._memory: Any = None
 
-    def at(self, address: int, owner: Any, memory: Any) -> Span:
+    def at(self, address: int, owner: Any, memory: Any) -> BufferView:
         """Itself, of the elements that begin there, which can be written.
 
         Args:
@@ -56,17 +56,17 @@ class Span:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, part: slice) -> Span:
+    def __getitem__(self, part: slice) -> BufferView:
         """Consecutive elements; itself, if those are all."""
         start, stop, step = part.indices(self.shape[0])
         if step != 1:
             raise ValueError(f"{part}: a span is of consecutive elements")
         if stop - start == self.shape[0]:
             return self
-        found = Span(self.dtype, max(stop - start, 0), lambda whole: whole.array()[start:stop])
+        found = BufferView(self.dtype, max(stop - start, 0), lambda whole: whole.array()[start:stop])
         return found.at(self.address + start * self.dtype.itemsize, self, self._memory)
 
 
 def as_array(values: Any) -> Any:
-    """The array, if it is a `Span`."""
-    return values.array() if type(values) is Span else values
+    """The array, if it is a `BufferView`."""
+    return values.array() if type(values) is BufferView else values

@@ -19,9 +19,9 @@ from horovod_quant.schemes.base import (
     Collective,
     Exchange,
     Workers,
-    checked,
     map_requests,
     split_points,
+    validated,
 )
 
 Gathering = Union[Allgather, Alltoall]
@@ -37,7 +37,7 @@ def gathers_take_turns(*, mpi: bool, on_device: bool = False) -> bool:
     return not (mpi or on_device)
 
 
-def collectives_with_swaps(collectives: Sequence[Collective], workers: Workers) -> tuple[Collective, ...]:
+def collectives_of_pairwise(collectives: Sequence[Collective], workers: Workers) -> tuple[Collective, ...]:
     """Those of `with_swaps`, from an exchange's own."""
     return tuple(
         collective._replace(request=Allreduce, dtype="int32", op="sum", swap=True)
@@ -47,7 +47,7 @@ def collectives_with_swaps(collectives: Sequence[Collective], workers: Workers) 
     )
 
 
-def with_swaps(exchange: Exchange, workers: Workers) -> Exchange:
+def pairwise_via_allreduce(exchange: Exchange, workers: Workers) -> Exchange:
     """An exchange with the same bits and bytes, in which two workers add instead of gathering.
 
     Args:
@@ -100,7 +100,7 @@ def _other(own: np.ndarray, expected: int, request: Gathering, workers: Workers)
     words = np.empty(max(len(own), expected, 1), np.int32)
     words[: len(own)] = own
     words[len(own) :] = 0
-    total = yield from checked(as_sum(request, words), workers)
+    total = yield from validated(as_sum(request, words), workers)
     # What a transport that adds in place leaves is nobody else's.
     other = total if np.may_share_memory(total, words) else total.copy()
     common = min(len(own), expected)
