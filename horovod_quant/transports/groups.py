@@ -1,0 +1,53 @@
+"""Which gradients share collectives, told from what is known before they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from horovod_quant.schemes.base import Scheme
+
+# Horovod's response cache has 1,024 places, and each of the optimizer's own operations takes one.
+_CACHE_PLACES = 1000
+_COLLECTIVES_PER_GROUP = 3
+_FEWEST_GROUPS = 4
+
+
+class Member(NamedTuple):
+    """A gradient's name, the scheme that exchanges it, and its bytes."""
+
+    name: str
+    scheme: Scheme
+    bytes: int
+
+
+def cut(members: Sequence[Member], group_bytes: int, operations: int) -> list[list[str]]:
+    """Cut gradients into groups of one scheme each, in the order in which the groups complete.
+
+    Args:
+        members: the gradients, in the order in which they come.
+        group_bytes: of gradients that share a group; more, where Horovod's cache would overflow.
+        operations: number of operations that the optimizer itself takes in a step.
+
+    Returns:
+        The names of each group's gradients.
+    """
+    total = sum(member.bytes for member in members)
+    deepest = max((len(member.scheme.collectives) for member in members), default=0)
+    collectives = max(deepest, _COLLECTIVES_PER_GROUP)
+    most_groups = max(_FEWEST_GROUPS, (_CACHE_PLACES - operations) // collectives)
+    room_of_group = max(group_bytes, total // most_groups)
+    open_groups: dict[Scheme, list[str]] = {}
+    room: dict[Scheme, int] = {}
+    groups: list[list[str]] = []
+    for member in members:
+        scheme = member.scheme
+        if scheme in open_groups and member.bytes > room[scheme]:
+            groups.append(open_groups.pop(scheme))
+        if scheme not in open_groups:
+            open_groups[scheme], room[scheme] = [], room_of_group
+        open_groups[scheme].append(member.name)
+        room[scheme] -= member.bytes
+    groups.extend(open_groups.values())
+    at = {member.name: position for position, member in enumerate(members)}
+    return sorted(groups, key=lambda names: at[names[-1]])
