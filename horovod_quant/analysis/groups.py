@@ -5,19 +5,13 @@ The frontends decide; these functions tell, without a framework, what they decid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.frontends.frontend import GROUP_BYTES, MIN_ELEMENTS
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.schemes.base import Allreduce, Scheme
-
-# What `horovod_quant.torch.plan` allows for: with room for the optimizer's own operations, at most three
-# collectives a group fit Horovod's default cache.
-_CACHE_PLACES = 1000
-_COLLECTIVES_PER_GROUP = 3
-_FEWEST_GROUPS = 4
+from horovod_quant.transports.groups import Member, cut
 
 
 def compressed_names(scheme: Scheme, shapes: Shapes, min_elements: int = MIN_ELEMENTS) -> list[str]:
@@ -31,7 +25,6 @@ def torch_groups(
     shapes: Shapes,
     group_bytes: int = GROUP_BYTES,
     min_elements: int = MIN_ELEMENTS,
-    order: Sequence[str] | None = None,
 ) -> list[list[str]]:
     """Names of the gradients of each group, for PyTorch, in the order in which the groups complete.
 
@@ -40,44 +33,27 @@ def torch_groups(
         shapes: of all parameters, in the order of registration; float32.
         group_bytes: see `horovod_quant.frontends.frontend.BaseCompressor`.
         min_elements: smaller gradients are in no group.
-        order: in which the gradients arrive; by default the reverse of the shapes'.
     """
-    compressed = set(compressed_names(scheme, shapes, min_elements))
-    names = [name for name in (reversed(shapes) if order is None else order) if name in compressed]
-    sizes = {name: 4 * prod(shapes[name]) for name in names}
-    most_groups = max(_FEWEST_GROUPS, (_CACHE_PLACES - len(shapes)) // _COLLECTIVES_PER_GROUP)
-    capacity = max(group_bytes, sum(sizes.values()) // most_groups)
-    groups: list[list[str]] = []
-    room = -1
-    for name in names:
-        if not groups or sizes[name] > room:
-            groups.append([])
-            room = capacity
-        groups[-1].append(name)
-        room -= sizes[name]
-    return groups
+    names = reversed(compressed_names(scheme, shapes, min_elements))
+    members = [Member(name, scheme, 4 * prod(shapes[name])) for name in names]
+    return cut(members, group_bytes, len(shapes))
 
 
 def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:
     """How many names an exchange through PyTorch takes in Horovod's response cache; ``None`` is no compression.
 
-    Each gradient's own operation, each group's collectives, the allreduce by which the workers agree on an order, the
-    announcement of a step, and the roll call.
+    Each gradient's own operation, each group's collectives, and the active-rank query.
     """
     if scheme is None:
         return len(shapes)
-    # The first exchange takes the gradients by name, the others as they arrive.
-    by_name, arriving = (
-        torch_groups(scheme, shapes, group_bytes, order=order) for order in (sorted(shapes), None)
-    )
-    groups = max(len(by_name), len(arriving))
-    return len(shapes) + groups * len(scheme.collectives) + 3 * bool(groups)
+    groups = len(torch_groups(scheme, shapes, group_bytes))
+    return len(shapes) + groups * len(scheme.collectives) + (groups > 0)
 
 
 def tensorflow_cache_names(scheme: Scheme | None, shapes: Shapes) -> int:
     """As `torch_cache_names`, through TensorFlow without ``groups=``, where each gradient has its own collectives.
 
-    There the workers agree on no order, and call the roll only where they gather.
+    There the active-rank query comes only where workers gather.
     """
     if scheme is None:
         return len(shapes)

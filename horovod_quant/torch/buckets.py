@@ -163,7 +163,10 @@ class Buckets:
             self._begin_session()
         step = self._step
         if step is None:
-            step = self._step = self._begin_step()
+            step = self._begin_step()
+        query = step.query
+        if query is not None and not query.taken:
+            PROGRESS.hand(query)
         number = current_pass()
         if number != step.latest:
             step = self._note_pass(step, number)
@@ -172,7 +175,7 @@ class Buckets:
             return None
         if before.destination is tensor and before.version == tensor._version:
             return before
-        self._step = self._begin_step()  # a step that was given up
+        self._give_up(step)
         return None
 
     def submit(self, pending: PendingTensor) -> None:
@@ -191,18 +194,29 @@ class Buckets:
     def _begin_step(self) -> _Step:
         # The groups of one that was given up may be under way; those of the same names follow them.
         before = self._before = self._step or self._ending
-        self._ending = None
         query = None
         if self._question.size > 1:
             query = ActiveRankQuery(self._question, before.query if before else None)
-            PROGRESS.hand(query)
-        return _Step(query, len(self._names))
+        step = self._step = _Step(query, len(self._names))
+        self._ending = None
+        return step
+
+    def _give_up(self, step: _Step) -> _Step:
+        """Begin anew: the script has taken back what Horovod had noted of a step's gradients."""
+        if step.groups:
+            step = self._begin_step()
+            if step.query is not None:
+                PROGRESS.hand(step.query)
+        else:
+            step.pending.clear()
+            step.present = [{} for _ in self._names]
+        return step
 
     def _note_pass(self, step: _Step, number: int) -> _Step:
         """A gradient from another pass than the latest, or from none."""
         if number != _NO_PASS and number not in step.passes:
             if step.pending and not self._is_under_way():
-                step = self._step = self._begin_step()  # the one before was given up
+                step = self._give_up(step)
             step.passes.add(number)
             torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._end_pass, step))
         step.latest = number

@@ -267,7 +267,7 @@ def _device_memory(device: torch.device) -> Memory:
     import horovod.torch as hvd
 
     from horovod_quant.kernels import triton
-    from horovod_quant.torch.device_memory import DeviceMemory
+    from horovod_quant.torch.device import DeviceMemory
 
     if device.type == "cpu" and not triton.INTERPRETED:
         raise ValueError(
