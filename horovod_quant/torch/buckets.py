@@ -152,12 +152,9 @@ class Buckets:
         """Whether a gradient of this step has come that is exchanged here."""
         return self._step is not None and self._session is self._mpi_ops._handle_map
 
-    def asked_before(self, name: str, tensor: torch.Tensor) -> PendingTensor | None:
-        """To be called before a gradient is submitted.
-
-        Returns:
-            The pending tensor of the same gradient, if it is past changing: Horovod asks again where an exception, such
-            as a signal handler's, has kept it from noting that it had asked.
+    def arrive(self) -> _Step:
+        """To be called for every gradient of the optimizer that Horovod wants compressed, whoever reduces it: workers
+        whose arguments differ may differ in that.
         """
         if self._session is not self._mpi_ops._handle_map:
             self._begin_session()
@@ -167,6 +164,16 @@ class Buckets:
         query = step.query
         if query is not None and not query.taken:
             PROGRESS.hand(query)
+        return step
+
+    def asked_before(self, name: str, tensor: torch.Tensor) -> PendingTensor | None:
+        """To be called before a gradient is submitted.
+
+        Returns:
+            The pending tensor of the same gradient, if it is past changing: Horovod asks again where an exception, such
+            as a signal handler's, has kept it from noting that it had asked.
+        """
+        step = self.arrive()
         number = current_pass()
         if number != step.latest:
             step = self._note_pass(step, number)
@@ -268,16 +275,27 @@ class Buckets:
 
     # ---- decompress ------------------------------------------------------------------------------------------
 
-    def finish(self, pending: PendingTensor) -> Group:
-        """Return a gradient's group with its result, for which it waits.
+    def close(self, pending: PendingTensor) -> None:
+        """To be called when a gradient's result is asked for, before anything else: all of the step's have come.
 
         Raises:
-            RuntimeError: the workers have other arguments, or some have called ``hvd.join()`` where none may.
-            HorovodInternalError: a collective has failed.
+            RuntimeError: the workers have other arguments.
         """
         step = self._step
         if step is not None and step.pending.get(pending.name) is pending:
             self._close(step)
+        step = self._ending
+        query = None if step is None else step.query
+        if query is not None:
+            self._wait_for(query)
+
+    def finish(self, pending: PendingTensor) -> Group:
+        """Return a gradient's group with its result, for which it waits.
+
+        Raises:
+            RuntimeError: some workers have called ``hvd.join()`` where none may.
+            HorovodInternalError: a collective has failed.
+        """
         group = pending.group
         assert group is not None, f"{pending.name}: its step was given up"
         self._wait_for(group)
@@ -308,17 +326,13 @@ class Buckets:
                 self._make(step, index, [step.pending[name] for name in names])
             PROGRESS.hand(step.groups[index])
 
-    def _wait_for(self, group: Group) -> None:
-        step = self._ending
-        query = None if step is None else step.query
-        if not group.has_result or not (query is None or query.ended):
-            jobs = [group] if query is None else [group, query]
+    def _wait_for(self, job: Group | ActiveRankQuery) -> None:
+        if not job.has_result:
             with named_range("wait", None, self._label):
-                PROGRESS.wait(jobs, lambda: group.has_result and (query is None or query.ended))
-        error = group.error or (None if query is None else query.error)
-        if error is not None:
+                PROGRESS.wait([job], lambda: job.has_result)
+        if job.error is not None:
             self._prospects.awaited = False
-            raise error
+            raise job.error
 
     def _cut_by_name(self) -> None:
         """The workers' orders differ: they cut again by one that they all know."""

@@ -169,7 +169,7 @@ class Compressor(BaseCompressor):
         if pending is plan.spare:
             assert isinstance(plan.call, OptimizerCall)
             return plan.call.parameter.grad
-        group = buckets.finish(pending)
+        buckets.close(pending)
         if output is None:
             output = pending.control_tensor  # in which Horovod has reduced
         answer = plan.control_tensor.answer(output)
@@ -178,6 +178,7 @@ class Compressor(BaseCompressor):
             answer = self._factor(pending.name, fingerprint, sums[: 1 + len(fingerprint)]), sums
             plan.control_tensor.learn(output, answer)
         factor, sums = answer
+        group = buckets.finish(pending)
         group.deliver(pending.index, factor)
         for kept, used in pending.state_copies:
             kept.copy_(used)
@@ -362,6 +363,8 @@ class Compressor(BaseCompressor):
             self._traffic.expect(call.name, counted.float32_bytes)
             self._traffic.count(call.name, counted.sent_bytes)
         if plan.scheme is None or buckets is None:
+            if buckets is not None:
+                buckets.arrive()
             return self._handed_over(tensor, call)
         pending: Any = buckets.asked_before(call.name, tensor)
         if pending is not None:

@@ -124,6 +124,10 @@ class ActiveRankQuery(Job):
         self.ranks: Sequence[int] = ()
         self.same_order = True
 
+    @property
+    def has_result(self) -> bool:
+        return self.ended
+
     def poll(self) -> bool:
         if self._mpi_ops._handle_map is not self._session:
             raise stale()
