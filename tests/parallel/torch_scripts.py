@@ -30,6 +30,7 @@ from torch_harness import (
     net,
     net_loss,
     rank_data,
+    train_one_step_and_check,
 )
 from turns import taken
 
@@ -405,6 +406,83 @@ def a_first_step_without_a_pass(make: Any) -> None:
             if step:
                 assert_ends_without_step(optimizer)
             optimizer.step()
+
+
+@impatient
+def an_operation_on_either_side_of_the_step(make: Any) -> None:
+    """One worker waits for a named operation before ``step()``, the others after it, from the first step or a later one
+    on: Horovod alone has launched everything by then.
+    """
+    for first in taken(0, 3):
+        model = net()
+        optimizer = _distributed(make(), model)
+        for step in range(first + 3):
+            optimizer.zero_grad()
+            if step >= first and hvd.rank() == 1:
+                time.sleep(0.2)
+            net_loss(model, step).backward()
+            early = hvd.rank() == 0 and step >= first
+            if early:
+                _operation("named", "either side")
+            optimizer.step()
+            if not early:
+                _operation("named", "either side")
+        assert_same_on_all_ranks(list(model.parameters()), "parameters")
+
+
+@impatient
+def optimizers_in_another_order(make: Any) -> None:
+    """Two share a backward pass, and every second worker steps them in the other order, from the first step or a later
+    one on.
+    """
+    for first in taken(0, 3):
+        models = [net(seed=5), torch.nn.Linear(30, 60)]
+        optimizers = [_distributed(make(), model, f"{i}.") for i, model in enumerate(models)]
+        for step in range(first + 3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            models[1](models[0](rank_data(step, 8, 40))).pow(2).mean().backward()
+            if hvd.rank() == 1:
+                time.sleep(0.1)
+            for optimizer in optimizers if step < first or hvd.rank() % 2 else optimizers[::-1]:
+                optimizer.step()
+        assert_same_on_all_ranks([p for model in models for p in model.parameters()], "parameters")
+
+
+def parameters_in_another_order(make: Any) -> None:
+    """As of a list that a script makes from a set: the first step tells, and groups are the same all the same."""
+    model = net()
+    named = list(model.named_parameters())
+    if hvd.rank() % 2:
+        named.reverse()
+    compressor = make(group_bytes=15000)
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, [p for _, p in named]), named, compression=compressor
+    )
+    for step in range(3):
+        train_one_step_and_check(compressor, model, optimizer, step)
+    assert_same_on_all_ranks(list(model.parameters()), "parameters")
+
+
+def unnamed_beside_a_process_set(make: Any) -> None:
+    """Some workers train in a process set; after each of their steps all exchange something without a name."""
+    import torch_scenarios
+
+    process_set = torch_scenarios.SUBSET[0]
+    model, compressor = net(), make()
+    if process_set.included():
+        optimizer = hvd.DistributedOptimizer(
+            base_optimizer(compressor, model.parameters()),
+            model.named_parameters(),
+            compression=compressor,
+            process_set=process_set,
+        )
+    for step in range(4):
+        if process_set.included():
+            optimizer.zero_grad()
+            net_loss(model, step).backward()
+            optimizer.step()
+        _operation("unnamed", "")
 
 
 def fresh_names(make: Any) -> None:
