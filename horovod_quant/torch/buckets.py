@@ -137,7 +137,6 @@ class Buckets:
         )
         self._step: _Step | None = None
         self._ending: _Step | None = None  # of which results are being asked for
-        self._before: _Step | None = None  # that was given up
         self._last_passes = 1
         self._set_buckets(self._expected)
 
@@ -199,11 +198,7 @@ class Buckets:
             self._hand_bucket(step, index)
 
     def _begin_step(self) -> _Step:
-        # The groups of one that was given up may be under way; those of the same names follow them.
-        before = self._before = self._step or self._ending
-        query = None
-        if self._question.size > 1:
-            query = ActiveRankQuery(self._question, before.query if before else None)
+        query = ActiveRankQuery(self._question) if self._question.size > 1 else None
         step = self._step = _Step(query, len(self._names))
         self._ending = None
         return step
@@ -236,7 +231,6 @@ class Buckets:
         PROGRESS.hand(step.groups[index])
 
     def _make(self, step: _Step, index: int, members: Sequence[PendingTensor]) -> None:
-        before = self._before
         step.groups[index] = Group(
             members,
             f"horovod_quant.{self._label}.{index}",
@@ -245,7 +239,6 @@ class Buckets:
             self._traffic,
             step.query,
             not self._agreed,
-            None if before is None else before.groups.get(index),
             self._prospects,
         )
 
@@ -315,7 +308,7 @@ class Buckets:
         rest = sorted(name for name in step.pending if name not in self._bucket_of)
         self._hand_rest(step, [step.pending[name] for name in rest])
         self._last_passes = len(step.passes)
-        self._ending, self._step, self._before = step, None, None
+        self._ending, self._step = step, None
 
     def _hand_rest(self, step: _Step, rest: Sequence[PendingTensor]) -> None:
         members = [Member(pending.name, pending.scheme, pending.bytes) for pending in rest]

@@ -105,19 +105,17 @@ class ActiveRankQuery(Job):
 
     Args:
         question: what it asks.
-        previous: a query of an earlier step that may be under way.
 
     Attributes:
         ranks: the active workers, in order, once it has ended.
         same_order: whether all of them cut their gradients into groups by the same order.
     """
 
-    def __init__(self, question: Question, previous: ActiveRankQuery | None = None) -> None:
+    def __init__(self, question: Question) -> None:
         from horovod.torch import mpi_ops
 
-        super().__init__()
+        super().__init__(question.name)
         self._question = question
-        self._previous = previous
         self._mpi_ops = mpi_ops
         self._session = mpi_ops._handle_map
         self._handle: Any = None
@@ -132,7 +130,7 @@ class ActiveRankQuery(Job):
         if self._mpi_ops._handle_map is not self._session:
             raise stale()
         if self._handle is None:
-            return self._previous is None or self._previous.ended
+            return self.may_begin()
         return self._mpi_ops.poll(self._handle)
 
     def advance(self) -> bool:
@@ -143,9 +141,8 @@ class ActiveRankQuery(Job):
         """
         mpi_ops, question = self._mpi_ops, self._question
         if self._handle is None:
-            self._previous = None
             self._handle = mpi_ops.allreduce_async_(
-                question.asked(), name=question.name, op=mpi_ops.Sum, process_set=question.process_set
+                question.asked(), name=self.name, op=mpi_ops.Sum, process_set=question.process_set
             )
             return False
         total = mpi_ops.synchronize(self._handle).numpy()

@@ -157,7 +157,6 @@ class Group(Job):
         query: tells the ranks of those workers that have not called ``hvd.join()``; None for one worker.
         must_agree: whether to wait for the query in any case, as long as the workers' arguments may differ; else only
             where `needs_everybody` is true.
-        previous: a group of the same name that may be under way.
         prospects: of the optimizer.
 
     Attributes:
@@ -173,19 +172,17 @@ class Group(Job):
         traffic: TrafficCounter,
         query: ActiveRankQuery | None,
         must_agree: bool,
-        previous: Group | None,
         prospects: Prospects,
     ) -> None:
         from horovod.torch import mpi_ops
 
-        super().__init__()
+        super().__init__(name)
         self.names = tuple(member.name for member in members)
         self._members = members
         mean_bytes = sum(member.bytes for member in members) / len(members)
         self._decodes_together = memory.decodes_together or mean_bytes < _SMALL
         self._mpi_ops = mpi_ops
         self._session = mpi_ops._handle_map
-        self._name = name
         self._memory = memory
         self._find_nodes = nodes
         self._nodes: Nodes | None = None
@@ -194,7 +191,6 @@ class Group(Job):
         self._traffic = traffic
         self._query = query
         self._must_agree = must_agree
-        self._previous = previous
         self._prospects = prospects
         self._ready = memory.mark()
         self._exchange: Any = None
@@ -221,12 +217,12 @@ class Group(Job):
         if self._mpi_ops._handle_map is not self._session:
             raise stale()
         if self._exchange is None:
-            return (self._previous is None or self._previous.has_result) and self._may_begin()
+            return self.may_begin() and self._knows_who_is_active()
         if self._copying is not None:
             return self._copying.has_arrived()
         return self._handle is None or self._mpi_ops.poll(self._handle)
 
-    def _may_begin(self) -> bool:
+    def _knows_who_is_active(self) -> bool:
         query = self._query
         if query is None or query.ended:
             return True
@@ -245,7 +241,7 @@ class Group(Job):
         """
         with torch.no_grad():
             if self._exchange is None:
-                with named_range("encode", self._scheme, self._name, 0):
+                with named_range("encode", self._scheme, self.name, 0):
                     return self._begin()
             if self._decoded is not None:
                 self.decode_all()
@@ -257,13 +253,12 @@ class Group(Job):
                 with self._memory.working():
                     answer = _collect(self._request, self._mpi_ops.synchronize(self._handle))
                 self._handle = None
-            with named_range("compute", self._scheme, self._name, self._stage):
+            with named_range("compute", self._scheme, self.name, self._stage):
                 self._resume(answer)
         return self._is_over()
 
     def _begin(self) -> bool:
         """Compute and launch the first stage."""
-        self._previous = None
         query = self._query
         if query is not None and query.ended:
             if query.error is not None:
@@ -306,7 +301,7 @@ class Group(Job):
         assert factor is not None
         with self._delivering:
             if not self._delivered:
-                with named_range("decode", self._scheme, self._name):
+                with named_range("decode", self._scheme, self.name):
                     self._decode(range(len(self._members)), factor)
 
     def stalled(self) -> str | None:
@@ -331,7 +326,7 @@ class Group(Job):
         with self._delivering:
             together = self._decodes_together and not self._delivered
             wanted = range(len(self._members)) if together else [index]
-            with named_range("decode", self._scheme, self._name):
+            with named_range("decode", self._scheme, self.name):
                 self._decode([i for i in wanted if self._delivered.get(i) != factor], factor)
         memory.hand_over()
 
@@ -369,7 +364,7 @@ class Group(Job):
         varies = isinstance(request, Allgather) and request.ragged
         count = self._traffic.count_all if varies else self._traffic.count_group
         count(self.names, sent)
-        name = f"{self._name}.{self._stage}"
+        name = f"{self.name}.{self._stage}"
         with self._memory.working():
             self._handle = _launch(request, name, self._nodes.process_sets[request.group])
         self._request = request

@@ -99,8 +99,8 @@ class _First(Job):
     """A process set's first numbered operation, watched until it is answered."""
 
     def __init__(self, handle: Any, name: str, process_set: int, numbers: _Numbers, mpi_ops: Any) -> None:
-        super().__init__()
-        self._handle, self._name, self._process_set = handle, name, process_set
+        super().__init__(name)
+        self._handle, self._process_set = handle, process_set
         self._numbers, self._mpi_ops = numbers, mpi_ops
 
     def poll(self) -> bool:
@@ -117,4 +117,4 @@ class _First(Job):
         return True
 
     def stalled(self) -> str | None:
-        return _STALLED.replace("{name}", self._name)
+        return _STALLED.replace("{name}", self.name)

@@ -34,22 +34,33 @@ _log = logging.getLogger("horovod_quant")
 class Job:
     """Work in stages, each of which other workers have a part in.
 
+    Args:
+        name: of its collectives; it begins when an earlier job of the same name has ended.
+
     Attributes:
         ended: whether there is nothing left to do.
         error: what has ended it early; None without.
         urgent: whether other workers may wait for what `advance` does next.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.ended = False
         self.error: BaseException | None = None
         self.urgent = True
         self.taken = False  # by the thread
+        self.previous: Job | None = None
         self.bells: list[SimpleQueue[None]] = []
 
     def poll(self) -> bool:
         """True if `advance` can do something now."""
         raise NotImplementedError
+
+    def may_begin(self) -> bool:
+        """True if no earlier job of the same name is under way."""
+        if self.previous is not None and self.previous.ended:
+            self.previous = None
+        return self.previous is None
 
     def advance(self) -> bool:
         """Do what can be done without waiting for other workers; True if that was all."""
@@ -164,6 +175,7 @@ class Progress:
                         return
                     if not job.taken:
                         job.taken = True
+                        job.previous = next((each for each in reversed(jobs) if each.name == job.name), None)
                         jobs.append(job)
                         pauses, told = Pauses(), False
                     job = inbox.get_nowait()
