@@ -18,7 +18,7 @@ MORE_ATTEMPTS = 2
 """When Horovod itself does not come up again, see misuse_worker.py."""
 
 
-def _run_until_horovod_comes_up_again(command: list[Any]) -> Any:
+def run_until_horovod_comes_up_again(command: list[Any]) -> Any:
     done = horovodrun("gloo", 2, command)
     for _ in range(MORE_ATTEMPTS):
         if misuse_worker.HUNG in done.stdout or "gloo::IoException" in done.stdout:
@@ -29,7 +29,7 @@ def _run_until_horovod_comes_up_again(command: list[Any]) -> Any:
 @pytest.mark.parametrize("framework", ["torch", extended("tensorflow")])
 def test_before_init_and_after_shutdown(framework: str) -> None:
     command = [sys.executable, Path(__file__).with_name("misuse_worker.py"), framework]
-    done = _run_until_horovod_comes_up_again(command)
+    done = run_until_horovod_comes_up_again(command)
     assert done.returncode == 0, done.stdout[-3000:]
     assert done.stdout.count("FINISHED") == 2
 
