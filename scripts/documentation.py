@@ -13,7 +13,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 
-ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
 """Pages of the repository's root, and their names in the site."""
 
 PARTS = {
@@ -22,7 +27,7 @@ PARTS = {
         "tuning", "tensorflow", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme", "troubleshooting",
     ),
     "Reference": (
-        "api", "reliability", "advise", "bench", "rounding", "architecture", "lab", "contributing", "changelog",
+        "api", "reliability", "advise", "bench", "rounding", "architecture", "lab", "contributing", "security", "changelog",
     ),
     "Evidence": (
         "results", "speed", "results/training", "results/qsgd", "results/nuqsgd", "results/global-qsgd",
