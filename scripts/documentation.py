@@ -24,10 +24,12 @@ ROOT_PAGES = {
 PARTS = {
     "Start": ("install", "features", "demonstration", "examples"),
     "Guides": (
-        "tuning", "tensorflow", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme", "troubleshooting",
+        "tuning", "tensorflow", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme",
+        "troubleshooting",
     ),
     "Reference": (
-        "api", "reliability", "advise", "bench", "rounding", "architecture", "lab", "contributing", "security", "changelog",
+        "api", "reliability", "advise", "bench", "rounding", "architecture", "lab", "contributing", "security",
+        "changelog",
     ),
     "Evidence": (
         "results", "speed", "results/training", "results/qsgd", "results/nuqsgd", "results/global-qsgd",
