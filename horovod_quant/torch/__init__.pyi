@@ -41,8 +41,7 @@ class Compressor(_compressor.Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
 
     Raises:
         ValueError: an argument is out of range.
@@ -91,8 +90,7 @@ class Auto(_auto.Auto):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
         methods: names of the methods to try instead, such as ``["eden-3", "qsgdinf-4"]``; ``max_error`` is then
             ignored.
         again_after: number of steps after which the trial is repeated, in case the network has changed; 0 for never.
@@ -148,8 +146,7 @@ class QSGD(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
 
     Raises:
         ValueError: an argument is out of range.
@@ -204,8 +201,7 @@ class NUQSGD(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
 
     Raises:
         ValueError: an argument is out of range.
@@ -266,8 +262,7 @@ class GlobalQSGD(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
 
     Raises:
         ValueError: an argument is out of range.
@@ -347,8 +342,7 @@ class EDEN(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
 
     Raises:
         ValueError: an argument is out of range, or ``error`` is combined with ``bits`` or ``server_bits``.
@@ -411,8 +405,7 @@ class BinSGDM(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
 
     Raises:
         ValueError: an argument is out of range.

@@ -262,7 +262,7 @@ class Buckets:
         """Until they have ended; not for long without progress, since another worker may have to come first."""
         self._prospects.awaited = True
         if not all(group.ended for group in groups):
-            with named_range("wait", None, self._label):
+            with named_range("wait", self._label):
                 done = PROGRESS.wait(groups, lambda: all(group.ended for group in groups), PATIENCE.seconds)
             PATIENCE.learn(in_vain=not done)
 
@@ -321,7 +321,7 @@ class Buckets:
 
     def _wait_for(self, job: Group | ActiveRankQuery) -> None:
         if not job.has_result:
-            with named_range("wait", None, self._label):
+            with named_range("wait", job.name):
                 PROGRESS.wait([job], lambda: job.has_result)
         if job.error is not None:
             self._prospects.awaited = False

@@ -241,7 +241,7 @@ class Group(Job):
         """
         with torch.no_grad():
             if self._exchange is None:
-                with named_range("encode", self._scheme, self.name, 0):
+                with named_range("encode", self.name, self._scheme, 0):
                     return self._begin()
             if self._decoded is not None:
                 self.decode_all()
@@ -253,7 +253,7 @@ class Group(Job):
                 with self._memory.working():
                     answer = _collect(self._request, self._mpi_ops.synchronize(self._handle))
                 self._handle = None
-            with named_range("compute", self._scheme, self.name, self._stage):
+            with named_range("compute", self.name, self._scheme, self._stage):
                 self._resume(answer)
         return self._is_over()
 
@@ -301,7 +301,7 @@ class Group(Job):
         assert factor is not None
         with self._delivering:
             if not self._delivered:
-                with named_range("decode", self._scheme, self.name):
+                with named_range("decode", self.name, self._scheme):
                     self._decode(range(len(self._members)), factor)
 
     def stalled(self) -> str | None:
@@ -326,7 +326,7 @@ class Group(Job):
         with self._delivering:
             together = self._decodes_together and not self._delivered
             wanted = range(len(self._members)) if together else [index]
-            with named_range("decode", self._scheme, self.name):
+            with named_range("decode", self.name, self._scheme):
                 self._decode([i for i in wanted if self._delivered.get(i) != factor], factor)
         memory.hand_over()
 

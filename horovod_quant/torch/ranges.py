@@ -10,11 +10,16 @@ import torch
 from torch.autograd import profiler
 
 _NOTHING = contextlib.nullcontext()
+_PREFIX = "horovod_quant."
 
 
-def named_range(what: str, scheme: Any, group: str, stage: int | None = None) -> AbstractContextManager[Any]:
-    """Return a range named "horovod_quant.WHAT SCHEME GROUP stage N"; costs next to nothing without a profiler."""
+def named_range(
+    what: str, group: str, scheme: Any = None, stage: int | None = None
+) -> AbstractContextManager[Any]:
+    """Return a range named "horovod_quant.WHAT GROUP SCHEME stage N"; costs next to nothing without a profiler."""
     if not profiler._is_profiler_enabled:
         return _NOTHING
-    at = "" if stage is None else f" stage {stage}"
-    return torch.profiler.record_function(f"horovod_quant.{what} {type(scheme).__name__} {group}{at}")
+    name = f"{_PREFIX}{what} {group.removeprefix(_PREFIX)}"
+    if scheme is not None:
+        name += f" {type(scheme).__name__}"
+    return torch.profiler.record_function(name if stage is None else f"{name} stage {stage}")
