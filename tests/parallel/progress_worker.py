@@ -8,6 +8,7 @@ Prints FINISHED when every step was right; the cases that end early print nothin
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import random
 import sys
@@ -22,6 +23,7 @@ from misuse_worker import PATIENCE
 from reinit_worker import meet
 
 import horovod_quant.torch as hvq
+from horovod_quant.transports.progress import PROGRESS
 
 STATUS = 7
 """Of a worker that leaves on purpose."""
@@ -170,6 +172,25 @@ def leaves(case: str) -> None:
         time.sleep(1.0)
 
 
+def without_a_compressor(folder: Path) -> None:
+    """On one worker alone: an unnamed operation is called otherwise there, and the other one logs why it waits."""
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("horovod_quant").addHandler(handler)
+    PROGRESS.long = 0.3
+    if hvd.rank() == 0:
+        hvq.EDEN()
+    hvd.allreduce_async(torch.ones(1))
+    limit = time.monotonic() + PATIENCE
+    while hvd.rank() == 0 and not heard and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert hvd.rank() or "unnamed operation noname.horovod_quant.0.0" in heard[0], heard
+    meet(folder, 0, hvd.rank(), 2)
+    print("FINISHED", flush=True)
+    os._exit(0)  # Horovod has operations under way that never end
+
+
 def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
@@ -179,6 +200,7 @@ def main() -> None:
         "threads": two_threads,
         "fork": forks,
         "again": lambda: again(folder),
+        "unnamed": lambda: without_a_compressor(folder),
     }
     cases.get(case, lambda: leaves(case))()
     if case in cases:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from test_misuse import run_until_horovod_comes_up_again
 pytestmark = pytest.mark.parallel
 
 
-@pytest.mark.parametrize("case", ["steps", "threads", "fork", "again"])
+@pytest.mark.parametrize("case", ["steps", "threads", "fork", "again", "unnamed"])
 def test_training_goes_on(case: str, tmp_path: Path) -> None:
     command = [sys.executable, Path(__file__).with_name("progress_worker.py"), tmp_path, case]
     done = run_until_horovod_comes_up_again(command)
@@ -30,3 +31,19 @@ def test_a_process_ends_in_the_middle_of_a_step(case: str, status: int, tmp_path
         assert f"Process 0 exit with status code {status}." in done.stdout, done.stdout[-3000:]
     for crash in ("Fatal Python error", "terminate called", "exception not rethrown", "Segmentation"):
         assert crash not in done.stdout, done.stdout[-3000:]
+
+
+def test_a_trace_names_what_computes_and_what_waits(tmp_path: Path) -> None:
+    program = Path(__file__).parents[2] / "benchmarks" / "trace.py"
+    done = horovodrun(
+        "gloo", 2, [sys.executable, program, "--late", "0.1", "--json", tmp_path / "trace.json"]
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    threads = {
+        what: {event["tid"] for event in events if event.get("name", "").startswith(f"horovod_quant.{what}")}
+        for what in ("encode", "compute", "decode", "wait")
+    }
+    assert len(threads["wait"]) == len(threads["encode"]) == 1
+    assert threads["encode"] == threads["compute"] == threads["decode"] != threads["wait"]
+    assert "horovod_quant.encode 0.weight.0 EDEN stage 0" in done.stdout, done.stdout[-3000:]
