@@ -1,14 +1,16 @@
 """Predicts the time of a training step with each method, and says which method to use and why.
 
+    horovod-quant advise --model bert-base --hosts 8 --bandwidth 10gbit
     horovod-quant advise --model resnet50 --workers 32 --hosts 8 --bandwidth 10gbit --step 0.35 --backward 0.2
     horovod-quant advise --model bert-base --workers 4 --bandwidth 1gbit --step 0.9 --calibrate bench.json
     horovod-quant advise --model bert-base --workers 64 --hosts 8 --controller nccl --bandwidth 25gbe \\
         --local-bandwidth nvlink3 --memory-bandwidth a100 --step 0.35 --backward 0.23 --plot advice.png
 
-Every method that works with so many workers is considered; the one that reaches the same loss first is recommended.
+Every method that works with these workers is considered; the one that reaches the same loss first is recommended.
 Kernels are measured on this machine, for a second or two. Horovod's own overhead comes from measurements in the lab or,
 better, on your cluster: run horovodrun ... horovod-quant bench --json bench.json, then use --calibrate. Rates look like
-100mbit, 2.5gbit, none or the name of a link; times like 50us, 1ms or 0.35 (seconds). docs/advise.md has the details.
+100mbit, 2.5gbit, 10Gbps, none or the name of a link; times like 50us, 1ms or 0.35 (seconds). docs/advise.md has the
+details.
 """
 
 from __future__ import annotations
@@ -18,28 +20,28 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 from horovod_quant import kernels
 from horovod_quant.analysis import advice
 from horovod_quant.analysis.accelerators import on_accelerators
-from horovod_quant.analysis.advice import MOST_ERROR, Choice, Row
+from horovod_quant.analysis.advice import MOST_NMSE, Choice, Row
 from horovod_quant.analysis.assumptions import assumptions
-from horovod_quant.analysis.calibration import Observation, calibrate, observe, read_bench
+from horovod_quant.analysis.calibration import Bench, Observation, calibrate, observe, read_bench
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, GIGABYTE, INSIDE_HOST, Fabric
-from horovod_quant.analysis.json_file import read_json
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels, sufficient
 from horovod_quant.analysis.models import MODELS, Shapes
 from horovod_quant.analysis.network import CONTROLLERS, GLOO, MOST_WORKERS, NCCL, Network, Software
+from horovod_quant.analysis.pays import ACCELERATOR, JOBS
 from horovod_quant.analysis.recommendation import best_few, fallen_out, recommend
 from horovod_quant.analysis.shapes import parse_shapes
 from horovod_quant.analysis.steps import Step
-from horovod_quant.analysis.units import TIMES, parse_rate, parse_seconds
+from horovod_quant.analysis.units import parse_rate, parse_seconds, show_seconds
 from horovod_quant.cli import advise_plot
 from horovod_quant.cli.advise_report import Found, as_json, text
-from horovod_quant.cli.problem import Problem, check_file, write_file
+from horovod_quant.cli.problem import Problem, check_file, write_file, write_line
 from horovod_quant.frontends import methods
 from horovod_quant.frontends.frontend import GROUP_BYTES
 from horovod_quant.schemes.base import Scheme, require_int, require_number
@@ -54,8 +56,6 @@ NCCL_INSIDE, NCCL_MEMORY = "pcie3", "v100"
 CORES, MEMORY = (1e-3, 1e6), (1e-3, 1e9)
 """For a worker, and GB/s: from and to."""
 
-PROFILE = ("step_seconds", "backward_seconds", "accelerator")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is trained")
@@ -67,10 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHAPE",
         help="your own shapes: 1000x1000 64 ..., or a JSON file of names and sizes",
     )
-    step = what.add_mutually_exclusive_group(required=True)
-    step.add_argument("--step", metavar="TIME", help="time per step on one worker, excluding the exchange")
-    step.add_argument(
-        "--profile", metavar="FILE", help=f"a measured step: JSON with {', '.join(PROFILE)}; the first is required"
+    what.add_argument(
+        "--step", metavar="TIME",
+        help=f"time per step on one worker, excluding the exchange; for {', '.join(JOBS)} by default that of an "
+        f"{ACCELERATOR} as in docs/pays.md",
     )  # fmt: skip
     what.add_argument(
         "--backward", metavar="TIME", help="time of the backward pass, a part of the step; default: 0"
@@ -132,12 +132,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how gradients travel inside a host in hierarchical exchanges; default: %(default)s",
     )
     how.add_argument(
-        "--max-error",
+        "--max-nmse",
         type=float,
-        default=MOST_ERROR,
+        default=MOST_NMSE,
         metavar="NUMBER",
-        help="largest error of a recommended method, relative to the average; default: %(default)s",
+        help="largest squared error of a recommended method's average, relative to its square; default: %(default)s",
     )
+    how.add_argument("--max-error", type=float, help=argparse.SUPPRESS)
     how.add_argument(
         "--group-bytes",
         type=int,
@@ -159,6 +160,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", metavar="FILE", help="write everything here; with -, print only this to standard output"
     )
     out.add_argument(
+        "--verbose", action="store_true", help="also print why other methods fell out, and what is assumed"
+    )
+    out.add_argument(
         "--plot",
         metavar="FILE",
         help="draw step time against bandwidth and workers, for example to advice.png",
@@ -176,12 +180,18 @@ def run(arguments: argparse.Namespace) -> int:
     with Problem.of(""):
         kernels.get()
         require_int("--group-bytes", arguments.group_bytes, 1, 2**62)
-        require_number("--max-error", arguments.max_error, 0, math.inf)
+        if arguments.max_error is not None:
+            require_number("--max-error", arguments.max_error, 0, math.inf)
+            arguments.max_nmse = arguments.max_error**2
+            _note(f"--max-error is a root; write --max-nmse {arguments.max_nmse:g}, its square")
+        require_number("--max-nmse", arguments.max_nmse, 0, math.inf)
         require_number("--cores-per-worker", arguments.cores_per_worker, *CORES)
     shapes, step = read_shapes(arguments), read_step(arguments)
     network, sources = read_network(arguments)
     chosen = read_choices(arguments, network, shapes)
-    observations = read_calibrations(arguments, network)
+    observations, warnings = read_calibrations(arguments, network)
+    if network.controller == NCCL:
+        warnings.append("modelled: nobody has measured exchanges between several GPUs with this package.")
     speeds = measured(chosen, observations)
     software = Software()
     if observations:
@@ -195,7 +205,7 @@ def run(arguments: argparse.Namespace) -> int:
         _progress(f"modelling: {done + 1} of {len(chosen)}")
         rows += advice.compare([choice], setting, step, limits=False)
     _progress("")
-    found = sort_out(arguments, setting, step, rows, sources, calibrated=bool(observations))
+    found = sort_out(arguments, setting, step, rows, sources, warnings, calibrated=bool(observations))
     written = json.dumps(as_json(found), indent=1, allow_nan=False) + "\n"
     try:  # a reader of the text may leave early, which must not cost the files
         if arguments.json not in (None, "-"):
@@ -204,12 +214,12 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.plot is not None:
             drawn = rows
             if len(rows) > advise_plot.MOST_CURVES:
-                drawn = best_few(rows, found.advised.method, arguments.max_error)[: advise_plot.MOST_CURVES]
+                drawn = best_few(rows, found.advised.method, arguments.max_nmse)[: advise_plot.MOST_CURVES]
             title = arguments.model or "own shapes"
             with Problem.of("--plot"):
                 advise_plot.draw(arguments.plot, title, [row.choice for row in drawn], setting, step)
     finally:
-        sys.stdout.write(written if arguments.json == "-" else text(found) + "\n")
+        sys.stdout.write(written if arguments.json == "-" else text(found, arguments.verbose) + "\n")
     return 0
 
 
@@ -219,11 +229,12 @@ def sort_out(
     step: Step,
     rows: list[Row],
     sources: list[str],
+    warnings: list[str],
     *,
     calibrated: bool,
 ) -> Found:
     """What to take, what to show, and why not the others."""
-    limit = arguments.max_error
+    limit = arguments.max_nmse
     best = recommend(rows, setting, limit).method
     few = {row.name for row in best_few(rows, best, limit)}
     named = {row.name for row in rows} if arguments.methods else few
@@ -235,8 +246,8 @@ def sort_out(
         shown.sort(key=lambda row: (row.name != methods.NONE, row.to_loss))
         out = fallen_out(rows, shown, best, limit)
     asked = [row for row in rows if row.name in named]
-    assumed = assumptions(setting, step, calibrated=calibrated, rows=asked, max_error=limit) + sources
-    return Found(arguments.model, setting, step, rows, shown, out, advised, assumed)
+    assumed = assumptions(setting, step, calibrated=calibrated, rows=asked, max_nmse=limit) + sources
+    return Found(arguments.model, setting, step, rows, shown, out, advised, warnings, assumed)
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
@@ -250,34 +261,22 @@ def read_shapes(arguments: argparse.Namespace) -> Shapes:
 
 
 def read_step(arguments: argparse.Namespace) -> Step:
-    if arguments.profile is not None:
-        return read_profile(arguments)
+    if arguments.step is None:
+        if arguments.model not in JOBS or arguments.backward is not None:
+            raise Problem(
+                f"--step: how long is a step on one worker? Only {', '.join(JOBS)} have a usual one"
+            )
+        job = JOBS[arguments.model]
+        _note(
+            f"a step is assumed to take {show_seconds(job.step.seconds)}: {job.batch} on an {ACCELERATOR}; give --step"
+        )
+        return job.step
     with Problem.of("--step"):
         seconds = parse_seconds(arguments.step)
     with Problem.of("--backward"):
         elsewhere = arguments.accelerator or arguments.controller == NCCL
-        return Step(
-            seconds, parse_seconds("0" if arguments.backward is None else arguments.backward), elsewhere
-        )
-
-
-def read_profile(arguments: argparse.Namespace) -> Step:
-    if arguments.backward is not None or arguments.accelerator:
-        raise Problem("--profile: the file already gives what --backward and --accelerator would")
-    with Problem.of("--profile"):
-        found = read_json(arguments.profile)
-        if not isinstance(found, dict) or "step_seconds" not in found or set(found) - set(PROFILE):
-            raise ValueError(f"{arguments.profile} should hold an object of {', '.join(PROFILE)}")
-        seconds, backward = found["step_seconds"], found.get("backward_seconds", 0.0)
-        accelerator = found.get("accelerator", False)
-        if (
-            not all(type(number) in (int, float) for number in (seconds, backward))
-            or type(accelerator) is not bool
-        ):
-            raise ValueError(f"{arguments.profile}: seconds are numbers, accelerator is true or false")
-        require_number("step_seconds", seconds, *TIMES)
-        require_number("backward_seconds", backward, *TIMES)
-        return Step(float(seconds), float(backward), accelerator or arguments.controller == NCCL)
+        backward = parse_seconds("0" if arguments.backward is None else arguments.backward)
+        return Step(seconds, backward, elsewhere)
 
 
 def read_choices(arguments: argparse.Namespace, network: Network, shapes: Shapes) -> list[Choice]:
@@ -289,7 +288,7 @@ def read_choices(arguments: argparse.Namespace, network: Network, shapes: Shapes
             "--hierarchical: it only affects --methods; without --methods both kinds are considered"
         )
     setting = Setting(shapes, network, KernelSpeeds({}))
-    return advice.considered(setting, arguments.max_error, everything=arguments.all, inside=arguments.inside)
+    return advice.considered(setting, arguments.max_nmse, everything=arguments.all, inside=arguments.inside)
 
 
 def read_setting(
@@ -362,8 +361,8 @@ def read_link(given: str, known: Mapping[str, Fabric], latency: str) -> Fabric:
     Raises:
         ValueError: it is neither.
     """
-    if given in known:
-        return known[given]
+    if given.lower() in known:
+        return known[given.lower()]
     try:
         return Fabric(parse_rate(given), parse_seconds(latency), "")
     except ValueError as error:
@@ -401,23 +400,41 @@ def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
     return hosts, per_host
 
 
-def read_calibrations(arguments: argparse.Namespace, network: Network) -> list[Observation]:
+def read_calibrations(arguments: argparse.Namespace, network: Network) -> tuple[list[Observation], list[str]]:
+    """What was measured where, and what makes it a doubtful basis."""
     if arguments.lab and not arguments.calibrate:
         raise Problem("--lab: it only affects --calibrate, which is missing")
     if arguments.calibrate and arguments.controller == NCCL:
         raise Problem(
             "--calibrate: benchmarks run over Gloo or MPI, and say nothing about NCCL; leave it out"
         )
-    found = []
+    found: list[Observation] = []
+    warnings: list[str] = []
     for given in arguments.calibrate:
         path, at, rate = given.rpartition("@") if "@" in given else (given, "", "")
         with Problem.of("--calibrate"):
             bandwidth = parse_rate(rate) if at else network.bandwidth
-            found.append(observe(read_bench(path), bandwidth, network.latency, one_machine=arguments.lab))
+            bench = read_bench(path)
+            found.append(observe(bench, bandwidth, network.latency, one_machine=arguments.lab))
+        warnings += doubts(path, bench, network)
     controllers = {observation.network.controller for observation in found}
     if len(controllers | ({arguments.controller} - {None})) > 1:
         raise Problem("--calibrate: Gloo and MPI differ; use only files of the one to be predicted")
-    return found
+    return found, warnings
+
+
+def doubts(path: str, bench: Bench, network: Network) -> Iterator[str]:
+    """Why a calibration may mislead."""
+    if bench.hosts == 1 and network.hosts > 1:
+        yield (
+            f"{path} was measured on one host, over its loopback interface; measure between hosts: "
+            f"horovodrun -np 2 -H host1:1,host2:1 horovod-quant bench"
+        )
+    elif bench.hosts < network.hosts:
+        yield (
+            f"{path} was measured between {bench.hosts} hosts, and this predicts for {network.hosts}; measure between "
+            f"more if you can"
+        )
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
@@ -427,8 +444,7 @@ def measured(chosen: Sequence[Choice], observations: Sequence[Observation]) -> K
     """The speeds of all kernels that the methods and the calibration need; shows progress on a terminal."""
     schemes = [choice.method for choice in chosen if isinstance(choice.method, Scheme)]
     for observation in observations:
-        benched = (methods.parse(name).scheme() for name in observation.bench.measured)
-        schemes += [scheme for scheme in benched if scheme is not None]
+        schemes += [scheme for scheme in observation.bench.schemes.values() if scheme is not None]
     speeds = measure_kernels(
         sufficient(schemes),
         seconds=MEASURING_SECONDS,
@@ -441,3 +457,7 @@ def measured(chosen: Sequence[Choice], observations: Sequence[Observation]) -> K
 def _progress(line: str) -> None:
     if sys.stderr.isatty():
         print(f"\r{line:60}\r{line}", end="", file=sys.stderr, flush=True)
+
+
+def _note(line: str) -> None:
+    write_line(f"horovod-quant advise: {line}", sys.stderr)
