@@ -109,8 +109,9 @@ SEEDS, SEEDS_OF_ALL = [0, 1], [0, 1, 2]
 COLUMNS = {"gradients": 20, "accuracy": 9, "range": 10, "gap": 6, "bytes/step": 11, "ratio": 6, "time": 7}
 """With their widths."""
 
-CAPTION = """accuracy: mean on 450 test images. gap: to float32, in percentage points (BinSGDM: to Adam).
-bytes/step: sent by one worker. ratio: float32's bytes by these. time: of one training."""
+CAPTION = """accuracy: mean on 450 test images. gap: to float32, in percentage points
+(BinSGDM: to Adam). bytes/step: sent by one worker. ratio: float32's bytes by
+these. time: of one training."""
 
 
 class Result(NamedTuple):
