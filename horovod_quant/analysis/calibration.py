@@ -12,7 +12,7 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ from horovod_quant.analysis.network import MEASURED, MOST_WORKERS, Network, Soft
 from horovod_quant.analysis.shapes import shapes_of
 from horovod_quant.analysis.units import TIMES
 from horovod_quant.frontends import methods
-from horovod_quant.schemes import NUQSGD, QSGD
-from horovod_quant.schemes.base import Scheme, require_int, require_number
+from horovod_quant.schemes.base import require_int, require_number
 
 UNCERTAINTY = {
     "overhead": 1.0,
@@ -48,40 +47,11 @@ _ROUNDS = 30
 _CONVERGED = 1e-3
 
 
-VERSIONS = (1, 2)
-"""Of the files: until 2, some names of methods meant other arguments."""
-
-_L2, _MAX = {"norm": "l2", "bucket_size": 1024}, {"norm": "max", "bucket_size": 1024}
-_GATHER, _ALLTOALL = {"exchange": "allgather"}, {"exchange": "alltoall"}
-_NAMES_OF_VERSION_1: dict[str, tuple[Callable[..., Scheme], dict[str, Any]]] = {
-    "qsgd": (QSGD, {**_L2, **_GATHER}),
-    "qsgdinf": (QSGD, {**_MAX, **_GATHER}),
-    "qsgd-alltoall": (QSGD, {**_L2, **_ALLTOALL}),
-    "qsgdinf-alltoall": (QSGD, {**_MAX, **_ALLTOALL}),
-    "nuqsgd": (NUQSGD, {**_L2, **_GATHER}),
-    "nuqsgd-alltoall": (NUQSGD, {**_L2, **_ALLTOALL}),
-}
-
-
-def scheme_named(name: str, version: int) -> Scheme | None:
-    """The scheme that a file of that version means by a method's name; None for Horovod's own.
-
-    Raises:
-        ValueError: there is no such method.
-    """
-    family, _, bits = name.rpartition("-")
-    if version == 1 and family in _NAMES_OF_VERSION_1 and bits.isdecimal():
-        kind, arguments = _NAMES_OF_VERSION_1[family]
-        return kind(bits=int(bits), **arguments)
-    return methods.parse(name).scheme()
-
-
 class Bench(NamedTuple):
     """What ``horovod-quant bench`` has measured.
 
     Attributes:
         measured: seconds of an exchange, the median of the rounds, by the method's name.
-        schemes: by the method's name; None for Horovod's own.
         cores: that the workers of one host may use.
         others: as the file names them.
     """
@@ -94,7 +64,6 @@ class Bench(NamedTuple):
     cores: int
     group_bytes: int
     measured: dict[str, float]
-    schemes: dict[str, Scheme | None]
 
     def cores_per_worker(self, one_machine: bool) -> float:
         """Of the processor; ``one_machine`` where all hosts are on one, as in a lab."""
@@ -106,6 +75,10 @@ class Observation(NamedTuple):
 
     bench: Bench
     network: Network
+
+
+VERSIONS = (1, 2)
+"""Of the files of ``horovod-quant bench`` that can be read."""
 
 
 def read_bench(path: str | Path) -> Bench:
@@ -124,7 +97,9 @@ def read_bench(path: str | Path) -> Bench:
             f"{path}: not a file that horovod-quant bench --json writes ({type(error).__name__}: {error})"
         ) from None
     if bench is None:
-        raise ValueError(f"{path}: version {version}; this program reads versions 1 and 2")
+        raise ValueError(
+            f"{path}: version {version}; this program reads versions {' and '.join(map(str, VERSIONS))}"
+        )
     if framework != "torch":
         raise ValueError(f"{path}: measured with {framework}; the model describes PyTorch's exchanges")
     if bench.controller not in MEASURED:
@@ -138,7 +113,7 @@ def read_bench(path: str | Path) -> Bench:
     if not bench.measured:
         raise ValueError(f"{path}: it contains no measurement")
     for name, seconds in bench.measured.items():
-        bench.schemes[name] = scheme_named(name, version)
+        methods.parse(name)
         if not seconds > 0:
             raise ValueError(f"{path}: {name} takes {seconds!r} seconds")
     return bench
@@ -164,7 +139,6 @@ def _bench(path: str | Path, found: Any) -> Bench:
         found["cores"],
         found["group_bytes"],
         measured,
-        {},
     )
 
 
@@ -199,7 +173,9 @@ def predict(observation: Observation, speeds: KernelSpeeds, software: Software) 
     bench = observation.bench
     network = dataclasses.replace(observation.network, software=software)
     setting = Setting(bench.shapes, network, speeds, bench.group_bytes)
-    return {name: exchange_cost(bench.schemes[name] or name, setting).exposed for name in bench.measured}
+    return {
+        name: exchange_cost(methods.parse(name).scheme() or name, setting).exposed for name in bench.measured
+    }
 
 
 def calibrate(

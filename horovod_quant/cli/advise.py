@@ -138,7 +138,8 @@ def measured(chosen: Sequence[Choice], observations: Sequence[Observation]) -> K
     """The speeds of all kernels that the methods and the calibration need; shows progress on a terminal."""
     schemes = [choice.method for choice in chosen if isinstance(choice.method, Scheme)]
     for observation in observations:
-        schemes += [scheme for scheme in observation.bench.schemes.values() if scheme is not None]
+        benched = (methods.parse(name).scheme() for name in observation.bench.measured)
+        schemes += [scheme for scheme in benched if scheme is not None]
     speeds = measure_kernels(
         sufficient(schemes),
         seconds=MEASURING_SECONDS,

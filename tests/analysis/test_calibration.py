@@ -10,20 +10,16 @@ from pathlib import Path
 import pytest
 from modelling import SPEEDS
 
-from horovod_quant.analysis.calibration import Bench, calibrate, observe, predict, read_bench, scheme_named
+from horovod_quant.analysis.calibration import Bench, calibrate, observe, predict, read_bench
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.analysis.network import Software
-from horovod_quant.frontends import methods
-from horovod_quant.schemes import NUQSGD, QSGD
 
 METHODS = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "qsgdinf-8", "qsgdinf-4", "nuqsgd-4", "binsgdm"]
 
 
 def bench(workers: int, measured: dict[str, float] | None = None) -> Bench:
     shapes = MODELS["resnet50"]
-    measured = measured or dict.fromkeys(METHODS, 1.0)
-    schemes = {name: scheme_named(name, 1) for name in measured}
-    return Bench(shapes, workers, workers, 1, "gloo", 2, 2**25, measured, schemes)
+    return Bench(shapes, workers, workers, 1, "gloo", 2, 2**25, measured or dict.fromkeys(METHODS, 1.0))
 
 
 def observations(software: Software):
@@ -72,20 +68,9 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     path.write_text(json.dumps(WRITTEN))
     found = read_bench(path)
     shapes = {"a": (1000, 3), "b": (7,)}
-    old = QSGD(4, norm="l2", bucket_size=1024, exchange="allgather")
-    measured = {"none": 0.2, "qsgd-4": 0.5}
-    assert found == Bench(shapes, 4, 2, 2, "mpi", 8, 1000, measured, {"none": None, "qsgd-4": old})
-
-
-def test_names_mean_what_they_meant_when_the_file_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "bench.json"
-    for version, expected in (
-        (1, NUQSGD(4, norm="l2", bucket_size=1024, exchange="allgather")),
-        (2, methods.parse("nuqsgd-4").scheme()),
-    ):
-        results = [{"method": "nuqsgd-4", "wall_seconds": [0.5]}]
-        path.write_text(json.dumps({**WRITTEN, "version": version, "results": results}))
-        assert read_bench(path).schemes == {"nuqsgd-4": expected}
+    assert found == Bench(shapes, 4, 2, 2, "mpi", 8, 1000, {"none": 0.2, "qsgd-4": 0.5})
+    path.write_text(json.dumps({**WRITTEN, "version": 2}))
+    assert read_bench(path) == found
 
 
 @pytest.mark.parametrize(
