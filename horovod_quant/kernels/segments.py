@@ -218,6 +218,8 @@ class SegmentKernels:
             chain = batch.chains[i]
             if step_words is None:
                 key = rounder.key(chain, batch.steps[i])
+            elif not batch.elements[i]:  # which has no word
+                key = chain.key(rounder.domain, 0, rounder.rank)
             else:
                 key = kernels.key_of_word(chain, rounder.domain, step_words[i], rounder.rank)
             values = as_array(batch.values[i])
@@ -283,12 +285,11 @@ class SegmentKernels:
         kernels = self._kernels
         compute = kernels.bucket_maxima if norm == "max" else kernels.bucket_square_sums
         dtype = np.float32 if norm == "max" else np.float64
-        return kernels.pack(
-            [
-                (buckets(count, bucket_size), dtype, partial(compute, as_array(values), bucket_size))
-                for count, values in zip(batch.elements, batch.values)
-            ]
-        )
+        parts: list[Part] = [
+            (buckets(count, bucket_size), dtype, partial(compute, as_array(values), bucket_size))
+            for count, values in zip(batch.elements, batch.values)
+        ]
+        return kernels.pack([*parts, no_part(dtype)])
 
     def encode_sums(
         self,
