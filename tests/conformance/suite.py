@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 import pytest
-from conformance import segment_topics, topics  # noqa: F401 (register themselves)
+from conformance import bit_topics, level_topics, segment_topics  # noqa: F401 (register themselves)
 from conformance.cases import TOPICS, Draw, Out
 from helpers import extended
 
