@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
 import pytest
-from conformance.cases import TOPICS
+from conformance.cases import KEY, TOPICS
 from conformance.refusals import assert_refused
 from conformance.suite import (
     Case,
     arrays_of,
     assert_conforms,
+    assert_same_bits,
     compared_kernels,
     function_of,
     make_out,
     mapped,
     numbers,
 )
-from helpers import extended
+from helpers import SCHEMES, extended, same_bits
 from native_builds import (
     BUILDS,
+    CONTROL_REGISTER,
+    FLUSH_AND_ROUND_TOWARDS_ZERO,
+    SANITIZERS,
     SOURCE,
     compile_library,
     load_installed,
 )
 
-from horovod_quant.kernels import native, native_library, reference
+from horovod_quant import simulator
+from horovod_quant.kernels import entropy, native, native_each, native_library, reference
 from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.buffer_view import BufferView
+from horovod_quant.kernels.native_each import SegmentTable
 from horovod_quant.kernels.segments import Batch
+from horovod_quant.schemes.base import BinaryState
 
 INSTALLED = "installed"
 
@@ -166,3 +179,197 @@ def test_every_kernel_is_compared() -> None:
 @pytest.mark.usefixtures("loaded")
 def test_arrays_that_do_not_fit_are_refused() -> None:
     assert_refused(native, "native", lambda array: array, make_out)
+
+
+X, NORMS, WORDS = np.ones(100, np.float32), np.ones(4, np.float32), np.zeros(512, np.int32)
+AT, ONE = np.array([0]), np.array([1])
+KEYS, START = np.zeros((1, 6)), [0]
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda: SegmentTable([X, X.astype(np.int32)]), "x has dtype int32"),
+        (lambda: SegmentTable([X.reshape(10, 10)]), r"x has shape \(10, 10\)"),
+        (lambda: native_each.bucket_maxima_each(SegmentTable([X]), 33), "bucket_size=33"),
+        (lambda: native_each.encode_uniform_sum_each(
+            SegmentTable([X]), NORMS[:3], 32, 7, 4, KEYS, START, WORDS), "3 norms for 4 buckets"),
+        (lambda: native_each.encode_uniform_sum_each(
+            SegmentTable([X]), NORMS[:4], 32, 7, 4, np.zeros((2, 6)), [0], WORDS), "keys are"),
+        (lambda: native_each.encode_uniform_sum_each(
+            SegmentTable([X]), NORMS[:4], 32, 7, 4, KEYS, START, WORDS[:31]), r"it must be int32\[32\]"),
+        (lambda: native_each.decode_uniform_sum_each(WORDS[:31], NORMS[:4], 32, 7, 4, 1.0, [X.copy()]), "31 words"),
+        (lambda: native_each.decode_uniform_sum_each(WORDS[:32], NORMS[:3], 32, 7, 4, 1.0, [X.copy()]), "3 norms"),
+        (lambda: native_each.binarize_each(
+            SegmentTable([X]), [], [X.copy()], [0.9], KEYS, START, AT, WORDS),
+            "0 momenta, 1 scales and 1 betas"),
+        (lambda: native_each.binarize_each(
+            SegmentTable([X]), [X[:99].copy()], [X.copy()], [0.9], KEYS, START, AT, WORDS),
+            r"momenta\[0\] is float32\[99\]; it must be float32\[100\]"),
+        (lambda: native_each.binarize_each(
+            SegmentTable([X, X]), [X.copy()] * 2, [X.copy(), X.astype(np.float64)], [0.9] * 2, np.zeros((2, 6)),
+            [0, 0], AT, WORDS),
+            r"scales\[1\] is float64\[100\]; it must be float32\[100\]"),
+        (lambda: native_each.binarize_each(
+            SegmentTable([X]), [X.copy()], [X.copy()], [0.9], np.zeros((2, 6)), [0], AT, WORDS), "keys are"),
+        (lambda: native_each.binarize_each(
+            SegmentTable([X]), [X.copy()], [X.copy()], [0.9], KEYS, START, AT, WORDS[:31]),
+            "not all within 31 words"),
+        (lambda: native_each.vote_each([], AT, ONE, KEYS, START, WORDS), "0 workers' pieces"),
+        (lambda: native_each.vote_each(
+            [WORDS[:32], WORDS[:31]], AT, ONE, KEYS, START, WORDS), "not all within 31 words"),
+        (lambda: native_each.vote_each([WORDS], AT, -ONE, KEYS, START, WORDS), "give at least one"),
+        (lambda: native_each.vote_each([WORDS], AT, ONE, np.zeros((1, 6)), [], WORDS), "keys are"),
+        (lambda: native_each.decode_signs_each(WORDS[:31], AT, 1.0, [X.copy()]), "not all within 31 words"),
+        (lambda: native_each.scale_each(SegmentTable([X]), 1.0, [X[:99].copy()]), "arrays of"),
+        (lambda: native_each.encode_norms_and_codes_each(
+            "uniform", "max", SegmentTable([X]), 32, 17, KEYS, START, AT, WORDS), "bits=17"),
+        (lambda: native_each.encode_norms_and_codes_each(
+            "exponential", "l2", SegmentTable([X]), 32, 9, KEYS, START, AT, WORDS), "bits=9"),
+        (lambda: native_each.encode_norms_and_codes_each(
+            "exponential", "l2", SegmentTable([X]), 33, 4, KEYS, START, AT, WORDS), "bucket_size=33"),
+        (lambda: native_each.encode_norms_and_codes_each(
+            "uniform", "l2", SegmentTable([X]), 32, 4, np.zeros((2, 6)), [0], AT, WORDS), "keys are"),
+        (lambda: native_each.encode_norms_and_codes_each(
+            "uniform", "max", SegmentTable([X]), 32, 4, KEYS, START, AT + 1, np.zeros(36, np.int32)),
+            "places of 1 gradients' payloads"),
+        (lambda: native_each.encode_norms_and_codes_each(
+            "uniform", "max", SegmentTable([X]), 32, 4, KEYS, START, AT - 1, WORDS.copy()),
+            "places of"),
+        (lambda: native_each.decode_codes_each(
+            "uniform", [], AT, [], AT, 32, 4, 1.0, [X.copy()]), "0 workers' pieces"),
+        (lambda: native_each.decode_codes_each(
+            "uniform", [WORDS], AT, [NORMS[:3]], AT, 32, 4, 1.0, [X.copy()]), "places of 1 gradients' norms"),
+        (lambda: native_each.decode_codes_each(
+            "exponential", [WORDS, WORDS[:11]], AT, [NORMS, NORMS], AT, 32, 4, 1.0, [X.copy()]),
+            "places of 1 gradients' words"),
+        (lambda: native_each.decode_codes_each(
+            "exponential", [WORDS], AT, [NORMS.astype(np.float64)], AT, 32, 4, 1.0, [X.copy()]),
+            "norms has dtype float64"),
+        (lambda: native_each.decode_codes_each(
+            "exponential", [WORDS], AT, [NORMS], AT, 33, 4, 1.0, [X.copy()]), "bucket_size=33"),
+        (lambda: native_each.encode_rotated_each(
+            SegmentTable([X]), 5, KEYS, START, AT, AT + 31, WORDS), "bits=5"),
+        (lambda: native_each.encode_rotated_each(
+            SegmentTable([X]), 2, KEYS, START, AT, AT + 32, WORDS[:32].copy()), "places of"),
+        (lambda: native_each.encode_rotated_each(
+            SegmentTable([X]), 2, KEYS, START, AT - 1, AT + 32, WORDS.copy()), "places of"),
+        (lambda: native_each.add_rotated_each([], AT, AT, 2, np.zeros((1, 0, 6)), 1.0, [X.copy()], [0]), "no pieces"),
+        (lambda: native_each.add_rotated_each(
+            [WORDS, WORDS[:31]], AT, AT, 2, np.zeros((1, 2, 6)), 1.0, [X.copy()], [0]), "places of"),
+        (lambda: native_each.add_rotated_each(
+            [WORDS], AT, AT, 2, np.zeros((1, 2, 6)), 1.0, [X.copy()], [0]), "keys are"),
+    ],
+)  # fmt: skip
+def test_many_gradients_that_do_not_fit_are_refused(function: Callable[[], Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        function()
+
+
+@pytest.mark.usefixtures("loaded")
+def test_longer_words_and_norms_than_needed_are_cut() -> None:
+    for kernel, arguments in (
+        ("decode_uniform_codes", ([WORDS], [np.ones(9, np.float32)], 32, 4, 1.0, np.zeros(100, np.float32))),
+        ("unpack_codes", (WORDS, 4, 100)),
+    ):
+        assert_same_bits(getattr(reference, kernel)(*arguments), getattr(native, kernel)(*arguments), kernel)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_elias_decoder_refuses_what_is_no_payload() -> None:
+    for payload in (None, [1, 2], np.zeros(0, np.uint8), np.zeros((1, 1), np.uint8), np.zeros(1)):
+        with pytest.raises(entropy.CorruptPayloadError):
+            native.elias_decode_codes(payload, 3, 2)
+    words = reference.pack_codes(reference.codes_of_digits(np.array([7], np.int32), 4), 4)
+    payload = native.elias_encode_codes(words, 4, 1)
+    assert same_bits(native._try_elias_decode_codes(payload, 1, 4, "gamma"), words)
+    assert native._try_elias_decode_codes(payload, 1, 3, "gamma") is None  # 7 has four bits
+
+
+# ---- the processor, the compiler, the backend as a whole
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.skipif(
+    platform.machine() not in FLUSH_AND_ROUND_TOWARDS_ZERO,
+    reason="this processor's settings are not known",
+)
+def test_the_callers_floating_point_settings_do_not_matter(tmp_path: Path) -> None:
+    source = tmp_path / "settings.cpp"
+    source.write_text(CONTROL_REGISTER)
+    processor = ctypes.CDLL(str(compile_library(tmp_path / "settings.so", source, "g++")))
+    x = np.random.default_rng(0).standard_normal(3000).astype(np.float32) * np.float32(1e-33)
+    x[::64] = 2.0**-90
+    x[1::64] = 1e-40
+    norms = reference.bucket_maxima(x, 96)
+    words = reference.encode_exponential(x, norms, 96, 8, KEY)
+    decoded = reference.decode_exponential([words], [norms], 96, 8, 1e-9, np.zeros_like(x))
+    assert np.any((decoded != 0) & (np.abs(decoded) < 2.0**-126))
+    back = np.zeros_like(x)
+    before = processor.get_settings()
+    other, mask = FLUSH_AND_ROUND_TOWARDS_ZERO[platform.machine()]
+    processor.set_settings(before | other)
+    try:
+        encoded = native.encode_exponential(x, norms, 96, 8, KEY)
+        native.decode_exponential([words], [norms], 96, 8, 1e-9, back)
+        after = processor.get_settings()
+    finally:
+        processor.set_settings(before)
+    assert after & mask == (before | other) & mask
+    assert same_bits(encoded, words)
+    assert same_bits(back, decoded)
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("name", SCHEMES)
+def test_whole_exchanges(name: str) -> None:
+    gradients = list(np.random.default_rng(3).standard_normal((3, 2500)).astype(np.float32))
+    gradients[1][:200] = 0
+
+    def decoded(backend: str) -> list[np.ndarray]:
+        states = [[BinaryState(np.zeros_like(own), np.zeros_like(own), 0.9)] for own in gradients]
+        result = simulator.run(SCHEMES[name], gradients, states=states, kernels=backend)
+        return [own[0] for own in result.decoded] + [array for own in states for array in own[0][:2]]
+
+    assert all(same_bits(one, other) for one, other in zip(decoded("numpy"), decoded("native")))
+
+
+@pytest.mark.parametrize("header", sorted(SOURCE.parent.glob("native_*.h")), ids=lambda header: header.name)
+def test_a_header_includes_what_it_needs(header: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-I", str(SOURCE.parent), "-x", "c++", "-"]
+    result = subprocess.run(command, input=f'#include "{header.name}"\n', capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert len(header.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@pytest.mark.extended
+def test_address_and_undefined_behaviour_sanitizers_find_nothing(tmp_path: Path) -> None:
+    """The tests of the installed kernels again, on a library that checks each access, in a process of its own."""
+    library = compile_library(tmp_path / "sanitized.so", SOURCE, "g++", *SANITIZERS)
+    runtime = subprocess.check_output(["g++", "-print-file-name=libasan.so"], text=True).strip()
+    select = f"{INSTALLED} or strided or unaligned or addresses or refuse or longer or exchanges"
+    environment = dict(
+        os.environ,
+        HOROVOD_QUANT_LIBRARY=str(library),
+        LD_PRELOAD=runtime,
+        ASAN_OPTIONS="detect_leaks=0",
+        UBSAN_OPTIONS="print_stacktrace=1",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        "-k",
+        select,
+    ]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert " passed" in result.stdout

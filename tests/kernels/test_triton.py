@@ -79,8 +79,7 @@ def test_kernels_run_where_they_can() -> None:
 
 def to_tensor(array: np.ndarray, offset: int = 0) -> Any:
     """A copy on the device, which begins with that element of a larger tensor; bfloat16 for its bits."""
-    if offset:
-        array = np.concatenate([np.zeros(offset, array.dtype), array])
+    array = np.concatenate([np.zeros(offset, array.dtype), array]) if offset else array.copy()
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(DEVICE)[offset:]
     return torch.from_numpy(array).to(DEVICE)[offset:]
