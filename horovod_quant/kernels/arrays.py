@@ -102,12 +102,12 @@ def step_word(number: int, out: np.ndarray | None = None) -> np.ndarray:
     return found
 
 
-def key_of_word(chain: RngKey, stage: str, word: np.ndarray, worker: int = 0) -> Key:
-    """The key of the step that another worker has sent as a word: ``chain.key(stage, step, worker)``.
+def key_of_word(chain: RngKey, domain: str, word: np.ndarray, worker: int = 0) -> Key:
+    """The key of the step that another worker has sent as a word: ``chain.key(domain, step, worker)``.
 
     A word on a GPU or in a graph is not read before the kernels that the key is for are run there.
     """
-    return chain.key(stage, int(word[0]) & ALL_ONES, worker)
+    return chain.key(domain, int(word[0]) & ALL_ONES, worker)
 
 
 def pack_flags(flags: np.ndarray) -> np.ndarray:

@@ -108,7 +108,7 @@ class SegmentKernels:
         kernels: the backend.
 
     Attributes:
-        wants_spans: whether addresses of values (`BufferView`) are all that it needs, so that making arrays is a waste.
+        wants_spans: true if addresses of values (`BufferView`) are all that it needs, so that making arrays is a waste.
     """
 
     wants_spans = False
@@ -391,9 +391,9 @@ class SegmentKernels:
         kernels = self._kernels
 
         def fill_words(i: int, out: Any) -> Any:
-            own = slice(at[i], at[i] + ROW * tiles(batch.elements[i]))
+            part = slice(at[i], at[i] + ROW * tiles(batch.elements[i]))
             key = rounder.key(batch.chains[i], batch.steps[i])
-            return kernels.vote([payload[own] for payload in payloads], key, batch.starts[i], out)
+            return kernels.vote([payload[part] for payload in payloads], key, batch.starts[i], out)
 
         parts: list[Any] = []
         for i, count in enumerate(batch.elements):
@@ -418,7 +418,7 @@ class SegmentKernels:
 
 
 def any_flags(payloads: Sequence[Any], start: int, elements: int) -> Part:
-    """The flags that any payload has, from ``start`` on, for a segment of so many elements."""
+    """The flags that any payload has, from ``start`` on, for a segment of that length."""
     length = ceil_div(tiles(elements), ROW)
 
     def fill(out: Any) -> Any:

@@ -79,9 +79,9 @@ def exchanged(
     workers = [Workers(rank, len(groups), local_size=local_size) for rank in range(len(groups))]
     scheme = scheme.for_workers(workers[0])
     states, exchanges, found = [], [], []
-    for rank, own in enumerate(groups):
+    for rank, one in enumerate(groups):
         members = []
-        for i, (array, state) in enumerate(zip(own, used_states(own))):
+        for i, (array, state) in enumerate(zip(one, used_states(one))):
             low, high = scheme.owned(str(i), len(array), workers[rank])
             state = BinaryState(place(state.momentum[low:high]), place(state.scale[low:high]), state.beta)
             states += state[:2]
@@ -106,8 +106,8 @@ def exchanged(
             [place(part) for part in answer] if isinstance(answer, list) else place(answer)
             for answer in answers
         ]
-    for own, decoded in zip(groups, finished):
-        targets = [place(np.zeros_like(array)) for array in own]
+    for one, decoded in zip(groups, finished):
+        targets = [place(np.zeros_like(array)) for array in one]
         with kernels.batch() if hasattr(kernels, "batch") else contextlib.nullcontext():
             decoded.decode(range(len(targets)), 1 / len(groups), targets)
         found += [back(target) for target in targets]

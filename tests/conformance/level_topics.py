@@ -99,12 +99,11 @@ def buckets_that_are_larger_than_any_tensor(draw: Draw) -> Script:
 @topic(1)
 def order_of_sums(draw: Draw) -> Script:
     """Row by row into lanes, and the lanes in a tree: what is tiny is lost in one order and counts in another."""
-    for tile_count in (8, 32):  # TensorFlow's chain of additions, and its loop
+    for tile_count, step in ((8, 1), (32, -1)):  # TensorFlow's chain of additions, and its loop
         rows = np.zeros((tile_count * TILE // ROW, ROW), np.float32)
         rows[0, 0], rows[1, 0], rows[2:, 0] = 1, 2.0**-12 * (1 - 2.0**-24), 2.0**-27
-        forward = yield "bucket_square_sums", rows.reshape(-1), tile_count * TILE
-        assert forward != reference.bucket_square_sums(rows[::-1].reshape(-1), tile_count * TILE)
-    yield "bucket_square_sums", rows[8 * ROW - 1 :: -1].reshape(-1), 8 * TILE
+        found = yield "bucket_square_sums", rows[::step].reshape(-1), tile_count * TILE
+        assert found != reference.bucket_square_sums(rows[::-step].reshape(-1), tile_count * TILE)
     # The odd lanes meet the others last. Added to 1 one after another they would be lost; together they just count.
     x = np.zeros(32, np.float32)
     x[0], x[16], x[8] = 1, 2.0**-12 * (1 - 2.0**-24), np.sqrt(2.0**-47 - 2.0**-52)

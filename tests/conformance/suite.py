@@ -99,7 +99,7 @@ def mapped(
     if isinstance(value, Batch):
         found = copy.copy(value)
         found.values, found.states = (mapped(part, of_array, of_out) for part in (value.values, value.states))
-        found.chains, found.table = [chain(own.seed, own.name) for own in value.chains], None
+        found.chains, found.table = [chain(item.seed, item.name) for item in value.chains], None
         return found
     if type(value) in (list, tuple):
         return type(value)(mapped(one, of_array, of_out, chain) for one in value)

@@ -39,7 +39,8 @@ KEY = Key(1, 2)
 DTYPES = (np.float32, np.float16, np.float64, np.uint16)
 NORMS = [0, -0.0, 1e-45, -1e-45, 1e-39, 2.0**-96, 1, -1, 3e38, -3e38, np.inf, -np.inf, np.nan]
 REFUSAL = re.compile(
-    "^(words: |words of lengths|norms: |scales: |steps: |[0-9]+ workers' |payload |places of |index [0-9]+ is out of bounds)"
+    "^(words: |words of lengths|norms: |scales: |steps: |[0-9]+ workers' |payload |places of |"
+    "index [0-9]+ is out of bounds)"
 )
 
 Counts = dict[str, Counter]
@@ -72,10 +73,10 @@ def in_cpp(inputs: int, counts: Counts) -> None:
     ):
         for number, name in enumerate(names):
             found = (ctypes.c_int64 * 2)()
-            own = ctypes.c_int64(ceil_div(inputs, len(names)))
+            item = ctypes.c_int64(ceil_div(inputs, len(names)))
             seed = ctypes.c_uint64(SEED + number)
             at = [ctypes.byref(found, 8 * i) for i in range(2)]
-            getattr(library, fuzzer)(ctypes.c_int64(number), seed, own, *at)
+            getattr(library, fuzzer)(ctypes.c_int64(number), seed, item, *at)
             counts[f"{fuzzer} {name}"].update({first: found[0], second: found[1]})
 
 
@@ -159,19 +160,6 @@ def signs_case(rng: np.random.Generator) -> Case:
     magnitude = float(rng.choice([1.0, -0.3, 1e38, np.nan]))
     fits = len(words) >= code_words(count, 1)
     return Case("decode_signs", (words, magnitude, Out(count, rng.choice(DTYPES))), fits)
-
-
-def unpacking_case(kernel: str) -> Callable[[np.random.Generator], Case]:
-    needed = {"unpack_sum": sum_words, "unpack_codes": code_words}[kernel]
-
-    def make(rng: np.random.Generator) -> Case:
-        count, width = length(rng), int(rng.integers(1, 17))
-        words = words_of(rng, needed(count, width))
-        words = resized(rng, words) if rng.random() < 0.6 else words
-        longer = kernel == "unpack_codes" and len(words) > needed(count, width)
-        return Case(kernel, (words, width, count), longer or len(words) == needed(count, width))
-
-    return make
 
 
 def flags_case(rng: np.random.Generator) -> Case:
@@ -268,8 +256,6 @@ MAKERS = [
     codes_case("decode_exponential", 8),
     vote_case,
     signs_case,
-    unpacking_case("unpack_sum"),
-    unpacking_case("unpack_codes"),
     flags_case,
     elias_case,
 ]
@@ -314,8 +300,8 @@ def in_both_backends(inputs: int, counts: Counts) -> None:
 
 
 def overrun() -> None:
-    words, codes = np.zeros(4 * ROW - 1, np.int32), np.zeros(TILE, np.uint32)
-    native_library.call("unpack_codes", address(words), TILE, 4, address(codes))
+    words, out = np.zeros(ROW - 1, np.int32), np.zeros(TILE, np.float32)
+    native_library.call("decode_signs", address(words), TILE, 1.0, address(out), 0)
 
 
 def main() -> None:

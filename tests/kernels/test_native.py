@@ -269,11 +269,11 @@ def test_many_gradients_that_do_not_fit_are_refused(function: Callable[[], Any],
 
 @pytest.mark.usefixtures("loaded")
 def test_longer_words_and_norms_than_needed_are_cut() -> None:
-    for kernel, arguments in (
-        ("decode_uniform_codes", ([WORDS], [np.ones(9, np.float32)], 32, 4, 1.0, np.zeros(100, np.float32))),
-        ("unpack_codes", (WORDS, 4, 100)),
-    ):
-        assert_same_bits(getattr(reference, kernel)(*arguments), getattr(native, kernel)(*arguments), kernel)
+    expected, actual = (
+        kernels.decode_uniform_codes([WORDS], [np.ones(9, np.float32)], 32, 4, 1.0, np.zeros(100, np.float32))
+        for kernels in (reference, native)
+    )
+    assert_same_bits(expected, actual, "decoded")
 
 
 @pytest.mark.usefixtures("loaded")
@@ -328,9 +328,9 @@ def test_whole_exchanges(name: str) -> None:
     gradients[1][:200] = 0
 
     def decoded(backend: str) -> list[np.ndarray]:
-        states = [[BinaryState(np.zeros_like(own), np.zeros_like(own), 0.9)] for own in gradients]
+        states = [[BinaryState(np.zeros_like(item), np.zeros_like(item), 0.9)] for item in gradients]
         result = simulator.run(SCHEMES[name], gradients, states=states, kernels=backend)
-        return [own[0] for own in result.decoded] + [array for own in states for array in own[0][:2]]
+        return [item[0] for item in result.decoded] + [array for item in states for array in item[0][:2]]
 
     assert all(same_bits(one, other) for one, other in zip(decoded("numpy"), decoded("native")))
 

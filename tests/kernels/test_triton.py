@@ -163,8 +163,8 @@ def test_keys_of_words_are_those_of_their_steps() -> None:
     """The step is read by the kernels alone, and where a batch has yet to write it."""
     chain, x = RngKey(2**64 - 1, "w"), np.random.default_rng(0).standard_normal(100).astype(np.float32)
     for step, worker in ((0, 0), (7, 3), (2**31 - 1, 1), (2**32 - 1, 0), (2**32 + 7, 2)):
-        own_key = chain.key("worker", step % 2**32, worker)
-        expected = reference.encode_rotated(x, 2, own_key)
+        local_key = chain.key("worker", step % 2**32, worker)
+        expected = reference.encode_rotated(x, 2, local_key)
         out = torch.zeros(100, device=DEVICE)
         with kernels.batch():
             key = kernels.key_of_word(chain, "worker", kernels.step_word(step), worker)
@@ -172,7 +172,7 @@ def test_keys_of_words_are_those_of_their_steps() -> None:
             kernels.decode_rotated(*encoded, 2, key, 1.0, out)
         for one, other in zip(expected, encoded):
             assert_same_bits(one, to_array(other), f"step {step}")
-        decoded = reference.decode_rotated(*expected, 2, own_key, 1.0, np.zeros_like(x))
+        decoded = reference.decode_rotated(*expected, 2, local_key, 1.0, np.zeros_like(x))
         assert_same_bits(decoded, to_array(out), f"step {step}")
 
 
@@ -186,12 +186,12 @@ def test_jobs_wait_for_what_they_depend_on() -> None:
     buffer = torch.zeros(4096, device=DEVICE)
     with kernels.batch():
         for i in range(2):
-            own = buffer[2048 * i : 2048 * (i + 1)]
-            kernels.to_float32(tensors[i], own)
-            maxima = kernels.bucket_maxima(own[1024:], 32)
-            kernels.scale([own], 2.0, own)
-            words = kernels.encode_uniform_codes(own[:1024], maxima, 32, 4, KEY)
-            kernels.decode_uniform_codes([words], [maxima], 32, 4, 1.0, own[:1024])
+            item = buffer[2048 * i : 2048 * (i + 1)]
+            kernels.to_float32(tensors[i], item)
+            maxima = kernels.bucket_maxima(item[1024:], 32)
+            kernels.scale([item], 2.0, item)
+            words = kernels.encode_uniform_codes(item[:1024], maxima, 32, 4, KEY)
+            kernels.decode_uniform_codes([words], [maxima], 32, 4, 1.0, item[:1024])
     for i in range(2):
         expected = x[i] * 2
         maxima = reference.bucket_maxima(x[i, 1024:], 32)
