@@ -121,7 +121,9 @@ def pack_flags(flags: np.ndarray) -> np.ndarray:
 def unpack_flags(words: np.ndarray, count: int) -> np.ndarray:
     if len(words) != ceil_div(count, 32):
         raise ValueError(f"words: {len(words)} words cannot hold {count} flags")
-    return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), count=count, bitorder="little").astype(bool)
+    return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), count=count, bitorder="little").astype(
+        bool
+    )
 
 
 def with_nan_tiles(values: np.ndarray, broken: np.ndarray) -> np.ndarray:

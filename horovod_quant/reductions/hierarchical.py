@@ -239,7 +239,9 @@ class Ranges:
         self._weights = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         # Where an owner has nothing of a tensor, there is nothing to decode.
         self._filled = [[i for i, each in enumerate(segments) if each.elements] for segments in self.of]
-        self._filled_segments = [[segments[i] for i in filled] for segments, filled in zip(self.of, self._filled)]
+        self._filled_segments = [
+            [segments[i] for i in filled] for segments, filled in zip(self.of, self._filled)
+        ]
 
     def lengths(self, codec: Codec) -> list[int]:
         """Of the payload of each owner's segments."""

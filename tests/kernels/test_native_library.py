@@ -60,9 +60,9 @@ def test_a_library_that_does_not_fit_is_not_used(fresh: pytest.MonkeyPatch, tmp_
 
 
 def test_what_is_declared_otherwise_than_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pack_sum = native_library._SIGNATURES["pack_sum"]
-    for arguments in (pack_sum[1:], (ctypes.c_float, *pack_sum[1:])):
-        monkeypatch.setitem(native_library._SIGNATURES, "pack_sum", arguments)
+    vote = native_library._SIGNATURES["vote"]
+    for arguments in (vote[1:], (ctypes.c_float, *vote[1:])):
+        monkeypatch.setitem(native_library._SIGNATURES, "vote", arguments)
         with pytest.raises(ImportError, match="built from other sources"):
             native_library.load(native_library._library_path())
 
