@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Literal, NamedTuple
@@ -79,13 +80,11 @@ class Compressor(BaseCompressor):
 
     Raises:
         ValueError: an argument is out of range.
-        ImportError: Horovod is missing, or was built without PyTorch.
     """
 
     _in_copies = ("_finder",)
 
     def __init__(self, scheme: Scheme | str, *, kernels: Kernels = "auto", **common: Any) -> None:
-        require_horovod()
         super().__init__(scheme, kernels=kernels, **common)
 
     def _check_kernels(self) -> None:
@@ -190,6 +189,7 @@ class Compressor(BaseCompressor):
         return size
 
     def _call_for(self, tensor: torch.Tensor) -> Call:
+        require_horovod()
         call = identify(tensor)
         if call is None:
             call = (self._finder or ParameterFinder(())).direct_call(tensor, self._own_process_set())
@@ -202,6 +202,10 @@ class Compressor(BaseCompressor):
         from horovod.torch import mpi_ops
 
         return mpi_ops._basics
+
+    def _is_initialized(self) -> bool:
+        # DDP and FSDP2 need no Horovod, and where nobody has imported it, it is not initialized.
+        return "horovod.torch.mpi_ops" in sys.modules and super()._is_initialized()
 
     def _own_process_set(self) -> Any:
         from horovod.torch.mpi_ops import global_process_set
