@@ -11,7 +11,7 @@ import torch.distributed as dist
 from horovod_quant.frontends.stats import Repeated, Stats, TrafficCounter
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import different, disagreement, signature, signs_of
-from horovod_quant.schemes.base import ALL, Exchange, Gradient, Request, Scheme
+from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.compressor import Compressor
 from horovod_quant.torch.device_memory import Copying
@@ -24,16 +24,22 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Member(NamedTuple):
-    """A gradient: its name, by which policies and random bits know it, its number of elements, and a suffix of the name
-    for random bits alone.
+    """A gradient, or a worker's shard of one.
+
+    Attributes:
+        name: by which policies know it, and random bits.
+        elements: how many it has, the whole parameter if this is a shard.
+        suffix: of the name, for random bits alone.
+        counted: of how many elements a ring allreduce would send as much as float32 would send here; None for all.
     """
 
     name: str
     elements: int
     suffix: str = ""
+    counted: float | None = None
 
 
-class _Destination:
+class Destination:
     """See `horovod_quant.torch.memory.Destination`."""
 
     __slots__ = ("array", "destination")
@@ -57,7 +63,7 @@ class _SchemeGroup:
     ) -> None:
         self.scheme, self.indices, self.gradients, self.counted = scheme, indices, gradients, counted
         self.names = tuple(each.name for each in counted)
-        self.destinations: list[_Destination] = []
+        self.destinations: list[Destination] = []
         self._tensors: Sequence[torch.Tensor] | None = None
 
     def take(self, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
@@ -71,7 +77,7 @@ class _SchemeGroup:
             gradient.held = held = memory.taken(tensor, None)
             can_fill = memory.can_fill(tensor, held)
             lasts = lasts and can_fill
-            self.destinations.append(_Destination(tensor, held if can_fill else None))
+            self.destinations.append(Destination(tensor, held if can_fill else None))
         self._tensors = tensors if lasts else None
 
 
@@ -191,18 +197,18 @@ class Averager:
             for scheme, indices in by_scheme.items()
             if scheme is not None
         ]
-        counted = [
-            self._counter(members[index], ring_allreduce_bytes(4 * members[index].elements, workers.size))
-            for index in rest
-        ]
+        counted = [self._counter(members[index], self._ring_bytes(members[index])) for index in rest]
         return Bucket(groups, rest, counted)
 
     def _gradient(self, member: Member) -> Gradient:
         return Gradient(None, RngKey(self._seed, member.name + member.suffix))  # type: ignore[arg-type]
 
     def _counter(self, member: Member, sent: float) -> Repeated:
-        expected = ring_allreduce_bytes(4 * member.elements, self.groups.workers.size)
-        return self._traffic.repeated(member.name, expected, sent)
+        return self._traffic.repeated(member.name, self._ring_bytes(member), sent)
+
+    def _ring_bytes(self, member: Member) -> float:
+        elements = member.elements if member.counted is None else member.counted
+        return ring_allreduce_bytes(4 * elements, self.groups.workers.size)
 
     def count(self, bucket: Bucket) -> None:
         """To be called before `average`, in the same order on all workers."""
@@ -232,19 +238,24 @@ class Averager:
             self._average_uncompressed([tensors[index] for index in bucket.rest])
 
     def _exchange(self, group: _SchemeGroup, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
-        workers = self.groups.workers
         group.take(tensors, memory)
-
-        def sending(request: Request) -> None:
-            self._traffic.count_group(group.names, sent_bytes(request, workers.size_of(request.group)))
-
-        exchange = memory.resumed(memory.begun(group.scheme, group.gradients, workers), False)
-        decoded = self.groups.drive(_without_copying(exchange), sending)
-        for name, buckets in zip(group.names, decoded.exchanged_again):
-            self._traffic.count_again(name, buckets)
+        exchange = memory.begun(group.scheme, group.gradients, self.groups.workers)
+        decoded = self.run(exchange, group.names, memory)
         with memory.working():
             memory.write_all(decoded, 1.0 / int(decoded.active), group.destinations)
         memory.hand_over()
+
+    def run(self, exchange: Exchange, names: Sequence[str], memory: Memory) -> Decoded:
+        """Runs an exchange of gradients with these names, and counts what it sends."""
+        workers = self.groups.workers
+
+        def sending(request: Request) -> None:
+            self._traffic.count_group(names, sent_bytes(request, workers.size_of(request.group)))
+
+        decoded = self.groups.drive(_without_copying(memory.resumed(exchange, False)), sending)
+        for name, buckets in zip(names, decoded.exchanged_again):
+            self._traffic.count_again(name, buckets)
+        return decoded
 
     def _average_uncompressed(self, tensors: Sequence[torch.Tensor]) -> None:
         """In float32 at least: a sum of float16 overflows early."""
@@ -258,6 +269,12 @@ class Averager:
         """Over all workers, without compression; the tensor is spent."""
         there = tensor if self._is_nccl else tensor.cpu()
         return self.groups.connections[ALL].allreduce_(there).to(tensor.device)
+
+    def alltoall(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[torch.Tensor]:
+        """What each worker has sent this one, without compression."""
+        there = tensor if self._is_nccl else tensor.cpu()
+        pieces = self.groups.connections[ALL].alltoall(there, splits)
+        return [piece.to(tensor.device) for piece in pieces]
 
 
 def require_usable(compression: Any, where: str) -> None:

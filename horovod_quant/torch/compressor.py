@@ -27,7 +27,6 @@ from horovod_quant.torch.horovod_call import (
     ParameterFinder,
     asking_optimizer,
     identify,
-    require_horovod,
 )
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.routes import Route, known_route, remember
@@ -189,7 +188,6 @@ class Compressor(BaseCompressor):
         return size
 
     def _call_for(self, tensor: torch.Tensor) -> Call:
-        require_horovod()
         call = identify(tensor)
         if call is None:
             call = (self._finder or ParameterFinder(())).direct_call(tensor, self._own_process_set())

@@ -110,7 +110,7 @@ class State:
                 "ddp: join(divide_by_initial_world_size=False) cannot be served, since DDP does not tell a hook how "
                 "many workers are left; leave the argument out"
             )
-        self._driver.require_sound()
+        self._driver.guard.require_sound()
         buffer = bucket.buffer()
         if buffer.is_sparse:
             return self._driver.submit(lambda: _average_sparse(averager, buffer), buffer)

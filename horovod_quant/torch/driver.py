@@ -40,20 +40,66 @@ class _Promise:
         self._kept.set_result(self._tensor)
 
 
+class Guard:
+    """Has no job done any more after one has failed, on any worker, and says which was the first.
+
+    Args:
+        groups: what jobs use; closed when one fails, which ends what other workers wait for.
+
+    Attributes:
+        failure: what the user is told of the first error; None as long as there is none.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self.failure: str | None = None
+        self._groups = groups
+
+    def require_sound(self) -> None:
+        """Raises RuntimeError if a job has failed."""
+        if self.failure is not None:
+            raise RuntimeError(
+                f"gradients cannot be averaged any more, since an earlier step failed: {self.failure}"
+            )
+
+    def run(self, job: Callable[[], None]) -> BaseException | None:
+        """Does a job; returns its error."""
+        if self.failure is not None:
+            return RuntimeError(self.failure)
+        try:
+            job()
+            return None
+        except BaseException as problem:
+            return self._failed(problem)
+
+    def _failed(self, problem: BaseException) -> BaseException:
+        """Notes the first error, ends what others wait for, and returns what to raise here."""
+        note = self._groups.note
+        note.leave(problem)
+        traceback.clear_frames(problem.__traceback__)  # which may keep connections open
+        self._groups.close()
+        first = note.read()
+        own = f"{type(problem).__name__}: {problem}"
+        self.failure = first or own
+        return (
+            problem
+            if first is None or own in first
+            else RuntimeError(f"another worker has failed first, {first}")
+        )
+
+
 class Driver:
     """Performs jobs one after another, in a thread of its own, until one fails.
 
     Args:
-        groups: what jobs use; closed when one fails, which ends what other workers wait for.
+        groups: what jobs use.
         device: of the gradients. On a GPU jobs have a stream of their own.
 
     Attributes:
-        failure: what the user is told of the first error on any worker; None as long as there is none.
+        guard: knows the first error.
     """
 
     def __init__(self, groups: Groups, device: torch.device) -> None:
-        self.failure: str | None = None
-        self._groups = groups
+        self.guard = Guard(groups)
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         # Neither the thread nor what ends it may keep this alive.
@@ -67,40 +113,14 @@ class Driver:
         Raises:
             RuntimeError: an earlier job has failed.
         """
-        self.require_sound()
+        self.guard.require_sound()
         promise = _Promise(tensor)
         self._jobs.put((self._perform, job, promise))
         return promise.future
 
-    def require_sound(self) -> None:
-        """Raises RuntimeError if a job has failed."""
-        if self.failure is not None:
-            raise RuntimeError(
-                f"gradients cannot be averaged any more, since an earlier step failed: {self.failure}"
-            )
-
     def _perform(self, job: Callable[[], None], promise: _Promise) -> None:
-        error: BaseException | None = None
-        with _on(self._stream):
-            try:
-                self.require_sound()
-                job()
-            except BaseException as problem:
-                error = problem if self.failure is not None else self.failed(problem)
-            promise.keep(error)
-
-    def failed(self, problem: BaseException) -> BaseException:
-        """Notes the first error, ends what others wait for, and returns what to raise here."""
-        note = self._groups.note
-        note.leave(problem)
-        traceback.clear_frames(problem.__traceback__)  # which may keep connections open
-        self._groups.close()
-        first = note.read()
-        own = f"{type(problem).__name__}: {problem}"
-        self.failure = first or own
-        if first is None or first.endswith(own) or own in first:
-            return problem
-        return RuntimeError(f"another worker has failed first, {first}")
+        with torch.cuda.stream(self._stream):  # which does nothing for None
+            promise.keep(self.guard.run(job))
 
 
 def _work(jobs: queue.SimpleQueue[Any]) -> None:
@@ -125,8 +145,3 @@ def _end(jobs: queue.SimpleQueue[Any], thread: threading.Thread, groups: Groups,
     if thread is not threading.current_thread():
         thread.join(_SECONDS_AT_EXIT)
     groups.close()
-
-
-def _on(stream: Any) -> Any:
-    """A context for a job."""
-    return torch.cuda.stream(stream)  # which does nothing for None

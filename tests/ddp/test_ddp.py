@@ -16,10 +16,15 @@ from parallel.launching import Outcome, assert_passed  # noqa: E402
 pytestmark = pytest.mark.parallel
 
 LIMIT = 600
-WORKERS = {"ddp_scenarios": (2, 3, 4)}
+WORKERS = {"ddp_scenarios": (2, 3, 4), "fsdp_scenarios": (2, 3, 4)}
 IN_EVERY_TIER = {
     ("ddp_scenarios", 3): ["every_method_has_the_simulators_bits", "models_of_subgroups_that_overlap"],
     ("ddp_scenarios", 4): ["nodes_average_first"],
+    ("fsdp_scenarios", 3): [],
+    ("fsdp_scenarios", 4): [
+        "between_nodes_every_method_has_the_simulators_bits",
+        "inside_a_mesh_gradients_are_rounded_once",
+    ],
 }
 """Of the launches that are left to --all: with two workers all scenarios run."""
 

@@ -13,6 +13,7 @@ import time
 import traceback
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 
 
@@ -24,7 +25,7 @@ def main() -> None:
             failure, begin = "", time.monotonic()
             try:
                 getattr(module, name)()
-            except Exception:
+            except (Exception, pytest.fail.Exception):
                 failure = traceback.format_exc()
             gc.collect()
             entry = {"scenario": name, "failure": failure, "seconds": time.monotonic() - begin}
