@@ -312,7 +312,7 @@ class BaseCompressor(metaclass=_CompressorClass):
         if self.hierarchical is not True:
             return self.hierarchical
         if not self._basics().is_homogeneous():
-            raise ValueError(nodes.UNEVEN)
+            raise ValueError(nodes.UNEVEN_HOSTS)
         return self._basics().local_size()
 
     def _warn_if_nothing_is_compressed(self, elements: Mapping[str, int]) -> None:

@@ -20,6 +20,7 @@ from horovod_quant.schemes.base import (
     ALL,
     CROSS,
     LOCAL,
+    UNEVEN_HOSTS,
     Allgather,
     Allreduce,
     Alltoall,
@@ -31,11 +32,6 @@ from horovod_quant.schemes.base import (
     split_gathered,
     split_points,
     split_ragged,
-)
-
-UNEVEN_HOSTS = (
-    "hierarchical=True: some hosts have more workers than others; start the same number on every host, or give the "
-    "number of consecutive ranks per node, as in hierarchical=2"
 )
 
 _ERROR = "error"
