@@ -1,8 +1,6 @@
 """PyTorch Lightning 2, with DistributedDataParallel and quantized gradients.
 
 python ddp_lightning.py    # starts two workers itself; append another class of hvq to use it, such as EDEN
-
-Lightning's own argument ``ddp_comm_hook`` is ignored on CPUs. A callback registers the hook anywhere.
 """
 
 import sys
@@ -19,6 +17,9 @@ class Quantized(lightning.Callback):
     def __init__(self, compression):
         self.compression = compression
 
+    def load_state_dict(self, saved):
+        self.compression.load_state_dict(saved)  # which register() takes over
+
     def on_train_start(self, trainer, module):
         self.state = hvq.ddp.register(trainer.strategy.model, self.compression)
 
@@ -31,9 +32,6 @@ class Quantized(lightning.Callback):
 
     def state_dict(self):
         return self.state.state_dict()
-
-    def load_state_dict(self, saved):
-        self.compression.load_state_dict(saved)  # before training starts; register() takes it over
 
 
 class Model(lightning.LightningModule):

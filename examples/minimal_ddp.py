@@ -36,6 +36,5 @@ if rank == 0:
         f"{compression}: accuracy {accuracy:.1%}, {state.stats().total.ratio:.1f} times fewer bytes",
         flush=True,
     )
-del ddp_model
-gc.collect()  # PyTorch with Gloo may abort at exit where a model outlives the process group
+gc.collect()  # PyTorch with Gloo may abort at exit without it
 dist.destroy_process_group()

@@ -1,6 +1,6 @@
 """A complete FSDP2 script with quantized gradients, to copy: replace the data and the model.
 
-torchrun --nproc-per-node 4 minimal_fsdp.py    # two nodes of two workers are assumed; append a class of hvq to use it
+torchrun --nproc-per-node 4 minimal_fsdp.py    # as two nodes; append another class of hvq to use it
 """
 
 import gc
@@ -15,23 +15,19 @@ import horovod_quant.torch as hvq
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-workers = max(size // 2, 1)  # of a node; on a cluster LOCAL_WORLD_SIZE
-mesh = init_device_mesh("cpu", (size // workers, workers), mesh_dim_names=("node", "worker"))["worker"]
+mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("node", "worker"))["worker"]
 torch.manual_seed(1)
 images = torch.randn(4096, 64)
 labels = (images @ torch.randn(64, 10)).argmax(1)
-own_images, own_labels = images[rank::size], labels[rank::size]
-
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-fully_shard(model[0], mesh=mesh)
 fully_shard(model, mesh=mesh)
 compression = getattr(hvq, sys.argv[1] if len(sys.argv) > 1 else "GlobalQSGD")()
-state = hvq.fsdp.register(model, compression)  # with inside=True, and no mesh: among all workers
+state = hvq.fsdp.register(model, compression)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 for _step in range(100):
     optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(model(own_images), own_labels).backward()
+    torch.nn.functional.cross_entropy(model(images[rank::size]), labels[rank::size]).backward()
     optimizer.step()
 
 accuracy = (model(images).argmax(1) == labels).float().mean().item()
@@ -40,6 +36,5 @@ if rank == 0:
         f"{compression}: accuracy {accuracy:.1%}, {state.stats().total.ratio:.1f} times fewer bytes",
         flush=True,
     )
-del model, optimizer
-gc.collect()  # PyTorch with Gloo may abort at exit where a model outlives the process group
+gc.collect()  # PyTorch with Gloo may abort at exit without it
 dist.destroy_process_group()

@@ -196,6 +196,7 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun --gloo": PART,
     "horovodrun --mpi": PART,
     "horovodrun -np 4": PART,
+    "torchrun --nproc-per-node 4": PART,
     "horovodrun -np 4 python benchmarks/auto.py": RunBy("tests/test_benchmarks.py", '"auto.py"'),
     "python benchmarks/joint_rounding.py": RunBy("tests/test_benchmarks.py", '"joint_rounding.py"'),
     "benchmarks/exchange.py --framework tensorflow --groups 4": EXCHANGE,

@@ -32,7 +32,8 @@ def test_trains_without_horovod(script: str, workers: int, tmp_path: Path) -> No
     done = torchrun(workers, [tmp_path / "driver.py", EXAMPLES / f"{script}.py", "EDEN"])
     assert done.returncode == 0, done.stdout[-3000:]
     ((accuracy, fewer),) = re.findall(r"EDEN\(.*\): accuracy (\S+)%, (\S+) times fewer bytes", done.stdout)
-    assert float(accuracy) > 80 and float(fewer) > 8
+    assert float(accuracy) > 80
+    assert float(fewer) > 8
 
 
 @pytest.mark.parametrize("script", [*MINIMAL, *ON_TOP])
