@@ -1,6 +1,6 @@
 """Which gradients of a model share collectives, and how many names Horovod's response cache must hold.
 
-The frontends decide; these functions tell, without a framework, what they decide for given shapes.
+The frontends decide; these functions say, without a framework, what they decide for given shapes.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from math import prod
 
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.frontends.frontend import GROUP_BYTES, MIN_ELEMENTS
+from horovod_quant.frontends.groups import Member, cut
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.schemes.base import Allreduce, Scheme
-from horovod_quant.transports.groups import Member, cut
 
 
 def compressed_names(scheme: Scheme, shapes: Shapes, min_elements: int = MIN_ELEMENTS) -> list[str]:

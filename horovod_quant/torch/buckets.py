@@ -5,7 +5,7 @@ arrive in another order on every worker, in one backward pass, in several, or in
 the compression of every gradient of an optimizer's step, on every worker, before the first ``decompress``.
 
 1. Groups are cut over the optimizer's own parameters, in the reverse of their order there, which all workers know
-   (`horovod_quant.transports.groups`). Should the workers' orders differ, by names: all learn it in their first step.
+   (`horovod_quant.frontends.groups`). Should the workers' orders differ, by names: all learn it in their first step.
 2. A group is handed to the progress thread when its last gradient has come, in the middle of a pass, in the first step
    as in any other. Nothing else is needed: the thread launches its stages while the script computes, or waits in an
    operation of its own. What a group lacks at the step's first ``decompress`` does not come on any worker; it is handed
@@ -37,7 +37,7 @@ from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.ranges import named_range
 from horovod_quant.torch.uncompiled import compiling, uncompiled
 from horovod_quant.torch.waiting import Patience
-from horovod_quant.transports.groups import Member, cut
+from horovod_quant.frontends.groups import Member, cut
 from horovod_quant.transports.progress import PROGRESS
 
 _NO_PASS = -1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, Literal, NamedTuple
@@ -25,14 +26,13 @@ from horovod_quant.torch.caller import (
     ParameterFinder,
     asking_optimizer,
     identify,
-    require_horovod,
 )
 from horovod_quant.torch.exchange import OpenState, PendingTensor
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.tensor_plan import TensorPlan, known_plan, remember
 from horovod_quant.torch.uncompiled import compiling, uncompiled
 from horovod_quant.torch.unnamed import number_unnamed_operations
-from horovod_quant.transports.groups import Member
+from horovod_quant.frontends.groups import Member
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 Kernels = Literal["auto", "native", "numpy", "triton"]
@@ -82,13 +82,11 @@ class Compressor(BaseCompressor):
 
     Raises:
         ValueError: an argument is out of range.
-        ImportError: Horovod is missing, or was built without PyTorch.
     """
 
     _in_copies = ("_finder",)
 
     def __init__(self, scheme: Scheme | str, *, kernels: Kernels = "auto", **common: Any) -> None:
-        require_horovod()
         super().__init__(scheme, kernels=kernels, **common)
 
     def _check_kernels(self) -> None:
@@ -210,6 +208,10 @@ class Compressor(BaseCompressor):
         from horovod.torch import mpi_ops
 
         return mpi_ops._basics
+
+    def _is_initialized(self) -> bool:
+        # DDP and FSDP2 need no Horovod, and where nobody has imported it, it is not initialized.
+        return "horovod.torch.mpi_ops" in sys.modules and super()._is_initialized()
 
     def _own_process_set(self) -> Any:
         from horovod.torch.mpi_ops import global_process_set

@@ -29,7 +29,7 @@ from horovod_quant.torch.device import Copying
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.ranges import named_range
 from horovod_quant.transports.emulate_with_allreduce import collectives_of_emulation, emulate_with_allreduce
-from horovod_quant.transports.groups import Member
+from horovod_quant.frontends.groups import Member
 from horovod_quant.transports.pairwise_via_allreduce import gathers_take_turns, pairwise_via_allreduce
 from horovod_quant.transports.progress import Job
 from horovod_quant.transports.split_sums import group_of_sums, is_faster, split_sums

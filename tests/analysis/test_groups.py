@@ -8,13 +8,26 @@ import math
 from horovod_quant.analysis import groups
 from horovod_quant.analysis.models import MODELS, elements
 from horovod_quant.frontends.frontend import BaseCompressor
-from horovod_quant.schemes import QSGD, GlobalQSGD
+from horovod_quant.schemes import EDEN, QSGD, GlobalQSGD, Hierarchical
 
 
 def test_defaults_are_the_compressors_own() -> None:
     parameters = inspect.signature(BaseCompressor).parameters
     assert groups.GROUP_BYTES == parameters["group_bytes"].default
     assert groups.MIN_ELEMENTS == parameters["min_elements"].default
+
+
+def test_groups_are_cut_as_the_torch_frontend_cuts_them() -> None:
+    """Hierarchical EDEN has four collectives a group: fewer groups fit Horovod's cache than of three each."""
+    pytest.importorskip("torch")
+    from horovod_quant.torch import buckets
+
+    assert groups.cut is buckets.cut
+    shapes = {f"p{i}": (1024,) for i in range(600)}
+    four = len(groups.torch_groups(Hierarchical(EDEN(3)), shapes, 1))
+    assert len(Hierarchical(EDEN(3)).collectives) == 4
+    assert four == (1000 - 600) // 4
+    assert groups.torch_cache_names(Hierarchical(EDEN(3)), shapes, 1) == 600 + 4 * four + 1
 
 
 def test_names_by_hand() -> None:

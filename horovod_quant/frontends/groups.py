@@ -1,4 +1,4 @@
-"""Which gradients share collectives, told from what is known before they come."""
+"""Which gradients share their collectives in PyTorch: a group is of one scheme and of about ``group_bytes``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from horovod_quant.schemes.base import Scheme
 
-# Horovod's response cache has 1,024 places, and each of the optimizer's own operations takes one.
-_CACHE_PLACES = 1000
+# Horovod's response cache has 1,024 entries, and each of the optimizer's own operations takes one.
+_CACHE_ENTRIES = 1000
 _COLLECTIVES_PER_GROUP = 3
 _FEWEST_GROUPS = 4
 
@@ -21,26 +21,26 @@ class Member(NamedTuple):
     bytes: int
 
 
-def cut(members: Sequence[Member], group_bytes: int, operations: int) -> list[list[str]]:
-    """Cut gradients into groups of one scheme each, in the order in which the groups complete.
+def cut(placed: Sequence[Member], group_bytes: int, operations: int) -> list[list[str]]:
+    """Cut gradients into groups of one scheme each, in the order in which their last members come.
 
     Args:
-        members: the gradients, in the order in which they come.
+        placed: the gradients, in the order in which they come.
         group_bytes: of gradients that share a group; more, where Horovod's cache would overflow.
         operations: number of operations that the optimizer itself takes in a step.
 
     Returns:
         The names of each group's gradients.
     """
-    total = sum(member.bytes for member in members)
-    deepest = max((len(member.scheme.collectives) for member in members), default=0)
+    total = sum(member.bytes for member in placed)
+    deepest = max((len(member.scheme.collectives) for member in placed), default=0)
     collectives = max(deepest, _COLLECTIVES_PER_GROUP)
-    most_groups = max(_FEWEST_GROUPS, (_CACHE_PLACES - operations) // collectives)
+    most_groups = max(_FEWEST_GROUPS, (_CACHE_ENTRIES - operations) // collectives)
     room_of_group = max(group_bytes, total // most_groups)
     open_groups: dict[Scheme, list[str]] = {}
     room: dict[Scheme, int] = {}
     groups: list[list[str]] = []
-    for member in members:
+    for member in placed:
         scheme = member.scheme
         if scheme in open_groups and member.bytes > room[scheme]:
             groups.append(open_groups.pop(scheme))
@@ -49,5 +49,5 @@ def cut(members: Sequence[Member], group_bytes: int, operations: int) -> list[li
         open_groups[scheme].append(member.name)
         room[scheme] -= member.bytes
     groups.extend(open_groups.values())
-    at = {member.name: position for position, member in enumerate(members)}
+    at = {member.name: position for position, member in enumerate(placed)}
     return sorted(groups, key=lambda names: at[names[-1]])
