@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 
+import pytest
+
 from horovod_quant.analysis import groups
 from horovod_quant.analysis.models import MODELS, elements
 from horovod_quant.frontends.frontend import BaseCompressor
