@@ -41,6 +41,7 @@ NOT_ON_THE_PAGE = {
 
 COMPOSED = {
     "self._disagreement(name)": "the workers did not exchange the same gradient here",
+    "disagreement(self._arguments, unequal)": "here, but not on all other workers",
     "disagreement(question.arguments, unequal)": "here, but not on all other workers",
     "_foreign('parameter groups', lacking, [name for name in group if name != 'params'])": "it is another optimizer's",
     '_foreign("parameters\' states", lacking, list(saved))': "it is another optimizer's",

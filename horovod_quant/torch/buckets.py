@@ -29,6 +29,7 @@ from typing import Any, Callable
 import torch
 
 from horovod_quant.frontends.frontend import REMEMBERED_NAMES
+from horovod_quant.frontends.groups import Member, cut
 from horovod_quant.frontends.nodes import Nodes
 from horovod_quant.frontends.stats import TrafficCounter
 from horovod_quant.torch.control import ActiveRankQuery, Question
@@ -37,7 +38,6 @@ from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.ranges import named_range
 from horovod_quant.torch.uncompiled import compiling, uncompiled
 from horovod_quant.torch.waiting import Patience
-from horovod_quant.frontends.groups import Member, cut
 from horovod_quant.transports.progress import PROGRESS
 
 _NO_PASS = -1

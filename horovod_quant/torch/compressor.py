@@ -12,6 +12,7 @@ import torch
 
 from horovod_quant.frontends import nodes
 from horovod_quant.frontends.frontend import BaseCompressor
+from horovod_quant.frontends.groups import Member
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import OTHER_NAMES, Repeated
 from horovod_quant.kernels.keys import RngKey
@@ -32,7 +33,6 @@ from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.tensor_plan import TensorPlan, known_plan, remember
 from horovod_quant.torch.uncompiled import compiling, uncompiled
 from horovod_quant.torch.unnamed import number_unnamed_operations
-from horovod_quant.frontends.groups import Member
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 Kernels = Literal["auto", "native", "numpy", "triton"]
@@ -100,7 +100,8 @@ class Compressor(BaseCompressor):
             self._warn_if_nothing_is_compressed({name: each.numel() for name, each in named_parameters})
 
     def _bind(self) -> None:
-        number_unnamed_operations()
+        if "horovod.torch.mpi_ops" in sys.modules:  # DDP and FSDP2 do without
+            number_unnamed_operations()
         self._chains: dict[str, RngKey] = {}
         self._resume_at({}, 0)
         self._checked: Any = (
@@ -330,6 +331,7 @@ class Compressor(BaseCompressor):
     # ---- the way of a gradient -------------------------------------------------------------------------------
 
     def _new_plan(self, tensor: torch.Tensor, call: Call, policy: Policy) -> TensorPlan:
+        number_unnamed_operations()
         size = self._checked_size(tensor, call)
         scheme = policy.scheme_for(call.name, tensor.numel())
         buckets = self._buckets(call, tensor, policy, scheme)

@@ -9,6 +9,7 @@ from typing import Any, Callable, Union
 import numpy as np
 import torch
 
+from horovod_quant.frontends.groups import Member
 from horovod_quant.frontends.nodes import Nodes
 from horovod_quant.frontends.stats import TrafficCounter
 from horovod_quant.kernels.buffer_view import BufferView
@@ -29,7 +30,6 @@ from horovod_quant.torch.device import Copying
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.ranges import named_range
 from horovod_quant.transports.emulate_with_allreduce import collectives_of_emulation, emulate_with_allreduce
-from horovod_quant.frontends.groups import Member
 from horovod_quant.transports.pairwise_via_allreduce import gathers_take_turns, pairwise_via_allreduce
 from horovod_quant.transports.progress import Job
 from horovod_quant.transports.split_sums import group_of_sums, is_faster, split_sums

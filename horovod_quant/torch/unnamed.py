@@ -49,6 +49,7 @@ class _Numbers:
 
 
 _numbers = _Numbers(None)
+_wrapped: set[str] = set()
 
 
 def number_unnamed_operations() -> None:
@@ -58,8 +59,9 @@ def number_unnamed_operations() -> None:
     with _lock:
         for name in _INNER:
             inner = getattr(mpi_ops, name, None)  # older releases have fewer
-            if inner is not None and not hasattr(inner, "_horovod_quant"):
+            if inner is not None and name not in _wrapped:
                 setattr(mpi_ops, name, _numbered(inner, mpi_ops))
+                _wrapped.add(name)
 
 
 def _numbered(inner: Callable[..., Any], mpi_ops: Any) -> Callable[..., Any]:
@@ -79,7 +81,6 @@ def _numbered(inner: Callable[..., Any], mpi_ops: Any) -> Callable[..., Any]:
             PROGRESS.hand(_First(handle, name, process_set, numbers, mpi_ops))
         return handle
 
-    numbered._horovod_quant = True  # type: ignore[attr-defined]
     return numbered
 
 
