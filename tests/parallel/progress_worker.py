@@ -46,6 +46,10 @@ class Training:
             compression=hvq.EDEN(bits=4, group_bytes=30_000),
         )
         self.saved = self.optimizer.state_dict()
+        # Two threads draw from one generator.
+        hvd.broadcast_parameters(
+            {f"{number}.{name}": value for name, value in self.model.state_dict().items()}, root_rank=0
+        )
 
     def backward(self, step: int, layers: int = 5) -> None:
         """Of the last layers alone, if there are fewer."""
