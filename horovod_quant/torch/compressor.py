@@ -174,7 +174,12 @@ class Compressor(BaseCompressor):
         answer = plan.control_tensor.answer(output)
         if answer is None:
             sums = output.tolist()
-            answer = self._factor(pending.name, fingerprint, sums[: 1 + len(fingerprint)]), sums
+            try:
+                answer = self._factor(pending.name, fingerprint, sums[: 1 + len(fingerprint)]), sums
+            except RuntimeError as error:
+                if pending.group is not None:
+                    pending.group.cancel(error)
+                raise
             plan.control_tensor.learn(output, answer)
         factor, sums = answer
         group = buckets.finish(pending)

