@@ -217,7 +217,7 @@ class Group(Job):
     def poll(self) -> bool:
         if self._mpi_ops._handle_map is not self._session:
             raise stale()
-        if self._cancelled_by is not None:
+        if self._cancelled_by is not None and (self._handle is None or self._mpi_ops.poll(self._handle)):
             raise self._cancelled_by
         if self._exchange is None:
             return self.may_begin() and self._knows_who_is_active()
