@@ -18,7 +18,13 @@ import numpy as np
 from horovod_quant import simulator
 from horovod_quant.frontends import methods
 
-METHODS = ("global-qsgd-8", "qsgdinf-4", "nuqsgd-4", "qsgdinf-alltoall-4", "global-qsgd-exp-4")
+METHODS = (
+    "global-qsgd-8",
+    "qsgd-4-bucket1024-allgather",
+    "nuqsgd-4-allgather",
+    "qsgd-4-bucket1024-alltoall",
+    "global-qsgd-4-exponential",
+)
 SIZES = (2, 3, 4, 5, 8, 16)
 CORRELATIONS = (0.0, 0.5, 1.0)
 

@@ -174,7 +174,7 @@ def test_what_is_shown_can_be_pasted_back(frontend: str) -> None:
         hvq.GlobalQSGD(4, levels="exponential", seed=7, min_elements=0, hierarchical=2, kernels="numpy"),
         hvq.QSGD(hierarchical=1, inside="float16"),
         hvq.NUQSGD(exclude=["b", "a.*"], overrides={"head.*": {"bits": 8, "norm": "max"}}, group_bytes=2**20),
-        hvq.EDEN(error=0.1, overrides={"head.*": {"bits": 4, "error": None}}),
+        hvq.EDEN(nmse=0.1, overrides={"head.*": {"bits": 4, "nmse": None}}),
         hvq.BinSGDM(beta=0.5, seed=1),
         hvq.BinSGDM(server_bits=3),
     ):
@@ -183,8 +183,8 @@ def test_what_is_shown_can_be_pasted_back(frontend: str) -> None:
         assert (repr(again), again._arguments()) == (repr(made), made._arguments())
     assert repr(hvq.BinSGDM()) == "BinSGDM(server_bits=1)"
     assert repr(hvq.BinSGDM(beta=0.5, seed=1)) == "BinSGDM(server_bits=1, beta=0.5, seed=1)"
-    whole = hvq.Compressor("qsgdinf-4", exclude="b")
-    assert repr(whole) == f"{repr(schemes.QSGD(4, 'max', 1024))[:-1]}, exclude=('b',))"
+    whole = hvq.Compressor("qsgd-4", exclude="b")
+    assert repr(whole) == f"{repr(schemes.QSGD(4))[:-1]}, exclude=('b',))"
     foreign = hvq.Compressor(Outside(3), seed=2)
     assert repr(foreign) == f"Compressor({Outside(3)!r}, seed=2)"
     for made in (whole, foreign):

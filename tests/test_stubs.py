@@ -33,7 +33,7 @@ from horovod_quant.schemes import QSGD
 torch_hvq.QSGD(bits=8, norm="max", seed=3, exclude="*.bias")
 tf_hvq.BinSGDM(beta=0.9, optimizer=None)
 torch_hvq.Compressor(QSGD(bits=4), min_elements=5)
-tf_hvq.Compressor("qsgdinf-4")
+tf_hvq.Compressor("qsgd-4")
 report = torch_hvq.Auto(0.2, again_after=1000, exclude="*.bias").report()
 assert report is not None and report.measurements[0].step > 0
 """

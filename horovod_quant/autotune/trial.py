@@ -103,7 +103,7 @@ class Measurement(NamedTuple):
 
     Attributes:
         method: its name.
-        error: the error that its scheme expects; None where the scheme does not state one.
+        nmse: what its scheme expects, see `Scheme.expected_nmse`; None where the scheme does not state one.
         exchange: time from a step's first gradient to the last result.
         whole: time from one step's last result to the next one's.
         step: what decides: ``exchange`` plus the rest of a step, measured over the steps of all methods. What a script
@@ -111,7 +111,7 @@ class Measurement(NamedTuple):
     """
 
     method: str
-    error: float | None
+    nmse: float | None
     exchange: float
     whole: float
     step: float
@@ -153,10 +153,10 @@ def evaluate(candidates: Sequence[Candidate], sums: Sequence[int], workers: int)
     seconds = [each / workers / _MICROSECONDS for each in sums]
     count = len(candidates)
     measurements = tuple(
-        Measurement(each.name, each.error, exchange, whole, exchange + seconds[-1])
+        Measurement(each.name, each.nmse, exchange, whole, exchange + seconds[-1])
         for each, exchange, whole in zip(candidates, seconds[:count], seconds[count:])
     )
     shortest = min(each.step for each in measurements)
     equal = [each for each in measurements if each.step <= AS_FAST * shortest]
-    chosen = min(equal, key=lambda each: (float("inf") if each.error is None else each.error, each.step))
+    chosen = min(equal, key=lambda each: (float("inf") if each.nmse is None else each.nmse, each.step))
     return Report(chosen.method, measurements, workers)

@@ -13,7 +13,8 @@ from horovod_quant.bench.rounds import Found
 from horovod_quant.cli.problem import write_file
 from horovod_quant.frontends.methods import NONE
 
-VERSION = 1
+VERSION = 2
+"""1 had methods' names of version 0.1.0."""
 
 
 def results(labels: Sequence[str], found: Found) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from horovod_quant.schemes import registry
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes.base import Scheme, renamed_arguments
 
 
 class Classes:
@@ -79,7 +79,7 @@ class Classes:
         fields = {field.name for field in _fields(scheme_class)}
 
         def __init__(self: Any, *given: Any, **named: Any) -> None:
-            arguments = _bound(signature, name, given, named)
+            arguments = _bound(signature, name, given, renamed_arguments(scheme_class, named))
             own = {argument: arguments.pop(argument) for argument in fields & set(arguments)}
             base.__init__(self, scheme_class(**own), **arguments)  # type: ignore[misc]
 

@@ -11,7 +11,7 @@ from typing import Any, Callable
 import numpy as np
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant.frontends import methods, nodes
+from horovod_quant.frontends import former_names, methods, nodes
 from horovod_quant.frontends.compressor_classes import refuse_unknown
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import Stats, TrafficCounter
@@ -73,7 +73,7 @@ class BaseCompressor(metaclass=_CompressorClass):
 
     Args:
         scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or the name of a
-            method, such as ``"qsgdinf-4"``.
+            method, such as ``"qsgd-4-l2"``.
         min_elements: smaller gradients are left to Horovod, uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
@@ -383,6 +383,7 @@ def _scheme(value: Any) -> Scheme:
             found = methods.parse(value).scheme()
         except ValueError as error:
             raise ValueError(f"scheme={value!r}: {error}") from None
+        former_names.warn_of_another_meaning([value])
         if found is None:
             raise ValueError(
                 f"scheme={value!r}: that is Horovod's own; use compression=hvd.Compression.{value}"
@@ -395,7 +396,7 @@ def _scheme(value: Any) -> Scheme:
     if not isinstance(value, Scheme):
         raise ValueError(
             f"scheme={value!r}: use one of horovod_quant.schemes, as in QSGD(bits=4), or a method's name, as in "
-            f"'qsgdinf-4'"
+            f"'qsgd-4'"
         )
     registry.check(type(value))
     try:

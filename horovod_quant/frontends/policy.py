@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from horovod_quant.schemes import Hierarchical
-from horovod_quant.schemes.base import Scheme, Workers, argument_names, require_int
+from horovod_quant.schemes.base import Scheme, Workers, argument_names, renamed_arguments, require_int
 from horovod_quant.schemes.hierarchical import inner_of
 
 _REMEMBERED = 10_000
@@ -124,6 +124,7 @@ def _replaced(scheme: Scheme, pattern: Any, arguments: Any) -> Scheme:
     known = argument_names(scheme)
     if not isinstance(arguments, Mapping):
         raise ValueError(f"overrides[{pattern!r}]={arguments!r}: use a mapping such as {{'bits': 8}}")
+    arguments = renamed_arguments(type(scheme), arguments)
     for argument in arguments:
         if argument not in known:
             usable = ", ".join(known) or "no arguments (it has none)"

@@ -26,7 +26,7 @@ class Compressor(_compressor.Compressor):
 
     Args:
         scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or the name of a
-            method, such as ``"qsgdinf-4"``.
+            method, such as ``"qsgd-4"``.
         min_elements: smaller gradients are left to Horovod, uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
@@ -69,7 +69,7 @@ class Compressor(_compressor.Compressor):
 class QSGD(Compressor):
     """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
 
-    The defaults are what docs/results.md recommends. Method names such as ``qsgdinf-4`` mean buckets of 1,024 elements.
+    The defaults are what docs/results.md recommends. Method names such as ``qsgd-4`` mean buckets of 1,024 elements.
 
     Args:
         bits: width of a code, 2 to 16: a sign and a magnitude.

@@ -68,13 +68,16 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     path.write_text(json.dumps(WRITTEN))
     found = read_bench(path)
     shapes = {"a": (1000, 3), "b": (7,)}
-    assert found == Bench(shapes, 4, 2, 2, "mpi", 8, 1000, {"none": 0.2, "qsgd-4": 0.5})
+    spelled = "qsgd-4-l2-bucket1024-allgather"  # what qsgd-4 meant in files of version 1
+    assert found == Bench(shapes, 4, 2, 2, "mpi", 8, 1000, {"none": 0.2, spelled: 0.5})
+    path.write_text(json.dumps({**WRITTEN, "version": 2}))
+    assert read_bench(path).measured == {"none": 0.2, "qsgd-4": 0.5}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3; this program reads versions 1 and 2"),
         ({"framework": "tensorflow"}, "measured with tensorflow"),
         ({"controller": "nccl"}, "'nccl' is not one of gloo, mpi"),
         ({"hosts": 3}, "3 hosts of 2 are not 4 workers"),

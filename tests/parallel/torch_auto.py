@@ -34,7 +34,7 @@ from horovod_quant.torch import compressor
 from horovod_quant.torch.backward import BACKWARD
 from horovod_quant.torch.waiting import Patience
 
-METHODS = ["qsgdinf-8", "global-qsgd-8", "eden-2"]
+METHODS = ["qsgd-8", "global-qsgd-8", "eden-2"]
 
 SHORT = {"ROUNDS": 2, "MEASURED": 1, "FIRST_WARM_UP": 1, "WARM_UP": 1}
 
@@ -193,7 +193,7 @@ def auto_knows_a_choice_from_one_worker() -> None:
         ([None, _state(label, "global-qsgd-8")], "global-qsgd-8"),
         ([_state(label, "eden-2"), _state(label, "none")], None),
         ([_state(label, "eden-2", hvd.size() + 1)] * 2, None),
-        ([_state(label, "qsgdinf-3")] * 2, None),
+        ([_state(label, "qsgd-3")] * 2, None),
     ):
         auto = hvq.Auto(methods=METHODS)
         if states[last] is not None:

@@ -191,7 +191,7 @@ def returned_bits(scheme: Any, nodes: int) -> float:
     if isinstance(scheme, GlobalQSGD):
         width = 32 / (32 // scheme.bits) if scheme.levels == "uniform" else scheme.bits
         return 32 if scheme.rotate else width + 32 / scheme.bucket_size
-    own = scheme.bits + 32 / scheme.bucket_size
+    own = (getattr(scheme, "server_bits", None) or scheme.bits) + 32 / scheme.bucket_size
     return own if scheme.exchange == "alltoall" else nodes * own
 
 
@@ -214,7 +214,12 @@ def test_bytes_inside_a_node(scheme: Any, size: int, local_size: int) -> None:
 
 @pytest.mark.parametrize(
     ("scheme", "most"),
-    [(QSGD(4), 7), (QSGD(4, coding="elias"), 7), (QSGD(2), 15), (EDEN(4, exchange="allgather"), 7)],
+    [
+        (QSGD(4, exchange="allgather"), 7),
+        (QSGD(4, coding="elias"), 7),
+        (QSGD(2, exchange="allgather"), 15),
+        (EDEN(4, exchange="allgather"), 7),
+    ],
     ids=str,
 )
 def test_averages_return_where_they_have_no_more_bytes(scheme: Scheme, most: int) -> None:
