@@ -11,16 +11,17 @@ from typing import Any, Callable
 import numpy as np
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant.frontends import former_names, methods, nodes
+from horovod_quant.frontends import former_names, methods, nodes, switch
 from horovod_quant.frontends.compressor_classes import refuse_unknown
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import Stats, TrafficCounter
 from horovod_quant.kernels import notices
 from horovod_quant.reductions.agreement import WIRE_VERSION, signs_of
 from horovod_quant.schemes import Hierarchical, registry
-from horovod_quant.schemes.base import Scheme, argument_names, require_bool, require_int
+from horovod_quant.schemes.base import Scheme, Workers, argument_names, require_bool, require_int
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.inside import FLOAT32, Inside, require_inside
+from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 MIN_ELEMENTS = 1024
 """Default ``min_elements`` of the compressors."""
@@ -146,6 +147,7 @@ class BaseCompressor(metaclass=_CompressorClass):
         self.overlap = bool(overlap)
         self._kernels = kernels
         self._said_nothing_is_compressed = False
+        self._said_it_sends_more = False
         self._check_kernels()
         self._attach(process_set, None if named_parameters is None else _named(named_parameters))
         if hierarchical and self._basics().is_initialized():  # otherwise at the first exchange
@@ -159,12 +161,48 @@ class BaseCompressor(metaclass=_CompressorClass):
     def _check_workers(self, size: int) -> None:
         """Raises ValueError when the arguments cannot serve so many workers, or nodes like these."""
         self.policy.check_workers(size, self._local_size())
+        self._warn_if_it_sends_more(size)
+
+    def _warn_if_it_sends_more(self, size: int) -> None:
+        """Once, on the first worker: of arguments with which among so many workers float32 would send less."""
+        from horovod_quant.autotune.candidates import bits_sent  # which imports this package
+
+        if (
+            self.policy.is_off
+            or self._said_it_sends_more
+            or not self._basics().is_initialized()
+            or self._basics().rank() != 0
+        ):
+            return
+        workers = Workers(0, size // self._local_size())
+        for scheme in map(inner_of, self.policy.schemes):
+            if workers.size == 1 or scheme.own_optimizer is not None:
+                continue
+            try:
+                fixed = scheme.for_workers(workers).fixed_length_proxy()
+                ratio = bits_sent(fixed, workers) / ring_allreduce_bytes(32, workers.size)
+            except (AttributeError, NotImplementedError, TypeError, ValueError):  # another package's
+                continue
+            if ratio >= 1:
+                self._said_it_sends_more = True
+                notices.warn(
+                    f"{type(scheme).__name__} sends {ratio:.2f} times the bytes of float32 among "
+                    f"{workers.size} {'nodes' if self.hierarchical else 'workers'}; {_mended(scheme)}",
+                    stacklevel=2,
+                )
+                return
 
     def _check_kernels(self) -> None:
         kernel_backends.get(self._kernels)
 
     def _attach(self, process_set: Any, named_parameters: Sequence[tuple[str, Any]] | None) -> None:
         """Makes what belongs to this process, in which Horovod has its own process sets, parameters and operations."""
+        self.policy.is_off = switch.is_off()
+        if self.policy.is_off and self.own_optimizer is not None:
+            raise RuntimeError(
+                f"{switch.VARIABLE}=1: the optimizer {self.own_optimizer} steps by the bits that its compressor exchanges; "
+                f"train with another optimizer, or unset the variable"
+            )
         lasting = set(vars(self))
         self._process_set = process_set
         self._traffic = TrafficCounter()
@@ -315,6 +353,8 @@ class BaseCompressor(metaclass=_CompressorClass):
         """Once: of a model whose gradients, by name, have so many elements."""
         if not elements or self._said_nothing_is_compressed or self.policy.compresses_any(elements):
             return
+        if self.policy.is_off:
+            return
         self._said_nothing_is_compressed = True
         notices.warn(
             f"{type(self).__name__} compresses nothing: each of the model's {len(elements)} gradients has fewer than "
@@ -404,6 +444,15 @@ def _scheme(value: Any) -> Scheme:
     except TypeError as error:
         raise ValueError(f"scheme={value!r}: {error}; use tuples and numbers as its arguments") from None
     return value
+
+
+def _mended(scheme: Scheme) -> str:
+    """The arguments with which a scheme sends less."""
+    found = {"exchange": "auto", "coding": "fixed"}
+    changed = {name: value for name, value in found.items() if getattr(scheme, name, value) != value}
+    if changed:
+        return f"use {', '.join(f'{name}={value!r}' for name, value in changed.items())}"
+    return "use fewer bits, or another method: `horovod-quant advise` names one"
 
 
 def _whole(value: Any) -> Any:

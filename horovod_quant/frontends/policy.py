@@ -51,6 +51,9 @@ class Policy:
         ]
         self._chosen: dict[tuple[str, int], Scheme | None] = {}
 
+    is_off = False
+    """True if nothing is compressed, whatever the arguments: see `horovod_quant.frontends.switch`."""
+
     @property
     def schemes(self) -> list[Scheme]:
         """Every scheme that may be chosen."""
@@ -77,8 +80,10 @@ class Policy:
         return self._chosen[name, elements]
 
     def _choose(self, name: str, elements: int) -> Scheme | None:
-        if elements < max(self.min_elements, 1) or any(
-            fnmatchcase(name, pattern) for pattern in self.exclude
+        if (
+            self.is_off
+            or elements < max(self.min_elements, 1)
+            or any(fnmatchcase(name, pattern) for pattern in self.exclude)
         ):
             return None
         return next((scheme for pattern, scheme in self.overrides if fnmatchcase(name, pattern)), self.scheme)

@@ -148,8 +148,8 @@ class QSGD(GatheredScheme):
         bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
             or norm outside float32's range turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an allgather
-            would send more than twice the bytes; with Elias coding an allgather.
+        exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
+            allgather would send more than twice the bytes; with Elias coding an allgather.
         rounding: how the workers round their gradients. ``"joint"``: the workers' random numbers sum to a constant.
             Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
             distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:

@@ -66,8 +66,8 @@ class Auto(Compressor):
     Works for the gradients of a ``DistributedOptimizer``; other calls need a fixed method.
 
     Args:
-        max_nmse: largest nmse of the methods to try: ``||average - exact||^2 / ||exact||^2``, expected for gradients that
-            have nothing in common; a training needs about this share of steps more. Candidates are the registered,
+        max_nmse: largest nmse of the methods to try: ``||average - exact||^2 / ||exact||^2``, expected for gradients
+            that have nothing in common; a training needs about this share of steps more. Candidates are the registered,
             unbiased methods, each with the fewest bits that suffice.
         methods: names of the methods to try instead, such as ``["eden-3", "qsgd-4"]``; ``max_nmse`` is then ignored.
         again_after: number of steps after which the trial is repeated, in case the network has changed; 0 for never.

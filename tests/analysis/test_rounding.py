@@ -16,7 +16,8 @@ from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchica
 @pytest.mark.parametrize("workers", [2, 3, 5])
 @pytest.mark.parametrize(
     "name",
-    ["qsgd-8", "qsgd-4", "qsgd-2", "qsgd-4-l2-bucket1024-allgather", "qsgd-8-l2", "nuqsgd-8", "nuqsgd-4", "nuqsgd-2", "global-qsgd-8",
+    ["qsgd-8", "qsgd-4", "qsgd-2", "qsgd-4-l2-bucket1024-allgather", "qsgd-8-l2", "nuqsgd-8", "nuqsgd-4", "nuqsgd-2",
+     "global-qsgd-8",
      "global-qsgd-5", "global-qsgd-8-l2", "global-qsgd-4-exponential", "qsgd-4-alltoall", "nuqsgd-8-alltoall"],
 )  # fmt: skip
 def test_errors_are_those_of_the_simulator(name: str, workers: int, rounding: str) -> None:

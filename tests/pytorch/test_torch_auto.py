@@ -117,7 +117,10 @@ def test_the_former_name_of_the_limit_was_a_root() -> None:
         auto = hvq.Auto(max_error=0.3)
     assert (auto.max_nmse, repr(auto)) == (0.09, "Auto()")
     assert caught[0].filename == __file__
-    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="use a positive number"):
+    with (
+        pytest.warns(DeprecationWarning, match="max_nmse"),
+        pytest.raises(ValueError, match="use a positive number"),
+    ):
         hvq.Auto(max_error=-0.3)
     with pytest.raises(TypeError, match="two names of one argument"):
         hvq.Auto(max_nmse=0.04, max_error=0.2)

@@ -330,9 +330,9 @@ def test_the_former_name_of_nmse_is_accepted_and_warns() -> None:
         assert EDEN(error=0.1) == EDEN(nmse=0.1)
     assert caught[0].filename == __file__
     hvq = pytest.importorskip("horovod_quant.torch")
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="EDEN"):
         assert repr(hvq.EDEN(error=0.1)) == repr(hvq.EDEN(nmse=0.1))
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="EDEN"):
         changed = hvq.EDEN(nmse=0.1, overrides={"head": {"error": 0.05}})
     assert changed.policy.scheme_for("head", 5000) == EDEN(nmse=0.05)
     with pytest.raises(TypeError, match="EDEN\\(\\) got 'error' and 'nmse', two names of one argument"):
