@@ -92,7 +92,7 @@ def test_auto_shows_its_arguments_and_those_of_all_but_two() -> None:
     import horovod_quant.torch as hvq
 
     shown, all_others = (set(inspect.signature(each).parameters) for each in (hvq.Auto, hvq.Compressor))
-    assert shown == (all_others - {"scheme", "overrides"}) | {"max_error", "methods", "again_after"}
+    assert shown == (all_others - {"scheme", "overrides"}) | {"max_nmse", "methods", "again_after"}
     assert all(f"\n    {argument}: " in inspect.getdoc(hvq.Auto) for argument in shown)
 
 

@@ -200,7 +200,7 @@ class BaseCompressor(metaclass=_CompressorClass):
         self.policy.is_off = switch.is_off()
         if self.policy.is_off and self.own_optimizer is not None:
             raise RuntimeError(
-                f"{switch.VARIABLE}=1: the optimizer {self.own_optimizer} steps by the bits that its compressor exchanges; "
+                f"{switch.VARIABLE}=1: the optimizer {self.own_optimizer} steps by the bits that its compressor sends; "
                 f"train with another optimizer, or unset the variable"
             )
         lasting = set(vars(self))
@@ -237,7 +237,12 @@ class BaseCompressor(metaclass=_CompressorClass):
 
     def stats(self) -> Stats:
         """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
-        return self._traffic.stats()
+        found = self._traffic.stats()
+        return found._replace(uncounted=tuple(self._uncounted(found.parameters)))
+
+    def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
+        """Names of gradients that Horovod has reduced without asking this compressor."""
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         """How often each gradient has been exchanged, by name: besides the seed, all that the random bits depend on.

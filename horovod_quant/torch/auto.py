@@ -143,22 +143,22 @@ class Auto(Compressor):
 
     # ---- what users call -------------------------------------------------------------------------------------
 
-    def report(self, optimizer: Any = None) -> Report | None:
-        """The latest measurements and choice; None before the first.
+    def report(self, optimizer: Any = None) -> Report:
+        """How far the trial is, or the latest measurements and choice; printed it is one line.
 
         Args:
             optimizer: which ``DistributedOptimizer``, if the compressor serves several.
         """
         if optimizer is None:
-            return next(reversed(self._reports.values()), None)
+            return next(reversed(self._reports.values()), Report(None))
         course = self.course_of(optimizer)
-        return None if course is None else self._reports.get(course.key)
+        return Report(None) if course is None else self._reports.get(course.key, Report(None))
 
     def stats(self) -> Stats:
         """As for every compressor."""
         for handed in self._handed:
             times, handed.times = handed.times, 0
-            self._traffic.expect(handed.name, times * handed.float32_bytes)
+            self._traffic.expect(handed.name, times * handed.float32_bytes, times)
             self._traffic.count(handed.name, times * handed.sent_bytes)
         return super().stats()
 
@@ -322,6 +322,10 @@ class Auto(Compressor):
         self._reports[course.key] = report
         self._choices.pop(course.label, None)
         self._choices[course.key] = _Choice(report.method, report.workers)
+
+    def note_progress(self, course: Course, report: Report) -> None:
+        """Keeps how far a trial is."""
+        self._reports[course.key] = report
 
     def arguments(self) -> dict[str, str]:
         """Those that must be the same on all workers."""

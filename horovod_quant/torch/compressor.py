@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, Literal, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from horovod_quant.frontends import nodes
 from horovod_quant.frontends.frontend import BaseCompressor
 from horovod_quant.frontends.policy import Policy
-from horovod_quant.frontends.stats import OTHER_NAMES, Repeated
+from horovod_quant.frontends.stats import OTHER_NAMES, Repeated, Stats
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import Gradient, Scheme
 from horovod_quant.torch import memory as memories
@@ -100,10 +101,23 @@ class Compressor(BaseCompressor):
 
     def _bind(self) -> None:
         self._chains: dict[str, RngKey] = {}
+        self._seconds_waited = 0.0
         self._resume_at({}, 0)
         self._checked: Any = (
             weakref.WeakKeyDictionary()
         )  # optimizer or process set: its size when last checked
+
+    def stats(self) -> Stats:
+        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
+        return super().stats()._replace(seconds_waited=self._seconds_waited)
+
+    def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
+        given = {} if self._finder is None else {id(each): name for name, each in self._finder.named}
+        for optimizer in list(self._checked):
+            for parameter, name in getattr(optimizer, "_parameter_names", {}).items():
+                name = given.get(id(parameter), name)
+                if parameter in optimizer._requires_update and name not in counted:
+                    yield name
 
     def _exchange_counts(self) -> dict[str, int]:
         return dict(self._steps)
@@ -155,8 +169,11 @@ class Compressor(BaseCompressor):
             return output
         if isinstance(ctx, Unchanged):
             return ctx.destination.copy_(output)
+        begin = time.perf_counter()
         try:
-            return self._finish(output, ctx)
+            result = self._finish(output, ctx)
+            self._seconds_waited += time.perf_counter() - begin
+            return result
         except BaseException:
             ctx.schedule.waiting_since = None
             raise
