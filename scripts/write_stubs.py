@@ -44,9 +44,10 @@ def stub(module: str) -> str:
     base = frontend.Compressor
     has_auto = "Auto" in frontend.__all__
     auto = f"from {module} import auto as _auto\n" if has_auto else ""
+    head = HEAD.format(module=module, auto=auto)
     if "MetricsCallback" in frontend.__all__:
-        auto += f"from {module}.metrics import MetricsCallback as MetricsCallback\n"
-    parts = [HEAD.format(module=module, auto=auto), f"__all__ = {sorted(frontend.__all__)!r}\n"]
+        head += f"from {module}.metrics import MetricsCallback as MetricsCallback\n"
+    parts = [head, f"__all__ = {sorted(frontend.__all__)!r}\n"]
     parts.append(_class("Compressor", "_compressor.Compressor", base.__doc__, signature_of(base)))
     if has_auto:
         parts.append(_class("Auto", "_auto.Auto", frontend.Auto.__doc__, signature_of(frontend.Auto)))

@@ -88,6 +88,7 @@ def test_a_trial_that_has_not_ended_is_one_line() -> None:
         tested.count_step()
     assert tested.progress == (40, 98)
     assert str(Report(None, (), 4, *tested.progress)) == "trial: step 40 of 98"
+    assert str(Report("eden-3", (), 4, *tested.progress)) == "trial: step 40 of 98"  # once more
     assert Report(None).speed_up is None
 
 

@@ -127,9 +127,9 @@ class Report(NamedTuple):
     """How far a trial is, and its result.
 
     Attributes:
-        method: name of the chosen method; None while nothing is chosen.
-        measurements: one for each method that was tried, none first; empty during the trial, and if the choice comes
-            from a checkpoint, or there was nothing to choose from.
+        method: name of the method that was chosen last; None while nothing is chosen.
+        measurements: one for each method that was tried for it, none first; empty during the first trial, and if the
+            choice comes from a checkpoint, or there was nothing to choose from.
         workers: number of workers; 0 before the first step.
         step: number of steps of the trial that every worker has taken.
         steps: number of steps of the whole trial; 0 where there is none.
@@ -164,7 +164,7 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         """``trial: step 40 of 98``; then ``chose eden-3: 1.97x (212 ms per step, none 417 ms; 4 workers)``."""
-        if self.method is None:
+        if self.method is None or self.step < self.steps:
             return f"trial: step {self.step} of {self.steps}" if self.steps else "trial: not begun"
         own = [each for each in self.measurements if each.method == self.method]
         if not own:

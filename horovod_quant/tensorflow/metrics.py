@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 
-class MetricsCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+class MetricsCallback(tf.keras.callbacks.Callback):
     """Adds ``compression.stats().metrics()`` to the logs at the end of each epoch.
 
     Put it before callbacks that read the logs, such as ``tf.keras.callbacks.TensorBoard``.

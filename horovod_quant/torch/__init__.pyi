@@ -43,6 +43,9 @@ class Compressor(_compressor.Compressor):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -63,6 +66,8 @@ class Compressor(_compressor.Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class Auto(_auto.Auto):
@@ -94,6 +99,9 @@ class Auto(_auto.Auto):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
         methods: names of the methods to try instead, such as ``["eden-3", "qsgd-4"]``; ``max_nmse`` is then ignored.
         again_after: number of steps after which the trial is repeated, in case the network has changed; 0 for never.
 
@@ -114,6 +122,8 @@ class Auto(_auto.Auto):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
         methods: Iterable[str] | None = None,
         again_after: int = 0,
     ) -> None: ...
@@ -151,6 +161,9 @@ class QSGD(Compressor):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -175,6 +188,8 @@ class QSGD(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class NUQSGD(Compressor):
@@ -211,6 +226,9 @@ class NUQSGD(Compressor):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range, or ``server_bits`` is given to an allgather.
@@ -236,6 +254,8 @@ class NUQSGD(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class GlobalQSGD(Compressor):
@@ -274,6 +294,9 @@ class GlobalQSGD(Compressor):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -298,6 +321,8 @@ class GlobalQSGD(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class EDEN(Compressor):
@@ -355,6 +380,9 @@ class EDEN(Compressor):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range, or ``nmse`` is combined with ``bits`` or ``server_bits``.
@@ -378,6 +406,8 @@ class EDEN(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class BinSGDM(Compressor):
@@ -419,6 +449,9 @@ class BinSGDM(Compressor):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
             start when the pass is over.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -439,4 +472,6 @@ class BinSGDM(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...

@@ -321,11 +321,15 @@ class Auto(Compressor):
         self._reports.pop(course.key, None)  # the last one comes last
         self._reports[course.key] = report
         self._choices.pop(course.label, None)
-        self._choices[course.key] = _Choice(report.method, report.workers)
+        if report.method is not None:
+            self._choices[course.key] = _Choice(report.method, report.workers)
 
-    def note_progress(self, course: Course, report: Report) -> None:
-        """Keeps how far a trial is."""
-        self._reports[course.key] = report
+    def note_progress(self, course: Course, workers: int, step: int, steps: int) -> Report:
+        """How far a trial is; when it is repeated, beside what was chosen before."""
+        known = self._reports.get(course.key, Report(None))
+        report = known if known.workers == workers else Report(None, (), workers)
+        self._reports[course.key] = report._replace(step=step, steps=steps)
+        return self._reports[course.key]
 
     def arguments(self) -> dict[str, str]:
         """Those that must be the same on all workers."""

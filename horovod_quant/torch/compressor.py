@@ -29,6 +29,7 @@ from horovod_quant.torch.horovod_call import (
     identify,
     require_horovod,
 )
+from horovod_quant.torch.measured import ErrorSampler
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.routes import Route, known_route, remember
 from horovod_quant.torch.schedule import Schedule
@@ -76,6 +77,9 @@ class Compressor(BaseCompressor):
             start when the pass is over.
         kernels: ``"auto"``, ``"native"``, ``"numpy"``, or ``"triton"`` for gradients on a GPU. For these ``"auto"``
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
         **common: see `horovod_quant.frontends.frontend.BaseCompressor`.
 
     Raises:
@@ -85,8 +89,18 @@ class Compressor(BaseCompressor):
 
     _in_copies = ("_finder",)
 
-    def __init__(self, scheme: Scheme | str, *, kernels: Kernels = "auto", **common: Any) -> None:
+    def __init__(
+        self,
+        scheme: Scheme | str,
+        *,
+        kernels: Kernels = "auto",
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
+        **common: Any,
+    ) -> None:
         require_horovod()
+        sampler = ErrorSampler(nmse_every, nmse_share)
+        self.nmse_every, self.nmse_share = sampler.every, sampler.share
         super().__init__(scheme, kernels=kernels, **common)
 
     def _check_kernels(self) -> None:
@@ -102,6 +116,7 @@ class Compressor(BaseCompressor):
     def _bind(self) -> None:
         self._chains: dict[str, RngKey] = {}
         self._seconds_waited = 0.0
+        self._sampler = ErrorSampler(self.nmse_every, self.nmse_share)
         self._resume_at({}, 0)
         self._checked: Any = (
             weakref.WeakKeyDictionary()
@@ -109,7 +124,11 @@ class Compressor(BaseCompressor):
 
     def stats(self) -> Stats:
         """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
-        return super().stats()._replace(seconds_waited=self._seconds_waited)
+        return super().stats()._replace(seconds_waited=self._seconds_waited, nmse=self._sampler.nmse)
+
+    def _arguments(self) -> dict[str, str]:
+        measured = {"nmse_every": str(self.nmse_every), "nmse_share": str(self.nmse_share)}
+        return {**super()._arguments(), **(measured if self.nmse_every else {})}
 
     def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
         given = {} if self._finder is None else {id(each): name for name, each in self._finder.named}
@@ -194,6 +213,8 @@ class Compressor(BaseCompressor):
         self._delivered(route.call, submission, sums)
         schedule.delivered()
         destination = submission.destination
+        if self._sampler and not route.is_direct and self.own_optimizer is None:
+            self._sampler.compare(route.call, output, destination)
         submission.empty()
         route.spare = submission
         return destination
@@ -364,6 +385,8 @@ class Compressor(BaseCompressor):
         if route.scheme is None or schedule is None:
             return self._handed_over(tensor, call)
         assert route.chain is not None
+        if self._sampler and not route.is_direct and self.own_optimizer is None:
+            self._sampler.take(call, tensor)
         memory = schedule.memory
         submission, route.spare = route.spare, None
         values = memory.taken(tensor, None if submission is None else submission.taken)

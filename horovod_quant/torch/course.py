@@ -92,7 +92,7 @@ class Course:
         self._process_set = call.process_set
         self._phase: Literal["opening", "trial", "closing", "chosen"] = "opening"
         self._trial = Trial(len(self._candidates))
-        self._auto.note_progress(self, Report(None, (), call.process_set.size(), *self._trial.progress))
+        self._auto.note_progress(self, call.process_set.size(), *self._trial.progress)
         self._chosen = 0  # none, as long as nothing is
         self._counted = 0  # steps since the choice
         self._untold = 0  # steps in which no gradient has told who takes part
@@ -180,8 +180,7 @@ class Course:
 
     def _note_progress(self) -> None:
         step, steps = self._trial.progress
-        report = Report(None, (), self._process_set.size(), step, steps)
-        self._auto.note_progress(self, report)
+        report = self._auto.note_progress(self, self._process_set.size(), step, steps)
         if step % _PROGRESS == 0 and self._process_set.rank() == 0:
             notices.log(logging.INFO, "horovod_quant: Auto: %s", report)
 
@@ -210,7 +209,8 @@ class Course:
 
     def _choose(self, report: Report) -> None:
         self._auto.keep(self, report)
-        self._chosen = [candidate.name for candidate in self._candidates].index(report.method)
+        names = [candidate.name for candidate in self._candidates]
+        self._chosen = names.index(report.method or names[0])
         self._phase, self._counted = "chosen", 0
 
     def _sum(self, numbers: Sequence[int], what: str) -> list[int]:

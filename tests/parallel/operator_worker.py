@@ -200,9 +200,75 @@ def without_its_compressor(job: Job) -> None:
     assert len(found) == 1, [str(each.message) for each in caught]
 
 
+def measures(job: Job) -> None:
+    """The nmse that `stats` states is that of the exchanges, which are compared here as a whole."""
+    torch = job.library
+    for make, options in (
+        (job.hvq.QSGD, {}),
+        (job.hvq.EDEN, {"op": job.hvd.Sum}),
+        (job.hvq.NUQSGD, {"num_groups": 1}),
+        (job.hvq.QSGD, {"backward_passes_per_step": 2}),
+    ):
+        compressor = make(nmse_every=3, nmse_share=0.5)
+        model = torch.nn.Sequential(torch.nn.Linear(200, 100), torch.nn.Linear(100, 30))
+        job.hvd.broadcast_parameters(model.state_dict(), 0)
+        optimizer = job.hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0),
+            model.named_parameters(),
+            compression=compressor,
+            **options,
+        )
+        passes = options.get("backward_passes_per_step", 1)
+        errors, squares = [], []
+        for step in range(9):
+            optimizer.zero_grad()
+            for number in range(passes):
+                torch.manual_seed(100 * step + 10 * number + job.hvd.rank())
+                model(torch.randn(4, 200)).pow(2).mean().backward()
+            exact = []
+            for name, parameter in model.named_parameters():
+                if parameter.numel() >= 1024:
+                    own = torch.autograd.grad(
+                        sum(
+                            self_loss(torch, model, step, number, job.hvd.rank()) for number in range(passes)
+                        ),
+                        parameter,
+                    )[0]
+                    exact.append(
+                        job.hvd.allreduce(own, op=options.get("op", job.hvd.Average), name=f"exact {name}")
+                    )
+            optimizer.step()
+            found = [p.grad for p in model.parameters() if p.numel() >= 1024]
+            if step % 3 == 2:
+                errors += [float((one - other).square().sum()) for one, other in zip(found, exact)]
+                squares += [float(other.square().sum()) for other in exact]
+            else:
+                assert (compressor.stats().nmse is None) == (step < 2)
+        true, measured = sum(errors) / sum(squares), compressor.stats().nmse
+        assert 0.8 < measured / true < 1.25, (measured, true)
+        assert compressor.stats().metrics()["horovod_quant/nmse"] == measured
+        everyone = job.hvd.allgather(torch.tensor([measured], dtype=torch.float64))
+        assert (everyone == measured).all()
+        for scheme, other in ((job.hvq.QSGD(), None), (job.hvq.Auto(), None)):
+            assert scheme.stats().nmse is other
+
+
+def self_loss(torch: Any, model: Any, step: int, number: int, rank: int) -> Any:
+    torch.manual_seed(100 * step + 10 * number + rank)
+    return model(torch.randn(4, 200)).pow(2).mean()
+
+
 PARTS = {
     part.__name__: part
-    for part in (sends_more, switched_off, switched_off_on_one, sparse, loaded_late, without_its_compressor)
+    for part in (
+        sends_more,
+        switched_off,
+        switched_off_on_one,
+        sparse,
+        loaded_late,
+        without_its_compressor,
+        measures,
+    )
 }
 
 

@@ -37,3 +37,8 @@ def test_the_switch_leaves_everything_to_horovod(framework: str) -> None:
 @FRAMEWORKS
 def test_a_switch_that_differs_between_workers_is_an_error(framework: str) -> None:
     passes(2, framework, "switched_off_on_one")
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_error_of_ones_own_gradients_is_measured(workers: int) -> None:
+    passes(workers, "torch", "measures")

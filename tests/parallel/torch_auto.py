@@ -342,7 +342,8 @@ def auto_with_two_optimizers_again_and_again() -> None:
             sum(net_loss(model, step) for model in models).backward()
             for optimizer in optimizers:
                 optimizer.step()
-            decided.append([auto.report(optimizer).method is not None for optimizer in optimizers])
+            reports = [auto.report(optimizer) for optimizer in optimizers]
+            decided.append([each.method is not None and each.step == each.steps for each in reports])
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
     for own in zip(*decided):
         changes = [step for step, (one, other) in enumerate(zip(own, own[1:]), 1) if not one and other]
