@@ -21,6 +21,7 @@ DOCS = ROOT / "docs"
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *sorted(DOCS.glob("*.md")),
     *sorted(DOCS.glob("results/*.md")),
 ]

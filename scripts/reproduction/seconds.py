@@ -288,8 +288,8 @@ def introduction(figures: dict[str, Any]) -> str:
     return (
         f"**{figures['workers']} workers share {figures['cores']} cores of one machine, and their links are "
         "emulated**: computing and compressing take longer than on as many machines, and messages of up to some tens "
-        "of KB pass faster than the links' rate says ([docs/lab.md](../lab.md)), which favours few bytes. Horovod's own "
-        "waiting is busy and takes the cores from workers that compute, which workers with cores of their own would "
+        "of KB pass faster than the links' rate says ([docs/lab.md](../lab.md)), which favours few bytes. Horovod's "
+        "own waiting is busy and takes the cores from workers that compute, which workers with their own cores would "
         "not feel; while this package waits, it sleeps. That may be why float32 and float16 are slow here. *At the "
         "rate* is what a step's bytes need on a link that is never idle. PowerSGD's bytes are those of a step after "
         f"the first tenth. {len(trainings)} trainings, {minutes:.0f} minutes without launches and validation."
