@@ -40,8 +40,7 @@ def errors(method: str, size: int, rho: float, elements: int) -> tuple[float, fl
     scheme: Any = methods.parse(method).scheme()
     given = gradients(size, rho, elements)
     independent, joint = (
-        simulator.run(replace(scheme, rounding=rounding), given).error
-        for rounding in ("independent", "joint")
+        simulator.run(replace(scheme, rounding=rounding), given).nmse for rounding in ("independent", "joint")
     )
     return independent, joint
 

@@ -93,7 +93,7 @@ def test_a_name_with_another_meaning_warns_once_with_the_spelling_of_what_it_mea
 ) -> None:
     hvq = pytest.importorskip("horovod_quant.torch")
     monkeypatch.setattr(former_names, "_warned", set())
-    with pytest.warns(FutureWarning, match=f"what it meant before is called '{ANOTHER[name][0]}'"):
+    with pytest.warns(FutureWarning, match=f"what it meant in version 0.1 is called '{ANOTHER[name][0]}'"):
         made = hvq.Compressor(name)
     assert made.policy.scheme == parse(name).scheme() == SCHEMES.get(name, type(parse(name).scheme())())
     with warnings.catch_warnings():

@@ -58,8 +58,8 @@ def warn_of_another_meaning(names: Iterable[str]) -> None:
         if spelled not in (None, name) and _family(name) in _ANOTHER_MEANING and name not in _warned:
             _warned.add(name)
             notices.deprecated(
-                f"the method {name!r} has its class's default arguments since version 0.2; what it meant before is "
-                f"called {spelled!r}",
+                f"the method {name!r} now has its class's default arguments; what it meant in version 0.1 is called "
+                f"{spelled!r}",
                 FutureWarning,
             )
 

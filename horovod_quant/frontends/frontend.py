@@ -163,6 +163,10 @@ class BaseCompressor(metaclass=_CompressorClass):
         self.policy.check_workers(size, self._local_size())
         self._warn_if_it_sends_more(size)
 
+    def _deciding(self, workers: Workers) -> Workers:
+        """The workers for whose number ``exchange="auto"`` chooses."""
+        return workers
+
     def _warn_if_it_sends_more(self, size: int) -> None:
         """Once, on the first worker: of arguments with which among so many workers float32 would send less."""
         from horovod_quant.autotune.candidates import bits_sent  # which imports this package
@@ -179,7 +183,8 @@ class BaseCompressor(metaclass=_CompressorClass):
             if workers.size == 1 or scheme.own_optimizer is not None:
                 continue
             try:
-                fixed = scheme.for_workers(workers).fixed_length_proxy()
+                resolved = scheme.for_workers(self._deciding(workers))
+                fixed = resolved.fixed_length_proxy()
                 ratio = bits_sent(fixed, workers) / ring_allreduce_bytes(32, workers.size)
             except (AttributeError, NotImplementedError, TypeError, ValueError):  # another package's
                 continue
@@ -187,7 +192,7 @@ class BaseCompressor(metaclass=_CompressorClass):
                 self._said_it_sends_more = True
                 notices.warn(
                     f"{type(scheme).__name__} sends {ratio:.2f} times the bytes of float32 among "
-                    f"{workers.size} {'nodes' if self.hierarchical else 'workers'}; {_mended(scheme)}",
+                    f"{workers.size} {'nodes' if self.hierarchical else 'workers'}; {_mended(scheme, resolved)}",
                     stacklevel=2,
                 )
                 return
@@ -451,10 +456,12 @@ def _scheme(value: Any) -> Scheme:
     return value
 
 
-def _mended(scheme: Scheme) -> str:
+def _mended(scheme: Scheme, resolved: Scheme) -> str:
     """The arguments with which a scheme sends less."""
     found = {"exchange": "auto", "coding": "fixed"}
     changed = {name: value for name, value in found.items() if getattr(scheme, name, value) != value}
+    if not changed and getattr(resolved, "exchange", None) == "allgather":
+        changed = {"exchange": "alltoall"}  # which "auto" has not chosen
     if changed:
         return f"use {', '.join(f'{name}={value!r}' for name, value in changed.items())}"
     return "use fewer bits, or another method: `horovod-quant advise` names one"

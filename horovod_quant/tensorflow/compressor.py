@@ -19,7 +19,7 @@ from horovod_quant.frontends.stats import OTHER_NAMES, Stats, total_of
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import SIGNS, labels, signature
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.callbacks import CallbackExchange
 from horovod_quant.tensorflow.collectives import (
@@ -128,6 +128,9 @@ class Compressor(BaseCompressor):
         for scheme in self.policy.schemes:
             if self._kernels == "tensorflow":
                 require_no_host(scheme, "tensorflow")
+
+    def _deciding(self, workers: Workers) -> Workers:
+        return Workers(0, 1) if is_elastic() else workers  # as CallbackExchange has it
 
     def _wanted_kernels(self) -> str:
         name = self._kernels

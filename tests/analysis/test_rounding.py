@@ -23,7 +23,7 @@ from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchica
 def test_errors_are_those_of_the_simulator(name: str, workers: int, rounding: str) -> None:
     scheme = dataclasses.replace(methods.parse(name).scheme(), rounding=rounding)
     gradients = np.random.default_rng(1).standard_normal((workers, 32 * 1024))
-    simulated = simulator.run(scheme, gradients).error
+    simulated = simulator.run(scheme, gradients).nmse
     assert scheme.expected_nmse(workers, workers) == pytest.approx(simulated, rel=0.1)
     assert scheme.relative_error(workers, workers) == scheme.expected_nmse(workers, workers) ** 0.5
 
@@ -33,7 +33,7 @@ def test_the_error_is_that_of_the_exchange_that_the_workers_run() -> None:
         few, many = scheme.expected_nmse(4, 4), scheme.expected_nmse(8, 8)
         assert few == dataclasses.replace(scheme, exchange="allgather").expected_nmse(4, 4) < many
         gradients = np.random.default_rng(1).standard_normal((8, 32 * 1024))
-        assert many == pytest.approx(simulator.run(scheme, gradients).error, rel=0.1)
+        assert many == pytest.approx(simulator.run(scheme, gradients).nmse, rel=0.1)
 
 
 def test_levels_by_hand() -> None:

@@ -128,7 +128,7 @@ def test_errors_of_nodes_average_out() -> None:
 def test_the_error_that_it_tells_is_that_of_gaussian_gradients(scheme: EDEN, workers: int) -> None:
     gradients = [gaussian(rank, 64 * TILE) for rank in range(workers)]
     told = scheme.expected_nmse(workers, workers)
-    assert simulator.run(scheme, gradients).error == pytest.approx(told, rel=0.06)
+    assert simulator.run(scheme, gradients).nmse == pytest.approx(told, rel=0.06)
 
 
 # ---- keys

@@ -109,7 +109,7 @@ def error_left(scheme: Scheme, gradients: list[np.ndarray], **arguments: int) ->
         changed: Scheme = dataclasses.replace(inner, rounding=rounding)
         changed = Hierarchical(changed) if isinstance(scheme, Hierarchical) else changed
         return float(
-            np.mean([simulator.run(changed, gradients, seed=seed, **arguments).error for seed in range(2)])
+            np.mean([simulator.run(changed, gradients, seed=seed, **arguments).nmse for seed in range(2)])
         )
 
     return error("joint") / error("independent")

@@ -80,11 +80,11 @@ def test_reducers_have_finer_levels_by_default_so_that_the_error_stays_within_th
                 if server_bits == "default"
                 else NUQSGD(4, exchange="alltoall", server_bits=server_bits),
                 gradients,
-            ).error
+            ).nmse
             for server_bits in ("default", None, 5, 6)
         }
-        gathered = simulate(NUQSGD(4, exchange="allgather"), gradients).error
-        wider = simulate(NUQSGD(8, exchange="alltoall"), gradients).error
+        gathered = simulate(NUQSGD(4, exchange="allgather"), gradients).nmse
+        wider = simulate(NUQSGD(8, exchange="alltoall"), gradients).nmse
         assert nmse["default"] == nmse[6] < 1.1 * gathered < MOST_NMSE
         assert gathered < nmse[5] < MOST_NMSE < wider < nmse[None]
 

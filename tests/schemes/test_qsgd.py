@@ -320,10 +320,10 @@ def test_through_an_alltoall_the_second_rounding_is_the_servers() -> None:
     """The variance is that of the workers' roundings, averaged, and that of rounding the average."""
     gradients = [np.tile(gaussian(worker, 64), 2000) for worker in range(4)]
     mean = np.mean(gradients, axis=0)
-    again = simulate(QSGD(4, bucket_size=64), [mean]).error
+    again = simulate(QSGD(4, bucket_size=64), [mean]).nmse
     for rounding in ("joint", "independent"):
         errors = {
-            exchange: simulate(QSGD(4, bucket_size=64, exchange=exchange, rounding=rounding), gradients).error
+            exchange: simulate(QSGD(4, bucket_size=64, exchange=exchange, rounding=rounding), gradients).nmse
             for exchange in ("allgather", "alltoall")
         }
         assert errors["alltoall"] == pytest.approx(errors["allgather"] + again, rel=0.25)
