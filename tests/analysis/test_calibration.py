@@ -14,7 +14,7 @@ from horovod_quant.analysis.calibration import Bench, calibrate, observe, predic
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.analysis.network import Software
 
-METHODS = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "qsgdinf-8", "qsgdinf-4", "nuqsgd-4", "binsgdm"]
+METHODS = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "qsgd-8", "qsgd-4", "nuqsgd-4", "binsgdm"]
 
 
 def bench(workers: int, measured: dict[str, float] | None = None) -> Bench:
