@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from horovod_quant.analysis.advice import MOST_NMSE as MOST_NMSE
 from horovod_quant.analysis.work import resolved, work_of
 from horovod_quant.frontends import former_names, methods
 from horovod_quant.schemes import Hierarchical, registry
@@ -14,9 +15,6 @@ from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.inside import FLOAT32, Inside
 from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
-
-MOST_NMSE = 0.09
-"""Default limit: the root of it is `horovod_quant.analysis.advice.MOST_ERROR`, which says why."""
 
 MOST = 6
 """Candidates beside none. Each takes a dozen steps of a training to measure."""
