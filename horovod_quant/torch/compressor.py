@@ -89,6 +89,10 @@ class Compressor(BaseCompressor):
 
     _in_copies = ("_finder",)
 
+    # Compressors that version 0.1.0 has pickled have neither.
+    nmse_every = 0
+    nmse_share = 0.01
+
     def __init__(
         self,
         scheme: Scheme | str,
