@@ -22,7 +22,7 @@ ROOT_PAGES = {
 """Pages of the repository's root, and their names in the site."""
 
 PARTS = {
-    "Start": ("install", "features", "demonstration", "examples"),
+    "Start": ("install", "pays", "features", "demonstration", "examples"),
     "Guides": (
         "tuning", "tensorflow", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme",
         "troubleshooting",
