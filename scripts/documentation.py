@@ -24,7 +24,7 @@ ROOT_PAGES = {
 PARTS = {
     "Start": ("install", "pays", "features", "demonstration", "examples"),
     "Guides": (
-        "tuning", "tensorflow", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme",
+        "tuning", "ddp", "tensorflow", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme",
         "troubleshooting",
     ),
     "Reference": (
@@ -45,6 +45,8 @@ EXPORTING = (
 
 MODULES = (
     *EXPORTING,
+    "horovod_quant.torch.ddp",
+    "horovod_quant.torch.fsdp",
     "horovod_quant.torch.optim",
     "horovod_quant.tensorflow.optim",
     "horovod_quant.frontends.methods",

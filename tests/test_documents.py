@@ -130,6 +130,11 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun -np 4 python examples/torch_digits.py --compression global-qsgd --bits 8": DIGITS,
     "horovodrun -np 2 python examples/minimal_torch.py": RunBy(MINIMAL, "minimal_"),
     "horovodrun -np 2 python examples/minimal_torch.py EDEN": RunBy(MINIMAL, "minimal_"),
+    "torchrun --nproc-per-node 2 examples/minimal_ddp.py": RunBy("tests/ddp/test_examples.py", "minimal_"),
+    "torchrun --nproc-per-node 2 examples/minimal_ddp.py EDEN": RunBy(
+        "tests/ddp/test_examples.py", "minimal_"
+    ),
+    "torchrun --nproc-per-node 4 examples/minimal_fsdp.py": RunBy("tests/ddp/test_examples.py", "minimal_"),
     "horovodrun -np 2 python examples/minimal_keras.py QSGD": RunBy(MINIMAL, "minimal_"),
     "horovodrun -np 2 python examples/minimal_tensorflow.py NUQSGD": RunBy(MINIMAL, "minimal_"),
     "pip install --no-deps -r scripts/frameworks/huggingface.txt": PINNED,
@@ -197,6 +202,7 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun --gloo": PART,
     "horovodrun --mpi": PART,
     "horovodrun -np 4": PART,
+    "torchrun --nproc-per-node 4": PART,
     "horovodrun -np 4 python benchmarks/auto.py": RunBy("tests/test_benchmarks.py", '"auto.py"'),
     "python benchmarks/joint_rounding.py": RunBy("tests/test_benchmarks.py", '"joint_rounding.py"'),
     "benchmarks/exchange.py --framework tensorflow --groups 4": EXCHANGE,

@@ -110,7 +110,7 @@ def test_the_module_shows_its_public_names_alone(frontend: str) -> None:
         "hierarchical_process_sets",
         "optim",
     ]
-    public.append("Auto" if frontend.endswith("torch") else "MetricsCallback")
+    public += ["Auto", "ddp", "fsdp"] if frontend.endswith("torch") else ["MetricsCallback"]
     assert dir(hvq) == sorted(hvq.__all__) == sorted(public)
     assert hvq.QSGD is hvq.QSGD
     assert (hvq.QSGD.__module__, hvq.QSGD.__qualname__) == (frontend, "QSGD")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,6 @@ from horovod_quant.torch.horovod_call import (
     ParameterFinder,
     asking_optimizer,
     identify,
-    require_horovod,
 )
 from horovod_quant.torch.measured import ErrorSampler
 from horovod_quant.torch.memory import Memory
@@ -84,7 +84,6 @@ class Compressor(BaseCompressor):
 
     Raises:
         ValueError: an argument is out of range.
-        ImportError: Horovod is missing, or was built without PyTorch.
     """
 
     _in_copies = ("_finder",)
@@ -102,7 +101,6 @@ class Compressor(BaseCompressor):
         nmse_share: float = 0.01,
         **common: Any,
     ) -> None:
-        require_horovod()
         sampler = ErrorSampler(nmse_every, nmse_share)
         self.nmse_every, self.nmse_share = sampler.every, sampler.share
         super().__init__(scheme, kernels=kernels, **common)
@@ -244,6 +242,10 @@ class Compressor(BaseCompressor):
         from horovod.torch import mpi_ops
 
         return mpi_ops._basics
+
+    def _is_initialized(self) -> bool:
+        # DDP and FSDP2 need no Horovod, and where nobody has imported it, it is not initialized.
+        return "horovod.torch.mpi_ops" in sys.modules and super()._is_initialized()
 
     def _own_process_set(self) -> Any:
         from horovod.torch.mpi_ops import global_process_set

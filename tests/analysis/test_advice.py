@@ -17,8 +17,8 @@ from horovod_quant.analysis.assumptions import assumptions
 from horovod_quant.analysis.cost_model import CARRIER_BYTES, Setting, exchange_cost
 from horovod_quant.analysis.network import Network
 from horovod_quant.analysis.recommendation import AS_FAST, FEW, best_few, fallen_out, is_fine, recommend
-from horovod_quant.analysis.steps import Step
-from horovod_quant.cli import advise_plot as curves
+from horovod_quant.analysis.steps import Step, with_bandwidth
+from horovod_quant.cli.advise_plot import step_times
 from horovod_quant.frontends import methods
 from horovod_quant.schemes import QSGD, BinSGDM, Hierarchical, registry
 
@@ -132,16 +132,17 @@ def test_the_break_even_bandwidth_is_where_it_stops_to_pay() -> None:
     limit = rows["qsgd-4"].break_even
     assert 0 < limit < math.inf
     setting = Setting(LAYERS, wires(3), SPEEDS)
-    found = curves.over_bandwidths(choices(["qsgd-4"], False), setting, STEP, [0.9 * limit, 1.1 * limit])
-    (below, above), (slower, faster) = zip(*(curve.steps for curve in found))
+    settings = [with_bandwidth(setting, factor * limit) for factor in (0.9, 1.1)]
+    found = [step_times(choice, settings, STEP) for choice in choices(["qsgd-4"], False)]
+    (below, above), (slower, faster) = zip(*found)
     assert (below > above, slower > faster) == (True, False)
 
 
 def test_curves_have_gaps_where_a_method_is_impossible() -> None:
-    setting = Setting(LAYERS, wires(2), SPEEDS)
-    none, quantized = curves.over_hosts(choices(["global-qsgd-4"], False), setting, STEP, [2, 7, 8])
-    assert all(none.steps)
-    assert [seconds is None for seconds in quantized.steps] == [False, False, True]
+    settings = [Setting(LAYERS, wires(hosts), SPEEDS) for hosts in (2, 7, 8)]
+    none, quantized = (step_times(choice, settings, STEP) for choice in choices(["global-qsgd-4"], False))
+    assert all(seconds > 0 for seconds in none)
+    assert [math.isnan(seconds) for seconds in quantized] == [False, False, True]
 
 
 def test_assumptions_grow_with_the_workers() -> None:

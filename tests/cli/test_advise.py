@@ -158,10 +158,10 @@ def test_a_calibration_of_another_cluster_is_doubted(
 def test_a_plot_is_drawn_of_few_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "advice.png"
-    drawn = []
-    original = advise_plot.over_hosts
+    drawn = set()
+    original = advise_plot.step_times
     monkeypatch.setattr(
-        advise_plot, "over_hosts", lambda chosen, *others: drawn.extend(chosen) or original(chosen, *others)
+        advise_plot, "step_times", lambda choice, *others: drawn.add(choice.name) or original(choice, *others)
     )
     run(*HERE, "--plot", str(path), "--methods", *methods.compared())
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -133,6 +133,26 @@ def test_two_workers_test_the_collectives_and_load_no_framework_needlessly(tmp_p
 
 
 @pytest.mark.parallel
+@pytest.mark.extended
+@needs_horovod
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="takes root and unshare")
+def test_between_two_hosts_the_network_is_measured(tmp_path: Path) -> None:
+    """Worker 1 has a host name of its own, one that Gloo can resolve."""
+    doctor = f"exec '{COMMAND}' doctor --framework torch --model bert-base"
+    script = tmp_path / "worker.sh"
+    script.write_text(
+        f'[ "$HOROVOD_RANK" = 0 ] || exec unshare --uts sh -c "hostname localhost; {doctor}"\n{doctor}\n'
+    )
+    done = horovodrun("gloo", 2, ["sh", script])
+    assert done.returncode == 0, done.stdout
+    well = marked(done.stdout, OK)
+    assert re.search(
+        r"of 2 workers on 2 hosts get [\d.,]+ [GM]bit/s; a small one takes ", only(well, "allreduces")
+    )
+    assert re.search(r"BERT-base, 8 hosts, \d+ Gbit/s: .*, modelled$", only(well, "the line of docs/pays.md"))
+
+
+@pytest.mark.parallel
 @needs_horovod
 def test_under_mpi_one_framework_is_tested_and_workers_are_compared(tmp_path) -> None:
     """The first framework; worker 1 is made to use other kernels."""

@@ -30,7 +30,7 @@ import numpy as np
 from horovod_quant.kernels.arrays import no_part
 from horovod_quant.kernels.layout import buckets, code_words
 from horovod_quant.schemes.base import (
-    Allgather, Collective, Decoded, Exchange, Gradient, Scheme, Workers, checked, require_bucket_size, split_points
+    Allgather, Collective, Decoded, Exchange, Gradient, Scheme, Workers, require_bucket_size, split_points, validated,
 )
 
 
@@ -72,11 +72,11 @@ class TernGrad(Scheme):
             parts.append((scale_at[i + 1] - scale_at[i], np.float32, partial(measure, g)))
         for i in range(len(gradients)):
             parts.append((code_at[i + 1] - code_at[i], np.int32, partial(encode, i)))
-        payload = kernels.assemble([*parts, no_part(np.int32)])
+        payload = kernels.pack([*parts, no_part(np.int32)])
         words = np.diff(scale_at) + np.diff(code_at)
         sizes = [4 * int(count) for count in words]
         lengths = None if scale_at[-1] else [0] * workers.size
-        pieces = yield from checked(Allgather(payload, sizes, lengths), workers)
+        pieces = yield from validated(Allgather(payload, sizes, lengths), workers)
 
         def write(i: int, factor: float, out: Any) -> Any:
             own_scales = [kernels.view(p[scale_at[i] : scale_at[i + 1]], np.float32) for p in pieces]

@@ -342,11 +342,10 @@ def auto_with_two_optimizers_again_and_again() -> None:
             sum(net_loss(model, step) for model in models).backward()
             for optimizer in optimizers:
                 optimizer.step()
-            reports = [auto.report(optimizer) for optimizer in optimizers]
-            decided.append([each.method is not None and each.step == each.steps for each in reports])
+            decided.append([id(auto.report(optimizer).measurements) for optimizer in optimizers])
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
     for own in zip(*decided):
-        changes = [step for step, (one, other) in enumerate(zip(own, own[1:]), 1) if not one and other]
+        changes = [step for step, (one, other) in enumerate(zip(own, own[1:]), 1) if one != other]
         assert changes == [length, 2 * length + 3, 3 * length + 6], changes
     assert_same_on_all_ranks([p for model in models for p in model.parameters()], "parameters")
     assert len(auto.state_dict()["choices"]) == 2
