@@ -6,8 +6,8 @@ from typing import Any, Literal
 from horovod_quant.frontends.nodes import hierarchical_process_sets as hierarchical_process_sets
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.tensorflow import compressor as _compressor
-from horovod_quant.tensorflow.metrics import MetricsCallback as MetricsCallback
 from horovod_quant.tensorflow import optim as optim
+from horovod_quant.tensorflow.metrics import MetricsCallback as MetricsCallback
 
 __all__ = [
     "BinSGDM",
