@@ -13,12 +13,7 @@ from horovod_quant.frontends.binsgdm import moves_by_averages, require_beta, req
 from horovod_quant.schemes.base import LOCAL, Scheme
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.compressor import Compressor
-from horovod_quant.tensorflow.horovod_call import (
-    KERAS_3_REMEDY,
-    HorovodCall,
-    is_keras_3,
-    optimizer_being_made,
-)
+from horovod_quant.tensorflow.horovod_call import HorovodCall
 from horovod_quant.tensorflow.member import HeldState, Member
 
 
@@ -50,8 +45,6 @@ class BinSGDMCompressor(Compressor):
         self._optimizer: weakref.ref | None = None
 
     def _welcome(self, optimizer: Any) -> None:
-        if is_keras_3(optimizer) and optimizer_being_made() is optimizer:
-            raise RuntimeError(KERAS_3_REMEDY)
         self._optimizers.add(optimizer)
         own = optim.binsgdm_of(optimizer)
         if own is None:
