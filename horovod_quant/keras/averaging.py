@@ -270,7 +270,9 @@ def _require_settings(compression: Any, op: Any, hvd: Any, groups: Any, predivid
             f"compression={compression!r}: it is for PyTorch; use one of horovod_quant.keras, such as "
             f"hvq.GlobalQSGD(bits=8)"
         )
-    if compression is not None and not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+    if compression is not None and not (
+        hasattr(compression, "compress") and hasattr(compression, "decompress")
+    ):
         raise TypeError(
             f"compression={compression!r}: use None, a compressor such as hvq.GlobalQSGD(bits=8), or one of "
             f"hvd.Compression"
@@ -281,7 +283,11 @@ def _require_settings(compression: Any, op: Any, hvd: Any, groups: Any, predivid
         raise ValueError(
             f"op=Adasum: {type(compression).__name__} supports only op=hvd.Average and op=hvd.Sum"
         )
-    if isinstance(predivide, bool) or not isinstance(predivide, (int, float)) or not 0 < predivide < float("inf"):
+    if (
+        isinstance(predivide, bool)
+        or not isinstance(predivide, (int, float))
+        or not 0 < predivide < float("inf")
+    ):
         raise ValueError(f"gradient_predivide_factor={predivide!r}: use a number above 0")
     if predivide != 1.0 and op != hvd.Average:
         raise ValueError(
@@ -291,7 +297,8 @@ def _require_settings(compression: Any, op: Any, hvd: Any, groups: Any, predivid
         raise ValueError(f"groups={groups!r}: use a number of groups, 1 or more, or None")
     if not (groups is None or isinstance(groups, int)):
         if not isinstance(groups, (list, tuple)) or not all(
-            isinstance(group, (list, tuple)) and all(hasattr(each, "shape") for each in group) for group in groups
+            isinstance(group, (list, tuple)) and all(hasattr(each, "shape") for each in group)
+            for group in groups
         ):
             raise ValueError(
                 f"groups={groups!r}: use a number of groups, a list of lists of variables, or None"

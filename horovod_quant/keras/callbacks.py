@@ -48,7 +48,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def register_local_var(self, var: Any) -> None:
         """Leaves a variable as it is."""
         if not hasattr(own_variable(var), "ref"):
-            raise ValueError(f"local_variables: it contains {var!r}; use variables of the model or of TensorFlow")
+            raise ValueError(
+                f"local_variables: it contains {var!r}; use variables of the model or of TensorFlow"
+            )
         self._local.add(own_variable(var).ref())
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -13,6 +13,7 @@ from horovod_quant.tensorflow.horovod_call import name_of, own_variable
 from horovod_quant.tensorflow.optim import BinaryUpdate, require_rates
 
 
+@keras.saving.register_keras_serializable("horovod_quant")
 class BinSGDM(BinaryUpdate, keras.optimizers.Optimizer):
     """Moves every element of every variable by ``+-learning_rate``; the sign is random, with odds set by its momentum.
 

@@ -147,7 +147,13 @@ class _Distributed:
 def _distributed(kind: type) -> type:
     # Keras's own classes are saved by their public module.
     module = "keras.optimizers" if kind.__module__.partition(".")[0] == "keras" else kind.__module__
-    return type(kind.__name__, (_Distributed, kind), {"__module__": module, "__doc__": kind.__doc__})
+    made = type(kind.__name__, (_Distributed, kind), {"__module__": module, "__doc__": kind.__doc__})
+    package, _, name = keras.saving.get_registered_name(kind).rpartition(">")
+    if package:
+        # It is saved by the name under which the plain class is loaded.
+        for each in (made, kind):
+            keras.saving.register_keras_serializable(package, name)(each)
+    return made
 
 
 def averaging_of(optimizer: Any) -> Averaging | None:

@@ -18,7 +18,8 @@ from horovod_quant.tensorflow.member import HeldState, Member
 
 
 class BinSGDMCompressor(Compressor):
-    """Compressor for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`.
+    """Compressor for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`, and for
+    `horovod_quant.keras.optim.BinSGDM`.
 
     Momentum and scale are the optimizer's slot variables.
 
@@ -51,7 +52,7 @@ class BinSGDMCompressor(Compressor):
             raise ValueError(
                 f"compression=BinSGDM(): it needs the optimizer of the same name, but was used with the optimizer "
                 f"{type(optimizer).__name__}; use "
-                f"hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...)"
+                f"DistributedOptimizer(hvq.optim.BinSGDM(...), ...)"
             )
         known = None if self._optimizer is None else self._optimizer()
         if known is not None and known is not own:
@@ -67,7 +68,7 @@ class BinSGDMCompressor(Compressor):
         if optimizer is None or call.variable is None:
             raise ValueError(
                 "compression=BinSGDM(): it needs the optimizer of the same name, but was used with no optimizer; use "
-                "hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...), or with a tape "
+                "DistributedOptimizer(hvq.optim.BinSGDM(...), ...), or with a tape "
                 "BinSGDM(optimizer=...)"
             )
         return optimizer.held_state(call.variable, call.variables, moves_by_averages(scheme))

@@ -7,15 +7,25 @@ run with all.
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 from covering import Launch, cover, each_feature_once
-from scenario_table import TABLES, names
+from scenario_table import TABLES, names, without_keras_2
 
 FEWEST = 2
 """Workers."""
+
+
+def has_keras_3() -> bool:
+    """Whether this environment has Keras 3, read without importing it."""
+    try:
+        return int(importlib.metadata.version("keras").partition(".")[0]) >= 3
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
 
 COSTS = {Launch("gloo", 2): 1.0, Launch("mpi", 2): 1.0, Launch("mpi", 3): 1.6, Launch("gloo", 3): 8.0}
 """Of a scenario. Under Gloo three workers on two cores take many times as long as under Open MPI, which was told to
@@ -95,9 +105,26 @@ def flat(tier: str) -> Plan:
             chosen = {name for covering in coverings for name in covering.get(launch, ())}
             if tier != "default":
                 chosen.update(names(module, "extra" if tier == "thorough" else breadth))
+            if module == "tf_scenarios" and has_keras_3():
+                chosen = set(without_keras_2(sorted(chosen)))
             if chosen:
                 plan[Run(module, *launch)] = [name for name in every if name in chosen]
     return plan
+
+
+def with_keras_3(tier: str) -> Plan:
+    """What a script may do with ``horovod_quant.keras``; by default each feature with a method or two."""
+    module = "keras_scenarios"
+    if not has_keras_3() or tier == "quick":
+        return {}
+    every, core = names(module, "full"), names(module, "core")
+    if tier == "default":
+        every = [name for name in every if name in {*each_feature_once(every), *core}]
+    return {
+        Run(module, "gloo", 2): every,
+        Run(module, "gloo", 3): each_feature_once(names(module, "full")[::-1]),
+        Run(module, "mpi", 3): core,
+    }
 
 
 def _nodes(
