@@ -4,9 +4,12 @@ import horovod_quant.keras as hvq
 optimizer = hvq.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=hvq.GlobalQSGD(bits=8))
 """
 
+from typing import Any
+
 from horovod_quant.keras import requirements as _requirements  # noqa: F401
 
 # isort: split
+from horovod_quant import tensorflow
 from horovod_quant.keras import callbacks as callbacks
 from horovod_quant.keras import optim as optim
 from horovod_quant.keras.optimizer import DistributedOptimizer
@@ -15,13 +18,18 @@ from horovod_quant.tensorflow import (
     EDEN,
     NUQSGD,
     QSGD,
-    Auto,
     BinSGDM,
     Compressor,
     GlobalQSGD,
     hierarchical_process_sets,
 )
-from horovod_quant.tensorflow import __getattr__ as __getattr__  # other packages' schemes
+from horovod_quant.tensorflow.auto import Auto
+
+
+def __getattr__(name: str) -> Any:
+    """Other packages' schemes."""
+    return getattr(tensorflow, name)
+
 
 __all__ = [
     "EDEN",

@@ -7,23 +7,23 @@ from typing import Any
 
 import tensorflow as tf
 
-_HOROVOD_FUNCTION = "allreduce_grads"
-"""In the name of the graph function in which Horovod's tapes and optimizers reduce gradients."""
+_HOROVODS = ("allreduce_grads", "_Allreduce/")
+"""In the names of the function and the operations with which Horovod's tapes reduce gradients; layers have others."""
 
 
 def require_not_averaged(gradients: Sequence[Any]) -> None:
     """Raises ValueError where a graph has reduced the gradients before; in eager code that cannot be told."""
     if tf.executing_eagerly():
         return
-    if any(_HOROVOD_FUNCTION in name for name in _functions_before(gradients)):
+    if any(each in name for name in _names_before(gradients) for each in _HOROVODS):
         raise ValueError(
             "the gradients come from hvd.DistributedGradientTape, which has averaged them already, and this optimizer "
             "would average them again: use tf.GradientTape, or an optimizer without hvq.DistributedOptimizer"
         )
 
 
-def _functions_before(gradients: Sequence[Any]) -> Iterator[str]:
-    """The names of the functions that the graph around calls, directly or not, on the way to the gradients."""
+def _names_before(gradients: Sequence[Any]) -> Iterator[str]:
+    """The names of operations, in functions too, and of functions on the way to the gradients."""
     pending = [
         each
         for gradient in gradients
@@ -46,6 +46,7 @@ def _functions_before(gradients: Sequence[Any]) -> Iterator[str]:
         if outside is not None and not isinstance(outside, tf.__internal__.EagerTensor):
             pending.append(outside)
         pending += operation.inputs
+        yield operation.name
         for name in _called(operation.node_def):
             yield from _with_inner(graph, name, seen_functions)
 
@@ -67,5 +68,6 @@ def _with_inner(graph: Any, name: str, seen: set[str]) -> Iterator[str]:
     if not graph._is_function(name):
         return
     for node in graph._get_function(name).cached_definition.node_def:
+        yield node.name
         for inner in _called(node):
             yield from _with_inner(graph, inner, seen)

@@ -18,8 +18,8 @@ from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.horovod_call import HorovodCall, own_variable
 
 _numbers: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
-"""Of the optimizers that have averaged, by process set. Every worker of a process set averages with the same ones in the
-same order, whatever else it has made.
+"""Of the optimizers that have averaged, by process set. Every worker of a process set averages with the same ones in
+the same order, whatever else it has made.
 """
 
 

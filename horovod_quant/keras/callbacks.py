@@ -20,8 +20,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Gives all workers one worker's weights and optimizer state when training begins.
 
     Every worker then starts from the same weights, random or loaded. The state of dropout's random numbers stays each
-    worker's own: the same masks everywhere would make their batches less different. Workers are those of the optimizer's
-    process set.
+    worker's own: the same masks everywhere would make their batches less different. Workers are those of the
+    optimizer's process set. BinSGDM's momentum is each worker's own, too: where every worker has loaded its own file,
+    leave this callback out.
 
     Args:
         root_rank: the worker whose variables the others get.
@@ -109,8 +110,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         start_epoch: the first epoch in which it is set.
         end_epoch: the first one in which it is no more; None for all.
         staircase: whether it is set when epochs begin; otherwise with each batch, by fractions of epochs.
-        momentum_correction: whether momentum is multiplied, once, by the ratio of a new learning rate to the old one, in
-            optimizers that have momentum.
+        momentum_correction: whether momentum is multiplied, once, by the ratio of a new learning rate to the old one,
+            in optimizers that have momentum.
         steps_per_epoch: batches of an epoch, without ``staircase``; None to take Keras's own count.
 
     Raises:
@@ -354,6 +355,6 @@ def _scale_momentum(optimizer: Any, ratio: float) -> None:
     """
     if not isinstance(getattr(optimizer, "momentum", None), float) or ratio == 1.0:
         return
-    for variable in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", ()):
+    for variable in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or ():
         if variable is not None:
             variable.assign(variable.value * tf.cast(ratio, variable.dtype))

@@ -1,6 +1,7 @@
 """Mixed precision: an overflow on one worker is a skipped step on all.
 
-Keras decides by its own gradients whether to apply them; the others would wait for the averages of a worker that does not.
+Keras decides by a worker's own gradients whether to apply them; the others would wait for the averages of a worker that
+does not.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def _agreeing(kind: type) -> type:
 def agree_on_overflows(loss_scale: Any) -> None:
     """Makes a loss-scaling optimizer ask all workers; it keeps its state."""
     if not isinstance(loss_scale, _Agreeing):
-        loss_scale.__class__ = _agreeing(type(loss_scale))
+        kind: Any = type(loss_scale)
+        loss_scale.__class__ = _agreeing(kind)
 
 
 def loss_scale_around(optimizer: Any) -> Any:

@@ -40,9 +40,9 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
 
     It averages once for each update: after ``gradient_accumulation_steps``, before clipping, weight decay and moving
     averages of weights, in ``model.fit``, ``train_on_batch``, a ``train_step`` of your own and with tapes alike. The
-    optimizer itself is changed, and keeps its state and name. It is saved as what it was before: ``keras.saving`` loads it
-    as the plain optimizer, `load_model` as a distributed one. Random bits depend on its ``iterations``, so that a run
-    that was saved and resumed has the same bits.
+    optimizer itself is changed, and keeps its state and name. It is saved as what it was before: ``keras.saving`` loads
+    it as the plain optimizer, `load_model` as a distributed one. Random bits depend on its ``iterations``, so that a
+    run that was saved and resumed has the same bits.
 
     Args:
         optimizer: a ``keras.optimizers.Optimizer``, also a ``LossScaleOptimizer``.
@@ -55,8 +55,8 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
         op: ``hvd.Average``, the default, ``hvd.Sum`` or, without quantization, ``hvd.Adasum``.
         backward_passes_per_step: 1; see the optimizer's own ``gradient_accumulation_steps``.
         average_aggregated_gradients: as ``gradient_accumulation_steps`` does it; without effect.
-        groups: a number of groups of gradients that are reduced together, or lists of variables, of which each is a group;
-            None for each gradient by itself.
+        groups: a number of groups of gradients that are reduced together, or lists of variables, of which each is a
+            group; None for each gradient by itself.
         process_set: an ``hvd.ProcessSet`` whose workers average; None for all.
         scale_local_gradients: whether the gradients of variables given to the optimizer's ``register_local_var``, which
             are not averaged, are divided by the number of workers.
@@ -66,8 +66,8 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
 
     Raises:
         TypeError: ``optimizer`` or ``compression`` is something else.
-        ValueError: an argument is out of range, the optimizer is distributed already, or its class overrides the methods
-            on the way to where gradients are averaged.
+        ValueError: an argument is out of range, the optimizer is distributed already, or its class overrides the
+            methods on the way to where gradients are averaged.
         ImportError: Horovod is missing, or was built without TensorFlow.
     """
     require_horovod()
@@ -94,7 +94,8 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
         inner.name = name
     if inner.built:
         _require_no_float8(inner._trainable_variables)
-    inner.__class__ = _distributed(type(inner))
+    kind: Any = type(inner)
+    inner.__class__ = _distributed(kind)
     vars(inner)[_SETTINGS] = averaging
     if loss_scale is not None:
         agree_on_overflows(loss_scale)
@@ -137,8 +138,8 @@ class _Distributed:
         settings = vars(self).get(_SETTINGS)
         if settings is None:
             raise RuntimeError(
-                f"{type(self).__name__}: this optimizer was made from the configuration of a distributed one, which does "
-                f"not have what it was given; use hvq.DistributedOptimizer(...) on it"
+                f"{type(self).__name__}: this optimizer was made from the configuration of a distributed one, which "
+                f"does not have its arguments; use hvq.DistributedOptimizer(...) on it"
             )
         return settings
 
@@ -177,8 +178,8 @@ def _require_usable(optimizer: Any) -> None:
         raise ValueError(f"optimizer={name}: it is distributed already; use hvq.DistributedOptimizer once")
     if hasattr(optimizer, "_allreduce_grads"):
         raise ValueError(
-            f"optimizer={name}: it comes from Horovod's DistributedOptimizer, which does not average under Keras 3; give "
-            f"the plain optimizer to hvq.DistributedOptimizer"
+            f"optimizer={name}: it comes from Horovod's DistributedOptimizer, which does not average under Keras 3; "
+            f"give the plain optimizer to hvq.DistributedOptimizer"
         )
     overridden = [
         method
@@ -187,8 +188,8 @@ def _require_usable(optimizer: Any) -> None:
     ]
     if overridden:
         raise ValueError(
-            f"optimizer={name}: its class overrides {overridden[0]}(), and gradients could go past the averaging; use an "
-            f"optimizer that overrides only build() and update_step()"
+            f"optimizer={name}: its class overrides {overridden[0]}(), and gradients could go past the averaging; use "
+            f"an optimizer that overrides only build() and update_step()"
         )
 
 

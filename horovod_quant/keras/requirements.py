@@ -20,13 +20,13 @@ def _check() -> None:
     release = tuple(int(part) for part in keras.__version__.split(".")[:2])
     if release < (3,):
         raise ImportError(
-            f"horovod_quant.keras is for Keras {_OLDEST} or later, and Keras {keras.__version__} is installed: with it use "
-            f"horovod.tensorflow.keras.DistributedOptimizer and the compressors of horovod_quant.tensorflow"
+            f"horovod_quant.keras is for Keras {_OLDEST} or later, and Keras {keras.__version__} is installed: with it "
+            f"use horovod.tensorflow.keras.DistributedOptimizer and the compressors of horovod_quant.tensorflow"
         )
     if release < OLDEST:
         raise ImportError(
-            f"horovod_quant.keras needs Keras {_OLDEST} or later, and Keras {keras.__version__} is installed, which clips "
-            f"gradients before it accumulates them: pip install 'keras>={_OLDEST}'"
+            f"horovod_quant.keras needs Keras {_OLDEST} or later, and Keras {keras.__version__} is installed, which "
+            f"clips gradients before it accumulates them: pip install 'keras>={_OLDEST}'"
         )
     backend = keras.backend.backend()
     if backend != "tensorflow":

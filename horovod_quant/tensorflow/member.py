@@ -30,8 +30,8 @@ class Member(NamedTuple):
     """A gradient, and what its exchange needs.
 
     ``factor`` takes the reduced control tensor's numbers, and raises if the workers meant different gradients;
-    ``disagreement`` is what it says then. ``step`` is the number that random bits are drawn with, int64; None where that
-    is the number of the exchange.
+    ``disagreement`` is what it says then. ``step`` is the number that random bits are drawn with, int64; None where
+    that is the number of the exchange.
     """
 
     tensor: tf.Tensor

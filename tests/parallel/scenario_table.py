@@ -562,6 +562,7 @@ KERAS = Table(
         ),
     ],
     core=["fit", "accumulation", "an_overflow_on_one_rank", "plain_averages_equal_one_process"],
+    sampled=["global-qsgd-in-tensorflow", "eden-in-tensorflow"],
 )
 """Under Keras 3: scripts/test --latest."""
 

@@ -7,8 +7,9 @@ import sys
 from typing import Any
 
 import pytest
+from helpers import has_keras_3
 from launching import ROOT, SCENARIOS_LIMIT, Outcome, assert_passed, environment
-from plan import has_keras_3, parametrize, with_keras_3
+from plan import parametrize, with_keras_3
 
 pytestmark = [
     pytest.mark.parallel,
