@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.table import SegmentTable
+from rich.table import Table
 
 from horovod_quant.kernels import triton as k
 from horovod_quant.kernels.keys import RngKey
@@ -186,7 +186,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def print_table(console: Console, size: str, results: list[dict[str, Any]]) -> None:
-    table = SegmentTable(title=f"{size} elements, time per call")
+    table = Table(title=f"{size} elements, time per call")
     table.add_column("kernel")
     for column in ("ms", "GB/s moved", "share of the copy's", "target"):
         table.add_column(column, justify="right")

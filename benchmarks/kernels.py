@@ -24,7 +24,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.table import SegmentTable
+from rich.table import Table
 
 from horovod_quant import kernels
 from horovod_quant.kernels import native, native_library, reference
@@ -220,7 +220,7 @@ def measure(size: str, isa: str, selected: list[Case], rounds: int) -> list[dict
 
 def print_table(console: Console, size: str, measured: dict[str, list[dict[str, Any]]]) -> None:
     """``measured``: the results of each instruction set."""
-    table = SegmentTable(title=f"{size} elements, time per call")
+    table = Table(title=f"{size} elements, time per call")
     table.add_column("kernel")
     for isa in measured:
         for column in ("ms", "x fp16 cast", "x memcpy", "target"):

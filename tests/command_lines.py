@@ -60,7 +60,7 @@ PARSERS = {
     "examples/terngrad.py": "examples/terngrad.py",
     "examples/torch_char_transformer.py": "examples/torch_char_transformer.py",
     "scripts/advise-tables": "scripts/advise_tables.py",
-    "scripts/api-docs": "scripts/api_docs.py",
+    "scripts/docs": "scripts/documentation.py",
     "scripts/check-model": "scripts/check_model.py",
     "scripts/compile_kernels.py": "scripts/compile_kernels.py",
     "scripts/demo": "scripts/demonstration.py",

@@ -17,7 +17,14 @@ import pytest
 from command_lines import NOT_ASKED, PROGRAM, Asked
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.glob("results/*.md")),
+]
 
 
 class RunBy(NamedTuple):
@@ -308,9 +315,10 @@ NAMES = {"horovod-quant doctor", "horovod-quant bench", "horovod-quant advise", 
 
 
 def asked_in(page: Path) -> list[Asked]:
-    """Of docs/results.md only what it says of scripts/reproduce: the rest tells what has been run."""
+    """Of the pages of results only what they say of scripts/reproduce: the rest tells what has been run."""
     found = commands_of(page.read_text())
-    return [each for each in found if page.name != "results.md" or each.text.startswith("scripts/reproduce")]
+    results = page.name == "results.md" or page.parent.name == "results"
+    return [each for each in found if not results or each.text.startswith("scripts/reproduce")]
 
 
 ASKED = [(page.name, each) for page in PAGES for each in asked_in(page)]

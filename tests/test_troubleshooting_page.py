@@ -28,7 +28,7 @@ NOT_ON_THE_PAGE = {
     "kernels/reference.py": "as above",
     "kernels/rotated_sums.py": "as above",
     "kernels/rotation.py": "as above",
-    "kernels/span.py": "as above",
+    "kernels/buffer_view.py": "as above",
     "kernels/triton/": "as above; the page has what the frontends say of GPUs",
     "tensorflow/kernels.py": "as above",
     "kernels/native_library.py": "the page has why there is no library",

@@ -92,7 +92,7 @@ class Decoded:
             into a flat floating-point array, and returns it. Only for schemes without ``decode``.
         exchanged_again: for each gradient, how many of its buckets were exchanged a second time; empty for none.
         decode: ``decode(indices, factor, outs)`` does so for several gradients, and returns a list. The ``outs`` may be
-            `horovod_quant.kernels.buffer_view.Span`.
+            `horovod_quant.kernels.buffer_view.BufferView`.
         received: the arrays of which `Scheme.decode_received` makes this, if the scheme has it.
     """
 

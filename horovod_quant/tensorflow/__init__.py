@@ -1,8 +1,10 @@
-"""Gradient quantization for ``horovod.tensorflow``, ``horovod.tensorflow.keras`` and ``horovod.keras``.
+"""Gradient quantization for ``horovod.tensorflow``, ``horovod.tensorflow.keras`` and ``horovod.keras``::
 
-import horovod_quant.tensorflow as hvq
-hvd.DistributedGradientTape(tape, compression=hvq.GlobalQSGD(bits=8))
-hvd.DistributedOptimizer(optimizer, compression=hvq.GlobalQSGD(bits=8))
+    import horovod_quant.tensorflow as hvq
+    hvd.DistributedGradientTape(tape, compression=hvq.GlobalQSGD(bits=8))
+    hvd.DistributedOptimizer(optimizer, compression=hvq.GlobalQSGD(bits=8))
+
+The guide "Methods, bits and arguments" (docs/tuning.md) compares the methods.
 """
 
 try:

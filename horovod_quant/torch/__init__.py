@@ -1,7 +1,9 @@
-"""Gradient quantization for ``horovod.torch``.
+"""Gradient quantization for ``horovod.torch``::
 
-import horovod_quant.torch as hvq
-hvd.DistributedOptimizer(optimizer, named_parameters=..., compression=hvq.GlobalQSGD(bits=8))
+    import horovod_quant.torch as hvq
+    hvd.DistributedOptimizer(optimizer, named_parameters=..., compression=hvq.GlobalQSGD(bits=8))
+
+The guide "Methods, bits and arguments" (docs/tuning.md) compares the methods.
 """
 
 try:

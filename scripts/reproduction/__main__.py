@@ -1,7 +1,7 @@
-"""Tests the papers' claims and writes the page of results. Started by scripts/reproduce.
+"""Tests the papers' claims and writes the pages of results. Started by scripts/reproduce.
 
 A claim that already has a result is not tested again, so an interrupted run can be repeated; real trainings are kept
-one by one. The page is made from the results alone.
+one by one. The pages are made from the results alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main() -> int:
         print(f"reproduce:     done in {result['seconds']:.0f} s")
         for verdict in common.verdicts_of(claim, result["figures"]):
             print(f"reproduce:     {page.outcome(verdict.holds)}: {verdict.statement} ({verdict.evidence})")
-    print(f"reproduce: {page.write(args.output)}")
+    for path in page.write(args.output):
+        print(f"reproduce: {path}")
     return 0
 
 
@@ -52,8 +53,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--only",
         nargs="*",
         metavar="PART",
-        help=f"for a claim with parts ({common.WITH_PARTS}): run only these, in this order; the page has the "
-        "others as they were measured before, here or elsewhere. Without any PART: make the page of these",
+        help=f"for a claim with parts ({common.WITH_PARTS}): run only these, in this order; the pages have the "
+        "others as they were measured before, here or elsewhere. Without any PART: make the pages of these",
     )
     parser.add_argument(
         "--size", choices=("full", "tiny"), default="full", help="tiny: only to check that it runs (full)"
@@ -63,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         default=ROOT / "docs" / "results",
         metavar="FOLDER",
-        help="folder for results and plots; the page is FOLDER.md (docs/results)",
+        help="folder for results and plots; pages go into it, the summary is FOLDER.md (docs/results)",
     )
     return parser
 

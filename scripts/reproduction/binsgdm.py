@@ -9,6 +9,7 @@ from reproduction import binsgdm_tuning, common, steps, transformer
 from reproduction.common import Plot, Verdict
 
 TITLE = "BinSGDM: one bit per element, compared with Adam"
+SCALE = "119,000 parameters (loss), 7.2 and 21 million (speed), 4 workers on 2 cores"
 CLAIM = (
     "An optimizer that exchanges one bit per element trains as well as Adam with float32 gradients, and up to 2.5 "
     "times (ResNet-50) and 6.3 times (BERT-Base) as fast between hosts with links of 10 Gbit/s. The hierarchical "

@@ -14,13 +14,14 @@ from reproduction.common import Plot, Verdict
 from reproduction.transformer import LIMIT, STEPS, TrainedInParts, Training, plain
 
 TITLE = "BinSGDM: its best setting, and where its loss comes from"
+SCALE = "119,000 parameters, 1,000 and 2,000 steps, 4 workers on 2 cores"
 CLAIM = (
     "With one bit per element in each direction an optimizer ends at a loss comparable to Adam's after as many steps "
     "(Peng et al., ICLR 2023 submission; NeurIPS 2023)."
 )
 BETAS, RATES, TUNING_SEED = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95), (0.003, 0.005, 0.008), 3
 METHOD = (
-    "The transformer, text and workers of the section above. *Tuning*: for each beta of "
+    "The transformer, text and workers of `scripts/reproduce transformer`. *Tuning*: for each beta of "
     f"{', '.join(map(str, BETAS))} the best learning rate of {', '.join(map(str, RATES))} for seed {TUNING_SEED}, "
     "which no other training has; then each beta with its rate and the usual seeds. The best pair of the tuning "
     "is used for everything else. *Roundings*: the same rule with the workers' bits, whose mean is not rounded "

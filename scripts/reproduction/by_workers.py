@@ -23,6 +23,7 @@ from reproduction import common, running
 from reproduction.common import Plot, Verdict
 
 TITLE = "Global-QSGD and QSGD in time, by the number of workers"
+SCALE = "4.2 million elements, 2 to 16 hosts on 2 cores, no training"
 CLAIM = (
     "QSGD gathers every worker's codes, whose bytes grow with the number of workers; Global-QSGD's integers can be "
     "added by an allreduce, whose bytes hardly do. So the more workers there are, the more time it saves (Xin, "

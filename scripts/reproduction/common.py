@@ -41,7 +41,7 @@ from horovod_quant.frontends import methods
 from horovod_quant.schemes.base import Scheme
 from reproduction import running
 
-# In the order of the page. A claim's name is that of its module, with hyphens.
+# A claim's name is that of its module, with hyphens.
 CLAIMS = (
     "nuqsgd",
     "nuqsgd-gradients",
@@ -54,17 +54,15 @@ CLAIMS = (
     "eden",
 )
 
-SUBJECTS = (
-    ("nuqsgd", "nuqsgd-gradients", "nuqsgd-training"),
-    ("global-qsgd", "by-workers"),
-    ("rotated-sum",),
-    ("qsgd", "qsvrg"),
-    ("binsgdm", "binsgdm-tuning", "emulated"),
-    ("transformer", "transformer-gpu", "seconds"),
-    ("eden",),
-    ("rivals",),
-)
-"""Claims that share a line of the page's summary."""
+PAGES = {
+    "qsgd": ("QSGD", ("qsgd", "qsvrg")),
+    "nuqsgd": ("NUQSGD", ("nuqsgd", "nuqsgd-gradients", "nuqsgd-training")),
+    "global-qsgd": ("Global-QSGD", ("global-qsgd", "by-workers", "rotated-sum")),
+    "binsgdm": ("BinSGDM", ("binsgdm", "binsgdm-tuning", "emulated")),
+    "eden": ("EDEN", ("eden",)),
+    "training": ("Training a transformer", ("transformer", "transformer-gpu", "seconds", "rivals")),
+}
+"""Pages of the evidence: a file name without its suffix, a title, and the claims on the page."""
 
 # Tested only where they are named: most machines lack what they need, or nobody has tested them yet. Their
 # modules also have ``problem(size)``: why the claim cannot be tested here, or None.
@@ -356,10 +354,10 @@ def progress(items: Sequence[Any], description: str) -> Iterator[Any]:
 # ---- Markdown and plots ------------------------------------------------------------------------------------------
 
 
-def link(heading: str) -> str:
-    """To a section of the page."""
+def link(heading: str, page: str = "") -> str:
+    """A Markdown link to a section, of another page if its path is given."""
     anchor = "".join(c for c in heading.lower() if c.isalnum() or c in " -_").replace(" ", "-")
-    return f"[{heading}](#{anchor})"
+    return f"[{heading}]({page}#{anchor})"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -12,6 +12,7 @@ from reproduction.common import Plot, Verdict
 from reproduction.transformer import Training, plain
 
 TITLE = "EDEN: few bits, the same error for every gradient"
+SCALE = "119,000 parameters, 1,000 steps, 4 workers on 2 cores"
 CLAIM = (
     "After a random rotation, the levels of a Gaussian suit every gradient: the squared error depends only on the bits "
     "(Vargaftik et al., ICML 2022). This package's claim: so 3 bits train a transformer to within 0.5% of float32's "
@@ -21,17 +22,18 @@ CLAIM = (
 METHOD = (
     "*Error*: exchanges of simulated workers, for distributions that have little in common. *One spike* is one "
     "element per bucket with nearly all of its energy. *Transformer*: the trainings of `scripts/reproduce "
-    "transformer`, with 4 real workers, 1,000 steps, and for every method the learning rate that is best for "
-    "float32. float32 was trained anew; BinSGDM's row is that of the transformer's section. PowerSGD is PyTorch's "
-    "hook for DistributedDataParallel over Gloo, with the same model, data and optimizer, and float32 in the first "
-    "tenth of the steps, as PyTorch's documentation advises. *Whitened*: an experiment outside the package. Before "
-    "EDEN rounds them, gradients are divided, element by element, by the root mean square of past averages, which "
-    "all workers have decoded identically (an exponential average of about 50 steps, with a floor that was chosen "
-    "with another seed); the averages are multiplied by it again. The noise then is where Adam does not feel it. "
-    "This was to become a feature only if whitened 2 bits ended within 1% of float32 where plain 2 bits do not, or 1 "
-    "bit within 2%. *SGD with momentum*: 4 simulated workers, digits, the convolutional network above and a small "
-    "ResNet. *Embedding*: 4 simulated workers. A model guesses the next word of Python's library, and few rows of "
-    "its embedding have a gradient in a step. Its gradients are dense, so rows of zeros share buckets with others."
+    "transformer`, with 4 real workers, 1,000 steps, and for every method the learning rate that is best for float32. "
+    "float32 was trained anew; BinSGDM's row is that of `scripts/reproduce transformer`. PowerSGD is PyTorch's hook "
+    "for DistributedDataParallel over Gloo, with the same model, data and optimizer, and float32 in the first tenth "
+    "of the steps, as PyTorch's documentation advises. *Whitened*: an experiment outside the package. Before EDEN "
+    "rounds them, gradients are divided, element by element, by the root mean square of past averages, which all "
+    "workers have decoded identically (an exponential average of about 50 steps, with a floor that was chosen with "
+    "another seed); the averages are multiplied by it again. The noise then is where Adam does not feel it. This was "
+    "to become a feature only if whitened 2 bits ended within 1% of float32 where plain 2 bits do not, or 1 bit "
+    "within 2%. *SGD with momentum*: 4 simulated workers, digits, the convolutional network of `scripts/reproduce "
+    "nuqsgd` and a small ResNet. *Embedding*: 4 simulated workers. A model guesses the next word of Python's library, "
+    "and few rows of its embedding have a gradient in a step. Its gradients are dense, so rows of zeros share buckets "
+    "with others."
 )
 
 SOURCE = common.PACKAGE
@@ -395,8 +397,8 @@ def _loss_table(figures: dict[str, Any]) -> str:
         )
     missing = [each.title for each in TRAININGS if each.key not in figures["trainings"]]
     note = (
-        "Losses are in nats per character, as in the transformer's section. Differences are between means over the "
-        "seeds that both have, ± the standard error over the seeds. PowerSGD's bytes are those of a step after the "
+        "Losses are in nats per character, as in `scripts/reproduce transformer`. Differences are between means over "
+        "the seeds that both have, ± the standard error over the seeds. PowerSGD's bytes are those of a step after the "
         "first tenth."
     )
     more = len(figures["trainings"].get(CLOSE[0], {}).get("validation_losses", ())) > figures["seeds"]

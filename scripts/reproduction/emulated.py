@@ -23,6 +23,7 @@ from reproduction import common, running
 from reproduction.common import Plot, Verdict
 
 TITLE = "The papers' speed-ups, with emulated accelerators"
+SCALE = "gradients of real models, computing emulated by sleep, 4 hosts on 2 cores"
 CLAIM = (
     "Between hosts with links of 10 Gbit/s BinSGDM trains ResNet-50 up to 2.47 times and BERT-Base up to 6.26 times as "
     "fast as full precision does (Peng et al., NeurIPS 2023); with QSGD ResNet-152 trains 1.8 times as fast on 16 GPUs "

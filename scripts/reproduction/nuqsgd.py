@@ -14,6 +14,7 @@ from reproduction import common, gradients, variance
 from reproduction.common import Plot, Verdict
 
 TITLE = "NUQSGD: nonuniform levels have less variance"
+SCALE = "142,000 parameters, digits, 4 simulated workers"
 CLAIM = (
     "With the same number of bits, NUQSGD's exponential levels have less variance than QSGD's uniform ones, so "
     "training reaches a lower loss. NUQSGD also matches QSGDinf, which has no such guarantee (Ramezani-Kebrya et al., "

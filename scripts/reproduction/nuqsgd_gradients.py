@@ -16,18 +16,19 @@ from reproduction import common, running, variance
 from reproduction.common import Plot, Verdict
 
 TITLE = "NUQSGD's variance on a transformer's gradients"
+SCALE = "119,000 parameters, gradients of one of 4 workers"
 CLAIM = (
     "NUQSGD has stronger guarantees than QSGD, and in experiments matches and exceeds QSGDinf, which has none "
     "(Ramezani-Kebrya et al., JMLR 2021). This section compares their variance; the authors' grid is 4 bits, and "
     "buckets of 8,192 and 1,024."
 )
 METHOD = (
-    "The transformer of `examples/torch_char_transformer.py` is trained in float32, as in its own section (Adam, 32 "
-    "sequences per step). At several steps, the gradient of one of 4 workers, from 8 sequences, is recorded. `E||Q(g) "
-    "- g||² / ||g||²` is computed exactly from the levels, where g is all gradients of 1,024 elements and more. "
-    "Verdicts are on means over these steps, because ratios differ from gradient to gradient. *No zero* has the levels "
-    "of the authors' published code: with 4 bits ±1 to ±2^-7, where their paper and this package have a 0 and go down "
-    "to 2^-6. 3 bits are an extra: the authors did not run them."
+    "The transformer of `examples/torch_char_transformer.py` is trained in float32, as by `scripts/reproduce "
+    "transformer` (Adam, 32 sequences per step). At several steps, the gradient of one of 4 workers, from 8 "
+    "sequences, is recorded. `E||Q(g) - g||² / ||g||²` is computed exactly from the levels, where g is all gradients "
+    "of 1,024 elements and more. Verdicts are on means over these steps, because ratios differ from gradient to "
+    "gradient. *No zero* has the levels of the authors' published code: with 4 bits ±1 to ±2^-7, where their paper "
+    "and this package have a 0 and go down to 2^-6. 3 bits are an extra: the authors did not run them."
 )
 
 METHODS = ("qsgd", "qsgdinf", "nuqsgd")

@@ -13,15 +13,17 @@ from reproduction.common import Plot, Verdict
 from reproduction.transformer import LIMIT, TrainedInParts, Training, plain
 
 TITLE = "NUQSGD: a transformer's loss, 4 bits"
+SCALE = "119,000 parameters, 1,000 steps, 4 workers on 2 cores"
 CLAIM = (
     "NUQSGD matches and exceeds QSGDinf in experiments, and QSGD with the l2 norm falls behind "
     "(Ramezani-Kebrya et al., JMLR 2021). The authors' grid is 4 bits, and buckets of 8,192 and 1,024."
 )
 METHOD = (
-    "The transformer, text, steps and seeds of the transformer's section, 4 real workers, the learning rate that is "
-    "best for float32. QSGD and NUQSGD divide a bucket by its l2 norm, QSGDinf by its maximum, as in the paper. Unlike "
-    "the paper's, roundings of the workers are joint, which is this package's default, for all three. NUQSGD's last "
-    "row has the max norm, which the paper does not use, to see which one the package's default should be."
+    "The transformer, text, steps and seeds of `scripts/reproduce transformer`, 4 real workers, the learning rate "
+    "that is best for float32. QSGD and NUQSGD divide a bucket by its l2 norm, QSGDinf by its maximum, as in the "
+    "paper. Unlike the paper's, roundings of the workers are joint, which is this package's default, for all three. "
+    "NUQSGD's last row has the max norm, which the paper does not use, to see which one the package's default should "
+    "be."
 )
 
 METHODS = ("qsgd-4", "qsgdinf-4", "nuqsgd-4")

@@ -1,65 +1,80 @@
-"""The page of results, from the results on disk."""
+"""The pages of results, from the results on disk."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from reproduction import common, untested
 
 INTRODUCTION = """\
-# Do the papers' claims hold?
+# Evidence: do the papers' claims hold?
 
-This page tests the claims of the papers that this package implements, in one section per claim. It computes each
-verdict from the figures in `{folder}/`. `scripts/reproduce` writes it; `scripts/reproduce --again CLAIM` tests one
-claim again. A number with ± is a mean over seeds and their standard deviation; a slope with ± is a fit and its standard
-error.
+For readers who want to know what was tested before they trust a figure. Afterwards you know at what scale each claim of
+the papers was tested, and what held. Each page below has the tests, figures and verdicts for one paper.
 
-A *statement of a paper* is given with its place in the paper. *Our reading* is something that a paper does not say in
-these words, so a reading that does not hold contradicts no paper. *This package's claims* are about what it adds."""
+`scripts/reproduce` measures the figures in `{folder}/` and writes these pages; `scripts/reproduce --again CLAIM` tests
+one claim again. A *statement of a paper* is cited with its place in the paper. *Our reading* is something that a paper
+does not state in these words, so no paper is contradicted where a reading does not hold. *This package's claims* are
+about what the package adds. A number with ± is a mean over seeds and their standard deviation.
+"""
+
+PAGE = """\
+# Evidence: {title}
+
+For readers who want to check what [the summary](../{summary}) states. Each section has a claim, its test, the verdicts
+with their figures, and the command that measures them again. A slope with ± is a fit and its standard error."""
 
 
 def outcome(holds: bool) -> str:
     return "holds" if holds else "does not hold"
 
 
-def write(folder: Path) -> Path:
-    """Draws the plots into the folder and writes the page beside it, for the claims that have a result.
+def write(folder: Path) -> list[Path]:
+    """Draw the plots and write the pages of the claims that have a result, and the summary beside the folder.
 
     Returns:
-        The page's path.
+        The paths of the pages, the summary first.
     """
     results = {claim: common.load(folder / f"{claim}.json") for claim in (*common.CLAIMS, *common.ON_DEMAND)}
     found = {claim: result for claim, result in results.items() if result is not None}
-    parts = [
-        INTRODUCTION.format(folder=folder.name),
-        _in_short(found),
-        _statements(found),
-        untested.section(),
-    ]
-    parts += [_section(claim, result, folder) for claim, result in found.items()]
-    path = folder.with_name(folder.name + ".md")
-    path.write_text("\n\n".join(parts) + "\n")
-    return path
-
-
-def _in_short(results: dict[str, dict[str, Any]]) -> str:
-    """One line per subject."""
-    found = ([claim for claim in subject if claim in results] for subject in common.SUBJECTS)
-    lines = (
-        " ".join(_claim_in_short(each, results[each]["figures"]) for each in own) for own in found if own
+    summary = folder.with_name(folder.name + ".md")
+    _write(
+        summary, [INTRODUCTION.format(folder=folder.name), _in_short(found, folder.name), untested.section()]
     )
-    return "## In short\n\n" + "\n".join(f"- {line}" for line in lines)
+    paths = [summary]
+    for name, (title, claims) in common.PAGES.items():
+        sections = [_section(claim, found[claim], folder) for claim in claims if claim in found]
+        if sections:
+            paths.append(folder / f"{name}.md")
+            _write(paths[-1], [PAGE.format(title=title, summary=summary.name), *sections])
+    return paths
 
 
-def _claim_in_short(claim: str, figures: dict[str, Any]) -> str:
-    module = common.module_of(claim)
-    counts = [
-        f"{sum(v.holds for v in own)} of {whose} {len(own)} {what} {'holds' if len(own) == 1 else 'hold'}"
-        for (whose, what), own in _by_kind(common.verdicts_of(claim, figures))
-    ]
-    more = " " + module.in_short(figures) if hasattr(module, "in_short") else ""
-    return f"{common.link(module.TITLE)}: {', '.join(counts)}.{more}"
+def _write(path: Path, parts: Sequence[str]) -> None:
+    path.write_text("\n\n".join(part.strip("\n") for part in parts) + "\n")
+
+
+def _in_short(results: dict[str, dict[str, Any]], folder: str) -> str:
+    """One row per claim."""
+    rows = ["| section | scale | verdicts |", "| --- | --- | --- |"]
+    for name, (_, claims) in common.PAGES.items():
+        for claim in claims:
+            if claim in results:
+                module = common.module_of(claim)
+                link = common.link(module.TITLE, f"{folder}/{name}.md")
+                counts = _counts(claim, results[claim]["figures"])
+                rows.append(f"| {link} | {module.SCALE} | {counts} |")
+    return "## In short\n\n" + "\n".join(rows)
+
+
+def _counts(claim: str, figures: dict[str, Any]) -> str:
+    counts = []
+    for (whose, what), verdicts in _by_kind(common.verdicts_of(claim, figures)):
+        held = sum(verdict.holds for verdict in verdicts)
+        counts.append(f"{held} of {whose} {len(verdicts)} {what} {'holds' if len(verdicts) == 1 else 'hold'}")
+    return ", ".join(counts)
 
 
 def _by_kind(verdicts: list[common.Verdict]) -> list[tuple[tuple[str, str], list[common.Verdict]]]:
@@ -68,16 +83,6 @@ def _by_kind(verdicts: list[common.Verdict]) -> list[tuple[tuple[str, str], list
     kinds = [(("the paper's", "statements"), [v for v in verdicts if v.source not in ours])]
     kinds += [(what, [v for v in verdicts if v.source == source]) for source, what in ours.items()]
     return [(what, own) for what, own in kinds if own]
-
-
-def _statements(results: dict[str, dict[str, Any]]) -> str:
-    rows = []
-    for claim, result in results.items():
-        link = common.link(common.module_of(claim).TITLE)
-        for v in common.verdicts_of(claim, result["figures"]):
-            rows.append((link, v.statement, v.source, outcome(v.holds)))
-    table = ["| claim | statement | source | |", "| --- | --- | --- | --- |"]
-    return "## Every statement\n\n" + "\n".join([*table, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _time_of(result: dict[str, Any]) -> str:
@@ -97,12 +102,14 @@ def _section(claim: str, result: dict[str, Any], folder: Path) -> str:
         f"- **{outcome(v.holds)}**: {v.statement} ({v.evidence}). *{v.source}*"
         for v in common.verdicts_of(claim, figures)
     ]
-    plots = [f"![{p.caption}]({folder.name}/{p.file})\n\n*{p.caption}*" for p in module.draw(figures, folder)]
+    plots = [f"![{p.caption}]({p.file})\n\n*{p.caption}*" for p in module.draw(figures, folder)]
     parts = [
         f"## {module.TITLE}",
+        f"**Scale.** {module.SCALE[0].upper()}{module.SCALE[1:]}.",
         f"**Claim.** {module.CLAIM}",
         f"**Test.** {module.METHOD}",
         "**Verdict.**\n\n" + "\n".join(verdicts),
+        *([module.in_short(figures)] if hasattr(module, "in_short") else []),
         module.tables(figures),
         *plots,
         f"`scripts/reproduce {claim}`: {_time_of(result)} on {machine['cores']} cores of {machine['processor']}, "

@@ -18,16 +18,17 @@ from reproduction import common, gradients, variance
 from reproduction.common import Plot, Slope, Verdict
 
 TITLE = "QSGD: bits against variance"
+SCALE = "142,000 elements, no training"
 CLAIM = (
     "With s levels and the l2 norm of B elements, the variance is at most `min(B/s², √B/s) ||v||²`. Elias coding then "
     "needs O(√B log B) bits per array at s = 1, and at most 2.8 B + 32 at s = √B (Alistarh et al., NeurIPS 2017)."
 )
 METHOD = (
-    "Three kinds of arrays: the gradient of the convolutional network above in the middle of its training (142,000 "
-    "elements), Gaussian noise, and equal magnitudes, the worst case. The native kernels quantize each with s = 1 to "
-    "255 levels. The bits are those of the payload that is sent, including norms, with codes of fixed width, Elias "
-    "gamma and Elias omega. For s = √B, and for s = 1 and growing B, every bucket is encoded separately, as in the "
-    "paper. There are two bounds on lengths: the paper's figure, and the one that "
+    "Three kinds of arrays: the gradient of the convolutional network of `scripts/reproduce nuqsgd` in the middle of "
+    "its training (142,000 elements), Gaussian noise, and equal magnitudes, the worst case. The native kernels "
+    "quantize each with s = 1 to 255 levels. The bits are those of the payload that is sent, including norms, with "
+    "codes of fixed width, Elias gamma and Elias omega. For s = √B, and for s = 1 and growing B, every bucket is "
+    "encoded separately, as in the paper. There are two bounds on lengths: the paper's figure, and the one that "
     "`scripts/proofs/code_lengths.py` proves for the gamma code, which holds for every array."
 )
 

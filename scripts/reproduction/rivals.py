@@ -14,14 +14,15 @@ from reproduction.common import Plot, Verdict
 from reproduction.transformer import LIMIT, TrainedInParts, Training, plain
 
 TITLE = "Rivals: 1-bit Adam, EF-SignSGD and PowerSGD"
+SCALE = "119,000 parameters, 1,000 steps, 4 workers on 2 cores"
 CLAIM = (
     "What others offer for slow networks sends as little, and ends at the loss of float32 after as many steps. This "
     "package's methods, which keep the user's optimizer, are beside them."
 )
 METHOD = (
-    "The transformer, text, steps and seeds of the sections above, 4 real workers. *1-bit Adam*: float32 for 15% of "
-    "the steps, then Adam's variance stays as it is, and momentum is averaged with one bit per element in each "
-    "direction; what rounding leaves out is added in the next step. Learning rate and betas are those of Adam. "
+    "The transformer, text, steps and seeds of `scripts/reproduce transformer`, 4 real workers. *1-bit Adam*: float32 "
+    "for 15% of the steps, then Adam's variance stays as it is, and momentum is averaged with one bit per element in "
+    "each direction; what rounding leaves out is added in the next step. Learning rate and betas are those of Adam. "
     "*EF-SignSGD*: the same of whole steps of SGD with Nesterov's momentum; its learning rate is the best of {rates} "
     "for seed {seed}, which no other training has. Both are small implementations in the script, after the papers and "
     "DeepSpeed; what would travel as bits travels as float32, and bytes are counted by formula. *PowerSGD*: PyTorch's "

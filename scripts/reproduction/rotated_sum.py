@@ -15,6 +15,7 @@ from reproduction import common, gradients, variance
 from reproduction.common import Plot, Verdict
 
 TITLE = "Global-QSGD with a rotation: room for the sum that occurs"
+SCALE = "up to 256 simulated workers, no training"
 SOURCE = common.PACKAGE
 CLAIM = (
     "This package's claim, not a paper's: after a rotation common to all workers, a field needs room only for the sum "

@@ -23,20 +23,22 @@ from reproduction.common import Plot, Verdict
 from reproduction.transformer import Training, plain
 
 TITLE = "A transformer: seconds to float32's loss"
+SCALE = "119,000 parameters, 1,000 steps, one training each, 4 hosts on 2 cores"
 SOURCE = common.PACKAGE
 CLAIM = (
     "Where links are slow, trainings with the recommended settings come within 1% of the loss with which float32 ends "
     "in less time than float32 does, and EDEN with 3 bits in less time than PowerSGD."
 )
 METHOD = (
-    "The trainings of the sections above (the same transformer, text, learning rates and seed 0), one with each "
-    "method, one after the other, with a worker on each of 4 hosts of `scripts/lab`, over Gloo. Each takes all its "
-    "steps, since the learning rate falls to 0 with them and losses are low only near the end; BinSGDM's are twice as "
-    "many, as recommended. The clock runs during the steps alone: neither launch nor validation count. A loss is the "
-    "mean of the training losses of all workers over 100 steps. Float32's final loss is that of its last 100 steps, at "
-    "the same rate, and a training reaches a loss at the first step where the mean over its last 100 steps is at "
-    "or below it. Trainings of equally many steps see the same text at the same step, so that their losses go up and "
-    "down together; still this is one training each, and batches that are a little easier move such a step by tens."
+    "The trainings of `scripts/reproduce transformer` (the same transformer, text, learning rates and seed 0), one "
+    "with each method, one after the other, with a worker on each of 4 hosts of `scripts/lab`, over Gloo. Each takes "
+    "all its steps, since the learning rate falls to 0 with them and losses are low only near the end; BinSGDM's are "
+    "twice as many, as recommended. The clock runs during the steps alone: neither launch nor validation count. A "
+    "loss is the mean of the training losses of all workers over 100 steps. Float32's final loss is that of its last "
+    "100 steps, at the same rate, and a training reaches a loss at the first step where the mean over its last 100 "
+    "steps is at or below it. Trainings of equally many steps see the same text at the same step, so that their "
+    "losses go up and down together; still this is one training each, and batches that are a little easier move such "
+    "a step by tens."
 )
 
 WORKER = Path(__file__).with_name("seconds_worker.py")
@@ -286,8 +288,8 @@ def introduction(figures: dict[str, Any]) -> str:
     return (
         f"**{figures['workers']} workers share {figures['cores']} cores of one machine, and their links are "
         "emulated**: computing and compressing take longer than on as many machines, and messages of up to some tens "
-        "of KB pass faster than the links' rate says ([docs/lab.md](lab.md)), which favours few bytes. Horovod's own "
-        "waiting is busy and takes the cores from workers that compute, which workers with cores of their own would "
+        "of KB pass faster than the links' rate says ([docs/lab.md](../lab.md)), which favours few bytes. Horovod's "
+        "own waiting is busy and takes the cores from workers that compute, which workers with their own cores would "
         "not feel; while this package waits, it sleeps. That may be why float32 and float16 are slow here. *At the "
         "rate* is what a step's bytes need on a link that is never idle. PowerSGD's bytes are those of a step after "
         f"the first tenth. {len(trainings)} trainings, {minutes:.0f} minutes without launches and validation."

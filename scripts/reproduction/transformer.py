@@ -14,6 +14,7 @@ from reproduction import common, running, steps
 from reproduction.common import Plot, Verdict
 
 TITLE = "A transformer: the loss with each method, and the time per step"
+SCALE = "119,000 parameters (loss), 7.2 million (speed), 1,000 steps, 4 workers on 2 cores"
 SOURCE = common.PACKAGE
 CLAIM = (
     "With every method at its recommended settings, a character-level transformer ends within 1% of float32's loss; "

@@ -19,7 +19,7 @@ UNTESTED = (
     Untested(
         "ResNet-152 reaches full accuracy 1.8 times as fast on 16 GPUs",
         "QSGD, abstract",
-        f"{HARDWARE}. The section with emulated accelerators has the steps' times, not the accuracy",
+        f"{HARDWARE}. `scripts/reproduce emulated` has the steps' times, not the accuracy",
     ),
     Untested(
         "image classification and speech recognition keep their accuracy",
@@ -59,7 +59,7 @@ UNTESTED = (
     Untested(
         "ResNet-50 trains 2.5 times and BERT-Base 6.3 times as fast as with Adam, on 8 to 64 GPUs",
         "BinSGDM (Birder), abstract",
-        f"{HARDWARE}. The section with emulated accelerators has steps at the papers' ratio of computing to transfer",
+        f"{HARDWARE}. `scripts/reproduce emulated` has steps at the papers' ratio of computing to transfer",
     ),
     Untested(
         "it converges at the rate of Adam",

@@ -195,7 +195,7 @@ def test_a_place_keeps_the_memory_that_a_tensor_loses() -> None:
     )  # 16 MiB, which are given back to the system as soon as nobody has them
     taken = host.taken(gradient, None)
     gradient.data = torch.zeros(1 << 22)
-    assert native_each.bucket_maxima_each(native_each.Table([taken]), 1 << 22).tolist() == [3.0]
+    assert native_each.bucket_maxima_each(native_each.SegmentTable([taken]), 1 << 22).tolist() == [3.0]
     storage = weakref.ref(taken._memory)
     taken.let_go()
     assert storage() is None

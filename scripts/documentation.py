@@ -1,0 +1,172 @@
+"""Builds the documentation as a site. Started by scripts/docs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
+"""Pages of the repository's root, and their names in the site."""
+
+PARTS = {
+    "Start": ("install", "features", "demonstration", "examples"),
+    "Guides": (
+        "tuning", "tensorflow", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme",
+        "troubleshooting",
+    ),
+    "Reference": (
+        "api", "reliability", "advise", "bench", "rounding", "architecture", "lab", "contributing", "security",
+        "changelog",
+    ),
+    "Evidence": (
+        "results", "speed", "results/training", "results/qsgd", "results/nuqsgd", "results/global-qsgd",
+        "results/binsgdm", "results/eden",
+    ),
+}  # fmt: skip
+"""The site's four parts, and the pages of each."""
+
+EXPORTING = (
+    "horovod_quant.torch", "horovod_quant.tensorflow", "horovod_quant.simulator", "horovod_quant.mpi",
+)  # fmt: skip
+"""Modules that export what other modules of the package define."""
+
+MODULES = (
+    *EXPORTING,
+    "horovod_quant.torch.optim",
+    "horovod_quant.tensorflow.optim",
+    "horovod_quant.frontends.methods",
+    "horovod_quant.frontends.frontend",
+    "horovod_quant.frontends.stats",
+    "horovod_quant.schemes.base",
+    "horovod_quant.schemes.registry",
+    "horovod_quant.kernels.reference",
+    "horovod_quant.analysis.cost_model",
+)
+"""What a user or the author of a scheme imports."""
+
+REFERENCE = """\
+# Python
+
+For users and authors of schemes: arguments, shapes, errors and sources of everything public, from the docstrings.
+"""
+
+MODULE = """
+## {name}
+
+```{{eval-rst}}
+.. automodule:: {name}
+   :members:{options}
+```
+"""
+
+CONFIGURATION = {
+    "project": "horovod-quant",
+    "extensions": "myst_parser,sphinx.ext.autodoc,sphinx.ext.napoleon",
+    "html_theme": "furo",
+    "html_title": "horovod-quant",
+    "html_copy_source": "0",
+    "html_show_sphinx": "0",
+    "html_show_copyright": "0",
+    "autodoc_typehints": "none",
+    "autodoc_member_order": "bysource",
+    "napoleon_use_ivar": "1",
+    "myst_heading_anchors": "4",
+    "exclude_patterns": "results/runs",
+}
+
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+
+
+def stage(folder: Path) -> None:
+    """Lay out what the site is made of, in an empty folder."""
+    shutil.copytree(DOCS, folder, ignore=shutil.ignore_patterns("*.json", "runs"), dirs_exist_ok=True)
+    for source, name in ROOT_PAGES.items():
+        shutil.copy(ROOT / source, folder / name)
+    for page in folder.rglob("*.md"):
+        name = page.relative_to(folder).as_posix()
+        (source,) = [key for key, value in ROOT_PAGES.items() if value == name] or [f"docs/{name}"]
+        page.write_text(with_site_links(page.read_text(), source))
+    contents = "\n".join(
+        f"\n```{{toctree}}\n:hidden:\n:caption: {part}\n\n" + "\n".join(pages) + "\n```"
+        for part, pages in PARTS.items()
+    )
+    with (folder / "index.md").open("a") as index:
+        index.write(contents + "\n")
+    (folder / "api.md").write_text(REFERENCE + "".join(map(section, MODULES)))
+
+
+def section(module: str) -> str:
+    imported = "\n   :imported-members:" if module in EXPORTING else ""
+    return MODULE.format(name=module, options=imported)
+
+
+def with_site_links(text: str, source: str) -> str:
+    """A page whose links lead to pages of the site. A link to another file of the repository becomes its text.
+
+    Args:
+        text: of the page.
+        source: its path in the repository.
+    """
+    here = (ROOT / source).parent
+    staged = here if here.is_relative_to(DOCS) else DOCS
+
+    def with_site_link(match: re.Match[str]) -> str:
+        image, label, link = match.groups()
+        path, _, anchor = link.partition("#")
+        if not path or re.match(r"[a-z]+:", link):
+            return match[0]
+        target = Path(os.path.normpath(here / path))
+        name = os.path.relpath(target, ROOT)
+        if name in ROOT_PAGES:
+            target = DOCS / ROOT_PAGES[name]
+        elif not target.is_relative_to(DOCS):
+            return label if target.exists() else match[0]
+        return f"{image}[{label}]({os.path.relpath(target, staged)}{'#' + anchor if anchor else ''})"
+
+    return _LINK.sub(with_site_link, text)
+
+
+def build(output: Path) -> int:
+    """Return Sphinx's exit status, which is an error where a link is broken or a page is in no part."""
+    from sphinx.cmd.build import build_main
+
+    with tempfile.TemporaryDirectory() as made:
+        source = Path(made) / "docs"
+        stage(source)
+        settings = [word for key, value in CONFIGURATION.items() for word in ("-D", f"{key}={value}")]
+        return build_main(
+            ["-C", "-q", "-W", "--keep-going", "-b", "html", *settings, str(source), str(output)]
+        )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="docs", description=__doc__)
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "build" / "docs", metavar="FOLDER", help="(build/docs)"
+    )
+    return parser
+
+
+def main() -> int:
+    output = make_parser().parse_args().output
+    status = build(output)
+    if status == 0:
+        print(f"docs: {output / 'index.html'}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""scripts/docs: the site is built from every page, and a broken link is an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from parallel.launching import ROOT, environment
+
+sys.path.append(str(ROOT / "scripts"))
+
+import documentation
+
+
+def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "documentation.py"), "--output", str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    reference = (tmp_path / "api.html").read_text()
+    for anchor in ("torch.GlobalQSGD", "torch.EDEN", "torch.Auto", "torch.Auto.stats", "simulator.run"):
+        assert f'id="horovod_quant.{anchor}"' in reference
+    start = (tmp_path / "index.html").read_text()
+    assert all(part in start for part in documentation.PARTS)
+    assert "searchindex.js" in {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("link", "warning"),
+    [
+        ("[a](missing.md)", "cross-reference target not found: 'missing.md'"),
+        ("[a](install.md#no-such-heading)", "local id not found in doc 'install': 'no-such-heading'"),
+    ],
+)
+@pytest.mark.extended
+def test_a_broken_link_is_an_error(tmp_path: Path, link: str, warning: str) -> None:
+    program = (
+        "import documentation as d, pathlib, sys; inner = d.stage; d.MODULES = ()\n"
+        "def stage(folder):\n"
+        "    inner(folder)\n"
+        f"    with (folder / 'tuning.md').open('a') as page: page.write({link!r})\n"
+        "d.stage = stage; sys.exit(d.build(pathlib.Path(sys.argv[1])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
+        env={**environment(), "PYTHONPATH": str(ROOT / "scripts")},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert warning in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "link", "expected"),
+    [
+        ("README.md", "[a](docs/install.md#x)", "[a](install.md#x)"),
+        ("README.md", "![a](docs/results/overview.png)", "![a](results/overview.png)"),
+        ("README.md", "[changes](CHANGELOG.md)", "[changes](changelog.md)"),
+        ("docs/results/eden.md", "[a](../../CONTRIBUTING.md)", "[a](../contributing.md)"),
+        ("docs/architecture.md", "[`a`](../horovod_quant/schemes/qsgd.py)", "`a`"),
+        ("docs/architecture.md", "[a](../horovod_quant/gone.py)", "[a](../horovod_quant/gone.py)"),
+        ("docs/auto.md", "[a](tuning.md), [b](#c), [d](https://example.org)", "[a](tuning.md), [b](#c), [d](https://example.org)"),
+    ],
+)  # fmt: skip
+def test_links_lead_to_the_site(source: str, link: str, expected: str) -> None:
+    assert documentation.with_site_links(link, source) == expected
