@@ -24,7 +24,7 @@ ROOT_PAGES = {
 PARTS = {
     "Start": ("install", "features", "demonstration", "examples"),
     "Guides": (
-        "tuning", "tensorflow", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme",
+        "tuning", "tensorflow", "keras", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme",
         "troubleshooting",
     ),
     "Reference": (
