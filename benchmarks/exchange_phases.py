@@ -118,13 +118,11 @@ def split(bench: Bench, make_trials: list[Callable[[], Any]], rounds: int) -> np
     found = np.zeros((len(make_trials), rounds, len(COLUMNS), 2))
     with instrumented() as stopwatch:
         trials = [make() for make in make_trials]
-        with bench.progress("phases", (rounds + WARM_UP) * len(trials)) as progress:
-            for number in range(-WARM_UP, rounds):
-                for index, trial in enumerate(trials):
-                    stopwatch.restart()
-                    whole = Measurement(*bench.measured(trial)[bench.rank])
-                    if number >= 0:
-                        found[index, number] = stopwatch.split(whole.wall, whole.cpu - whole.horovod_cpu)
-                    progress.update()
+        for number in range(-WARM_UP, rounds):
+            for index, trial in enumerate(trials):
+                stopwatch.restart()
+                whole = Measurement(*bench.measured(trial)[bench.rank])
+                if number >= 0:
+                    found[index, number] = stopwatch.split(whole.wall, whole.cpu - whole.horovod_cpu)
     everybody = bench.gather(found.ravel().tolist()).reshape(bench.size, *found.shape)
     return 1e3 * np.median(everybody.mean(axis=0), axis=1)

@@ -1,7 +1,7 @@
-"""Writes tables of docs/advise.md: recommendations for 12 clusters, and predictions beside figures from elsewhere.
+"""Writes tables: where compression pays, recommendations for 12 clusters, predictions beside figures from elsewhere.
 
-Both are computed by the performance model; the kernels' speeds are kept beside the page, so that the first is the same
-on every machine.
+All are computed by the performance model; the kernels' speeds are kept beside the page, so that they are the same on
+every machine.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from pages import insert
 
-from horovod_quant.analysis import advice
+from horovod_quant.analysis import advice, pays
 from horovod_quant.analysis.accelerators import memory_bound, on_accelerators
 from horovod_quant.analysis.advice import Row
 from horovod_quant.analysis.cost_model import NONE, Method, Setting, exchange_cost
-from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, INSIDE_HOST
+from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, GIGABIT, INSIDE_HOST
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels, sufficient
-from horovod_quant.analysis.models import MODELS, Shapes
+from horovod_quant.analysis.models import MODELS, Shapes, elements
 from horovod_quant.analysis.network import GLOO, NCCL, NO_SOFTWARE, Network, Software, nccl_software
 from horovod_quant.analysis.recommendation import best_few, is_fine, recommend
 from horovod_quant.analysis.steps import Step
@@ -30,10 +30,11 @@ from horovod_quant.schemes.base import Scheme
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "advise.md"
+PAYS, README = ROOT / "docs" / "pays.md", ROOT / "README.md"
 SPEEDS = ROOT / "docs" / "results" / "kernel-speeds.json"
 
 BEATEN = 1.1
-"""No method with an error as small may be so many times as fast as what is recommended."""
+"""No method with an nmse as small may be so many times as fast as what is recommended."""
 
 
 # ---- clusters -------------------------------------------------------------------------------------------------------
@@ -105,9 +106,9 @@ def recommended(cluster: Cluster, rows: Sequence[Row], speeds: KernelSpeeds) -> 
 
 
 def beaten_by(best: Row, rows: Sequence[Row]) -> list[str]:
-    """Methods with an error as small, whose steps are much shorter than the recommended one's."""
+    """Methods with an nmse as small, whose steps are much shorter than the recommended one's."""
     assert best.step is not None
-    fine = [row for row in rows if row.step is not None and is_fine(row, best.error or 0.0)]
+    fine = [row for row in rows if row.step is not None and is_fine(row, best.nmse or 0.0)]
     return [row.name for row in fine if BEATEN * (row.step or 0.0) < best.step]
 
 
@@ -127,12 +128,12 @@ def cluster_line(cluster: Cluster, rows: Sequence[Row], speeds: KernelSpeeds) ->
 
 
 def _figures(row: Row) -> str:
-    return f"{row.speed_up:.2f} ({row.gain:.2f}), {row.error:.2g}"
+    return f"{row.speed_up:.2f} ({row.gain:.2f}), {row.nmse:.2g}"
 
 
 def cluster_table(speeds: KernelSpeeds) -> str:
     lines = [
-        "| model, workers on hosts, links | none's step | use: times as fast per step (to the same loss), error "
+        "| model, workers on hosts, links | none's step | use: times as fast per step (to the same loss), nmse "
         "| next | binsgdm's steps |",
         "| --- | ---: | --- | --- | ---: |",
     ]
@@ -239,6 +240,37 @@ def _shown(seconds: Predicted) -> str:
     return f"{show_seconds(seconds.float32)}, {show_seconds(seconds.quantized)}, {seconds.ratio:.2f}"
 
 
+# ---- where it pays -----------------------------------------------------------------------------------------------
+
+
+def pays_table(hosts_of_rows: Sequence[int] = pays.HOSTS) -> str:
+    lines = [
+        "| model, hosts with an accelerator each | "
+        + " | ".join(f"{rate} Gbit/s" for rate in pays.GIGABITS)
+        + " |",
+        "| --- |" + " --- |" * len(pays.GIGABITS),
+    ]
+    for name, job in pays.JOBS.items():
+        for hosts in hosts_of_rows:
+            cells = (pays.cell(name, hosts, rate * GIGABIT).text for rate in pays.GIGABITS)
+            lines.append(f"| {job.title}, {hosts} hosts | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def jobs_table() -> str:
+    lines = [
+        "| model | parameters | batch of an accelerator | operations a step | share of the peak | step |",
+        "| --- | ---: | --- | ---: | ---: | ---: |",
+    ]
+    for name, job in pays.JOBS.items():
+        million = 1e-6 * elements(MODELS[name])
+        lines.append(
+            f"| {job.title} (`{name}`) | {million:,.0f} million | {job.batch} | {1e-12 * job.operations:,.1f}e12 | "
+            f"{job.attained:.0%} | {show_seconds(job.step.seconds)} |"
+        )
+    return "\n".join(lines)
+
+
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
@@ -260,8 +292,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     speeds = kernel_speeds(make_parser().parse_args().measure)
-    for mark, text in (("clusters", cluster_table(speeds)), ("global-qsgd", logged_table())):
-        PAGE.write_text(insert(PAGE.read_text(), mark, "advise-tables", text))
+    for page, mark, text in (
+        (PAYS, "pays", pays_table()),
+        (PAYS, "steps", jobs_table()),
+        (README, "pays", pays_table(pays.HOSTS[:1])),
+        (PAGE, "clusters", cluster_table(speeds)),
+        (PAGE, "global-qsgd", logged_table()),
+    ):
+        page.write_text(insert(page.read_text(), mark, "advise-tables", text))
 
 
 if __name__ == "__main__":

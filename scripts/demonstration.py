@@ -1,6 +1,7 @@
-"""Trains examples/torch_digits.py with each method and shows accuracy against bytes. Started by scripts/demo.
+"""Trains examples/torch_digits.py with some methods and shows accuracy against bytes. Started by scripts/demo.
 
-Prints a table, and writes loss.png (loss against bytes sent) and figures.json to the folder --output.
+Prints a row of the table as soon as it is known, and writes loss.png (loss against bytes sent) and figures.json to the
+folder --output.
 """
 
 from __future__ import annotations
@@ -24,10 +25,8 @@ matplotlib.use("Agg")  # no display
 
 import matplotlib.pyplot as plt
 import numpy as np
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "torch_digits.py"
@@ -102,6 +101,19 @@ CONFIGURATIONS = (
 )
 
 
+FIRST = ("sgd", "fp16", "global-qsgd-8", "eden-3", "binsgdm")
+"""What is trained without --all, in this order; with it, the others follow."""
+
+SEEDS, SEEDS_OF_ALL = [0, 1], [0, 1, 2]
+
+COLUMNS = {"gradients": 20, "accuracy": 9, "range": 10, "gap": 6, "bytes/step": 11, "ratio": 6, "time": 7}
+"""With their widths."""
+
+CAPTION = """accuracy: mean on 450 test images. gap: to float32, in percentage points
+(BinSGDM: to Adam). bytes/step: sent by one worker. ratio: float32's bytes by
+these. time: of one training."""
+
+
 class Result(NamedTuple):
     """What the trainings of one configuration gave, one entry for each seed in each list."""
 
@@ -124,24 +136,23 @@ class TrainingFailed(Exception):
 def main() -> int:
     args = parse_arguments()
     console = Console()
-    chosen = [c for c in CONFIGURATIONS if not args.only or c.key in args.only]
+    chosen = choose(args)
     begin = time.monotonic()
     results: dict[str, Result] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    picture = args.output / "loss.png"
     try:
         args.output.mkdir(parents=True, exist_ok=True)
-        with Progress(*columns, console=console) as progress:
+        console.print(heading(args), line(list(COLUMNS)), sep="\n", highlight=False)
+        with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("", total=len(chosen))
-            for configuration in chosen:
+            for done, configuration in enumerate(chosen, 1):
                 progress.update(task, description=configuration.title)
-                started = time.monotonic()
-                result = results[configuration.key] = train(configuration, args)
-                took = time.monotonic() - started
-                console.print(
-                    f"{configuration.title}: {result.accuracy:.2%} (all {took:.0f} s)", highlight=False
-                )
+                results[configuration.key] = train(configuration, args)
+                console.print(line(row(configuration, results)), highlight=False)
                 progress.advance(task)
-            progress.update(task, description="done")
+                if done in (len(FIRST), len(chosen)):
+                    draw(chosen[:done], results, args, picture)
     except TrainingFailed as error:
         print(f"demonstration: {error}", file=sys.stderr)
         return 1
@@ -149,13 +160,21 @@ def main() -> int:
         print(f"demonstration: cannot write to {args.output}: {error}", file=sys.stderr)
         return 1
     seconds = time.monotonic() - begin
-    console.print(make_table(chosen, results, args))
-    draw(chosen, results, args, args.output / "loss.png")
     (args.output / "figures.json").write_text(json.dumps(figures(chosen, results, args, seconds), indent=1))
-    console.print(
-        f"{seconds:.0f} s in all. Loss against bytes sent: {args.output / 'loss.png'}", soft_wrap=True
-    )
+    console.print(CAPTION, highlight=False)
+    console.print(f"{seconds:.0f} s in all. Loss against bytes sent: {picture}", soft_wrap=True)
+    if len(chosen) < len(CONFIGURATIONS) and not args.only:
+        console.print("scripts/demo --all trains with the other methods, too.")
     return 0
+
+
+def choose(args: argparse.Namespace) -> list[Configuration]:
+    """What to train, in order."""
+    first = sorted((c for c in CONFIGURATIONS if c.key in FIRST), key=lambda c: FIRST.index(c.key))
+    every = [*first, *(c for c in CONFIGURATIONS if c.key not in FIRST)]
+    if args.only:
+        return [c for c in every if c.key in args.only]
+    return every if args.all else first
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -165,14 +184,17 @@ def make_parser() -> argparse.ArgumentParser:
         "--seeds",
         type=int,
         nargs="+",
-        default=[0, 1, 2],
         metavar="SEED",
-        help="train once with each of these seeds (0 1 2)",
+        help="train once with each of these seeds (0 1; with --all 0 1 2)",
     )
     add("--workers", type=int, default=4, help="number of workers (4)")
     add("--mpi", action="store_true", help="use MPI instead of Gloo")
     keys = [configuration.key for configuration in CONFIGURATIONS]
-    add("--only", nargs="+", choices=keys, metavar="NAME", help="only some of " + ", ".join(keys))
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help=f"every method, not only {', '.join(FIRST)}")
+    which.add_argument(
+        "--only", nargs="+", choices=keys, metavar="NAME", help="only some of " + ", ".join(keys)
+    )
     add("--epochs", type=int, help="default: the example's")
     add("--output", type=Path, default=Path("demonstration"), help="folder to write to (demonstration)")
     return parser
@@ -183,6 +205,7 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.workers < 1:
         parser.error(f"--workers {args.workers}: use at least 1")
+    args.seeds = args.seeds or (SEEDS_OF_ALL if args.all else SEEDS)
     return args
 
 
@@ -246,38 +269,32 @@ def failure(configuration: Configuration, command: Sequence[str], what: str, out
     return TrainingFailed(f"{configuration.title}: {' '.join(command)}\n{what}. It printed last:\n{tail}")
 
 
-def make_table(
-    chosen: Sequence[Configuration], results: dict[str, Result], args: argparse.Namespace
-) -> Table:
+def heading(args: argparse.Namespace) -> str:
     controller, seeds = "MPI" if args.mpi else "Gloo", counted(len(args.seeds), "seed")
-    table = Table(
-        title=f"Handwritten digits, {counted(args.workers, 'worker')}, {controller}, {seeds}",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),  # 80 columns are enough
-        pad_edge=False,
-        show_edge=False,
+    return f"Handwritten digits, {counted(args.workers, 'worker')}, {controller}, {seeds}"
+
+
+def line(cells: Sequence[str]) -> str:
+    """A line of the table: 80 columns are enough."""
+    widths = list(COLUMNS.values())
+    return " ".join(
+        [cells[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:]))]
     )
-    table.add_column("gradients", no_wrap=True)
-    for column in ("accuracy", "range", "gap", "bytes/step", "ratio", "time"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for configuration in chosen:
-        result = results[configuration.key]
-        low, high = min(result.accuracies), max(result.accuracies)
-        difference = difference_to_baseline(configuration, results)
-        table.add_row(
-            configuration.title,
-            f"{result.accuracy:.2%}",
-            f"{100 * low:.1f}-{100 * high:.1f}",
-            "" if difference is None else f"{100 * difference:+.2f}",
-            f"{result.bytes_per_step:,.0f}",
-            f"{result.ratio:.1f}",
-            f"{statistics.mean(result.seconds):.1f} s",
-        )
-    table.caption = (
-        "accuracy: mean on 450 test images. gap: to float32, in percentage points (BinSGDM: to Adam). "
-        "bytes/step: sent by one worker. ratio: float32's bytes by these. time: of one training."
-    )
-    return table
+
+
+def row(configuration: Configuration, results: dict[str, Result]) -> list[str]:
+    """Its cells, in the order of `COLUMNS`."""
+    result = results[configuration.key]
+    difference = difference_to_baseline(configuration, results)
+    return [
+        configuration.title,
+        f"{result.accuracy:.2%}",
+        f"{100 * min(result.accuracies):.1f}-{100 * max(result.accuracies):.1f}",
+        "" if difference is None else f"{100 * difference:+.2f}",
+        f"{result.bytes_per_step:,.0f}",
+        f"{result.ratio:.1f}",
+        f"{statistics.mean(result.seconds):.1f} s",
+    ]
 
 
 def counted(count: int, noun: str) -> str:

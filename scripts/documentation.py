@@ -22,9 +22,9 @@ ROOT_PAGES = {
 """Pages of the repository's root, and their names in the site."""
 
 PARTS = {
-    "Start": ("install", "features", "demonstration", "examples"),
+    "Start": ("install", "pays", "features", "demonstration", "examples"),
     "Guides": (
-        "tuning", "tensorflow", "keras", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme",
+        "tuning", "ddp", "tensorflow", "keras", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme",
         "troubleshooting",
     ),
     "Reference": (
@@ -45,6 +45,8 @@ EXPORTING = (
 
 MODULES = (
     *EXPORTING,
+    "horovod_quant.torch.ddp",
+    "horovod_quant.torch.fsdp",
     "horovod_quant.torch.optim",
     "horovod_quant.tensorflow.optim",
     "horovod_quant.frontends.methods",

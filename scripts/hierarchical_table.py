@@ -40,11 +40,11 @@ def advised(rate: str, *more: str) -> list[dict[str, Any]]:
 def table() -> str:
     found = {rate: predicted(rate) for rate in RATES}
     heads = [f"{rate.removesuffix('gbit')} Gbit/s: exchange, ms | step, ms" for rate in RATES]
-    lines = ["| method | levels | error | MB sent by a worker | leaving a host | " + " | ".join(heads) + " |"]
+    lines = ["| method | levels | nmse | MB sent by a worker | leaving a host | " + " | ".join(heads) + " |"]
     lines.append("| --- | ---: | ---: | ---: | ---: |" + " ---: | ---: |" * len(RATES))
     for method, result in found[RATES[0]].items():
-        error = result["relative_error"]
-        cells = [method, str(result["levels"] or ""), "" if error is None else f"{error:.2g}"]
+        nmse = result["nmse"]
+        cells = [method, str(result["levels"] or ""), "" if nmse is None else f"{nmse:.2g}"]
         cells += [f"{result[which] / 1e6:,.0f}" for which in ("bytes_sent", "host_bytes_sent")]
         for rate in RATES:
             seconds = found[rate][method]

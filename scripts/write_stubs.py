@@ -22,6 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 FRONTENDS = ["horovod_quant.torch", "horovod_quant.tensorflow"]
 
+DOORS = ["ddp", "fsdp"]
+"""Modules for what is not Horovod, which a frontend may have."""
+
 HEAD = '''"""Written by scripts/write-stubs: this module for type checkers and editors."""
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +33,7 @@ from typing import Any, Literal
 from horovod_quant.frontends.nodes import hierarchical_process_sets as hierarchical_process_sets
 from horovod_quant.schemes.base import Scheme
 {auto}from {module} import compressor as _compressor
-from {module} import optim as optim
+{doors}from {module} import optim as optim
 '''
 
 
@@ -44,7 +47,8 @@ def stub(module: str) -> str:
     base = frontend.Compressor
     has_auto = "Auto" in frontend.__all__
     auto = f"from {module} import auto as _auto\n" if has_auto else ""
-    parts = [HEAD.format(module=module, auto=auto), f"__all__ = {sorted(frontend.__all__)!r}\n"]
+    doors = "".join(f"from {module} import {door} as {door}\n" for door in DOORS if door in frontend.__all__)
+    parts = [HEAD.format(module=module, auto=auto, doors=doors), f"__all__ = {sorted(frontend.__all__)!r}\n"]
     parts.append(_class("Compressor", "_compressor.Compressor", base.__doc__, signature_of(base)))
     if has_auto:
         parts.append(_class("Auto", "_auto.Auto", frontend.Auto.__doc__, signature_of(frontend.Auto)))

@@ -47,6 +47,8 @@ NOT_ASKED = {
 }
 """Programs that nothing asks, and why."""
 
+LAUNCHERS = ("horovodrun", "torchrun")
+
 STARTERS = ("sbatch", "srun")
 """Those of them that start the command that follows."""
 
@@ -74,7 +76,7 @@ ONE_WORKER = SimpleNamespace(rank=lambda: 0, size=lambda: 1, allgather_object=la
 """What the examples' parsers want of Horovod, to complain once."""
 
 PROGRAM = re.compile(
-    r"horovodrun|horovod-quant|python3?|pip|scripts/[\w-]+|benchmarks/\w+\.py|examples/[\w/]+\.(py|sh|sbatch)"
+    r"horovodrun|torchrun|horovod-quant|python3?|pip|scripts/[\w-]+|benchmarks/\w+\.py|examples/[\w/]+\.(py|sh|sbatch)"
 )
 
 
@@ -119,8 +121,10 @@ def of_program(words: list[str], whole: bool) -> str:
         program, *arguments = arguments
     if program == "pip":
         return of_pip(arguments)
+    if program == "torchrun":  # whose script is another program here
+        arguments = [*arguments, "script"]
     text = source(program)
-    if program in PARSERS or program == "horovodrun" or HARNESS.search(text):
+    if program in PARSERS or program in LAUNCHERS or HARNESS.search(text):
         return of_parser(parser_of(program), program, arguments, whole)
     if program.endswith(".py") and "sys.argv[1]" in text:
         return of_example(arguments)
@@ -216,6 +220,8 @@ def load(file: str) -> ModuleType:
 def parser_of(program: str) -> argparse.ArgumentParser:
     if program == "horovodrun":
         return horovods_parser()
+    if program == "torchrun":
+        return importlib.import_module("torch.distributed.run").get_args_parser()
     if program in PARSERS:
         make: Callable[..., Any] = load(PARSERS[program]).make_parser
         return make(ONE_WORKER) if program.startswith("examples/") else make()
@@ -261,11 +267,11 @@ def with_commands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
 
 
 def options() -> set[str]:
-    """All that any of our programs, horovodrun or pip knows."""
+    """All that any of our programs, a launcher or pip knows."""
     found = {option for group in pip_install().parser.option_list_all for option in group._long_opts}
     scripts = [f"examples/{path.name}" for path in (ROOT / "examples").glob("*.py")]
     trainings = [name for name in scripts if HARNESS.search(source(name))]
-    for program in (*PARSERS, "horovodrun", *trainings):
+    for program in (*PARSERS, *LAUNCHERS, *trainings):
         for parser in with_commands(parser_of(program)):
             found |= {option for action in parser._actions for option in action.option_strings}
     for path in (ROOT / "scripts").iterdir():

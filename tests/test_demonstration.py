@@ -48,6 +48,48 @@ def test_shows_table_plot_and_figures(tmp_path: Path) -> None:
     assert (folder / "loss.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_first_rows_come_without_all(capsys: pytest.CaptureFixture) -> None:
+    """None, fp16, GlobalQSGD, EDEN and BinSGDM; the others follow with --all."""
+    sys.path.append(str(ROOT / "scripts"))
+    pytest.importorskip("matplotlib")
+    import demonstration
+
+    def chosen(*options: str) -> list[str]:
+        return [c.key for c in demonstration.choose(demonstration.make_parser().parse_args(options))]
+
+    assert chosen() == ["sgd", "fp16", "global-qsgd-8", "eden-3", "binsgdm"]
+    assert chosen("--all")[:5] == chosen()
+    assert sorted(chosen("--all")) == sorted(c.key for c in demonstration.CONFIGURATIONS)
+
+
+@pytest.mark.extended
+def test_a_row_is_shown_before_the_next_is_trained(tmp_path: Path) -> None:
+    """The program is still running when the first row comes."""
+    options = [
+        "--only",
+        "sgd",
+        "fp16",
+        "--workers",
+        "1",
+        "--epochs",
+        "1",
+        "--seeds",
+        "0",
+        "--output",
+        str(tmp_path),
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-u", str(ROOT / "scripts" / "demonstration.py"), *options],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(),
+    ) as running:  # fmt: skip
+        assert running.stdout is not None
+        shown = next(line for line in running.stdout if line.startswith("float32, SGD"))
+        assert running.poll() is None, "the next training is still to come"
+        rest = running.communicate(timeout=600)[0]
+    assert "%" in shown
+    assert "float16, SGD" in rest
+
+
 @pytest.mark.extended
 def test_a_failed_training_is_shown_and_fails(tmp_path: Path) -> None:
     done = demonstration("--only", "sgd", "--workers", "1", "--epochs", "0", "--output", str(tmp_path))

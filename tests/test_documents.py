@@ -76,8 +76,11 @@ HOROVOD_SCRIPTS = "tests/examples/test_horovod_scripts.py"
 COMMANDS: dict[str, Entry] = {
     # README.md
     "pip install .": INSTALLED,
-    "horovodrun -np 2 horovod-quant doctor --model resnet50": DOCTOR,
-    "horovodrun -np 4 horovod-quant bench --model resnet50 --json bench.json": BENCH,
+    "horovod-quant advise --model bert-base --hosts 8 --bandwidth 10Gbps --controller nccl": (
+        RunBy("tests/newcomer/test_first_answer.py", "main(command.split())")
+    ),
+    "horovodrun -np 2 -H host1:1,host2:1 horovod-quant doctor": DOCTOR,
+    "horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 horovod-quant bench --model resnet50 --json bench.json": BENCH,
     "horovod-quant advise --model resnet50 --workers 32 --hosts 8 --bandwidth 10gbit --latency 50us --step 0.35 "
     "--backward 0.2 --accelerator --calibrate bench.json": ADVISE,
     "scripts/demo": RunBy("tests/test_demonstration.py", "demonstration.py"),
@@ -111,7 +114,8 @@ COMMANDS: dict[str, Entry] = {
     "horovod-quant advise --calibrate bench.json --model bert-base --workers 64 --hosts 64 --bandwidth 10gbit "
     "--step 0.5": ADVISE,
     "pip install matplotlib rich": EXTRAS,
-    "horovodrun -np 4 horovod-quant bench --model resnet50 --methods global-qsgd-8 binsgdm --json bench.json "
+    "horovodrun -np 4 -H a:1,b:1,c:1,d:1 horovod-quant bench --model resnet50 --methods global-qsgd-8 binsgdm --json "
+    "bench.json "
     "--plot bench.png": BENCH,
     "sbatch --nodes=4 --ntasks-per-node=8 examples/cluster/slurm.sbatch python examples/torch_digits.py "
     "--compression global-qsgd --bits 8": RunBy(CLUSTERS, "slurm.sbatch"),
@@ -129,6 +133,11 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun -np 4 python examples/torch_digits.py --compression global-qsgd --bits 8": DIGITS,
     "horovodrun -np 2 python examples/minimal_torch.py": RunBy(MINIMAL, "minimal_"),
     "horovodrun -np 2 python examples/minimal_torch.py EDEN": RunBy(MINIMAL, "minimal_"),
+    "torchrun --nproc-per-node 2 examples/minimal_ddp.py": RunBy("tests/ddp/test_examples.py", "minimal_"),
+    "torchrun --nproc-per-node 2 examples/minimal_ddp.py EDEN": RunBy(
+        "tests/ddp/test_examples.py", "minimal_"
+    ),
+    "torchrun --nproc-per-node 4 examples/minimal_fsdp.py": RunBy("tests/ddp/test_examples.py", "minimal_"),
     "horovodrun -np 2 python examples/minimal_keras.py QSGD": RunBy(MINIMAL, "minimal_"),
     "horovodrun -np 2 python examples/minimal_keras3.py EDEN": RunBy(KERAS_3, "minimal_keras3"),
     "horovodrun -np 4 python examples/keras3_digits.py --compression eden": RunBy(KERAS_3, "keras3_digits"),
@@ -202,6 +211,7 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun --gloo": PART,
     "horovodrun --mpi": PART,
     "horovodrun -np 4": PART,
+    "torchrun --nproc-per-node 4": PART,
     "horovodrun -np 4 python benchmarks/auto.py": RunBy("tests/test_benchmarks.py", '"auto.py"'),
     "python benchmarks/joint_rounding.py": RunBy("tests/test_benchmarks.py", '"joint_rounding.py"'),
     "benchmarks/exchange.py --framework tensorflow --groups 4": EXCHANGE,
@@ -370,7 +380,6 @@ def test_the_tests_named_run_them(entry: RunBy) -> None:
 MISTAKES = {
     "horovodrun -np 2 horovod-quant doctor --modl resnet50": "unrecognized arguments: --modl",
     "horovodrun -np 2 --glo horovod-quant doctor": "unrecognized arguments: --glo",
-    "horovod-quant advise --model resnet50 --bandwidth 10gbit": "one of the arguments --step --profile is required",
     "python examples/torch_digits.py --compression qsdg": "invalid choice: 'qsdg'",
     "python examples/terngrad.py --clp 3": "unrecognized arguments: --clp",
     "python examples/minimal_torch.py EDN": "not a class",

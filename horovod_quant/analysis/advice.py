@@ -21,12 +21,15 @@ from horovod_quant.schemes.inside import FLOAT32, HALF_ERROR, Inside
 LEAST_SPEED_UP = 1.05
 """From here on a method pays: the model is not accurate enough for less to mean anything."""
 
-MOST_ERROR = 0.3
+MOST_NMSE = 0.09
 """Of a method that is recommended where nobody says otherwise: as much as trainings are known to bear.
 
-In docs/results.md EDEN with 3 bits has 0.27, exponential Global-QSGD 0.37, and both end 0.5% above float32's loss; EDEN
-with 2 bits has 0.38 or 0.53, depending on its servers, and ends 1.0% or 1.8% above it.
+In docs/results.md EDEN with 3 bits has 0.072, exponential Global-QSGD 0.14, and both end within 0.8% of the float32
+loss; EDEN with 2 bits has 0.14 or 0.28, depending on its reducers, and ends 1.0% or 1.8% above it.
 """
+
+MOST_ERROR = 0.3
+"""The root of `MOST_NMSE`, for `Auto`."""
 
 WIDTHS = 3
 """Numbers of bits of each family that are modelled, the fewest that keep to the error: a wider one sends more, and has
@@ -66,8 +69,8 @@ class Row(NamedTuple):
         break_even: the bandwidth in bytes per second below which its steps are shorter than those of none; 0: never,
             inf: always; None also if it was not requested.
         levels: number of magnitudes that an element can have; None where that is meaningless.
-        error: relative error of the averaged gradient, for gradients like white noise; None where that is meaningless
-            or the scheme does not state it.
+        nmse: squared error of the average by its square, for gradients like white noise; None where that is
+            meaningless or the scheme does not state it.
         steps: relative number of steps to the same loss, see `steps_to_loss`; None if unknown.
     """
 
@@ -79,7 +82,7 @@ class Row(NamedTuple):
     speed_up: float | None = None
     break_even: float | None = None
     levels: int | None = None
-    error: float | None = None
+    nmse: float | None = None
     steps: float | None = None
 
     @property
@@ -122,17 +125,17 @@ class Row(NamedTuple):
         return gain is not None and gain >= LEAST_SPEED_UP
 
 
-def steps_to_loss(method: Method, error: float | None) -> float | None:
-    """How many times as many steps as without compression reach the same loss, as far as is known.
+def steps_to_loss(method: Method, nmse: float | None) -> float | None:
+    """How many times the steps of no compression reach the same loss, as far as is known.
 
     For a method with its own optimizer, the recommended number. Otherwise rounding adds noise to that of the minibatch:
-    an error e multiplies the variance by ``1 + e^2``, as if the batch were that much smaller. Where noise limits
-    progress, the number of steps grows in proportion, elsewhere less (McCandlish, Kaplan, Amodei and others, 2018, "An
-    empirical model of large-batch training"), so this is the most to expect. For biased methods it is a guess.
+    it multiplies the variance by ``1 + nmse``, as if the batch were that much smaller. Where noise limits progress, the
+    number of steps grows in proportion, elsewhere less (McCandlish, Kaplan, Amodei and others, 2018, "An empirical
+    model of large-batch training"), so this is the most to expect. For biased methods it is a guess.
     """
     if isinstance(method, Scheme) and inner_of(method).own_optimizer is not None:
         return inner_of(method).own_steps
-    return None if error is None else 1 + error**2
+    return None if nmse is None else 1 + nmse
 
 
 def choices(names: Iterable[str], hierarchical: bool, inside: Inside = FLOAT32) -> list[Choice]:
@@ -157,7 +160,7 @@ def choices(names: Iterable[str], hierarchical: bool, inside: Inside = FLOAT32) 
 
 
 def considered(
-    setting: Setting, max_error: float = MOST_ERROR, *, everything: bool = False, inside: Inside = FLOAT32
+    setting: Setting, max_nmse: float = MOST_NMSE, *, everything: bool = False, inside: Inside = FLOAT32
 ) -> list[Choice]:
     """The registry's methods that are worth modelling on a cluster; none comes first.
 
@@ -167,7 +170,7 @@ def considered(
 
     Args:
         setting: workers and model.
-        max_error: limit for `Row.error`.
+        max_nmse: limit for `Row.nmse`.
         everything: whether to return all numbers of bits instead.
         inside: how gradients travel inside a host in hierarchical exchanges.
     """
@@ -179,16 +182,16 @@ def considered(
             members = [
                 choice_of(method, hierarchical=hierarchical, inside=inside) for method in family.members
             ]
-            found += members if everything else _worth_modelling(members, setting, max_error)
+            found += members if everything else _worth_modelling(members, setting, max_nmse)
     return found
 
 
-def _worth_modelling(members: Sequence[Choice], setting: Setting, max_error: float) -> Iterator[Choice]:
+def _worth_modelling(members: Sequence[Choice], setting: Setting, max_nmse: float) -> Iterator[Choice]:
     last, good = None, 0
     for choice in members:
         if refusal_of(choice, setting) is None:
-            error = error_of(choice, setting)
-            if error is None or error <= max_error:
+            nmse = nmse_of(choice, setting)
+            if nmse is None or nmse <= max_nmse:
                 if last is not None and not good:
                     yield last
                 yield choice
@@ -234,7 +237,7 @@ def _row(choice: Choice, setting: Setting, step: Step) -> Row:
         return Row(choice, refusal)
     cost = exchange_cost(method, setting, backward=step.backward, accelerator=step.accelerator)
     seconds = step.seconds + cost.exposed
-    error = error_of(choice, setting)
+    nmse = nmse_of(choice, setting)
     return Row(
         choice,
         None,
@@ -244,20 +247,21 @@ def _row(choice: Choice, setting: Setting, step: Step) -> Row:
         step_seconds(NONE, setting, step) / seconds,
         None,
         method.levels_left(network.workers, network.hosts) if isinstance(method, Scheme) else None,
-        error,
-        steps_to_loss(method, error),
+        nmse,
+        steps_to_loss(method, nmse),
     )
 
 
-def error_of(choice: Choice, setting: Setting) -> float | None:
+def nmse_of(choice: Choice, setting: Setting) -> float | None:
     """See `Row`; of a method that is possible."""
     network, method = setting.network, choice.method
-    if isinstance(method, Scheme):
-        return method.relative_error(network.workers, network.hosts)
-    return _FLOAT_ERRORS[choice.name]
+    if not isinstance(method, Scheme):
+        return _FLOAT_NMSES[choice.name]
+    rel_rmse = method.relative_error(network.workers, network.hosts)
+    return None if rel_rmse is None else rel_rmse**2
 
 
-_FLOAT_ERRORS = {NONE: 0.0, methods.FP16: HALF_ERROR}
+_FLOAT_NMSES = {NONE: 0.0, methods.FP16: HALF_ERROR**2}
 
 
 def refusal_of(choice: Choice, setting: Setting) -> str | None:
@@ -271,6 +275,8 @@ def refusal_of(choice: Choice, setting: Setting) -> str | None:
         return str(error)
     if isinstance(scheme, Hierarchical) and setting.network.workers_per_host == 1:
         return "with one worker per host it is the same as without"
+    if setting.host is not None and getattr(inner_of(scheme), "trellis", False):
+        return "the paths that a trellis compares are no matter of bytes, and nobody has timed its kernels on a GPU"
     if not compressed_names(scheme, setting.shapes, setting.min_elements):
         return f"every gradient has fewer than {setting.min_elements} elements and is sent unchanged"
     return None

@@ -77,6 +77,10 @@ class Observation(NamedTuple):
     network: Network
 
 
+VERSIONS = (1, 2)
+"""Of the files of ``horovod-quant bench`` that can be read."""
+
+
 def read_bench(path: str | Path) -> Bench:
     """Reads a JSON file of ``horovod-quant bench``.
 
@@ -87,13 +91,15 @@ def read_bench(path: str | Path) -> Bench:
     try:
         found = read_json(path)
         version, framework = found["version"], found["framework"]
-        bench = _bench(path, found) if version == 1 else None
+        bench = _bench(path, found) if version in VERSIONS else None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{path}: not a file that horovod-quant bench --json writes ({type(error).__name__}: {error})"
         ) from None
     if bench is None:
-        raise ValueError(f"{path}: version {version}; this program reads version 1")
+        raise ValueError(
+            f"{path}: version {version}; this program reads versions {' and '.join(map(str, VERSIONS))}"
+        )
     if framework != "torch":
         raise ValueError(f"{path}: measured with {framework}; the model describes PyTorch's exchanges")
     if bench.controller not in MEASURED:

@@ -63,8 +63,9 @@ class Cost:
     """What one exchange of a model's gradients costs one worker.
 
     Attributes:
-        norms, encode, decode: seconds in kernels (casts, for fp16), including contention for cores.
-        frontend: seconds of the frontend's own work per gradient, and of copies between accelerator and host.
+        kernels: seconds in kernels (casts, for fp16), including contention for cores.
+        frontend: seconds of the frontend's own work per gradient, of kernel launches, and of copies between
+            accelerator and host.
         network: seconds of all collectives, including Horovod's overhead.
         exposed: seconds by which the exchange makes the step longer.
         bytes_sent: bytes sent by one worker on average, including control tensors and gradients that are too small.
@@ -72,20 +73,13 @@ class Cost:
         collectives: their number.
     """
 
-    norms: float
-    encode: float
-    decode: float
+    kernels: float
     frontend: float
     network: float
     exposed: float
     bytes_sent: float
     host_bytes: float
     collectives: int
-
-    @property
-    def kernels(self) -> float:
-        """Seconds of all kernels."""
-        return self.norms + self.encode + self.decode
 
     @property
     def total(self) -> float:
@@ -252,6 +246,7 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     shapes, network, speeds = setting.shapes, setting.network, setting.speeds
     stretch = network.stretch()
     kernel_stretch = stretch * network.software.kernels
+    launch = stretch * network.software.launch
     # One half in `compress`, the other in `decompress`.
     frontend = stretch * network.software.gradient / 2
     groups = torch_groups(scheme, shapes, setting.group_bytes, setting.min_elements)
@@ -263,7 +258,7 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
 
     def advance(index: int) -> None:
         calls, request = works[index].stages[stage[index]]
-        clock.compute(kernel_stretch * speeds.seconds(calls))
+        clock.compute(launch + kernel_stretch * speeds.seconds(calls))
         tickets[index] = clock.launch(collective_seconds(request, network))
         stage[index] += 1
         if stage[index] < len(works[index].stages):
@@ -297,15 +292,14 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     for index, work in enumerate(works):
         clock.wait(tickets[index])
         staging = setting.staging / 2 * sum(prod(shapes[name]) for name in groups[index])
-        clock.compute(frontend * len(groups[index]) + kernel_stretch * speeds.seconds(work.decode) + staging)
+        clock.compute(
+            launch + frontend * len(groups[index]) + kernel_stretch * speeds.seconds(work.decode) + staging
+        )
 
-    calls: list[Call] = [call for work in works for call in work.calls]
-    norms, encode, decode = (kernel_stretch * seconds for seconds in speeds.by_phase(calls))
     return Cost(
-        norms,
-        encode,
-        decode,
+        kernel_stretch * speeds.seconds(call for work in works for call in work.calls),
         frontend=2 * frontend * len(shapes)
+        + launch * sum(len(work.stages) + 1 for work in works)
         + setting.staging * sum(prod(shapes[name]) for name in compressed),
         network=clock.network_busy,
         exposed=clock.now - max(arrivals.values(), default=0.0),
@@ -377,9 +371,7 @@ def _plain(half: bool, setting: Setting, clock: _Clock, arrivals: dict[str, floa
         clock.wait(ticket)
     clock.compute(from_half * total)
     return Cost(
-        norms=0.0,
-        encode=to_half * total,
-        decode=from_half * total,
+        kernels=(to_half + from_half) * total,
         frontend=0.0,
         network=clock.network_busy,
         exposed=clock.now - max(arrivals.values(), default=0.0),

@@ -1,23 +1,27 @@
 """Which gradients of a model share collectives, and how many names Horovod's response cache must hold.
 
-The frontends decide; these functions tell, without a framework, what they decide for given shapes.
+The frontends decide; these functions say, without a framework, what they decide for given shapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import NamedTuple
 
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.frontends.frontend import GROUP_BYTES, MIN_ELEMENTS
+from horovod_quant.frontends.groups import cut
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.schemes.base import Allreduce, Scheme
 
-# What `horovod_quant.torch.plan` allows for: with room for the optimizer's own operations, at most three
-# collectives a group fit Horovod's default cache.
-_CACHE_PLACES = 1000
-_COLLECTIVES_PER_GROUP = 3
-_FEWEST_GROUPS = 4
+
+class Member(NamedTuple):
+    """A gradient of float32 elements for `horovod_quant.frontends.groups.cut`."""
+
+    name: str
+    scheme: Scheme
+    bytes: int
 
 
 def compressed_names(scheme: Scheme, shapes: Shapes, min_elements: int = MIN_ELEMENTS) -> list[str]:
@@ -44,18 +48,7 @@ def torch_groups(
     """
     compressed = set(compressed_names(scheme, shapes, min_elements))
     names = [name for name in (reversed(shapes) if order is None else order) if name in compressed]
-    sizes = {name: 4 * prod(shapes[name]) for name in names}
-    most_groups = max(_FEWEST_GROUPS, (_CACHE_PLACES - len(shapes)) // _COLLECTIVES_PER_GROUP)
-    capacity = max(group_bytes, sum(sizes.values()) // most_groups)
-    groups: list[list[str]] = []
-    room = -1
-    for name in names:
-        if not groups or sizes[name] > room:
-            groups.append([])
-            room = capacity
-        groups[-1].append(name)
-        room -= sizes[name]
-    return groups
+    return cut([Member(name, scheme, 4 * prod(shapes[name])) for name in names], group_bytes, len(shapes))
 
 
 def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:

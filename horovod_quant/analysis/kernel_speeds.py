@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple
 
@@ -15,14 +15,10 @@ import numpy as np
 
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.analysis.work import (
-    DECODE,
-    ENCODE,
-    NORMS,
     Call,
     Watched,
     cached_work_of,
     describe_call,
-    phase_of,
     resolved,
 )
 from horovod_quant.kernels.keys import RngKey
@@ -47,14 +43,6 @@ class Speed(NamedTuple):
         return elements * (self.first + (arrays - 1) * self.more)
 
 
-class Phases(NamedTuple):
-    """Seconds of kernels, by what they are for."""
-
-    norms: float
-    encode: float
-    decode: float
-
-
 @dataclass(frozen=True)
 class KernelSpeeds:
     """How fast this package's kernels, and casts, are on one core of some machine.
@@ -74,24 +62,6 @@ class KernelSpeeds:
             KeyError: a kernel has not been measured.
         """
         return sum(self._speed(call).seconds(call.elements, call.arrays) for call in calls)
-
-    def phases(self, scheme: Scheme, workers: int) -> Phases:
-        """Seconds per element that a worker spends in each phase of an exchange.
-
-        Args:
-            scheme: of the exchange.
-            workers: number of workers, whose codes are decoded or whose chunk is served.
-        """
-        elements = 2**20
-        calls = cached_work_of(scheme, (elements,), workers).calls
-        return Phases(*(seconds / elements for seconds in self.by_phase(calls)))
-
-    def by_phase(self, calls: Sequence[Call]) -> Phases:
-        """Seconds of kernel calls, by what they are for."""
-        return Phases(
-            *(self.seconds(call for call in calls if phase_of(call.kernel) == phase)
-              for phase in (NORMS, ENCODE, DECODE))
-        )  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
         """In JSON's types."""

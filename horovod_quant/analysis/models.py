@@ -108,6 +108,21 @@ def gpt2(layers: int = 12, hidden: int = 768, vocabulary: int = 50257, positions
     return shapes
 
 
+def gpt_neox(layers: int = 16, hidden: int = 2048, vocabulary: int = 50304, expansion: int = 4) -> Shapes:
+    """GPT-NeoX, whose output has weights of its own; the defaults are Pythia-1B (Biderman et al. 2023)."""
+    shapes: Shapes = {"embed_in.weight": (vocabulary, hidden)}
+    for layer in range(layers):
+        name = f"layers.{layer}"
+        _norm(shapes, f"{name}.input_layernorm", hidden)
+        _norm(shapes, f"{name}.post_attention_layernorm", hidden)
+        _linear(shapes, f"{name}.attention.query_key_value", hidden, 3 * hidden)
+        _linear(shapes, f"{name}.attention.dense", hidden, hidden)
+        _linear(shapes, f"{name}.mlp.dense_h_to_4h", hidden, expansion * hidden)
+        _linear(shapes, f"{name}.mlp.dense_4h_to_h", expansion * hidden, hidden)
+    _norm(shapes, "final_layer_norm", hidden)
+    return {**shapes, "embed_out.weight": (vocabulary, hidden)}
+
+
 def _linear(shapes: Shapes, name: str, inputs: int, outputs: int) -> None:
     shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (outputs, inputs), (outputs,)
 
@@ -126,5 +141,6 @@ MODELS = {
     "vgg16": vgg(),
     "bert-base": bert(),
     "gpt2-small": gpt2(),
+    "pythia-1b": gpt_neox(),
     "tiny": bert(layers=1, hidden=64, vocabulary=300, positions=32),
 }

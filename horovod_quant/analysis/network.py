@@ -70,6 +70,7 @@ class Software:
             workers, which wait for the slowest of them, also wait for the scheduler.
         allreduce, allgather, alltoall: time of such a collective on the wire, relative to that of its bytes after
             `turns`.
+        launch: seconds of the host for each kernel launch on an accelerator, one for each group and stage.
 
     Raises:
         ValueError: a number is out of range.
@@ -85,12 +86,17 @@ class Software:
     allreduce: float = 1.0
     allgather: float = 1.0
     alltoall: float = 1.0
+    launch: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if not 0 <= getattr(self, field.name) < math.inf:
                 raise ValueError(f"{field.name}={getattr(self, field.name)!r}: use a number, 0 or more")
 
+
+LAUNCH_SECONDS = 1.05e-4
+"""Of the host, for a call of one of this package's kernels on a GPU: 90 to 120 us on an H100's host, whatever the size
+(docs/gpu.md), before many gradients shared a launch."""
 
 NO_SOFTWARE = Software(0, 0, 0, 0, 0, 1, 1)
 """The wire alone, and kernels as measured."""
@@ -99,13 +105,13 @@ NO_SOFTWARE = Software(0, 0, 0, 0, 0, 1, 1)
 def nccl_software(memory_bandwidth: float) -> Software:
     """The software if accelerators copy and add, and NCCL moves the bytes: the CPU does not touch them.
 
-    Horovod's own overhead and the frontend's work per gradient are those of the lab.
+    Horovod's own overhead and the frontend's work per gradient are those of the lab, launches those of an H100's host.
 
     Args:
         memory_bandwidth: bytes per second of an accelerator's memory: an array is read and written on its way into
             Horovod's buffer, and again on its way out.
     """
-    return Software(copy=4 / memory_bandwidth, stream=0, half_sum=0, kernels=1)
+    return Software(copy=4 / memory_bandwidth, stream=0, half_sum=0, kernels=1, launch=LAUNCH_SECONDS)
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,6 @@ def step_seconds(method: Method, setting: Setting, step: Step) -> float:
     return step.seconds + cost.exposed
 
 
-def speed_up(method: Method, setting: Setting, step: Step, *, than: Method = NONE) -> float:
-    """Steps per second, relative to another method."""
-    return step_seconds(than, setting, step) / step_seconds(method, setting, step)
-
-
 def with_bandwidth(setting: Setting, bandwidth: float) -> Setting:
     """The same with links of another bandwidth, in bytes per second."""
     return setting.with_network(bandwidth=bandwidth)

@@ -1,11 +1,12 @@
-"""Rates and times as people write them: ``100mbit``, ``2.5gbit``; ``50us``, ``1ms``. The rates are `scripts/lab`'s."""
+"""Rates and times as people write them: ``10gbit``, ``10Gbps``, ``10G``, ``10gbe``; ``50us``, ``1ms``."""
 
 from __future__ import annotations
 
 import math
 import re
 
-_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
+_AFTER = ("bit", "bit/s", "bits", "bps", "b/s", "b", "be", "")
 RATES, TIMES = (1.0, 1e18), (0.0, 1e9)
 """Bits per second, and seconds: the model's numbers stay finite."""
 
@@ -13,17 +14,20 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second of a rate such as ``2.5gbit``; inf for ``none``, no limit.
+    """Bytes per second of a rate in bits, such as ``2.5gbit``, ``10Gbps``, ``10G`` or ``10GbE``; inf for ``none``.
 
     Raises:
-        ValueError: ``text`` is not a rate.
+        ValueError: ``text`` is not a rate, or one in bytes.
     """
-    if text == "none":
+    if text.lower() == "none":
         return math.inf
-    rate = _number(text, _BITS, *RATES)
+    if re.fullmatch(r"[0-9.]+ ?[kmgKMG]i?B(ps|/s|yte.*)?", text):
+        raise ValueError(f"{text!r} is not a rate in bits; a byte has 8: for 10 GB/s use 80gbit")
+    units = {prefix + after: bits for prefix, bits in _BITS.items() for after in _AFTER}
+    rate = _number(text.lower().replace(" ", ""), units, *RATES)
     if rate is None:
         raise ValueError(
-            f"{text!r} is not a rate; use one such as 100mbit, 1gbit, 2.5gbit, up to 1000000000gbit, or none"
+            f"{text!r} is not a rate; use one such as 100mbit, 2.5gbit, 10Gbps, 10G, up to 1000000000gbit, or none"
         )
     return rate / 8
 
@@ -41,7 +45,7 @@ def parse_seconds(text: str) -> float:
 
 
 def _number(text: str, units: dict[str, float], low: float, high: float) -> float | None:
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)([a-z]*)", text)
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)([a-z/]*)", text)
     if found is None or found[2] not in units:
         return None
     number = float(found[1]) * units[found[2]]

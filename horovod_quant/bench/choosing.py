@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from horovod_quant.analysis.advice import LEAST_SPEED_UP, MOST_ERROR, Row, choice_of, steps_to_loss
-from horovod_quant.analysis.recommendation import first, is_fine
+from horovod_quant.analysis.advice import LEAST_SPEED_UP, MOST_NMSE, Row, choice_of, steps_to_loss
+from horovod_quant.analysis.recommendation import NOTHING_FASTER, first, is_fine
 from horovod_quant.analysis.units import show_seconds
 from horovod_quant.bench.variants import Variant
 from horovod_quant.frontends.frontend import GROUP_BYTES
@@ -37,17 +37,15 @@ def choose(variants: Sequence[Variant], results: Sequence[dict[str, Any]]) -> Ch
     if none is None:
         return None
     paying = [row for row in rows if row.pays and row.name != NONE]
-    good = [row for row in paying if is_fine(row, MOST_ERROR)]
+    good = [row for row in paying if is_fine(row, MOST_NMSE)]
     if not good:
-        text = (
-            f"no method with an error of {MOST_ERROR:g} or less is {LEAST_SPEED_UP - 1:.0%} faster than none"
-        )
+        text = f"{NOTHING_FASTER}: with an nmse up to {MOST_NMSE:g} none is {LEAST_SPEED_UP - 1:.0%} faster"
         return Chosen(NONE, none.choice.code, " ".join([f"{text}.", *_optimizers(paying, none)]))
     best = first(good)
     text = (
         f"with {best.name} an exchange takes {show_seconds(best.exchange or 0.0)} instead of "
-        f"{show_seconds(none.exchange or 0.0)}, {best.speed_up:.2f} times as fast, and the average's error is "
-        f"{best.error:.2g}; up to {MOST_ERROR:g} counts as harmless. horovod-quant advise --calibrate predicts whole "
+        f"{show_seconds(none.exchange or 0.0)}, {best.speed_up:.2f}x faster, and the average's nmse is "
+        f"{best.nmse:.2g}; up to {MOST_NMSE:g} counts as harmless. horovod-quant advise --calibrate predicts whole "
         f"steps, also on other clusters."
     )
     return Chosen(best.name, best.choice.code, " ".join([text, *_optimizers(paying, best)]))
@@ -68,14 +66,14 @@ def _row(variant: Variant, result: dict[str, Any]) -> Row:
     choice = choice_of(variant.method)
     if variant.ours and variant.group_bytes != GROUP_BYTES:
         choice = choice._replace(code=variant.method.code(group_bytes=variant.group_bytes))
-    seconds, error = float(np.median(result["wall_seconds"])), result["relative_error"]
+    seconds, nmse = float(np.median(result["wall_seconds"])), result["nmse"]
     return Row(
         choice,
         exchange=seconds,
         step=seconds,
         speed_up=result["speed_up"],
-        error=error,
-        steps=steps_to_loss(choice.method, error),
+        nmse=nmse,
+        steps=steps_to_loss(choice.method, nmse),
     )
 
 

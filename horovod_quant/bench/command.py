@@ -16,17 +16,16 @@ import numpy as np
 
 from horovod_quant import kernels
 from horovod_quant.analysis.models import Shapes, elements
+from horovod_quant.analysis.units import show_seconds
 from horovod_quant.bench import choosing, report
 from horovod_quant.bench.gradients import ExactAverage, gradient
-from horovod_quant.bench.progress import write_line
-from horovod_quant.bench.rounds import EXCHANGES, Bench, Found, Stopped
-from horovod_quant.bench.stopping import Interruption, leave
+from horovod_quant.bench.rounds import EXCHANGES, Bench, Found
 from horovod_quant.bench.variants import Options, Variant
 from horovod_quant.cli.launch_context import find_launch_context
-from horovod_quant.cli.problem import Problem, check_file, give_up_output
+from horovod_quant.cli.problem import Problem, check_file, give_up_output, write_line
 
-SAVE_EVERY = 5.0
-"""Seconds, at least."""
+EVERY = 1.0
+"""Seconds between rounds that are printed and saved, at least."""
 
 
 class Plan(NamedTuple):
@@ -74,10 +73,8 @@ class Run:
         self.framework: Any = None
         self.bench: Any = None
         self.gradients: Any = None
-        self._saved = -SAVE_EVERY
-        place = find_launch_context(os.environ)
-        self._first = place.rank == 0
-        self._interruption = Interruption("gloo" if place.gloo else "mpi", self._last_words)
+        self._saved = -EVERY
+        self._first = find_launch_context(os.environ).rank == 0
 
     # ---- what benchmarks may add to ------------------------------------------------------------------------------
 
@@ -114,22 +111,13 @@ class Run:
         """Measures and reports; returns the exit status."""
         try:
             return self._whole()
-        except Stopped:
-            self.framework.hvd.shutdown()  # now that all are at the same point, or those who stay would complain
-            self._interruption.settle()
-            status = self._report(interrupted=True)
-            if self._interruption.doomed:
-                leave(status)
-            return status
         except Exception as error:
-            if not self._interruption.requested and not is_loss(error):
+            if not is_loss(error):
                 raise
-            self._interruption.settle()
-            if self._first and not self._interruption.requested:
+            if self._first:
                 self._complain(f"a worker is gone: {' '.join(str(error).split())}")
-            self._report(interrupted=True)
-            leave(0 if self._interruption.requested else 1)
-            raise AssertionError("unreachable") from error
+            sys.stdout.flush()
+            os._exit(1)  # Horovod's own threads may never end after a worker is gone
 
     def _whole(self) -> int:
         plan = self.plan
@@ -139,7 +127,7 @@ class Run:
             self._complain(f"--framework {plan.framework}: {error}")
             return 1
         names = len(self.variants) * (EXCHANGES * len(plan.shapes) + 100)
-        self.bench = Bench(self.framework, names, self._interruption)
+        self.bench = Bench(self.framework, names)
         self._first = self.bench.rank == 0
         problem = self._agreed_problem()
         if problem:
@@ -154,12 +142,11 @@ class Run:
         )
         trials = [self.make_trial(variant) for variant in self.variants]
         self.bench.run(
-            trials, plan.rounds, ExactAverage(plan.shapes, plan.seed, rank, size), self.found, self._save
+            trials, plan.rounds, ExactAverage(plan.shapes, plan.seed, rank, size), self.found, self._round
         )
         del trials
         self.more()
-        self._interruption.settle()
-        status = self._report(interrupted=False)
+        status = self._report()
         self.framework.hvd.shutdown()
         return status
 
@@ -203,21 +190,24 @@ class Run:
             **plan.options._asdict(),
         }
 
-    def _save(self) -> None:
-        """Writes what there is, in case that this process is killed."""
-        now = time.monotonic()
-        if self._first and self.plan.json is not None and now > self._saved + SAVE_EVERY:
+    def _round(self) -> None:
+        """Prints and saves what there is: Ctrl-C may end this process at any time."""
+        done, now = len(self.found.rounds), time.monotonic()
+        if not self._first or (now < self._saved + EVERY and done != self.plan.rounds):
+            return
+        self._saved = now
+        slowest = self.found.rounds[-1][:, :, 0].max(axis=1)  # the first field is wall
+        shown = (f"{each.label} {show_seconds(wall)}" for each, wall in zip(self.variants, slowest))
+        total = "" if self.plan.rounds is None else f" of {self.plan.rounds}"
+        self._say(f"round {done}{total}: {', '.join(shown)}")
+        if self.plan.json is not None:
             with suppress(OSError):  # the report will say so
-                self.setting["interrupted"] = True
-                report.write_json(self.plan.json, self.setting, self.results())
-            self._saved = now
+                report.write_json(self.plan.json, {**self.setting, "interrupted": True}, self.results())
 
-    def _report(self, interrupted: bool) -> int:
-        if not self._first or not self.setting:
-            if self._first:
-                self._complain("interrupted before the first round was finished")
+    def _report(self) -> int:
+        if not self._first:
             return 0
-        self.setting["interrupted"] = interrupted
+        self.setting["interrupted"] = False
         results, plan, status = self.results(), self.plan, 0
         chosen = self.advice(results)
         if chosen is not None:
@@ -225,7 +215,7 @@ class Run:
         for argument, path, write in (
             ("--json", plan.json, report.write_json),
             ("", "", self._print),
-            ("--plot", plan.plot if results else None, report.plot),
+            ("--plot", plan.plot, report.plot),
         ):
             try:
                 if path is not None:
@@ -240,21 +230,12 @@ class Run:
 
     def _print(self, _: str, setting: dict[str, Any], results: list[dict[str, Any]]) -> None:
         console = report.console()
-        if not results:
-            console.print("interrupted before the first round was finished")
-            return
-        if setting["interrupted"]:
-            wanted = "" if self.plan.rounds is None else f" of {self.plan.rounds}"
-            console.print(f"interrupted after {len(self.found.rounds)}{wanted} rounds")
         for table in self.tables(results):
             console.print(table)
         chosen = self.advice(results)
         if chosen is not None:
             console.print(*choosing.lines(chosen, setting["framework"]), sep="\n", soft_wrap=True)
         sys.stdout.flush()
-
-    def _last_words(self) -> None:
-        self._report(interrupted=True)
 
     def _say(self, text: str) -> None:
         if self._first:
@@ -293,7 +274,6 @@ def failure(program: str, problem: str, first: bool) -> int:
 
 def check_output(json: str | None, plot: str | None) -> None:
     """Raises `Problem` unless the results can be shown and the files be written."""
-    # All that the report takes: there may be no time for imports when it is made.
     modules = ["rich.box", "rich.console", "rich.table"]
     if plot is not None:
         modules += ["matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.font_manager"]

@@ -13,7 +13,8 @@ from horovod_quant.bench.rounds import Found
 from horovod_quant.cli.problem import write_file
 from horovod_quant.frontends.methods import NONE
 
-VERSION = 1
+VERSION = 2
+"""1 had ``relative_error``, the root of ``nmse``."""
 
 
 def results(labels: Sequence[str], found: Found) -> list[dict[str, Any]]:
@@ -40,7 +41,7 @@ def results(labels: Sequence[str], found: Found) -> list[dict[str, Any]]:
             "page_faults": float(np.median(found.field("page_faults").mean(axis=2)[:, index])),
             "bytes_sent": found.bytes_sent[index],
             "interface_bytes_sent": _interface_bytes(found.field("interface")[:, index]),
-            "relative_error": found.errors[index],
+            "nmse": found.nmses[index],
         }
         for index, label in enumerate(labels)
     ]
@@ -83,7 +84,7 @@ def table(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
     interface = "+".join(setting["interface"]) or "network"
     rows = Table(title=title(setting), box=box.MARKDOWN)
     rows.add_column("method", no_wrap=True)
-    for column in ("wall ms", "range", "speed-up", "CPU ms", "MB sent", f"MB on {interface}", "error"):
+    for column in ("wall ms", "range", "speed-up", "CPU ms", "MB sent", f"MB on {interface}", "nmse"):
         rows.add_column(column, justify="right", no_wrap=True)
     for result in found:
         wall, cpu = 1e3 * np.array(result["wall_seconds"]), 1e3 * np.array(result["cpu_seconds"])
@@ -95,7 +96,7 @@ def table(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
             f"{np.median(cpu):,.1f}",
             shown(1e-6 * result["bytes_sent"], 2),
             shown(_megabytes(result["interface_bytes_sent"]), 2),
-            "" if result["relative_error"] is None else f"{result['relative_error']:.2g}",
+            "" if result["nmse"] is None else f"{result['nmse']:.2g}",
         )
     return rows
 
@@ -115,7 +116,8 @@ def caption(setting: dict[str, Any], found: list[dict[str, Any]]) -> str:
     else:
         lines.append("No network interface could be read on every host.")
     lines.append(
-        "Error: of the average, relative to the exact one; blank where the result is not an average."
+        "nmse: squared error of the average by the square of the exact one, about the share of further steps that a "
+        "training needs; blank where the result is not an average."
     )
     return " ".join(lines)
 

@@ -15,8 +15,6 @@ import numpy as np
 from horovod_quant.bench.enough import is_enough
 from horovod_quant.bench.gradients import ExactAverage
 from horovod_quant.bench.network import Counter
-from horovod_quant.bench.progress import Progress, Silent
-from horovod_quant.bench.stopping import Interruption
 from horovod_quant.frontends.methods import NONE
 
 WARM_UP = 3
@@ -25,10 +23,6 @@ WARM_UP = 3
 HOROVOD_CACHE = 1024
 EXCHANGES = 3  # of a tensor, at most: two of a method's, and Horovod's
 THREADS = "/proc/self/task"
-
-
-class Stopped(Exception):
-    """All workers raise it at the same point, after one of them was interrupted."""
 
 
 class Measurement(NamedTuple):
@@ -50,12 +44,12 @@ class Found(NamedTuple):
     Attributes:
         rounds: for each finished round ``[trial, worker, field of Measurement]``.
         bytes_sent: in one exchange, counted, mean of the workers.
-        errors: relative errors of the averages.
+        nmses: squared errors of the averages by their squares; None where the result is no average.
     """
 
     rounds: list[np.ndarray]
     bytes_sent: list[float]
-    errors: list[float | None]
+    nmses: list[float | None]
 
     def field(self, name: str) -> np.ndarray:
         """``[round, trial, worker]``"""
@@ -69,14 +63,12 @@ class Bench:
     Args:
         framework: the module `horovod_quant.bench.torch_trial` or `tensorflow_trial`.
         names: how many names Horovod shall be able to remember.
-        interruption: whether to stop.
     """
 
-    def __init__(self, framework: Any, names: int, interruption: Interruption) -> None:
+    def __init__(self, framework: Any, names: int) -> None:
         # Differently named exchanges would push each other out of Horovod's cache.
         os.environ.setdefault("HOROVOD_CACHE_CAPACITY", str(max(HOROVOD_CACHE, names)))
         self._framework = framework
-        self._interruption = interruption
         framework.configure()
         threads = set(os.listdir(THREADS))
         framework.hvd.init()
@@ -100,29 +92,22 @@ class Bench:
         line = np.frombuffer(" ".join(text.split()).encode() + b"\n", np.uint8).copy()
         return self._framework.allgather(line, "bench.texts").tobytes().decode().splitlines()
 
-    def _share(self, row: Sequence[float]) -> np.ndarray:
-        """Everybody's; raises `Stopped` on all workers if one was interrupted."""
-        gathered = self.gather([*row, float(self._interruption.requested)])
-        if gathered[:, -1].any():
-            raise Stopped
-        return gathered[:, :-1]
-
     def measured(self, trial: Any) -> np.ndarray:
         """One exchange, ``[worker, field of Measurement]``."""
         trial.prepare()
         measurement = self._measurement(trial)
         trial.clear()
-        return self._share(measurement)
+        return self.gather(measurement)
 
     def inspected(self, trial: Any, exact: ExactAverage) -> tuple[float, float | None]:
-        """One exchange: bytes sent by a worker, and the average's relative error."""
+        """One exchange: bytes sent by a worker, and the average's nmse."""
         before = trial.bytes_sent()
         trial.prepare(keep=True)
         self._measurement(trial)
         squares = exact.squares(trial.averages()) if trial.has_average else (0.0, 1.0)
         trial.clear()
-        sent, error, size = np.split(self._share([trial.bytes_sent() - before, *squares]), 3, axis=1)
-        return float(sent.mean()), float(np.sqrt(error.sum() / size.sum())) if trial.has_average else None
+        sent, error, size = np.split(self.gather([trial.bytes_sent() - before, *squares]), 3, axis=1)
+        return float(sent.mean()), float(error.sum() / size.sum()) if trial.has_average else None
 
     def _measurement(self, trial: Any) -> Measurement:
         self._framework.barrier()
@@ -159,33 +144,20 @@ class Bench:
         Args:
             rounds: how many; None for as many as `is_enough` says.
             finished: called after each round.
-
-        Raises:
-            Stopped: a worker was interrupted; ``found`` has the rounds that were finished.
         """
-        with self.progress("warming up", sum(trial.warm_up for trial in trials)) as progress:
-            for trial in trials:
-                for _ in range(trial.warm_up - 1):
-                    self.measured(trial)
-                    progress.update()
-                sent, error = self.inspected(trial, exact)
-                progress.update()
-                found.bytes_sent.append(sent)
-                found.errors.append(error)
+        for trial in trials:
+            for _ in range(trial.warm_up - 1):
+                self.measured(trial)
+            sent, nmse = self.inspected(trial, exact)
+            found.bytes_sent.append(sent)
+            found.nmses.append(nmse)
         reference = next((i for i, trial in enumerate(trials) if trial.variant.label == NONE), 0)
-        total = None if rounds is None else rounds * len(trials)
-        with self.progress("measuring", total) as progress:
-            for number in itertools.count() if rounds is None else range(rounds):
-                measured: dict[int, np.ndarray] = {}
-                for offset in range(len(trials)):
-                    index = (number + offset) % len(trials)
-                    measured[index] = self.measured(trials[index])
-                    progress.update()
-                found.rounds.append(np.array([measured[index] for index in range(len(trials))]))
-                finished()
-                if rounds is None and is_enough(found.field("wall").max(axis=2), reference):
-                    break
-
-    def progress(self, what: str, total: int | None) -> Progress | Silent:
-        """Of so many exchanges, on the first worker."""
-        return Silent() if self.rank > 0 else Progress(what, total)
+        for number in itertools.count() if rounds is None else range(rounds):
+            measured: dict[int, np.ndarray] = {}
+            for offset in range(len(trials)):
+                index = (number + offset) % len(trials)
+                measured[index] = self.measured(trials[index])
+            found.rounds.append(np.array([measured[index] for index in range(len(trials))]))
+            finished()
+            if rounds is None and is_enough(found.field("wall").max(axis=2), reference):
+                break

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from horovod_quant.analysis.advice import Choice
+from horovod_quant.analysis.advice import Choice, refusal_of
 from horovod_quant.analysis.cost_model import Setting
-from horovod_quant.analysis.curves import Curve, over_bandwidths, over_hosts
 from horovod_quant.analysis.network import MOST_WORKERS
-from horovod_quant.analysis.steps import Step
+from horovod_quant.analysis.steps import Step, step_seconds, with_bandwidth
 from horovod_quant.analysis.units import show_rate
 
 POINTS = 33
@@ -61,14 +61,17 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
 
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _lines(left, [8e-9 * bandwidth for bandwidth in bandwidths],
-           over_bandwidths(chosen, setting, step, bandwidths))  # fmt: skip
+    rates = [8e-9 * bandwidth for bandwidth in bandwidths]
+    workers = [number * network.workers_per_host for number in hosts]
+    for choice in chosen:
+        at_rates = [with_bandwidth(setting, bandwidth) for bandwidth in bandwidths]
+        left.plot(rates, step_times(choice, at_rates, step), label=choice.name)
+        of_hosts = [setting.with_network(hosts=number) for number in hosts]
+        right.plot(workers, step_times(choice, of_hosts, step), label=choice.name)
     left.axvline(8e-9 * middle, color="lightgray", zorder=0)
     left.set_xscale("log")
     left.set_xlabel("rate of each host's link (Gbit/s)")
     left.set_title(f"{model}, {network.workers:,} workers on {network.hosts:,} hosts", fontsize="medium")
-    _lines(right, [number * network.workers_per_host for number in hosts],
-           over_hosts(chosen, setting, step, hosts))  # fmt: skip
     right.axvline(network.workers, color="lightgray", zorder=0)
     right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter(lambda number, _: f"{number:,.0f}")
@@ -91,10 +94,12 @@ def host_numbers(hosts: int, most: int) -> list[int]:
     return sorted({*powers, hosts})
 
 
-def _lines(axes: Any, places: Sequence[float], curves: Sequence[Curve]) -> None:
-    for index, curve in enumerate(curves):
-        steps = [np.nan if seconds is None else seconds for seconds in curve.steps]
-        axes.plot(places, steps, color=f"C{index}", label=curve.name)
+def step_times(choice: Choice, settings: Sequence[Setting], step: Step) -> list[float]:
+    """Seconds of a step in each setting; NaN where the method is impossible."""
+    return [
+        math.nan if refusal_of(choice, setting) else step_seconds(choice.method, setting, step)
+        for setting in settings
+    ]
 
 
 def _canvas() -> Any:

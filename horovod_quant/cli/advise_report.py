@@ -14,7 +14,8 @@ from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import show_rate, show_seconds
 from horovod_quant.frontends import methods
 
-VERSION = 1
+VERSION = 2
+"""1 had ``relative_error``, the root of ``nmse``."""
 
 COLUMNS = (
     "method",
@@ -26,7 +27,7 @@ COLUMNS = (
     "pays below",
     "MB sent",
     "levels",
-    "error",
+    "nmse",
 )
 
 
@@ -39,7 +40,9 @@ class Found(NamedTuple):
         rows: of all methods that were modelled.
         shown: those of the table.
         fallen_out: a line for each family that is not there.
-        advised, assumed: sentences.
+        advised: the answer.
+        warnings: what makes it doubtful.
+        assumed: sentences.
     """
 
     model: str | None
@@ -49,24 +52,33 @@ class Found(NamedTuple):
     shown: list[Row]
     fallen_out: list[str]
     advised: Recommendation
+    warnings: list[str]
     assumed: list[str]
 
 
-def text(found: Found) -> str:
-    """What is printed."""
+def text(found: Found, verbose: bool = False) -> str:
+    """What is printed: the answer in three lines, warnings, the table, and with ``verbose`` the reasons."""
+    advised = found.advised
+    code = f"compression={advised.code}"
+    if advised.code.startswith("hvq."):
+        code += "   (import horovod_quant.torch as hvq)"
+    if advised.method.endswith(HIERARCHICAL):
+        code += " after hvd.init(process_sets=hvq.hierarchical_process_sets())"
+    lines = [f"Write:   {code}", f"Faster:  {advised.faster}", f"Why:     {advised.why}"]
+    lines += [f"Warning: {line}" for line in found.warnings]
     possible = [row for row in found.shown if row.refusal is None]
-    lines = [title(found), "", *_aligned([COLUMNS, *map(cells, possible)]), ""]
+    lines += ["", title(found), "", *_aligned([COLUMNS, *map(cells, possible)])]
     refused = [f"  {row.name}: {row.refusal}" for row in found.shown if row.refusal is not None]
     if refused:
-        lines += ["Impossible here:", *refused, ""]
-    lines += [found.advised.text, "", f"In the script: compression={found.advised.code}"]
-    if found.advised.method.endswith(HIERARCHICAL):
-        lines.append("with hvd.init(process_sets=hvq.hierarchical_process_sets()): docs/hierarchical.md")
+        lines += ["", "Impossible here:", *refused]
+    if not verbose:
+        return "\n".join(
+            [*lines, "", "More with --verbose: what this assumes, and why other methods fell out."]
+        )
     if found.fallen_out:
-        lines += ["", f"Why not the others, compared with {found.advised.method} (--all shows them all):"]
+        lines += ["", f"Why not the others, compared with {advised.method} (--all shows them all):"]
         lines += [f"  {line}" for line in found.fallen_out]
-    lines += ["", "Assumed:", *(f"- {line}" for line in found.assumed)]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "Assumed:", *(f"- {line}" for line in found.assumed)])
 
 
 def title(found: Found) -> str:
@@ -103,7 +115,7 @@ def cells(row: Row) -> tuple[str, ...]:
         "" if row.name == methods.NONE or row.break_even is None else _limit(row.break_even),
         f"{1e-6 * cost.bytes_sent:,.1f}",
         "" if row.levels is None else f"{row.levels:,}",
-        "" if row.error is None else f"{row.error:.2g}",
+        "" if row.nmse is None else f"{row.nmse:.2g}",
     )
 
 
@@ -146,7 +158,9 @@ def as_json(found: Found) -> dict[str, Any]:
         "results": [_row_as_json(row) for row in found.rows],
         "recommended": found.advised.method,
         "code": found.advised.code,
-        "why": found.advised.text,
+        "faster": found.advised.faster,
+        "why": found.advised.why,
+        "warnings": found.warnings,
         "shown": [row.name for row in found.shown],
         "others": found.fallen_out,
         "assumptions": found.assumed,
@@ -171,7 +185,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "bytes_sent": cost.bytes_sent,
         "host_bytes_sent": cost.host_bytes,
         "levels": row.levels,
-        "relative_error": row.error,
+        "nmse": row.nmse,
     }
 
 

@@ -1,11 +1,11 @@
-"""Checks what is installed, which kernels run and whether Horovod's collectives are exact; says what to do about it.
+"""Says whether it will run, whether it is the fast path, and whether it will pay here; and what to do.
 
-    horovod-quant doctor                          all that can be checked without starting Horovod
-    horovodrun -np 2 horovod-quant doctor         also the collectives: controller, exactness of integer allreduces
-    horovod-quant doctor --model bert-base        also Horovod's settings for this model
+    horovod-quant doctor                                                all that can be checked without Horovod
+    horovodrun -np 2 -H host1:1,host2:1 horovod-quant doctor            also the workers, and the network between them
+    horovod-quant doctor --model bert-base                              for this model
 
-Each finding is one line: ok, warning (works, but slowly or only in part) or problem. The exit status is 1 if there is a
-problem. Under horovodrun rank 0 prints.
+Each finding is one line: ok, note, warning (works, but slowly or only in part) or problem. The exit status is 1 if
+there is a problem. Under horovodrun rank 0 prints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.cli import probe, report
-from horovod_quant.cli.findings import installed, kernels, settings, workers
+from horovod_quant.cli.findings import installed, kernels, network, settings, workers
 from horovod_quant.cli.launch_context import LaunchContext, find_launch_context
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.problem import Problem
@@ -29,11 +29,11 @@ TIMEOUTS = (1.0, 1e6)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", choices=MODELS, help="judge the settings for the gradients of this model")
+    parser.add_argument("--model", choices=MODELS, help="answer for the gradients of this model")
     parser.add_argument(
         "--framework",
         choices=FRAMEWORKS,
-        help="check only this one (under MPI only one per run can be tested)",
+        help="check only this one; under horovodrun the first that Horovod has a library for is tested",
     )
     parser.add_argument(
         "--timeout",
@@ -54,43 +54,31 @@ def run(arguments: argparse.Namespace) -> int:
     if place.rank > 0:
         return 0
     usable = [name for name in facts if installed.is_usable(facts[name])]
+    model, launched = arguments.model, place.size > 0
     sections = [
-        Section("Installed", installed.findings(facts)),
-        Section("Kernels", kernels.findings(facts)),
         Section(
-            f"Horovod's settings{f' for {arguments.model}' if arguments.model else ''}",
-            settings.findings(os.environ, arguments.model, usable or wanted),
+            "Will it run?",
+            installed.findings(facts) + (workers.findings(facts, place) if launched else []),
         ),
+        Section(
+            "Is it the fast path?",
+            [*kernels.findings(facts), *settings.findings(os.environ, model, usable or wanted)],
+        ),
+        Section("Will it pay here?", network.findings(facts, model)),
     ]
-    if place.size:
-        sections.append(Section(f"This run of {place.size}", workers.findings(facts, place)))
-    report.show(sections, hints(arguments, place, bool(usable)), plain=place.size > 0)
+    hints = [] if model else [f"For one model: --model {'|'.join(MODELS)}"]
+    report.show(sections, hints, plain=launched)
     return int(any(finding.mark == PROBLEM for section in sections for finding in section.findings))
-
-
-def hints(arguments: argparse.Namespace, place: LaunchContext, usable: bool) -> list[str]:
-    found = []
-    if usable and not place.size:
-        found.append("To test the collectives: horovodrun -np 2 horovod-quant doctor")
-    if arguments.model is None:
-        found.append(f"To judge the settings for a model: --model {'|'.join(MODELS)}")
-    return found
 
 
 def gather_facts(wanted: list[str], place: LaunchContext, timeout: float) -> dict[str, dict[str, Any]]:
     """Facts of each framework.
 
-    Under Gloo every framework is tested, one after another: when an allreduce is done, all workers have left the
-    rendezvous that the next one needs. MPI starts once in a launched process and its children: the first framework
-    that Horovod has a library for is tested.
+    All workers start the first framework that Horovod has a library for, and test Horovod's collectives through it. The
+    others are looked at once, by the first worker.
     """
-    testable = [name for name in wanted if place.size and probe.horovod_library(name)]
-    tested = testable if place.gloo else testable[:1]
-    facts: dict[str, dict[str, Any]] = {}
-    for name in tested:
-        facts[name] = probe.ask(name, True, timeout)
-        if "error" in facts[name]:
-            break  # the workers may no longer be at the same point
+    tested = [name for name in wanted if place.size and probe.horovod_library(name)][:1]
+    facts = {name: probe.ask(name, True, timeout) for name in tested}
     if place.rank == 0:
         rest = [name for name in wanted if name not in facts]
         with ThreadPoolExecutor() as pool:

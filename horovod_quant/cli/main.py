@@ -7,9 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from horovod_quant import __version__
-from horovod_quant.bench.progress import write_line
 from horovod_quant.cli import advise, bench, doctor
-from horovod_quant.cli.problem import Problem, with_output
+from horovod_quant.cli.problem import Problem, with_output, write_line
 
 PROGRAM = "horovod-quant"
 COMMANDS = {"doctor": doctor, "bench": bench, "advise": advise}

@@ -15,6 +15,7 @@ import platform
 import socket
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from importlib import metadata
@@ -28,6 +29,9 @@ from horovod_quant import kernels
 MARK = "HOROVOD_QUANT_FACTS "
 
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
+
+SHORT, LONGEST, LONG_SECONDS = 2**18, 2**24, 0.2
+"""Elements of the allreduces that are timed, from and to, and seconds after which one is long enough."""
 
 ELEMENTS = 10_007
 """Of each tested tensor; no multiple of anything that a reduction is divided by."""
@@ -195,6 +199,8 @@ class Probe:
         }
         self.tell()
         self.facts["run"]["workers"] = self.gather({**about_this_worker(self.name), "wrong": self.wrong()})
+        if hvd.size() > 1:
+            self.facts["run"]["network"] = self.network()
         hvd.shutdown()
 
     def wrong(self) -> list[str]:
@@ -215,6 +221,32 @@ class Probe:
                 if result.dtype != own.dtype or not np.array_equal(result, expected):
                     found.append(f"int{bits} {name}")
         return found
+
+    def network(self) -> dict[str, float]:
+        """What allreduces of float32 get: seconds of a small one, and bytes a second of a long one, each way."""
+        seconds = self.allreduce_seconds(1, 20)
+        elements = SHORT
+        while True:
+            long = self.allreduce_seconds(elements, 3)
+            if long > LONG_SECONDS or elements >= LONGEST:
+                break
+            elements *= 4
+        workers = self._hvd.size()
+        sent = 2 * (workers - 1) / workers * 4 * elements
+        return {"small_seconds": seconds, "bytes_per_second": sent / max(long - seconds, 1e-9)}
+
+    def allreduce_seconds(self, elements: int, times: int) -> float:
+        """The fastest, the same number on all workers."""
+        hvd, found = self._hvd, []
+        tensor = self.tensor(np.ones(elements, np.float32))
+        for _ in range(times + 1):
+            begin = time.perf_counter()
+            hvd.allreduce(tensor, op=hvd.Sum, name=f"horovod_quant.doctor.{elements}")
+            found.append(time.perf_counter() - begin)
+        own = self.tensor(np.array([min(found[1:])], np.float64))
+        return float(
+            self.array(hvd.allreduce(own, op=hvd.Max, name=f"horovod_quant.doctor.{elements}.seconds"))[0]
+        )
 
     def gather(self, about: dict[str, Any]) -> list[dict[str, Any]]:
         """Everybody's facts, in rank order."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-
-from horovod_quant.bench.progress import write_line
+from typing import TextIO
 
 LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Why an output takes nothing more."""
@@ -28,8 +28,12 @@ class Problem(Exception):
 
 
 def with_output(program: str, command: Callable[[], int]) -> int:
-    """Run a command; return its exit status, or 1 if standard output did not take all that it had to say."""
+    """Run a command; return its exit status, or 1 if standard output did not take all that it had to say.
+
+    Ctrl-C ends it at once, also where it waits in Horovod.
+    """
     open_closed_streams()
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         try:
             return command()
@@ -40,6 +44,18 @@ def with_output(program: str, command: Callable[[], int]) -> int:
             raise
         give_up_output(program, error)
         return 1
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def write_line(line: str, stream: TextIO) -> None:
+    """Write it at once: mpirun puts a prefix before whatever comes, also before a newline that `print` sends alone.
+
+    A stream that takes no more ends no measurement: the report fails on it again.
+    """
+    with suppress(OSError):
+        stream.write(f"{line}\n")
+        stream.flush()
 
 
 def give_up_output(program: str, error: OSError) -> None:

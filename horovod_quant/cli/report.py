@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-OK, WARNING, PROBLEM = "ok", "warning", "problem"
+OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
+"""A note says what is not known or not used; a warning, what a user can mend."""
 
-_STYLES = {OK: "green", WARNING: "yellow", PROBLEM: "bold red"}
+_STYLES = {OK: "green", NOTE: "cyan", WARNING: "yellow", PROBLEM: "bold red"}
 
 
 class Finding(NamedTuple):

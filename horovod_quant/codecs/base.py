@@ -20,7 +20,7 @@ class Codec(ABC):
     Attributes:
         dtype: of a payload.
         domain: of the random bits with which workers round their gradients.
-        of_sums: whether what a reducer sends are sums over the workers, and not averages.
+        of_sums: true if a reducer sends sums over the workers, and not averages.
     """
 
     dtype: Any = "int32"

@@ -63,7 +63,7 @@ class EliasCodes:
             del payload  # before that of the next tensor is made
         lengths = np.array([len(stream) for local in streams for stream in local], "<i8")
         sizes = [
-            4 * len(own) + sum(8 + len(stream) for stream in local) for own, local in zip(norms, streams)
+            4 * len(one) + sum(8 + len(stream) for stream in local) for one, local in zip(norms, streams)
         ]
         all_norms = np.concatenate([np.zeros(0, np.int32), *norms])
         parts = [stream for local in streams for stream in local]
@@ -93,9 +93,9 @@ class EliasCodes:
         bits = self.fixed.bits
         streams = []
         for start, stop in stream_bounds(elements):
-            own = words[code_words(start, bits) : code_words(stop, bits)]
-            stream = kernels.elias_encode_codes(own, bits, stop - start, self.code, own.nbytes)
-            streams.append(own.view(np.uint8) if stream is None else stream)
+            part = words[code_words(start, bits) : code_words(stop, bits)]
+            stream = kernels.elias_encode_codes(part, bits, stop - start, self.code, part.nbytes)
+            streams.append(part.view(np.uint8) if stream is None else stream)
         return streams
 
     def _fill_words(
@@ -103,11 +103,11 @@ class EliasCodes:
     ) -> None:
         bits = self.fixed.bits
         for stream, (start, stop) in zip(streams, stream_bounds(elements)):
-            own = words[code_words(start, bits) : code_words(stop, bits)]
-            if len(stream) == own.nbytes:
-                own.view(np.uint8)[...] = stream
+            part = words[code_words(start, bits) : code_words(stop, bits)]
+            if len(stream) == part.nbytes:
+                part.view(np.uint8)[...] = stream
             else:
-                kernels.elias_decode_codes(stream, stop - start, bits, self.code, own)
+                kernels.elias_decode_codes(stream, stop - start, bits, self.code, part)
 
 
 def stream_bounds(elements: int) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ class RotatedCodes(Codec):
 
     Args:
         bits: width of a code.
-        trellis: whether the codes are trellis-coded.
+        trellis: true if the codes are trellis-coded.
     """
 
     bits: int
@@ -76,7 +76,7 @@ def eden_variance_factor(bits: int, with_trellis: bool = False) -> float:
 
     Args:
         bits: width of a code, 1 to 4.
-        with_trellis: whether the levels are those of `horovod_quant.kernels.trellis`. A bucket shorter than 1,024 then
+        with_trellis: true if the levels are those of `horovod_quant.kernels.trellis`. A bucket shorter than 1,024 then
             has more, up to what there is without a trellis.
 
     Returns:

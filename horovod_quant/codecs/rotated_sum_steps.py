@@ -20,7 +20,7 @@ times as frequent.
 """
 
 SAMPLES = 128
-"""Number of the sum's coordinates from which its norm is estimated, if a gradient has as many."""
+"""Number of the sum's coordinates from which its norm is estimated, if a gradient has that number."""
 
 LEAST_SHARE = 0.5
 """The smallest ``||sum||^2 / sum ||g_i||^2`` that steps allow for; gradients that cancel have less."""
@@ -144,7 +144,7 @@ def _rounded_sums(workers: int, joint: bool, alike: bool) -> tuple[float, float]
     """How many variables' fractions decide on the error of the workers' sum, and their deviation by a worker's.
 
     Args:
-        alike: whether the two of a pair are the same, or independent.
+        alike: true if the two of a pair are the same, false if they are independent.
     """
     if not joint or workers == 1:
         return workers, 1.0

@@ -81,7 +81,7 @@ def gaussian_error(
         elements: that share a norm, those of all workers for a norm that these share.
         rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.base.worker_key`.
         workers: who round.
-        again: whether a server rounds the average once more.
+        again: true if the reducer rounds the average once more.
     """
     drawing = 1 if rounding != "joint" else workers if workers % 2 else 2  # pairs leave what one pair leaves
     scale, one, cancelled = _variances(np.asarray(grid, np.float64).tobytes(), norm, elements, drawing)
@@ -128,5 +128,5 @@ def _cancelled(ratios: np.ndarray, grid: np.ndarray, workers: int) -> float:
 
 
 def _largest(count: int) -> float:
-    """The median of the largest magnitude of so many Gaussian values."""
+    """Return the median of the largest magnitude of N Gaussian values."""
     return NormalDist().inv_cdf(0.5 * (1 + 0.5 ** (1 / count)))

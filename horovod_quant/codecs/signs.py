@@ -108,8 +108,8 @@ class SignAverages(Codec):
         out: Any,
     ) -> Any:
         """The codes of some tiles of segment i."""
-        own = slice(at + first * ROW, at + (first + tiles(elements)) * ROW)
-        total = _sum_of_signs([payload[own] for payload in payloads], elements, kernels)
+        part = slice(at + first * ROW, at + (first + tiles(elements)) * ROW)
+        total = _sum_of_signs([payload[part] for payload in payloads], elements, kernels)
         key = Rounder(REDUCER).key(batch.chains[i], batch.steps[i])
         start = batch.starts[i] + first * TILE
         reach = self._reaches(tiles(elements))

@@ -148,13 +148,17 @@ class BaseCompressor(metaclass=_CompressorClass):
         self._said_nothing_is_compressed = False
         self._check_kernels()
         self._attach(process_set, None if named_parameters is None else _named(named_parameters))
-        if hierarchical and self._basics().is_initialized():  # otherwise at the first exchange
+        if hierarchical and self._is_initialized():  # otherwise at the first exchange
             self._check_workers(self._basics().size())
             nodes.require_process_sets(self._basics(), hierarchical)
 
     def _basics(self) -> Any:
         """Horovod's functions that need no framework."""
         raise NotImplementedError
+
+    def _is_initialized(self) -> bool:
+        """Whether Horovod knows its workers."""
+        return self._basics().is_initialized()
 
     def _check_workers(self, size: int) -> None:
         """Raises ValueError when the arguments cannot serve so many workers, or nodes like these."""
@@ -308,7 +312,7 @@ class BaseCompressor(metaclass=_CompressorClass):
         if self.hierarchical is not True:
             return self.hierarchical
         if not self._basics().is_homogeneous():
-            raise ValueError(nodes.UNEVEN)
+            raise ValueError(nodes.UNEVEN_HOSTS)
         return self._basics().local_size()
 
     def _warn_if_nothing_is_compressed(self, elements: Mapping[str, int]) -> None:

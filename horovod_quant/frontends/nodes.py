@@ -10,16 +10,11 @@ import os
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
-from horovod_quant.schemes.base import ALL, CROSS, LOCAL, Workers, require_whole_nodes
+from horovod_quant.schemes.base import ALL, CROSS, LOCAL, UNEVEN_HOSTS, Workers, require_whole_nodes
 
 _SIZES = {"HOROVOD_SIZE": "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE"}
 
 _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
-
-UNEVEN = (
-    "hierarchical=True: some hosts have more workers than others; start the same number on every host, or give the "
-    "number of consecutive ranks per node, as in hierarchical=2"
-)
 
 
 class Nodes(NamedTuple):
@@ -163,7 +158,7 @@ def _hosts(basics: Any, gather: Callable[[list[int]], list[list[int]]]) -> list[
         for rank, (host, _) in enumerate(everyone):
             hosts.setdefault(host, []).append(rank)
     if len({len(ranks) for ranks in hosts.values()}) != 1:
-        raise ValueError(UNEVEN)
+        raise ValueError(UNEVEN_HOSTS)
     return [hosts[host] for host in sorted(hosts)]
 
 

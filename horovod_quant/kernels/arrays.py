@@ -102,12 +102,12 @@ def step_word(number: int, out: np.ndarray | None = None) -> np.ndarray:
     return found
 
 
-def key_of_word(chain: RngKey, stage: str, word: np.ndarray, worker: int = 0) -> Key:
-    """The key of the step that another worker has sent as a word: ``chain.key(stage, step, worker)``.
+def key_of_word(chain: RngKey, domain: str, word: np.ndarray, worker: int = 0) -> Key:
+    """The key of the step that another worker has sent as a word: ``chain.key(domain, step, worker)``.
 
     A word on a GPU or in a graph is not read before the kernels that the key is for are run there.
     """
-    return chain.key(stage, int(word[0]) & ALL_ONES, worker)
+    return chain.key(domain, int(word[0]) & ALL_ONES, worker)
 
 
 def pack_flags(flags: np.ndarray) -> np.ndarray:
@@ -121,7 +121,9 @@ def pack_flags(flags: np.ndarray) -> np.ndarray:
 def unpack_flags(words: np.ndarray, count: int) -> np.ndarray:
     if len(words) != ceil_div(count, 32):
         raise ValueError(f"words: {len(words)} words cannot hold {count} flags")
-    return np.unpackbits(words.view(np.uint8), count=count, bitorder="little").astype(bool)
+    return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), count=count, bitorder="little").astype(
+        bool
+    )
 
 
 def with_nan_tiles(values: np.ndarray, broken: np.ndarray) -> np.ndarray:

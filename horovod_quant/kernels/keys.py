@@ -2,7 +2,7 @@
 
 A kernel needs one 32-bit random number for each element. It is ``hash32(i, key)``, a function of the element's
 index and of a key alone, so that any backend computes it in any order. The key comes from what identifies the
-rounding: (seed, tensor name, stage, step, worker).
+rounding: (seed, tensor name, domain, step, worker).
 
 Workers that add what they round may draw *joint* bits instead of independent ones: every worker takes the same hash
 and makes bits of its own from it, each uniform, such that all workers' numbers in [0, 1) sum to a constant. The
@@ -72,7 +72,7 @@ def _digest(text: str) -> int:
 class RngKey:
     """The keys of one tensor.
 
-    What is fixed for the tensor's life (seed, name) is mixed once; stage, step and worker follow for each key.
+    What is fixed for the tensor's life (seed, name) is mixed once; domain, step and worker follow for each key.
 
     Args:
         seed: any integer.
@@ -85,27 +85,27 @@ class RngKey:
         self._prefix = _absorb(_absorb(0, seed), _digest(name))
         self._states: dict[str, int] = {}
 
-    def key(self, stage: str, step: int, worker: int = 0) -> Key:
+    def key(self, domain: str, step: int, worker: int = 0) -> Key:
         """The key of one rounding.
 
         Args:
-            stage: what is rounded, e.g. ``"worker"`` for a worker's own gradient.
+            domain: what is rounded, e.g. ``"worker"`` for a worker's own gradient.
             step: number of the exchange, from 0.
             worker: rank of the worker that rounds; left at 0 where every worker must draw the same bits.
         """
-        state = _absorb(_absorb(self.state(stage), step), worker)
+        state = _absorb(_absorb(self.state(domain), step), worker)
         return Key(state & ALL_ONES, state >> 32)
 
-    def state(self, stage: str) -> int:
-        """What the keys of a stage have in common: 64 bits, into which step and worker are yet to be mixed."""
-        state = self._states.get(stage)
+    def state(self, domain: str) -> int:
+        """What the keys of a domain have in common: 64 bits, into which step and worker are yet to be mixed."""
+        state = self._states.get(domain)
         if state is None:
-            state = _absorb(self._prefix, _digest(stage))
+            state = _absorb(self._prefix, _digest(domain))
             if len(self._states) < _STAGES:
-                self._states[stage] = state
+                self._states[domain] = state
         return state
 
-    def joint(self, stage: str, step: int, rank: int, size: int) -> Key:
+    def joint(self, domain: str, step: int, rank: int, size: int) -> Key:
         """The key of a rounding whose results ``size`` workers add: the workers' numbers sum to a constant.
 
         Even numbers of workers draw in pairs, u and 1 - u, and each pair's u is the first pair's, shifted by its share
@@ -114,12 +114,12 @@ class RngKey:
         that beginning with none has).
 
         Args:
-            stage: what is rounded.
+            domain: what is rounded.
             step: number of the exchange, from 0.
             rank: number of the worker among those that add.
             size: how many these are. One worker draws the bits of `key`.
         """
-        key = self.key(stage, step)
+        key = self.key(domain, step)
         return Key(key.k0, key.k1, *_share(rank, size))
 
 
@@ -135,9 +135,9 @@ def _share(rank: int, size: int) -> tuple[int, int, int, int]:
     return shift, addend, flip, ALL_ONES
 
 
-def keys_of(chains: Sequence[RngKey], stage: str, steps: Sequence[int], worker: int = 0) -> np.ndarray:
+def keys_of(chains: Sequence[RngKey], domain: str, steps: Sequence[int], worker: int = 0) -> np.ndarray:
     """The keys that `RngKey.key` gives for each chain and step, uint32 ``[chains, fields of Key]``."""
-    state = np.array([chain.state(stage) for chain in chains], np.uint64)
+    state = np.array([chain.state(domain) for chain in chains], np.uint64)
     for value in (np.array([step & _MASK64 for step in steps], np.uint64), np.uint64(worker)):
         state = (state ^ value) + np.uint64(INCREMENT)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(MIX_1)
@@ -149,10 +149,10 @@ def keys_of(chains: Sequence[RngKey], stage: str, steps: Sequence[int], worker: 
 
 
 def joint_keys_of(
-    chains: Sequence[RngKey], stage: str, steps: Sequence[int], rank: int, size: int
+    chains: Sequence[RngKey], domain: str, steps: Sequence[int], rank: int, size: int
 ) -> np.ndarray:
     """The keys that `RngKey.joint` gives, as `keys_of` has them."""
-    keys = keys_of(chains, stage, steps)
+    keys = keys_of(chains, domain, steps)
     keys[:, 2:] = _share(rank, size)
     return keys
 

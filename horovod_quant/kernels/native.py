@@ -46,6 +46,7 @@ from horovod_quant.kernels.native_library import call
 from horovod_quant.kernels.native_segments import NativeSegments
 from horovod_quant.kernels.reference import (
     add_exponential,
+    codes_of_digits,
     decoding_scales,
     exponential_values,
     less,
@@ -53,9 +54,14 @@ from horovod_quant.kernels.reference import (
     minimum,
     next_powers_of_two,
     norms_of_square_sums,
+    pack_codes,
+    pack_sum,
+    round_uniform,
     scale,
     to_float16,
     to_float32,
+    unpack_codes,
+    unpack_sum,
     where,
 )
 
@@ -167,13 +173,6 @@ def clip(x: np.ndarray, most: float) -> np.ndarray:
 # ---- uniform levels ----------------------------------------------------------------------------------------------
 
 
-def round_uniform(
-    x: np.ndarray, norms: np.ndarray, bucket_size: int, levels: int, key: Key, start: int = 0
-) -> np.ndarray:
-    check_range("levels", levels, 1, MAX_LEVELS)
-    return _encode("round_uniform", x, norms, bucket_size, (levels, words_of(key), start), len(x), None)
-
-
 def encode_uniform_sum(
     x: np.ndarray,
     norms: np.ndarray,
@@ -246,8 +245,8 @@ def decode_uniform_codes(
 def _decode_workers(kernel, words, norms, bucket_size, bits, factor, out):
     if not 0 < len(words) == len(norms):
         raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
-    words = [checked_code_words(own, len(out), bits) for own in words]
-    norms = [checked_norms(own, len(out), bucket_size) for own in norms]
+    words = [checked_code_words(one, len(out), bits) for one in words]
+    norms = [checked_norms(one, len(out), bucket_size) for one in norms]
     units = np.empty(16 * len(words), np.float32)
     arguments = (len(words), len(out), bucket_size, bits, factor, address(units))
     return _decode(kernel, pointers(words), pointers(norms), arguments, out)
@@ -324,11 +323,11 @@ def binarize(
 
 
 def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray | None = None) -> np.ndarray:
-    if not words or len({len(own) for own in words}) > 1 or len(words[0]) % ROW:
+    if not words or len({len(one) for one in words}) > 1 or len(words[0]) % ROW:
         raise ValueError(
             f"words of lengths {[len(own) for own in words]}; they must be the same multiple of {ROW}"
         )
-    words = [validated(own, np.int32, "words") for own in words]
+    words = [validated(one, np.int32, "words") for one in words]
     result = Out(out, len(words[0]), np.int32)
     call(
         "vote", pointers(words), len(words), len(words[0]) // ROW, words_of(key), start, address(result.array)
@@ -360,12 +359,12 @@ def encode_rotated(
     kind = type_of(x, "x")
     x = flat(x, "x")
     words = Out(out, code_words(rotation.rotated_elements(len(x)), bits), np.int32)
-    own_scales = Out(scales, tiles(len(x)), np.float32)
+    local_scales = Out(scales, tiles(len(x)), np.float32)
     call(
         "encode_rotated", address(x), kind, len(x), bits, trellis, words_of(key), start, address(words.array),
-        address(own_scales.array),
+        address(local_scales.array),
     )  # fmt: skip
-    return words.done(), own_scales.done()
+    return words.done(), local_scales.done()
 
 
 def decode_rotated(
@@ -393,10 +392,10 @@ def add_rotated(
 ) -> np.ndarray:
     check_range("bits", bits, 1, 4)
     rotation.check_workers(words, scales, keys)
-    for own in scales:
-        rotation.check_scales(len(own), len(out))
-    words = [checked_code_words(own, rotation.rotated_elements(len(out)), bits) for own in words]
-    scales = [validated(own, np.float32, "scales") for own in scales]
+    for one in scales:
+        rotation.check_scales(len(one), len(out))
+    words = [checked_code_words(one, rotation.rotated_elements(len(out)), bits) for one in words]
+    scales = [validated(one, np.float32, "scales") for one in scales]
     signs = (KEY * len(keys))(*map(words_of, keys))
     arguments = (len(words), len(out), bits, trellis, factor, signs, start)
     return _decode("add_rotated", pointers(words), pointers(scales), arguments, out)
@@ -431,12 +430,12 @@ def encode_rotated_sum(
     x = flat(x, "x")
     steps = validated(steps, np.float32, "steps")
     words = Out(out, sum_words(rotation.rotated_elements(len(x)), width), np.int32)
-    own_checks = Out(checks, tiles(len(x)), np.int32)
+    local_checks = Out(checks, tiles(len(x)), np.int32)
     call(
         "encode_rotated_sum", address(x), kind, len(x), address(steps), width, words_of(signs), words_of(key), start,
-        address(words.array), address(own_checks.array),
+        address(words.array), address(local_checks.array),
     )  # fmt: skip
-    return words.done(), own_checks.done()
+    return words.done(), local_checks.done()
 
 
 def rotated_sum_checks(words: np.ndarray, width: int, elements: int) -> np.ndarray:
@@ -461,52 +460,6 @@ def decode_rotated_sum(
     steps = validated(steps, np.float32, "steps")
     arguments = (len(out), width, factor, words_of(signs), start)
     return _decode("decode_rotated_sum", address(words), address(steps), arguments, out)
-
-
-# ---- packing -----------------------------------------------------------------------------------------------------
-
-
-def codes_of_digits(digits: np.ndarray, bits: int) -> np.ndarray:
-    check_range("bits", bits, 2, 16)
-    digits = validated(digits, np.int32, "digits")
-    codes = np.empty(len(digits), np.uint32)
-    call("codes_of_digits", address(digits), len(digits), bits, address(codes))
-    return codes
-
-
-def pack_sum(digits: np.ndarray, width: int, out: np.ndarray | None = None) -> np.ndarray:
-    check_range("width", width, 1, 16)
-    digits = validated(digits, np.int32, "digits")
-    result = Out(out, sum_words(len(digits), width), np.int32)
-    call("pack_sum", address(digits), len(digits), width, address(result.array))
-    return result.done()
-
-
-def unpack_sum(words: np.ndarray, width: int, elements: int) -> np.ndarray:
-    words = checked_sum_words(words, elements, width)
-    digits = np.empty(elements, np.int32)
-    call("unpack_sum", address(words), elements, width, address(digits))
-    return digits
-
-
-def pack_codes(
-    codes: np.ndarray, bits: int, out: np.ndarray | None = None, whole_tiles: bool = False
-) -> np.ndarray:
-    check_range("bits", bits, 1, 16)
-    codes = validated(codes, np.uint32, "codes")
-    used = code_words(len(codes), bits)
-    result = Out(out, tiles(len(codes)) * bits * ROW if whole_tiles else used, np.int32)
-    call("pack_codes", address(codes), len(codes), bits, address(result.array))
-    result.array[used:] = 0
-    return result.done()
-
-
-def unpack_codes(words: np.ndarray, bits: int, elements: int) -> np.ndarray:
-    check_range("bits", bits, 1, 16)
-    words = checked_code_words(words, elements, bits)
-    codes = np.empty(elements, np.uint32)
-    call("unpack_codes", address(words), elements, bits, address(codes))
-    return codes
 
 
 # ---- Elias coding ------------------------------------------------------------------------------------------------

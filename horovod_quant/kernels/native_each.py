@@ -1,8 +1,6 @@
-"""Kernels of `native` for many gradients in one call (native_each.h): where they are small, a call costs more than its
-work.
+"""Kernels of `native` for many gradients in one call (native_each.h): a call costs more than the work on a small one.
 
-Each has the bits of as many calls of the kernel without ``_each``. No other backend has them: a scheme asks whether
-there is a `Table`.
+Each is bit-identical to one call per gradient of the kernel without ``_each``. `native_segments` calls them.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ class SegmentTable:
         self._sum_words: dict[int, int] = {}
 
     def is_of(self, arrays: Sequence[np.ndarray | BufferView]) -> bool:
-        """Whether it is of these very arrays, and their memory can be written."""
+        """True if it is of these very arrays, and their memory can be written."""
         same = len(arrays) == self.count and all(map(operator.is_, self._kept, arrays))
         return same and all(type(array) is BufferView or array.flags.writeable for array in arrays)
 
@@ -223,7 +221,7 @@ def decode_codes_each(
     _check_places("words", words_at, table.code_words(bits), min(map(len, pieces)))
     _check_places("norms", norms_at, -(-table.lengths // bucket_size), min(map(len, norms)))
     pieces = [validated(piece, np.int32, "pieces") for piece in pieces]
-    norms = [validated(own, np.float32, "norms") for own in norms]
+    norms = [validated(one, np.float32, "norms") for one in norms]
     words, first_norms = _addresses(pieces, words_at), _addresses(norms, norms_at)
     units = np.empty(16 * len(pieces), np.float32)
     call(
@@ -240,7 +238,7 @@ def _addresses(arrays: Sequence[np.ndarray], places: np.ndarray) -> np.ndarray:
 
 
 def _check_places(what: str, places: np.ndarray, lengths: np.ndarray, room: int) -> None:
-    """Raises ValueError unless so many words, or norms, of every gradient are there."""
+    """Raise ValueError unless all words, or norms, of every gradient are within the array."""
     if places.shape != lengths.shape or (places < 0).any() or (places + lengths > room).any():
         raise ValueError(f"places of {len(lengths)} gradients' {what} {places}: not all within {room} words")
 

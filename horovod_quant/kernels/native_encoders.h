@@ -128,11 +128,6 @@ INLINE void encode_uniform(const void* x, i64 type, i64 count, const float* norm
                         [&](auto rounding) INLINE_LAMBDA { encode(x, type, count, rounding, packer); });
 }
 
-KERNEL(void, round_uniform)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 levels,
-                            const Key* key, i64 start, i32* out) {
-  encode_uniform(x, type, count, norms, bucket_size, levels, key, start, PlainDigits{out, count});
-}
-
 KERNEL(void, encode_uniform_sum)(const void* x, i64 type, i64 count, const float* norms, i64 bucket_size, i64 levels,
                                  const Key* key, i64 start, i64 width, u32* out) {
   encode_uniform(x, type, count, norms, bucket_size, levels, key, start, SumPacker(out, width));

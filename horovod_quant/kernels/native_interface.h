@@ -8,15 +8,14 @@
 
 // All kernels that native_library.py declares.
 #define KERNELS(X) \
-  X(add_rotated) X(add_rotated_each) X(binarize) X(binarize_each) X(bucket_magnitude_sums) X(bucket_maxima)           \
-  X(bucket_maxima_each) X(bucket_square_sums) X(bucket_square_sums_each) X(bucket_sums) X(codes_of_digits)            \
-  X(decode_exponential) X(decode_exponential_each) X(decode_rotated_sum) X(decode_signs) X(decode_signs_each)         \
-  X(decode_uniform_codes) X(decode_uniform_codes_each) X(decode_uniform_sum) X(decode_uniform_sum_each)               \
-  X(elias_decode_codes) X(elias_encode_codes) X(elias_measure) X(encode_exponential)                                  \
-  X(encode_norms_and_codes_each) X(encode_rotated) X(encode_rotated_each) X(encode_rotated_sum)                       \
-  X(encode_uniform_codes) X(encode_uniform_sum) X(encode_uniform_sum_each) X(pack_codes) X(pack_sum)                  \
-  X(rotated_samples) X(rotated_sum_checks) X(round_exponential) X(round_uniform) X(scale_each) X(unpack_codes)        \
-  X(unpack_sum) X(vote) X(vote_each)
+  X(add_rotated) X(add_rotated_each) X(binarize) X(binarize_each) X(bucket_magnitude_sums) X(bucket_maxima)          \
+  X(bucket_maxima_each) X(bucket_square_sums) X(bucket_square_sums_each) X(bucket_sums) X(decode_exponential)        \
+  X(decode_exponential_each) X(decode_rotated_sum) X(decode_signs) X(decode_signs_each) X(decode_uniform_codes)      \
+  X(decode_uniform_codes_each) X(decode_uniform_sum) X(decode_uniform_sum_each) X(elias_decode_codes)                \
+  X(elias_encode_codes) X(elias_measure) X(encode_exponential) X(encode_norms_and_codes_each) X(encode_rotated)      \
+  X(encode_rotated_each) X(encode_rotated_sum) X(encode_uniform_codes) X(encode_uniform_sum)                         \
+  X(encode_uniform_sum_each) X(rotated_samples) X(rotated_sum_checks) X(round_exponential) X(scale_each) X(vote)     \
+  X(vote_each)
 
 namespace {
 

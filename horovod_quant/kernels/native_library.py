@@ -31,7 +31,6 @@ _SIGNATURES = {
     "bucket_square_sums": (*_GRADIENT, _INT, POINTER),
     "bucket_sums": (*_GRADIENT, _INT, POINTER),
     "bucket_magnitude_sums": (*_GRADIENT, _INT, POINTER),
-    "round_uniform": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, POINTER),
     "encode_uniform_sum": (*_GRADIENT, *_NORMS, _INT, *_RANDOM, _INT, POINTER),
     "encode_uniform_sum_each": (_INT, *_EACH, *_NORMS, _INT, POINTER, POINTER, _INT, POINTER),
     "bucket_square_sums_each": (_INT, *_EACH, _INT, POINTER),
@@ -62,11 +61,6 @@ _SIGNATURES = {
     "binarize_each": (_INT, *_EACH, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER),
     "vote_each": (_INT, POINTER, POINTER, _INT, POINTER, POINTER, POINTER),
     "decode_signs_each": (_INT, POINTER, POINTER, _FLOAT, POINTER, POINTER),
-    "codes_of_digits": (POINTER, _INT, _INT, POINTER),
-    "pack_sum": (POINTER, _INT, _INT, POINTER),
-    "pack_codes": (POINTER, _INT, _INT, POINTER),
-    "unpack_sum": (POINTER, _INT, _INT, POINTER),
-    "unpack_codes": (POINTER, _INT, _INT, POINTER),
     "encode_rotated": (*_GRADIENT, _INT, _INT, *_RANDOM, POINTER, POINTER),
     "add_rotated": (POINTER, POINTER, _INT, _INT, _INT, _INT, _FLOAT, *_RANDOM, *_OUT),
     "encode_rotated_each": (_INT, *_EACH, _INT, _INT, POINTER, POINTER, POINTER, POINTER),
@@ -101,11 +95,11 @@ def _interface_version() -> int:
     """The sum of the signatures' FNV-1a hashes, which the library has of what was compiled."""
     total = 0
     for name, arguments in _SIGNATURES.items():
-        own = 0xCBF29CE484222325
+        digest = 0xCBF29CE484222325
         result = "i" if name in _WITH_RESULT else "v"
         for byte in f"{name} {result}{''.join(map(_LETTERS.__getitem__, arguments))}".encode():
-            own = (own ^ byte) * 0x100000001B3 % 2**64
-        total += own
+            digest = (digest ^ byte) * 0x100000001B3 % 2**64
+        total += digest
     return total % 2**64
 
 

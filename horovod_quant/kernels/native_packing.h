@@ -66,7 +66,9 @@ struct CodePacker {
 
   INLINE CodePacker(u32* out, i64 bits) : out(out), bits(bits) {}
 
-  INLINE void put_codes(const u32* RESTRICT codes) {
+  INLINE void put(const i32* RESTRICT digits) {
+    alignas(64) u32 codes[ROW];
+    for (i64 lane = 0; lane < ROW; lane++) codes[lane] = code_of(digits[lane], bits);
     for (i64 lane = 0; lane < ROW; lane++) words[lane] |= codes[lane] << shift;
     shift += bits;
     if (shift < 32) return;
@@ -74,11 +76,6 @@ struct CodePacker {
     shift -= 32;
     // What did not fit: the upper `shift` bits of each code, which may be none.
     for (i64 lane = 0; lane < ROW; lane++) words[lane] = codes[lane] >> (bits - shift);
-  }
-  INLINE void put(const i32* RESTRICT digits) {
-    alignas(64) u32 codes[ROW];
-    for (i64 lane = 0; lane < ROW; lane++) codes[lane] = code_of(digits[lane], bits);
-    put_codes(codes);
   }
   INLINE void finish() {
     if (shift) write();
@@ -144,52 +141,6 @@ struct CodeFields {  // reference.unpack_codes and reference.digits_of_codes
     word += ROW;
   }
 };
-
-// Hands an array to a packer row by row, zeros behind its end.
-template <class T, class Put>
-INLINE void for_rows(const T* values, i64 count, Put put) {
-  i64 i = 0;
-  for (; i + ROW <= count; i += ROW) put(values + i);
-  if (i == count) return;
-  T last[ROW] = {};
-  memcpy(last, values + i, sizeof(T) * (count - i));
-  put(last);
-}
-
-KERNEL(void, codes_of_digits)(const i32* RESTRICT digits, i64 count, i64 bits, u32* RESTRICT out) {
-  for (i64 i = 0; i < count; i++) out[i] = code_of(digits[i], bits);
-}
-
-KERNEL(void, pack_sum)(const i32* digits, i64 count, i64 width, u32* out) {
-  SumPacker packer(out, width);
-  for_rows(digits, count, [&](const i32* row) { packer.put(row); });
-  packer.finish();
-}
-
-KERNEL(void, pack_codes)(const u32* codes, i64 count, i64 bits, u32* out) {
-  CodePacker packer(out, bits);
-  for_rows(codes, count, [&](const u32* row) { packer.put_codes(row); });
-  packer.finish();
-}
-
-KERNEL(void, unpack_sum)(const u32* words, i64 count, i64 width, i32* out) {
-  SumFields fields(width);
-  for (i64 i = 0; i < count; i += ROW, fields.advance()) {
-    Ints digits[PARTS];
-    for (i64 part = 0; part < PARTS; part++) digits[part] = fields.digits(words, part, false);
-    memcpy(out + i, digits, sizeof(i32) * smaller(ROW, count - i));
-  }
-}
-
-KERNEL(void, unpack_codes)(const u32* words, i64 count, i64 bits, u32* out) {
-  CodeFields fields(bits);
-  for (i64 i = 0; i < count; i += ROW, fields.advance()) {
-    Words codes[PARTS];
-    for (i64 part = 0; part < PARTS; part++)
-      codes[part] = fields.codes(words, part, fields.straddles()) & ((1u << bits) - 1);
-    memcpy(out + i, codes, sizeof(u32) * smaller(ROW, count - i));
-  }
-}
 
 }  // namespace ISA
 

@@ -160,7 +160,7 @@ def decoding_scales(norms: np.ndarray, levels: int, factor: float) -> np.ndarray
 
 
 def fraction_bits(levels: int) -> int:
-    """Random bits that decide a rounding: as many as leave ``levels * 2^k + 2^k`` within int32, at most 24."""
+    """Return the number k of random bits of a rounding, at most 24: ``levels * 2^k + 2^k`` is within int32."""
     return min(24, 31 - levels.bit_length())
 
 
@@ -403,7 +403,7 @@ def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray 
     with the most random bits k <= 24 that cannot overflow. The number of words is a multiple of 32 (whole tiles).
     """
     n = len(words)
-    if not words or len({len(own) for own in words}) > 1 or len(words[0]) % ROW:
+    if not words or len({len(one) for one in words}) > 1 or len(words[0]) % ROW:
         raise ValueError(
             f"words of lengths {[len(own) for own in words]}; they must be the same multiple of {ROW}"
         )
@@ -488,9 +488,9 @@ def _operand(values: Operand, elements: int) -> np.ndarray:
 
 
 def check_operand(length: int, elements: int) -> None:
-    """Raises ValueError if an array cannot be an operand for so many elements."""
+    """Raise ValueError unless an array has one element, or the number of the other operand's."""
     if length not in (1, elements):
-        raise ValueError(f"an array of {length} elements beside one of {elements}; use as many, or one")
+        raise ValueError(f"an array of {length} elements beside one of {elements}; use {elements}, or one")
 
 
 # ---- among the workers of a node ---------------------------------------------------------------------------------
@@ -515,11 +515,11 @@ def mean(arrays: Sequence[np.ndarray]) -> np.ndarray:
     at_a_time = TILES_AT_A_TIME * TILE
     with np.errstate(over="ignore", invalid="ignore"):
         for low in range(0, len(total), at_a_time):
-            own = slice(low, low + at_a_time)
-            total[own] = arrays[0][own]
+            part = slice(low, low + at_a_time)
+            total[part] = arrays[0][part]
             for array in arrays[1:]:
-                total[own] += array[own]
-            total[own] *= inverse
+                total[part] += array[part]
+            total[part] *= inverse
     return total
 
 
@@ -535,11 +535,11 @@ def scale(pieces: Sequence[np.ndarray], factor: float, out: np.ndarray) -> np.nd
     low = 0
     with np.errstate(over="ignore", invalid="ignore"):
         for piece in pieces:
-            own = out[low : low + len(piece)]
-            if own.dtype == np.float32:
-                np.multiply(piece, np.float32(factor), out=own)
+            part = out[low : low + len(piece)]
+            if part.dtype == np.float32:
+                np.multiply(piece, np.float32(factor), out=part)
             else:
-                store_float32(piece * np.float32(factor), own)
+                store_float32(piece * np.float32(factor), part)
             low += len(piece)
     return out
 

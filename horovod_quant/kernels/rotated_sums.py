@@ -85,12 +85,12 @@ def encode_rotated_sum(
     digits = [np.zeros(0, np.int32)]
     for values, first in grids(as_float32(x), start):
         row = (first - start) // TILE
-        own = steps[row : row + len(values), None]
+        step = steps[row : row + len(values), None]
         with np.errstate(all="ignore"):
-            y = _rotated(values, signs, first) * (np.float32(1) / own)
+            y = _rotated(values, signs, first) * (np.float32(1) / step)
             y = np.where(y < LARGEST_QUOTIENT, y, LARGEST_QUOTIENT)
             y = np.where(y > -LARGEST_QUOTIENT, y, -LARGEST_QUOTIENT)
-        y = np.where((own > 0) & (own < np.inf), y, np.float32(0))
+        y = np.where((step > 0) & (step < np.inf), y, np.float32(0))
         whole = np.rint(y)
         fraction = ((y - whole) * _FRACTION).astype(np.int32)
         random = (hash32(first, y.size, key) >> np.uint32(8)).astype(np.int32).reshape(y.shape)
@@ -123,9 +123,9 @@ def decode_rotated_sum(
     position = 0
     for values, first in grids(np.zeros(len(out), np.float32), start):
         count, size = values.shape
-        own = digits[position : position + values.size].reshape(count, size).astype(np.float32)
+        part = digits[position : position + values.size].reshape(count, size).astype(np.float32)
         at = (first - start) // TILE
-        turned = transformed(own) * random_signs(count, size, signs, first, 1)
+        turned = transformed(part) * random_signs(count, size, signs, first, 1)
         with np.errstate(over="ignore", invalid="ignore"):
             units = steps[at : at + count, None] * np.float32(factor) * np.float32(1 / size)
             decoded.append(

@@ -67,7 +67,7 @@ ROWS_OF_A_SUM = 8
 
 
 def rotated_elements(elements: int) -> int:
-    """How many coordinates that many elements have."""
+    """Return the number of coordinates of a rotated tensor."""
     rest = elements % TILE
     return elements - rest + (max(ROW, 1 << (rest - 1).bit_length()) if rest else 0)
 
@@ -89,7 +89,7 @@ def encode_rotated(
         key: selects the signs; each rounding needs its own.
         start: index of the first element, a multiple of 1,024.
         out, scales: where the results shall be.
-        trellis: whether a code's level depends on the codes before it (`horovod_quant.kernels.trellis`).
+        trellis: true if a code's level depends on the codes before it (`horovod_quant.kernels.trellis`).
 
     Returns:
         The codes, packed (int32 words), and the buckets' scales (float32).
@@ -97,9 +97,9 @@ def encode_rotated(
     check_bits(bits)
     words, found = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
     for values, first in grids(as_float32(x), start):
-        codes, own_scales = _encoded(values, bits, key, first, trellis)
+        codes, local_scales = _encoded(values, bits, key, first, trellis)
         words.append(pack_codes(codes, bits))
-        found.append(own_scales)
+        found.append(local_scales)
     return _store(np.concatenate(words), out), _store(np.concatenate(found), scales)
 
 
@@ -122,9 +122,9 @@ def decode_rotated(
     position = 0
     for values, first in grids(np.zeros(len(out), np.float32), start):
         count, size = values.shape
-        own = codes[position : position + count * size].reshape(count, size)
+        part = codes[position : position + count * size].reshape(count, size)
         at = position // TILE
-        levels = transformed(_level_values(own, bits, trellis)) * random_signs(count, size, key, first, 1)
+        levels = transformed(_level_values(part, bits, trellis)) * random_signs(count, size, key, first, 1)
         with np.errstate(over="ignore", invalid="ignore"):
             restored = (
                 transformed(levels) * random_signs(count, size, key, first, 0) * units[at : at + count, None]
@@ -151,10 +151,10 @@ def add_rotated(
         codes = slice(code_words(low, bits), code_words(low + rotated_elements(len(part)), bits))
         total = part if part.dtype == np.float32 else np.empty(len(part), np.float32)
         more = np.empty(len(part) if len(words) > 1 else 0, np.float32)
-        for worker, (own, units, key) in enumerate(zip(words, scales, keys)):
+        for worker, (worker_words, units, key) in enumerate(zip(words, scales, keys)):
             values = more if worker else total
             decoded = decode_rotated(
-                own[codes], units[low // TILE :], bits, key, factor, values, start + low, trellis
+                worker_words[codes], units[low // TILE :], bits, key, factor, values, start + low, trellis
             )
             if worker:
                 with np.errstate(over="ignore", invalid="ignore"):
@@ -246,10 +246,10 @@ def lane_sums(terms: np.ndarray) -> np.ndarray:
     rows = terms.reshape(count, size // ROW, ROW)
     lanes = np.zeros((count, ROW), np.float64)
     for first in range(0, size // ROW, ROWS_OF_A_SUM):
-        own = np.zeros((count, ROW), np.float32)
+        few_rows = np.zeros((count, ROW), np.float32)
         for row in rows[:, first : first + ROWS_OF_A_SUM].swapaxes(0, 1):
-            own += row
-        lanes += own
+            few_rows += row
+        lanes += few_rows
     half = ROW // 2
     while half:
         lanes = lanes[:, :half] + lanes[:, half : 2 * half]

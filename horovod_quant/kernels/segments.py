@@ -108,7 +108,7 @@ class SegmentKernels:
         kernels: the backend.
 
     Attributes:
-        wants_spans: whether addresses of values (`BufferView`) are all that it needs, so that making arrays is a waste.
+        wants_spans: true if addresses of values (`BufferView`) are all that it needs, so that making arrays is a waste.
     """
 
     wants_spans = False
@@ -218,6 +218,8 @@ class SegmentKernels:
             chain = batch.chains[i]
             if step_words is None:
                 key = rounder.key(chain, batch.steps[i])
+            elif not batch.elements[i]:  # which has no word
+                key = chain.key(rounder.domain, 0, rounder.rank)
             else:
                 key = kernels.key_of_word(chain, rounder.domain, step_words[i], rounder.rank)
             values = as_array(batch.values[i])
@@ -283,12 +285,11 @@ class SegmentKernels:
         kernels = self._kernels
         compute = kernels.bucket_maxima if norm == "max" else kernels.bucket_square_sums
         dtype = np.float32 if norm == "max" else np.float64
-        return kernels.pack(
-            [
-                (buckets(count, bucket_size), dtype, partial(compute, as_array(values), bucket_size))
-                for count, values in zip(batch.elements, batch.values)
-            ]
-        )
+        parts: list[Part] = [
+            (buckets(count, bucket_size), dtype, partial(compute, as_array(values), bucket_size))
+            for count, values in zip(batch.elements, batch.values)
+        ]
+        return kernels.pack([*parts, no_part(dtype)])
 
     def encode_sums(
         self,
@@ -390,9 +391,9 @@ class SegmentKernels:
         kernels = self._kernels
 
         def fill_words(i: int, out: Any) -> Any:
-            own = slice(at[i], at[i] + ROW * tiles(batch.elements[i]))
+            part = slice(at[i], at[i] + ROW * tiles(batch.elements[i]))
             key = rounder.key(batch.chains[i], batch.steps[i])
-            return kernels.vote([payload[own] for payload in payloads], key, batch.starts[i], out)
+            return kernels.vote([payload[part] for payload in payloads], key, batch.starts[i], out)
 
         parts: list[Any] = []
         for i, count in enumerate(batch.elements):
@@ -417,7 +418,7 @@ class SegmentKernels:
 
 
 def any_flags(payloads: Sequence[Any], start: int, elements: int) -> Part:
-    """The flags that any payload has, from ``start`` on, for a segment of so many elements."""
+    """The flags that any payload has, from ``start`` on, for a segment of that length."""
     length = ceil_div(tiles(elements), ROW)
 
     def fill(out: Any) -> Any:

@@ -114,14 +114,14 @@ def _nearest(
     row: np.ndarray, units: np.ndarray, levels: Sequence[float], subsets: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """The place of the nearest level in each subset, and its distance."""
-    own = np.array(levels, np.float32)[:, None] * units
+    scaled = np.array(levels, np.float32)[:, None] * units
     between = np.array(middles(levels, subsets), np.float32)[:, None] * units
     places, distances = [], []
     for subset in range(subsets):
         place = np.zeros(row.shape, np.int64)
         for middle in between[subset::subsets]:
             place += row > middle[:, None]
-        difference = row - np.take_along_axis(own[subset::subsets].T, place, 1)
+        difference = row - np.take_along_axis(scaled[subset::subsets].T, place, 1)
         places.append(place)
         distances.append(difference * difference)
     return np.array(places), distances

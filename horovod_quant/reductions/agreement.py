@@ -74,14 +74,14 @@ def different(arguments: Mapping[str, str], total: Sequence[int], workers: int) 
 
 def disagreement(arguments: Mapping[str, str], names: Sequence[str]) -> str:
     """What to tell the user of this worker."""
-    own = ", ".join(f"{name}={arguments[name]}" if name in arguments else name for name in names)
+    described = ", ".join(f"{name}={arguments[name]}" if name in arguments else name for name in names)
     if COMMON[0] in names:
         return (
-            f"{own} (wire format {WIRE_VERSION}) here, but not on all other workers; construct it with the same "
+            f"{described} (wire format {WIRE_VERSION}) here, but not on all other workers; construct it with the same "
             f"arguments on all workers, and install the same version of horovod_quant there"
         )
     return (
-        f"{arguments['compression']} has {own} here, but not on all other workers; construct it with the same "
+        f"{arguments['compression']} has {described} here, but not on all other workers; construct it with the same "
         f"arguments on all workers"
     )
 

@@ -22,7 +22,7 @@ class AllgatherReduce:
 
     Args:
         codec: of what workers send.
-        correlated: whether the workers round with correlated random bits.
+        correlated: true if the workers round with correlated random bits.
     """
 
     codec: Codec
@@ -65,7 +65,7 @@ class RaggedAllgatherReduce:
 
     Args:
         codec: of what workers send.
-        correlated: whether the workers round with correlated random bits.
+        correlated: true if the workers round with correlated random bits.
     """
 
     codec: EliasCodes

@@ -42,7 +42,7 @@ class ExponentialReduction:
         bits: width of a code.
         norm: ``"max"`` or ``"l2"``, over all workers.
         bucket_size: number of elements that share a norm.
-        correlated: whether the workers round with correlated random bits.
+        correlated: true if the workers round with correlated random bits.
     """
 
     bits: int
@@ -155,13 +155,13 @@ class ExponentialReduction:
         dtype = np.int8 if highest <= 127 else np.int16
         count, at = len(batch.elements), tuple(split_points(batch.elements))
         norm_at = norm_offsets(batch.elements, self.bucket_size)
-        own_norms = [norms[norm_at[i] : norm_at[i + 1]] for i in range(count)]
+        local_norms = [norms[norm_at[i] : norm_at[i + 1]] for i in range(count)]
         rounder = worker_rounder("worker", workers, self.correlated)
         digits = np.empty(at[-1], dtype)
         for i in range(count):
             digits[at[i] : at[i + 1]] = kernels.round_exponential(
                 as_array(batch.values[i]),
-                own_norms[i],
+                local_norms[i],
                 self.bucket_size,
                 self.bits,
                 rounder.key(batch.chains[i], batch.steps[i]),
@@ -181,7 +181,7 @@ class ExponentialReduction:
 
         def write(i: int, factor: Any, out: np.ndarray) -> np.ndarray:
             values = kernels.exponential_values(total[at[i] : at[i + 1]].astype(np.int32), self.bits)
-            scales = kernels.decoding_scales(own_norms[i], 1, factor)
+            scales = kernels.decoding_scales(local_norms[i], 1, factor)
             return store_float32(values * per_element(scales, self.bucket_size, len(out)), out)
 
         return Decoded(workers.size, write)

@@ -59,7 +59,7 @@ class HierarchicalReduction:
     unit: int
 
     def returned(self, workers: Workers) -> str:
-        """What travels in step 5: averages, where what was received is no shorter, or cannot be decoded elsewhere."""
+        """What travels in step 5: averages, where what was received is no shorter, or only this rank can decode it."""
         lengths = self.inter.received_lengths([_LARGE], between(workers))
         if lengths is None or sum(n * np.dtype(dtype).itemsize for n, dtype in lengths) >= 4 * _LARGE:
             return FLOAT32
@@ -239,7 +239,9 @@ class Ranges:
         self._weights = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         # Where an owner has nothing of a tensor, there is nothing to decode.
         self._filled = [[i for i, each in enumerate(segments) if each.elements] for segments in self.of]
-        self._filled_segments = [[segments[i] for i in own] for segments, own in zip(self.of, self._filled)]
+        self._filled_segments = [
+            [segments[i] for i in filled] for segments, filled in zip(self.of, self._filled)
+        ]
 
     def lengths(self, codec: Codec) -> list[int]:
         """Of the payload of each owner's segments."""
@@ -264,8 +266,8 @@ class Ranges:
         found = []
         for segments in self.of:
             places = [place for place, i in enumerate(tensors) if segments[i].elements]
-            own = [segments[tensors[place]]._replace(tensor=place) for place in places]
-            found.append(([tensors[place] for place in places], own))
+            local = [segments[tensors[place]]._replace(tensor=place) for place in places]
+            found.append(([tensors[place] for place in places], local))
         return found
 
     def shares(self, sizes: Sequence[int], owners: Sequence[int]) -> list[float]:
@@ -307,7 +309,7 @@ def _split_body(body: np.ndarray, count: int) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class Exact:
-    """The reduction of one worker with nobody: the gradients as they are."""
+    """The reduction of a single worker: the gradients as they are."""
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

@@ -22,7 +22,7 @@ class IntegerAllreduce:
 
     Args:
         codec: of the integers.
-        correlated: whether the workers round with correlated random bits.
+        correlated: true if the workers round with correlated random bits.
     """
 
     codec: SharedScaleSums

@@ -189,8 +189,8 @@ def split_gathered(buffer: np.ndarray, request: Allgather) -> list[np.ndarray]:
     if request.lengths is not None:
         lengths = list(request.lengths)
     else:
-        own = max(len(request.array), 1)
-        lengths = [own] * (len(buffer) // own)
+        local = max(len(request.array), 1)
+        lengths = [local] * (len(buffer) // local)
     if sum(lengths) != len(buffer):
         raise ValueError(f"an allgather returned {len(buffer)} elements where {sum(lengths)} were expected")
     at = split_points(lengths)

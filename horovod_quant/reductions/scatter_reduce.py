@@ -26,7 +26,7 @@ class ScatterReduceAllgather:
     Args:
         scatter: codec of what workers send to the reducers.
         gather: codec of what the reducers send.
-        correlated: whether the workers round with correlated random bits.
+        correlated: true if the workers round with correlated random bits.
     """
 
     scatter: Codec

@@ -65,7 +65,7 @@ class Gradient:
         self.start = start
 
     def replaced(self, values: np.ndarray, start: int | None = None) -> Gradient:
-        """The same gradient with other elements, by default as many."""
+        """The same gradient with other elements, by default the same number."""
         return Gradient(values, self.keys, self.step, self.state, self.start if start is None else start)
 
     @property

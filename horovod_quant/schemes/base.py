@@ -316,6 +316,12 @@ def require_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}={value!r}: use one of {', '.join(map(repr, choices))}")
 
 
+UNEVEN_HOSTS = (
+    "hierarchical=True: some hosts have more workers than others; start the same number on every host, or give the "
+    "number of consecutive ranks per node, as in hierarchical=2"
+)
+
+
 def require_whole_nodes(size: int, local_size: int) -> None:
     if size % local_size:
         raise ValueError(

@@ -210,9 +210,9 @@ def _hashed(index: tf.Tensor, first: tf.Tensor, k1: tf.Tensor) -> tf.Tensor:
 class RngKey(keys.RngKey):
     """`horovod_quant.kernels.keys.RngKey` whose steps and workers may be scalar integer tensors as well."""
 
-    def key(self, stage: str, step: Number, worker: Number = 0) -> Key:
+    def key(self, domain: str, step: Number, worker: Number = 0) -> Key:
         """As there; from a tensor come tensors of uint32."""
-        state: Any = self.state(stage)
+        state: Any = self.state(domain)
         for value in (step, worker):
             if tf.is_tensor(state) or tf.is_tensor(value):
                 state = _absorb(_uint64(state), _uint64(value))
@@ -770,8 +770,8 @@ def step_word(number: Number, out: None = None) -> tf.Tensor:
     return _signed(tf.reshape(tf.cast(_uint64(number), tf.uint32), [1]))
 
 
-def key_of_word(chain: keys.RngKey, stage: str, word: tf.Tensor, worker: int = 0) -> Key:
-    return chain.key(stage, tf.cast(_unsigned(word)[0], tf.uint64), worker)
+def key_of_word(chain: keys.RngKey, domain: str, word: tf.Tensor, worker: int = 0) -> Key:
+    return chain.key(domain, tf.cast(_unsigned(word)[0], tf.uint64), worker)
 
 
 def pack_flags(flags: tf.Tensor) -> tf.Tensor:

@@ -15,7 +15,7 @@ except ImportError as error:
 
 from horovod_quant.frontends.compressor_classes import Classes
 from horovod_quant.frontends.nodes import hierarchical_process_sets
-from horovod_quant.torch import optim
+from horovod_quant.torch import ddp, fsdp, optim
 from horovod_quant.torch.auto import Auto
 from horovod_quant.torch.binsgdm import BinSGDMCompressor
 from horovod_quant.torch.compressor import Compressor
@@ -24,7 +24,7 @@ from horovod_quant.torch.compressor import Compressor
 _classes = Classes(__name__, Compressor, {BinSGDMCompressor.own_optimizer: BinSGDMCompressor}, [Auto])
 __getattr__ = _classes.find
 
-__all__ = ["Auto", "Compressor", "hierarchical_process_sets", "optim", *_classes.own_names()]
+__all__ = ["Auto", "Compressor", "ddp", "fsdp", "hierarchical_process_sets", "optim", *_classes.own_names()]
 
 
 def __dir__() -> list[str]:

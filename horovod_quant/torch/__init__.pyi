@@ -7,6 +7,8 @@ from horovod_quant.frontends.nodes import hierarchical_process_sets as hierarchi
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.torch import auto as _auto
 from horovod_quant.torch import compressor as _compressor
+from horovod_quant.torch import ddp as ddp
+from horovod_quant.torch import fsdp as fsdp
 from horovod_quant.torch import optim as optim
 
 __all__ = [
@@ -17,6 +19,8 @@ __all__ = [
     "GlobalQSGD",
     "NUQSGD",
     "QSGD",
+    "ddp",
+    "fsdp",
     "hierarchical_process_sets",
     "optim",
 ]
@@ -46,7 +50,6 @@ class Compressor(_compressor.Compressor):
 
     Raises:
         ValueError: an argument is out of range.
-        ImportError: Horovod is missing, or was built without PyTorch.
     """
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Literal, NamedTuple
@@ -26,7 +27,6 @@ from horovod_quant.torch.horovod_call import (
     ParameterFinder,
     asking_optimizer,
     identify,
-    require_horovod,
 )
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.routes import Route, known_route, remember
@@ -79,13 +79,11 @@ class Compressor(BaseCompressor):
 
     Raises:
         ValueError: an argument is out of range.
-        ImportError: Horovod is missing, or was built without PyTorch.
     """
 
     _in_copies = ("_finder",)
 
     def __init__(self, scheme: Scheme | str, *, kernels: Kernels = "auto", **common: Any) -> None:
-        require_horovod()
         super().__init__(scheme, kernels=kernels, **common)
 
     def _check_kernels(self) -> None:
@@ -202,6 +200,10 @@ class Compressor(BaseCompressor):
         from horovod.torch import mpi_ops
 
         return mpi_ops._basics
+
+    def _is_initialized(self) -> bool:
+        # DDP and FSDP2 need no Horovod, and where nobody has imported it, it is not initialized.
+        return "horovod.torch.mpi_ops" in sys.modules and super()._is_initialized()
 
     def _own_process_set(self) -> Any:
         from horovod.torch.mpi_ops import global_process_set

@@ -161,6 +161,7 @@ def asking_optimizer() -> tuple[Any, Any]:
 
 @functools.cache
 def _hook_code() -> CodeType | None:
+    require_horovod()
     from horovod.torch.optimizer import _DistributedOptimizer
 
     return getattr(_DistributedOptimizer._allreduce_grad_async, "__code__", None)

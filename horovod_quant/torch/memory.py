@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol
 
 import numpy as np
 import torch
@@ -223,7 +223,12 @@ def check(kernels: str, schemes: Iterable[Scheme]) -> None:
         require_no_host(scheme, TRITON)
 
 
-def choose(kernels: str, device: torch.device, schemes: Iterable[Scheme] = ()) -> Memory:
+def choose(
+    kernels: str,
+    device: torch.device,
+    schemes: Iterable[Scheme] = (),
+    has_nccl: Callable[[], bool] | None = None,
+) -> Memory:
     """The memory for gradients on a device.
 
     Args:
@@ -231,6 +236,7 @@ def choose(kernels: str, device: torch.device, schemes: Iterable[Scheme] = ()) -
             ``"triton"`` work in the host's memory.
         device: that of the gradients.
         schemes: those that may exchange them; some need the host's memory.
+        has_nccl: whether collectives take tensors of a GPU; by default Horovod is asked.
 
     Raises:
         ValueError: Triton's kernels were asked for by name, and the gradients are in the host's memory.
@@ -238,14 +244,18 @@ def choose(kernels: str, device: torch.device, schemes: Iterable[Scheme] = ()) -
     name = (os.environ.get("HOROVOD_QUANT_KERNELS") or "auto") if kernels == "auto" else kernels
     wants_triton = name == TRITON or (name == "auto" and device.type == "cuda" and _has_triton())
     if wants_triton and all(scheme.host_requirement() is None for scheme in schemes):
-        return _device_memory(device)
+        return _device_memory(device, (has_nccl or _horovod_has_nccl)())
     return HostMemory(kernel_backends.get(kernels))
 
 
-@functools.cache
-def _device_memory(device: torch.device) -> Memory:
+def _horovod_has_nccl() -> bool:
     import horovod.torch as hvd
 
+    return bool(hvd.nccl_built())
+
+
+@functools.cache
+def _device_memory(device: torch.device, has_nccl: bool) -> Memory:
     from horovod_quant.kernels import triton
     from horovod_quant.torch.device_memory import DeviceMemory
 
@@ -254,7 +264,7 @@ def _device_memory(device: torch.device) -> Memory:
             "kernels='triton': the gradients are in host memory, where Triton's kernels cannot run; use "
             "kernels='auto', or train on a GPU"
         )
-    takes_tensors = device.type == "cpu" or bool(hvd.nccl_built())
+    takes_tensors = device.type == "cpu" or has_nccl
     return DeviceMemory(device, takes_tensors and not is_staging_asked_for())
 
 

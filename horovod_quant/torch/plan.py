@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
+from horovod_quant.frontends.groups import cut
 from horovod_quant.frontends.nodes import Nodes
-from horovod_quant.schemes.base import Scheme
 from horovod_quant.torch.exchange import AnyMember, needs_everybody, stages_of
 from horovod_quant.torch.memory import Memory
 
 NEVER = 2**30
 """Place of a gradient that no backward pass has produced."""
-
-# Horovod's response cache has 1,024 places, and each of the optimizer's own operations takes one.
-_CACHE_PLACES = 1000
-_COLLECTIVES_PER_GROUP = 3
-_FEWEST_GROUPS = 4
 
 
 class Plan(NamedTuple):
@@ -94,32 +89,3 @@ def agree(
         names=frozenset(names),
         quiet=not disturbed,
     )
-
-
-def cut(placed: Sequence[AnyMember], group_bytes: int, operations: int) -> list[list[str]]:
-    """Groups of one scheme each, in the order in which their last members come.
-
-    Args:
-        placed: the gradients, in the order in which they come.
-        group_bytes: of gradients that share a group; more, where Horovod's cache would overflow.
-        operations: number of operations that the optimizer itself takes in a step.
-    """
-    total = sum(submission.bytes for submission in placed)
-    deepest = max((len(submission.scheme.collectives) for submission in placed), default=0)
-    collectives = max(deepest, _COLLECTIVES_PER_GROUP)
-    most_groups = max(_FEWEST_GROUPS, (_CACHE_PLACES - operations) // collectives)
-    room_of_group = max(group_bytes, total // most_groups)
-    open_groups: dict[Scheme, list[str]] = {}
-    room: dict[Scheme, int] = {}
-    groups: list[list[str]] = []
-    for submission in placed:
-        scheme = submission.scheme
-        if scheme in open_groups and submission.bytes > room[scheme]:
-            groups.append(open_groups.pop(scheme))
-        if scheme not in open_groups:
-            open_groups[scheme], room[scheme] = [], room_of_group
-        open_groups[scheme].append(submission.name)
-        room[scheme] -= submission.bytes
-    groups.extend(open_groups.values())
-    at = {submission.name: position for position, submission in enumerate(placed)}
-    return sorted(groups, key=lambda names: at[names[-1]])

@@ -46,12 +46,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable
 
+from horovod_quant.frontends.groups import cut
 from horovod_quant.frontends.nodes import Nodes
 from horovod_quant.frontends.stats import TrafficCounter
 from horovod_quant.torch.backward import BACKWARD, knows_all
 from horovod_quant.torch.exchange import Group, Member, Submission, needs_everybody
 from horovod_quant.torch.memory import Memory
-from horovod_quant.torch.plan import NEVER, Plan, agree, cut
+from horovod_quant.torch.plan import NEVER, Plan, agree
 from horovod_quant.torch.roll_call import RollCall
 from horovod_quant.torch.tally import Tally
 from horovod_quant.torch.waiting import WATCH, wait_while

@@ -2,7 +2,8 @@
 
 Variables of the environment:
     GPU_CHECK_OUTCOMES: the file, a line of JSON for each outcome, and one with the number of tests.
-    GPU_CHECK_CASES: ``first`` for the first case of each test, without those that draw examples.
+    GPU_CHECK_CASES: ``first`` for the first case of each test, or of each of its topics, without those that draw
+        examples.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     kept = {}
     for item in items:
         if not hasattr(item.function, "hypothesis"):
-            kept.setdefault(item.function, item)
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            kept.setdefault((item.function, parameters.get("topic")), item)
     chosen = set(kept.values())
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]

@@ -35,7 +35,6 @@ class Size(NamedTuple):
         processes: of pytest-xdist.
         device: of the benchmarks and trainings.
         extended: whether all bits are also those of --all.
-        examples: of each test that draws them: one case of each, all.
         sizes: of the kernels' gradients.
         rounds: of the benchmarks.
         models: the exchanges' gradients, options of benchmarks/exchange.py by name.
@@ -47,7 +46,6 @@ class Size(NamedTuple):
     processes: int
     device: str
     extended: bool
-    examples: int
     sizes: Sequence[str]
     rounds: int
     models: dict[str, Sequence[str]]
@@ -60,7 +58,6 @@ CARD = Size(
     processes=10,
     device="cuda",
     extended=True,
-    examples=60,
     sizes=["25M", "100M"],
     rounds=5,
     models={"ResNet-50": ["--model", "resnet50"], "BERT-base": ["--model", "bert-base"]},
@@ -73,7 +70,6 @@ REHEARSAL = Size(
     processes=2,
     device="interpreter",
     extended=False,
-    examples=3,
     sizes=["4k"],
     rounds=1,
     models={"2 gradients": ["--many-small", "2"]},
@@ -119,28 +115,26 @@ def compiling(size: Size) -> Part:
 
 
 def bits(work: Path, size: Size) -> Part:
-    step = tests(
-        work / "bits.jsonl", size, "one case of each", ["-k", "not benchmark"], weight=12, examples=10
-    )
+    step = tests(work / "bits.jsonl", size, "one case of each", ["-k", "not benchmark"], weight=12)
     return Part("bits", [step._replace(environment={**step.environment, "GPU_CHECK_CASES": "first"})])
 
 
 def all_bits(work: Path, size: Size) -> Part:
-    steps = [tests(work / "all-bits.jsonl", size, "those of each change", [], 10, size.examples)]
+    steps = [tests(work / "all-bits.jsonl", size, "those of each change", [], 10)]
     if size.extended:
         options = ["--all", "-m", "extended"]
-        steps.append(tests(work / "more-bits.jsonl", size, "those of --all", options, 5, size.examples))
+        steps.append(tests(work / "more-bits.jsonl", size, "those of --all", options, 5))
     return Part("all-bits", steps)
 
 
-def tests(results: Path, size: Size, name: str, options: Sequence[str], weight: float, examples: int) -> Step:
+def tests(results: Path, size: Size, name: str, options: Sequence[str], weight: float) -> Step:
     return Step(
         name,
         [sys.executable, "-m", "pytest", *KERNEL_TESTS, "-p", "no:cacheprovider", "-p", "gpu_checks.outcomes", "-q",
          "-n", str(size.processes), "--dist", "worksteal", *options],
         weight,
         functools.partial(readers.outcomes, results, name),
-        environment={"GPU_CHECK_OUTCOMES": str(results), "KERNEL_EXAMPLES": str(min(examples, size.examples))},
+        environment={"GPU_CHECK_OUTCOMES": str(results)},
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from modelling import LAYERS, METHODS, SPEEDS, wires
 
-from horovod_quant.analysis.accelerators import ATTAINED, memory_bound, traffic
+from horovod_quant.analysis.accelerators import ATTAINED, SHARES, memory_bound, traffic
 from horovod_quant.analysis.cost_model import FP16, NONE, Host, Setting, exchange_cost
 from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, INSIDE_HOST
 from horovod_quant.analysis.network import (
@@ -34,7 +34,9 @@ def test_a_kernel_takes_what_its_bytes_take() -> None:
         Call("unheard-of", 0, 10**6): 8,
     }
     for call, moved in calls.items():
-        assert speeds.seconds([call]) == pytest.approx(moved * 1e6 * per_byte), call
+        share = SHARES.get(call.kernel, ATTAINED) / ATTAINED
+        assert speeds.seconds([call]) == pytest.approx(moved * 1e6 * per_byte / share), call
+    assert set(SHARES) <= set(KERNELS)
     assert speeds.half == pytest.approx((6 * per_byte, 6 * per_byte))
     assert all(sum(each or 0 for each in traffic(kernel)) > 0 for kernel in KERNELS)
     with pytest.raises(ValueError, match="memory_bandwidth=0: use bytes per second"):

@@ -69,12 +69,14 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     found = read_bench(path)
     shapes = {"a": (1000, 3), "b": (7,)}
     assert found == Bench(shapes, 4, 2, 2, "mpi", 8, 1000, {"none": 0.2, "qsgd-4": 0.5})
+    path.write_text(json.dumps({**WRITTEN, "version": 2}))
+    assert read_bench(path) == found
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3; this program reads versions 1 and 2"),
         ({"framework": "tensorflow"}, "measured with tensorflow"),
         ({"controller": "nccl"}, "'nccl' is not one of gloo, mpi"),
         ({"hosts": 3}, "3 hosts of 2 are not 4 workers"),

@@ -10,7 +10,7 @@ import pytest
 from horovod_quant.analysis import groups
 from horovod_quant.analysis.models import MODELS, elements
 from horovod_quant.frontends.frontend import BaseCompressor
-from horovod_quant.schemes import QSGD, GlobalQSGD
+from horovod_quant.schemes import EDEN, QSGD, GlobalQSGD, Hierarchical
 
 
 def test_defaults_are_the_compressors_own() -> None:
@@ -19,22 +19,17 @@ def test_defaults_are_the_compressors_own() -> None:
     assert groups.MIN_ELEMENTS == parameters["min_elements"].default
 
 
-@pytest.mark.parametrize("group_bytes", [1, 2**20, groups.GROUP_BYTES])
-@pytest.mark.parametrize("model", MODELS)
-def test_groups_are_those_of_the_torch_frontend(model: str, group_bytes: int) -> None:
-    pytest.importorskip("torch")  # alone: a module of this package that cannot be imported is a failure
-    from horovod_quant.torch import exchange, plan
+def test_groups_are_cut_as_the_torch_frontend_cuts_them() -> None:
+    """Hierarchical EDEN has four collectives a group: fewer groups fit Horovod's cache than of three each."""
+    pytest.importorskip("torch")
+    from horovod_quant.torch import schedule
 
-    shapes = MODELS[model]
-    scheme = GlobalQSGD(8)
-
-    compressed = set(groups.compressed_names(scheme, shapes))
-    placed = [
-        exchange.Member(name, scheme, 4 * math.prod(shapes[name]))
-        for name in reversed(shapes)
-        if name in compressed
-    ]
-    assert groups.torch_groups(scheme, shapes, group_bytes) == plan.cut(placed, group_bytes, len(shapes))
+    assert groups.cut is schedule.cut
+    shapes = {f"p{i}": (1024,) for i in range(600)}
+    four = len(groups.torch_groups(Hierarchical(EDEN(3)), shapes, 1))
+    assert len(Hierarchical(EDEN(3)).collectives) == 4
+    assert four == (1000 - 600) // 4
+    assert groups.torch_cache_names(Hierarchical(EDEN(3)), shapes, 1) == 600 + 4 * four + 3
 
 
 def test_names_by_hand() -> None:

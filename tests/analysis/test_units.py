@@ -1,4 +1,4 @@
-"""Rates and times are read as scripts/lab takes them, and shown with three digits."""
+"""Rates and times are read as people write them, and shown with three digits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from horovod_quant.analysis.units import parse_rate, parse_seconds, show_rate, s
 
 @pytest.mark.parametrize(
     ("text", "bandwidth"),
-    [("100mbit", 12.5e6), ("1gbit", 125e6), ("2.5gbit", 312.5e6), ("56kbit", 7e3), ("none", math.inf)],
+    [
+        ("100mbit", 12.5e6),
+        ("1gbit", 125e6),
+        ("2.5gbit", 312.5e6),
+        ("56kbit", 7e3),
+        ("none", math.inf),
+        *(
+            (text, 1.25e9)
+            for text in ("10Gbps", "10G", "10g", "10gbe", "10GbE", "10 Gbit/s", "10Gb/s", "10Gb")
+        ),
+        ("100M", 12.5e6),
+    ],
 )
 def test_rates(text: str, bandwidth: float) -> None:
     assert parse_rate(text) == bandwidth
@@ -23,7 +34,8 @@ def test_rates(text: str, bandwidth: float) -> None:
         "",
         "1",
         "gbit",
-        "1Gbit",
+        "1Gbits/min",
+        "1bit",
         "-1gbit",
         "0gbit",
         "1e3mbit",
@@ -36,6 +48,12 @@ def test_rates(text: str, bandwidth: float) -> None:
 )
 def test_what_is_no_rate(text: str) -> None:
     with pytest.raises(ValueError, match="is not a rate; use one such as 100mbit"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize("text", ["10GB", "10GBps", "10GB/s", "10 MB/s", "1GiB/s", "1 GByte"])
+def test_bytes_are_not_taken_for_bits(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a rate in bits; a byte has 8"):
         parse_rate(text)
 
 

@@ -29,7 +29,6 @@ from horovod_quant.analysis.shapes import parse_shapes  # noqa: E402
 from horovod_quant.bench import choosing, enough, report  # noqa: E402
 from horovod_quant.bench.gradients import ExactAverage, gradient  # noqa: E402
 from horovod_quant.bench.network import Counter  # noqa: E402
-from horovod_quant.bench.progress import Progress  # noqa: E402
 from horovod_quant.bench.rounds import Found, Measurement  # noqa: E402
 from horovod_quant.bench.variants import Variant  # noqa: E402
 from horovod_quant.cli import probe  # noqa: E402
@@ -67,12 +66,13 @@ def test_measures_every_method(framework: str, controller: str, tmp_path: Path) 
         own_network=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert re.search(r"warming up: 15 exchanges, .* m?s\n", done.stdout), done.stdout
-    assert re.search(r"measuring: 15 exchanges, .* m?s\n", done.stdout), done.stdout
+    assert re.search(r"round 3 of 3: none .* m?s, fp16 .* m?s, global-qsgd-8 .* m?s, ", done.stdout), (
+        done.stdout
+    )
     assert "\r" not in done.stdout
     found = json.loads((tmp_path / "bench.json").read_text())
     expected = {
-        "version": 1, "framework": framework, "model": "tiny", "workers": 2, "hosts": 1, "workers_per_host": 2,
+        "version": 2, "framework": framework, "model": "tiny", "workers": 2, "hosts": 1, "workers_per_host": 2,
         "controller": controller, "elements": elements(MODELS["tiny"]), "group_bytes": GROUP_BYTES, "rounds": 3,
         "interrupted": False, "shapes": {name: list(shape) for name, shape in MODELS["tiny"].items()},
     }  # fmt: skip
@@ -92,9 +92,11 @@ def test_measures_every_method(framework: str, controller: str, tmp_path: Path) 
     assert sent["binsgdm"] < sent["qsgdinf-4"] < sent["global-qsgd-8"] < sent["fp16"]
     if controller == "gloo":  # MPI shares memory
         assert results["none"]["interface_bytes_sent"] > 0.99 * 2 * sent["none"]
-    errors = {method: result["relative_error"] for method, result in results.items()}
-    assert errors["none"] < 1e-6 < errors["fp16"] < 1e-3 < errors["global-qsgd-8"] < errors["qsgdinf-4"] < 1
-    assert errors["binsgdm"] is None
+    assert all("relative_error" not in result for result in results.values())
+    nmses = {method: result["nmse"] for method, result in results.items()}
+    assert nmses["none"] < 1e-12 < nmses["fp16"] < 1e-6 < nmses["global-qsgd-8"] < nmses["qsgdinf-4"] < 0.09
+    assert nmses["qsgdinf-4"] > 0.14**2 / 2, "a square, not a root"
+    assert nmses["binsgdm"] is None
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout.count("| qsgdinf-4 ") == 1
     assert found["recommended"] in ("none", "fp16", "global-qsgd-8", "qsgdinf-4")
@@ -122,7 +124,7 @@ def test_shapes_of_ones_own_and_the_same_gradients_again(tmp_path: Path) -> None
     again = run("again.json", tmp_path / "first.json")
     assert again["shapes"] == first["shapes"]
     for one, other in zip(first["results"], again["results"]):
-        assert one["relative_error"] == other["relative_error"]
+        assert one["nmse"] == other["nmse"]
 
 
 def test_results_are_of_the_slowest_worker_and_ratios_within_a_round() -> None:
@@ -138,31 +140,11 @@ def test_results_are_of_the_slowest_worker_and_ratios_within_a_round() -> None:
     assert (none["cpu_seconds"], other["cpu_seconds"]) == ([1.5, 6, 4], [1, 2.5, 4.5])
     assert (none["speed_up"], other["speed_up"]) == (1, 2)  # 2, 3 and 1/2
     assert (none["interface_bytes_sent"], other["interface_bytes_sent"]) == (11, 20)
-    assert (other["bytes_sent"], other["relative_error"]) == (4, 0.5)
+    assert (other["bytes_sent"], other["nmse"]) == (4, 0.5)
     rounds[..., Measurement._fields.index("interface")] = np.nan
     unread = report.results(["none", "qsgd-4"], Found(list(rounds), [8.0, 4.0], [0.0, None]))[1]
     assert unread["interface_bytes_sent"] is None
-    assert unread["relative_error"] is None
-
-
-def test_progress_is_in_lines_of_which_none_comes_too_soon() -> None:
-    now, lines = 0.0, list[str]()
-    with Progress("measuring", 40, lines.append, lambda: now) as progress:
-        for _ in range(40):
-            now += 0.5
-            progress.update()
-    assert lines == [
-        "measuring: 10 of 40 exchanges, 5 s, about 15 s left",
-        "measuring: 20 of 40 exchanges, 10 s, about 10 s left",
-        "measuring: 30 of 40 exchanges, 15 s, about 5 s left",
-        "measuring: 40 exchanges, 20 s",
-    ]
-    now, lines = 0.0, []
-    with suppress(RuntimeError), Progress("measuring", None, lines.append, lambda: now) as progress:
-        now = 6.0
-        progress.update()
-        raise RuntimeError
-    assert lines == ["measuring: 1 exchanges, 6 s"]
+    assert unread["nmse"] is None
 
 
 def test_auto_measures_until_ratios_are_known() -> None:
@@ -200,11 +182,11 @@ def test_bars_tell_their_values() -> None:
     assert time.get_xlim()[1] > 1300
 
 
-def result_of(name: str, milliseconds: float, error: float | None) -> tuple[Variant, dict[str, Any]]:
+def result_of(name: str, milliseconds: float, nmse: float | None) -> tuple[Variant, dict[str, Any]]:
     measured = {
         "wall_seconds": [1e-3 * milliseconds],
         "speed_up": 100 / milliseconds,
-        "relative_error": error,
+        "nmse": nmse,
     }
     return Variant(name, parse(name), GROUP_BYTES), measured
 
@@ -212,15 +194,19 @@ def result_of(name: str, milliseconds: float, error: float | None) -> tuple[Vari
 @pytest.mark.parametrize(
     ("measured", "method", "said"),
     [
-        ([("qsgdinf-4", 40, 0.14), ("nuqsgd-4", 39.5, 0.24)], "qsgdinf-4", "2.50 times as fast"),
-        ([("qsgdinf-4", 40, 0.14), ("qsgdinf-2", 20, 3.0)], "qsgdinf-4", "takes 40 ms instead of 100 ms"),
         (
-            [("qsgdinf-4", 97, 0.14), ("fp16", 120, 1e-4)],
+            [("qsgdinf-4", 40, 0.02), ("nuqsgd-4", 39.5, 0.058)],
+            "qsgdinf-4",
+            "2.50x faster, and the average's nmse",
+        ),
+        ([("qsgdinf-4", 40, 0.02), ("qsgdinf-2", 20, 0.2)], "qsgdinf-4", "takes 40 ms instead of 100 ms"),
+        (
+            [("qsgdinf-4", 97, 0.02), ("fp16", 120, 1e-8)],
             "none",
-            "no method with an error of 0.3 or less is 5% faster",
+            "no method is meaningfully faster: with an nmse up to 0.09 none is 5% faster",
         ),
         (
-            [("eden-3", 50, 0.2), ("binsgdm", 20, None)],
+            [("eden-3", 50, 0.04), ("binsgdm", 20, None)],
             "eden-3",
             "binsgdm takes 20 ms, but it is another optimizer",
         ),
@@ -241,13 +227,13 @@ def test_the_report_ends_with_what_to_take(measured: list[tuple], method: str, s
 
 
 def test_without_none_there_is_nothing_to_recommend() -> None:
-    variants, results = zip(result_of("qsgdinf-4", 40, 0.14))
+    variants, results = zip(result_of("qsgdinf-4", 40, 0.02))
     assert choosing.choose(variants, results) is None
     assert choosing.choose([Variant("no exchange", None, 1)], [results[0]]) is None
 
 
 def test_groups_of_ones_own_are_in_the_line() -> None:
-    variants, results = zip(result_of("none", 100, 1e-8), result_of("qsgdinf-4", 40, 0.14))
+    variants, results = zip(result_of("none", 100, 1e-8), result_of("qsgdinf-4", 40, 0.02))
     chosen = choosing.choose([variants[0], variants[1]._replace(group_bytes=2**20)], results)
     assert chosen is not None
     assert chosen.code.endswith("group_bytes=1048576)")
@@ -301,8 +287,7 @@ class Endless:
             f"echo $$ > '{folder}'/pid.{rank}\n"
             f"exec '{COMMAND}' bench --model tiny --methods qsgd-4 --rounds 1000000 --json '{self.json}'\n"
         )
-        # A second is little on a loaded machine.
-        env = environment({"OMPI_MCA_odls_base_sigkill_timeout": "10"})
+        env = environment()
         self.output = folder / "output"
         with open(self.output, "w") as output:
             self.launcher = subprocess.Popen(
@@ -341,83 +326,38 @@ def endless(controller: str, folder: Path) -> Iterator[Endless]:
         run.kill()
 
 
-def assert_stopped_cleanly(output: str, found: dict[str, Any]) -> None:
+def assert_rounds_are_kept(output: str, found: dict[str, Any]) -> None:
     assert found["interrupted"] is True
     assert [result["method"] for result in found["results"]] == ["none", "fp16", "qsgd-4"]
     assert all(len(result["wall_seconds"]) == found["rounds"] >= 1 for result in found["results"])
-    assert f"interrupted after {found['rounds']} of 1000000 rounds" in output
-    assert output.count("| qsgd-4 ") == 1
-    # A launcher that learns of a worker's exit before it learns of the signal may end with a traceback of its own.
+    assert f"round {found['rounds']} of 1000000: none " in output
+    # A launcher whose workers end may end with a traceback of its own.
     of_launcher = "\n".join(line for line in output.splitlines() if not line.startswith("["))
     assert output.count("Traceback") == of_launcher.count("Traceback")
-    assert of_launcher.count("Traceback") == of_launcher.count(
-        "RuntimeError: Horovod detected that one or more"
-    )
     assert "KeyboardInterrupt" not in output
 
 
 @pytest.mark.parallel
 @needs_horovod
 @pytest.mark.parametrize("controller", ["gloo", extended("mpi")])
-def test_interrupted_launcher(controller: str, tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_and_leaves_the_rounds(controller: str, tmp_path: Path) -> None:
     """As a terminal does: all processes of its foreground group get the signal, which workers are not in."""
     with endless(controller, tmp_path) as run:
         os.killpg(run.launcher.pid, signal.SIGINT)
-        status, output, found = run.finish()
-    assert_stopped_cleanly(output, found)
-    if controller == "gloo":
-        assert status == 0
+        _, output, found = run.finish()
+    assert_rounds_are_kept(output, found)
 
 
 @pytest.mark.parallel
 @pytest.mark.extended
 @needs_horovod
-@pytest.mark.parametrize(("controller", "rank"), [("gloo", 0), ("gloo", 1), ("mpi", 1)])
-def test_one_interrupted_worker_stops_all(controller: str, rank: int, tmp_path: Path) -> None:
-    with endless(controller, tmp_path) as run:
-        os.kill(run.workers[rank], signal.SIGINT)
-        status, output, found = run.finish()
-    assert_stopped_cleanly(output, found)
-    assert status == 0
-
-
-@pytest.mark.parallel
-@pytest.mark.extended
-@needs_horovod
-def test_what_there_is_survives_a_worker_that_dies(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "rank"), [(signal.SIGINT, 0), (signal.SIGINT, 1), (signal.SIGKILL, 1)])
+def test_a_worker_that_ends_ends_all(number: int, rank: int, tmp_path: Path) -> None:
     with endless("gloo", tmp_path) as run:
-        os.kill(run.workers[1], signal.SIGKILL)
-        status, _, found = run.finish()
+        os.kill(run.workers[rank], number)
+        status, output, found = run.finish()
     assert status != 0
-    assert found["interrupted"] is True
-    assert found["rounds"] >= 1
-
-
-def test_a_signal_to_the_child_reaches_the_worker() -> None:
-    """horovodrun signals the children of the process that it has started, and freezes it once they have ended."""
-    program = (
-        "import os, signal, time\n"
-        "from horovod_quant.bench import stopping\n"
-        "stop = stopping.Interruption('gloo', lambda: None)\n"
-        "time.sleep(1)\n"
-        "while not stop.requested:\n"
-        "    print(stop._child.pid, flush=True)\n"
-        "    time.sleep(0.1)\n"
-        "assert stop.doomed and stop._child.poll() is None\n"
-        "stop.settle()\n"
-        "print('agreed')\n"
-    )
-    worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert worker.stdout is not None
-    child = int(worker.stdout.readline())
-    os.kill(child, signal.SIGTERM)
-    output, _ = worker.communicate(timeout=TIMEOUT)
-    assert output.splitlines()[-1] == "agreed"
-    assert worker.returncode == 0
-    limit = time.monotonic() + TIMEOUT
-    while Path(f"/proc/{child}").exists():
-        assert time.monotonic() < limit, "the child outlives the worker"
-        time.sleep(0.05)
+    assert_rounds_are_kept(output, found)
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------

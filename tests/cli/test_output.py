@@ -84,7 +84,7 @@ def test_a_lost_output_costs_no_file(tmp_path: Path) -> None:
 
 def test_nothing_is_lost_without_an_input_or_a_place_for_errors() -> None:
     done = run(ADVISE, "2>&- <&-")
-    assert done.stdout.startswith("resnet50: ")
+    assert done.stdout.startswith("Write: ")
     assert done.stdout.endswith("status 0\n")
 
 

@@ -15,25 +15,25 @@ namespace {
 #define KERNELS_OF(isa)                                                            \
   {                                                                                \
     KERNEL_OF(isa, elias_measure), KERNEL_OF(isa, elias_encode_codes),             \
-        KERNEL_OF(isa, elias_decode_codes), KERNEL_OF(isa, pack_codes),            \
-        KERNEL_OF(isa, unpack_codes), KERNEL_OF(isa, unpack_sum),                  \
-        KERNEL_OF(isa, decode_uniform_sum), KERNEL_OF(isa, decode_uniform_codes),  \
+        KERNEL_OF(isa, elias_decode_codes), KERNEL_OF(isa, decode_uniform_sum),    \
+        KERNEL_OF(isa, decode_uniform_codes),                                      \
         KERNEL_OF(isa, decode_exponential), KERNEL_OF(isa, vote),                  \
-        KERNEL_OF(isa, decode_signs)                                               \
+        KERNEL_OF(isa, decode_signs), KERNEL_OF(isa, add_rotated),                 \
+        KERNEL_OF(isa, decode_rotated_sum), KERNEL_OF(isa, rotated_sum_checks)     \
   }
 
 struct Kernels {
   decltype(&KERNEL_OF(baseline, elias_measure)) elias_measure;
   decltype(&KERNEL_OF(baseline, elias_encode_codes)) elias_encode_codes;
   decltype(&KERNEL_OF(baseline, elias_decode_codes)) elias_decode_codes;
-  decltype(&KERNEL_OF(baseline, pack_codes)) pack_codes;
-  decltype(&KERNEL_OF(baseline, unpack_codes)) unpack_codes;
-  decltype(&KERNEL_OF(baseline, unpack_sum)) unpack_sum;
   decltype(&KERNEL_OF(baseline, decode_uniform_sum)) decode_uniform_sum;
   decltype(&KERNEL_OF(baseline, decode_uniform_codes)) decode_uniform_codes;
   decltype(&KERNEL_OF(baseline, decode_exponential)) decode_exponential;
   decltype(&KERNEL_OF(baseline, vote)) vote;
   decltype(&KERNEL_OF(baseline, decode_signs)) decode_signs;
+  decltype(&KERNEL_OF(baseline, add_rotated)) add_rotated;
+  decltype(&KERNEL_OF(baseline, decode_rotated_sum)) decode_rotated_sum;
+  decltype(&KERNEL_OF(baseline, rotated_sum_checks)) rotated_sum_checks;
 };
 
 const Kernels KERNELS[] = {
@@ -107,6 +107,13 @@ i64 rows(i64 elements) { return ceil_div(elements, ROW); }
 i64 code_words(i64 elements, i64 bits) { return ROW * ceil_div(rows(elements) * bits, 32); }
 i64 sum_words(i64 elements, i64 width) { return ROW * ceil_div(rows(elements), 32 / width); }
 
+// rotation.py
+i64 rotated_elements(i64 elements) {
+  i64 last = elements % TILE ? ROW : 0;
+  while (last < elements % TILE) last *= 2;
+  return elements / TILE * TILE + last;
+}
+
 // ---- Elias codes ------------------------------------------------------------------------------------------------------
 
 struct Stream {
@@ -128,14 +135,16 @@ Buffer<u8> encoded(const Kernels& kernels, const u32* words, i64 count, i64 bits
 Stream sound_stream(const Kernels& kernels, Dice& dice) {
   const i64 count = dice.length(), bits = dice.between(2, 16), omega = dice.below(2), dense = dice.below(2);
   const i64 one_in = 1ll << dice.below(10), top = (1 << (bits - 1)) - 1;
-  Buffer<u32> codes(count);
+  Buffer<i32> digits(rows(count) * ROW);
   for (i64 i = 0; i < count; i++) {
     if (dice.below(one_in)) continue;
     const i64 magnitude = larger(1, dice.between(1, top) >> dice.below(bits));
-    codes[i] = (u32)(magnitude | dice.below(2) << (bits - 1));
+    digits[i] = (i32)(dice.below(2) ? -magnitude : magnitude);
   }
   Buffer<u32> words(code_words(count, bits));
-  kernels.pack_codes(codes.get(), count, bits, words.get());
+  baseline::CodePacker packer(words.get(), bits);
+  for (i64 row = 0; row < rows(count); row++) packer.put(digits.get() + row * ROW);
+  packer.finish();
   return {encoded(kernels, words.get(), count, bits, omega, dense), count, bits, omega};
 }
 
@@ -238,17 +247,21 @@ bool all_finite(const void* data, i64 type, i64 count) {
 bool decodes_to_finite(const Kernels& kernels, Dice& dice) {
   const i64 count = dice.length(), type = dice.below(4), workers = dice.between(1, Received::MOST);
   const i64 bucket_size = ROW * dice.between(1, 40), kind = dice.below(7);
-  const i64 bits = dice.between(kind < 5 ? 2 : 1, kind == 2 ? 8 : 16), tiles = ceil_div(count, TILE);
-  const i64 word_count = kind == 0 || kind == 5 ? sum_words(count, bits)
-                         : kind == 3            ? tiles * ROW
-                                                : code_words(count, kind == 4 ? 1 : bits);
-  Received received(dice, word_count, ceil_div(count, bucket_size));
+  const i64 bits = kind == 5 ? dice.between(1, 4) : dice.between(2, kind == 2 || kind == 6 ? 8 : 16);
+  const i64 tiles = ceil_div(count, TILE), coordinates = rotated_elements(count);
+  const i64 word_count = kind == 0   ? sum_words(count, bits)
+                         : kind == 3 ? tiles * ROW
+                         : kind == 4 ? code_words(count, 1)
+                         : kind == 5 ? code_words(coordinates, bits)
+                         : kind == 6 ? sum_words(coordinates, bits)
+                                     : code_words(count, bits);
+  Received received(dice, word_count, kind >= 5 ? tiles : ceil_div(count, bucket_size));
   const auto &words = received.word_pointers;
   const auto &norms = received.norm_pointers;
   const float factor = NORMS[dice.below(sizeof NORMS / sizeof *NORMS)];
   Buffer<float> units(16 * workers);
   Buffer<u8> out(count * (type == FLOAT64 ? 8 : type == FLOAT32 ? 4 : 2));
-  Buffer<u32> integers(kind == 3 ? tiles * ROW : kind >= 5 ? count : 0);
+  Buffer<u32> integers(kind == 3 ? tiles * ROW : kind == 6 ? tiles : 0);
   switch (kind) {
     case 0:
       kernels.decode_uniform_sum(words[0], norms[0], count, bucket_size, dice.between(1, 32767), bits, factor,
@@ -267,15 +280,18 @@ bool decodes_to_finite(const Kernels& kernels, Dice& dice) {
       break;
     }
     case 4: kernels.decode_signs(words[0], count, factor, out.get(), type); break;
-    case 5:
-      kernels.unpack_sum(words[0], count, bits, (i32*)integers.get());
-      for (i64 i = 0; i < count; i++)
-        require(std::abs((i64)(i32)integers[i]) <= 1 << (bits - 1), "a digit that does not fit its bits");
+    case 5: {
+      Buffer<Key> keys(workers);
+      for (i64 i = 0; i < workers; i++) keys[i] = {(u32)dice.next(), (u32)dice.next(), 0, 0, 0, 0};
+      kernels.add_rotated(words, norms, workers, count, bits, dice.below(2), factor, keys.get(), 0, out.get(), type);
       break;
-    case 6:
-      kernels.unpack_codes(words[0], count, bits, integers.get());
-      for (i64 i = 0; i < count; i++) require(integers[i] >> bits == 0, "a code that does not fit its bits");
+    }
+    case 6: {
+      const Key key{(u32)dice.next(), (u32)dice.next(), 0, 0, 0, 0};
+      kernels.rotated_sum_checks(words[0], bits, coordinates, integers.get());
+      kernels.decode_rotated_sum(words[0], norms[0], count, bits, factor, &key, 0, out.get(), type);
       break;
+    }
   }
   return all_finite(out.get(), type, count);
 }

@@ -29,14 +29,19 @@ from helpers import same_bits
 from horovod_quant.kernels import native, native_library, reference
 from horovod_quant.kernels.arrays import address
 from horovod_quant.kernels.entropy import CorruptPayloadError
-from horovod_quant.kernels.keys import Key
-from horovod_quant.kernels.layout import ROW, TILE, buckets, ceil_div, code_words, sum_words
+from horovod_quant.kernels.keys import Key, RngKey
+from horovod_quant.kernels.layout import ROW, TILE, buckets, ceil_div, code_words, sum_words, tiles
+from horovod_quant.kernels.rotation import rotated_elements
+from horovod_quant.kernels.segments import Batch, segment_kernels, split_points
 
 SEED = 20
 KEY = Key(1, 2)
 DTYPES = (np.float32, np.float16, np.float64, np.uint16)
 NORMS = [0, -0.0, 1e-45, -1e-45, 1e-39, 2.0**-96, 1, -1, 3e38, -3e38, np.inf, -np.inf, np.nan]
-REFUSAL = re.compile("^(words: |words of lengths|norms: |[0-9]+ workers' |payload )")
+REFUSAL = re.compile(
+    "^(words: |words of lengths|norms: |scales: |steps: |[0-9]+ workers' |payload |places of |"
+    "index [0-9]+ is out of bounds)"
+)
 
 Counts = dict[str, Counter]
 
@@ -68,10 +73,10 @@ def in_cpp(inputs: int, counts: Counts) -> None:
     ):
         for number, name in enumerate(names):
             found = (ctypes.c_int64 * 2)()
-            own = ctypes.c_int64(ceil_div(inputs, len(names)))
+            item = ctypes.c_int64(ceil_div(inputs, len(names)))
             seed = ctypes.c_uint64(SEED + number)
             at = [ctypes.byref(found, 8 * i) for i in range(2)]
-            getattr(library, fuzzer)(ctypes.c_int64(number), seed, own, *at)
+            getattr(library, fuzzer)(ctypes.c_int64(number), seed, item, *at)
             counts[f"{fuzzer} {name}"].update({first: found[0], second: found[1]})
 
 
@@ -157,19 +162,6 @@ def signs_case(rng: np.random.Generator) -> Case:
     return Case("decode_signs", (words, magnitude, Out(count, rng.choice(DTYPES))), fits)
 
 
-def unpacking_case(kernel: str) -> Callable[[np.random.Generator], Case]:
-    needed = {"unpack_sum": sum_words, "unpack_codes": code_words}[kernel]
-
-    def make(rng: np.random.Generator) -> Case:
-        count, width = length(rng), int(rng.integers(1, 17))
-        words = words_of(rng, needed(count, width))
-        words = resized(rng, words) if rng.random() < 0.6 else words
-        longer = kernel == "unpack_codes" and len(words) > needed(count, width)
-        return Case(kernel, (words, width, count), longer or len(words) == needed(count, width))
-
-    return make
-
-
 def flags_case(rng: np.random.Generator) -> Case:
     count = length(rng)
     words = words_of(rng, ceil_div(count, 32))
@@ -194,14 +186,76 @@ def elias_case(rng: np.random.Generator) -> Case:
     return Case("elias_decode_codes", (payload, count, bits, code), True if damage == 0 else None)
 
 
+def rotated_case(rng: np.random.Generator) -> Case:
+    count, bits, workers = length(rng), int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    needed = code_words(rotated_elements(count), bits)
+    words = [words_of(rng, needed) for _ in range(workers)]
+    scales = [norms_of(rng, tiles(count)) for _ in range(workers)]
+    damage, keys = rng.integers(3), [Key(worker, 5) for worker in range(workers)]
+    words = one_resized(rng, words) if damage == 1 else words
+    scales = one_resized(rng, scales) if damage == 2 else scales
+    fits = len(words) == len(scales) == workers
+    fits = fits and min(map(len, words)) >= needed and min(map(len, scales)) >= tiles(count)
+    out = Out(count, rng.choice(DTYPES))
+    return Case("add_rotated", (words, scales, bits, keys, 0.5, out, 0, bool(rng.integers(2))), fits)
+
+
+def rotated_sum_case(rng: np.random.Generator) -> Case:
+    count, width = length(rng), int(rng.integers(4, 9))
+    needed = sum_words(rotated_elements(count), width)
+    words, steps = words_of(rng, needed), norms_of(rng, tiles(count))
+    damage = rng.integers(3)
+    words = resized(rng, words) if damage == 1 else words
+    if rng.random() < 0.3:
+        return Case("rotated_sum_checks", (words, width, count), len(words) == needed)
+    steps = resized(rng, steps) if damage == 2 else steps
+    fits = len(words) == needed and len(steps) >= tiles(count)
+    out = Out(count, rng.choice(DTYPES))
+    return Case("decode_rotated_sum", (words, steps, width, Key(3, 4), 0.5, out), fits)
+
+
+def segments_case(rng: np.random.Generator) -> Case:
+    """Payloads of several segments, of which one is too short, or longer than all of them."""
+    elements = tuple(int(n) for n in rng.choice([0, 1, 40, 1025, 2100], int(rng.integers(2, 5))))
+    outs = [Out(n, np.float32) for n in elements]
+    chains = [RngKey(0, str(i)) for i in range(len(elements))]
+    batch = Batch(elements, [0] * len(elements), chains, [0] * len(elements))
+    bits, bucket_size = int(rng.integers(2, 5)), ROW * int(rng.integers(1, 40))
+    kind = rng.integers(3)
+    if kind == 0:
+        lengths = [buckets(n, bucket_size) + code_words(n, bits) for n in elements]
+    elif kind == 1:
+        lengths = [min(n, 1) + code_words(rotated_elements(n), bits) + tiles(n) for n in elements]
+    else:
+        lengths = [ROW * tiles(n) + ceil_div(tiles(n), ROW) for n in elements]
+    at = split_points(lengths)
+    payloads = [words_of(rng, at[-1]) for _ in range(1 if kind == 2 else int(rng.integers(1, 4)))]
+    needed = at[-1]
+    if rng.random() < 0.5 and needed:
+        worker = int(rng.integers(len(payloads)))
+        longer = np.concatenate([payloads[worker], words_of(rng, 40)])
+        payloads[worker] = (
+            longer if rng.random() < 0.3 else payloads[worker][: rng.integers(0, needed)].copy()
+        )
+    fits = min(map(len, payloads)) >= needed
+    if kind == 0:
+        levels = str(rng.choice(["uniform", "exponential"]))
+        return Case("segments.decode_codes", (levels, bucket_size, bits, payloads, at, 0.5, outs), fits)
+    if kind == 1:
+        arguments = (bits, bool(rng.integers(2)), batch, "worker", payloads, at, 0.5, outs)
+        return Case("segments.decode_rotated", arguments, fits)
+    return Case("segments.decode_signs", (payloads[0], batch, at, 0.5, outs), fits)
+
+
 MAKERS = [
+    rotated_case,
+    rotated_sum_case,
+    segments_case,
     sum_case,
     codes_case("decode_uniform_codes", 16),
     codes_case("decode_exponential", 8),
     vote_case,
     signs_case,
-    unpacking_case("unpack_sum"),
-    unpacking_case("unpack_codes"),
     flags_case,
     elias_case,
 ]
@@ -209,18 +263,29 @@ MAKERS = [
 
 def outcome(backend: Any, case: Case) -> np.ndarray | str:
     """What a backend decodes, or the message with which it refuses."""
-    arguments = [np.full(a.elements, 77, a.dtype) if isinstance(a, Out) else a for a in case.arguments]
-    refusal = CorruptPayloadError if case.kernel == "elias_decode_codes" else ValueError
+    arguments = [made(argument) for argument in case.arguments]
+    refusal = CorruptPayloadError if case.kernel == "elias_decode_codes" else (ValueError, IndexError)
+    kind, _, kernel = case.kernel.rpartition(".")
     try:
-        return getattr(backend, case.kernel)(*arguments)
+        found = getattr(segment_kernels(backend) if kind else backend, kernel)(*arguments)
     except refusal as error:
         return str(error)
+    return np.concatenate([np.zeros(0, np.float32), *found]) if kind else found
+
+
+def made(argument: Any) -> Any:
+    if isinstance(argument, Out):
+        return np.full(argument.elements, 77, argument.dtype)
+    is_outs = isinstance(argument, list) and argument and isinstance(argument[0], Out)
+    return list(map(made, argument)) if is_outs else argument
 
 
 def in_both_backends(inputs: int, counts: Counts) -> None:
     rng = np.random.default_rng(SEED)
+    instruction_sets = native_library.available_instruction_sets()
     for number in range(inputs):
         case = MAKERS[number % len(MAKERS)](rng)
+        native_library.force_instruction_set(instruction_sets[number // len(MAKERS) % len(instruction_sets)])
         one, other = outcome(native, case), outcome(reference, case)
         if isinstance(one, str):
             assert isinstance(other, str), f"{case}: native alone refuses: {one}"
@@ -235,8 +300,8 @@ def in_both_backends(inputs: int, counts: Counts) -> None:
 
 
 def overrun() -> None:
-    words, codes = np.zeros(4 * ROW - 1, np.int32), np.zeros(TILE, np.uint32)
-    native_library.call("unpack_codes", address(words), TILE, 4, address(codes))
+    words, out = np.zeros(ROW - 1, np.int32), np.zeros(TILE, np.float32)
+    native_library.call("decode_signs", address(words), TILE, 1.0, address(out), 0)
 
 
 def main() -> None:

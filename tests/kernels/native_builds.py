@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod_quant.kernels import native
+from horovod_quant.kernels import native, native_library
 
 SOURCE = Path(native.__file__).with_name("native.cpp")
 
@@ -55,3 +55,13 @@ def compile_library(target: Path, source: Path, compiler: str, *flags: str) -> P
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     return target
+
+
+def load_installed() -> None:
+    """Loads the library that `scripts/setup` has compiled; skips the test where there is no compiler."""
+    try:
+        native_library.load()
+    except native_library.NativeKernelsUnavailable as error:
+        if shutil.which("g++"):
+            pytest.fail(f"{error}; there is a compiler: run scripts/setup")
+        pytest.skip(str(error))

@@ -59,8 +59,8 @@ def test_only_the_sum_has_to_fit(kernels: Any, width: int) -> None:
     keys = [RngKey(0, "w").joint("worker", 0, rank, 2) for rank in range(2)]
     step = steps_of(elements, 1.0)
     sent = [
-        kernels.encode_rotated_sum(own, step, width, SIGNS, key, TILE)
-        for own, key in zip((x, small - x), keys)
+        kernels.encode_rotated_sum(one, step, width, SIGNS, key, TILE)
+        for one, key in zip((x, small - x), keys)
     ]
     words, checks = (first + second for first, second in zip(*sent))
     assert same_bits(kernels.rotated_sum_checks(words, width, elements), checks)
@@ -82,7 +82,7 @@ def test_other_types_zeros_and_what_is_not_finite() -> None:
     for dtype in (np.float16, np.uint16, np.float64):
         narrow = reference.store_float32(x[:TILE], np.empty(TILE, dtype))
         wide = reference.as_float32(narrow)
-        same = [reference.encode_rotated_sum(own, steps, 8, SIGNS, KEY) for own in (narrow, wide)]
+        same = [reference.encode_rotated_sum(one, steps, 8, SIGNS, KEY) for one in (narrow, wide)]
         assert all(map(same_bits, *same))
     out = reference.decode_rotated_sum(words, steps, 8, SIGNS, 1.0, np.empty(len(x), np.float32)).reshape(
         4, -1

@@ -116,9 +116,9 @@ def test_workers_are_added_in_rank_order(elements: int, dtype: type, trellis: bo
     ]
     words, scales = zip(*encoded)
     total = np.zeros(elements, np.float32)
-    for own, units, key in zip(words, scales, keys):
+    for one, units, key in zip(words, scales, keys):
         out = np.empty(elements, np.float32)
-        total += rotation.decode_rotated(own, units, 3, key, 0.7, out, TILE, trellis)
+        total += rotation.decode_rotated(one, units, 3, key, 0.7, out, TILE, trellis)
     for kernels in (reference, native):
         found = kernels.add_rotated(words, scales, 3, keys, 0.7, np.empty(elements, dtype), TILE, trellis)
         assert same_bits(found, rotation.store_float32(total, np.empty(elements, dtype)))

@@ -41,9 +41,9 @@ def test_no_codes_have_levels_that_are_closer(bits: int, rows: int) -> None:
     z = gaussian(bits, 3, rows * ROW) * np.float32([[1.0], [3.0], [0.1]])
     units = np.float32([1.0, 2.5, 0.1])
     sequences = np.array(list(itertools.product(range(2**bits), repeat=rows)))
-    possible = np.array([levels_by_codes(tuple(own), bits) for own in sequences.tolist()])
-    for own, unit, codes in zip(z.reshape(3, rows, ROW), units, codes_of(z, bits, units)):
-        distances = ((own.T[:, None].astype(np.float64) - possible * unit) ** 2).sum(axis=2)
+    possible = np.array([levels_by_codes(tuple(one), bits) for one in sequences.tolist()])
+    for one, unit, codes in zip(z.reshape(3, rows, ROW), units, codes_of(z, bits, units)):
+        distances = ((one.T[:, None].astype(np.float64) - possible * unit) ** 2).sum(axis=2)
         numbers = codes.reshape(rows, ROW).T.astype(np.int64) @ (2**bits) ** np.arange(rows)[::-1]
         found = distances[np.arange(ROW), numbers]
         assert found == pytest.approx(distances.min(axis=1), rel=1e-5, abs=1e-6)
@@ -54,8 +54,8 @@ def test_values_are_those_of_the_codes_before(bits: int) -> None:
     codes = np.random.default_rng(bits).integers(0, 2**bits, (2, 8 * ROW)).astype(np.uint32)
     values = values_of(codes, bits).reshape(2, 8, ROW)
     for bucket, lane in itertools.product(range(2), range(ROW)):
-        own = tuple(codes.reshape(2, 8, ROW)[bucket, :, lane].tolist())
-        assert values[bucket, :, lane].tolist() == np.float32(levels_by_codes(own, bits)).tolist()
+        one = tuple(codes.reshape(2, 8, ROW)[bucket, :, lane].tolist())
+        assert values[bucket, :, lane].tolist() == np.float32(levels_by_codes(one, bits)).tolist()
 
 
 def test_of_paths_that_are_as_close_that_of_the_lower_branches_is_taken() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from horovod_quant import __version__
 from horovod_quant.cli import probe
 from horovod_quant.cli.probe import FRAMEWORKS
-from horovod_quant.cli.report import OK, PROBLEM, WARNING, Finding
+from horovod_quant.cli.report import NOTE, OK, PROBLEM, WARNING, Finding
 from horovod_quant.frontends.installing import install_page
 from horovod_quant.schemes import registry
 
@@ -39,6 +39,12 @@ def findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
         horovod_finding(facts),
     ]
     has_horovod = probe.horovod_folder() is not None
+    if len(facts) > 1 and all(own.get("missing") for own in facts.values()):
+        names, packages = (
+            " or ".join(each(name) for name in facts) for each in (FRAMEWORKS.__getitem__, str)
+        )
+        text = f"which framework do you train with? {names} is not installed"
+        return [*found, Finding(PROBLEM, text, f"pip install {packages}, then build Horovod with it")]
     usable = any(map(is_usable, facts.values()))
     for name, own in facts.items():
         found += framework_findings(name, own, has_horovod, usable)
@@ -67,7 +73,7 @@ def horovod_finding(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
     build = next((own["built"] for own in facts.values() if "built" in own), None)
     if build is None:
         return Finding(
-            WARNING,
+            NOTE,
             f"Horovod {version}: no framework's library could be loaded to ask what it was built with",
             "see below",
         )
@@ -101,7 +107,7 @@ def framework_findings(name: str, facts: Mapping[str, Any], has_horovod: bool, u
     if facts.get("missing"):
         return [
             Finding(
-                OK if usable else PROBLEM,
+                NOTE if usable else PROBLEM,
                 f"{shown} is not installed",
                 f"pip install {name} if you train with it, before Horovod",
             )
@@ -114,7 +120,7 @@ def framework_findings(name: str, facts: Mapping[str, Any], has_horovod: bool, u
     if not facts.get("library"):
         return [
             Finding(
-                WARNING if usable else PROBLEM,
+                NOTE if usable else PROBLEM,
                 f"{text}: Horovod was built without it (whatever horovodrun --check-build says)",
                 f"{rebuild} if you train with it",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from horovod_quant.analysis.cost_model import CARRIER_BYTES
 from horovod_quant.analysis.groups import compressed_names, tensorflow_cache_names, torch_cache_names
 from horovod_quant.analysis.models import MODELS, Shapes, elements
 from horovod_quant.cli.probe import FRAMEWORKS
@@ -33,11 +34,12 @@ def findings(environment: Mapping[str, str], model: str | None, frameworks: list
         frameworks: that may do it.
     """
     shapes = MODELS[model] if model else None
-    found = [
+    checked = [
         cache_finding(environment, model, shapes, frameworks),
         fusion_finding(environment, model, shapes),
         cycle_finding(environment),
     ]
+    found = [finding for finding in checked if finding is not None]
     if number(environment, "HOROVOD_AUTOTUNE", 0)[0] > 0:
         found.append(
             Finding(
@@ -46,12 +48,13 @@ def findings(environment: Mapping[str, str], model: str | None, frameworks: list
                 "unset it once it has found its values: it overrides these settings and disturbs every measurement",
             )
         )
-    return found
+    suits = f"Horovod's cache, fusion buffer and cycle time suit {model or 'compressed gradients'}"
+    return found or [Finding(OK, suits)]
 
 
 def cache_finding(
     environment: Mapping[str, str], model: str | None, shapes: Shapes | None, frameworks: list[str]
-) -> Finding:
+) -> Finding | None:
     capacity, text = number(environment, "HOROVOD_CACHE_CAPACITY", DEFAULT_CACHE)
     if capacity <= 0:
         return Finding(
@@ -60,7 +63,7 @@ def cache_finding(
             "unset it",
         )
     if shapes is None:
-        return Finding(OK, f"{text} names of collectives are cached, and not negotiated again")
+        return None
     needs = {
         FRAMEWORKS[name]: max(
             (torch_cache_names if name == "torch" else tensorflow_cache_names)(scheme, shapes)
@@ -78,41 +81,44 @@ def cache_finding(
             f"{text}, more than the cache holds, so they are renegotiated every step",
             f"set HOROVOD_CACHE_CAPACITY={enough} (horovodrun --cache-capacity {enough})",
         )
-    return Finding(OK, f"{text}, which fit")
+    return None
 
 
-def fusion_finding(environment: Mapping[str, str], model: str | None, shapes: Shapes | None) -> Finding:
+def fusion_finding(
+    environment: Mapping[str, str], model: str | None, shapes: Shapes | None
+) -> Finding | None:
     threshold, text = number(environment, "HOROVOD_FUSION_THRESHOLD", DEFAULT_FUSION)
-    text += " bytes" if threshold < 2**20 else f" ({threshold / 2**20:g} MiB)"
-    if shapes is None:
-        if threshold < 2**20:
-            return Finding(WARNING, f"{text}: hardly anything is fused", "unset it")
-        return Finding(OK, f"{text}: small gradients and control tensors are fused")
-    compressed = compressed_names(schemes()[0], shapes)
-    small = {name: shape for name, shape in shapes.items() if name not in set(compressed)}
-    together = 4 * elements(small) + 68 * len(compressed)
-    what = (
-        f"{model}'s {len(small)} small gradients and {len(compressed)} control tensors ({together:,} bytes)"
-    )
+    what, together = "small gradients", 2**20
+    if shapes is not None:
+        compressed = set(compressed_names(schemes()[0], shapes))
+        small = {name: shape for name, shape in shapes.items() if name not in compressed}
+        together = 4 * elements(small) + CARRIER_BYTES * len(compressed)
+        what = (
+            f"{model}'s {len(small)} small gradients, with Horovod's other small tensors {together:,} bytes,"
+        )
     if threshold < together:
-        return Finding(WARNING, f"{text}: {what} cannot all be fused, and each part costs time", "unset it")
-    return Finding(OK, f"{text}: {what} can be fused")
+        return Finding(
+            WARNING, f"{text} bytes: {what} cannot all be fused, and each part costs time", "unset it"
+        )
+    return None
 
 
-def cycle_finding(environment: Mapping[str, str]) -> Finding:
+def cycle_finding(environment: Mapping[str, str]) -> Finding | None:
     cycle, text = number(environment, "HOROVOD_CYCLE_TIME", DEFAULT_CYCLE)
     deepest = max(len(scheme.collectives) for scheme in schemes())
-    text = f"{text} ms: how often Horovod looks for new collectives"
     if cycle <= 0:
         return Finding(
             WARNING,
-            f"{text}, no pause between cycles, which costs the kernels CPU time",
+            f"{text} ms: no pause between cycles, which costs the kernels CPU time",
             "unset it, or set it to 1",
         )
-    text += f", of which a quantized exchange has 1 to {deepest} in a row"
     if cycle > LONG_CYCLE:
-        return Finding(WARNING, f"{text}, up to {deepest * cycle:g} ms per step", "unset it, or set it to 1")
-    return Finding(OK, text)
+        return Finding(
+            WARNING,
+            f"{text} ms: a compressed exchange waits for 1 to {deepest} cycles, up to {deepest * cycle:g} ms per step",
+            "unset it, or set it to 1",
+        )
+    return None
 
 
 def number(environment: Mapping[str, str], name: str, default: float) -> tuple[float, str]:

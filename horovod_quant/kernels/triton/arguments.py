@@ -102,7 +102,7 @@ def codes_of(words: Any, elements: int, bits: int) -> torch.Tensor:
 
 
 def aligned(*tensors: torch.Tensor) -> bool:
-    """Whether whole vectors can be read from, and written to, the beginnings of the tensors."""
+    """True if whole vectors can be read from, and written to, the beginnings of the tensors."""
     return all(tensor.data_ptr() % _VECTOR_BYTES == 0 for tensor in tensors)
 
 
@@ -121,7 +121,7 @@ def float_entry(value: float) -> int:
 
 
 def check_same_length(words: Sequence[torch.Tensor]) -> None:
-    if not words or len({len(own) for own in words}) > 1 or len(words[0]) % ROW:
+    if not words or len({len(one) for one in words}) > 1 or len(words[0]) % ROW:
         raise ValueError(
             f"words of lengths {[len(own) for own in words]}; they must be the same multiple of {ROW}"
         )

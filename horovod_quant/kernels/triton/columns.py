@@ -1,4 +1,4 @@
-"""The columns of a launch's table: what a kernel is told of each of its tensors, as int64 numbers.
+"""The columns of a launch's table: what a kernel gets of each of its tensors, as int64 numbers.
 
 A launch works on many tensors. Its table has a row for each of them, and behind the rows lists of further pointers and
 numbers.

@@ -58,12 +58,12 @@ def _read_sum(source, left, BIAS: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.c
         words = tl.reshape(tl.broadcast_to(words, [TILES, WORDS, FIELDS, ROW]), [TILES, 32, ROW])
     else:
         words = tl.zeros([TILES, 32, ROW], tl.uint32)
-        for own in tl.static_range(WORDS):
-            word = tl.arange(0, TILES)[:, None] * WORDS + own
+        for index in tl.static_range(WORDS):
+            word = tl.arange(0, TILES)[:, None] * WORDS + index
             used = tl.broadcast_to(word * (FIELDS * ROW) < left, [TILES, ROW])
             at = word * ROW + tl.arange(0, ROW)[None, :]
             one = (tl.load(source + at, mask=used, other=0) + BIAS)[:, None, :]
-            words = tl.where(number // FIELDS == own, one, words)
+            words = tl.where(number // FIELDS == index, one, words)
     return (words >> (number % FIELDS * WIDTH).to(tl.uint32)) & (2**WIDTH - 1)
 
 
@@ -85,12 +85,12 @@ def decode_codes(
     totals = _workers_values(pointers, block, left, factor, BUCKET, EXPONENTIAL, LEVELS, BITS, TILES)
     if WORKERS <= _UNROLLED:
         for worker in tl.static_range(1, WORKERS):
-            own = pointers + 2 * worker
-            totals += _workers_values(own, block, left, factor, BUCKET, EXPONENTIAL, LEVELS, BITS, TILES)
+            pair = pointers + 2 * worker
+            totals += _workers_values(pair, block, left, factor, BUCKET, EXPONENTIAL, LEVELS, BITS, TILES)
     else:
         for worker in range(1, WORKERS):
-            own = pointers + 2 * worker
-            totals += _workers_values(own, block, left, factor, BUCKET, EXPONENTIAL, LEVELS, BITS, TILES)
+            pair = pointers + 2 * worker
+            totals += _workers_values(pair, block, left, factor, BUCKET, EXPONENTIAL, LEVELS, BITS, TILES)
     target = float_pointer(tl.load(row + TARGET), KIND, False) + block * COUNT
     write_tiles(target, totals, left, KIND, TILES)
 

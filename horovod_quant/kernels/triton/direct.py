@@ -81,7 +81,7 @@ class Launcher:
 
 
 def _is_usual(addresses: tuple[int, int]) -> bool:
-    """Whether the addresses are aligned, and nobody, such as a profiler, wants to know of launches."""
+    """True if the addresses are aligned, and no profiler has a hook for launches."""
     if knobs is None:
         return False
     runtime = knobs.runtime

@@ -1,7 +1,7 @@
 """The kernels for many gradients in one call, see `horovod_quant.kernels.native_each`: a launch, made by numpy.
 
-Each has the bits of as many calls of the function without ``_each``, from which it also has its programs and constants:
-`table.steps_of`. Positions (``..._at``) are in elements of 4 bytes of the array beside them.
+Each is bit-identical to one call per gradient of the function without ``_each``, from which it also has its programs
+and constants: `table.steps_of`. Positions (``..._at``) are in elements of 4 bytes of the array beside them.
 """
 
 from __future__ import annotations

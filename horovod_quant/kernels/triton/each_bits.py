@@ -128,15 +128,15 @@ def any_bits_each(
     if not counts.any():
         return
     (step,) = steps_of(
-        ("any bits", len(payloads)), lambda: arrays.any_bits([own[:1] for own in payloads], out[:1])
+        ("any bits", len(payloads)), lambda: arrays.any_bits([one[:1] for one in payloads], out[:1])
     )
     columns = {"target": out.data_ptr() + _BYTES * at}
-    launch(step, tuple(counts.tolist()), columns, out.device, [range_of(own) for own in payloads],
+    launch(step, tuple(counts.tolist()), columns, out.device, [range_of(one) for one in payloads],
            [range_of(out)], _in_each(payloads, at), kept=(payloads, out))  # fmt: skip
 
 
 def _in_each(payloads: Sequence[torch.Tensor], at: np.ndarray) -> np.ndarray:
-    return np.array([own.data_ptr() for own in payloads], np.int64) + _BYTES * at[:, None]
+    return np.array([one.data_ptr() for one in payloads], np.int64) + _BYTES * at[:, None]
 
 
 def decode_signs_each(

@@ -94,7 +94,7 @@ def encode_rotated_each(
         return out
     for group in table.groups:
         (step,) = _encoding_steps(table, group, bits, trellis)
-        launch(step, elements_of(table, group), {name: group.of(own) for name, own in columns.items()},
+        launch(step, elements_of(table, group), {name: group.of(column) for name, column in columns.items()},
                table.device, [table.range], [range_of(out)], _of_group(keys, group), (table, out))  # fmt: skip
     return out
 
@@ -121,7 +121,7 @@ def _encode_to_trellis_each(
     last = None
     for group in table.groups:
         rotate, last = _encoding_steps(table, group, bits, True)
-        launch(rotate, elements_of(table, group), {name: group.of(own) for name, own in rotating.items()},
+        launch(rotate, elements_of(table, group), {name: group.of(column) for name, column in rotating.items()},
                table.device, [table.range], between, _of_group(keys, group), kept)  # fmt: skip
     if last is not None:
         launch(last, tuple(coordinates.tolist()), rounding, table.device, between, [range_of(out)], kept=kept)
@@ -162,8 +162,8 @@ def add_rotated_each(
     pointers = np.empty((len(table), workers, 2 + _KEY_ENTRIES), np.int64)
     pointers[:, :, 0] = bases + _BYTES * words_at[:, None]
     pointers[:, :, 1] = bases + _BYTES * scales_at[:, None]
-    for rank, own in enumerate(keys):
-        pointers[:, rank, 2:] = own
+    for rank, worker_keys in enumerate(keys):
+        pointers[:, rank, 2:] = worker_keys
     pointers = pointers.reshape(len(table), workers * (2 + _KEY_ENTRIES))
     columns = {"target": table.addresses, "start": np.array(starts, np.int64), "factor": float_entry(factor)}
     for group in table.groups:

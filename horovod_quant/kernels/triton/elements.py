@@ -1,7 +1,7 @@
 """Device functions that the kernels share: a program's tensor and elements, floating-point types, random bits.
 
 float32 arithmetic with one rounding an operation; launches forbid fused multiply-adds (see `launching`). Numbers that
-are not finite are told by their bits, because a GPU's arithmetic changes the sign of a NaN.
+are not finite are recognized by their bits, because a GPU's arithmetic changes the sign of a NaN.
 """
 
 import triton

@@ -71,9 +71,9 @@ def _write_sum(target, digits, left, WIDTH: tl.constexpr, TILES: tl.constexpr):
     else:
         tile = tl.arange(0, TILES)[:, None]
         lane = tl.arange(0, ROW)[None, :]
-        for own in tl.static_range(WORDS):
-            words = tl.sum(tl.where(number // FIELDS == own, parts, 0), axis=1)
-            word = tile * WORDS + own
+        for index in tl.static_range(WORDS):
+            words = tl.sum(tl.where(number // FIELDS == index, parts, 0), axis=1)
+            word = tile * WORDS + index
             used = tl.broadcast_to(word * (FIELDS * ROW) < left, [TILES, ROW])
             tl.store(target + (word * ROW + lane), words, mask=used)
 

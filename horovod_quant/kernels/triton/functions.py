@@ -368,11 +368,11 @@ def _decoded_codes(words, norms, bucket_size, bits, factor, out, **constants):
     if not 0 < len(words) == len(norms):
         raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
     # Norms that a scheme makes are one array for all workers.
-    own_norms = {id(own): norms_of(own, len(out), bucket_size, out.device) for own in norms}
+    local_norms = {id(one): norms_of(one, len(out), bucket_size, out.device) for one in norms}
     pointers = [
         tensor
         for worker_words, worker_norms in zip(words, norms)
-        for tensor in (codes_of(worker_words, len(out), bits), own_norms[id(worker_norms)])
+        for tensor in (codes_of(worker_words, len(out), bits), local_norms[id(worker_norms)])
     ]
     run(
         _decode_codes,
@@ -429,7 +429,7 @@ def vote(
     words: Sequence[torch.Tensor], key: Key, start: int = 0, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     check_same_length(words)
-    words = [typed(own, torch.int32, "words") for own in words]
+    words = [typed(one, torch.int32, "words") for one in words]
     bits = result(out, len(words[0]), torch.int32, words[0].device)
     workers = len(words)
     run(

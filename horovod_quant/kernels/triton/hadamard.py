@@ -98,7 +98,7 @@ def _blocks_swapped(words, DISTANCE: tl.constexpr):
 
 @triton.jit
 def signed(x, signs):
-    """Buckets, negated where `random_signs` says so."""
+    """Buckets, negated where `random_signs` has its bit set."""
     row = tl.arange(0, ROWS).to(tl.uint32)[None, :, None]
     bits = x.to(tl.uint32, bitcast=True) ^ ((signs[:, None, :] << (31 - row)) & 0x80000000)
     return bits.to(tl.float32, bitcast=True)

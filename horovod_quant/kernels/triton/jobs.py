@@ -45,7 +45,7 @@ class Job(NamedTuple):
         return next(self.tensors())[0].device
 
     def tensors(self) -> Iterator[tuple[torch.Tensor, bool]]:
-        """Its tensors, and whether each is written."""
+        """Its tensors, each with a flag: true if it is written."""
         for name, entry in self.entries.items():
             if isinstance(entry, torch.Tensor):
                 yield entry, name in self.written
@@ -54,7 +54,7 @@ class Job(NamedTuple):
                 yield entry, False
 
     def ranges(self) -> list[tuple[int, int, bool]]:
-        """The addresses of its tensors, from the first to before the last, and whether each is written."""
+        """The addresses of its tensors, from the first to before the last, with a flag: true if it is written."""
         found = []
         for tensor, written in self.tensors():
             low = tensor.data_ptr()
@@ -122,7 +122,7 @@ class Rows:
         return len(self.layout.programs)
 
     def meets(self, other: Rows) -> bool:
-        """Whether it matters which of the two comes first."""
+        """True if it matters which of the two comes first."""
         return (
             _overlap(self.written, other.written)
             or _overlap(self.written, other.read)
@@ -159,10 +159,10 @@ def joined(tables: Sequence[np.ndarray], counts: Sequence[int], programs: Sequen
         return tables[0]
     rows, lists, first_block, listed = [], [], 0, 0
     for table, count, blocks in zip(tables, counts, programs):
-        own = table[: count * WIDTH].reshape(count, WIDTH).copy()
-        own[:, _FIRST_BLOCK] += first_block
-        own[:, _POINTERS] += WIDTH * (sum(counts) - count) + listed
-        rows.append(own.reshape(-1))
+        entries = table[: count * WIDTH].reshape(count, WIDTH).copy()
+        entries[:, _FIRST_BLOCK] += first_block
+        entries[:, _POINTERS] += WIDTH * (sum(counts) - count) + listed
+        rows.append(entries.reshape(-1))
         lists.append(table[count * WIDTH :])
         first_block += blocks
         listed += len(lists[-1])

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 INTERPRETED = not isinstance(whole.copy_words, triton.runtime.JITFunction)
-"""Whether kernels run in Triton's interpreter, on tensors in the host's memory (TRITON_INTERPRET=1)."""
+"""True if kernels run in Triton's interpreter, on tensors in the host's memory (TRITON_INTERPRET=1)."""
 
 OPTIONS = {"enable_fp_fusion": False}
 """Of every launch. ``a * b + c`` must be rounded twice, as everywhere else."""
@@ -171,7 +171,7 @@ class Launch:
         return not self._rows
 
     def takes_rows(self, rows: Rows) -> bool:
-        return not self._jobs and not any(rows.meets(own) for own in self._rows)
+        return not self._jobs and not any(rows.meets(one) for one in self._rows)
 
     def add(self, job: Job, ranges: Sequence[tuple[int, int, bool]]) -> None:
         self._jobs.append(job)
@@ -182,7 +182,7 @@ class Launch:
         self._rows.append(rows)
 
     def concerns(self, low: int, high: int, written: bool) -> bool:
-        """Whether it matters if these addresses are read, or written, before the launch or after it.
+        """True if it matters that these addresses are read, or written, before the launch or after it.
 
         Rows are not looked through: they say that it does.
         """
@@ -261,12 +261,12 @@ def launch_all(launches: Sequence[Launch]) -> None:
     if not launches:
         return
     device = launches[0].device
-    own = [each for each in launches if isinstance(each.launcher, Kernel) and each.device == device]
+    collected = [each for each in launches if isinstance(each.launcher, Kernel) and each.device == device]
     uploaded = None
     with _on(device):
-        if own:
-            uploaded = staging.upload([each.table() for each in own], device, _stream(device))
-            for number, each in enumerate(own):
+        if collected:
+            uploaded = staging.upload([each.table() for each in collected], device, _stream(device))
+            for number, each in enumerate(collected):
                 each.uploaded = (uploaded, number)
         try:
             for each in launches:

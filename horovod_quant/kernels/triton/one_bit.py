@@ -153,11 +153,11 @@ def decode_signs(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, ROWS:
 def _decode_signs(
     row, block, left, KIND: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr
 ):
-    own = tl.arange(0, ROWS)
-    offsets = own[:, None] * ROW + tl.arange(0, ROW)[None, :]
+    local_rows = tl.arange(0, ROWS)
+    offsets = local_rows[:, None] * ROW + tl.arange(0, ROW)[None, :]
     inside = below(offsets, left, WHOLE)
     words = tl.load(row + SOURCE).to(tl.pointer_type(tl.uint32))
-    number = (block * ROWS).to(tl.int32) + own
+    number = (block * ROWS).to(tl.int32) + local_rows
     at = (number >> 5)[:, None] * ROW + tl.arange(0, ROW)[None, :]
     bits = (tl.load(words + at, mask=inside, other=0) >> (number & 31).to(tl.uint32)[:, None]) & 1
     magnitude = tl.load(row + FACTOR).to(tl.uint32)

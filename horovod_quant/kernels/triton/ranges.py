@@ -21,6 +21,6 @@ class Ranges:
         self._highs[first:last] = [high]
 
     def meets(self, low: int, high: int) -> bool:
-        """Whether it has a number of ``low .. high - 1``."""
+        """True if it has a number of ``low .. high - 1``."""
         at = bisect_right(self._highs, low)
         return at < len(self._lows) and self._lows[at] < high

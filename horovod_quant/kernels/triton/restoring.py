@@ -52,8 +52,8 @@ def add_rotated(
     # Minus zero plus a number is the number, and has its sign.
     totals = tl.full([TILES, ROWS, ROW], 0x80000000, tl.uint32).to(tl.float32, bitcast=True)
     for worker in range(WORKERS):
-        own = pointers + (2 + KEY_ENTRIES) * worker
-        totals = totals + _workers_values(own, index, block, left, factor, BITS, TRELLIS, TILES)
+        pointer = pointers + (2 + KEY_ENTRIES) * worker
+        totals = totals + _workers_values(pointer, index, block, left, factor, BITS, TRELLIS, TILES)
     target = float_pointer(tl.load(row + TARGET), KIND, False) + first
     write_tiles(target, totals, left, KIND, TILES)
 

@@ -37,7 +37,7 @@ _add_rotated = Kernel(restoring.add_rotated, num_warps=1)
 class KeyOfWord(NamedTuple):
     """The key of a step that a word on the device holds; `rotation`'s kernels make it where they need it.
 
-    So nobody waits for the device, and there is no launch for the key.
+    So the host does not wait for the device, and there is no launch for the key.
     """
 
     state: int
@@ -48,12 +48,12 @@ class KeyOfWord(NamedTuple):
 AnyKey = Union[Key, KeyOfWord]
 
 
-def key_of_word(chain: RngKey, stage: str, word: torch.Tensor, worker: int = 0) -> KeyOfWord:
+def key_of_word(chain: RngKey, domain: str, word: torch.Tensor, worker: int = 0) -> KeyOfWord:
     """See `horovod_quant.kernels.arrays.key_of_word`; for the kernels of this module alone."""
     word = typed(word, torch.int32, "word")
     if len(word) != 1:
         raise ValueError(f"word: {len(word)} words, where one holds the step")
-    return KeyOfWord(chain.state(stage), word, worker)
+    return KeyOfWord(chain.state(domain), word, worker)
 
 
 def encode_rotated(
@@ -88,7 +88,7 @@ def encode_rotated(
 def _encode_to_trellis(
     x: torch.Tensor, bits: int, key: AnyKey, start: int, words: torch.Tensor, scales: torch.Tensor
 ) -> None:
-    """By two launches: whoever looks for the best path reads the coordinates twice."""
+    """By two launches: the search for the best path reads the coordinates twice."""
     coordinates, count = rotated_elements(len(x)), tiles(len(x))
     z = torch.empty(coordinates, dtype=torch.float32, device=x.device)
     units = torch.empty(count, dtype=torch.float32, device=x.device)
@@ -137,10 +137,10 @@ def add_rotated(
     check_workers(words, scales, keys)
     out = floats(out, "out")
     pointers: list[Entry] = []
-    for own_words, own_scales, own_key in zip(words, scales, keys):
-        check_scales(len(own_scales), len(out))
-        units = typed(as_tensor(own_scales, out.device), torch.float32, "scales")
-        pointers += [codes_of(own_words, rotated_elements(len(out)), bits), units, *_entries_of(own_key)]
+    for local_words, local_scales, local_key in zip(words, scales, keys):
+        check_scales(len(local_scales), len(out))
+        units = typed(as_tensor(local_scales, out.device), torch.float32, "scales")
+        pointers += [codes_of(local_words, rotated_elements(len(out)), bits), units, *_entries_of(local_key)]
     entries = {"target": out, "start": start, "factor": float_entry(factor)}
     run(
         _add_rotated,

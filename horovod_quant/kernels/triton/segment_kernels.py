@@ -48,7 +48,7 @@ class TritonSegments(SegmentKernels):
         """Decode into ``outs`` what came in several pieces, together."""
         with batch():
             for source in sources:
-                decode(source, [outs[own.tensor][own.start : own.stop] for own in source[2]])
+                decode(source, [outs[one.tensor][one.start : one.stop] for one in source[2]])
         return outs
 
     def encode_codes(

@@ -33,7 +33,7 @@ class Group(NamedTuple):
 
     Attributes:
         kind: the type.
-        aligned: whether all begin at multiples of 16 bytes.
+        aligned: true if all begin at multiples of 16 bytes.
         which: numbers of the tensors; None for all.
     """
 
@@ -139,7 +139,7 @@ def _groups(kinds: Sequence[str], addresses: np.ndarray) -> list[Group]:
     found: dict[tuple[str, bool], list[int]] = {}
     for i, (kind, offset) in enumerate(zip(kinds, unaligned.tolist())):
         found.setdefault((kind, not offset), []).append(i)
-    return [Group(*own, np.array(numbers)) for own, numbers in found.items()]
+    return [Group(*one, np.array(numbers)) for one, numbers in found.items()]
 
 
 # What follows from the lengths of tensors is computed once: every step's have the same. Nobody writes to it.

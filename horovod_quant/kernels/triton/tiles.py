@@ -25,9 +25,9 @@ def read_norms(norms, first, left, BUCKET: tl.constexpr, TILES: tl.constexpr, SI
     ALIKE: tl.constexpr = rows_alike(BUCKET, SIZE // ROW)
     GROUPS: tl.constexpr = 32 // ALIKE
     group = tl.arange(0, GROUPS)[None, :, None] * ALIKE
-    own = tl.arange(0, TILES)[:, None, None] * (SIZE // ROW) + group
-    buckets = ((first // ROW).to(tl.int32) + own) // (BUCKET // ROW)
-    there = (own * ROW < left) & (group * ROW < SIZE)
+    local_group = tl.arange(0, TILES)[:, None, None] * (SIZE // ROW) + group
+    buckets = ((first // ROW).to(tl.int32) + local_group) // (BUCKET // ROW)
+    there = (local_group * ROW < left) & (group * ROW < SIZE)
     return tl.load(norms + buckets, mask=there, other=0.0)
 
 
@@ -110,10 +110,10 @@ def write_codes(target, codes, word_rows, BITS: tl.constexpr, TILES: tl.constexp
         tile = tl.arange(0, TILES)[:, None]
         lane = tl.arange(0, ROW)[None, :]
         for number in tl.static_range(BITS):
-            own = shift - 32 * number
-            begun = codes << tl.maximum(own, 0).to(tl.uint32)
-            parts = tl.where(own < 0, codes >> tl.maximum(-own, 0).to(tl.uint32), begun)
-            words = tl.sum(tl.where((own > -BITS) & (own < 32), parts, 0), axis=1)
+            offset = shift - 32 * number
+            begun = codes << tl.maximum(offset, 0).to(tl.uint32)
+            parts = tl.where(offset < 0, codes >> tl.maximum(-offset, 0).to(tl.uint32), begun)
+            words = tl.sum(tl.where((offset > -BITS) & (offset < 32), parts, 0), axis=1)
             used = tl.broadcast_to(tile * BITS + number < word_rows, [TILES, ROW])
             tl.store(target + ((tile * BITS + number) * ROW + lane), words, mask=used)
 
@@ -136,10 +136,10 @@ def read_codes(source, word_rows, BITS: tl.constexpr, TILES: tl.constexpr):
         for number in tl.static_range(BITS):
             used = tl.broadcast_to(tile * BITS + number < word_rows, [TILES, ROW])
             word = tl.load(source + ((tile * BITS + number) * ROW + lane), mask=used, other=0)[:, None, :]
-            own = shift - 32 * number
-            begun = word >> tl.maximum(own, 0).to(tl.uint32)
-            parts = tl.where(own < 0, word << tl.maximum(-own, 0).to(tl.uint32), begun)
-            codes = codes | tl.where((own > -BITS) & (own < 32), parts, 0)
+            offset = shift - 32 * number
+            begun = word >> tl.maximum(offset, 0).to(tl.uint32)
+            parts = tl.where(offset < 0, word << tl.maximum(-offset, 0).to(tl.uint32), begun)
+            codes = codes | tl.where((offset > -BITS) & (offset < 32), parts, 0)
     return codes & (2**BITS - 1)
 
 

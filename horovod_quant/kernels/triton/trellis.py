@@ -49,7 +49,7 @@ def write_trellis_codes(
     z = tl.load(source + offsets, mask=below(offsets, left, WHOLE), other=0.0)
     branch = paths & 1
     words, levels = _codes_and_levels(z, units, branch, branch, 2, BITS)
-    own = z * levels
+    terms = z * levels
     lanes = tl.zeros([TILES, ROW], tl.float64)
     for row in range(1, ROWS):
         is_there = below(offsets + row * ROW, left, WHOLE)
@@ -57,10 +57,10 @@ def write_trellis_codes(
         subset = (((paths << 1) >> row) & 1) | ((((paths ^ (paths << 2)) >> row) & 1) << 1)
         codes, levels = _codes_and_levels(z, units, (paths >> row) & 1, subset, 4, BITS)
         codes = tl.where(is_there, codes, 0)
-        own = own + z * levels
+        terms = terms + z * levels
         if (LAST_OF_A_SUM & row) == LAST_OF_A_SUM:
-            lanes = lanes + own.to(tl.float64)
-            own = tl.zeros([TILES, ROW], tl.float32)
+            lanes = lanes + terms.to(tl.float64)
+            terms = tl.zeros([TILES, ROW], tl.float32)
         shift = row * BITS & 31
         words = words | (codes << shift)
         if shift + BITS >= 32:

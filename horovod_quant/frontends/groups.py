@@ -1,0 +1,56 @@
+"""Which gradients share their collectives in PyTorch: a group is of one scheme and of about ``group_bytes``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from horovod_quant.schemes.base import Scheme
+
+# Horovod's response cache has 1,024 entries, and each of the optimizer's own operations takes one.
+_CACHE_ENTRIES = 1000
+_COLLECTIVES_PER_GROUP = 3
+_FEWEST_GROUPS = 4
+
+
+class Groupable(Protocol):
+    """A gradient's name, scheme and bytes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def scheme(self) -> Scheme: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+def cut(placed: Sequence[Groupable], group_bytes: int, operations: int) -> list[list[str]]:
+    """Cut gradients into groups of one scheme each, in the order in which their last members come.
+
+    Args:
+        placed: the gradients, in the order in which they come.
+        group_bytes: of gradients that share a group; more, where Horovod's cache would overflow.
+        operations: number of operations that the optimizer itself takes in a step.
+
+    Returns:
+        The names of each group's gradients.
+    """
+    total = sum(submission.bytes for submission in placed)
+    deepest = max((len(submission.scheme.collectives) for submission in placed), default=0)
+    collectives = max(deepest, _COLLECTIVES_PER_GROUP)
+    most_groups = max(_FEWEST_GROUPS, (_CACHE_ENTRIES - operations) // collectives)
+    room_of_group = max(group_bytes, total // most_groups)
+    open_groups: dict[Scheme, list[str]] = {}
+    room: dict[Scheme, int] = {}
+    groups: list[list[str]] = []
+    for submission in placed:
+        scheme = submission.scheme
+        if scheme in open_groups and submission.bytes > room[scheme]:
+            groups.append(open_groups.pop(scheme))
+        if scheme not in open_groups:
+            open_groups[scheme], room[scheme] = [], room_of_group
+        open_groups[scheme].append(submission.name)
+        room[scheme] -= submission.bytes
+    groups.extend(open_groups.values())
+    at = {submission.name: position for position, submission in enumerate(placed)}
+    return sorted(groups, key=lambda names: at[names[-1]])

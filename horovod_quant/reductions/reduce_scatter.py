@@ -1,0 +1,72 @@
+"""Reduce-scatter: each rank reduces its shard of the tensors and keeps the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovod_quant.codecs.base import Codec
+from horovod_quant.kernels.segments import Segment
+from horovod_quant.reductions.allgather import AllgatherReduce
+from horovod_quant.reductions.base import Reduction, received_batch, whole_batch, worker_rounder
+from horovod_quant.reductions.requests import Alltoall, Collective, Workers, validated
+from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather
+from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient
+
+
+@dataclass(frozen=True)
+class ReduceScatter:
+    """1. Encode. 2. Alltoall. 3. Each rank decodes and adds what it reduces.
+
+    The first half of `ScatterReduceAllgather`: gradients are rounded once.
+
+    Args:
+        codec: of what workers send.
+        correlated: whether the workers round with correlated random bits.
+    """
+
+    codec: Codec
+    correlated: bool = False
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        return (Collective(Alltoall, "int32"),)
+
+    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        """Reduce shards.
+
+        Args:
+            gradients: for each rank, one after another, the tensors of its shard. All shards have as many tensors, with
+                as many elements.
+            workers: who takes part.
+            kernels: a backend.
+
+        Returns:
+            A `Decoded` of the tensors of this rank's shard.
+        """
+        count = len(gradients) // workers.size
+        local = gradients[count * workers.rank : count * (workers.rank + 1)]
+        at = self.codec.offsets(tuple([gradient.elements for gradient in local]))
+        rounder = worker_rounder(self.codec.domain, workers, self.correlated)
+        payload = self.codec.encode(kernels, whole_batch(gradients), rounder)
+        sizes = [4 * workers.size * (stop - start) for start, stop in zip(at, at[1:])]
+        request = Alltoall(payload, [at[-1]] * workers.size, sizes)
+        payloads = yield from validated(request, workers)
+        tensors = [gradient.extent for gradient in local]
+
+        def decode(places: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+            batch = received_batch(tensors, [Segment(i, 0, tensors[i].elements) for i in places])
+            starts = [at[i] for i in places]
+            return self.codec.decode(kernels, payloads, starts, batch, self.codec.domain, factor, outs)
+
+        return Decoded(workers.size, decode=decode)
+
+
+def reduce_scatter_of(reduction: Reduction) -> ReduceScatter | None:
+    """With the codec that workers use in another reduction; None if they do not send payloads of known length."""
+    if isinstance(reduction, AllgatherReduce):
+        return ReduceScatter(reduction.codec, reduction.correlated)
+    if isinstance(reduction, ScatterReduceAllgather):
+        return ReduceScatter(reduction.scatter, reduction.correlated)
+    return None

@@ -1,0 +1,321 @@
+"""Averages named gradients over ``torch.distributed``: what DDP's hook and FSDP2's have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from horovod_quant.frontends.stats import Repeated, Stats, TrafficCounter
+from horovod_quant.kernels.keys import RngKey
+from horovod_quant.reductions.agreement import different, disagreement, signature, signs_of
+from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme
+from horovod_quant.torch import memory as memories
+from horovod_quant.torch.compressor import Compressor
+from horovod_quant.torch.device_memory import Copying
+from horovod_quant.torch.memory import HostMemory, Memory
+from horovod_quant.transports.torch_distributed import Groups, connect
+from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Types of gradients that can be quantized."""
+
+
+class Member(NamedTuple):
+    """A gradient, or a worker's shard of one.
+
+    Attributes:
+        name: by which policies know it, and random bits.
+        elements: how many it has, the whole parameter if this is a shard.
+        suffix: of the name, for random bits alone.
+        counted: of how many elements a ring allreduce would send as much as float32 would send here; None for all.
+    """
+
+    name: str
+    elements: int
+    suffix: str = ""
+    counted: float | None = None
+
+
+class Destination:
+    """See `horovod_quant.torch.memory.Destination`."""
+
+    __slots__ = ("array", "destination")
+
+    def __init__(self, destination: torch.Tensor, array: Any) -> None:
+        self.destination, self.array = destination, array
+
+
+class _SchemeGroup:
+    """Gradients of a bucket that one scheme exchanges together.
+
+    Args:
+        scheme: for these workers.
+        indices: of the gradients in the bucket.
+        gradients: what the scheme gets; their elements are put in by `take`.
+        counted: counts the float32 bytes of each.
+    """
+
+    def __init__(
+        self, scheme: Scheme, indices: list[int], gradients: list[Gradient], counted: list[Repeated]
+    ) -> None:
+        self.scheme, self.indices, self.gradients, self.counted = scheme, indices, gradients, counted
+        self.names = tuple(each.name for each in counted)
+        self.destinations: list[Destination] = []
+        self._tensors: Sequence[torch.Tensor] | None = None
+
+    def take(self, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
+        """Takes the bucket's gradients, of which the scheme gets its own."""
+        if tensors is self._tensors:  # where they were, as in most steps
+            return
+        self.destinations = []
+        lasts = isinstance(memory, HostMemory)
+        for index, gradient in zip(self.indices, self.gradients):
+            tensor = tensors[index]
+            gradient.held = held = memory.taken(tensor, None)
+            can_fill = memory.can_fill(tensor, held)
+            lasts = lasts and can_fill
+            self.destinations.append(Destination(tensor, held if can_fill else None))
+        self._tensors = tensors if lasts else None
+
+
+class Bucket:
+    """Gradients that are averaged together, and who does it: made once, used in each step.
+
+    Attributes:
+        groups: those that are quantized.
+        rest: the indices of the others.
+    """
+
+    def __init__(self, groups: list[_SchemeGroup], rest: list[int], counted: list[Repeated]) -> None:
+        self.groups, self.rest, self._counted = groups, rest, counted
+
+    def count(self, steps: dict[str, int], first_step: int) -> None:
+        """Counts one exchange of each gradient."""
+        for group in self.groups:
+            for gradient, each in zip(group.gradients, group.counted):
+                step = steps.get(each.name, first_step)
+                gradient.step = step
+                steps[each.name] = step + 1
+                each.times += 1
+        for each in self._counted:
+            each.times += 1
+
+
+class Averager:
+    """Averages gradients among the members of a process group with a compressor's scheme and policy.
+
+    Args:
+        compression: the compressor. Its counts of exchanges are taken over.
+        group: PyTorch's process group; None for the default one.
+        device: of the gradients.
+        shapes: of all gradients that may come, by name: compared between the workers.
+        names: of all parameters, with or without gradients: patterns have to match one of them.
+        ranks: see `connect`.
+
+    Attributes:
+        groups: the workers, and what connects them.
+
+    Raises:
+        ValueError: the arguments do not fit the number of workers or the gradients, or differ between workers.
+    """
+
+    def __init__(
+        self,
+        compression: Compressor,
+        group: Any,
+        device: torch.device,
+        shapes: Mapping[str, tuple[int, ...]],
+        names: Iterable[str],
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        policy = compression.policy
+        policy.check_names(names)
+        self._policy, self._seed, self._arguments = policy, compression.seed, compression._arguments()
+        self._is_nccl = device.type == "cuda" and _has_nccl(group) and not memories.is_staging_asked_for()
+        self._kernels = compression._kernels
+        self._memories: dict[torch.device, Memory] = {}
+        self._steps: dict[str, int] = {}
+        self._first_step = 0
+        self._traffic = TrafficCounter()
+        self.resume(compression)
+        backend = "nccl" if self._is_nccl else "gloo"
+        self.groups: Groups = connect(group, compression.hierarchical, backend, ranks)
+        workers = self.groups.workers
+        policy.check_workers(workers.size, workers.local_size)
+        self._require_agreement(shapes, device if self._is_nccl else torch.device("cpu"))
+
+    def stats(self) -> Stats:
+        return self._traffic.stats()
+
+    def resume(self, compression: Compressor) -> None:
+        """Takes over the counts of a compressor's exchanges."""
+        state = compression.state_dict()
+        self._steps, self._first_step = dict(state["exchanges"]), state.get("forgotten", 0)
+
+    def steps(self) -> dict[str, Any]:
+        """As a compressor's ``state_dict()``."""
+        forgotten = {"forgotten": self._first_step} if self._first_step else {}
+        return {"exchanges": dict(self._steps), **forgotten}
+
+    def _require_agreement(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
+        """Raises ValueError where other workers have other arguments or gradients."""
+        workers = self.groups.workers
+        own = [*signature(self._arguments), *signs_of(str(sorted(shapes.items())))]
+        total = (
+            self.groups.connections[ALL]
+            .allreduce_(torch.tensor(own, dtype=torch.int32, device=device))
+            .tolist()
+        )
+        names = len(total) - len(signature(self._arguments))
+        if unequal := different(self._arguments, total[:-names], workers.size):
+            raise ValueError(disagreement(self._arguments, unequal))
+        if any(abs(value) != workers.size for value in total[-names:]):
+            raise ValueError(
+                "the parameters' names or shapes here are not those of all other workers; use the same model on all"
+            )
+
+    # ---- buckets ---------------------------------------------------------------------------------------------
+
+    def bucket(self, members: Sequence[Member]) -> Bucket:
+        """Which scheme averages which of these gradients."""
+        workers = self.groups.workers
+        by_scheme: dict[Scheme | None, list[int]] = {}
+        for index, member in enumerate(members):
+            scheme = self._policy.scheme_for(member.name, member.elements)
+            by_scheme.setdefault(scheme, []).append(index)
+        rest = by_scheme.pop(None, [])
+        groups = [
+            _SchemeGroup(
+                scheme.for_workers(workers),
+                indices,
+                [self._gradient(members[index]) for index in indices],
+                [self._counter(members[index], 0.0) for index in indices],
+            )
+            for scheme, indices in by_scheme.items()
+            if scheme is not None
+        ]
+        counted = [self._counter(members[index], self._ring_bytes(members[index])) for index in rest]
+        return Bucket(groups, rest, counted)
+
+    def _gradient(self, member: Member) -> Gradient:
+        return Gradient(None, RngKey(self._seed, member.name + member.suffix))  # type: ignore[arg-type]
+
+    def _counter(self, member: Member, sent: float) -> Repeated:
+        return self._traffic.repeated(member.name, self._ring_bytes(member), sent)
+
+    def _ring_bytes(self, member: Member) -> float:
+        elements = member.elements if member.counted is None else member.counted
+        return ring_allreduce_bytes(4 * elements, self.groups.workers.size)
+
+    def count(self, bucket: Bucket) -> None:
+        """To be called before `average`, in the same order on all workers."""
+        bucket.count(self._steps, self._first_step)
+
+    def memory(self, device: torch.device) -> Memory:
+        """Where gradients on a device are exchanged."""
+        if device not in self._memories:
+            self._memories[device] = memories.choose(
+                self._kernels, device, self._policy.schemes, lambda: self._is_nccl
+            )
+        return self._memories[device]
+
+    # ---- averaging: waits for the other workers --------------------------------------------------------------
+
+    def average(self, bucket: Bucket, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
+        """Puts the workers' averages into gradients.
+
+        Args:
+            bucket: of the gradients.
+            tensors: the gradients; the same list again where they are at the same place as before.
+            memory: of their device.
+        """
+        for group in bucket.groups:
+            self._exchange(group, tensors, memory)
+        if bucket.rest:
+            self._average_uncompressed([tensors[index] for index in bucket.rest])
+
+    def _exchange(self, group: _SchemeGroup, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
+        group.take(tensors, memory)
+        exchange = memory.begun(group.scheme, group.gradients, self.groups.workers)
+        decoded = self.run(exchange, group.names, memory)
+        with memory.working():
+            memory.write_all(decoded, 1.0 / int(decoded.active), group.destinations)
+        memory.hand_over()
+
+    def run(self, exchange: Exchange, names: Sequence[str], memory: Memory) -> Decoded:
+        """Runs an exchange of gradients with these names, and counts what it sends."""
+        workers = self.groups.workers
+
+        def sending(request: Request) -> None:
+            self._traffic.count_group(names, sent_bytes(request, workers.size_of(request.group)))
+
+        decoded = self.groups.drive(_without_copying(memory.resumed(exchange, False)), sending)
+        for name, buckets in zip(names, decoded.exchanged_again):
+            self._traffic.count_again(name, buckets)
+        return decoded
+
+    def _average_uncompressed(self, tensors: Sequence[torch.Tensor]) -> None:
+        """In float32 at least: a sum of float16 overflows early."""
+        wide = torch.float64 if any(part.dtype is torch.float64 for part in tensors) else torch.float32
+        flat = torch.cat([part.reshape(-1).to(wide) for part in tensors])
+        total = self.sum(flat).div_(self.groups.workers.size)
+        for part, average in zip(tensors, total.split([part.numel() for part in tensors])):
+            part.copy_(average.view(part.shape))
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Over all workers, without compression; the tensor is spent."""
+        there = tensor if self._is_nccl else tensor.cpu()
+        return self.groups.connections[ALL].allreduce_(there).to(tensor.device)
+
+    def alltoall(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[torch.Tensor]:
+        """What each worker has sent this one, without compression."""
+        there = tensor if self._is_nccl else tensor.cpu()
+        pieces = self.groups.connections[ALL].alltoall(there, splits)
+        return [piece.to(tensor.device) for piece in pieces]
+
+
+def require_usable(compression: Any, where: str) -> None:
+    """Raises ValueError unless it is a compressor that works without Horovod.
+
+    Args:
+        compression: what the user gave.
+        where: ``"ddp"`` or ``"fsdp"``.
+    """
+    from horovod_quant.torch.auto import Auto
+
+    if isinstance(compression, Auto):
+        raise ValueError(
+            f"{where}: Auto() measures methods in steps of Horovod's optimizer; use one method here, such as "
+            f"hvq.QSGD(), which horovod-quant advise can choose"
+        )
+    if not isinstance(compression, Compressor):
+        raise ValueError(
+            f"{where}: compression={compression!r} is no compressor; use one such as hvq.QSGD(bits=4)"
+        )
+    if compression.own_optimizer is not None:
+        raise ValueError(
+            f"{where}: {type(compression).__name__}() belongs to the optimizer hvq.optim.{compression.own_optimizer}, "
+            f"whose state only Horovod's optimizer hands over; use another method here, such as hvq.EDEN()"
+        )
+    if compression._process_set is not None:
+        raise ValueError(
+            f"{where}: process_set= is Horovod's; leave it out, the model's process group says who takes part"
+        )
+
+
+def _has_nccl(group: Any) -> bool:
+    return dist.is_nccl_available() and "nccl" in str(dist.get_backend_config(group))
+
+
+def _without_copying(exchange: Exchange) -> Exchange:
+    """Waits for what a request sends where others would do something else meanwhile."""
+    answer: Any = None
+    while True:
+        try:
+            request: Any = exchange.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        answer = None if isinstance(request, Copying) else (yield request)

@@ -1,0 +1,266 @@
+"""Quantized gradients for ``DistributedDataParallel``, without Horovod.
+
+import horovod_quant.torch as hvq
+state = hvq.ddp.register(ddp_model, hvq.QSGD(bits=4))
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from horovod_quant.frontends.stats import Stats
+from horovod_quant.torch.averaging import FLOATS, Averager, Bucket, Member, require_usable
+from horovod_quant.torch.compressor import Compressor
+from horovod_quant.torch.driver import Driver
+from horovod_quant.torch.parameter_names import named_parameters
+
+_DETACHED = (
+    "ddp: this State is a copy, or was unpickled, and belongs to no model; call hvq.ddp.register(ddp_model, "
+    "state.compression) for the new model"
+)
+
+
+class State:
+    """What `hook` needs to know of a model; all workers of the model's process group make one.
+
+    Args:
+        ddp_model: the model, wrapped in ``DistributedDataParallel``.
+        compression: a compressor, such as ``hvq.QSGD(bits=4)``, with the same arguments on all workers. Gradients have
+            the names of ``ddp_model.module.named_parameters()``, or those that it was given. DDP's buckets are groups,
+            so its ``group_bytes`` and ``overlap`` have no effect. Exchanges that it has counted already, as in
+            ``load_state_dict()``, are taken over.
+
+    Attributes:
+        compression: the compressor.
+
+    Raises:
+        ValueError: an argument is out of range, or does not fit the model or the other workers' arguments.
+        TypeError: a gradient's type cannot be quantized.
+    """
+
+    def __init__(self, ddp_model: torch.nn.parallel.DistributedDataParallel, compression: Compressor) -> None:
+        _require_model(ddp_model)
+        require_usable(compression, "ddp")
+        self.compression = compression
+        finder = compression._finder
+        everything = named_parameters(ddp_model, None if finder is None else finder.named)
+        named = {name: each for name, each in everything.items() if each.requires_grad}
+        _require_floats(compression, named)
+        compression._warn_if_nothing_is_compressed({name: each.numel() for name, each in named.items()})
+        device = next((each.device for each in named.values()), torch.device("cpu"))
+        shapes = {name: tuple(each.shape) for name, each in named.items()}
+        self._model = weakref.ref(ddp_model)
+        self._names = {id(each): (weakref.ref(each), name) for name, each in named.items()}
+        self._buckets: dict[int, _DDPBucket] = {}
+        self._averager: Averager | None = Averager(
+            compression, ddp_model.process_group, device, shapes, everything
+        )
+        self._driver = Driver(self._averager.groups, device)
+
+    def stats(self) -> Stats:
+        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
+        return self._attached().stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How often each gradient has been exchanged, by name: see the compressor's method of this name.
+
+        It can be loaded by a compressor under Horovod, and the other way round.
+        """
+        return self.compression.state_dict() if self._averager is None else self._averager.steps()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned: random bits continue as without the interruption.
+
+        Raises:
+            ValueError: ``state`` is something else.
+        """
+        self.compression.load_state_dict(state)
+        if self._averager is not None:
+            self._averager.resume(self.compression)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The compressor, with what has been counted: neither thread nor process group can be copied."""
+        return {"compression": self.compression, "counts": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.compression = state["compression"]
+        self._averager = None
+        self.compression.load_state_dict(state["counts"])
+
+    def _attached(self) -> Averager:
+        if self._averager is None:
+            raise RuntimeError(_DETACHED)
+        return self._averager
+
+    def _average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Has a bucket of DDP's averaged, in its own memory."""
+        averager = self._attached()
+        if not isinstance(bucket, dist.GradBucket):
+            raise TypeError(
+                "ddp: torch.compile handed over gradients without their bucket; leave optimize_ddp='python_reducer' "
+                "out of torch._dynamo.config"
+            )
+        if not getattr(self._model(), "_divide_by_initial_world_size", True):
+            raise ValueError(
+                "ddp: join(divide_by_initial_world_size=False) cannot be served, since DDP does not tell a hook how "
+                "many workers are left; leave the argument out"
+            )
+        self._driver.guard.require_sound()
+        buffer = bucket.buffer()
+        if buffer.is_sparse:
+            return self._driver.submit(lambda: _average_sparse(averager, buffer), buffer)
+        parameters = bucket.parameters()
+        known = self._buckets.get(bucket.index())
+        if known is None or known.identities != list(map(id, parameters)):
+            if known is not None:
+                self._buckets.clear()  # DDP has rebuilt them, and those that are left hold memory of the old ones
+            known = self._buckets[bucket.index()] = self._new_bucket(averager, parameters)
+        gradients = known.gradients_in(buffer)
+        memory = averager.memory(buffer.device)
+        averager.count(known.bucket)
+        memory.catch_up()
+        return self._driver.submit(lambda: averager.average(known.bucket, gradients, memory), buffer)
+
+    def _new_bucket(self, averager: Averager, parameters: Sequence[torch.Tensor]) -> _DDPBucket:
+        members = [Member(self._name_of(each), each.numel()) for each in parameters]
+        return _DDPBucket(averager.bucket(members), parameters)
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        reference, name = self._names.get(id(parameter), (None, ""))
+        if reference is None or reference() is not parameter:
+            raise RuntimeError(
+                f"ddp: a gradient of shape {list(parameter.shape)} came for no parameter that the model had when the "
+                f"hook was registered; register it on a new DistributedDataParallel after changing parameters"
+            )
+        return name
+
+
+class _DDPBucket:
+    """A bucket of DDP's as it was seen last.
+
+    Attributes:
+        bucket: who averages which gradient.
+        identities: of its parameters.
+    """
+
+    def __init__(self, bucket: Bucket, parameters: Sequence[torch.Tensor]) -> None:
+        self.bucket = bucket
+        self.identities = list(map(id, parameters))
+        self._layouts = [
+            _Layout(each.numel() * (2 if each.is_complex() else 1), *_layout(each)) for each in parameters
+        ]
+        self._dtype = parameters[0].dtype
+        self._buffer: torch.Tensor | None = None
+        self._gradients: list[torch.Tensor] = []
+
+    def gradients_in(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Its gradients, each a view of the buffer; the same list as long as the buffer is the same.
+
+        ``bucket.gradients()`` would forget their strides.
+        """
+        last = self._buffer
+        if last is not None and last.data_ptr() == buffer.data_ptr() and last.dtype is buffer.dtype:
+            return self._gradients
+        if sum(layout.elements for layout in self._layouts) != buffer.numel():
+            raise RuntimeError(
+                f"ddp: a bucket of DDP's has {buffer.numel()} elements, which are not those of its parameters; this "
+                f"version of PyTorch ({torch.__version__}) lays buckets out otherwise"
+            )
+        parts = buffer.split([layout.elements for layout in self._layouts])
+        gradients = [
+            part if layout.shape is None else part.as_strided(layout.shape, layout.strides)
+            for part, layout in zip(parts, self._layouts)
+        ]
+        # A buffer of another type is one that a wrapper of this hook has made for this step alone.
+        self._buffer, self._gradients = (buffer, gradients) if buffer.dtype is self._dtype else (None, [])
+        return gradients
+
+
+class _Layout(NamedTuple):
+    """Where the elements of a gradient are: how many, and in which order if not in that of their indices."""
+
+    elements: int
+    shape: Any = None
+    strides: Any = None
+
+
+def _layout(parameter: torch.Tensor) -> tuple[Any, ...]:
+    """Shape and strides that DDP gives the gradient: those of the parameter, if they leave no gaps."""
+    if parameter.is_contiguous():
+        return ()
+    expected = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape)):
+        if size > 1 and stride != expected:
+            return ()
+        expected *= size
+    return parameter.shape, parameter.stride()
+
+
+# DDP accepts no annotations that are strings, which all annotations of this module are; and wants this name.
+def hook(state, bucket):
+    """The communication hook: ``ddp_model.register_comm_hook(hvq.ddp.State(ddp_model, compression), hvq.ddp.hook)``.
+
+    Args:
+        state: of the model.
+        bucket: DDP's; its gradients are averaged in its own memory.
+    """
+    return state._average(bucket)
+
+
+def register(ddp_model: torch.nn.parallel.DistributedDataParallel, compression: Compressor) -> State:
+    """Has a model's gradients averaged with a compressor; to be called on all workers of its process group.
+
+    Args:
+        ddp_model: the model, wrapped in ``DistributedDataParallel``, before its first backward pass.
+        compression: see `State`.
+
+    Returns:
+        The state, whose `State.stats` tells what was sent, and whose `State.state_dict` belongs into checkpoints.
+
+    Raises:
+        ValueError, TypeError: see `State`.
+        RuntimeError: the model has a hook already.
+    """
+    state = State(ddp_model, compression)
+    ddp_model.register_comm_hook(state, hook)
+    return state
+
+
+def _average_sparse(averager: Averager, buffer: torch.Tensor) -> None:
+    """Without compression: which rows a worker has, others do not know."""
+    total = averager.sum(buffer).div_(averager.groups.workers.size)
+    if total is not buffer:  # which is on a GPU
+        buffer.copy_(total)
+
+
+def _require_model(ddp_model: Any) -> None:
+    if not isinstance(ddp_model, torch.nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            f"ddp_model={type(ddp_model).__name__}(...): wrap the model in "
+            f"torch.nn.parallel.DistributedDataParallel first, and give that"
+        )
+    if getattr(ddp_model, "mixed_precision", None) is not None:
+        raise ValueError(
+            "ddp: DistributedDataParallel(mixed_precision=...) has a hook of its own, and a model can have one; leave "
+            "it out, and use torch.autocast"
+        )
+    if any(hasattr(each, "_in_backward_optimizers") for each in ddp_model.module.parameters()):
+        raise ValueError(
+            "ddp: an optimizer that steps in the backward pass registers a hook of its own, and a model can have one; "
+            "leave _apply_optimizer_in_backward out"
+        )
+
+
+def _require_floats(compression: Compressor, named: Mapping[str, torch.Tensor]) -> None:
+    for name, parameter in named.items():
+        chosen = compression.policy.scheme_for(name, parameter.numel())
+        if chosen is not None and parameter.dtype not in FLOATS:
+            raise TypeError(
+                f"{name}: a gradient of dtype {parameter.dtype} cannot be quantized; add exclude={name!r} to the "
+                f"compressor"
+            )

@@ -1,0 +1,361 @@
+"""Quantized gradients for FSDP2 (``fully_shard``), without Horovod.
+
+import horovod_quant.torch as hvq
+state = hvq.fsdp.register(model, hvq.QSGD(bits=4))     # after fully_shard
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from horovod_quant.frontends.stats import Stats
+from horovod_quant.kernels.keys import RngKey
+from horovod_quant.reductions.reduce_scatter import ReduceScatter, reduce_scatter_of
+from horovod_quant.schemes.base import Gradient, Scheme, require_bool
+from horovod_quant.torch.averaging import Averager, Bucket, Destination, Member, require_usable
+from horovod_quant.torch.compressor import Compressor
+from horovod_quant.torch.driver import Guard
+from horovod_quant.torch.memory import Memory
+from horovod_quant.torch.parameter_names import named_parameters
+
+
+class State:
+    """What the hooks of a model's FSDP modules share; made by `register`.
+
+    Attributes:
+        compression: the compressor.
+    """
+
+    def __init__(self, compression: Compressor, averager: Averager) -> None:
+        self.compression = compression
+        self._averager = averager
+        self._guard = Guard(averager.groups)
+
+    def stats(self) -> Stats:
+        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
+        return self._averager.stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How often each gradient has been exchanged, by name: see the compressor's method of this name."""
+        return self._averager.steps()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned: random bits continue as without the interruption.
+
+        Raises:
+            ValueError: ``state`` is something else.
+        """
+        self.compression.load_state_dict(state)
+        self._averager.resume(self.compression)
+
+    def _run(self, job: Any) -> None:
+        self._guard.require_sound()
+        error = self._guard.run(job)
+        if error is not None:
+            raise error
+
+
+def register(model: Any, compression: Compressor, group: Any = None, inside: bool = False) -> State:
+    """Has gradients of a model averaged with a compressor; to be called on all workers.
+
+    Without ``inside`` PyTorch averages inside each node, exactly, and the compressor between nodes: the mesh given to
+    ``fully_shard`` has one dimension, the workers of a node. The workers that hold the same shard average it. With
+    ``inside`` the compressor takes the place of PyTorch's reduce-scatter among the workers of the mesh: gradients are
+    rounded once, and each worker gets the average of its shard.
+
+    Parameters without a gradient get zeros, on every worker, so that all shards have the same boundaries.
+
+    Args:
+        model: after ``fully_shard`` of it and its parts.
+        compression: a compressor, such as ``hvq.QSGD(bits=4)``, with the same arguments on all workers. Names are those
+            of ``model.named_parameters()``; ``min_elements`` counts the whole parameter's. Each parameter's shard has
+            scales of its own. With ``inside`` a `QSGD`, `NUQSGD` or `EDEN` without Elias coding.
+        group: the process group of the workers that hold the same shard; by default those at the same place of each
+            mesh. Not with ``inside``.
+        inside: whether to quantize inside the mesh instead.
+
+    Returns:
+        The state, whose `State.stats` tells what was sent, and whose `State.state_dict` belongs into checkpoints.
+
+    Raises:
+        ValueError: an argument is out of range, or does not fit the model, its mesh or the other workers' arguments.
+        ImportError: this PyTorch has no ``fully_shard``.
+    """
+    require_usable(compression, "fsdp")
+    require_bool("inside", inside)
+    if compression.hierarchical:
+        raise ValueError(
+            "fsdp: hierarchical= is for DDP and Horovod; leave it out, the mesh given to fully_shard says which "
+            "workers form a node"
+        )
+    units = _units(model)
+    mesh = units[0].mesh
+    if any(unit.mesh.ranks != mesh.ranks for unit in units):
+        raise ValueError("fsdp: the model's FSDP modules have different meshes; use one mesh for all of them")
+    shapes = {shard.name: shard.shape for unit in units for shard in unit.shards}
+    device = units[0].device
+    names = named_parameters(model)
+    if inside:
+        if group is not None:
+            raise ValueError("fsdp: group= names workers between nodes; leave it out with inside=True")
+        if len(mesh.ranks) == 1:
+            raise ValueError("fsdp: inside=True needs a mesh of two workers or more; this one has 1")
+        state = State(compression, Averager(compression, mesh.group, device, shapes, names))
+    else:
+        ranks = _counterparts(mesh) if group is None else None
+        averager = Averager(compression, group, device, shapes, names, ranks)
+        if averager.groups.workers.size == 1:
+            raise ValueError(_ALONE)
+        state = State(compression, averager)
+    for unit in units:
+        if hasattr(unit.module, "set_reduce_scatter_unused_params"):
+            unit.module.set_reduce_scatter_unused_params(True, recurse=False)
+        if inside:
+            unit.module.set_custom_reduce_scatter(_Inside(state, unit))
+        else:
+            unit.module.set_all_reduce_hook(_Between(state, unit))
+    return state
+
+
+_ALONE = (
+    "fsdp: the mesh has all workers, and nothing is left to average between nodes; give fully_shard a mesh of the "
+    "workers of each node, or use inside=True"
+)
+
+
+# ---- what FSDP has made of the model ---------------------------------------------------------------------------------
+
+
+class _Mesh(NamedTuple):
+    ranks: list[int]
+    place: int
+    group: Any
+
+
+class _Shard(NamedTuple):
+    """Of a parameter: its name, its shape, and the number of elements of each worker's padded shard."""
+
+    name: str
+    shape: tuple[int, ...]
+    held: int
+
+    @property
+    def elements(self) -> int:
+        return torch.Size(self.shape).numel()
+
+
+class _Unit(NamedTuple):
+    """An FSDP module, whose parameters' gradients come in one flat buffer."""
+
+    module: Any
+    mesh: _Mesh
+    device: torch.device
+    shards: list[_Shard]
+
+    def split(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """The shards in a worker's flat buffer.
+
+        Raises:
+            RuntimeError: it has other elements.
+        """
+        held = [shard.held for shard in self.shards]
+        if sum(held) != buffer.numel():
+            raise RuntimeError(
+                f"fsdp: {buffer.numel()} elements of gradients came where the parameters' shards have {sum(held)}; "
+                f"give every parameter a gradient in each step, and freeze none after register()"
+            )
+        return list(buffer.split(held))
+
+
+def _units(model: Any) -> list[_Unit]:
+    """The FSDP modules with parameters that have gradients."""
+    try:
+        from torch.distributed.fsdp import FSDPModule
+    except ImportError as error:
+        raise ImportError(f"fsdp: it needs PyTorch 2.6 or later, with fully_shard ({error})") from error
+
+    names = {id(parameter): name for name, parameter in named_parameters(model).items()}
+    found = []
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state = module._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+            if len(groups) > 1:
+                raise ValueError(
+                    "fsdp: an FSDP module has parameters on several meshes (shard_placement_fn), of which PyTorch's "
+                    "hooks tell only one; use one mesh"
+                )
+            if groups[0] is not None:
+                shards = _shards(groups[0], names)
+                if shards:
+                    found.append(_Unit(module, _mesh(groups[0].mesh_info), groups[0].device, shards))
+    if not found:
+        raise ValueError(
+            f"model={type(model).__name__}(...): it has no FSDP module with gradients; call "
+            f"torch.distributed.fsdp.fully_shard(model, mesh=...) first"
+        )
+    return found
+
+
+def _shards(group: Any, names: Mapping[int, str]) -> list[_Shard]:
+    return [
+        _Shard(
+            names[id(each.sharded_param)],
+            tuple(each.sharded_param.shape),
+            each.padded_sharded_param_size.numel(),
+        )
+        for each in group.fsdp_params
+        if each.sharded_param.requires_grad
+    ]
+
+
+def _mesh(info: Any) -> _Mesh:
+    if getattr(info, "replicate_mesh_dim", None) is not None:
+        raise ValueError(
+            "fsdp: on a mesh with two dimensions PyTorch averages between nodes before it calls a hook, so nothing "
+            "would be saved; give fully_shard a mesh of one dimension, of the workers of each node"
+        )
+    group = info.shard_process_group
+    return _Mesh(dist.get_process_group_ranks(group), dist.get_rank(group), group)
+
+
+def _counterparts(mesh: _Mesh) -> list[int]:
+    """The ranks of the workers that hold the same shard, in the order of their meshes."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, tuple(mesh.ranks))
+    meshes = sorted(set(everyone))
+    if (
+        sorted(rank for ranks in meshes for rank in ranks) != list(range(len(everyone)))
+        or len({len(ranks) for ranks in meshes}) != 1
+    ):
+        raise ValueError(
+            f"fsdp: the meshes {list(map(list, meshes))} do not divide all workers into nodes of the same size; give "
+            f"group=, the process group of the workers that hold the same shard"
+        )
+    return [ranks[mesh.place] for ranks in meshes]
+
+
+# ---- hooks -----------------------------------------------------------------------------------------------------------
+
+
+class _Between:
+    """Averages the flat buffer of a module's shards between nodes."""
+
+    def __init__(self, state: State, unit: _Unit) -> None:
+        self._state, self._unit = state, unit
+        suffix = f" shard {unit.mesh.place}"
+        members = [Member(shard.name, shard.elements, suffix, shard.held) for shard in unit.shards]
+        self._bucket: Bucket = state._averager.bucket(members)
+
+    def __call__(self, buffer: torch.Tensor) -> None:
+        averager = self._state._averager
+        shards = self._unit.split(buffer)
+        averager.count(self._bucket)
+        memory = averager.memory(buffer.device)
+        self._state._run(lambda: averager.average(self._bucket, shards, memory))
+
+
+class _Inside:
+    """Takes the place of PyTorch's reduce-scatter among the workers of a mesh."""
+
+    def __init__(self, state: State, unit: _Unit) -> None:
+        self._state, self._unit = state, unit
+        averager = state._averager
+        size = averager.groups.workers.size
+        # A reduce-scatter sends half of what a ring allreduce of all shards would.
+        members = [Member(each.name, each.elements, "", each.held * size / 2) for each in unit.shards]
+        self._bucket = averager.bucket(members)
+        seed = state.compression.seed
+        self._reductions = [_reduction(group.scheme, averager) for group in self._bucket.groups]
+        self._gradients = [
+            [
+                Gradient(None, RngKey(seed, f"{unit.shards[index].name} shard {place}"))  # type: ignore[arg-type]
+                for place in range(size)
+                for index in group.indices
+            ]
+            for group in self._bucket.groups
+        ]
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for the inputs and outputs."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Reduce ``input_tensor``, for each rank of ``group`` its shards, into ``output_tensor``, this rank's."""
+        size = self._state._averager.groups.workers.size
+        if op == dist.ReduceOp.AVG:
+            factor = 1.0 / size
+        elif op == dist.ReduceOp.SUM:
+            factor = 1.0
+        else:
+            raise ValueError(
+                f"fsdp: inside=True averages or adds; set_gradient_divide_factor() asks for {op}; leave it out"
+            )
+        parts = [self._unit.split(chunk) for chunk in input_tensor.chunk(size)]
+        outs = self._unit.split(output_tensor)
+        self._state._averager.count(self._bucket)
+        self._state._run(lambda: self._reduce(parts, outs, factor))
+
+    def _reduce(
+        self, parts: Sequence[Sequence[torch.Tensor]], outs: Sequence[torch.Tensor], factor: float
+    ) -> None:
+        averager = self._state._averager
+        workers, memory = averager.groups.workers, averager.memory(outs[0].device)
+        for group, reduction, gradients in zip(self._bucket.groups, self._reductions, self._gradients):
+            taken = [part[index] for part in parts for index in group.indices]
+            steps = [each.step for each in group.gradients] * workers.size
+            for gradient, tensor, step in zip(gradients, taken, steps):
+                gradient.held, gradient.step = memory.taken(tensor, None), step
+            memory.catch_up()
+            exchange = reduction.run(gradients, workers, memory.kernels)
+            decoded = averager.run(exchange, group.names, memory)
+            with memory.working():
+                memory.write_all(
+                    decoded, factor, [_destination(outs[index], memory) for index in group.indices]
+                )
+            memory.hand_over()
+        if self._bucket.rest:
+            self._reduce_uncompressed(parts, outs, factor)
+
+    def _reduce_uncompressed(
+        self, parts: Sequence[Sequence[torch.Tensor]], outs: Sequence[torch.Tensor], factor: float
+    ) -> None:
+        """In float32 at least."""
+        averager, rest = self._state._averager, self._bucket.rest
+        wide = torch.promote_types(outs[0].dtype, torch.float32)
+        flat = torch.cat([part[index].to(wide) for part in parts for index in rest])
+        count = flat.numel() // len(parts)
+        pieces = averager.alltoall(flat, [count] * len(parts))
+        total = torch.stack(pieces).sum(0).mul_(factor)
+        for index, part in zip(rest, total.split([outs[index].numel() for index in rest])):
+            outs[index].copy_(part)
+
+
+def _destination(tensor: torch.Tensor, memory: Memory) -> Destination:
+    held = memory.taken(tensor, None)
+    return Destination(tensor, held if memory.can_fill(tensor, held) else None)
+
+
+def _reduction(scheme: Scheme, averager: Averager) -> ReduceScatter:
+    workers = averager.groups.workers
+    try:
+        found = reduce_scatter_of(scheme.reduction(workers))
+    except TypeError:  # it defines begin() alone
+        found = None
+    if found is None:
+        raise ValueError(
+            f"fsdp: inside=True needs payloads of known length that a worker can add up, which {scheme} has not; use "
+            f"QSGD, NUQSGD or EDEN without Elias coding"
+        )
+    return found

@@ -1,0 +1,327 @@
+"""Cases of norms, statistics, arithmetic, and of uniform and exponential levels."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from conformance.cases import (
+    BFLOAT16,
+    DTYPES,
+    KEY,
+    NOT_FINITE,
+    SPECIAL,
+    Draw,
+    Out,
+    Script,
+    as_type,
+    topic,
+)
+from helpers import on_the_edge
+
+from horovod_quant.kernels import reference
+from horovod_quant.kernels.keys import RngKey
+from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words
+
+BUCKETED = ("bucket_sums", "bucket_magnitude_sums", "bucket_square_sums")
+STATISTICS = ("tensor_maximum", "tensor_mean_magnitude", "tensor_deviation")
+MAX_LEVELS = 2**15 - 1
+
+
+def every_short_float(dtype: type) -> np.ndarray:
+    return np.arange(65536, dtype=np.uint32).astype(np.uint16).view(dtype)
+
+
+# ---- norms and statistics
+
+
+@topic(13, quick=(0, 3, 8))
+def norms(draw: Draw) -> Script:
+    x, given, bucket_size, _ = draw.gradient()
+    count = buckets(len(x), bucket_size)
+    yield "bucket_maxima", x, bucket_size
+    yield "bucket_maxima", x, bucket_size, Out(count, np.float32)
+    for kernel in BUCKETED:
+        sums = yield kernel, x, bucket_size
+        yield kernel, x, bucket_size, Out(count, np.float64)
+    yield "norms_of_square_sums", sums
+    for numerator in (1.0, float(127 << 24)):
+        yield "inverse_norms", given, numerator
+    yield "decoding_scales", given, 2 ** (1 + draw.number) - 1, draw.factor()
+
+
+@topic(12, quick=(0, 5, 7))
+def statistics(draw: Draw) -> Script:
+    """Also of ordinary gradients, where a contracted product and a sum, or a rounded inverse, show in the deviation."""
+    x, _, _, _ = draw.gradient()
+    finite = np.where(np.isfinite(reference.as_float32(x)), x, np.zeros(1, x.dtype)).astype(x.dtype)
+    scale = 10.0 ** draw.turn(-40, -22, -3, 0, 1, 35)
+    ordinary = ((draw.rng.standard_normal(3000 + draw.number) + draw.number % 3) * scale).astype(np.float32)
+    for values in (
+        x,
+        finite,
+        ordinary,
+        np.zeros(0, np.float32),
+        np.full(5, -0.0, np.float32),
+        np.array([1e300, 1]),
+    ):
+        for kernel in STATISTICS:
+            yield kernel, values
+
+
+@topic(2, quick=(0, 1))
+def short_floats(draw: Draw) -> Script:
+    every = every_short_float(draw.turn(np.float16, BFLOAT16))
+    yield "to_float32", every, Out(len(every), np.float32)
+    yield "to_float16", every, Out(len(every), np.float16)
+    yield "bucket_maxima", every, 32
+    yield "bucket_square_sums", every[draw.number :: 7], 32
+    yield "next_powers_of_two", every
+    finite = every[np.isfinite(reference.as_float32(every))]
+    for kernel in STATISTICS:
+        yield kernel, finite
+
+
+@topic(3, quick=(0, 1, 2))
+def buckets_that_are_larger_than_any_tensor(draw: Draw) -> Script:
+    x, _, _, _ = draw.gradient(draw.turn(0, 33, 1025), np.float32)
+    huge, count, norms = 2**40, len(x), np.full(1, 3, np.float32)
+    for kernel in ("bucket_maxima", *BUCKETED):
+        yield kernel, x, huge
+    yield "round_uniform", x, norms, huge, 7, KEY
+    yield "round_exponential", x, norms, huge, 4, KEY
+    words = yield "encode_uniform_codes", x, norms, huge, 2, KEY
+    yield "decode_uniform_codes", [words], [norms], huge, 2, 1.0, Out(count, np.float32)
+    words = yield "encode_uniform_sum", x, norms, huge, 1, 4, KEY
+    yield "decode_uniform_sum", words, norms, huge, 1, 4, 1.0, Out(count, np.float32)
+
+
+@topic(1)
+def order_of_sums(draw: Draw) -> Script:
+    """Row by row into lanes, and the lanes in a tree: what is tiny is lost in one order and counts in another."""
+    for tile_count, step in ((8, 1), (32, -1)):  # TensorFlow's chain of additions, and its loop
+        rows = np.zeros((tile_count * TILE // ROW, ROW), np.float32)
+        rows[0, 0], rows[1, 0], rows[2:, 0] = 1, 2.0**-12 * (1 - 2.0**-24), 2.0**-27
+        found = yield "bucket_square_sums", rows[::step].reshape(-1), tile_count * TILE
+        assert found != reference.bucket_square_sums(rows[::-step].reshape(-1), tile_count * TILE)
+    # Odd lanes meet the others last. Added to 1 one after another they would be lost; together they just count.
+    for odd in (slice(1, 8, 2), slice(1, 4, 2)):
+        x = np.zeros(32, np.float32)
+        x[0], x[16], x[8] = 1, 2.0**-12 * (1 - 2.0**-24), np.sqrt(2.0**-47 - 2.0**-52)
+        x[odd] = 2.0**-27
+        assert (yield "bucket_square_sums", x, 32) == 1 + 2.0**-23
+    for kernel in BUCKETED:
+        yield kernel, (draw.rng.standard_normal(32) * 2.0 ** np.arange(-16, 16)).astype(np.float32), 32
+
+
+@topic(4, quick=(1, 3))
+def clipping(draw: Draw) -> Script:
+    for nonfinite in (False, True):
+        x = draw.rng.standard_normal(draw.turn(0, 1, 1024, 3100)).astype(np.float32)
+        if nonfinite:
+            x[: len(x) // 2 : 7] = np.nan
+        for most in (1e-30, 0.01, 1.0, 1e6):
+            yield "clip", x, most
+
+
+@topic(4, quick=(0, 1, 2, 3))
+def arithmetic(draw: Draw) -> Script:
+    values = np.concatenate([SPECIAL, -SPECIAL, NOT_FINITE, -NOT_FINITE])
+    a, b = (as_type(pair.reshape(-1), draw.turn(*DTYPES)) for pair in np.meshgrid(values, values))
+    yield "next_powers_of_two", a
+    for other in (b, b[7:8], b[-1:], 1e-45, -0.0, math.nan, 1e300):
+        flags = yield "less", a, other
+        yield "minimum", a, other
+        yield "where", flags, a, other
+        yield "where", flags, other, 3.0
+
+
+@topic(4, quick=(0, 1, 2, 3))
+def conversions(draw: Draw) -> Script:
+    dtype = draw.turn(*DTYPES)
+    x = draw.gradient(4097, dtype).x
+    overflow = as_type(np.float32([65504, 65519, 65520, -65520, 1e300, math.inf, math.nan]), dtype)
+    for values in (x, overflow, x[:0]):
+        yield "to_float32", values, Out(len(values), np.float32)
+        yield "to_float16", values, Out(len(values), np.float16)
+    pieces = [draw.rng.standard_normal(count).astype(np.float32) for count in (1000, 0, 33)] + [SPECIAL]
+    for factor in (1 / 3, 1e-40, 1e38):
+        yield "scale", pieces, factor, Out(sum(map(len, pieces)), dtype)
+    yield "concatenate", pieces
+    yield "concatenate", [draw.words(70), draw.words(1), draw.words(0)]
+    yield "view", SPECIAL, np.int32
+    yield "view", draw.words(9), np.float32
+    for workers in (1, 3):
+        yield "mean", list(draw.rng.standard_normal((workers, 5000)).astype(np.float32))
+    for count, broken in ((0, []), (1, [True]), (3000, [True, False, True]), (2048, [False, True])):
+        yield "with_nan_tiles", as_type(np.resize(SPECIAL, count), dtype), np.array(broken, bool)
+    for count in (0, 1, 31, 32, 33, 600):
+        flags = draw.rng.random(count) < 0.3
+        words = yield "pack_flags", flags
+        yield "unpack_flags", words, count
+
+
+# ---- uniform and exponential levels
+
+
+@topic(60, quick=(1, 6, 11))
+def uniform_sums(draw: Draw) -> Script:
+    """Of each width and type."""
+    width = 2 + draw.number % 15
+    levels = max(1, ((1 << (width - 1)) - 1) // draw.pick(1, 2, 3, 9))
+    for _ in range(2):
+        x, norms, bucket_size, start = draw.gradient()
+        key = draw.key()
+        yield "round_uniform", x, norms, bucket_size, draw.pick(levels, MAX_LEVELS), key, start
+        words = yield "encode_uniform_sum", x, norms, bucket_size, levels, width, key, start
+        yield "encode_uniform_sum", x, norms, bucket_size, 1, width, key, start, Out(len(words), np.int32)
+        for packed in (words, draw.words(len(words))):
+            yield (
+                "decode_uniform_sum",
+                packed,
+                norms,
+                bucket_size,
+                levels,
+                width,
+                draw.factor(),
+                draw.out(len(x)),
+            )
+
+
+def codes_of(draw: Draw, levels: str, bits: int) -> Script:
+    workers = draw.turn(1, 3, 2, 5, 4, 7)
+    for _ in range(2):
+        x, norms, bucket_size, start = draw.gradient()
+        arguments = (x, norms, bucket_size, bits, draw.key(), start)
+        words = yield f"encode_{levels}", *arguments
+        yield f"encode_{levels}", *arguments, Out(len(words), np.int32)
+        everybody = [words, *(draw.words(len(words)) for _ in range(1, workers))]
+        all_norms = [np.roll(norms, worker) for worker in range(workers)]
+        yield f"decode_{levels}", everybody, all_norms, bucket_size, bits, draw.factor(), draw.out(len(x))
+        workers = 1
+
+
+@topic(60, quick=(1, 6, 11))
+def uniform_codes(draw: Draw) -> Script:
+    yield from codes_of(draw, "uniform_codes", 2 + draw.number % 15)
+
+
+@topic(42, quick=(1, 2, 6))
+def exponential_codes(draw: Draw) -> Script:
+    bits = 2 + draw.number % 7
+    x, norms, bucket_size, start = draw.gradient()
+    digits = yield "round_exponential", x, norms, bucket_size, bits, draw.key(), start
+    yield "exponential_values", digits, bits
+    yield from codes_of(draw, "exponential", bits)
+
+
+@topic(4, quick=(0, 3))
+def last_random_bit(draw: Draw) -> Script:
+    """Elements that their random bits just lift to the next level, or just do not."""
+    bits = draw.turn(2, 3, 8, 9)
+    levels = reference.uniform_levels(bits)
+    x, norms = on_the_edge(levels, KEY)
+    digits = yield "round_uniform", x, norms, 4096, levels, KEY
+    assert digits[::8].all()
+    assert not digits[4::8].any()
+    yield "encode_uniform_sum", x, norms, 4096, levels, bits, KEY
+    yield "encode_uniform_codes", x, norms, 4096, bits, KEY
+
+
+@topic(2, quick=(0, 1), backends=("tensorflow",))
+def many_levels(draw: Draw) -> Script:
+    """Few random bits: the last bits of the products, and subnormal elements of the smallest norms, count."""
+    scale = draw.turn(1.0, 2.0**-126)
+    x = (draw.rng.uniform(-1, 1, 100_000) * scale).astype(np.float32)
+    norms = np.full(buckets(len(x), 1024), max(1, 2.0**-96 / scale) * scale, np.float32)
+    yield "round_uniform", x, norms, 1024, (1 << 20) - 1, KEY
+
+
+@topic(6, quick=(0, 1))
+def correlated_rounding(draw: Draw) -> Script:
+    bits, (rank, size) = draw.turn(4, 2, 8), draw.turn((2, 3), (0, 2), (3, 8), (1, 2))
+    key = RngKey(3, "w").joint("worker", 5, rank, size)
+    x = draw.rng.standard_normal(1100).astype(np.float32)
+    x[:6] = [0.0, -0.0, np.nan, -np.inf, 1e-40, -1e-40]
+    x = as_type(x, draw.turn(np.float32, np.float16))
+    norms = np.concatenate([np.float32([np.inf]), reference.bucket_maxima(x[64:], 64)])
+    yield "round_uniform", x, norms, 64, 7, key
+    yield "encode_uniform_sum", x, norms, 64, 1, bits, key, 64
+    yield "encode_uniform_codes", x, norms, 64, bits, key
+    yield "encode_exponential", x, norms, 64, bits, key
+    yield "round_exponential", x, norms, 64, bits, key
+
+
+@topic(4, quick=(0, 3))
+def codes_of_what_is_not_finite(draw: Draw) -> Script:
+    """The sign of a NaN goes into the code, and that of infinity times zero is the processor's."""
+    bucket = np.zeros(32, np.float32)
+    bucket[: 2 * len(NOT_FINITE) + len(SPECIAL)] = np.concatenate([NOT_FINITE, -NOT_FINITE, SPECIAL])
+    x, norms = as_type(np.tile(bucket, 3), draw.turn(*DTYPES)), np.array([0, 1, np.inf], np.float32)
+    words = yield "encode_exponential", x, norms, 32, 4, KEY
+    assert len(set(np.sign(reference.digits_of_codes(reference.unpack_codes(words, 4, 96), 4))[64:70])) > 1
+    yield "encode_uniform_codes", x, norms, 32, 4, KEY
+    yield "encode_uniform_sum", x, norms, 32, 7, 4, KEY
+
+
+def decoders_of(draw: Draw, kernel: str, bits: int, rows: int, some_norms: np.ndarray) -> Script:
+    count, bucket_size = 3 * TILE + 7 * ROW + 5, rows * ROW
+    for workers, factor in [(1, -2.0), (1, 1.0), (2, 1 / 3), (3, -0.25), (4, -1.0), (5, 1e38)]:
+        words = list(draw.words(workers * code_words(count, bits)).reshape(workers, -1))
+        norms = draw.rng.random((workers, buckets(count, bucket_size)), np.float32)
+        norms[:, ::3] = draw.rng.choice(some_norms, norms[:, ::3].shape)
+        yield kernel, words, list(norms), bucket_size, bits, factor, Out(count, np.float32)
+
+
+@topic(28, quick=())
+def decoders_of_buckets_with_and_without_whole_words(draw: Draw) -> Script:
+    kernel, bits = draw.turn("decode_uniform_codes", "decode_exponential"), (4, 8)[draw.number // 2 % 2]
+    rows = (1, 2, 4, 6, 8, 12, 32)[draw.number // 4]
+    yield from decoders_of(draw, kernel, bits, rows, np.abs(np.concatenate([SPECIAL, NOT_FINITE])))
+
+
+@topic(42, quick=(), backends=("native",))
+def decoders_of_norms_that_are_just_large_enough_to_be_made_smaller(draw: Draw) -> Script:
+    bits, rows = draw.turn(2, 3, 4, 5, 8, 12, 16), (3, 8)[draw.number // 7 % 2]
+    smallest = (2.0**-96, 2.0**-97, 2.0**-149)[draw.number // 14]
+    units = smallest * np.linspace(1, 2, 17) * (1 + 2.0**-23)
+    norms = np.float32([*((2 ** (bits - 1) - 1) * units), 0, np.inf, np.nan])
+    yield from decoders_of(draw, "decode_uniform_codes", bits, rows, norms)
+
+
+@topic(4, quick=())
+def decoders_of_negative_zeros(draw: Draw) -> Script:
+    kernel, bits = draw.turn("decode_uniform_codes", "decode_exponential"), (4, 8)[draw.number // 2]
+    negative_zeros = sum(1 << (shift + bits - 1) for shift in range(0, 32, bits))
+    words = np.full(code_words(TILE, bits), negative_zeros, np.uint32).view(np.int32)
+    for workers, factor in [(1, 1.0), (1, -1.0), (2, -1.0)]:
+        yield (
+            kernel,
+            [words] * workers,
+            [np.ones(1, np.float32)] * workers,
+            TILE,
+            bits,
+            factor,
+            Out(TILE, np.float32),
+        )
+
+
+@topic(4, quick=(0, 1, 2, 3))
+def types_to_decode_to(draw: Draw) -> Script:
+    """Products that are subnormal in each type, or overflow it."""
+    dtype, rng = draw.turn(*DTYPES), draw.rng
+    norms = list((rng.uniform(1, 2, (2, 128)) * 2.0 ** rng.integers(-152, 20, (2, 128))).astype(np.float32))
+    words = [draw.words(code_words(4096, 8)) for _ in range(2)]
+    for factor in (1.0, 2.0**-20, 2.0**120):
+        yield "decode_uniform_codes", words, norms, 32, 8, factor, Out(4096, dtype)
+        yield "decode_exponential", words, norms, 32, 8, factor, Out(4096, dtype)
+
+
+@topic(1)
+def ties_of_subnormal_quotients(draw: Draw) -> Script:
+    """Half-way between two subnormal numbers: a multiplication by a rounded 1/98 would miss some."""
+    norms = (98 * np.arange(1, 2001, 2) * 2.0**-150).astype(np.float32)
+    yield "decoding_scales", norms, 98, 1.0
+    norms, count = norms[:128], 32 * 128
+    words = reference.pack_sum(np.ones(count, np.int32), 8)
+    yield "decode_uniform_sum", words, norms, 32, 98, 8, 1.0, Out(count, np.float32)

@@ -1,0 +1,85 @@
+"""The README's first screen: does it pay? It agrees with `advise`, and a clone answers within minutes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+import advise_tables  # noqa: E402
+
+from horovod_quant.analysis import advice, pays  # noqa: E402
+from horovod_quant.analysis.cost_model import NONE, Setting  # noqa: E402
+from horovod_quant.analysis.fabrics import GIGABIT  # noqa: E402
+from horovod_quant.analysis.models import MODELS  # noqa: E402
+from horovod_quant.analysis.network import Network  # noqa: E402
+from horovod_quant.analysis.recommendation import recommend  # noqa: E402
+from horovod_quant.cli.main import main  # noqa: E402
+from horovod_quant.schemes.base import Scheme  # noqa: E402
+
+README = (ROOT / "README.md").read_text()
+NAMED = dict(re.findall(r"\*\*(Up to 1|About 10) Gbit/s\*\*: `(\w+)\(", README))
+"""Which class the README names for a network."""
+
+AS_GOOD = 0.95
+"""What the README names must have this share of the gain of what `advise` recommends."""
+
+
+@pytest.mark.parametrize("workers", [4, 16, 64])
+@pytest.mark.parametrize(("rate", "named"), [(1, "Up to 1"), (10, "About 10")])
+def test_the_readme_and_advise_agree(rate: int, named: str, workers: int) -> None:
+    speeds = advise_tables.kernel_speeds(measure=False)
+    where = Setting(MODELS["bert-base"], Network(workers, 1, rate * GIGABIT), speeds)
+    rows = advice.compare(advice.considered(where), where, advise_tables.STEPS["bert-base"], limits=False)
+    best = next(row for row in rows if row.name == recommend(rows, where).method)
+    own = [
+        row.gain
+        for row in rows
+        if isinstance(row.choice.method, Scheme)
+        and type(row.choice.method).__name__ == NAMED[named]
+        and row.gain is not None
+        and row.nmse is not None
+        and row.nmse <= advice.MOST_NMSE
+    ]
+    assert best.name != NONE
+    assert best.gain is not None
+    assert max(own) >= AS_GOOD * best.gain
+
+
+def test_the_table_is_the_models_and_every_cell_says_modelled() -> None:
+    assert advise_tables.pays_table() in advise_tables.PAYS.read_text()
+    assert advise_tables.jobs_table() in advise_tables.PAYS.read_text()
+    short = advise_tables.pays_table(pays.HOSTS[:1])
+    assert short in README
+    cells = [cell for line in short.splitlines()[2:] for cell in line.strip("| ").split(" | ")[1:]]
+    assert len(cells) == len(pays.JOBS) * len(pays.GIGABITS)
+    assert all(cell.endswith(", modelled") for cell in cells)
+    assert any("does not pay" in cell for cell in cells)
+
+
+def test_the_readmes_first_command_gives_the_tables_answer(capsys: pytest.CaptureFixture) -> None:
+    (command,) = re.findall(r"^horovod-quant (advise .*?) *(?:#.*)?$", README.partition("## Use")[0], re.M)
+    assert main(command.split()) == 0
+    gain = re.search(r"^Faster: +([\d.]+)x faster", capsys.readouterr().out, re.M)
+    assert gain is not None
+    row = next(line for line in README.splitlines() if line.startswith("| BERT-base, 8 hosts"))
+    of_table = float(row.split("|")[2 + pays.GIGABITS.index(10)].partition("x")[0])
+    assert float(gain[1]) == pytest.approx(of_table, abs=0.06)
+
+
+@pytest.mark.extended
+def test_from_clone_to_answer() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "first-answer")],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900, env=env,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "from clone to answer in " in done.stdout
