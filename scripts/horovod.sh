@@ -10,6 +10,13 @@ HOME_FOLDER=${HOME:-$(unset HOME; echo ~)}
 CACHE=${HOROVOD_QUANT_CACHE:-${XDG_CACHE_HOME:-$HOME_FOLDER/.cache}/horovod-quant}
 CACHE_REMEDY="what is kept there will be installed: remove it, or set HOROVOD_QUANT_CACHE=/a/folder/of/yours"
 
+for_gpu() { [ "$KIND" = nccl ] || [ "$KIND" = host ]; }
+
+horovod_wheel() {
+    local tag=cp${PYTHON_VERSION/./}
+    echo "horovod-$HOROVOD-$tag-$tag-linux_x86_64.whl"
+}
+
 # All that the binary depends on. Horovod compiles for the processor it is built on.
 horovod_key() {
     echo "horovod $HOROVOD recipe $HOROVOD_RECIPE python $PYTHON_VERSION torch $(installed torch)" \
@@ -47,7 +54,7 @@ build_horovod() {
     say "building Horovod $HOROVOD with $(jobs_that_fit) compiler process(es), some minutes; log: $build/log"
     compile_horovod "$build" || die "Horovod could not be built; see above or $build/log"
     say "    done in $((SECONDS - begin)) s"
-    keep "$build/dist/$HOROVOD_WHEEL" "$wheel"
+    keep "$build/dist/$(horovod_wheel)" "$wheel"
     rm -rf "$build"
 }
 
@@ -98,7 +105,7 @@ write_compiler_wrapper() {
     {
         echo '#!/bin/sh'
         echo 'standard=c++17'
-        if [ "$KIND" = latest ]; then
+        if [ "${KIND:-}" = latest ]; then
             echo 'case "$*" in'
             echo '    *horovod/torch/*.cc*) standard=c++20 ;;'
             echo '    *xla_mpi_ops.cc*) set -- "$@" -UTENSORFLOW_VERSION -DTENSORFLOW_VERSION=0 ;;'
@@ -133,7 +140,7 @@ run_horovod_build() {
         export HOROVOD_WITHOUT_MXNET=1
         "$PY" setup.py --quiet bdist_wheel --dist-dir "$build/dist"
     ) < /dev/null 2>&1 | tee "$build/log" | show_progress
-    [ -e "$build/dist/$HOROVOD_WHEEL" ]
+    [ -e "$build/dist/$(horovod_wheel)" ]
 }
 
 # Of make's lines, the first of each ten percent.
