@@ -52,6 +52,7 @@ _CHOSEN: dict[str, Scheme] = {
     "qsgd-inf": QSGD(3, norm="max", bucket_size=96, rounding="independent"),
     "qsgd-elias": QSGD(4, "l2", 96, "elias"),
     "qsgd-alltoall": QSGD(4, "l2", 96, exchange="alltoall"),
+    "nuqsgd-finer": NUQSGD(4, "l2", 96, exchange="alltoall", server_bits=6),
     "nuqsgd-inf-alltoall": NUQSGD(4, norm="max", exchange="alltoall"),
     "nuqsgd": NUQSGD(4, bucket_size=96),
     "nuqsgd-inf-omega": NUQSGD(4, "max", 96, "elias-omega", rounding="independent"),

@@ -225,7 +225,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "horovodrun --gloo -np 2 --min-np 2 --max-np 4 --host-discovery-script ./discover_hosts.sh python "
     "examples/torch_digits_elastic.py --method global-qsgd-8": RunBy(HOROVOD_SCRIPTS, "elastic"),
-    "horovodrun -np 4 python examples/torch_synthetic_benchmark.py --method none fp16 global-qsgd-8 qsgdinf-4 "
+    "horovodrun -np 4 python examples/torch_synthetic_benchmark.py --method none fp16 global-qsgd-8 qsgd-4 "
     "--num-iters 10": RunBy(HOROVOD_SCRIPTS, "torch_synthetic_benchmark"),
     "horovodrun -np 4 python examples/torch_char_transformer.py --compression qsgd --bits 4": (
         RunBy("tests/examples/test_char_transformer.py", "torch_char_transformer")
@@ -274,7 +274,7 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --framework tensorflow --model resnet50 --rounds 9 "
     "--groups 4": EXCHANGE,
     "pip install horovod_quant-*.whl": INSTALLED,
-    "horovodrun --gloo -np 2 python benchmarks/exchange.py --many-small --methods none fp16 qsgdinf-4 "
+    "horovodrun --gloo -np 2 python benchmarks/exchange.py --many-small --methods none fp16 qsgd-4 "
     "nuqsgd-4 global-qsgd-4 eden-3 binsgdm": EXCHANGE,
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --model resnet50 --methods none fp16 "
     "global-qsgd-4": EXCHANGE,

@@ -62,6 +62,7 @@ class BinSGDMCompressor(Compressor):
             )
         require_same_beta(self.beta, [own.beta])
         self._optimizer = weakref.ref(own)
+        own.has_compressor = True
 
     def _state(self, call: HorovodCall, name: str, scheme: Scheme) -> HeldState:
         optimizer = None if self._optimizer is None else self._optimizer()

@@ -6,7 +6,7 @@ import itertools
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -15,11 +15,11 @@ import tensorflow as tf
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.frontends import nodes
 from horovod_quant.frontends.frontend import UNNAMED, BaseCompressor, require_no_host
-from horovod_quant.frontends.stats import OTHER_NAMES, Stats, Traffic, total_of
+from horovod_quant.frontends.stats import OTHER_NAMES, Stats, total_of
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import SIGNS, labels, signature
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.callbacks import CallbackExchange
 from horovod_quant.tensorflow.collectives import (
@@ -129,6 +129,9 @@ class Compressor(BaseCompressor):
             if self._kernels == "tensorflow":
                 require_no_host(scheme, "tensorflow")
 
+    def _deciding(self, workers: Workers) -> Workers:
+        return Workers(0, 1) if is_elastic() else workers  # as CallbackExchange has it
+
     def _wanted_kernels(self) -> str:
         name = self._kernels
         if name == "auto":
@@ -178,14 +181,23 @@ class Compressor(BaseCompressor):
         Raises:
             RuntimeError: with ``kernels="tensorflow"`` in a TensorFlow 1 graph: there is no default session.
         """
-        parameters = dict(self._traffic.stats().parameters)
+        found = self._traffic.stats()
+        parameters: dict[str, tuple[float, float, int]] = dict(found.parameters)
+        times: Counter[str] = Counter()
         for (name, *_), ledger in self._ledgers.items():
-            counted, exchanges = parameters.get(name, Traffic(0.0, 0.0)), ledger.exchanges()
-            parameters[name] = counted._replace(
-                bytes_sent=counted.bytes_sent + exchanges * ledger.bytes_sent,
-                float32_bytes=counted.float32_bytes + exchanges * ledger.float32_bytes,
+            (sent, float32_bytes, again), exchanges = parameters.get(name, (0.0, 0.0, 0)), ledger.exchanges()
+            parameters[name] = (
+                sent + exchanges * ledger.bytes_sent,
+                float32_bytes + exchanges * ledger.float32_bytes,
+                again,
             )
-        return total_of(parameters)
+            times[name] += exchanges
+        whole = total_of(parameters, max([found.steps, *times.values()]))
+        return whole._replace(uncounted=tuple(self._uncounted(parameters)))
+
+    def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
+        known = self._names.values() if self._names else itertools.chain(*self._known_names)
+        return [name for name in dict.fromkeys(known) if name not in counted] if counted else ()
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 

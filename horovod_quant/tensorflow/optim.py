@@ -11,11 +11,13 @@ import tensorflow as tf
 from horovod_quant.frontends.binsgdm import (
     DEFAULT_BETA,
     SPREAD,
+    WITHOUT_ITS_COMPRESSOR,
     clipped,
     require_beta,
     require_clip_norm,
     require_step_sizes,
 )
+from horovod_quant.kernels import notices
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.horovod_call import name_of, own_variable
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
@@ -63,6 +65,7 @@ class BinaryUpdate:
         self._exchanged: dict[int, tf.Variable | None] = {}
         self._largest: dict[int, tf.Variable] = {}
         self._parts: dict[Any, _Part] = {}
+        self.has_compressor = False
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
         """A variable's momentum, scale, and place among the optimizer's variables."""
@@ -184,6 +187,11 @@ class BinaryUpdate:
         that arrives averaged, random bits with its momentum's odds, the same on every worker. Zeros where no worker has
         a gradient.
         """
+        if (
+            hasattr(self, "_allreduce_grads") and not self.has_compressor
+        ):  # Horovod's class derives from this one
+            self.has_compressor = True
+            notices.warn(WITHOUT_ITS_COMPRESSOR, stacklevel=2)
         gradient = tf.ensure_shape(gradient, variable.shape)  # what workers gathered has none
         momentum, scale, place = self._state_of(variable)
         if place in self._exchanged:

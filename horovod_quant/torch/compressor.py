@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, Literal, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from horovod_quant.frontends import nodes
 from horovod_quant.frontends.frontend import BaseCompressor
 from horovod_quant.frontends.policy import Policy
-from horovod_quant.frontends.stats import OTHER_NAMES, Repeated
+from horovod_quant.frontends.stats import OTHER_NAMES, Repeated, Stats
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import Gradient, Scheme
 from horovod_quant.torch import memory as memories
@@ -28,6 +29,7 @@ from horovod_quant.torch.horovod_call import (
     asking_optimizer,
     identify,
 )
+from horovod_quant.torch.measured import ErrorSampler
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.routes import Route, known_route, remember
 from horovod_quant.torch.schedule import Schedule
@@ -75,6 +77,9 @@ class Compressor(BaseCompressor):
             start when the pass is over.
         kernels: ``"auto"``, ``"native"``, ``"numpy"``, or ``"triton"`` for gradients on a GPU. For these ``"auto"``
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
         **common: see `horovod_quant.frontends.frontend.BaseCompressor`.
 
     Raises:
@@ -83,7 +88,21 @@ class Compressor(BaseCompressor):
 
     _in_copies = ("_finder",)
 
-    def __init__(self, scheme: Scheme | str, *, kernels: Kernels = "auto", **common: Any) -> None:
+    # Compressors that version 0.1.0 has pickled have neither.
+    nmse_every = 0
+    nmse_share = 0.01
+
+    def __init__(
+        self,
+        scheme: Scheme | str,
+        *,
+        kernels: Kernels = "auto",
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
+        **common: Any,
+    ) -> None:
+        sampler = ErrorSampler(nmse_every, nmse_share)
+        self.nmse_every, self.nmse_share = sampler.every, sampler.share
         super().__init__(scheme, kernels=kernels, **common)
 
     def _check_kernels(self) -> None:
@@ -98,10 +117,28 @@ class Compressor(BaseCompressor):
 
     def _bind(self) -> None:
         self._chains: dict[str, RngKey] = {}
+        self._seconds_waited = 0.0
+        self._sampler = ErrorSampler(self.nmse_every, self.nmse_share)
         self._resume_at({}, 0)
         self._checked: Any = (
             weakref.WeakKeyDictionary()
         )  # optimizer or process set: its size when last checked
+
+    def stats(self) -> Stats:
+        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
+        return super().stats()._replace(seconds_waited=self._seconds_waited, nmse=self._sampler.nmse)
+
+    def _arguments(self) -> dict[str, str]:
+        measured = {"nmse_every": str(self.nmse_every), "nmse_share": str(self.nmse_share)}
+        return {**super()._arguments(), **(measured if self.nmse_every else {})}
+
+    def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
+        given = {} if self._finder is None else {id(each): name for name, each in self._finder.named}
+        for optimizer in list(self._checked):
+            for parameter, name in getattr(optimizer, "_parameter_names", {}).items():
+                name = given.get(id(parameter), name)
+                if parameter in optimizer._requires_update and name not in counted:
+                    yield name
 
     def _exchange_counts(self) -> dict[str, int]:
         return dict(self._steps)
@@ -153,8 +190,11 @@ class Compressor(BaseCompressor):
             return output
         if isinstance(ctx, Unchanged):
             return ctx.destination.copy_(output)
+        begin = time.perf_counter()
         try:
-            return self._finish(output, ctx)
+            result = self._finish(output, ctx)
+            self._seconds_waited += time.perf_counter() - begin
+            return result
         except BaseException:
             ctx.schedule.waiting_since = None
             raise
@@ -175,6 +215,8 @@ class Compressor(BaseCompressor):
         self._delivered(route.call, submission, sums)
         schedule.delivered()
         destination = submission.destination
+        if self._sampler and not route.is_direct and self.own_optimizer is None:
+            self._sampler.compare(route.call, output, destination)
         submission.empty()
         route.spare = submission
         return destination
@@ -349,6 +391,8 @@ class Compressor(BaseCompressor):
         if route.scheme is None or schedule is None:
             return self._handed_over(tensor, call)
         assert route.chain is not None
+        if self._sampler and not route.is_direct and self.own_optimizer is None:
+            self._sampler.take(call, tensor)
         memory = schedule.memory
         submission, route.spare = route.spare, None
         values = memory.taken(tensor, None if submission is None else submission.taken)
