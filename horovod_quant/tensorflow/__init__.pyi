@@ -349,7 +349,8 @@ class BinSGDM(Compressor):
     element by it instead of by +1 or -1. One bit up and ``server_bits`` down are ``(1 + server_bits) / 2`` times the
     default's bytes.
 
-    Compressor for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`.
+    Compressor for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`, and for
+    `horovod_quant.keras.optim.BinSGDM`.
 
     Momentum and scale are the optimizer's slot variables.
 
