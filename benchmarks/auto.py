@@ -48,14 +48,8 @@ class AutoRun(Run):
 
     def _leave_out(self) -> None:
         """Adds what Auto tries with so many workers."""
-        found = candidates.find(self.max_error, Workers(0, self.bench.size), False, candidates.usable())
+        found = candidates.find(candidates.MOST_NMSE, Workers(0, self.bench.size), False, candidates.usable())
         self.variants += [Variant(each.name, parse(each.name), GROUP_BYTES) for each in found]
-
-    @property
-    def max_error(self) -> float:
-        from horovod_quant.analysis.advice import MOST_ERROR
-
-        return MOST_ERROR
 
     def make_trial(self, variant: Variant) -> Any:
         made = super().make_trial(variant)
@@ -82,7 +76,7 @@ class AutoRun(Run):
         begin, told, going = time.monotonic(), None, True
         while going:
             self.bench.measured(followed)
-            if auto.report() is not told:
+            if auto.report().method is not None and auto.report() is not told:
                 told = auto.report()
                 self._say(f"after {time.monotonic() - begin:.0f} s auto takes {told}")
             # When the first worker's time is up, it is up for all.

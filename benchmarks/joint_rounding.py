@@ -18,7 +18,13 @@ import numpy as np
 from horovod_quant import simulator
 from horovod_quant.frontends import methods
 
-METHODS = ("global-qsgd-8", "qsgdinf-4", "nuqsgd-4", "qsgdinf-alltoall-4", "global-qsgd-exp-4")
+METHODS = (
+    "global-qsgd-8",
+    "qsgd-4-bucket1024-allgather",
+    "nuqsgd-4-allgather",
+    "qsgd-4-bucket1024-alltoall",
+    "global-qsgd-4-exponential",
+)
 SIZES = (2, 3, 4, 5, 8, 16)
 CORRELATIONS = (0.0, 0.5, 1.0)
 
@@ -34,8 +40,7 @@ def errors(method: str, size: int, rho: float, elements: int) -> tuple[float, fl
     scheme: Any = methods.parse(method).scheme()
     given = gradients(size, rho, elements)
     independent, joint = (
-        simulator.run(replace(scheme, rounding=rounding), given).error
-        for rounding in ("independent", "joint")
+        simulator.run(replace(scheme, rounding=rounding), given).nmse for rounding in ("independent", "joint")
     )
     return independent, joint
 

@@ -37,6 +37,8 @@ FLAT: dict[str, Scheme] = {
     "GlobalQSGD, l2": GlobalQSGD(norm="l2"),
     "GlobalQSGD, exponential": GlobalQSGD(4, levels="exponential"),
     "EDEN": EDEN(),
+    "EDEN, 3 bits down": EDEN(server_bits=3),
+    "EDEN, 3 bits down, trellis": EDEN(server_bits=3, trellis=True),
     "BinSGDM": BinSGDM(),
     "BinSGDM, 3 server bits": BinSGDM(3),
 }

@@ -78,13 +78,13 @@ class TernGrad(Scheme):
     def levels_left(self, workers: int, hosts: int) -> int:
         return 1
 
-    def relative_error(self, workers: int, hosts: int) -> float | None:
+    def expected_nmse(self, workers: int, hosts: int) -> float | None:
         if self.clip is None:
             return None  # the scale depends on how many elements a tensor has
         x = np.abs(np.random.default_rng(0).standard_normal(2**16))
         kept = np.minimum(x, self.clip)
         rounding, clipping = (self.clip * kept - kept**2).mean(), ((x - kept) ** 2).mean()
-        return math.sqrt((rounding + clipping) / (x**2).mean())
+        return float((rounding + clipping) / (x**2).mean())
 
 
 def bits_of_sums(workers: int) -> int:

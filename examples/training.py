@@ -29,7 +29,7 @@ METHOD_OPTIONS = {
     "global-qsgd": ("bits", "norm", "levels", "bucket_size"),
     "eden": ("bits", "server_bits", "exchange", "trellis"),
     "binsgdm": (),
-    "auto": ("max_error",),
+    "auto": ("max_nmse",),
 }
 
 COMPRESSORS = {
@@ -90,7 +90,7 @@ def make_parser(
     add("--norm", choices=("max", "l2"), help="what a bucket is scaled by (default: the method's)")
     add("--levels", choices=("uniform", "exponential"), help="global-qsgd: spacing of the levels")
     add("--bucket-size", type=int, help="elements that share a scale (default: the method's)")
-    add("--max-error", type=float, help="auto: of the methods that it tries (default: its own)")
+    add("--max-nmse", type=float, help="auto: of the methods that it tries (default: its own)")
     add("--exchange", choices=("allgather", "alltoall", "auto"), help="qsgd, nuqsgd, eden: how codes travel")
     add(
         "--optimizer",

@@ -7,10 +7,27 @@ the numpy core: `schemes`, `kernels`, `simulator`, `analysis`.
 __version__ = "0.1.0"
 
 import sys
+from typing import Any
 
-from horovod_quant.frontends import policy
+from horovod_quant.frontends import missing_names, policy
+from horovod_quant.schemes import registry
 from horovod_quant.schemes.registry import register
 
 sys.modules[f"{__name__}.policy"] = policy  # by which compressors that 0.1.0 has pickled name it
 
 __all__ = ["register"]
+
+
+def __getattr__(name: str) -> Any:
+    """Raises AttributeError, which says where a compressor or a module is."""
+    frontends = ("horovod_quant.torch", "horovod_quant.tensorflow")
+    if name in ("Auto", "Compressor", "optim") or registry.find(name) is not None:
+        places = " or ".join(f"{frontend}.{name}" for frontend in frontends)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; use {places}")
+    if name in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; import {__name__}.{name} first")
+    known = [*_MODULES, "register", *(kind.__name__ for kind in registry.own())]
+    raise AttributeError(missing_names.message(__name__, name, known))
+
+
+_MODULES = ("analysis", "kernels", "mpi", "schemes", "simulator", "tensorflow", "torch")

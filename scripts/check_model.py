@@ -45,8 +45,8 @@ PAGE = ROOT / "docs" / "advise.md"
 
 MODEL = "resnet50"
 HOSTS = (2, 4)
-CHOSEN = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "global-qsgd-exp-2", "qsgdinf-8", "qsgdinf-4", "qsgdinf-2",
-          "qsgdinf-alltoall-4", "nuqsgd-8", "nuqsgd-4", "nuqsgd-2", "eden-3", "eden-2", "binsgdm"]  # fmt: skip
+CHOSEN = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "global-qsgd-2-exponential", "qsgd-8", "qsgd-4", "qsgd-2",
+          "qsgd-4-alltoall", "nuqsgd-8", "nuqsgd-4", "nuqsgd-2", "eden-3", "eden-2", "binsgdm"]  # fmt: skip
 
 
 def _of_each_family() -> list[str]:
@@ -278,7 +278,7 @@ def machine() -> str:
 
 def hierarchical_table(speeds_of: Any) -> str:
     """8 hosts of 8 workers: what crosses a host's link, and exchanges by the model."""
-    chosen = advice.choices(["global-qsgd-8", "qsgdinf-4", "nuqsgd-4", "binsgdm"], hierarchical=True)
+    chosen = advice.choices(["global-qsgd-8", "qsgd-4", "nuqsgd-4", "binsgdm"], hierarchical=True)
     speeds = speeds_of(chosen)
     rates, local = ("10gbit", "25gbit", "100gbit"), ("8gbit", "80gbit")
     columns = [(rate, inside) for inside in local for rate in rates]

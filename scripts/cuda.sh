@@ -88,7 +88,7 @@ find_nccl() {
 
 # gpu_key: what a Horovod for a GPU depends on besides; without CUDA's compiler here, a kept one still serves.
 gpu_key() {
-    [ "$KIND" != cpu ] || return 0
+    for_gpu || return 0
     printf ' %s cuda %s tensorflow on the host %s' "$KIND" "$(torch_cuda)" "${HOROVOD_BUILD_CUDA_CC_LIST:-}"
     [ "$KIND" = host ] || printf ' nccl %s' "${HOROVOD_NCCL_HOME:-$(cd "$SITE" && echo nvidia_nccl*.dist-info)}"
 }

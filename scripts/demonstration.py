@@ -59,7 +59,7 @@ CONFIGURATIONS = (
         "fp16", "float16, SGD", "--compression fp16", "sgd", {"color": "#BBBBBB", "linewidth": 4.5}
     ),
     Configuration(
-        "qsgdinf-4",
+        "qsgd-4",
         "QSGDinf, 4 bits",
         "--compression qsgd --norm max --bits 4 --bucket-size 1024",
         "sgd",

@@ -24,7 +24,7 @@ ROOT_PAGES = {
 PARTS = {
     "Start": ("install", "pays", "features", "demonstration", "examples"),
     "Guides": (
-        "tuning", "ddp", "tensorflow", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme",
+        "tuning", "ddp", "tensorflow", "keras", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme",
         "troubleshooting",
     ),
     "Reference": (

@@ -3,13 +3,19 @@
 
 HOROVOD=0.28.1
 HOROVOD_SHA256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
-HOROVOD_WHEEL=horovod-$HOROVOD-cp311-cp311-linux_x86_64.whl
 HOROVOD_RECIPE=1            # raise it when what is built below changes
 
 # Without HOME it is the folder that the system has for this user, and not one that all users share.
 HOME_FOLDER=${HOME:-$(unset HOME; echo ~)}
 CACHE=${HOROVOD_QUANT_CACHE:-${XDG_CACHE_HOME:-$HOME_FOLDER/.cache}/horovod-quant}
 CACHE_REMEDY="what is kept there will be installed: remove it, or set HOROVOD_QUANT_CACHE=/a/folder/of/yours"
+
+for_gpu() { [ "$KIND" = nccl ] || [ "$KIND" = host ]; }
+
+horovod_wheel() {
+    local tag=cp${PYTHON_VERSION/./}
+    echo "horovod-$HOROVOD-$tag-$tag-linux_x86_64.whl"
+}
 
 # All that the binary depends on. Horovod compiles for the processor it is built on.
 horovod_key() {
@@ -38,7 +44,7 @@ build_horovod() {
             "make that first by: VENV=\$(mktemp -d)/venv scripts/setup"
     mkdir -p "$build"
     local more_run_path=""
-    if [ "$KIND" != cpu ]; then
+    if for_gpu; then
         prepare_gpu_build "$build"
         more_run_path=:'$ORIGIN/../../nvidia/nccl/lib'
     fi
@@ -48,7 +54,7 @@ build_horovod() {
     say "building Horovod $HOROVOD with $(jobs_that_fit) compiler process(es), some minutes; log: $build/log"
     compile_horovod "$build" || die "Horovod could not be built; see above or $build/log"
     say "    done in $((SECONDS - begin)) s"
-    keep "$build/dist/$HOROVOD_WHEEL" "$wheel"
+    keep "$build/dist/$(horovod_wheel)" "$wheel"
     rm -rf "$build"
 }
 
@@ -82,15 +88,31 @@ get_horovod_source() {
     # nvcc would parse C++11, and g++'s headers, made to be C++17's by the compiler below, are not.
     sed -i 's/set(CMAKE_CUDA_STANDARD 11)/set(CMAKE_CUDA_STANDARD 17)/' \
         "$build/unpacked/horovod/common/ops/cuda/CMakeLists.txt"
-    [ "$KIND" = cpu ] || keep_tensorflow_on_host "$build/unpacked/horovod/tensorflow/CMakeLists.txt"
+    if for_gpu; then
+        keep_tensorflow_on_host "$build/unpacked/horovod/tensorflow/CMakeLists.txt"
+    else    # PyTorch's CUDA build, with some nvcc on this machine, would make it a build for GPUs.
+        sed -i 's/(torch.version.cuda is not None) and (CUDA_HOME is not None)/False/' \
+            "$build/unpacked/cmake/Modules/FindPytorch.cmake"
+    fi
     mv "$build/unpacked" "$build/source"
 }
 
-# Horovod asks for C++14 and overrides all flags from outside, but PyTorch's headers need C++17: the last -std wins.
-# -g0 makes a wheel of 2 MB instead of 37. The run path, from horovod/torch/ up to the environment's lib/, finds
-# libmpi in whatever environment the wheel is installed; a second argument is more of it.
+# Horovod asks for C++14 and overrides all flags from outside, but PyTorch's headers need C++17 or, from 2.14 on, C++20:
+# the last -std wins. -g0 makes a wheel of 2 MB instead of 37. The run path, from horovod/torch/ up to the environment's
+# lib/, finds libmpi in whatever environment the wheel is installed; a second argument is more of it. From TensorFlow 2.19
+# on the headers lack what Horovod's XLA operations include: that file, all of it under #if, is compiled to nothing.
 write_compiler_wrapper() {
-    printf '#!/bin/sh\nexec g++ "$@" -std=c++17 -g0 -Wl,-rpath,'"'%s'"'\n' '$ORIGIN/../../../..'"${2:-}" > "$1"
+    {
+        echo '#!/bin/sh'
+        echo 'standard=c++17'
+        if [ "${KIND:-}" = latest ]; then
+            echo 'case "$*" in'
+            echo '    *horovod/torch/*.cc*) standard=c++20 ;;'
+            echo '    *xla_mpi_ops.cc*) set -- "$@" -UTENSORFLOW_VERSION -DTENSORFLOW_VERSION=0 ;;'
+            echo 'esac'
+        fi
+        echo 'exec g++ "$@" -std=$standard -g0 -Wl,-rpath,'"'"'$ORIGIN/../../../..'"${2:-}'"
+    } > "$1"
     chmod +x "$1"
 }
 
@@ -118,7 +140,7 @@ run_horovod_build() {
         export HOROVOD_WITHOUT_MXNET=1
         "$PY" setup.py --quiet bdist_wheel --dist-dir "$build/dist"
     ) < /dev/null 2>&1 | tee "$build/log" | show_progress
-    [ -e "$build/dist/$HOROVOD_WHEEL" ]
+    [ -e "$build/dist/$(horovod_wheel)" ]
 }
 
 # Of make's lines, the first of each ten percent.

@@ -49,6 +49,8 @@ def stub(module: str) -> str:
     auto = f"from {module} import auto as _auto\n" if has_auto else ""
     doors = "".join(f"from {module} import {door} as {door}\n" for door in DOORS if door in frontend.__all__)
     parts = [HEAD.format(module=module, auto=auto, doors=doors), f"__all__ = {sorted(frontend.__all__)!r}\n"]
+    if "MetricsCallback" in frontend.__all__:
+        parts[0] += f"from {module}.metrics import MetricsCallback as MetricsCallback\n"
     parts.append(_class("Compressor", "_compressor.Compressor", base.__doc__, signature_of(base)))
     if has_auto:
         parts.append(_class("Auto", "_auto.Auto", frontend.Auto.__doc__, signature_of(frontend.Auto)))

@@ -9,6 +9,7 @@ variance V, the mean is off by more than ``sqrt(2 V L / N) + 7 R L / (3 (N - 1))
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -51,6 +52,7 @@ _CHOSEN: dict[str, Scheme] = {
     "qsgd-inf": QSGD(3, norm="max", bucket_size=96, rounding="independent"),
     "qsgd-elias": QSGD(4, "l2", 96, "elias"),
     "qsgd-alltoall": QSGD(4, "l2", 96, exchange="alltoall"),
+    "nuqsgd-finer": NUQSGD(4, "l2", 96, exchange="alltoall", server_bits=6),
     "nuqsgd-inf-alltoall": NUQSGD(4, norm="max", exchange="alltoall"),
     "nuqsgd": NUQSGD(4, bucket_size=96),
     "nuqsgd-inf-omega": NUQSGD(4, "max", 96, "elias-omega", rounding="independent"),
@@ -299,3 +301,11 @@ def buckets_of_all_sizes(seed: int) -> np.ndarray:
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Equal, with NaN equal to NaN."""
     return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True)
+
+
+def has_keras_3() -> bool:
+    """Whether this environment has Keras 3, read without importing it."""
+    try:
+        return int(importlib.metadata.version("keras").partition(".")[0]) >= 3
+    except importlib.metadata.PackageNotFoundError:
+        return False

@@ -50,6 +50,7 @@ BENCH = RunBy("tests/cli/test_bench.py", '"bench"')
 DOCTOR = RunBy("tests/cli/test_doctor.py", '[COMMAND, "doctor", "--model", "resnet50"]')
 ADVISE = RunBy("tests/cli/test_advise.py", "--calibrate")
 MINIMAL = "tests/examples/test_minimal.py"
+KERAS_3 = "tests/examples/test_keras3.py"
 INSTALLED = RunBy("tests/test_distribution.py", "wheel")
 EXCHANGE = RunBy("tests/test_benchmarks.py", "exchange")
 ON_TOP = "tests/examples/test_frameworks_on_top.py"
@@ -91,6 +92,8 @@ COMMANDS: dict[str, Entry] = {
     "scripts/test --quick": TESTS,
     "scripts/test --all": TESTS,
     "scripts/test --thorough": TESTS,
+    "scripts/test --latest": TESTS,
+    "scripts/setup --latest": SETS_UP,
     "scripts/test --all -k global-qsgd": TESTS,
     "scripts/test tests/parallel/test_scenarios.py -k torch-gloo-2-average-qsgd": TESTS,
     "scripts/test-horovod 0.27.0": OTHER_HOROVOD,
@@ -136,6 +139,8 @@ COMMANDS: dict[str, Entry] = {
     ),
     "torchrun --nproc-per-node 4 examples/minimal_fsdp.py": RunBy("tests/ddp/test_examples.py", "minimal_"),
     "horovodrun -np 2 python examples/minimal_keras.py QSGD": RunBy(MINIMAL, "minimal_"),
+    "horovodrun -np 2 python examples/minimal_keras3.py EDEN": RunBy(KERAS_3, "minimal_keras3"),
+    "horovodrun -np 4 python examples/keras3_digits.py --compression eden": RunBy(KERAS_3, "keras3_digits"),
     "horovodrun -np 2 python examples/minimal_tensorflow.py NUQSGD": RunBy(MINIMAL, "minimal_"),
     "pip install --no-deps -r scripts/frameworks/huggingface.txt": PINNED,
     "horovodrun --gloo -np 2 python examples/huggingface_trainer.py": RunBy(ON_TOP, "huggingface_trainer.py"),
@@ -180,6 +185,10 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun -np 2 horovod-quant doctor": DOCTOR,
     'pip install "setuptools<81" wheel packaging cloudpickle psutil pyyaml cffi "cmake<4"': BUILD,
     "printf '#!/bin/sh\\nexec g++ \"$@\" -std=c++17\\n' > horovod-c++": BUILD,
+    "printf '%s\\n' '#!/bin/sh' 'case \"$*\" in *xla_mpi_ops.cc*) set -- \"$@\" -UTENSORFLOW_VERSION "
+    "-DTENSORFLOW_VERSION=0 ;; esac' 'exec g++ \"$@\" -std=c++17' > horovod-c++": (
+        "scripts/setup --latest writes the same commands"
+    ),
     "chmod +x horovod-c++": BUILD,
     **dict.fromkeys(
         (
@@ -216,7 +225,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "horovodrun --gloo -np 2 --min-np 2 --max-np 4 --host-discovery-script ./discover_hosts.sh python "
     "examples/torch_digits_elastic.py --method global-qsgd-8": RunBy(HOROVOD_SCRIPTS, "elastic"),
-    "horovodrun -np 4 python examples/torch_synthetic_benchmark.py --method none fp16 global-qsgd-8 qsgdinf-4 "
+    "horovodrun -np 4 python examples/torch_synthetic_benchmark.py --method none fp16 global-qsgd-8 qsgd-4 "
     "--num-iters 10": RunBy(HOROVOD_SCRIPTS, "torch_synthetic_benchmark"),
     "horovodrun -np 4 python examples/torch_char_transformer.py --compression qsgd --bits 4": (
         RunBy("tests/examples/test_char_transformer.py", "torch_char_transformer")
@@ -265,7 +274,7 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --framework tensorflow --model resnet50 --rounds 9 "
     "--groups 4": EXCHANGE,
     "pip install horovod_quant-*.whl": INSTALLED,
-    "horovodrun --gloo -np 2 python benchmarks/exchange.py --many-small --methods none fp16 qsgdinf-4 "
+    "horovodrun --gloo -np 2 python benchmarks/exchange.py --many-small --methods none fp16 qsgd-4 "
     "nuqsgd-4 global-qsgd-4 eden-3 binsgdm": EXCHANGE,
     "horovodrun --gloo -np 2 python benchmarks/exchange.py --model resnet50 --methods none fp16 "
     "global-qsgd-4": EXCHANGE,

@@ -15,7 +15,7 @@ PACKAGE = Path(horovod_quant.__file__).parent
 LAYERS = ("kernels", "codecs", "reductions", "schemes", "transports")
 """Each imports those before it."""
 
-FRAMEWORKS = ("torch", "tensorflow")
+FRAMEWORKS = ("torch", "tensorflow", "keras")
 COMMANDS = ("cli", "bench")
 READ_ANALYSIS = (*COMMANDS, "analysis", "autotune", "torch.auto")
 
@@ -33,6 +33,8 @@ def forbidden(module: str, imported: str) -> str | None:
         return f"analysis is read by {', '.join(READ_ANALYSIS)} alone"
     if within(module, "analysis") and within(imported, *FRAMEWORKS, *COMMANDS):
         return "analysis reads no framework and no command"
+    if within(module, "keras") and within(imported, "tensorflow"):
+        return None  # Keras 3's part is on top of TensorFlow's
     if within(imported, *FRAMEWORKS) and not within(module, *COMMANDS, imported.partition(".")[0]):
         return "a framework's part is imported by itself and by commands"
     if within(imported, *COMMANDS) and not within(module, *COMMANDS, "__main__"):

@@ -174,7 +174,7 @@ def test_what_is_shown_can_be_pasted_back(frontend: str) -> None:
         hvq.GlobalQSGD(4, levels="exponential", seed=7, min_elements=0, hierarchical=2, kernels="numpy"),
         hvq.QSGD(hierarchical=1, inside="float16"),
         hvq.NUQSGD(exclude=["b", "a.*"], overrides={"head.*": {"bits": 8, "norm": "max"}}, group_bytes=2**20),
-        hvq.EDEN(error=0.1, overrides={"head.*": {"bits": 4, "error": None}}),
+        hvq.EDEN(nmse=0.1, overrides={"head.*": {"bits": 4, "nmse": None}}),
         hvq.BinSGDM(beta=0.5, seed=1),
         hvq.BinSGDM(server_bits=3),
     ):
@@ -183,11 +183,77 @@ def test_what_is_shown_can_be_pasted_back(frontend: str) -> None:
         assert (repr(again), again._arguments()) == (repr(made), made._arguments())
     assert repr(hvq.BinSGDM()) == "BinSGDM(server_bits=1)"
     assert repr(hvq.BinSGDM(beta=0.5, seed=1)) == "BinSGDM(server_bits=1, beta=0.5, seed=1)"
-    whole = hvq.Compressor("qsgdinf-4", exclude="b")
-    assert repr(whole) == f"{repr(schemes.QSGD(4, 'max', 1024))[:-1]}, exclude=('b',))"
+    whole = hvq.Compressor("qsgd-4", exclude="b")
+    assert repr(whole) == f"{repr(schemes.QSGD(4))[:-1]}, exclude=('b',))"
     foreign = hvq.Compressor(Outside(3), seed=2)
     assert repr(foreign) == f"Compressor({Outside(3)!r}, seed=2)"
     for made in (whole, foreign):
         again = eval(repr(made), {**names, "Outside": Outside})
         assert again._arguments() == made._arguments()
     assert eval(repr(schemes.GlobalQSGD(5)), vars(schemes)) == schemes.GlobalQSGD(5)
+
+
+NAMES = [
+    ("Compression", "Horovod's own are in hvd.Compression"),
+    ("QSGDinf", "write QSGD(), whose default is the max norm"),
+    ("DRIVE", "write EDEN(bits=1)"),
+    ("globalqsgd", "did you mean 'GlobalQSGD'?"),
+    ("hierarchical_proces_sets", "did you mean 'hierarchical_process_sets'?"),
+]
+
+
+@every_frontend
+@pytest.mark.parametrize(("name", "message"), NAMES)
+def test_a_name_that_is_not_there_is_answered_with_the_nearest(
+    frontend: str, name: str, message: str
+) -> None:
+    hvq = importlib.import_module(frontend)
+    lacking = f"module '{frontend}' has no attribute '{name}'; "
+    with pytest.raises(AttributeError, match=re.escape(lacking + message)):
+        getattr(hvq, name)
+    assert not hasattr(hvq, "__path_of_nothing__")
+
+
+def test_the_package_says_where_compressors_are() -> None:
+    package = importlib.import_module("horovod_quant")
+    places = "use horovod_quant.torch.GlobalQSGD or horovod_quant.tensorflow.GlobalQSGD"
+    with pytest.raises(AttributeError, match=f"has no attribute 'GlobalQSGD'; {places}"):
+        package.GlobalQSGD  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'regster'; did you mean 'register'?"):
+        package.regster  # noqa: B018
+
+
+@every_frontend
+@pytest.mark.parametrize("name", ["GlobalQSGD", "global_qsgd-8", "EDEN-3"])
+def test_a_suggested_method_is_accepted(frontend: str, name: str) -> None:
+    hvq = importlib.import_module(frontend)
+    with pytest.raises(ValueError, match="did you mean '(.*)'") as caught:
+        hvq.Compressor(name)
+    suggested = re.search("did you mean '(.*)'", str(caught.value))
+    assert suggested
+    assert hvq.Compressor(suggested[1]).policy.scheme is not None
+
+
+@every_frontend
+def test_the_switch_has_two_values(frontend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hvq = importlib.import_module(frontend)
+    monkeypatch.setenv("HOROVOD_QUANT_DISABLE", "yes")
+    with pytest.raises(
+        ValueError, match="HOROVOD_QUANT_DISABLE='yes': use 1 to leave all gradients to Horovod, or 0"
+    ):
+        hvq.QSGD()
+
+
+def test_the_keras_callback_needs_a_compressor() -> None:
+    hvq = importlib.import_module("horovod_quant.tensorflow")
+    with pytest.raises(ValueError, match="compression=5: use a compressor of horovod_quant.tensorflow"):
+        hvq.MetricsCallback(5)
+
+
+def test_shares_and_steps_of_measurements_are_checked() -> None:
+    hvq = importlib.import_module("horovod_quant.torch")
+    with pytest.raises(ValueError, match="nmse_every=-1: use an integer from 0"):
+        hvq.QSGD(nmse_every=-1)
+    with pytest.raises(ValueError, match="nmse_share=2: use a number from 0 to 1"):
+        hvq.QSGD(nmse_share=2)
+    assert repr(hvq.QSGD(nmse_every=100)).endswith("rounding='joint', nmse_every=100)")

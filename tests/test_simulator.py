@@ -25,13 +25,22 @@ def flags(n: int) -> int:
 
 
 COSTS = {
-    "qsgd": (QSGD(4, bucket_size=1024), lambda n: {"allgather": (n - 1) * (4 * D / 8 + 4 * D / 1024)}),
-    "qsgd 9 bits": (QSGD(9, bucket_size=1024), lambda n: {"allgather": (n - 1) * (9 * D / 8 + 4 * D / 1024)}),
+    "qsgd": (
+        QSGD(4, bucket_size=1024, exchange="allgather"),
+        lambda n: {"allgather": (n - 1) * (4 * D / 8 + 4 * D / 1024)},
+    ),
+    "qsgd 9 bits": (
+        QSGD(9, bucket_size=1024, exchange="allgather"),
+        lambda n: {"allgather": (n - 1) * (9 * D / 8 + 4 * D / 1024)},
+    ),
     "qsgd alltoall": (
         QSGD(4, bucket_size=1024, exchange="alltoall"),
         lambda n: dict.fromkeys(("alltoall", "allgather"), (n - 1) / n * (4 * D / 8 + 4 * D / 1024)),
     ),
-    "nuqsgd": (NUQSGD(3, bucket_size=64), lambda n: {"allgather": (n - 1) * (3 * D / 8 + 4 * D / 64)}),
+    "nuqsgd": (
+        NUQSGD(3, bucket_size=64, exchange="allgather"),
+        lambda n: {"allgather": (n - 1) * (3 * D / 8 + 4 * D / 64)},
+    ),
     "global": (GlobalQSGD(8), lambda n: {"allreduce": ring(n, 4 * D / 4 + 4 * D / 1024)}),
     "global 5 bits": (GlobalQSGD(5), lambda n: {"allreduce": ring(n, 4 * D / 6 + 4 * D / 1024)}),
     "global l2": (GlobalQSGD(8, "l2"), lambda n: {"allreduce": ring(n, 4 * D / 4 + 8 * D / 1024)}),
@@ -80,16 +89,16 @@ def test_error_is_relative_to_the_exact_sum() -> None:
     for i in range(2):
         exact = (groups[0][i].astype(np.float64) + groups[1][i]) / 2
         expected += ((result.decoded[0][i] - exact) ** 2).sum() / (exact**2).sum()
-    assert result.error == pytest.approx(expected, rel=1e-12)
-    assert result.error > 0
+    assert result.nmse == pytest.approx(expected, rel=1e-12)
+    assert result.nmse > 0
 
 
 def test_error_is_zero_or_infinite_where_the_exact_sum_is_zero() -> None:
-    assert simulate(GlobalQSGD(6), [np.zeros(50), np.zeros(50)]).error == 0
+    assert simulate(GlobalQSGD(6), [np.zeros(50), np.zeros(50)]).nmse == 0
     opposite = gaussian(0, 500)
-    assert simulate(GlobalQSGD(6, rounding="independent"), [opposite, -opposite]).error == np.inf
-    assert simulate(GlobalQSGD(6), [opposite, -opposite]).error == 0  # a pair's errors cancel each other
-    assert simulate(BinSGDM(), [np.zeros(50)]).error == np.inf
+    assert simulate(GlobalQSGD(6, rounding="independent"), [opposite, -opposite]).nmse == np.inf
+    assert simulate(GlobalQSGD(6), [opposite, -opposite]).nmse == 0  # a pair's errors cancel each other
+    assert simulate(BinSGDM(), [np.zeros(50)]).nmse == np.inf
 
 
 def test_factor_multiplies_the_sum_and_averages_by_default() -> None:
@@ -97,7 +106,7 @@ def test_factor_multiplies_the_sum_and_averages_by_default() -> None:
     average = simulate(QSGD(4), gradients)
     total = simulate(QSGD(4), gradients, factor=1.0)
     assert same_bits(total.decoded[0][0], 4 * average.decoded[0][0])
-    assert total.error == pytest.approx(average.error)
+    assert total.nmse == pytest.approx(average.nmse)
 
 
 def test_a_worker_may_bring_one_array_or_a_list_of_any_shapes_and_types() -> None:
@@ -150,4 +159,10 @@ def test_an_empty_group_is_an_exchange_of_nothing() -> None:
     for scheme in SCHEMES.values():
         result = simulate(scheme, [[], []])
         assert result.decoded == [[], []]
-        assert result.error == 0
+        assert result.nmse == 0
+
+
+def test_the_former_name_of_nmse_warns() -> None:
+    result = simulate(GlobalQSGD(6), [np.ones(50), np.zeros(50)])
+    with pytest.warns(DeprecationWarning, match=r"Result.error is now Result.nmse"):
+        assert result.error == result.nmse

@@ -69,7 +69,27 @@ def test_the_fastest_is_taken_and_its_report_has_all_numbers() -> None:
     assert report.measurements[0] == pytest.approx(expected) or report.measurements[0][2:] == pytest.approx(
         expected[2:]
     )
-    assert str(report) == "rough: 300 ms per step, none 600 ms, fine 500 ms (2 workers)"
+    assert str(report) == "chose rough: 2.00x (300 ms per step, none 600 ms, fine 500 ms; 2 workers)"
+    assert report.speed_up == pytest.approx(2)
+    assert (report.step, report.steps) == (len(timetable(3)),) * 2
+
+
+def test_where_compression_does_not_pay_the_report_says_by_how_much() -> None:
+    tested = tried(lambda method, _: [0.97, 1.0, 1.2][method], lambda _: 0.0)
+    report = evaluate([NONE, FINE, ROUGH], sums_of(*[tested] * 4), 4)
+    assert report.speed_up == pytest.approx(0.97)
+    assert str(report) == "chose none: 0.97x with fine (970 ms per step, fine 1 s, rough 1.2 s; 4 workers)"
+
+
+def test_a_trial_that_has_not_ended_is_one_line() -> None:
+    assert str(Report(None)) == "trial: not begun"
+    tested = Trial(7)
+    for _ in range(40):
+        tested.count_step()
+    assert tested.progress == (40, 98)
+    assert str(Report(None, (), 4, *tested.progress)) == "trial: step 40 of 98"
+    assert str(Report("eden-3", (), 4, *tested.progress)) == "trial: step 40 of 98"  # once more
+    assert Report(None).speed_up is None
 
 
 @pytest.mark.parametrize(
@@ -115,5 +135,5 @@ def test_every_worker_decides_from_the_same_whole_numbers() -> None:
 
 
 def test_a_choice_without_a_trial_says_so() -> None:
-    assert str(Report("eden-3", (), 4)) == "eden-3, without a trial (4 workers)"
+    assert str(Report("eden-3", (), 4)) == "chose eden-3, without a trial (4 workers)"
     assert Trial(1).turn == Turn(0, False)

@@ -49,6 +49,8 @@ COMPOSED = {
     "_missing(missing[0], f'{_DYNAMIC} is not set')": "hierarchical: Horovod has no process set for ranks",
     "_missing(ranks, error)": "hierarchical: Horovod has no process set for ranks",
     "_problems[-1]": "cannot be used",
+    "missing_names.message(__name__, name, known)": "module … has no attribute …",
+    "missing_names.message(self._module, name, [*others, *self.names()])": "module … has no attribute …",
     "f'{argument}: {error}' if argument else str(error)": None,  # another error, with the option's name before it
     "str(error)": None,
     "plan.problem": None,  # of the first worker's options
@@ -143,7 +145,7 @@ def printed(tree: ast.Module) -> Iterator[tuple[int, ast.expr]]:
 
 TEXTS = (ast.Constant, ast.JoinedStr)
 
-WARNERS = ("notices.warn(", "notices.log(logging.WARNING", "_log.warning(")
+WARNERS = ("notices.warn(", "notices.deprecated(", "notices.log(logging.WARNING", "_log.warning(")
 
 BEFORE_MESSAGES = ("logging.WARNING", "'%s'")
 

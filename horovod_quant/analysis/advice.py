@@ -28,9 +28,6 @@ In docs/results.md EDEN with 3 bits has 0.072, exponential Global-QSGD 0.14, and
 loss; EDEN with 2 bits has 0.14 or 0.28, depending on its reducers, and ends 1.0% or 1.8% above it.
 """
 
-MOST_ERROR = 0.3
-"""The root of `MOST_NMSE`, for `Auto`."""
-
 WIDTHS = 3
 """Numbers of bits of each family that are modelled, the fewest that keep to the error: a wider one sends more, and has
 almost nothing left to gain in steps.
@@ -257,8 +254,7 @@ def nmse_of(choice: Choice, setting: Setting) -> float | None:
     network, method = setting.network, choice.method
     if not isinstance(method, Scheme):
         return _FLOAT_NMSES[choice.name]
-    rel_rmse = method.relative_error(network.workers, network.hosts)
-    return None if rel_rmse is None else rel_rmse**2
+    return method.expected_nmse(network.workers, network.hosts)
 
 
 _FLOAT_NMSES = {NONE: 0.0, methods.FP16: HALF_ERROR**2}

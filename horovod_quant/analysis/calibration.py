@@ -23,7 +23,7 @@ from horovod_quant.analysis.models import Shapes
 from horovod_quant.analysis.network import MEASURED, MOST_WORKERS, Network, Software
 from horovod_quant.analysis.shapes import shapes_of
 from horovod_quant.analysis.units import TIMES
-from horovod_quant.frontends import methods
+from horovod_quant.frontends import former_names, methods
 from horovod_quant.schemes.base import require_int, require_number
 
 UNCERTAINTY = {
@@ -113,7 +113,7 @@ def read_bench(path: str | Path) -> Bench:
     if not bench.measured:
         raise ValueError(f"{path}: it contains no measurement")
     for name, seconds in bench.measured.items():
-        methods.parse(name)
+        methods.parse(name, version=former_names.VERSION)
         if not seconds > 0:
             raise ValueError(f"{path}: {name} takes {seconds!r} seconds")
     return bench
@@ -129,7 +129,10 @@ def _bench(path: str | Path, found: Any) -> Bench:
         for seconds in result["wall_seconds"]:
             require_number("wall_seconds", seconds, *TIMES)
         if result["wall_seconds"]:
-            measured[str(result["method"])] = statistics.median(result["wall_seconds"])
+            name = str(result["method"])
+            # Version 1 has the names of 0.1.0: what they meant then was measured.
+            name = former_names.present(name, found["version"], found["workers"]) or name
+            measured[name] = statistics.median(result["wall_seconds"])
     return Bench(
         shapes_of(path, found["shapes"]),
         found["workers"],

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from horovod_quant.analysis.advice import MOST_NMSE as MOST_NMSE
 from horovod_quant.analysis.work import resolved, work_of
-from horovod_quant.frontends import methods
+from horovod_quant.frontends import former_names, methods
 from horovod_quant.schemes import Hierarchical, registry
 from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.schemes.hierarchical import inner_of
@@ -27,13 +28,13 @@ class Candidate(NamedTuple):
     Attributes:
         name: as `horovod_quant.frontends.methods` has it.
         scheme: None for Horovod's own allreduce of float32.
-        error: what `Scheme.relative_error` expects among these workers; None where a scheme does not tell.
+        nmse: what `Scheme.expected_nmse` states for these workers; None where a scheme does not.
         bits_sent: by a worker for an element.
     """
 
     name: str
     scheme: Scheme | None
-    error: float | None
+    nmse: float | None
     bits_sent: float
 
 
@@ -42,21 +43,21 @@ NONE = Candidate(methods.NONE, None, 0.0, 64.0)
 
 @functools.lru_cache(maxsize=64)
 def find(
-    max_error: float,
+    max_nmse: float,
     workers: Workers,
     hierarchical: bool,
     kinds: tuple[type[Scheme], ...],
     on_device: bool = False,
     inside: Inside = FLOAT32,
 ) -> tuple[Candidate, ...]:
-    """Those whose error is expected to be no more than ``max_error``, with the fewest bytes first.
+    """Those whose nmse is expected to be no more than ``max_nmse``, with the fewest bytes first.
 
     Of each of a scheme's short names the fewest bits that do, where they send less than float32 would. Of methods whose
     collectives are the same ones, a scheme has one candidate, and a method that sends no less and is no better than
     another has none; unless the other alone needs the host's memory, where gradients may not be.
 
     Args:
-        max_error: see `Scheme.relative_error`.
+        max_nmse: see `Scheme.expected_nmse`.
         workers: who take part; the rank does not matter.
         hierarchical: whether exchanges are hierarchical.
         kinds: the schemes to choose from, see `usable`.
@@ -66,11 +67,11 @@ def find(
     fitting = [
         found
         for family in _families(kinds)
-        for found in _narrowest(family, max_error, workers, hierarchical, on_device, inside)
+        for found in _narrowest(family, max_nmse, workers, hierarchical, on_device, inside)
     ]
     most_bits = ring_allreduce_bytes(32, workers.size)
     kept: list[Candidate] = []
-    for candidate in sorted(fitting, key=lambda each: (each.bits_sent, _takes_longer(each), _error(each))):
+    for candidate in sorted(fitting, key=lambda each: (each.bits_sent, _takes_longer(each), _nmse(each))):
         alike = [each for each in kept if _wire(each, workers) == _wire(candidate, workers)]
         if candidate.bits_sent < most_bits and not any(_replaces(each, candidate) for each in alike):
             kept.append(candidate)
@@ -78,7 +79,7 @@ def find(
 
 
 def any_of(
-    max_error: float,
+    max_nmse: float,
     workers: Workers,
     hierarchical: bool,
     kinds: tuple[type[Scheme], ...],
@@ -88,7 +89,7 @@ def any_of(
     fitting = (
         found
         for family in _families(kinds)[::-1]
-        for found in _narrowest(family, max_error, workers, hierarchical, on_device)
+        for found in _narrowest(family, max_nmse, workers, hierarchical, on_device)
     )
     return next(fitting, None)
 
@@ -122,7 +123,7 @@ def check_names(names: Any) -> tuple[str, ...]:
     """
     given = list(names) if isinstance(names, Iterable) and not isinstance(names, (str, Mapping)) else []
     if not given or not all(isinstance(name, str) for name in given):
-        raise ValueError(f"methods={names!r}: use a list of names, such as ['eden-3', 'qsgdinf-4'], or None")
+        raise ValueError(f"methods={names!r}: use a list of names, such as ['eden-3', 'qsgd-4'], or None")
     found = []
     for name in given:
         try:
@@ -137,6 +138,7 @@ def check_names(names: Any) -> tuple[str, ...]:
                 f"methods: {name!r} {why}; use methods of this package that work with any optimizer"
             )
         found.append(method.name)
+    former_names.warn_of_another_meaning(given)
     return tuple(dict.fromkeys(found))
 
 
@@ -146,7 +148,7 @@ def _families(kinds: tuple[type[Scheme], ...]) -> list[methods.Family]:
 
 def _narrowest(
     family: methods.Family,
-    max_error: float,
+    max_nmse: float,
     workers: Workers,
     hierarchical: bool,
     on_device: bool,
@@ -160,7 +162,7 @@ def _narrowest(
             continue
         with suppress(ValueError):  # too narrow for so many
             found = _candidate(method.name, scheme, workers, hierarchical, inside)
-            if found.error is not None and found.error <= max_error:
+            if found.nmse is not None and found.nmse <= max_nmse:
                 yield found
                 return
 
@@ -168,10 +170,15 @@ def _narrowest(
 def _candidate(name: str, scheme: Scheme, workers: Workers, hierarchical: bool, inside: Inside) -> Candidate:
     whole = Hierarchical(scheme, inside) if hierarchical else scheme
     resolved(whole, workers)
-    work = work_of(whole, [_ELEMENTS], workers.size, workers.local_size)
+    nmse = whole.expected_nmse(workers.size, workers.nodes)
+    return Candidate(name, whole, nmse, bits_sent(whole, workers))
+
+
+def bits_sent(scheme: Scheme, workers: Workers) -> float:
+    """By a worker, for an element of a large gradient; float32 by Horovod's own ring takes ``64 (n - 1) / n``."""
+    work = work_of(scheme, [_ELEMENTS], workers.size, workers.local_size)
     sent = sum(sum(sent_bytes(request, workers.size_of(request.group))) for _, request in work.stages)
-    error = whole.relative_error(workers.size, workers.nodes)
-    return Candidate(name, whole, error, 8 * sent / _ELEMENTS)
+    return 8 * sent / _ELEMENTS
 
 
 def _wire(candidate: Candidate, workers: Workers) -> list[type]:
@@ -184,7 +191,7 @@ def _replaces(one: Candidate, other: Candidate) -> bool:
     """Whether a candidate that sends no more by the same collectives makes another one needless."""
     if _kind(one) is _kind(other):
         return True
-    return _error(one) <= _error(other) and (_needs_host(other) or not _needs_host(one))
+    return _nmse(one) <= _nmse(other) and (_needs_host(other) or not _needs_host(one))
 
 
 def _kind(candidate: Candidate) -> type[Scheme]:
@@ -202,5 +209,5 @@ def _needs_host(candidate: Candidate) -> bool:
     return candidate.scheme.host_requirement() is not None
 
 
-def _error(candidate: Candidate) -> float:
-    return float("inf") if candidate.error is None else candidate.error
+def _nmse(candidate: Candidate) -> float:
+    return float("inf") if candidate.nmse is None else candidate.nmse

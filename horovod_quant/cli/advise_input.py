@@ -22,7 +22,7 @@ from horovod_quant.analysis.shapes import parse_shapes
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import parse_rate, parse_seconds, show_seconds
 from horovod_quant.cli.problem import Problem, write_line
-from horovod_quant.frontends import methods
+from horovod_quant.frontends import former_names, methods
 from horovod_quant.frontends.frontend import GROUP_BYTES
 from horovod_quant.schemes.base import require_int, require_number
 from horovod_quant.schemes.inside import FLOAT32, Inside
@@ -133,6 +133,7 @@ def read_step(arguments: argparse.Namespace) -> Step:
 
 def read_choices(arguments: argparse.Namespace, network: Network, shapes: Shapes) -> list[Choice]:
     if arguments.methods:
+        former_names.warn_of_another_meaning(arguments.methods)
         with Problem.of("--methods"):
             return advice.choices(arguments.methods, arguments.hierarchical, arguments.inside)
     if arguments.hierarchical:

@@ -1,7 +1,7 @@
 """Measures whole exchanges of a model's gradients with each method, none and fp16: time, bytes and error.
 
     horovodrun -np 4 horovod-quant bench --model resnet50
-    horovodrun -np 4 horovod-quant bench --methods global-qsgd-8 qsgdinf-4 --rounds 7 --json bench.json --plot bench.png
+    horovodrun -np 4 horovod-quant bench --methods global-qsgd-8 qsgd-4 --rounds 7 --json bench.json --plot bench.png
     horovodrun -np 2 horovod-quant bench --framework tensorflow --shapes 1000x1000 1000 3x3x64x64
 
 An exchange lasts from the start of the backward pass, which computes nothing here, until the synchronized gradients

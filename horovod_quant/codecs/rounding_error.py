@@ -1,7 +1,7 @@
 """How much error rounding adds, for gradients like white noise: what `advise` says of a method's quality.
 
 The errors are expectations, computed from the variance of stochastic rounding, not samples of it. Real gradients have
-heavier tails, and larger errors. Each scheme tells its own, by `Scheme.relative_error`.
+heavier tails, and larger errors. Each scheme tells its own, by `Scheme.expected_nmse`.
 """
 
 from __future__ import annotations

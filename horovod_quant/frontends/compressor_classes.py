@@ -10,13 +10,15 @@ import dataclasses
 import difflib
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
+from horovod_quant.frontends import missing_names
 from horovod_quant.schemes import registry
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes.base import Scheme, renamed_arguments
 
 
 class Classes:
@@ -49,7 +51,8 @@ class Classes:
         """
         scheme_class = None if name.startswith("_") else registry.find(name)
         if scheme_class is None:
-            raise AttributeError(f"module {self._module!r} has no attribute {name!r}")
+            others = getattr(sys.modules.get(self._module), "__all__", ())
+            raise AttributeError(missing_names.message(self._module, name, [*others, *self.names()]))
         if scheme_class not in self._made:
             self._made[scheme_class] = self._make(scheme_class)
         return self._made[scheme_class]
@@ -79,7 +82,7 @@ class Classes:
         fields = {field.name for field in _fields(scheme_class)}
 
         def __init__(self: Any, *given: Any, **named: Any) -> None:
-            arguments = _bound(signature, name, given, named)
+            arguments = _bound(signature, name, given, renamed_arguments(scheme_class, named))
             own = {argument: arguments.pop(argument) for argument in fields & set(arguments)}
             base.__init__(self, scheme_class(**own), **arguments)  # type: ignore[misc]
 

@@ -11,16 +11,17 @@ from typing import Any, Callable
 import numpy as np
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant.frontends import methods, nodes
+from horovod_quant.frontends import former_names, methods, nodes, switch
 from horovod_quant.frontends.compressor_classes import refuse_unknown
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import Stats, TrafficCounter
 from horovod_quant.kernels import notices
 from horovod_quant.reductions.agreement import WIRE_VERSION, signs_of
 from horovod_quant.schemes import Hierarchical, registry
-from horovod_quant.schemes.base import Scheme, argument_names, require_bool, require_int
+from horovod_quant.schemes.base import Scheme, Workers, argument_names, require_bool, require_int
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.inside import FLOAT32, Inside, require_inside
+from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 MIN_ELEMENTS = 1024
 """Default ``min_elements`` of the compressors."""
@@ -73,7 +74,7 @@ class BaseCompressor(metaclass=_CompressorClass):
 
     Args:
         scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or the name of a
-            method, such as ``"qsgdinf-4"``.
+            method, such as ``"qsgd-4-l2"``.
         min_elements: smaller gradients are left to Horovod, uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
@@ -146,6 +147,7 @@ class BaseCompressor(metaclass=_CompressorClass):
         self.overlap = bool(overlap)
         self._kernels = kernels
         self._said_nothing_is_compressed = False
+        self._said_it_sends_more = False
         self._check_kernels()
         self._attach(process_set, None if named_parameters is None else _named(named_parameters))
         if hierarchical and self._is_initialized():  # otherwise at the first exchange
@@ -163,12 +165,53 @@ class BaseCompressor(metaclass=_CompressorClass):
     def _check_workers(self, size: int) -> None:
         """Raises ValueError when the arguments cannot serve so many workers, or nodes like these."""
         self.policy.check_workers(size, self._local_size())
+        self._warn_if_it_sends_more(size)
+
+    def _deciding(self, workers: Workers) -> Workers:
+        """The workers for whose number ``exchange="auto"`` chooses."""
+        return workers
+
+    def _warn_if_it_sends_more(self, size: int) -> None:
+        """Once, on the first worker: of arguments with which among so many workers float32 would send less."""
+        from horovod_quant.autotune.candidates import bits_sent  # which imports this package
+
+        if (
+            self.policy.is_off
+            or self._said_it_sends_more
+            or not self._basics().is_initialized()
+            or self._basics().rank() != 0
+        ):
+            return
+        workers = Workers(0, size // self._local_size())
+        for scheme in map(inner_of, self.policy.schemes):
+            if workers.size == 1 or scheme.own_optimizer is not None:
+                continue
+            try:
+                resolved = scheme.for_workers(self._deciding(workers))
+                fixed = resolved.fixed_length_proxy()
+                ratio = bits_sent(fixed, workers) / ring_allreduce_bytes(32, workers.size)
+            except (AttributeError, NotImplementedError, TypeError, ValueError):  # another package's
+                continue
+            if ratio >= 1:
+                self._said_it_sends_more = True
+                notices.warn(
+                    f"{type(scheme).__name__} sends {ratio:.2f} times the bytes of float32 among "
+                    f"{workers.size} {'nodes' if self.hierarchical else 'workers'}; {_mended(scheme, resolved)}",
+                    stacklevel=2,
+                )
+                return
 
     def _check_kernels(self) -> None:
         kernel_backends.get(self._kernels)
 
     def _attach(self, process_set: Any, named_parameters: Sequence[tuple[str, Any]] | None) -> None:
         """Makes what belongs to this process, in which Horovod has its own process sets, parameters and operations."""
+        self.policy.is_off = switch.is_off()
+        if self.policy.is_off and self.own_optimizer is not None:
+            raise RuntimeError(
+                f"{switch.VARIABLE}=1: the optimizer {self.own_optimizer} steps by the bits that its compressor sends; "
+                f"train with another optimizer, or unset the variable"
+            )
         lasting = set(vars(self))
         self._process_set = process_set
         self._traffic = TrafficCounter()
@@ -203,7 +246,12 @@ class BaseCompressor(metaclass=_CompressorClass):
 
     def stats(self) -> Stats:
         """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
-        return self._traffic.stats()
+        found = self._traffic.stats()
+        return found._replace(uncounted=tuple(self._uncounted(found.parameters)))
+
+    def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
+        """Names of gradients that Horovod has reduced without asking this compressor."""
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         """How often each gradient has been exchanged, by name: besides the seed, all that the random bits depend on.
@@ -319,6 +367,8 @@ class BaseCompressor(metaclass=_CompressorClass):
         """Once: of a model whose gradients, by name, have so many elements."""
         if not elements or self._said_nothing_is_compressed or self.policy.compresses_any(elements):
             return
+        if self.policy.is_off:
+            return
         self._said_nothing_is_compressed = True
         notices.warn(
             f"{type(self).__name__} compresses nothing: each of the model's {len(elements)} gradients has fewer than "
@@ -387,6 +437,7 @@ def _scheme(value: Any) -> Scheme:
             found = methods.parse(value).scheme()
         except ValueError as error:
             raise ValueError(f"scheme={value!r}: {error}") from None
+        former_names.warn_of_another_meaning([value])
         if found is None:
             raise ValueError(
                 f"scheme={value!r}: that is Horovod's own; use compression=hvd.Compression.{value}"
@@ -399,7 +450,7 @@ def _scheme(value: Any) -> Scheme:
     if not isinstance(value, Scheme):
         raise ValueError(
             f"scheme={value!r}: use one of horovod_quant.schemes, as in QSGD(bits=4), or a method's name, as in "
-            f"'qsgdinf-4'"
+            f"'qsgd-4'"
         )
     registry.check(type(value))
     try:
@@ -407,6 +458,17 @@ def _scheme(value: Any) -> Scheme:
     except TypeError as error:
         raise ValueError(f"scheme={value!r}: {error}; use tuples and numbers as its arguments") from None
     return value
+
+
+def _mended(scheme: Scheme, resolved: Scheme) -> str:
+    """The arguments with which a scheme sends less."""
+    found = {"exchange": "auto", "coding": "fixed"}
+    changed = {name: value for name, value in found.items() if getattr(scheme, name, value) != value}
+    if not changed and getattr(resolved, "exchange", None) == "allgather":
+        changed = {"exchange": "alltoall"}  # which "auto" has not chosen
+    if changed:
+        return f"use {', '.join(f'{name}={value!r}' for name, value in changed.items())}"
+    return "use fewer bits, or another method: `horovod-quant advise` names one"
 
 
 def _whole(value: Any) -> Any:

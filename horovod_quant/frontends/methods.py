@@ -1,16 +1,22 @@
 """The names of methods, such as ``global-qsgd-8``, that commands, scripts and documents use.
 
-A name is one of a scheme's short names (`presets` of `horovod_quant.schemes.base.Scheme`), followed by the number of
-bits if the preset leaves the argument ``bits`` open: ``qsgd-4``. ``none`` and ``fp16`` are Horovod's own.
+A name says which scheme and which arguments: one of the scheme's short names (`presets` of
+`horovod_quant.schemes.base.Scheme`), the number of bits if the preset leaves the argument ``bits`` open, and whatever
+differs from the defaults: ``qsgd-4`` is ``QSGD(bits=4)``, ``qsgd-4-l2-bucket1024`` is ``QSGD(bits=4, norm="l2",
+bucket_size=1024)``. ``none`` and ``fp16`` are Horovod's own.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import re
-from collections.abc import Iterator
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from horovod_quant.frontends import former_names
 from horovod_quant.schemes import registry
 from horovod_quant.schemes.base import Scheme, argument_names
 
@@ -36,8 +42,12 @@ class Method(NamedTuple):
     @property
     def family(self) -> str:
         """The name without the bits."""
-        families = () if self.scheme_class is None else registry.families_of(self.scheme_class)
-        return self.name.rpartition("-")[0] if families and self.name not in families else self.name
+        for name, kind, preset in _presets():
+            if kind is self.scheme_class and _has_bits(kind, preset):
+                bits, rest = f"{name}-{self.arguments.get('bits')}", self.name
+                if rest == bits or rest.startswith(f"{bits}-"):
+                    return name + rest[len(bits) :]
+        return self.name
 
     @property
     def own_optimizer(self) -> str | None:
@@ -61,7 +71,7 @@ class Method(NamedTuple):
         return getattr(hvq, self.class_name)(**{**self.arguments, **options})
 
     def code(self, **options: Any) -> str:
-        """What to write after ``compression=`` in a script: ``hvq.QSGD(bits=4, norm='max')``, ``hvd.Compression.fp16``.
+        """What to write after ``compression=`` in a script: ``hvq.QSGD(bits=4, norm='l2')``, ``hvd.Compression.fp16``.
 
         Args:
             **options: further arguments of the compressor; Horovod's own accept none.
@@ -80,28 +90,30 @@ class Family(NamedTuple):
 
 
 def every_family() -> list[Family]:
-    """All methods: Horovod's own, and each short name with every number of bits that its scheme accepts.
+    """All methods that commands consider: Horovod's own, and each short name and variant with all possible bits.
 
     Methods that lack an argument are left out, as are those that another package's scheme refuses.
     """
     found = [Family(name, (Method(name, None, {}),)) for name in (NONE, FP16)]
-    for family, kind, preset in _presets():
-        names = (
-            [f"{family}-{bits}" for bits in range(1, MOST_BITS + 1)] if _has_bits(kind, preset) else [family]
-        )
-        members = []
-        for name in names:
-            with suppress(ValueError):
-                members.append(parse(name))
-        if members:
-            found.append(Family(family, tuple(members)))
+    for short, kind, preset in _presets():
+        for variant in ({}, *_variants(kind)):
+            members = []
+            for bits in range(1, MOST_BITS + 1) if _has_bits(kind, preset) else (None,):
+                with suppress(ValueError):
+                    members.append(_method(short, kind, preset, bits, variant))
+            if members:
+                found.append(Family(members[0].family, tuple(members)))
     return found
 
 
 def families() -> list[str]:
-    """What `parse` accepts, for help texts and messages; ``BITS`` stands for a number."""
-    found = (f"{name}-BITS" if _has_bits(kind, preset) else name for name, kind, preset in _presets())
-    return [NONE, FP16, *found]
+    """The names that commands consider, for help texts and messages; ``BITS`` stands for a number."""
+    found = [NONE, FP16]
+    for name, kind, preset in _presets():
+        for variant in ({}, *_variants(kind)):
+            bits = ["BITS"] if _has_bits(kind, preset) else []
+            found.append("-".join([name, *bits, *_spelled(kind, variant)]))
+    return found
 
 
 def compared() -> list[str]:
@@ -113,47 +125,168 @@ def examples() -> dict[str, Scheme]:
     """A scheme for each short name, with defaults for what the name leaves open, where such a scheme can be made."""
     found = {}
     for name, kind, preset in _presets():
-        if set(registry.required_arguments(kind)) <= set(preset):
-            with suppress(ValueError):  # another package's, whose defaults do not suit its preset
-                found[name] = kind(**preset)
+        for variant in ({}, *_variants(kind)):
+            if set(registry.required_arguments(kind)) <= {*preset, *variant}:
+                with suppress(ValueError):  # another package's, whose defaults do not suit its preset
+                    found["-".join([name, *_spelled(kind, variant)])] = kind(**{**preset, **variant})
     return found
 
 
-def parse(name: str) -> Method:
-    """The method with that name.
+def parse(name: str, *, version: int | None = None, workers: int | None = None) -> Method:
+    """The method with that name. A name that only version 0.1.0 had comes with a FutureWarning.
+
+    Args:
+        name: as `families` has it, or with any other arguments spelled out.
+        version: of the names in a file, see `former_names.VERSION`; by default a user has written it. A file's name
+            has the meaning that it had when it was written, and comes without a warning.
+        workers: who used the method then, if that is known.
 
     Raises:
-        ValueError: there is none; the message lists the valid names.
+        ValueError: there is no such method; the message lists the valid names.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"{name!r} is no method's name; use a text such as 'qsgd-4'")
     if name in (NONE, FP16):
         return Method(name, None, {})
-    known = {family: (kind, preset) for family, kind, preset in _presets()}
-    found = re.fullmatch(r"(.+)-([0-9]{1,9})", name)
-    if name in known:
-        family, bits = name, None
-    elif found is not None and found[1] in known and _has_bits(*known[found[1]]):
-        family, bits = found[1], int(found[2])
-    else:
-        *usable, last = families()
-        raise ValueError(f"there is no method {name!r}; use {', '.join(usable)} or {last}")
-    kind, preset = known[family]
-    if _has_bits(kind, preset):
-        if bits is None:
-            raise ValueError(f"{name!r} lacks the number of bits; use {family}-4, for example")
-        preset = {"bits": bits, **preset}
-    lacking = [argument for argument in registry.required_arguments(kind) if argument not in preset]
+    method = _find(former_names.present(name, version, workers) or name)
+    if method is None:
+        raise ValueError(f"there is no method {name!r}; {_nearest(name)}")
+    return method
+
+
+# ---- reading a name --------------------------------------------------------------------------------------------------
+
+
+def _find(name: str) -> Method | None:
+    """None if there is no such method; raises ValueError where its arguments are not possible."""
+    # The longest short name first: another package's may begin with one of ours.
+    for short, kind, preset in sorted(_presets(), key=lambda each: -len(each[0])):
+        if name != short and not name.startswith(f"{short}-"):
+            continue
+        rest, bits = name[len(short) :], None
+        if _has_bits(kind, preset):
+            found = re.match(r"-([0-9]{1,9})(?=-|$)", rest)
+            if found is None:
+                if not rest:
+                    raise ValueError(f"{name!r} lacks the number of bits; use {short}-4, for example")
+                continue
+            bits, rest = int(found[1]), rest[found.end() :]
+        spelled = _read(kind, rest)
+        if spelled is None:
+            continue
+        try:
+            return _method(short, kind, preset, bits, spelled)
+        except ValueError as error:
+            raise ValueError(f"{name!r}: {error}") from None
+    return None
+
+
+def _method(
+    short: str, kind: type[Scheme], preset: Mapping[str, Any], bits: int | None, spelled: Mapping[str, Any]
+) -> Method:
+    """Raises ValueError for arguments that the scheme refuses or lacks."""
+    usual = _defaults(kind)
+    differing = {
+        name: value for name, value in spelled.items() if name in preset or value != usual.get(name, value)
+    }
+    given = {**({} if bits is None else {"bits": bits}), **preset, **differing}
+    lacking = [argument for argument in registry.required_arguments(kind) if argument not in given]
     if lacking:
         raise ValueError(
-            f"{name!r}: {kind.__name__} needs {', '.join(lacking)}, which its name does not specify; add "
-            f"presets to {kind.__name__}, or defaults for these arguments"
+            f"{kind.__name__} needs {', '.join(lacking)}, which its name does not specify; add presets to "
+            f"{kind.__name__}, or defaults for these arguments"
         )
-    # One name for each method: "qsgd-04" would be another.
-    method = Method(family if bits is None else f"{family}-{bits}", kind, preset)
-    try:
-        method.scheme()
-    except ValueError as error:
-        raise ValueError(f"{name!r}: {error}") from None
+    numbers = [] if bits is None else [str(bits)]
+    method = Method("-".join([short, *numbers, *_spelled(kind, differing)]), kind, given)
+    method.scheme()
     return method
+
+
+def _spelled(kind: type[Scheme], arguments: Mapping[str, Any]) -> list[str]:
+    """The words of a name that say what differs from the defaults, in the order of the scheme's fields."""
+    usual = _defaults(kind)
+    found = []
+    for field in _fields(kind):
+        value = arguments.get(field, usual[field])
+        if value == usual[field] or value is None:
+            continue
+        if value is True:
+            found.append(field.replace("_", "-"))
+        elif isinstance(value, str):
+            found.append(value)
+        else:
+            found.append(f"{_stem(field)}{value}")
+    return found
+
+
+def _read(kind: type[Scheme], text: str) -> dict[str, Any] | None:
+    """The arguments that the end of a name spells out; None if it says anything else."""
+    if not text:
+        return {}
+    for field, choices in _fields(kind).items():
+        for choice in choices:
+            word = field.replace("_", "-") if choice is True else choice
+            if text == f"-{word}" or text.startswith(f"-{word}-"):
+                further = _read(kind, text[len(word) + 1 :])
+                if further is not None:
+                    return None if field in further else {field: choice, **further}
+        number = re.match(rf"-{_stem(field)}([0-9]{{1,9}})(?=-|$)", text)
+        if number is not None and not choices:
+            further = _read(kind, text[number.end() :])
+            if further is not None:
+                return None if field in further else {field: int(number[1]), **further}
+    return None
+
+
+def _fields(kind: type[Scheme]) -> dict[str, tuple[Any, ...]]:
+    """The arguments that names can spell out, each with its choices, or with none where it is a number."""
+    try:
+        hints = typing.get_type_hints(kind)
+    except (TypeError, NameError):
+        hints = {}
+    found: dict[str, tuple[Any, ...]] = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        hint = hints.get(field.name)
+        if not field.init or field.name == "bits" or field.default is dataclasses.MISSING:
+            continue
+        if hint is bool:
+            found[field.name] = (True,)
+        elif typing.get_origin(hint) is typing.Literal and all(
+            isinstance(each, str) for each in typing.get_args(hint)
+        ):
+            # "elias" begins "elias-omega"
+            found[field.name] = tuple(sorted(typing.get_args(hint), key=len, reverse=True))
+        elif hint is int or int in typing.get_args(hint):
+            found[field.name] = ()
+    return found
+
+
+def _stem(field: str) -> str:
+    """``bucket`` of ``bucket_size``, ``server`` of ``server_bits``."""
+    return re.sub("_(size|bits)$", "", field).replace("_", "-")
+
+
+def _defaults(kind: type[Scheme]) -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
+
+
+def _nearest(name: str) -> str:
+    """What to write instead: the methods of a class of that name, a name like it, or all names."""
+    known = families()
+    kind = registry.find(name)
+    shorts = [short for short, found, _ in _presets() if found is kind]
+    near = [each for each in known if each.partition("-BITS")[0] in shorts][:1]
+    if not near:
+        plain = {each.replace("-BITS", ""): each for each in known}
+        written = re.sub(r"-[0-9]{1,9}(?=-|$)", "", name.lower(), count=1)[:100]
+        near = [plain[each] for each in difflib.get_close_matches(written, plain, 1)]
+    numbers = [*re.findall(r"-([0-9]{1,2})(?=-|$)", name), "4"]
+    for usable in (each.replace("BITS", bits) for each in near for bits in numbers):
+        with suppress(ValueError):
+            if _find(usable) is not None:
+                return f"did you mean {usable!r}?"
+    *others, last = known
+    return f"use {', '.join(others)} or {last}"
 
 
 def _presets() -> Iterator[tuple[str, type[Scheme], dict[str, Any]]]:
@@ -162,6 +295,10 @@ def _presets() -> Iterator[tuple[str, type[Scheme], dict[str, Any]]]:
             yield family, kind, preset
 
 
-def _has_bits(kind: type[Scheme], preset: dict[str, Any]) -> bool:
-    """Whether a method's name ends with the bits."""
+def _variants(kind: type[Scheme]) -> Sequence[Mapping[str, Any]]:
+    return vars(kind).get("variants", ())
+
+
+def _has_bits(kind: type[Scheme], preset: Mapping[str, Any]) -> bool:
+    """Whether a method's name has the bits."""
     return "bits" in argument_names(kind) and "bits" not in preset

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from horovod_quant.schemes import Hierarchical
-from horovod_quant.schemes.base import Scheme, Workers, argument_names, require_int
+from horovod_quant.schemes.base import Scheme, Workers, argument_names, renamed_arguments, require_int
 from horovod_quant.schemes.hierarchical import inner_of
 
 _REMEMBERED = 10_000
@@ -51,6 +51,9 @@ class Policy:
         ]
         self._chosen: dict[tuple[str, int], Scheme | None] = {}
 
+    is_off = False
+    """True if nothing is compressed, whatever the arguments: see `horovod_quant.frontends.switch`."""
+
     @property
     def schemes(self) -> list[Scheme]:
         """Every scheme that may be chosen."""
@@ -77,8 +80,10 @@ class Policy:
         return self._chosen[name, elements]
 
     def _choose(self, name: str, elements: int) -> Scheme | None:
-        if elements < max(self.min_elements, 1) or any(
-            fnmatchcase(name, pattern) for pattern in self.exclude
+        if (
+            self.is_off
+            or elements < max(self.min_elements, 1)
+            or any(fnmatchcase(name, pattern) for pattern in self.exclude)
         ):
             return None
         return next((scheme for pattern, scheme in self.overrides if fnmatchcase(name, pattern)), self.scheme)
@@ -124,6 +129,7 @@ def _replaced(scheme: Scheme, pattern: Any, arguments: Any) -> Scheme:
     known = argument_names(scheme)
     if not isinstance(arguments, Mapping):
         raise ValueError(f"overrides[{pattern!r}]={arguments!r}: use a mapping such as {{'bits': 8}}")
+    arguments = renamed_arguments(type(scheme), arguments)
     for argument in arguments:
         if argument not in known:
             usable = ", ".join(known) or "no arguments (it has none)"

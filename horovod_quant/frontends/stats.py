@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 
@@ -17,14 +17,21 @@ class Traffic(NamedTuple):
             ``rotate=True``). ``bytes_sent`` includes their bytes.
     """
 
-    bytes_sent: float
-    float32_bytes: float
+    bytes_sent: int
+    float32_bytes: int
     exchanged_again: int = 0
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes than float32; nan while nothing has been sent."""
+        """``float32_bytes`` divided by ``bytes_sent``; nan while nothing has been sent."""
         return self.float32_bytes / self.bytes_sent if self.bytes_sent else float("nan")
+
+    def __repr__(self) -> str:
+        again = f", exchanged_again={self.exchanged_again}" if self.exchanged_again else ""
+        return (
+            f"Traffic(bytes_sent={self.bytes_sent}, float32_bytes={self.float32_bytes}, "
+            f"ratio={self.ratio:.2f}{again})"
+        )
 
 
 OTHER_NAMES = "(other names)"
@@ -32,10 +39,45 @@ OTHER_NAMES = "(other names)"
 
 
 class Stats(NamedTuple):
-    """Traffic per parameter name and in total, since the compressor was constructed."""
+    """Traffic per parameter name and in total, since the compressor was constructed.
+
+    Attributes:
+        parameters: by the parameters' names.
+        total: their sum.
+        steps: number of exchanges of the parameter that was exchanged most often.
+        uncounted: names of parameters that Horovod reduces without asking the compressor, such as those with sparse
+            gradients; their bytes are not in ``total``.
+        seconds_waited: time in which the training waited for exchanges, decoding included; None where that is not
+            measured (TensorFlow).
+        nmse: the squared error of the averages by their own square, measured on a sample of the gradients; None
+            without ``nmse_every``.
+    """
 
     parameters: dict[str, Traffic]
     total: Traffic
+    steps: int = 0
+    uncounted: tuple[str, ...] = ()
+    seconds_waited: float | None = None
+    nmse: float | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """Figures for TensorBoard, Weights & Biases or MLflow; empty while nothing has been sent.
+
+        Returns:
+            ``horovod_quant/mb_sent_per_step`` (10^6 bytes), ``horovod_quant/compression_ratio`` (float32's bytes by
+            those sent), and where they are measured ``horovod_quant/nmse`` and ``horovod_quant/ms_waited_per_step``.
+        """
+        if not self.steps or not self.total.bytes_sent:
+            return {}
+        found: dict[str, float | None] = {
+            "mb_sent_per_step": self.total.bytes_sent / 1e6 / self.steps,
+            "compression_ratio": self.total.ratio,
+            "nmse": self.nmse,
+            "ms_waited_per_step": None
+            if self.seconds_waited is None
+            else 1e3 * self.seconds_waited / self.steps,
+        }
+        return {f"horovod_quant/{name}": float(value) for name, value in found.items() if value is not None}
 
     def __str__(self) -> str:
         width = max([len(name) for name in self.parameters] + [len("parameter")])
@@ -44,17 +86,26 @@ class Stats(NamedTuple):
             figures = f"{traffic.bytes_sent:14,.0f} {traffic.float32_bytes:14,.0f} {traffic.ratio:7.2f}"
             again = f" ({traffic.exchanged_again} buckets again)" if traffic.exchanged_again else ""
             lines.append(f"{name:{width}} {figures}{again}")
+        if self.uncounted:
+            names = ", ".join(self.uncounted[:8]) + (", ..." if len(self.uncounted) > 8 else "")
+            lines.append(f"not counted, as Horovod reduces them itself (sparse gradients): {names}")
+        if self.nmse is not None:
+            lines.append(f"nmse, measured on a sample: {self.nmse:.3g}")
         return "\n".join(lines)
 
 
-def total_of(parameters: dict[str, Traffic]) -> Stats:
-    """The parameters' traffic with its sum."""
-    total = Traffic(
-        sum(traffic.bytes_sent for traffic in parameters.values()),
-        sum(traffic.float32_bytes for traffic in parameters.values()),
-        sum(traffic.exchanged_again for traffic in parameters.values()),
-    )
-    return Stats(parameters, total)
+def total_of(parameters: Mapping[str, tuple[float, float, int]], steps: int) -> Stats:
+    """The parameters' traffic in whole bytes, with its sum.
+
+    Args:
+        parameters: bytes sent, bytes in float32 and buckets exchanged again, by name.
+        steps: see `Stats`.
+    """
+    whole = {
+        name: Traffic(round(sent), round(float32_bytes), again)
+        for name, (sent, float32_bytes, again) in parameters.items()
+    }
+    return Stats(whole, Traffic(*map(sum, zip(*whole.values()))) if whole else Traffic(0, 0), steps)
 
 
 class Repeated:
@@ -92,12 +143,15 @@ class TrafficCounter:
         self._sent: dict[str, float] = {}
         self._expected: dict[str, float] = {}
         self._again: dict[str, int] = {}
+        self._times: dict[str, int] = {}
         self._repeated: dict[tuple[str, float, float], Repeated] = {}
         self._groups: dict[tuple[tuple[str, ...], tuple[float, ...]], int] = {}
 
-    def expect(self, name: str, float32_bytes: float) -> None:
+    def expect(self, name: str, float32_bytes: float, times: int = 1) -> None:
+        """Counts exchanges of a gradient, and what all of them would send in float32."""
         with self._lock:
             self._expected[name] = self._expected.get(name, 0.0) + float32_bytes
+            self._times[name] = self._times.get(name, 0) + times
 
     def count(self, name: str, sent: float) -> None:
         with self._lock:
@@ -139,6 +193,7 @@ class TrafficCounter:
             if times:
                 self._expected[name] = self._expected.get(name, 0.0) + times * repeated.float32_bytes
                 self._sent[name] = self._sent.get(name, 0.0) + times * repeated.sent_bytes
+                self._times[name] = self._times.get(name, 0) + times
 
     def count_again(self, name: str, buckets: int) -> None:
         """Counts buckets that were exchanged a second time."""
@@ -156,16 +211,18 @@ class TrafficCounter:
                     counts[into] = counts.get(into, 0.0) + counts.pop(name, 0.0)
             for name in merged:
                 self._again[into] = self._again.get(into, 0) + self._again.pop(name, 0)
+                self._times.pop(name, None)
         return merged
 
     def stats(self) -> Stats:
         with self._lock:
             self._add_up()
             parameters = {
-                name: Traffic(self._sent.get(name, 0.0), expected, self._again.get(name, 0))
+                name: (self._sent.get(name, 0.0), expected, self._again.get(name, 0))
                 for name, expected in self._expected.items()
             }
-        return total_of(parameters)
+            steps = max(self._times.values(), default=0)
+        return total_of(parameters, steps)
 
 
 def _is_member(name: str, of: str) -> bool:

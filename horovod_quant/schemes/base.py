@@ -7,11 +7,13 @@ simulator, mpi4py, Horovod) performs the collective and sends the result back in
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, ClassVar, Final, Literal
 
 import numpy as np
 
+from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW
 from horovod_quant.reductions.base import Reduction
@@ -102,10 +104,13 @@ class Scheme:
     inherited:
 
     Attributes:
-        presets: short names, each with some of the arguments: ``{"qsgdinf": {"norm": "max"}}``. Where a scheme has an
-            argument ``bits`` that a preset leaves open, the method's name ends with it: ``qsgdinf-4``. By default there
+        presets: short names, each with some of the arguments: ``{"sparse": {"share": 0.1}}``. Where a scheme has an
+            argument ``bits`` that a preset leaves open, the method's name ends with it: ``qsgd-4``. By default there
             is one name, that of the class in lower case.
+        variants: arguments that the commands consider beside the defaults, such as ``({"norm": "l2"},)``; their
+            methods' names spell out what differs: ``qsgd-4-l2``.
         compared: full names of the methods that ``bench`` and ``advise`` compare by default.
+        renamed: former names of arguments, which are accepted with a DeprecationWarning, and their present names.
         own_optimizer: name of the class in ``hvq.optim`` to whose gradients the scheme is limited; its result is then
             that optimizer's update, not an average. A frontend without such a class refuses the scheme.
         own_steps: recommended number of steps with that optimizer, relative to other optimizers.
@@ -116,6 +121,8 @@ class Scheme:
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    variants: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    renamed: ClassVar[Mapping[str, str]] = {}
     compared: ClassVar[Sequence[str]] = ()
     own_optimizer: ClassVar[str | None] = None
     own_steps: ClassVar[float] = 1.0
@@ -198,13 +205,24 @@ class Scheme:
         """
         return None
 
-    def relative_error(self, workers: int, hosts: int) -> float | None:
-        """Expected ``||average - exact|| / ||exact||`` for independent Gaussian gradients; None if unknown.
+    def expected_nmse(self, workers: int, hosts: int) -> float | None:
+        """Expected ``||average - exact||^2 / ||exact||^2`` for independent Gaussian gradients; None if unknown.
 
-        At 1 the rounding adds as much noise as the gradients already have. ``advise`` recommends no method without it.
+        Of the exchange that these workers run. A training needs about this share of steps more for the same loss: at 1
+        the rounding adds the same noise as the gradients have. ``advise`` recommends no method without it.
         `horovod_quant.codecs.rounding_error` computes it for stochastic rounding to levels.
         """
-        return None
+        if type(self).relative_error is Scheme.relative_error:
+            return None
+        rel_rmse = self.relative_error(workers, hosts)
+        return None if rel_rmse is None else rel_rmse**2
+
+    def relative_error(self, workers: int, hosts: int) -> float | None:
+        """The root of `expected_nmse`. Schemes of version 0.1 define it instead."""
+        if type(self).expected_nmse is Scheme.expected_nmse:
+            return None
+        nmse = self.expected_nmse(workers, hosts)
+        return None if nmse is None else math.sqrt(nmse)
 
     def fixed_length_proxy(self) -> Scheme:
         """A stand-in for the performance model: a scheme whose bytes do not depend on the values."""
@@ -287,6 +305,23 @@ def with_explained_errors(
 def argument_names(scheme: Any) -> list[str]:
     """Of a scheme or its class."""
     return [field.name for field in dataclasses.fields(scheme) if field.init]
+
+
+def renamed_arguments(kind: type[Scheme], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by their present names; a former name comes with a DeprecationWarning.
+
+    Raises:
+        TypeError: an argument is given by both names.
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        present = kind.renamed.get(name, name)
+        if present in found or (present != name and present in given):
+            raise TypeError(f"{kind.__name__}() got {name!r} and {present!r}, two names of one argument")
+        if present != name:
+            notices.deprecated(f"{kind.__name__}({name}=...) is now {kind.__name__}({present}=...)")
+        found[present] = value
+    return found
 
 
 def use_plain_ints(scheme: Scheme, *names: str) -> None:

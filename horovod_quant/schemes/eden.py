@@ -7,7 +7,7 @@ A random rotation makes every bucket look Gaussian, so that one table of levels 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any, NamedTuple, get_args
 
 from horovod_quant.codecs.rotated_codes import RotatedCodes, eden_error, eden_variance_factor
@@ -18,6 +18,7 @@ from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather
 from horovod_quant.schemes.base import (
     Scheme,
     Workers,
+    renamed_arguments,
     require_bool,
     require_choice,
     require_int,
@@ -58,7 +59,7 @@ class Widths(NamedTuple):
         """For an element, by one of so many workers, times ``n / (n - 1)``."""
         return workers * self.bits if self.exchange == ALLGATHER else self.bits + self.server_bits
 
-    def error(self, ratio: float = 1.0) -> float:
+    def nmse(self, ratio: float = 1.0) -> float:
         """See `horovod_quant.codecs.rotated_codes.eden_error`."""
         server_bits = None if self.exchange == ALLGATHER else self.server_bits
         return eden_error(self.bits, server_bits, ratio, self.trellis)
@@ -100,14 +101,14 @@ class EDEN(Scheme):
     bucket is padded to. A bucket of normally distributed elements has 0.3% with 1 bit and d = 32, and less otherwise.
 
     Args:
-        bits: width of a code, 1 to 4; 3 unless ``error`` is given. A bucket whose largest magnitude is below 2^-96
+        bits: width of a code, 1 to 4; 3 unless ``nmse`` is given. A bucket whose largest magnitude is below 2^-96
             counts as 0. An element outside float32's range turns its bucket into NaN.
-        server_bits: width of the servers' codes. The error of the second rounding does not shrink with the number of
-            workers, so ``"auto"`` uses the fewest bits, at least ``bits``, that keep it to at most twice the remaining
-            error of the workers: ``bits`` for up to 11 workers, one more from 12, two more from about 70, at most 4.
-            An allgather has no second rounding.
+        server_bits: width of the reducers' codes. The error of the second rounding does not shrink with the number of
+            workers, so ``"auto"`` uses the fewest bits that keep it to at most the remaining error of the workers: one
+            more than ``bits`` for up to 28 workers, more from there on, at most 4. Width 3 with ``server_bits=3`` sends
+            12% less than with 4, and has 1.6 times the squared error. An allgather has no second rounding.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an allgather for two workers, an alltoall for more.
-        error: instead of ``bits``, the largest acceptable squared error of the average, relative to its own square,
+        nmse: instead of ``bits``, the largest acceptable squared error of the average, relative to its own square,
             for gradients that have nothing in common. The exchange with the fewest bytes that achieves it is used,
             given the number of workers. An alltoall achieves 0.0193 or more, an allgather 0.0096; with a trellis it is
             0.0134 and 0.0067.
@@ -116,21 +117,27 @@ class EDEN(Scheme):
             0.0067 of the squared gradient for 1 to 4 bits. Encoding takes about twice as long.
 
     Raises:
-        ValueError: an argument is out of range, or ``error`` is combined with ``bits`` or ``server_bits``.
+        ValueError: an argument is out of range, or ``nmse`` is combined with ``bits`` or ``server_bits``.
     """
 
     bits: int | None = None
     server_bits: int | str = AUTO
     exchange: Route = AUTO
-    error: float | None = None
+    nmse: float | None = None
     trellis: bool = False
+    error: InitVar[Any] = None  # the former name of nmse
 
-    presets = {"eden": {}, "eden-trellis": {"trellis": True}}
+    presets = {"eden": {}}
+    variants = ({"trellis": True},)
     compared = ("eden-3",)
+    renamed = {"error": "nmse"}
     unbiased = True
     bucket_size = TILE
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, error: Any) -> None:
+        if error is not None:
+            for name, value in renamed_arguments(EDEN, {"error": error}).items():
+                object.__setattr__(self, name, value)
         require_choice("exchange", self.exchange, get_args(Route))
         require_bool("trellis", self.trellis)
         if isinstance(self.server_bits, str) and self.server_bits != AUTO:
@@ -140,26 +147,33 @@ class EDEN(Scheme):
         if self.server_bits != AUTO:
             require_int("server_bits", self.server_bits, 1, MOST_BITS)
             use_plain_ints(self, "server_bits")
-        if self.error is not None:
-            self._check_error(self.error)
+        if self.nmse is not None:
+            self._check_nmse(self.nmse)
             return
         if self.bits is None:
             object.__setattr__(self, "bits", DEFAULT_BITS)
         require_int("bits", self.bits, 1, MOST_BITS)
         use_plain_ints(self, "bits")
 
-    def _check_error(self, error: Any) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Reads what version 0.1.0 has pickled, too."""
+        if "error" in state:
+            state = {**state, "nmse": state["error"]}
+            del state["error"]
+        vars(self).update(state)
+
+    def _check_nmse(self, nmse: Any) -> None:
         for name, usual in (("bits", None), ("server_bits", AUTO)):
             if getattr(self, name) != usual:
                 raise ValueError(
-                    f"error={error!r} chooses the bits; leave out either {name}={getattr(self, name)!r} or the error"
+                    f"nmse={nmse!r} chooses the bits; leave out either {name}={getattr(self, name)!r} or nmse"
                 )
-        if isinstance(error, bool) or not isinstance(error, (int, float)) or not 0 < error < math.inf:
-            raise ValueError(f"error={error!r}: use a positive number, for example 0.1")
-        least = min(widths.error() for widths in self._possible())
-        if error < least:
+        if isinstance(nmse, bool) or not isinstance(nmse, (int, float)) or not 0 < nmse < math.inf:
+            raise ValueError(f"nmse={nmse!r}: use a positive number, for example 0.1")
+        least = min(widths.nmse() for widths in self._possible())
+        if nmse < least:
             raise ValueError(
-                f"error={error!r}: exchange={self.exchange!r} has at least {least:.6f}"
+                f"nmse={nmse!r}: exchange={self.exchange!r} has at least {least:.6f}"
                 + ("; an allgather has half of that" if self.exchange == ALLTOALL else "")
                 + ("" if self.trellis else "; trellis=True has 30% less")
             )
@@ -173,21 +187,21 @@ class EDEN(Scheme):
 
     def for_workers(self, workers: Workers) -> Scheme:
         """This scheme with all choices made that depend on the number of workers."""
-        return replace(self, error=None, **self.widths(workers.size)._asdict())
+        return replace(self, nmse=None, **self.widths(workers.size)._asdict())
 
     def levels_left(self, workers: int, hosts: int) -> int | None:
         return None if self.bits is None else 1 << (self.bits - 1)
 
-    def relative_error(self, workers: int, hosts: int) -> float:
+    def expected_nmse(self, workers: int, hosts: int) -> float:
         """The same for any number of workers with the same settings: errors average out, as such gradients do."""
-        return math.sqrt(self.widths(workers).error())
+        return self.widths(workers).nmse()
 
     def widths(self, workers: int) -> Widths:
         """What so many workers run."""
-        if self.error is not None:
-            fitting = [widths for widths in self._possible() if widths.error() <= self.error]
+        if self.nmse is not None:
+            fitting = [widths for widths in self._possible() if widths.nmse() <= self.nmse]
             ratio = _usual_ratio(workers)
-            return min(fitting, key=lambda widths: (widths.bits_sent(workers), widths.error(ratio)))
+            return min(fitting, key=lambda widths: (widths.bits_sent(workers), widths.nmse(ratio)))
         assert self.bits is not None
         exchange, server_bits = self.exchange, self.server_bits
         if exchange == AUTO:
@@ -197,7 +211,7 @@ class EDEN(Scheme):
         return Widths(self.bits, server_bits, exchange, self.trellis)
 
     def _possible(self) -> list[Widths]:
-        """What there is to choose from by error."""
+        """What there is to choose from by nmse."""
         every = range(1, MOST_BITS + 1)
         gathered = [Widths(bits, bits, ALLGATHER, self.trellis) for bits in every]
         served = [
@@ -206,10 +220,10 @@ class EDEN(Scheme):
         return [widths for widths in gathered + served if self.exchange in (AUTO, widths.exchange)]
 
 
-def balanced(bits: int, workers: int, trellis: bool = False) -> int:
-    """What ``server_bits="auto"`` is."""
-    left = _usual_ratio(workers) * eden_variance_factor(bits, trellis)
-    fitting = (more for more in range(bits, MOST_BITS) if eden_variance_factor(more, trellis) <= 2 * left)
+def balanced(bits: int, workers: int, trellis: bool = False, share: float = 1.0) -> int:
+    """What ``server_bits="auto"`` is: the reducers add at most ``share`` times the workers' remaining error."""
+    left = share * _usual_ratio(workers) * eden_variance_factor(bits, trellis)
+    fitting = (more for more in range(bits, MOST_BITS) if eden_variance_factor(more, trellis) <= left)
     return next(fitting, MOST_BITS)
 
 

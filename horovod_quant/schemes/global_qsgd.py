@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isqrt, sqrt
+from math import isqrt
 from typing import Any, Literal, get_args
 
 from horovod_quant.codecs.levels import exponential_levels, uniform_levels
@@ -73,12 +73,8 @@ class GlobalQSGD(Scheme):
     rounding: Rounding = JOINT
     rotate: bool = False
 
-    presets = {
-        "global-qsgd": {"norm": "max"},
-        "global-qsgd-l2": {"norm": "l2"},
-        "global-qsgd-exp": {"norm": "max", "levels": "exponential"},
-        "global-qsgd-rotated": {"rotate": True},
-    }
+    presets = {"global-qsgd": {}}
+    variants = ({"norm": "l2"}, {"levels": "exponential"}, {"rotate": True})
     compared = ("global-qsgd-8", "global-qsgd-4")
     unbiased = True
 
@@ -145,16 +141,16 @@ class GlobalQSGD(Scheme):
             return None
         return self.levels_for(workers) if self.levels == "uniform" else (1 << (self.bits - 1)) - 1
 
-    def relative_error(self, workers: int, hosts: int) -> float:
+    def expected_nmse(self, workers: int, hosts: int) -> float:
         """It grows with the number of workers: the scale grows, and fewer levels are left."""
         if self.rotate:
-            return sqrt(rotated_sum_error(self.bits, workers, self.rounding))
+            return rotated_sum_error(self.bits, workers, self.rounding)
         uniform, levels = self.levels == "uniform", self.levels_left(workers, hosts)
         assert levels is not None
         grid = uniform_levels(levels) if uniform else exponential_levels(levels - 1)
-        # With exponential levels the server of a chunk rounds the average once more.
+        # With exponential levels the reducer of a shard rounds the average once more.
         again = not uniform
-        return gaussian_error(grid, self.norm, self._bucket * workers, self.rounding, workers, again)
+        return gaussian_error(grid, self.norm, self._bucket * workers, self.rounding, workers, again) ** 2
 
     def check_workers(self, size: int) -> None:
         if self.rotate or self.levels == "exponential" or self.levels_for(size) >= 1:

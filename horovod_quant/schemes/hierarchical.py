@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import hypot, lcm
+from math import lcm
 from typing import Any
 
 from horovod_quant.kernels.layout import TILE
@@ -94,9 +94,9 @@ class Hierarchical(Scheme):
     def levels_left(self, workers: int, hosts: int) -> int | None:
         return self.inner.levels_left(hosts, hosts)
 
-    def relative_error(self, workers: int, hosts: int) -> float | None:
-        error = self.inner.relative_error(hosts, hosts)
-        return None if error is None else hypot(error, error_inside(self.inside, workers // hosts))
+    def expected_nmse(self, workers: int, hosts: int) -> float | None:
+        nmse = self.inner.expected_nmse(hosts, hosts)
+        return None if nmse is None else nmse + error_inside(self.inside, workers // hosts) ** 2
 
     def fixed_length_proxy(self) -> Scheme:
         return Hierarchical(self.inner.fixed_length_proxy(), self.inside)

@@ -48,7 +48,7 @@ def intra_codec(inside: Inside) -> Codec:
 
 
 def error_inside(inside: Inside, workers: int) -> float:
-    """That it adds to the average of so many workers, see `Scheme.relative_error`."""
+    """The root of the nmse that it adds to the average of so many workers, see `Scheme.expected_nmse`."""
     if inside == 8:
         levels = uniform_levels((1 << (_BITS - 1)) - 1)
         return gaussian_error(levels, "max", _BUCKET_SIZE, JOINT, workers, False)

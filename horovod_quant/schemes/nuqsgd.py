@@ -6,12 +6,22 @@ Ramezani-Kebrya, Faghri, Markov, Aksenov, Alistarh, Roy. JMLR 22, 2021. QSGD's e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from horovod_quant.codecs.levels import exponential_levels
-from horovod_quant.schemes.base import require_int
-from horovod_quant.schemes.qsgd import GatheredScheme
+from horovod_quant.codecs.levels import exponential_levels, uniform_levels
+from horovod_quant.codecs.norms_and_codes import NormsAndCodes
+from horovod_quant.codecs.rounding_error import gaussian_error
+from horovod_quant.schemes.base import Scheme, Workers, require_int, use_plain_ints
+from horovod_quant.schemes.qsgd import ALLGATHER, ALLTOALL, AUTO, GatheredScheme
 from horovod_quant.schemes.registry import register
+
+FINER = 2
+"""Bits that the reducers' codes have more than the workers' by default.
+
+With 8 and 16 workers, 4 bits and Gaussian gradients the squared error of the average is 0.058 with an allgather, 0.157
+with 4 bits from the reducers and 0.143 with 8, as exponential levels do not get closer where most elements are; 0.067
+and 0.060 with uniform levels of 5 and 6 bits (tests/schemes/test_nuqsgd.py measures it).
+"""
 
 
 @register
@@ -28,18 +38,54 @@ class NUQSGD(GatheredScheme):
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange, rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels joint rounding cancels less:
             0.6 to 0.75 of the error remains where gradients differ.
+        server_bits: width of the codes that the reducers of an alltoall send, 2 to 16: uniform levels of a bucket's
+            largest magnitude. By default ``bits + 2`` where ``exchange="auto"`` is an alltoall. With
+            ``exchange="alltoall"`` the default are the workers' own exponential levels, whose error no number of bits
+            makes small.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range, or ``server_bits`` is given to an allgather.
     """
 
-    presets = {"nuqsgd": {"norm": "l2"}, "nuqsgd-alltoall": {"norm": "l2", "exchange": "alltoall"}}
+    server_bits: int | None = None
+
+    presets = {"nuqsgd": {}}
     compared = ("nuqsgd-4",)
     levels = "exponential"
 
     def __post_init__(self) -> None:
         require_int("bits", self.bits, 2, 8)
         super().__post_init__()
+        if self.server_bits is None:
+            return
+        require_int("server_bits", self.server_bits, 2, 16)
+        use_plain_ints(self, "server_bits")
+        if self.exchange == ALLGATHER or self.coding != "fixed":
+            raise ValueError(
+                f"server_bits={self.server_bits!r}: an allgather has no second rounding; leave it out, or use "
+                f"exchange='auto' and coding='fixed'"
+            )
+
+    def for_workers(self, workers: Workers) -> Scheme:
+        """With ``exchange="auto"`` and an alltoall: reducers with finer, uniform levels."""
+        found = super().for_workers(workers)
+        assert isinstance(found, NUQSGD)
+        if self.exchange != AUTO:
+            return self
+        if found.exchange != ALLTOALL:
+            return replace(found, server_bits=None)
+        return replace(found, server_bits=self.server_bits or self.bits + FINER)
 
     def grid(self):
         return exponential_levels((1 << (self.bits - 1)) - 2)
+
+    def reducer_nmse(self) -> float:
+        if self.server_bits is None:
+            return super().reducer_nmse()
+        levels = uniform_levels((1 << (self.server_bits - 1)) - 1)
+        return gaussian_error(levels, "max", self.bucket_size, "independent", 1) ** 2
+
+    def gather_codec(self) -> NormsAndCodes:
+        if self.server_bits is None:
+            return super().gather_codec()
+        return NormsAndCodes("uniform", self.server_bits, "max", self.bucket_size)

@@ -55,11 +55,11 @@ class GatheredScheme(Scheme):
     3. One allgather distributes a payload of norms and codes.
     4. Each worker decodes every worker's codes with that worker's norms, and adds them in rank order.
 
-    With ``exchange="alltoall"``, for many workers, steps 3 to 5 are:
+    With ``exchange="alltoall"``, which ``"auto"`` chooses from 5 workers on, steps 3 and 4 are:
 
-    3. An alltoall sends all workers' norms and codes of a chunk to the worker that serves the chunk.
-    4. The server decodes and averages them, and rounds the average in the same way.
-    5. An allgather distributes the servers' norms and codes.
+    3. An alltoall sends all workers' norms and codes of a shard to the rank that reduces the shard.
+    4. The reducer decodes and averages them, and rounds the average in the same way; an allgather distributes the
+       reducers' norms and codes.
 
     This is unbiased as well, but the second rounding adds an error that does not shrink with the number of workers.
     """
@@ -68,7 +68,7 @@ class GatheredScheme(Scheme):
     norm: Norm = "l2"
     bucket_size: int = 1024
     coding: Coding = "fixed"
-    exchange: Route = ALLGATHER
+    exchange: Route = AUTO
     rounding: Rounding = JOINT
 
     unbiased = True
@@ -103,11 +103,21 @@ class GatheredScheme(Scheme):
     def levels_left(self, workers: int, hosts: int) -> int:
         return (1 << (self.bits - 1)) - 1
 
-    def relative_error(self, workers: int, hosts: int) -> float:
-        """The same for any even number of workers: their errors average out, as such gradients do."""
-        # The server of a chunk rounds the average once more.
-        again = self.exchange == ALLTOALL
-        return gaussian_error(self.grid(), self.norm, self.bucket_size, self.rounding, workers, again)
+    def expected_nmse(self, workers: int, hosts: int) -> float:
+        """Of the exchange that so many workers run; the same for any even number of workers with the same exchange."""
+        resolved = self.for_workers(Workers(0, workers))
+        assert isinstance(resolved, GatheredScheme)
+        nmse = gaussian_error(self.grid(), self.norm, self.bucket_size, self.rounding, workers) ** 2
+        # A reducer rounds an average that has the workers' errors in it.
+        return nmse + (resolved.reducer_nmse() * (1 + nmse) if resolved.exchange == ALLTOALL else 0.0)
+
+    def reducer_nmse(self) -> float:
+        """What the rounding of an average adds, relative to the average's own square."""
+        return gaussian_error(self.grid(), self.norm, self.bucket_size, "independent", 1) ** 2
+
+    def gather_codec(self) -> NormsAndCodes:
+        """The codec of what the reducers of an alltoall send."""
+        return NormsAndCodes(self.levels, self.bits, self.norm, self.bucket_size)
 
     def grid(self) -> np.ndarray:
         """The levels, from 0 to 1."""
@@ -118,8 +128,10 @@ class GatheredScheme(Scheme):
         codec = NormsAndCodes(self.levels, self.bits, self.norm, self.bucket_size)
         if self.coding != "fixed":
             return RaggedAllgatherReduce(EliasCodes(codec, _ELIAS[self.coding]), correlated)
-        if self.exchange == ALLTOALL or (self.exchange == AUTO and workers.size > MOST_GATHERED):
-            return ScatterReduceAllgather(codec, codec, correlated)
+        resolved = self.for_workers(workers)
+        assert isinstance(resolved, GatheredScheme)
+        if resolved.exchange == ALLTOALL:
+            return ScatterReduceAllgather(codec, resolved.gather_codec(), correlated)
         return AllgatherReduce(codec, correlated)
 
 
@@ -128,7 +140,7 @@ class GatheredScheme(Scheme):
 class QSGD(GatheredScheme):
     """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
 
-    The defaults are what docs/results.md recommends. Method names such as ``qsgdinf-4`` mean buckets of 1,024 elements.
+    The defaults are what docs/results.md recommends.
 
     Args:
         bits: width of a code, 2 to 16: a sign and a magnitude.
@@ -136,7 +148,8 @@ class QSGD(GatheredScheme):
         bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
             or norm outside float32's range turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
+        exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
+            allgather would send more than twice the bytes; with Elias coding an allgather.
         rounding: how the workers round their gradients. ``"joint"``: the workers' random numbers sum to a constant.
             Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
             distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:
@@ -149,13 +162,9 @@ class QSGD(GatheredScheme):
     norm: Norm = "max"
     bucket_size: int = 256
 
-    presets = {
-        "qsgd": {"norm": "l2", "bucket_size": 1024},
-        "qsgdinf": {"norm": "max", "bucket_size": 1024},
-        "qsgd-alltoall": {"norm": "l2", "bucket_size": 1024, "exchange": "alltoall"},
-        "qsgdinf-alltoall": {"norm": "max", "bucket_size": 1024, "exchange": "alltoall"},
-    }
-    compared = ("qsgdinf-4",)
+    presets = {"qsgd": {}}
+    variants = ({"norm": "l2"}, {"exchange": ALLTOALL})
+    compared = ("qsgd-4",)
     levels = "uniform"
 
     def __post_init__(self) -> None:

@@ -91,7 +91,16 @@ def check(scheme_class: Any) -> None:
             raise ValueError(
                 f"{name}.{argument}: compressors already have an argument of that name; rename the field"
             )
-    for declared in ("presets", "compared", "own_optimizer", "own_steps", "unbiased", "host_only"):
+    for declared in (
+        "presets",
+        "variants",
+        "compared",
+        "renamed",
+        "own_optimizer",
+        "own_steps",
+        "unbiased",
+        "host_only",
+    ):
         if declared in names:
             raise TypeError(f"{name}.{declared}: declare it without a type; with one it is an argument")
     for family, preset in families_of(scheme_class).items():
@@ -103,8 +112,13 @@ def check(scheme_class: Any) -> None:
             if argument not in names:
                 usable = ", ".join(names) or "no arguments (it has none)"
                 raise ValueError(f"{name}.presets[{family!r}]: no argument {argument!r}; use {usable}")
+    for variant in vars(scheme_class).get("variants", ()):
+        for argument in variant:
+            if argument not in names:
+                usable = ", ".join(names) or "no arguments (it has none)"
+                raise ValueError(f"{name}.variants: no argument {argument!r}; use {usable}")
     for method in compared_of(scheme_class):
-        if not any(re.fullmatch(f"{family}(-[0-9]+)?", method) for family in families_of(scheme_class)):
+        if not any(re.fullmatch(f"{family}(-.+)?", method) for family in families_of(scheme_class)):
             raise ValueError(
                 f"{name}.compared: {method!r} is not one of its methods; its short names are in presets"
             )

@@ -20,12 +20,19 @@ from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.auto import Auto as Auto
 from horovod_quant.tensorflow.binsgdm import BinSGDMCompressor
 from horovod_quant.tensorflow.compressor import Compressor
+from horovod_quant.tensorflow.metrics import MetricsCallback
 
 # ``__init__.pyi`` tells type checkers and editors what this makes of this package's schemes.
 _classes = Classes(__name__, Compressor, {BinSGDMCompressor.own_optimizer: BinSGDMCompressor})
 __getattr__ = _classes.find
 
-__all__ = ["Compressor", "hierarchical_process_sets", "optim", *_classes.own_names()]
+__all__ = [
+    "Compressor",
+    "MetricsCallback",
+    "hierarchical_process_sets",
+    "optim",
+    *_classes.own_names(),
+]
 
 
 def __dir__() -> list[str]:

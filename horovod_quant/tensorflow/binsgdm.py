@@ -13,17 +13,13 @@ from horovod_quant.frontends.binsgdm import moves_by_averages, require_beta, req
 from horovod_quant.schemes.base import LOCAL, Scheme
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.compressor import Compressor
-from horovod_quant.tensorflow.horovod_call import (
-    KERAS_3_REMEDY,
-    HorovodCall,
-    is_keras_3,
-    optimizer_being_made,
-)
+from horovod_quant.tensorflow.horovod_call import HorovodCall
 from horovod_quant.tensorflow.member import HeldState, Member
 
 
 class BinSGDMCompressor(Compressor):
-    """Compressor for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`.
+    """Compressor for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`, and for
+    `horovod_quant.keras.optim.BinSGDM`.
 
     Momentum and scale are the optimizer's slot variables.
 
@@ -50,15 +46,13 @@ class BinSGDMCompressor(Compressor):
         self._optimizer: weakref.ref | None = None
 
     def _welcome(self, optimizer: Any) -> None:
-        if is_keras_3(optimizer) and optimizer_being_made() is optimizer:
-            raise RuntimeError(KERAS_3_REMEDY)
         self._optimizers.add(optimizer)
         own = optim.binsgdm_of(optimizer)
         if own is None:
             raise ValueError(
                 f"compression=BinSGDM(): it needs the optimizer of the same name, but was used with the optimizer "
                 f"{type(optimizer).__name__}; use "
-                f"hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...)"
+                f"DistributedOptimizer(hvq.optim.BinSGDM(...), ...)"
             )
         known = None if self._optimizer is None else self._optimizer()
         if known is not None and known is not own:
@@ -68,13 +62,14 @@ class BinSGDMCompressor(Compressor):
             )
         require_same_beta(self.beta, [own.beta])
         self._optimizer = weakref.ref(own)
+        own.has_compressor = True
 
     def _state(self, call: HorovodCall, name: str, scheme: Scheme) -> HeldState:
         optimizer = None if self._optimizer is None else self._optimizer()
         if optimizer is None or call.variable is None:
             raise ValueError(
                 "compression=BinSGDM(): it needs the optimizer of the same name, but was used with no optimizer; use "
-                "hvd.DistributedOptimizer(horovod_quant.tensorflow.optim.BinSGDM(...), ...), or with a tape "
+                "DistributedOptimizer(hvq.optim.BinSGDM(...), ...), or with a tape "
                 "BinSGDM(optimizer=...)"
             )
         return optimizer.held_state(call.variable, call.variables, moves_by_averages(scheme))

@@ -107,7 +107,8 @@ class CallbackExchange:
         inputs = [member.tensor for member in self._members]
         states = [member.state for member in self._members if member.state is not None]
         for state in states:
-            inputs += [state.momentum.read_value(), state.scale.read_value(), state.step]
+            inputs += [state.momentum.read_value(), state.scale.read_value()]
+        inputs += [member.step for member in self._members if member.step is not None]
         inputs.append(worker_count(self._scope.process_set))  # so that no input makes the call a constant
         new_states = [tf.float32] * (2 * len(states))
         token, array, splits = self._call(self._start, inputs, [tf.int64, *_sent_types(collectives[0])])
@@ -156,15 +157,15 @@ class CallbackExchange:
         count = len(self._members)
         remaining = iter(arrays[count:])
         workers = self._scope.workers()
-        gradients, new_states = [], []
-        for member, array in zip(self._members, arrays):
-            state, step = None, None
-            if member.state is not None:
-                new = [self._state_copy(member.name, i, next(remaining)) for i in range(2)]
-                new_states += new
-                state, step = BinaryState(new[0], new[1], member.state.beta), int(next(remaining))
+        gradients, new_states, states = [], [], []
+        for member in self._members:
+            new = [] if member.state is None else [next(remaining), next(remaining)]
+            states.append([self._state_copy(member.name, i, old) for i, old in enumerate(new)])
+            new_states += states[-1]
+        for member, array, new in zip(self._members, arrays, states):
+            state = None if member.state is None else BinaryState(new[0], new[1], member.state.beta)
             number = self._enter(member.name, array.size, workers.size)
-            step = number if step is None else step
+            step = number if member.step is None else int(next(remaining))
             values = flat_array(array)
             if member.state is not None:
                 values = clipped(self._kernels, values, member.state.clip_norm)

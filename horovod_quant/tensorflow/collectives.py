@@ -22,7 +22,7 @@ from horovod_quant.tensorflow.refusal import require
 
 class Scope(NamedTuple):
     """Where collectives run, and how they are called; ``gradient``, which one of them is for; ``nodes`` where they are
-    hierarchical; ``signature`` and ``labels`` of the compressor's arguments.
+    hierarchical; ``signature`` and ``labels`` of the compressor's arguments; ``is_direct``, see `HorovodCall`.
     """
 
     label: str | None
@@ -32,6 +32,7 @@ class Scope(NamedTuple):
     nodes: Nodes | None = None
     signature: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
+    is_direct: bool = False
 
     def workers(self) -> Workers:
         """Who takes part, as it is now."""
@@ -52,7 +53,7 @@ def scope_of(call: HorovodCall, tensor: tf.Tensor) -> Scope:
     label = None
     if not tf.executing_eagerly():
         label = re.sub("[^a-zA-Z0-9_]", "_", tensor.name if call.operation is None else str(call.name))
-    return Scope(label, call.process_set, call.ignore_name_scope, tensor)
+    return Scope(label, call.process_set, call.ignore_name_scope, tensor, is_direct=call.is_direct)
 
 
 def perform(
@@ -125,7 +126,7 @@ def _roll_call(scope: Scope) -> tf.Tensor:
     if tf.executing_eagerly():
         return _check_roll(scope)
     current = tf.compat.v1.get_default_graph()
-    in_branch = type(current).__name__ == "CondBranchFuncGraph"
+    in_branch = type(current).__name__ == "CondBranchFuncGraph" and not scope.is_direct
     graph = current.outer_graph if in_branch else current
     place = scope.process_set.process_set_id, scope.signature, graph._get_control_flow_context()
     known = getattr(graph, "_horovod_quant_roll_calls", None)

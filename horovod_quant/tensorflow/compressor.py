@@ -6,7 +6,7 @@ import itertools
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -15,11 +15,11 @@ import tensorflow as tf
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.frontends import nodes
 from horovod_quant.frontends.frontend import UNNAMED, BaseCompressor, require_no_host
-from horovod_quant.frontends.stats import OTHER_NAMES, Stats, Traffic, total_of
+from horovod_quant.frontends.stats import OTHER_NAMES, Stats, total_of
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import SIGNS, labels, signature
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.callbacks import CallbackExchange
 from horovod_quant.tensorflow.collectives import (
@@ -38,8 +38,8 @@ from horovod_quant.tensorflow.horovod_call import (
     is_keras_3,
     name_of,
     optimizer_being_made,
+    own_variable,
     require_horovod,
-    unique_names,
 )
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
 from horovod_quant.tensorflow.member import HeldState, Member
@@ -106,14 +106,14 @@ class Compressor(BaseCompressor):
     def __hash__(self) -> int:
         optimizer = optimizer_being_made()
         if optimizer is not None:
+            if is_keras_3(optimizer):
+                raise RuntimeError(KERAS_3_REMEDY)
             self._welcome(optimizer)
         return object.__hash__(self)
 
     def _welcome(self, optimizer: Any) -> None:
         """Looks at the distributed optimizer that is being made with this compressor."""
         self._optimizers.add(optimizer)
-        if is_keras_3(optimizer):
-            raise RuntimeError(KERAS_3_REMEDY)
         if optim.binsgdm_of(optimizer) is not None:
             raise ValueError(
                 f"compression={type(self).__name__}(...): the optimizer BinSGDM needs compression=hvq.BinSGDM()"
@@ -129,6 +129,9 @@ class Compressor(BaseCompressor):
             if self._kernels == "tensorflow":
                 require_no_host(scheme, "tensorflow")
 
+    def _deciding(self, workers: Workers) -> Workers:
+        return Workers(0, 1) if is_elastic() else workers  # as CallbackExchange has it
+
     def _wanted_kernels(self) -> str:
         name = self._kernels
         if name == "auto":
@@ -138,7 +141,7 @@ class Compressor(BaseCompressor):
         return name
 
     def _name_parameters(self, named_parameters: Iterable[tuple[str, Any]] | None) -> None:
-        named = list(named_parameters or ())
+        named = [(name, own_variable(variable)) for name, variable in named_parameters or ()]
         self._names = {variable.ref(): name for name, variable in named}
         self._names_in_copies = _by_own_name(named)
         if named:
@@ -178,14 +181,23 @@ class Compressor(BaseCompressor):
         Raises:
             RuntimeError: with ``kernels="tensorflow"`` in a TensorFlow 1 graph: there is no default session.
         """
-        parameters = dict(self._traffic.stats().parameters)
+        found = self._traffic.stats()
+        parameters: dict[str, tuple[float, float, int]] = dict(found.parameters)
+        times: Counter[str] = Counter()
         for (name, *_), ledger in self._ledgers.items():
-            counted, exchanges = parameters.get(name, Traffic(0.0, 0.0)), ledger.exchanges()
-            parameters[name] = counted._replace(
-                bytes_sent=counted.bytes_sent + exchanges * ledger.bytes_sent,
-                float32_bytes=counted.float32_bytes + exchanges * ledger.float32_bytes,
+            (sent, float32_bytes, again), exchanges = parameters.get(name, (0.0, 0.0, 0)), ledger.exchanges()
+            parameters[name] = (
+                sent + exchanges * ledger.bytes_sent,
+                float32_bytes + exchanges * ledger.float32_bytes,
+                again,
             )
-        return total_of(parameters)
+            times[name] += exchanges
+        whole = total_of(parameters, max([found.steps, *times.values()]))
+        return whole._replace(uncounted=tuple(self._uncounted(parameters)))
+
+    def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
+        known = self._names.values() if self._names else itertools.chain(*self._known_names)
+        return [name for name in dict.fromkeys(known) if name not in counted] if counted else ()
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
@@ -205,8 +217,10 @@ class Compressor(BaseCompressor):
         if tensor.dtype.is_integer or tensor.dtype.is_bool:
             return tensor, None
         call = identify(self._turns)
-        if call.is_export:
-            return tensor, None
+        return (tensor, None) if call.is_export else self.compress_for(call, tensor)
+
+    def compress_for(self, call: HorovodCall, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """`compress` of a floating-point tensor, for a caller that says itself what it will reduce."""
         name = self._name(call)
         self._check(call, name, tensor)
         elements = _shape(call, tensor).num_elements()
@@ -235,6 +249,8 @@ class Compressor(BaseCompressor):
         reference = call.variable.ref()
         if reference in self._names:
             return self._names[reference]
+        if call.path is not None:
+            return call.path
         own = name_of(call.variable)
         if self._names or own not in self._names_in_copies:
             return str(call.name)
@@ -276,7 +292,7 @@ class Compressor(BaseCompressor):
         if self._checked.get(call.process_set) != size:
             self._check_workers(size)
             self._checked[call.process_set] = size
-        names = unique_names(call.variables)
+        names = call.names()
         if names and not self._names_in_copies and names not in self._known_names:
             self.policy.check_names(names)
             self._warn_if_nothing_is_compressed(_elements_of(zip(names, call.variables)))
@@ -287,13 +303,13 @@ class Compressor(BaseCompressor):
         if self._looked_for_groups or not call.variables:
             return
         self._looked_for_groups = True
-        elements = _elements_of(zip(unique_names(call.variables), call.variables))
+        elements = _elements_of(zip(call.names(), call.variables))
         quantized = sum(self.policy.scheme_for(name, own) is not None for name, own in elements.items())
         if call.siblings or quantized < MANY_GRADIENTS or call.process_set.rank() != 0:
             return
         notices.warn(
             f"{type(self).__name__} exchanges {quantized} gradients one by one, which takes more time than together: "
-            f"pass groups=4 to Horovod's DistributedOptimizer or DistributedGradientTape",
+            f"pass groups=4 to the DistributedOptimizer or DistributedGradientTape",
             stacklevel=2,
         )
 
@@ -339,18 +355,20 @@ class Compressor(BaseCompressor):
         dimensions = None if shape.rank is None else tuple(shape)
         also = self._also_carried(tensor)
         signs = self._signs(str(common_name), dimensions, tensor.dtype.name, scheme)[len(also) :]
-        if name not in self._chains:
-            self._chains[name] = RngKey(self.seed, name)
+        key = call.key or name
+        if key not in self._chains:
+            self._chains[key] = RngKey(self.seed, key)
         state = self._state(call, name, scheme)
         member = Member(
             tensor,
             name,
             scheme,
-            self._chains[name],
+            self._chains[key],
             signs,
             lambda output: self._factor(name, signs, output[: 1 + len(signs)]),
             self._disagreement(name),
             state,
+            call.step if state is None else state.step,
         )
         group = self._group(call)
         place = group.add(member, call)

@@ -18,8 +18,8 @@ from horovod_quant.frontends.installing import install_page
 
 KERAS_3_REMEDY = (
     "Horovod's DistributedOptimizer does not average gradients under Keras 3, and does not say so. Use "
-    "tensorflow<2.16; or, with a newer release, the package tf-keras with TF_USE_LEGACY_KERAS=1 in the environment "
-    "and optimizers of tf_keras; or hvd.DistributedGradientTape, which averages under Keras 3 as well"
+    "horovod_quant.keras.DistributedOptimizer, which has the same arguments; or hvd.DistributedGradientTape, which "
+    "averages under Keras 3 as well"
 )
 
 
@@ -57,6 +57,12 @@ class HorovodCall(NamedTuple):
         siblings: the dense tensors of a grouped allreduce, in order; empty without one.
         variables: all whose gradients are being reduced, or that stay local; empty in a direct allreduce.
         is_export: whether no optimizer or tape asks: TensorFlow saves Horovod's function with a model.
+        path: the variable's name for policies and statistics where that may differ between workers; None where it
+            is ``name``.
+        paths: those of all ``variables``.
+        key: the name that random bits are drawn with, with ``path``.
+        step: the number that random bits are drawn with, int64; None where the compressor counts.
+        is_direct: whether no branch of Horovod's is around the call.
     """
 
     variable: Any = None
@@ -68,6 +74,15 @@ class HorovodCall(NamedTuple):
     siblings: Sequence[Any] = ()
     variables: tuple[Any, ...] = ()
     is_export: bool = False
+    path: str | None = None
+    paths: tuple[str, ...] = ()
+    key: str | None = None
+    step: tf.Tensor | None = None
+    is_direct: bool = False
+
+    def names(self) -> tuple[str, ...]:
+        """Those of all ``variables``, for policies."""
+        return self.paths or unique_names(self.variables)
 
 
 class DuplicateCursor:
@@ -138,6 +153,11 @@ def unique_names(variables: Sequence[Any]) -> tuple[str, ...]:
         seen[name] += 1
         names.append(f"{name}#{same}" if same else name)
     return tuple(names)
+
+
+def own_variable(variable: Any) -> Any:
+    """TensorFlow's variable: the one in a variable of Keras 3, which has no ``ref()``."""
+    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
 
 
 def name_of(variable: Any) -> str:

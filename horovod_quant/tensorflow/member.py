@@ -30,7 +30,8 @@ class Member(NamedTuple):
     """A gradient, and what its exchange needs.
 
     ``factor`` takes the reduced control tensor's numbers, and raises if the workers meant different gradients;
-    ``disagreement`` is what it says then.
+    ``disagreement`` is what it says then. ``step`` is the number that random bits are drawn with, int64; None where
+    that is the number of the exchange.
     """
 
     tensor: tf.Tensor
@@ -41,6 +42,7 @@ class Member(NamedTuple):
     factor: Callable[[Sequence[float]], float]
     disagreement: str
     state: HeldState | None = None
+    step: tf.Tensor | None = None
 
     @property
     def bytes(self) -> int | None:

@@ -11,13 +11,15 @@ import tensorflow as tf
 from horovod_quant.frontends.binsgdm import (
     DEFAULT_BETA,
     SPREAD,
+    WITHOUT_ITS_COMPRESSOR,
     clipped,
     require_beta,
     require_clip_norm,
     require_step_sizes,
 )
+from horovod_quant.kernels import notices
 from horovod_quant.tensorflow import kernels
-from horovod_quant.tensorflow.horovod_call import name_of
+from horovod_quant.tensorflow.horovod_call import name_of, own_variable
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
 from horovod_quant.tensorflow.member import HeldState
 from horovod_quant.tensorflow.parts import StatePart
@@ -38,8 +40,8 @@ class _Part(NamedTuple):
     process_set: Any
 
 
-class _BinaryUpdate:
-    """What both optimizers do with a variable's momentum and scale."""
+class BinaryUpdate:
+    """What all optimizers of BinSGDM do with a variable's momentum and scale."""
 
     beta: float
     seed: int
@@ -49,8 +51,8 @@ class _BinaryUpdate:
     def _require_keras_2(self) -> None:
         if not _HAS_KERAS_2:
             raise RuntimeError(
-                f"{type(self).__name__} is an optimizer of Keras 2, but TensorFlow has Keras 3 here: install tf-keras "
-                f"and set TF_USE_LEGACY_KERAS=1"
+                f"{type(self).__name__} is an optimizer of Keras 2, but TensorFlow has Keras 3 here: use "
+                f"horovod_quant.keras.optim.BinSGDM"
             )
 
     @tf.__internal__.tracking.no_automatic_dependency_tracking  # the parts are no variables to be saved
@@ -63,6 +65,7 @@ class _BinaryUpdate:
         self._exchanged: dict[int, tf.Variable | None] = {}
         self._largest: dict[int, tf.Variable] = {}
         self._parts: dict[Any, _Part] = {}
+        self.has_compressor = False
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
         """A variable's momentum, scale, and place among the optimizer's variables."""
@@ -88,8 +91,11 @@ class _BinaryUpdate:
         momentum, scale, place = self._state_of(variable)
         largest = self._largest_of(place) if averages else None
         self._exchanged[place] = largest
-        step = tf.cast(self.iterations.read_value(), tf.int64)
-        return HeldState(momentum, scale, self.beta, step, self.clip_norm, largest)
+        return HeldState(momentum, scale, self.beta, self._update_number(), self.clip_norm, largest)
+
+    def _update_number(self) -> tf.Tensor:
+        """The number of the update that is being made, int64."""
+        return tf.cast(self.iterations.read_value(), tf.int64)
 
     def _largest_of(self, place: int) -> tf.Variable:
         """Where a variable's exchange leaves the largest magnitude of its averages for the update that follows."""
@@ -153,7 +159,7 @@ class _BinaryUpdate:
     def _without_parts(self, variables: Sequence[Any]) -> list[Any]:
         """Those that are the same on every worker: a broadcast would find the others empty."""
         hidden = {state.variable.ref() for state in self._state_parts() if state.is_spread()}
-        return [variable for variable in variables if variable.ref() not in hidden]
+        return [variable for variable in variables if own_variable(variable).ref() not in hidden]
 
     def _require_whole_state(self) -> None:
         if any(state.is_spread() for state in self._state_parts()):
@@ -181,6 +187,11 @@ class _BinaryUpdate:
         that arrives averaged, random bits with its momentum's odds, the same on every worker. Zeros where no worker has
         a gradient.
         """
+        if (
+            hasattr(self, "_allreduce_grads") and not self.has_compressor
+        ):  # Horovod's class derives from this one
+            self.has_compressor = True
+            notices.warn(WITHOUT_ITS_COMPRESSOR, stacklevel=2)
         gradient = tf.ensure_shape(gradient, variable.shape)  # what workers gathered has none
         momentum, scale, place = self._state_of(variable)
         if place in self._exchanged:
@@ -188,7 +199,7 @@ class _BinaryUpdate:
             moves = _signs(gradient) if largest is None else _averages(gradient, largest)
             return tf.cast(moves, variable.dtype)
         chain = kernels.RngKey(self.seed, f"parameter {place}")
-        key = chain.key("alone", tf.cast(self.iterations, tf.int64))
+        key = chain.key("alone", self._update_number())
         values = clipped(kernels, tf.reshape(gradient, [-1]), self.clip_norm)
         words, broken = kernels.binarize(values, momentum, scale, self.beta, key)
         elements = variable.shape.num_elements()
@@ -228,7 +239,7 @@ def largest_magnitude(values: tf.Tensor) -> tf.Tensor:
     return tf.maximum(found, 0.0)
 
 
-class BinSGDM(_BinaryUpdate, _Optimizer):
+class BinSGDM(BinaryUpdate, _Optimizer):
     """Moves every element of every variable by ``+-learning_rate``; the sign is random, with odds set by its momentum.
 
     1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``, where ``g`` is the
@@ -270,7 +281,7 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
         **kwargs: Any,
     ) -> None:
         self._require_keras_2()
-        _require_rates(learning_rate, weight_decay or 0.0)
+        require_rates(learning_rate, weight_decay or 0.0)
         super().__init__(name=name, weight_decay=weight_decay, **kwargs)
         self._begin(beta, seed, clip_norm)
         self._learning_rate = self._build_learning_rate(learning_rate)
@@ -335,7 +346,7 @@ class BinSGDM(_BinaryUpdate, _Optimizer):
         return {**super().get_config(), "learning_rate": rate, **self._own_config()}
 
 
-class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
+class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
     """`BinSGDM` as an optimizer of ``tf.keras.optimizers.legacy``, which Horovod's warm-up callback needs.
 
     Args:
@@ -361,7 +372,7 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
         **kwargs: Any,
     ) -> None:
         self._require_keras_2()
-        _require_rates(learning_rate, weight_decay)
+        require_rates(learning_rate, weight_decay)
         super().__init__(name, **kwargs)
         self._begin(beta, seed, clip_norm)
         self.weight_decay = float(weight_decay)
@@ -425,7 +436,7 @@ class LegacyBinSGDM(_BinaryUpdate, _LegacyOptimizer):
         return {**super().get_config(), **rates, "weight_decay": self.weight_decay, **self._own_config()}
 
 
-def _require_rates(learning_rate: Any, weight_decay: float) -> None:
+def require_rates(learning_rate: Any, weight_decay: float) -> None:
     """Raises ValueError unless what is a number is finite and not negative; a schedule is none."""
     require_step_sizes(weight_decay=weight_decay)
     if isinstance(learning_rate, (int, float)):
@@ -434,7 +445,7 @@ def _require_rates(learning_rate: Any, weight_decay: float) -> None:
 
 def binsgdm_of(optimizer: Any) -> Any:
     """The BinSGDM optimizer that ``optimizer`` is, or wraps (a loss scale); None if there is none."""
-    while optimizer is not None and not isinstance(optimizer, _BinaryUpdate):
+    while optimizer is not None and not isinstance(optimizer, BinaryUpdate):
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return optimizer
 

@@ -80,15 +80,16 @@ class TracedExchange:
 
 def _gradient(member: Member, values: Any, ledger: Ledger) -> Gradient:
     number: Any = ledger.enter()
+    step = number if member.step is None else member.step
     held = member.state
     chain: Any = kernels.RngKey(member.chain.seed, member.chain.name)
     if held is None:
-        return Gradient(values, chain, number)
+        return Gradient(values, chain, step)
     values = clipped(kernels, values, held.clip_norm)
     return Gradient(
         values,
         chain,
-        held.step,
+        step,
         BinaryState(FlatVariable(held.momentum), FlatVariable(held.scale), held.beta),
     )
 

@@ -30,7 +30,7 @@ class Compressor(_compressor.Compressor):
 
     Args:
         scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or the name of a
-            method, such as ``"qsgdinf-4"``.
+            method, such as ``"qsgd-4-l2"``.
         min_elements: smaller gradients are left to Horovod, uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
@@ -46,6 +46,9 @@ class Compressor(_compressor.Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -65,6 +68,8 @@ class Compressor(_compressor.Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class Auto(_auto.Auto):
@@ -78,8 +83,9 @@ class Auto(_auto.Auto):
     Works for the gradients of a ``DistributedOptimizer``; other calls need a fixed method.
 
     Args:
-        max_error: largest error of the methods to try: ``||average - exact|| / ||exact||`` for gradients that have
-            nothing in common. Candidates are the registered, unbiased methods, each with the fewest bits that suffice.
+        max_nmse: largest nmse of the methods to try: ``||average - exact||^2 / ||exact||^2``, expected for gradients
+            that have nothing in common; a training needs about this share of steps more. Candidates are the registered,
+            unbiased methods, each with the fewest bits that suffice.
         min_elements: smaller gradients are left to Horovod, uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         seed: seed of the random rounding; the same on all workers.
@@ -94,8 +100,10 @@ class Auto(_auto.Auto):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        methods: names of the methods to try instead, such as ``["eden-3", "qsgdinf-4"]``; ``max_error`` is then
-            ignored.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
+        methods: names of the methods to try instead, such as ``["eden-3", "qsgd-4"]``; ``max_nmse`` is then ignored.
         again_after: number of steps after which the trial is repeated, in case the network has changed; 0 for never.
 
     Raises:
@@ -103,7 +111,7 @@ class Auto(_auto.Auto):
     """
     def __init__(
         self,
-        max_error: float = 0.3,
+        max_nmse: float = 0.09,
         *,
         min_elements: int = 1024,
         exclude: str | Iterable[str] | None = (),
@@ -115,6 +123,8 @@ class Auto(_auto.Auto):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
         methods: Iterable[str] | None = None,
         again_after: int = 0,
     ) -> None: ...
@@ -122,7 +132,7 @@ class Auto(_auto.Auto):
 class QSGD(Compressor):
     """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
 
-    The defaults are what docs/results.md recommends. Method names such as ``qsgdinf-4`` mean buckets of 1,024 elements.
+    The defaults are what docs/results.md recommends.
 
     Args:
         bits: width of a code, 2 to 16: a sign and a magnitude.
@@ -130,7 +140,8 @@ class QSGD(Compressor):
         bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
             or norm outside float32's range turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than `MOST_GATHERED` workers.
+        exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
+            allgather would send more than twice the bytes; with Elias coding an allgather.
         rounding: how the workers round their gradients. ``"joint"``: the workers' random numbers sum to a constant.
             Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
             distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:
@@ -150,6 +161,9 @@ class QSGD(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -160,7 +174,7 @@ class QSGD(Compressor):
         norm: Literal["l2", "max"] = "max",
         bucket_size: int = 256,
         coding: Literal["fixed", "elias", "elias-omega"] = "fixed",
-        exchange: Literal["allgather", "alltoall", "auto"] = "allgather",
+        exchange: Literal["allgather", "alltoall", "auto"] = "auto",
         rounding: Literal["joint", "independent"] = "joint",
         *,
         min_elements: int = 1024,
@@ -174,6 +188,8 @@ class QSGD(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class NUQSGD(Compressor):
@@ -190,6 +206,10 @@ class NUQSGD(Compressor):
             0.6 to 0.75 of the error remains where gradients differ.
         rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels joint rounding cancels less:
             0.6 to 0.75 of the error remains where gradients differ.
+        server_bits: width of the codes that the reducers of an alltoall send, 2 to 16: uniform levels of a bucket's
+            largest magnitude. By default ``bits + 2`` where ``exchange="auto"`` is an alltoall. With
+            ``exchange="alltoall"`` the default are the workers' own exponential levels, whose error no number of bits
+            makes small.
         min_elements: smaller gradients are left to Horovod, uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
@@ -205,9 +225,12 @@ class NUQSGD(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range, or ``server_bits`` is given to an allgather.
     """
     def __init__(
         self,
@@ -215,8 +238,9 @@ class NUQSGD(Compressor):
         norm: Literal["l2", "max"] = "l2",
         bucket_size: int = 1024,
         coding: Literal["fixed", "elias", "elias-omega"] = "fixed",
-        exchange: Literal["allgather", "alltoall", "auto"] = "allgather",
+        exchange: Literal["allgather", "alltoall", "auto"] = "auto",
         rounding: Literal["joint", "independent"] = "joint",
+        server_bits: int | None = None,
         *,
         min_elements: int = 1024,
         exclude: str | Iterable[str] | None = (),
@@ -229,6 +253,8 @@ class NUQSGD(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class GlobalQSGD(Compressor):
@@ -266,6 +292,9 @@ class GlobalQSGD(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -290,6 +319,8 @@ class GlobalQSGD(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class EDEN(Compressor):
@@ -317,14 +348,14 @@ class EDEN(Compressor):
     bucket is padded to. A bucket of normally distributed elements has 0.3% with 1 bit and d = 32, and less otherwise.
 
     Args:
-        bits: width of a code, 1 to 4; 3 unless ``error`` is given. A bucket whose largest magnitude is below 2^-96
+        bits: width of a code, 1 to 4; 3 unless ``nmse`` is given. A bucket whose largest magnitude is below 2^-96
             counts as 0. An element outside float32's range turns its bucket into NaN.
-        server_bits: width of the servers' codes. The error of the second rounding does not shrink with the number of
-            workers, so ``"auto"`` uses the fewest bits, at least ``bits``, that keep it to at most twice the remaining
-            error of the workers: ``bits`` for up to 11 workers, one more from 12, two more from about 70, at most 4.
-            An allgather has no second rounding.
+        server_bits: width of the reducers' codes. The error of the second rounding does not shrink with the number of
+            workers, so ``"auto"`` uses the fewest bits that keep it to at most the remaining error of the workers: one
+            more than ``bits`` for up to 28 workers, more from there on, at most 4. Width 3 with ``server_bits=3`` sends
+            12% less than with 4, and has 1.6 times the squared error. An allgather has no second rounding.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an allgather for two workers, an alltoall for more.
-        error: instead of ``bits``, the largest acceptable squared error of the average, relative to its own square,
+        nmse: instead of ``bits``, the largest acceptable squared error of the average, relative to its own square,
             for gradients that have nothing in common. The exchange with the fewest bytes that achieves it is used,
             given the number of workers. An alltoall achieves 0.0193 or more, an allgather 0.0096; with a trellis it is
             0.0134 and 0.0067.
@@ -346,16 +377,19 @@ class EDEN(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
-        ValueError: an argument is out of range, or ``error`` is combined with ``bits`` or ``server_bits``.
+        ValueError: an argument is out of range, or ``nmse`` is combined with ``bits`` or ``server_bits``.
     """
     def __init__(
         self,
         bits: int | None = None,
         server_bits: int | str = "auto",
         exchange: Literal["allgather", "alltoall", "auto"] = "auto",
-        error: float | None = None,
+        nmse: float | None = None,
         trellis: bool = False,
         *,
         min_elements: int = 1024,
@@ -369,6 +403,8 @@ class EDEN(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class BinSGDM(Compressor):
@@ -409,6 +445,9 @@ class BinSGDM(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -429,4 +468,6 @@ class BinSGDM(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...

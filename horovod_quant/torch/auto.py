@@ -27,14 +27,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from horovod_quant.analysis.advice import MOST_ERROR
 from horovod_quant.autotune import candidates
-from horovod_quant.autotune.candidates import Candidate
+from horovod_quant.autotune.candidates import MOST_NMSE, Candidate
 from horovod_quant.autotune.trial import Report
+from horovod_quant.frontends import former_names
 from horovod_quant.frontends.compressor_classes import refuse_unknown
 from horovod_quant.frontends.frontend import in_short
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import Stats
+from horovod_quant.kernels import notices
 from horovod_quant.schemes.base import Scheme, Workers, require_int, require_whole_nodes
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.attendance import least_for_all, lengthened
@@ -65,10 +66,10 @@ class Auto(Compressor):
     Works for the gradients of a ``DistributedOptimizer``; other calls need a fixed method.
 
     Args:
-        max_error: largest error of the methods to try: ``||average - exact|| / ||exact||`` for gradients that have
-            nothing in common. Candidates are the registered, unbiased methods, each with the fewest bits that suffice.
-        methods: names of the methods to try instead, such as ``["eden-3", "qsgdinf-4"]``; ``max_error`` is then
-            ignored.
+        max_nmse: largest nmse of the methods to try: ``||average - exact||^2 / ||exact||^2``, expected for gradients
+            that have nothing in common; a training needs about this share of steps more. Candidates are the registered,
+            unbiased methods, each with the fewest bits that suffice.
+        methods: names of the methods to try instead, such as ``["eden-3", "qsgd-4"]``; ``max_nmse`` is then ignored.
         again_after: number of steps after which the trial is repeated, in case the network has changed; 0 for never.
         **common: arguments of every compressor, except ``overrides``.
 
@@ -80,22 +81,24 @@ class Auto(Compressor):
 
     def __init__(
         self,
-        max_error: float = MOST_ERROR,
+        max_nmse: float = MOST_NMSE,
         *,
         methods: Iterable[str] | None = None,
         again_after: int = 0,
         **common: Any,
     ) -> None:
+        if "max_error" in common:
+            max_nmse = _from_max_error(common.pop("max_error"), max_nmse)
         known = inspect.signature(type(self)).parameters
         refuse_unknown(type(self).__name__, [name for name in common if name not in known], known)
         if (
-            isinstance(max_error, bool)
-            or not isinstance(max_error, (int, float))
-            or not 0 < max_error < math.inf
+            isinstance(max_nmse, bool)
+            or not isinstance(max_nmse, (int, float))
+            or not 0 < max_nmse < math.inf
         ):
-            raise ValueError(f"max_error={max_error!r}: use a positive number, for example {MOST_ERROR}")
+            raise ValueError(f"max_nmse={max_nmse!r}: use a positive number, for example {MOST_NMSE}")
         require_int("again_after", again_after, 0, 2**62)
-        self.max_error = float(max_error)
+        self.max_nmse = float(max_nmse)
         self.methods = None if methods is None else candidates.check_names(methods)
         self.again_after = int(again_after)
         self._on_device = common.get("kernels") == memories.TRITON
@@ -107,10 +110,10 @@ class Auto(Compressor):
         """Methods that would be tried with two workers: all that were named, or one of the registry's."""
         if self.methods is not None:
             return candidates.named(self.methods, _PAIR, False)
-        found = candidates.any_of(self.max_error, _PAIR, False, candidates.usable(), self._on_device)
+        found = candidates.any_of(self.max_nmse, _PAIR, False, candidates.usable(), self._on_device)
         if found is None:
             raise ValueError(
-                f"max_error={self.max_error!r}: no method has so small an error, even with two workers; use a larger "
+                f"max_nmse={self.max_nmse!r}: no method has so small an nmse, even with two workers; use a larger "
                 f"value, or leave compression out"
             )
         return [found]
@@ -124,7 +127,7 @@ class Auto(Compressor):
     def _choosing_arguments(self) -> dict[str, Any]:
         return {
             "compression": type(self).__name__,
-            "max_error": self.max_error,
+            "max_nmse": self.max_nmse,
             "methods": self.methods,
             "again_after": self.again_after,
             "kernels": memories.TRITON if self._on_device else "any other",
@@ -140,31 +143,29 @@ class Auto(Compressor):
 
     # ---- what users call -------------------------------------------------------------------------------------
 
-    def report(self, optimizer: Any = None) -> Report | None:
-        """The latest measurements and choice; None before the first.
+    def report(self, optimizer: Any = None) -> Report:
+        """How far the trial is, or the latest measurements and choice; printed it is one line.
 
         Args:
             optimizer: which ``DistributedOptimizer``, if the compressor serves several.
         """
         if optimizer is None:
-            return next(reversed(self._reports.values()), None)
+            return next(reversed(self._reports.values()), Report(None))
         course = self.course_of(optimizer)
-        return None if course is None else self._reports.get(course.key)
+        return Report(None) if course is None else self._reports.get(course.key, Report(None))
 
     def stats(self) -> Stats:
         """As for every compressor."""
         for handed in self._handed:
             times, handed.times = handed.times, 0
-            self._traffic.expect(handed.name, times * handed.float32_bytes)
+            self._traffic.expect(handed.name, times * handed.float32_bytes, times)
             self._traffic.count(handed.name, times * handed.sent_bytes)
         return super().stats()
 
     def state_dict(self) -> dict[str, Any]:
         """As for every compressor, plus the choice, which is valid for the same number of workers."""
-        return {
-            **super().state_dict(),
-            "choices": {key: choice._asdict() for key, choice in self._choices.items()},
-        }
+        choices = {key: choice._asdict() for key, choice in self._choices.items()}
+        return {**super().state_dict(), "version": former_names.VERSION, "choices": choices}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned; call it before the first step. One worker is enough.
@@ -173,10 +174,25 @@ class Auto(Compressor):
             ValueError: ``state`` is something else.
         """
         choices = state.get("choices") if isinstance(state, Mapping) else None
-        if not isinstance(choices, Mapping) or not all(map(_is_choice, choices.values())):
+        version = state.get("version", 1) if isinstance(state, Mapping) else None
+        if (
+            not isinstance(choices, Mapping)
+            or not isinstance(version, int)
+            or not all(map(_is_choice, choices.values()))
+        ):
             raise ValueError(f"state={in_short(state)}: use what an Auto's state_dict() returned")
-        super().load_state_dict({name: value for name, value in state.items() if name != "choices"})
-        self._choices = {str(key): _Choice(**choice) for key, choice in choices.items()}
+        super().load_state_dict(
+            {key: value for key, value in state.items() if key not in ("choices", "version")}
+        )
+        made = {str(key): _Choice(**choice) for key, choice in choices.items()}
+        self._choices = {key: choice.with_present_name(version) for key, choice in made.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Reads what version 0.1.0 has pickled, too."""
+        if "max_error" in state:
+            state = {**state, "max_nmse": _squared(state["max_error"])}
+            del state["max_error"]
+        super().__setstate__(state)
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
@@ -284,7 +300,7 @@ class Auto(Compressor):
         if self.methods is not None:
             return candidates.named(self.methods, workers, hierarchical, self.inside)
         usable = candidates.usable()
-        return candidates.find(self.max_error, workers, hierarchical, usable, self._on_device, self.inside)
+        return candidates.find(self.max_nmse, workers, hierarchical, usable, self._on_device, self.inside)
 
     def policy_for(self, candidate: Candidate) -> Policy | None:
         """What chooses a gradient's scheme in a candidate's turn; None where Horovod reduces all."""
@@ -305,7 +321,15 @@ class Auto(Compressor):
         self._reports.pop(course.key, None)  # the last one comes last
         self._reports[course.key] = report
         self._choices.pop(course.label, None)
-        self._choices[course.key] = _Choice(report.method, report.workers)
+        if report.method is not None:
+            self._choices[course.key] = _Choice(report.method, report.workers)
+
+    def note_progress(self, course: Course, workers: int, step: int, steps: int) -> Report:
+        """How far a trial is; when it is repeated, beside what was chosen before."""
+        known = self._reports.get(course.key, Report(None))
+        report = known if known.workers == workers else Report(None, (), workers)
+        self._reports[course.key] = report._replace(step=step, steps=steps)
+        return self._reports[course.key]
 
     def arguments(self) -> dict[str, str]:
         """Those that must be the same on all workers."""
@@ -317,6 +341,24 @@ class _Choice(NamedTuple):
 
     method: str
     workers: int
+
+    def with_present_name(self, version: int) -> _Choice:
+        """The method that was meant by the names of a version."""
+        present = former_names.present(self.method, version, self.workers)
+        return self if present is None else self._replace(method=present)
+
+
+def _from_max_error(max_error: Any, max_nmse: Any) -> Any:
+    """The nmse that the former argument means, which was a root."""
+    if max_nmse != MOST_NMSE:
+        raise TypeError("Auto() got 'max_error' and 'max_nmse', two names of one argument")
+    notices.deprecated("Auto(max_error=...) is now Auto(max_nmse=...), of its square: 0.3 is 0.09")
+    return _squared(max_error) if isinstance(max_error, float) and max_error > 0 else max_error
+
+
+def _squared(root: float) -> float:
+    """Without the last digits, which no user has written."""
+    return float(f"{root * root:.12g}")
 
 
 class _Watched(NamedTuple):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, Literal, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from horovod_quant.frontends import nodes
 from horovod_quant.frontends.frontend import BaseCompressor
 from horovod_quant.frontends.groups import Member
 from horovod_quant.frontends.policy import Policy
-from horovod_quant.frontends.stats import OTHER_NAMES, Repeated
+from horovod_quant.frontends.stats import OTHER_NAMES, Repeated, Stats
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import Gradient, Scheme
 from horovod_quant.torch import memory as memories
@@ -29,6 +30,7 @@ from horovod_quant.torch.caller import (
     identify,
 )
 from horovod_quant.torch.exchange import OpenState, PendingTensor
+from horovod_quant.torch.measured import ErrorSampler
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.tensor_plan import TensorPlan, known_plan, remember
 from horovod_quant.torch.uncompiled import compiling, uncompiled
@@ -78,6 +80,9 @@ class Compressor(BaseCompressor):
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
         kernels: ``"auto"``, ``"native"``, ``"numpy"``, or ``"triton"`` for gradients on a GPU. For these ``"auto"``
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
+        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
         **common: see `horovod_quant.frontends.frontend.BaseCompressor`.
 
     Raises:
@@ -86,7 +91,21 @@ class Compressor(BaseCompressor):
 
     _in_copies = ("_finder",)
 
-    def __init__(self, scheme: Scheme | str, *, kernels: Kernels = "auto", **common: Any) -> None:
+    # Compressors that version 0.1.0 has pickled have neither.
+    nmse_every = 0
+    nmse_share = 0.01
+
+    def __init__(
+        self,
+        scheme: Scheme | str,
+        *,
+        kernels: Kernels = "auto",
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
+        **common: Any,
+    ) -> None:
+        sampler = ErrorSampler(nmse_every, nmse_share)
+        self.nmse_every, self.nmse_share = sampler.every, sampler.share
         super().__init__(scheme, kernels=kernels, **common)
 
     def _check_kernels(self) -> None:
@@ -103,10 +122,28 @@ class Compressor(BaseCompressor):
         if "horovod.torch.mpi_ops" in sys.modules:  # DDP and FSDP2 do without
             number_unnamed_operations()
         self._chains: dict[str, RngKey] = {}
+        self._seconds_waited = 0.0
+        self._sampler = ErrorSampler(self.nmse_every, self.nmse_share)
         self._resume_at({}, 0)
         self._checked: Any = (
             weakref.WeakKeyDictionary()
         )  # optimizer or process set: its size when last checked
+
+    def stats(self) -> Stats:
+        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
+        return super().stats()._replace(seconds_waited=self._seconds_waited, nmse=self._sampler.nmse)
+
+    def _arguments(self) -> dict[str, str]:
+        measured = {"nmse_every": str(self.nmse_every), "nmse_share": str(self.nmse_share)}
+        return {**super()._arguments(), **(measured if self.nmse_every else {})}
+
+    def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
+        given = {} if self._finder is None else {id(each): name for name, each in self._finder.named}
+        for optimizer in list(self._checked):
+            for parameter, name in getattr(optimizer, "_parameter_names", {}).items():
+                name = given.get(id(parameter), name)
+                if parameter in optimizer._requires_update and name not in counted:
+                    yield name
 
     def _exchange_counts(self) -> dict[str, int]:
         return dict(self._steps)
@@ -158,7 +195,11 @@ class Compressor(BaseCompressor):
             return output
         if isinstance(ctx, Unchanged):
             return ctx.destination.copy_(output)
-        return self._finish(output, ctx)
+        begin = time.perf_counter()
+        try:
+            return self._finish(output, ctx)
+        finally:
+            self._seconds_waited += time.perf_counter() - begin
 
     def _finish(self, output: torch.Tensor | None, pending: _Compressed) -> torch.Tensor:
         """An exception, such as a signal handler's, may end it anywhere; if the script synchronizes again, Horovod asks
@@ -189,6 +230,8 @@ class Compressor(BaseCompressor):
         self._delivered(plan.call, pending, sums)
         buckets.delivered(pending, factor)
         destination = pending.destination
+        if self._sampler and not plan.is_direct and self.own_optimizer is None:
+            self._sampler.compare(plan.call, output, destination)
         plan.spare = pending
         pending.empty()
         return destination
@@ -379,6 +422,8 @@ class Compressor(BaseCompressor):
         if pending is not None:
             return self._control_tensor(tensor, pending), pending
         assert plan.keys is not None
+        if self._sampler and not plan.is_direct and self.own_optimizer is None:
+            self._sampler.take(call, tensor)
         memory = buckets.memory
         pending, plan.spare = plan.spare, None
         values = memory.taken(tensor, None if pending is None else pending.taken)

@@ -21,6 +21,9 @@ from horovod_quant.transports.traffic import ring_allreduce_bytes
 if TYPE_CHECKING:
     from horovod_quant.torch.auto import Auto
 
+_PROGRESS = 20
+"""Steps of a trial between two lines of the log."""
+
 _MOST_UNTOLD = 20
 _UNTOLD = (
     "horovod_quant: Auto cannot tell which workers take part in the steps of the optimizer of %s, so it chooses "
@@ -89,6 +92,7 @@ class Course:
         self._process_set = call.process_set
         self._phase: Literal["opening", "trial", "closing", "chosen"] = "opening"
         self._trial = Trial(len(self._candidates))
+        self._auto.note_progress(self, call.process_set.size(), *self._trial.progress)
         self._chosen = 0  # none, as long as nothing is
         self._counted = 0  # steps since the choice
         self._untold = 0  # steps in which no gradient has told who takes part
@@ -159,6 +163,7 @@ class Course:
             self._compare()
         elif self._phase == "trial":
             self._trial.count_step()
+            self._note_progress()
             if self._trial.turn is None:
                 self._phase = "closing"
         elif self._phase == "closing":
@@ -171,6 +176,13 @@ class Course:
     def _begin_trial(self) -> None:
         self._trial = Trial(len(self._candidates))
         self._phase, self._chosen = "trial", 0
+        self._note_progress()
+
+    def _note_progress(self) -> None:
+        step, steps = self._trial.progress
+        report = self._auto.note_progress(self, self._process_set.size(), step, steps)
+        if step % _PROGRESS == 0 and self._process_set.rank() == 0:
+            notices.log(logging.INFO, "horovod_quant: Auto: %s", report)
 
     def _compare(self) -> None:
         """All workers have the same arguments; what any of them has chosen before counts for all."""
@@ -193,11 +205,12 @@ class Course:
         report = evaluate(self._candidates, sums, self._process_set.size())
         self._choose(report)
         if self._process_set.rank() == 0:
-            notices.log(logging.INFO, "horovod_quant: Auto has measured the methods and uses %s", report)
+            notices.log(logging.INFO, "horovod_quant: Auto %s", report)
 
     def _choose(self, report: Report) -> None:
         self._auto.keep(self, report)
-        self._chosen = [candidate.name for candidate in self._candidates].index(report.method)
+        names = [candidate.name for candidate in self._candidates]
+        self._chosen = names.index(report.method or names[0])
         self._phase, self._counted = "chosen", 0
 
     def _sum(self, numbers: Sequence[int], what: str) -> list[int]:

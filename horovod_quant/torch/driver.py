@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import threading
@@ -14,6 +15,10 @@ import torch
 from horovod_quant.transports.torch_distributed import Groups
 
 _SECONDS_AT_EXIT = 5.0
+
+_THREADS: dict[threading.Thread, queue.SimpleQueue[Any]] = {}
+"""Those that run, and their jobs."""
+os.register_at_fork(after_in_child=_THREADS.clear)  # where none of them runs
 
 
 class _Promise:
@@ -104,6 +109,7 @@ class Driver:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         # Neither the thread nor what ends it may keep this alive.
         thread = threading.Thread(target=_work, args=(self._jobs,), name="horovod_quant.ddp", daemon=True)
+        _THREADS[thread] = self._jobs
         thread.start()
         weakref.finalize(self, _end, self._jobs, thread, groups, os.getpid())
 
@@ -135,6 +141,15 @@ def _work(jobs: queue.SimpleQueue[Any]) -> None:
         while job is not None:
             job[2].keep(RuntimeError("the thread that averages gradients has ended"))
             job = None if jobs.empty() else jobs.get()
+        _THREADS.pop(threading.current_thread(), None)
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread that outlives the interpreter aborts the process when it comes back from PyTorch."""
+    for thread, jobs in list(_THREADS.items()):
+        jobs.put(None)
+        thread.join(_SECONDS_AT_EXIT)
 
 
 def _end(jobs: queue.SimpleQueue[Any], thread: threading.Thread, groups: Groups, process: int) -> None:

@@ -12,12 +12,14 @@ import torch
 from horovod_quant.frontends.binsgdm import (
     DEFAULT_BETA,
     SPREAD,
+    WITHOUT_ITS_COMPRESSOR,
     clipped,
     require_beta,
     require_clip_norm,
     require_step_sizes,
 )
 from horovod_quant.frontends.frontend import in_short
+from horovod_quant.kernels import notices
 from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import require_int
@@ -284,6 +286,7 @@ class BinSGDM(torch.optim.Optimizer):
         """
         if compiling() is not None:
             return uncompiled(BinSGDM.step, self, closure)
+        self._warn_without_compressor()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -306,6 +309,17 @@ class BinSGDM(torch.optim.Optimizer):
                 parameter.add_(moves, alpha=-group["lr"])
         self._updates.clear()
         return loss
+
+    _is_looked_at = False
+
+    def _warn_without_compressor(self) -> None:
+        """Once: Horovod's optimizer, which derives from this one, has a compression."""
+        if self._is_looked_at:
+            return
+        self._is_looked_at = True
+        compression = getattr(self, "_compression", None)
+        if compression is not None and getattr(compression, "own_optimizer", None) != BinSGDM.__name__:
+            notices.warn(WITHOUT_ITS_COMPRESSOR, stacklevel=3)
 
     def _binarized(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         from horovod_quant.torch import memory as memories

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovod_quant import kernels as kernel_backends
+from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import (
     ALL,
@@ -36,7 +37,7 @@ class Result(NamedTuple):
         decoded: for each worker, the list of its decoded gradients (float32, flat).
         bytes_sent: bytes that one worker sends on average, by collective: ``"allreduce"``; ``"local alltoall"`` and
             ``"cross allreduce"`` where only the workers of a node, or one per node, take part.
-        error: ``sum_i ||decoded_i - exact_i||^2 / ||exact_i||^2`` over the gradients of the group, where exact is
+        nmse: ``sum_i ||decoded_i - exact_i||^2 / ||exact_i||^2`` over the gradients of the group, where exact is
             ``factor`` times the float64 sum over the workers; 0 where both are zero, inf where only exact is.
         exchanged_again: how many buckets were exchanged a second time because a sum overflowed its field (Global-QSGD
             with ``rotate=True``); in a hierarchical exchange, those of the first node's first worker.
@@ -44,8 +45,14 @@ class Result(NamedTuple):
 
     decoded: list[list[np.ndarray]]
     bytes_sent: dict[str, float]
-    error: float
+    nmse: float
     exchanged_again: int = 0
+
+    @property
+    def error(self) -> float:
+        """The former name of ``nmse``."""
+        notices.deprecated("Result.error is now Result.nmse")
+        return self.nmse
 
 
 def run(

@@ -138,7 +138,11 @@ def predictions(settings: Settings, measured: dict[str, Any]) -> dict[str, dict[
             file = Path(folder) / "bench.json"
             file.write_text(json.dumps(found))
             observed[hosts] = observe(read_bench(file), rate, LATENCY, one_machine=True)
-    schemes = [scheme for scheme in (methods.parse(name).scheme() for name in METHODS) if scheme is not None]
+    schemes = [
+        scheme
+        for scheme in (methods.parse(name, version=1).scheme() for name in METHODS)
+        if scheme is not None
+    ]
     speeds = measure_kernels(schemes, seconds=settings.kernel_seconds)
     software = calibrate([observed[hosts] for hosts in first], speeds)
     return {

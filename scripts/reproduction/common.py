@@ -228,8 +228,11 @@ def earlier(claim: str, settings: Any) -> dict[str, Any]:
 
 
 def scheme(name: str, **changes: Any) -> Any:
-    """The scheme of a method by its name in `horovod_quant.frontends.methods`, with other arguments for some."""
-    found: Any = methods.parse(name).scheme()
+    """The scheme of a method by the name that it had in version 0.1.0, with other arguments for some.
+
+    The results have these names: trainings of then are compared with each other.
+    """
+    found: Any = methods.parse(name, version=1, workers=4).scheme()
     return replace(found, **changes)
 
 

@@ -143,7 +143,7 @@ def once(name: str, compute: Callable[[], Any]) -> Any:
 
 def method_options(name: str) -> list[str]:
     """The options by which the examples know a method."""
-    method = methods.parse(name)
+    method = methods.parse(name, version=1, workers=4)
     if method.class_name is None:
         return ["--compression", name]
     compressors = import_example("training").COMPRESSORS

@@ -14,7 +14,7 @@ from horovod_quant.analysis.calibration import Bench, calibrate, observe, predic
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.analysis.network import Software
 
-METHODS = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "qsgdinf-8", "qsgdinf-4", "nuqsgd-4", "binsgdm"]
+METHODS = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "qsgd-8", "qsgd-4", "nuqsgd-4", "binsgdm"]
 
 
 def bench(workers: int, measured: dict[str, float] | None = None) -> Bench:
@@ -68,9 +68,10 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     path.write_text(json.dumps(WRITTEN))
     found = read_bench(path)
     shapes = {"a": (1000, 3), "b": (7,)}
-    assert found == Bench(shapes, 4, 2, 2, "mpi", 8, 1000, {"none": 0.2, "qsgd-4": 0.5})
+    spelled = "qsgd-4-l2-bucket1024-allgather"  # what qsgd-4 meant in files of version 1
+    assert found == Bench(shapes, 4, 2, 2, "mpi", 8, 1000, {"none": 0.2, spelled: 0.5})
     path.write_text(json.dumps({**WRITTEN, "version": 2}))
-    assert read_bench(path) == found
+    assert read_bench(path).measured == {"none": 0.2, "qsgd-4": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,6 @@ def test_names_by_hand() -> None:
     # Groups of 32 MiB: four of 102 MB; two allreduces each; the active-rank query.
     assert groups.torch_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * 4 + 1
     assert groups.tensorflow_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * len(large)
-    assert groups.tensorflow_cache_names(QSGD(4), shapes) == 161 + len(large) + 1
+    assert groups.tensorflow_cache_names(QSGD(4, exchange="allgather"), shapes) == 161 + len(large) + 1
     assert groups.torch_cache_names(GlobalQSGD(8), {"bias": (10,)}) == 1
     assert elements(shapes) > 0

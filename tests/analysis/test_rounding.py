@@ -9,21 +9,31 @@ import pytest
 
 from horovod_quant import simulator
 from horovod_quant.frontends import methods
-from horovod_quant.schemes import BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 
 
 @pytest.mark.parametrize("rounding", ["joint", "independent"])
 @pytest.mark.parametrize("workers", [2, 3, 5])
 @pytest.mark.parametrize(
     "name",
-    ["qsgdinf-8", "qsgdinf-4", "qsgdinf-2", "qsgd-4", "nuqsgd-8", "nuqsgd-4", "nuqsgd-2", "global-qsgd-8",
-     "global-qsgd-5", "global-qsgd-l2-8", "global-qsgd-exp-4", "qsgdinf-alltoall-4", "nuqsgd-alltoall-8"],
+    ["qsgd-8", "qsgd-4", "qsgd-2", "qsgd-4-l2-bucket1024-allgather", "qsgd-8-l2", "nuqsgd-8", "nuqsgd-4", "nuqsgd-2",
+     "global-qsgd-8",
+     "global-qsgd-5", "global-qsgd-8-l2", "global-qsgd-4-exponential", "qsgd-4-alltoall", "nuqsgd-8-alltoall"],
 )  # fmt: skip
 def test_errors_are_those_of_the_simulator(name: str, workers: int, rounding: str) -> None:
     scheme = dataclasses.replace(methods.parse(name).scheme(), rounding=rounding)
     gradients = np.random.default_rng(1).standard_normal((workers, 32 * 1024))
-    simulated = np.sqrt(simulator.run(scheme, gradients).error)
-    assert scheme.relative_error(workers, workers) == pytest.approx(simulated, rel=0.05)
+    simulated = simulator.run(scheme, gradients).nmse
+    assert scheme.expected_nmse(workers, workers) == pytest.approx(simulated, rel=0.1)
+    assert scheme.relative_error(workers, workers) == scheme.expected_nmse(workers, workers) ** 0.5
+
+
+def test_the_error_is_that_of_the_exchange_that_the_workers_run() -> None:
+    for scheme in (QSGD(), NUQSGD()):
+        few, many = scheme.expected_nmse(4, 4), scheme.expected_nmse(8, 8)
+        assert few == dataclasses.replace(scheme, exchange="allgather").expected_nmse(4, 4) < many
+        gradients = np.random.default_rng(1).standard_normal((8, 32 * 1024))
+        assert many == pytest.approx(simulator.run(scheme, gradients).nmse, rel=0.1)
 
 
 def test_levels_by_hand() -> None:

@@ -38,7 +38,7 @@ def test_free_kernels_always_pay_and_more_bytes_never() -> None:
     step = Step(0.0)
     assert break_even_bandwidth(GlobalQSGD(8), slow_sums, step, than=FP16) == math.inf
     # Among 64 workers an allgather of 8 bits an element sends 63 bytes where float32 sends 7.9.
-    assert break_even_bandwidth(QSGD(8), many, step) == 0
+    assert break_even_bandwidth(QSGD(8, exchange="allgather"), many, step) == 0
     assert break_even_bandwidth(NONE, few, step) == 0
 
 

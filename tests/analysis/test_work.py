@@ -153,7 +153,7 @@ def test_a_hierarchical_exchange_by_hand() -> None:
     assert [sum(asked.parts) for _, asked in stages] == [4 * 4 * 4096, 4 * 4, 4096, 4096 + 4 * 4 + 4]
     assert Call("mean", 0, 4096, 4) in stages[1][0]
     assert decode == [Call("decode_uniform_sum", 8, 4 * 4096)]
-    stages, decode = work_of(Hierarchical(QSGD(4)), [4 * 4096], 32, 4)
+    stages, decode = work_of(Hierarchical(QSGD(4, exchange="allgather")), [4 * 4096], 32, 4)
     assert [sum(asked.parts) for _, asked in stages[2:]] == [4 * 4096]
     assert Call("decode_uniform_codes", 4, 4096, 8) in stages[2][0]
     assert decode == [Call("scale", 0, 4 * 4096)]

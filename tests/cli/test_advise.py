@@ -91,11 +91,11 @@ def test_the_table_is_ascii_and_has_no_progress(capsys: pytest.CaptureFixture) -
 
 
 def test_json(capsys: pytest.CaptureFixture) -> None:
-    run(*HERE, "--json", "-", "--methods", "fp16", "global-qsgd-2", "qsgdinf-4")
+    run(*HERE, "--json", "-", "--methods", "fp16", "global-qsgd-2", "qsgd-4")
     found = json.loads(capsys.readouterr().out)
     assert (found["version"], found["model"], found["workers"], found["hosts"]) == (2, "tiny", 4, 4)
     none, fp16, impossible, qsgd = found["results"]
-    assert [none["method"], fp16["method"], qsgd["method"]] == ["none", "fp16", "qsgdinf-4"]
+    assert [none["method"], fp16["method"], qsgd["method"]] == ["none", "fp16", "qsgd-4"]
     assert set(impossible) == {"method", "impossible"}
     assert qsgd["step_seconds"] == pytest.approx(0.01 + qsgd["exchange_seconds"])
     assert none["speed_up"] == 1
@@ -192,7 +192,7 @@ def test_clusters_as_users_have_them(capsys: pytest.CaptureFixture) -> None:
     """Links by their names, whose sources are told; kernels of accelerators, which nobody has confirmed."""
     run("advise", "--model", "bert-base", "--workers", "64", "--hosts", "8", "--bandwidth", "25gbe",
         "--controller", "nccl", "--local-bandwidth", "nvlink3", "--memory-bandwidth", "a100", "--step", "0.35",
-        "--methods", "global-qsgd-10", "global-qsgd-rotated-8", "--json", "-")  # fmt: skip
+        "--methods", "global-qsgd-10", "global-qsgd-8-rotate", "--json", "-")  # fmt: skip
     found = json.loads(capsys.readouterr().out)
     assert (found["controller"], found["accelerator"], found["latency_seconds"]) == ("nccl", True, 50e-6)
     said = " ".join(found["assumptions"])
@@ -200,14 +200,14 @@ def test_clusters_as_users_have_them(capsys: pytest.CaptureFixture) -> None:
         "25gbe: 3.125 GB/s each way; IEEE 802.3by's rate",
         "nvlink3: 240 GB/s each way; 12 links, each SM80_NVLINK_BW of src/graph/topo.h of NCCL",
         "80% of 2,039 GB/s (--memory-bandwidth), or the share measured on an H200, and the host takes 105 us for each",
-        "Gradients are copied to the host and back for global-qsgd-rotated,",
+        "Gradients are copied to the host and back for global-qsgd-rotate,",
     ):
         assert text in said
     assert found["warnings"] == [
         "modelled: nobody has measured exchanges between several GPUs with this package."
     ]
     steps = {result["method"]: result["step_seconds"] for result in found["results"]}
-    assert steps["global-qsgd-10"] < steps["none"] < steps["global-qsgd-rotated-8"]
+    assert steps["global-qsgd-10"] < steps["none"] < steps["global-qsgd-8-rotate"]
 
 
 def test_the_nmse_that_a_user_accepts(capsys: pytest.CaptureFixture) -> None:

@@ -36,7 +36,7 @@ from horovod_quant.frontends.frontend import GROUP_BYTES  # noqa: E402
 from horovod_quant.frontends.methods import parse  # noqa: E402
 
 COMMAND = Path(sys.executable).with_name("horovod-quant")
-METHODS = ["global-qsgd-8", "global-qsgd-2", "qsgdinf-4", "binsgdm"]
+METHODS = ["global-qsgd-8", "global-qsgd-2", "qsgd-4", "binsgdm"]
 TIMEOUT = 300
 
 needs_horovod = pytest.mark.skipif(probe.horovod_folder() is None, reason="Horovod is not installed")
@@ -80,7 +80,7 @@ def test_measures_every_method(framework: str, controller: str, tmp_path: Path) 
     assert found["cores"] >= 1
     assert all(isinstance(found[name], str) and found[name] for name in ("kernels", "processor"))
     results = {result["method"]: result for result in found["results"]}
-    assert list(results) == ["none", "fp16", "global-qsgd-8", "qsgdinf-4", "binsgdm"]
+    assert list(results) == ["none", "fp16", "global-qsgd-8", "qsgd-4", "binsgdm"]
     assert "global-qsgd-2 is left out: bits=2" in done.stdout
     for result in results.values():
         for name in ("wall_seconds", "cpu_seconds"):
@@ -89,17 +89,17 @@ def test_measures_every_method(framework: str, controller: str, tmp_path: Path) 
         assert result["speed_up"] > 0
     sent = {method: result["bytes_sent"] for method, result in results.items()}
     assert sent["none"] == 4 * elements(MODELS["tiny"]) == 2 * sent["fp16"]
-    assert sent["binsgdm"] < sent["qsgdinf-4"] < sent["global-qsgd-8"] < sent["fp16"]
+    assert sent["binsgdm"] < sent["qsgd-4"] < sent["global-qsgd-8"] < sent["fp16"]
     if controller == "gloo":  # MPI shares memory
         assert results["none"]["interface_bytes_sent"] > 0.99 * 2 * sent["none"]
     assert all("relative_error" not in result for result in results.values())
     nmses = {method: result["nmse"] for method, result in results.items()}
-    assert nmses["none"] < 1e-12 < nmses["fp16"] < 1e-6 < nmses["global-qsgd-8"] < nmses["qsgdinf-4"] < 0.09
-    assert nmses["qsgdinf-4"] > 0.14**2 / 2, "a square, not a root"
+    assert nmses["none"] < 1e-12 < nmses["fp16"] < 1e-6 < nmses["global-qsgd-8"] < nmses["qsgd-4"] < 0.09
+    assert nmses["qsgd-4"] > 0.14**2 / 2, "a square, not a root"
     assert nmses["binsgdm"] is None
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
-    assert done.stdout.count("| qsgdinf-4 ") == 1
-    assert found["recommended"] in ("none", "fp16", "global-qsgd-8", "qsgdinf-4")
+    assert done.stdout.count("| qsgd-4 ") == 1
+    assert found["recommended"] in ("none", "fp16", "global-qsgd-8", "qsgd-4")
     line, reason = (each for each in done.stdout.splitlines() if "In the script" in each or "Why: " in each)
     assert line.endswith(f"compression={found['code']}")
     assert "Why: " in reason
@@ -195,13 +195,13 @@ def result_of(name: str, milliseconds: float, nmse: float | None) -> tuple[Varia
     ("measured", "method", "said"),
     [
         (
-            [("qsgdinf-4", 40, 0.02), ("nuqsgd-4", 39.5, 0.058)],
-            "qsgdinf-4",
+            [("qsgd-4", 40, 0.02), ("nuqsgd-4", 39.5, 0.058)],
+            "qsgd-4",
             "2.50x faster, and the average's nmse",
         ),
-        ([("qsgdinf-4", 40, 0.02), ("qsgdinf-2", 20, 0.2)], "qsgdinf-4", "takes 40 ms instead of 100 ms"),
+        ([("qsgd-4", 40, 0.02), ("qsgd-2", 20, 0.2)], "qsgd-4", "takes 40 ms instead of 100 ms"),
         (
-            [("qsgdinf-4", 97, 0.02), ("fp16", 120, 1e-8)],
+            [("qsgd-4", 97, 0.02), ("fp16", 120, 1e-8)],
             "none",
             "no method is meaningfully faster: with an nmse up to 0.09 none is 5% faster",
         ),
@@ -227,13 +227,13 @@ def test_the_report_ends_with_what_to_take(measured: list[tuple], method: str, s
 
 
 def test_without_none_there_is_nothing_to_recommend() -> None:
-    variants, results = zip(result_of("qsgdinf-4", 40, 0.02))
+    variants, results = zip(result_of("qsgd-4", 40, 0.02))
     assert choosing.choose(variants, results) is None
     assert choosing.choose([Variant("no exchange", None, 1)], [results[0]]) is None
 
 
 def test_groups_of_ones_own_are_in_the_line() -> None:
-    variants, results = zip(result_of("none", 100, 1e-8), result_of("qsgdinf-4", 40, 0.02))
+    variants, results = zip(result_of("none", 100, 1e-8), result_of("qsgd-4", 40, 0.02))
     chosen = choosing.choose([variants[0], variants[1]._replace(group_bytes=2**20)], results)
     assert chosen is not None
     assert chosen.code.endswith("group_bytes=1048576)")

@@ -385,9 +385,9 @@ def judged(**changes: Any) -> list[Finding]:
 
 
 def test_keras_3_does_not_average() -> None:
-    (problem,) = [finding for finding in judged(keras="3.15.1") if finding.mark == PROBLEM]
-    assert "Keras 3.15.1" in problem.line
-    assert "TF_USE_LEGACY_KERAS=1" in problem.line
+    (warned,) = [finding for finding in judged(keras="3.15.1") if finding.mark == WARNING]
+    assert "Keras 3.15.1" in warned.line
+    assert "horovod_quant.keras" in warned.line
     (warning,) = [finding for finding in judged(standalone_keras="3.15.1") if finding.mark == WARNING]
     assert "horovod.keras uses Keras 3.15.1" in warning.line
 
@@ -396,8 +396,8 @@ def test_keras_3_does_not_average() -> None:
 @pytest.mark.skipif((probe.version_of("keras") or "0")[0] != "3", reason="Keras 2 is installed")
 def test_keras_3_is_seen() -> None:
     status, output = run_doctor("--framework", "tensorflow")
-    assert status == 1
-    assert only(marked(output, PROBLEM), "does not average gradients under Keras 3")
+    assert status == 0
+    assert only(marked(output, WARNING), "does not average gradients under Keras 3")
 
 
 def test_gpus_without_nccl() -> None:

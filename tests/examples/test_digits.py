@@ -144,8 +144,8 @@ def test_wrong_arguments_are_named(script: str) -> None:
         "--compression qsgd --levels uniform": "--levels is for global-qsgd",
         "--compression binsgdm --optimizer sgd": "needs the optimizer of the same name",
         "--compression zip": "invalid choice: 'zip'",
-        "--compression qsgd --max-error 0.1": "--max-error is for auto",
-        "--compression auto --max-error 0": "max_error=0.0: use a positive number"
+        "--compression qsgd --max-nmse 0.1": "--max-nmse is for auto",
+        "--compression auto --max-nmse 0": "max_nmse=0.0: use a positive number"
         if script == "torch_digits"
         else "use the method that it recommends",
         "--lr nan": "--lr nan: use a positive number",

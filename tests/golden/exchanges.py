@@ -47,7 +47,7 @@ def _global(bits: int, norm: str, levels: str, size: int, rounding: str, rotate:
 def _eden(
     bits: int | None, server_bits: int | str, exchange: str, trellis: bool = False, error: float | None = None
 ) -> Scheme:
-    return EDEN(bits=bits, server_bits=server_bits, exchange=exchange, error=error, trellis=trellis)
+    return EDEN(bits=bits, server_bits=server_bits, exchange=exchange, nmse=error, trellis=trellis)
 
 
 FLAT: dict[str, Scheme] = {

@@ -20,7 +20,8 @@ import torch
 
 import horovod_quant.torch as hvq
 
-METHOD = "qsgdinf-4"
+METHOD = "qsgd-4-bucket1024-allgather"
+"""``qsgdinf-4`` in version 0.1.0, as the files say."""
 
 
 def model() -> torch.nn.Module:
@@ -54,12 +55,12 @@ def compressors() -> dict[str, hvq.Compressor]:
             rounding="joint",
             **common,
         ),
-        "nuqsgd": hvq.NUQSGD(bits=4),
+        "nuqsgd": hvq.NUQSGD(bits=4, exchange="allgather"),
         "global-qsgd": hvq.GlobalQSGD(bits=8, overrides={"0.*": {"bits": 12}}),
-        "eden": hvq.EDEN(bits=2, server_bits=4, exchange="alltoall", error=None, trellis=True),
-        "eden-error": hvq.EDEN(error=0.1),
+        "eden": hvq.EDEN(bits=2, server_bits=4, exchange="alltoall", nmse=None, trellis=True),
+        "eden-error": hvq.EDEN(nmse=0.1),
         "binsgdm": hvq.BinSGDM(server_bits=3),
-        "auto": hvq.Auto(max_error=0.2, again_after=1000),
+        "auto": hvq.Auto(max_nmse=0.04, again_after=1000),
     }
 
 

@@ -106,5 +106,5 @@ class MeanSigns(Scheme):
     def levels_left(self, workers: int, hosts: int) -> int:
         return 1
 
-    def relative_error(self, workers: int, hosts: int) -> float:
-        return math.sqrt((1 - 2 / math.pi) * (1 - 1 / self.bucket_size))
+    def expected_nmse(self, workers: int, hosts: int) -> float:
+        return (1 - 2 / math.pi) * (1 - 1 / self.bucket_size)

@@ -113,8 +113,8 @@ def test_what_is_not_finite_reaches_all_workers_in_its_bucket(bad: float, backen
 @pytest.mark.parametrize("bucket_size", [32, 1024])
 def test_the_error_of_gaussian_gradients_is_as_stated(bucket_size: int) -> None:
     for workers in (1, 4):
-        error = simulator.run(MeanSigns(bucket_size), gaussian(0, workers, 200_000)).error
-        assert math.sqrt(error) == pytest.approx(MeanSigns(bucket_size).relative_error(workers, 1), rel=0.01)
+        error = simulator.run(MeanSigns(bucket_size), gaussian(0, workers, 200_000)).nmse
+        assert error == pytest.approx(MeanSigns(bucket_size).expected_nmse(workers, 1), rel=0.02)
 
 
 @pytest.mark.parametrize("bucket_size", [0, -32, 33, 1024.0, True, "1024", None])

@@ -98,7 +98,7 @@ def assert_average(
         return
     exact = np.mean(gradients, axis=0, dtype=np.float64)
     error = np.sum((reduced.reshape(-1) - exact) ** 2) / np.sum(exact**2)
-    usual = 1e-8 if scheme is None else simulator.run(scheme, gradients).error
+    usual = 1e-8 if scheme is None else simulator.run(scheme, gradients).nmse
     assert error < 4 * usual, f"{what}: relative error {error}, usual is {usual}"
 
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from covering import Launch, cover, each_feature_once
-from scenario_table import TABLES, names
+from helpers import has_keras_3
+from scenario_table import TABLES, names, split, without_keras_2
 
 FEWEST = 2
 """Workers."""
@@ -95,9 +96,27 @@ def flat(tier: str) -> Plan:
             chosen = {name for covering in coverings for name in covering.get(launch, ())}
             if tier != "default":
                 chosen.update(names(module, "extra" if tier == "thorough" else breadth))
+            if module == "tf_scenarios" and has_keras_3():
+                chosen = set(without_keras_2(sorted(chosen)))
             if chosen:
                 plan[Run(module, *launch)] = [name for name in every if name in chosen]
     return plan
+
+
+def with_keras_3(tier: str) -> Plan:
+    """What a script may do with ``horovod_quant.keras``; by default each feature with a method or two."""
+    module = "keras_scenarios"
+    if not has_keras_3() or tier == "quick":
+        return {}
+    every, last = names(module, "full"), TABLES[module].sampled
+    core = [name for name in names(module, "core") if split(name)[1] not in last]
+    if tier == "default":
+        every = [name for name in every if name in {*each_feature_once(every, last), *core}]
+    return {
+        Run(module, "gloo", 2): every,
+        Run(module, "gloo", 3): each_feature_once(names(module, "full")[::-1], last),
+        Run(module, "mpi", 3): core,
+    }
 
 
 def _nodes(

@@ -524,7 +524,75 @@ TORCH_GPU = Table(
 
 TORCH_OTHER_RELEASE = Table([Part(METHODS, ["asks_for_names"]), Part(OTHERS, ["is_content_with_names"])])
 
+KERAS = Table(
+    [
+        Part(
+            METHODS,
+            [
+                "fit",
+                "fit_in_groups",
+                "fit_eagerly",
+                "fit_several_steps_at_once",
+                "fit_with_sum_and_predivide",
+                "accumulation",
+                "clipping_decay_and_averages_of_weights",
+                "within_a_process_set",
+                "steps_of_ones_own",
+                "an_overflow_on_one_rank",
+                "resuming_gives_the_same_bits",
+                "models_made_on_one_rank_only",
+                "two_optimizers_in_one_step",
+            ],
+        ),
+        Part(
+            ["global-qsgd-in-tensorflow", "eden-in-tensorflow"],
+            ["fit", "accumulation", "an_overflow_on_one_rank", "resuming_gives_the_same_bits"],
+        ),
+        Part(
+            [],
+            [
+                "plain_averages_equal_one_process",
+                "sparse_gradients",
+                "local_variables",
+                "the_first_variables_are_one_rank_s",
+                "ranks_stop_early_together",
+                "learning_rates",
+                "xla_is_refused",
+                "averaging_twice_is_refused",
+                "bad_arguments",
+                "workers_disagree",
+            ],
+        ),
+    ],
+    core=["fit", "accumulation", "an_overflow_on_one_rank", "plain_averages_equal_one_process"],
+    sampled=["global-qsgd-in-tensorflow", "eden-in-tensorflow"],
+)
+"""Under Keras 3: scripts/test --latest."""
+
+KERAS_2 = [
+    "checkpoints_are_restored",
+    "local_and_unused_variables",
+    "one_gradient_for_two_variables",
+    "survives_pickling",
+    "copies_keep_names",
+    "two_models",
+    "bad_arguments",
+    "workers_disagree",
+]
+"""Of tf_scenarios.py what uses optimizers of Keras 2, besides all that is called after Keras, and BinSGDM's."""
+
+
+def without_keras_2(names: Sequence[str]) -> list[str]:
+    """Of names of scenarios with TensorFlow those that can run under Keras 3."""
+    return [
+        name
+        for name in names
+        if not (name.startswith(("keras_", "binsgdm_")) or "-binsgdm" in name or split(name)[0] in KERAS_2)
+    ]
+
+
 TABLES = {
+    "keras_scenarios": KERAS,
     "torch_scenarios": TORCH,
     "tf_scenarios": TF,
     "torch_hierarchical_scenarios": TORCH_HIERARCHICAL,

@@ -24,11 +24,11 @@ METHODS = [family.replace("BITS", "4") for family in families()] + ["qsgd-4 elia
 IN_TENSORFLOW = [
     "qsgd-4",
     "qsgd-4 elias",
-    "qsgdinf-4",
+    "qsgd-4",
     "nuqsgd-4",
-    "nuqsgd-alltoall-4",
+    "nuqsgd-4",
     "global-qsgd-4",
-    "global-qsgd-exp-4",
+    "global-qsgd-4-exponential",
     "eden-3",
     "binsgdm",
 ]

@@ -18,6 +18,8 @@ import horovod_quant.tensorflow as hvq
 
 Make = Callable[..., hvq.Compressor]
 
+KERAS_3 = getattr(tf.keras, "__version__", "2").startswith("3")
+
 
 def recording(kind: type) -> Any:
     """A subclass that keeps each gradient with its result, as they are when the graph runs."""
@@ -33,11 +35,13 @@ def recording(kind: type) -> Any:
             self._last_name = super()._name(call)
             return self._last_name
 
-        def compress(self, tensor: Any) -> Any:
-            control_tensor, ctx = super().compress(tensor)
-            return control_tensor, (self._last_name, tensor, ctx)
+        def compress_for(self, call: Any, tensor: Any) -> Any:
+            control_tensor, ctx = super().compress_for(call, tensor)
+            return control_tensor, (call.key or self._last_name, tensor, ctx)
 
         def decompress(self, output: Any, ctx: Any) -> Any:
+            if ctx is None:
+                return super().decompress(output, ctx)
             name, tensor, inner = ctx
             result = super().decompress(output, inner)
 
@@ -84,8 +88,41 @@ IN_TENSORFLOW: dict[str, Make] = {
 }
 
 
-def keras_model(dtype: str = "float32") -> tf.keras.Model:
+class _TwoLayers(tf.Module):
+    """`keras_model` under Keras 3, whose variables have no ``ref()``, which Horovod's tapes need."""
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__()
+        draw = np.random.default_rng(1).standard_normal
+        shapes = {"first/kernel": (40, 70), "first/bias": (70,), "second/kernel": (70, 30)}
+        self._values = [
+            tf.Variable(tf.cast(draw(shape) / 8, dtype), name=name) for name, shape in shapes.items()
+        ]
+
+    def __call__(self, x: Any) -> tf.Tensor:
+        first, bias, second = self._values
+        return tf.tanh(tf.cast(x, first.dtype) @ first + bias) @ second
+
+    @property
+    def compute_dtype(self) -> str:
+        return self._values[0].dtype.name
+
+    @property
+    def layers(self) -> list[Any]:
+        return [self]
+
+    def get_weights(self) -> list[np.ndarray]:
+        return [each.numpy() for each in self._values]
+
+    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+        for each, value in zip(self._values, weights):
+            each.assign(value)
+
+
+def keras_model(dtype: str = "float32") -> Any:
     """The same weights on every worker; kernels that are quantized, and a bias that is not."""
+    if KERAS_3:
+        return _TwoLayers(dtype)
     tf.keras.backend.clear_session()
     tf.keras.utils.set_random_seed(1)
     dense = tf.keras.layers.Dense

@@ -66,7 +66,7 @@ def what_travels_inside() -> None:
 
 def auto_between_nodes() -> None:
     """A whole trial of it; every method that it tries is hierarchical."""
-    auto, model = hvq.Auto(methods=["qsgdinf-4"], hierarchical=HIERARCHICAL), net()
+    auto, model = hvq.Auto(methods=["qsgd-4"], hierarchical=HIERARCHICAL), net()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=auto
     )
@@ -77,7 +77,7 @@ def auto_between_nodes() -> None:
             optimizer.step()
             assert_same_on_all_ranks(list(model.parameters()), "parameters")
     tried = [each.method for each in auto.report().measurements] if hvd.size() > 1 else []
-    assert tried == ["none", "qsgdinf-4"][: 2 * (hvd.size() > 1)]
+    assert tried == ["none", "qsgd-4"][: 2 * (hvd.size() > 1)]
 
 
 def _small_loss(model: torch.nn.Module, step: int) -> torch.Tensor:

@@ -19,11 +19,15 @@ from horovod_quant.torch.course import Course
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_error": 0}, "max_error=0: use a positive number, for example 0.3"),
-        ({"max_error": "0.1"}, "max_error='0.1': use a positive number"),
-        ({"max_error": float("nan")}, "max_error=nan: use a positive number"),
-        ({"max_error": True}, "max_error=True: use a positive number"),
-        ({"max_error": 1e-9}, "max_error=1e-09: no method has so small an error, even with two workers"),
+        ({"max_nmse": 0}, "max_nmse=0: use a positive number, for example 0.09"),
+        ({"max_nmse": "0.1"}, "max_nmse='0.1': use a positive number"),
+        ({"max_nmse": float("nan")}, "max_nmse=nan: use a positive number"),
+        ({"max_nmse": True}, "max_nmse=True: use a positive number"),
+        ({"max_nmse": 1e-18}, "max_nmse=1e-18: no method has so small an nmse, even with two workers"),
+        (
+            {"methods": ["GlobalQSGD"]},
+            "methods: there is no method 'GlobalQSGD'; did you mean 'global-qsgd-4'?",
+        ),
         ({"again_after": -1}, "again_after=-1: use an integer from 0"),
         ({"methods": "eden-3"}, "methods='eden-3': use a list of names"),
         ({"methods": ["eden-9"]}, "methods: 'eden-9': bits=9"),
@@ -40,7 +44,7 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("overrides", "'overrides'; use max_error"),
+        ("overrides", "'overrides'; use max_nmse"),
         ("scheme", "'scheme'"),
         ("again_afte", "mean 'again_after'"),
     ],
@@ -51,18 +55,18 @@ def test_arguments_that_it_does_not_have_are_refused(argument: str, message: str
 
 
 def test_it_prints_what_makes_it_and_copies_keep_that() -> None:
-    auto = hvq.Auto(0.2, methods=["eden-3", "qsgdinf-4"], again_after=500, exclude="*.bias", seed=3)
-    shown = (
-        "Auto(max_error=0.2, exclude=('*.bias',), seed=3, methods=('eden-3', 'qsgdinf-4'), again_after=500)"
-    )
+    auto = hvq.Auto(0.04, methods=["eden-3", "qsgd-4"], again_after=500, exclude="*.bias", seed=3)
+    shown = "Auto(max_nmse=0.04, exclude=('*.bias',), seed=3, methods=('eden-3', 'qsgd-4'), again_after=500)"
     assert repr(auto) == shown
     again = eval(shown, {"Auto": hvq.Auto})
     assert (repr(again), again._arguments()) == (shown, auto._arguments())
-    auto.load_state_dict({"exchanges": {}, "choices": {"a": {"method": "eden-3", "workers": 4}}})
+    auto.load_state_dict(
+        {"exchanges": {}, "choices": {"a": {"method": "eden-3", "workers": 4}}, "version": 2}
+    )
     for other in (pickle.loads(pickle.dumps(auto)), copy.deepcopy(auto)):
         assert repr(other) == repr(auto)
         assert other.state_dict()["choices"] == {}
-        assert other.report() is None
+        assert other.report() == Report(None)
     assert len(pickle.dumps(auto)) < 1000
     assert repr(hvq.Auto()) == "Auto()"
 
@@ -77,6 +81,7 @@ def test_it_prints_what_makes_it_and_copies_keep_that() -> None:
         {"exchanges": {}, "choices": {"a": {"method": "eden-3"}}},
         {"exchanges": {}, "choices": {"a": {"method": "eden-3", "workers": "4"}}},
         {"exchanges": {"a": -1}, "choices": {}},
+        {"exchanges": {}, "choices": {}, "version": "2"},
         [("choices", {})],
     ],
 )
@@ -84,13 +89,13 @@ def test_a_state_of_something_else_is_refused(state: Any) -> None:
     auto = hvq.Auto()
     with pytest.raises(ValueError, match="use what a"):
         auto.load_state_dict(state)
-    assert auto.state_dict() == {"exchanges": {}, "choices": {}}
+    assert auto.state_dict() == {"exchanges": {}, "version": 2, "choices": {}}
 
 
 def test_a_state_comes_back() -> None:
     auto = hvq.Auto()
     own = Course(auto, "a", {"a": 3000, "b": 20})
-    state = {"exchanges": {"a": 3}, "choices": {own.key: {"method": "eden-3", "workers": 4}}}
+    state = {"exchanges": {"a": 3}, "version": 2, "choices": {own.key: {"method": "eden-3", "workers": 4}}}
     auto.load_state_dict(state)
     assert auto.state_dict() == state
     others = [Course(auto, "a", {"a": 3000, "b": 30}), Course(auto, "a", {"a": 3000}), Course(auto, "b", {})]
@@ -102,9 +107,23 @@ def test_a_state_of_the_first_release_comes_back_once() -> None:
     auto = hvq.Auto()
     one, other = Course(auto, "a", {"a": 3000}), Course(auto, "a", {"a": 2000})
     auto.load_state_dict({"exchanges": {}, "choices": {"a": {"method": "eden-3", "workers": 4}}})
-    assert auto.known_choice(one, 4) == "eden-3"
+    assert auto.known_choice(one, 4) == "eden-3-server3"  # what eden-3 meant then
     auto.keep(one, Report("eden-3", (), 4))
     assert (auto.known_choice(one, 4), auto.known_choice(other, 4)) == ("eden-3", None)
+
+
+def test_the_former_name_of_the_limit_was_a_root() -> None:
+    with pytest.warns(DeprecationWarning, match="max_nmse=...., of its square: 0.3 is 0.09") as caught:
+        auto = hvq.Auto(max_error=0.3)
+    assert (auto.max_nmse, repr(auto)) == (0.09, "Auto()")
+    assert caught[0].filename == __file__
+    with (
+        pytest.warns(DeprecationWarning, match="max_nmse"),
+        pytest.raises(ValueError, match="use a positive number"),
+    ):
+        hvq.Auto(max_error=-0.3)
+    with pytest.raises(TypeError, match="two names of one argument"):
+        hvq.Auto(max_nmse=0.04, max_error=0.2)
 
 
 def test_the_witness_is_a_small_vector_and_another_one_when_it_is_gone() -> None:

@@ -207,7 +207,11 @@ def test_a_thousand_workers_decode_the_average(scheme: Scheme) -> None:
         assert np.corrcoef(decoded, base)[0, 1] > 0.5
 
 
-@pytest.mark.parametrize("scheme", [QSGD(4, bucket_size=96), NUQSGD(4, bucket_size=96)], ids=str)
+@pytest.mark.parametrize(
+    "scheme",
+    [QSGD(4, bucket_size=96, exchange="allgather"), NUQSGD(4, bucket_size=96, exchange="allgather")],
+    ids=str,
+)
 def test_a_thousand_gathered_workers_decode_the_average(scheme: Scheme) -> None:
     base = gaussian(0, 70)
     groups = [[base * np.float32(0.5 + worker / 1000)] for worker in range(1000)]

@@ -34,7 +34,7 @@ from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import TILE, code_words
 from horovod_quant.schemes import EDEN, Hierarchical
 from horovod_quant.schemes.base import Allgather, Alltoall, Workers
-from horovod_quant.schemes.eden import balanced, eden_error
+from horovod_quant.schemes.eden import IN_COMMON, balanced, eden_error
 
 COPIES = 400
 every_width = pytest.mark.parametrize("bits", [1, 2, 3, 4])
@@ -107,7 +107,7 @@ def test_errors_of_nodes_average_out() -> None:
     nodes = [(workers[rank] + workers[rank + 1]) / 2 for rank in range(0, 8, 2)]
     mean = np.mean(np.array(workers, np.float64), axis=0)
     errors = ((exchanged(Hierarchical(EDEN(2)), workers, local_size=2) - mean) ** 2).sum(axis=1)
-    expected = eden_error(2, 2, bounds.energy_ratio(nodes)) * float((mean**2).sum())
+    expected = eden_error(2, 3, bounds.energy_ratio(nodes)) * float((mean**2).sum())
     assert_mean(errors, expected, 0.06 * expected)
 
 
@@ -119,16 +119,16 @@ def test_errors_of_nodes_average_out() -> None:
         EDEN(3),
         EDEN(2, 4, "alltoall"),
         EDEN(4, exchange="allgather"),
-        EDEN(error=0.2),
+        EDEN(nmse=0.2),
         EDEN(3, trellis=True),
-        EDEN(error=0.2, trellis=True),
+        EDEN(nmse=0.2, trellis=True),
     ],
     ids=str,
 )
 def test_the_error_that_it_tells_is_that_of_gaussian_gradients(scheme: EDEN, workers: int) -> None:
     gradients = [gaussian(rank, 64 * TILE) for rank in range(workers)]
-    told = scheme.relative_error(workers, workers)
-    assert simulator.run(scheme, gradients).error == pytest.approx(told**2, rel=0.06)
+    told = scheme.expected_nmse(workers, workers)
+    assert simulator.run(scheme, gradients).nmse == pytest.approx(told, rel=0.06)
 
 
 # ---- keys
@@ -268,17 +268,19 @@ def test_two_workers_gather_and_more_are_served() -> None:
 def test_the_servers_bits_grow_with_the_workers(bits: int) -> None:
     found = [balanced(bits, workers) for workers in range(1, 1000)]
     assert found == sorted(found)
-    assert set(found[:11]) == {bits}
-    assert found[11] == min(bits + 1, 4)
-    assert found[99] == min(bits + 2, 4)
+    assert set(found[1:28]) == {min(bits + 1, 4)}
+    assert found[199] == min(bits + 3 if bits == 1 else bits + 2, 4)
+    for workers in (3, 12, 100):
+        left = eden_error(bits, None, 1 / (1 + (workers - 1) * IN_COMMON))
+        assert eden_error(found[workers - 1], None) <= left or found[workers - 1] == 4
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 30])
-@pytest.mark.parametrize("error", [0.0096, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 2.0, 100])
+@pytest.mark.parametrize("nmse", [0.0096, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 2.0, 100])
 @with_and_without_trellis
-def test_a_promised_error_is_kept_with_the_fewest_bits(error: float, workers: int, trellis: bool) -> None:
-    chosen = EDEN(error=error, trellis=trellis).widths(workers)
-    assert chosen.error() <= error
+def test_a_promised_error_is_kept_with_the_fewest_bits(nmse: float, workers: int, trellis: bool) -> None:
+    chosen = EDEN(nmse=nmse, trellis=trellis).widths(workers)
+    assert chosen.nmse() <= nmse
     fewer = [
         (bits, server_bits, exchange)
         for bits in range(1, 5)
@@ -286,14 +288,14 @@ def test_a_promised_error_is_kept_with_the_fewest_bits(error: float, workers: in
         for exchange, sent in (("allgather", workers * bits), ("alltoall", bits + server_bits))
         if sent < chosen.bits_sent(workers)
     ]
-    assert all(EDEN(*other, trellis=trellis).widths(workers).error() > error for other in fewer)
-    found = EDEN(error=error, trellis=trellis).for_workers(Workers(0, workers))
+    assert all(EDEN(*other, trellis=trellis).widths(workers).nmse() > nmse for other in fewer)
+    found = EDEN(nmse=nmse, trellis=trellis).for_workers(Workers(0, workers))
     assert found == EDEN(*chosen[:3], trellis=trellis)
 
 
 def test_of_equally_many_bits_the_server_has_more() -> None:
-    assert EDEN(error=0.05).widths(4) == (3, 4, "alltoall", False)
-    assert EDEN(error=0.06, trellis=True).widths(4) == (3, 3, "alltoall", True)
+    assert EDEN(nmse=0.05).widths(4) == (3, 4, "alltoall", False)
+    assert EDEN(nmse=0.06, trellis=True).widths(4) == (3, 3, "alltoall", True)
 
 
 def test_arguments_with_which_it_cannot_work_are_refused() -> None:
@@ -304,17 +306,17 @@ def test_arguments_with_which_it_cannot_work_are_refused() -> None:
         ({"server_bits": 5}, "server_bits=5: use an integer from 1 to 4"),
         ({"server_bits": "all"}, "server_bits='all': use 'auto', or an integer from 1 to 4"),
         ({"exchange": "ring"}, "exchange='ring': use one of 'allgather', 'alltoall', 'auto'"),
-        ({"error": 0}, "error=0: use a positive number"),
-        ({"error": "small"}, "error='small': use a positive number"),
-        ({"error": 0.1, "bits": 3}, "error=0.1 chooses the bits; leave out either bits=3 or the error"),
-        ({"error": 0.1, "server_bits": 3}, "error=0.1 chooses the bits; leave out either server_bits=3"),
-        ({"error": 0.009}, "error=0.009: exchange='auto' has at least 0.009592"),
+        ({"nmse": 0}, "nmse=0: use a positive number"),
+        ({"nmse": "small"}, "nmse='small': use a positive number"),
+        ({"nmse": 0.1, "bits": 3}, "nmse=0.1 chooses the bits; leave out either bits=3 or nmse"),
+        ({"nmse": 0.1, "server_bits": 3}, "nmse=0.1 chooses the bits; leave out either server_bits=3"),
+        ({"nmse": 0.009}, "nmse=0.009: exchange='auto' has at least 0.009592"),
         (
-            {"error": 0.01, "exchange": "alltoall"},
+            {"nmse": 0.01, "exchange": "alltoall"},
             "at least 0.019276; an allgather has half of that; trellis=True has 30% less",
         ),
         (
-            {"error": 0.01, "exchange": "alltoall", "trellis": True},
+            {"nmse": 0.01, "exchange": "alltoall", "trellis": True},
             "at least 0.013434; an allgather has half of that",
         ),
         ({"trellis": 1}, "trellis=1: use True or False"),
@@ -323,8 +325,22 @@ def test_arguments_with_which_it_cannot_work_are_refused() -> None:
             EDEN(**arguments)
 
 
+def test_the_former_name_of_nmse_is_accepted_and_warns() -> None:
+    with pytest.warns(DeprecationWarning, match=r"EDEN\(error=...\) is now EDEN\(nmse=...\)") as caught:
+        assert EDEN(error=0.1) == EDEN(nmse=0.1)
+    assert caught[0].filename == __file__
+    hvq = pytest.importorskip("horovod_quant.torch")
+    with pytest.warns(DeprecationWarning, match="EDEN"):
+        assert repr(hvq.EDEN(error=0.1)) == repr(hvq.EDEN(nmse=0.1))
+    with pytest.warns(DeprecationWarning, match="EDEN"):
+        changed = hvq.EDEN(nmse=0.1, overrides={"head": {"error": 0.05}})
+    assert changed.policy.scheme_for("head", 5000) == EDEN(nmse=0.05)
+    with pytest.raises(TypeError, match="EDEN\\(\\) got 'error' and 'nmse', two names of one argument"):
+        hvq.EDEN(error=0.1, nmse=0.1)
+
+
 def test_defaults_and_numpys_integers() -> None:
     assert EDEN() == EDEN(3) == EDEN(np.int64(3))
     assert dataclasses.replace(EDEN(), bits=2) == EDEN(2)
-    assert EDEN(error=0.1).levels_left(4, 4) is None
+    assert EDEN(nmse=0.1).levels_left(4, 4) is None
     assert EDEN(3).levels_left(4, 4) == 4

@@ -131,7 +131,7 @@ def test_terngrads_largest_number_of_workers() -> None:
 def test_terngrads_predicted_error_is_the_measured_one() -> None:
     for clip in (1.0, 2.5):
         groups = [gaussian(rank, 200_000) for rank in range(4)]
-        measured = math.sqrt(simulator.run(TernGrad(clip), groups).error)
+        measured = math.sqrt(simulator.run(TernGrad(clip), groups).nmse)
         assert TernGrad(clip).relative_error(4, 4) == pytest.approx(measured, rel=0.02)
 
 

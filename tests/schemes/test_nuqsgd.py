@@ -7,6 +7,7 @@ import pytest
 from helpers import assert_mean, gaussian, heavy_tailed, simulate
 from proofs import bounds
 
+from horovod_quant.autotune.candidates import MOST_NMSE
 from horovod_quant.schemes import NUQSGD, QSGD
 
 COPIES = 1000
@@ -67,3 +68,39 @@ def test_bits_beyond_8_are_refused() -> None:
         NUQSGD(bucket_size=100)
     with pytest.raises(ValueError, match="^norm='l1': use one of 'l2', 'max'"):
         NUQSGD(norm="l1")
+
+
+def test_reducers_have_finer_levels_by_default_so_that_the_error_stays_within_the_limit() -> None:
+    """Exponential levels of any number of bits would not."""
+    for size in (8, 16):
+        gradients = [gaussian(worker, 2**17) for worker in range(size)]
+        nmse = {
+            server_bits: simulate(
+                NUQSGD(4)
+                if server_bits == "default"
+                else NUQSGD(4, exchange="alltoall", server_bits=server_bits),
+                gradients,
+            ).nmse
+            for server_bits in ("default", None, 5, 6)
+        }
+        gathered = simulate(NUQSGD(4, exchange="allgather"), gradients).nmse
+        wider = simulate(NUQSGD(8, exchange="alltoall"), gradients).nmse
+        assert nmse["default"] == nmse[6] < 1.1 * gathered < MOST_NMSE
+        assert gathered < nmse[5] < MOST_NMSE < wider < nmse[None]
+
+
+def test_what_it_sends_does_not_grow_with_the_workers() -> None:
+    sent = {}
+    for size in (4, 5, 16):
+        result = simulate(NUQSGD(), [gaussian(worker, 2**15) for worker in range(size)])
+        sent[size] = sum(result.bytes_sent.values()) / (2 * (size - 1) / size * 4 * 2**15)
+    assert sent[5] == pytest.approx(sent[16], rel=0.01)
+    assert all(ratio < 1 / 3.9 for ratio in sent.values())
+
+
+@pytest.mark.parametrize("arguments", [{"exchange": "allgather"}, {"coding": "elias"}], ids=str)
+def test_an_allgather_has_no_reducers(arguments: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="server_bits=6: an allgather has no second rounding; leave it out"):
+        NUQSGD(server_bits=6, **arguments)
+    with pytest.raises(ValueError, match="server_bits=17: use an integer from 2 to 16"):
+        NUQSGD(server_bits=17)

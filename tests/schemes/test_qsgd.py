@@ -58,7 +58,7 @@ def test_error_of_an_average_falls_with_the_number_of_workers(norm: str) -> None
     # Independent roundings of the same gradient: the variance of the mean of n is 1/n of one's.
     # 1,500 buckets, 6 standard errors.
     v = VECTORS["gaussian"]
-    scheme = QSGD(3, norm, 480, rounding="independent")
+    scheme = QSGD(3, norm, 480, exchange="allgather", rounding="independent")
     scale = np.linalg.norm(v) if norm == "l2" else np.abs(v).max()
     one = bounds.uniform_rounding_variance(v.astype(np.float64), float(scale), 3)
     for size in (2, 5):
@@ -295,8 +295,8 @@ def test_exchange_auto_is_an_allgather_for_few_workers_and_an_alltoall_for_many(
     for size in (1, 2, 4, 5, 64):
         gradients = [gaussian(worker, 3000) for worker in range(size)]
         found, expected = (
-            simulate(QSGD(4, exchange=exchange), gradients)
-            for exchange in ("auto", "allgather" if size <= 4 else "alltoall")
+            simulate(scheme, gradients)
+            for scheme in (QSGD(), QSGD(4, exchange="allgather" if size <= 4 else "alltoall"))
         )
         assert found.bytes_sent == expected.bytes_sent
         assert same_bits(found.decoded[0][0], expected.decoded[0][0])
@@ -320,10 +320,10 @@ def test_through_an_alltoall_the_second_rounding_is_the_servers() -> None:
     """The variance is that of the workers' roundings, averaged, and that of rounding the average."""
     gradients = [np.tile(gaussian(worker, 64), 2000) for worker in range(4)]
     mean = np.mean(gradients, axis=0)
-    again = simulate(QSGD(4, bucket_size=64), [mean]).error
+    again = simulate(QSGD(4, bucket_size=64), [mean]).nmse
     for rounding in ("joint", "independent"):
         errors = {
-            exchange: simulate(QSGD(4, bucket_size=64, exchange=exchange, rounding=rounding), gradients).error
+            exchange: simulate(QSGD(4, bucket_size=64, exchange=exchange, rounding=rounding), gradients).nmse
             for exchange in ("allgather", "alltoall")
         }
         assert errors["alltoall"] == pytest.approx(errors["allgather"] + again, rel=0.25)

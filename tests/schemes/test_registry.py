@@ -66,9 +66,18 @@ def test_a_scheme_that_declares_nothing_is_a_method_of_its_name() -> None:
     assert methods.parse("plain").scheme() == Plain()
     assert methods.examples()["plain"] == Plain()
     assert "plain" not in methods.compared()
-    with pytest.raises(ValueError, match="there is no method 'plain-4'; use none, fp16, .* or plain"):
+    with pytest.raises(ValueError, match="there is no method 'plain-4'; did you mean 'plain'"):
         methods.parse("plain-4")
-    assert Plain().relative_error(3, 3) is Plain().levels_left(3, 3) is Plain().host_requirement() is None
+    assert Plain().expected_nmse(3, 3) is Plain().levels_left(3, 3) is Plain().host_requirement() is None
+
+
+def test_a_scheme_of_version_0_1_states_the_root() -> None:
+    @dataclass(frozen=True)
+    class Older(Sending):
+        def relative_error(self, workers: int, hosts: int) -> float | None:
+            return 0.5 if workers > 1 else None
+
+    assert (Older().expected_nmse(4, 4), Older().expected_nmse(1, 1)) == (0.25, None)
 
 
 def test_names_and_their_bits() -> None:
@@ -104,7 +113,7 @@ def test_a_scheme_that_is_derived_from_another_has_names_of_its_own() -> None:
 
     assert methods.families()[-1] == "finer-BITS"
     assert methods.parse("finer-6").scheme() == Finer(6)
-    assert methods.compared().count("qsgdinf-4") == 1
+    assert methods.compared().count("qsgd-4") == 1
     assert Finer.unbiased
 
 

@@ -88,7 +88,7 @@ def test_the_error_that_it_tells_is_that_of_gaussian_gradients(
     scheme = GlobalQSGD(bits, rounding=rounding, rotate=True)
     result = simulator.run(scheme, gradients)
     # An estimate by 256 coordinates has a standard deviation of 9%.
-    assert result.error == pytest.approx(scheme.relative_error(workers, workers) ** 2, rel=0.5)
+    assert result.nmse == pytest.approx(scheme.expected_nmse(workers, workers), rel=0.5)
     assert result.exchanged_again == 0
 
 
@@ -97,14 +97,14 @@ def test_error_is_the_same_for_every_distribution(bucket: np.ndarray) -> None:
     tiled = np.tile(bucket, 64)
     gradients = [np.random.default_rng(rank).permutation(tiled) for rank in range(WORKERS)]
     result = simulator.run(ROTATED, gradients)
-    assert result.error < 1.5 * rotated_sum_error(8, WORKERS)
+    assert result.nmse < 1.5 * rotated_sum_error(8, WORKERS)
     assert result.exchanged_again == 0
 
 
 def test_equal_gradients_have_an_error_that_does_not_grow_with_the_workers() -> None:
     gradient = gaussian(0, 2 * SHARED)
     for workers in (4, 16):
-        error = simulator.run(ROTATED, [gradient] * workers).error
+        error = simulator.run(ROTATED, [gradient] * workers).nmse
         # The step grows with the sum; of joint roundings 1/6 is left, whatever n is.
         step = rotated_sum_step(8, workers)
         assert error == pytest.approx(step**2 / 6, rel=0.1)
@@ -116,7 +116,7 @@ def test_from_two_to_a_thousand_workers(bits: int, workers: int) -> None:
     scheme = GlobalQSGD(bits, rotate=True)
     gradients = [gaussian(rank, 2000) for rank in range(workers)]
     result = simulator.run(scheme, gradients)
-    assert result.error < 3 * scheme.relative_error(workers, workers) ** 2
+    assert result.nmse < 3 * scheme.expected_nmse(workers, workers)
     assert all(same_bits(own[0], result.decoded[0][0]) for own in result.decoded)
 
 
@@ -129,7 +129,7 @@ def test_there_is_a_step_for_any_number_of_workers() -> None:
 
 def test_it_serves_workers_for_whom_the_paper_leaves_one_level() -> None:
     gradients = [gaussian(rank, SHARED) for rank in range(64)]
-    assert simulator.run(ROTATED, gradients).error < simulator.run(GlobalQSGD(8), gradients).error / 50
+    assert simulator.run(ROTATED, gradients).nmse < simulator.run(GlobalQSGD(8), gradients).nmse / 50
 
 
 # ---- sums that leave their fields
@@ -233,7 +233,7 @@ def test_buckets_of_zeros_do_not_count_in_an_estimate() -> None:
         own[5 * TILE : 6 * TILE] = gaussian(rank, TILE)
     alone = simulator.run(ROTATED, gradients)
     assert alone.exchanged_again == 0
-    error = alone.error
+    error = alone.nmse
     assert 1 < error / rotated_sum_error(8, 16) < 25
     assert not np.delete(alone.decoded[0][0].reshape(16, TILE), 5, axis=0).any()
 

@@ -84,7 +84,9 @@ def nccl_wheel(folder: Path) -> Path:
 def test_an_unknown_option_is_refused(options: list[str]) -> None:
     done = run([str(SETUP), *options])
     assert done.returncode == 2
-    assert f"setup: {' '.join(options)}: no such option; use none, --gpu, --gpu=host or" in done.stdout
+    assert (
+        f"setup: {' '.join(options)}: no such option; use none, --gpu, --gpu=host, --latest or" in done.stdout
+    )
 
 
 @pytest.mark.parametrize(

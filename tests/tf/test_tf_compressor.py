@@ -176,6 +176,6 @@ def test_binsgdm_takes_sparse_gradients(kind: Any) -> None:
 
 def test_auto_says_what_to_use_instead() -> None:
     with pytest.raises(NotImplementedError, match="horovod-quant bench --framework tensorflow.*advise"):
-        hvq.Auto(max_error=0.2)
+        hvq.Auto(max_nmse=0.04)
     with pytest.raises(NotImplementedError, match="fixes the method when it traces"):
         hvq.Auto.compress(None)

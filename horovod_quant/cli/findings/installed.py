@@ -160,8 +160,8 @@ def gpus(facts: Mapping[str, Any]) -> str:
 def keras_finding(facts: Mapping[str, Any]) -> Finding:
     keras, standalone = facts["keras"], facts.get("standalone_keras")
     if major(keras) >= 3:
-        fallback = "use tensorflow<2.16, or tf-keras with TF_USE_LEGACY_KERAS=1, or DistributedGradientTape"
-        return Finding(PROBLEM, f"Keras {keras}: {facts.get('keras_3_remedy', fallback)}")
+        fallback = "use horovod_quant.keras.DistributedOptimizer, or DistributedGradientTape"
+        return Finding(WARNING, f"Keras {keras}: {facts.get('keras_3_remedy', fallback)}")
     if standalone and major(standalone) >= 3:
         return Finding(
             WARNING,

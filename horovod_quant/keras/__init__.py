@@ -1,0 +1,47 @@
+"""Averaging and gradient quantization for Keras 3 on TensorFlow, under which Horovod's own optimizer does not average.
+
+import horovod_quant.keras as hvq
+optimizer = hvq.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=hvq.GlobalQSGD(bits=8))
+"""
+
+from typing import Any
+
+from horovod_quant.keras import requirements as _requirements  # noqa: F401
+
+# isort: split
+from horovod_quant import tensorflow
+from horovod_quant.keras import callbacks as callbacks
+from horovod_quant.keras import optim as optim
+from horovod_quant.keras.optimizer import DistributedOptimizer
+from horovod_quant.keras.saving import load_model
+from horovod_quant.tensorflow import (
+    EDEN,
+    NUQSGD,
+    QSGD,
+    BinSGDM,
+    Compressor,
+    GlobalQSGD,
+    hierarchical_process_sets,
+)
+from horovod_quant.tensorflow.auto import Auto
+
+
+def __getattr__(name: str) -> Any:
+    """Other packages' schemes."""
+    return getattr(tensorflow, name)
+
+
+__all__ = [
+    "EDEN",
+    "NUQSGD",
+    "QSGD",
+    "Auto",
+    "BinSGDM",
+    "Compressor",
+    "DistributedOptimizer",
+    "GlobalQSGD",
+    "callbacks",
+    "hierarchical_process_sets",
+    "load_model",
+    "optim",
+]

@@ -1,0 +1,56 @@
+"""Mixed precision: an overflow on one worker is a skipped step on all.
+
+Keras decides by a worker's own gradients whether to apply them; the others would wait for the averages of a worker that
+does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Callable
+
+import keras
+import tensorflow as tf
+
+Agree = Callable[[tf.Tensor], tf.Tensor]
+
+
+class _Agreeing:
+    """What a `keras.optimizers.LossScaleOptimizer` becomes around a distributed optimizer."""
+
+    inner_optimizer: Any
+
+    @tf.autograph.experimental.do_not_convert
+    def check_finite(self, grads: Any) -> Any:
+        parent: Any = super()
+        return self.inner_optimizer._horovod_quant_averaging().agree(parent.check_finite(grads))
+
+
+@functools.cache
+def _agreeing(kind: type) -> type:
+    return type(kind.__name__, (_Agreeing, kind), {"__module__": "keras.optimizers", "__doc__": kind.__doc__})
+
+
+def agree_on_overflows(loss_scale: Any) -> None:
+    """Makes a loss-scaling optimizer ask all workers; it keeps its state."""
+    if not isinstance(loss_scale, _Agreeing):
+        kind: Any = type(loss_scale)
+        loss_scale.__class__ = _agreeing(kind)
+
+
+def loss_scale_around(optimizer: Any) -> Any:
+    """The loss-scaling optimizer that is building ``optimizer``; None if there is none.
+
+    Nothing else tells a distributed optimizer that ``model.compile`` has wrapped it.
+    """
+    frame: Any = sys._getframe()
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if (
+            isinstance(found, keras.optimizers.LossScaleOptimizer)
+            and getattr(found, "inner_optimizer", None) is optimizer
+        ):
+            return found
+        frame = frame.f_back
+    return None

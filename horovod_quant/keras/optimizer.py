@@ -1,0 +1,201 @@
+"""``DistributedOptimizer``: any optimizer of Keras 3, with its gradients averaged over Horovod's workers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from horovod_quant.keras.averaging import Averaging
+from horovod_quant.keras.loss_scale import agree_on_overflows, loss_scale_around
+from horovod_quant.tensorflow.compressor import Compressor
+from horovod_quant.tensorflow.horovod_call import require_horovod
+
+_USED = ("apply", "apply_gradients", "_backend_apply_gradients", "_clip_gradients")
+"""Methods of Keras's optimizers on the way from gradients to where they are averaged."""
+
+_SETTINGS = "_horovod_quant"
+"""The attribute that has an optimizer's `Averaging`; Keras tracks what is set in the usual way, and would save it."""
+
+
+def DistributedOptimizer(  # noqa: N802  Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = None,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Makes an optimizer of Keras 3 average its gradients over Horovod's workers.
+
+    It averages once for each update: after ``gradient_accumulation_steps``, before clipping, weight decay and moving
+    averages of weights, in ``model.fit``, ``train_on_batch``, a ``train_step`` of your own and with tapes alike. The
+    optimizer itself is changed, and keeps its state and name. It is saved as what it was before: ``keras.saving`` loads
+    it as the plain optimizer, `load_model` as a distributed one. Random bits depend on its ``iterations``, so that a
+    run that was saved and resumed has the same bits.
+
+    Args:
+        optimizer: a ``keras.optimizers.Optimizer``, also a ``LossScaleOptimizer``.
+        name: a new name for it; None to keep its own.
+        device_dense, device_sparse: device of the reductions of dense and sparse gradients; "" for TensorFlow's choice.
+        compression: None to average in full precision, a compressor such as ``hvq.GlobalQSGD(bits=8)``, or one of
+            ``hvd.Compression``.
+        sparse_as_dense: whether ``tf.IndexedSlices`` are made dense; otherwise workers gather them, uncompressed.
+        gradient_predivide_factor: a factor of the average to divide by before the sum; the rest is divided after it.
+        op: ``hvd.Average``, the default, ``hvd.Sum`` or, without quantization, ``hvd.Adasum``.
+        backward_passes_per_step: 1; see the optimizer's own ``gradient_accumulation_steps``.
+        average_aggregated_gradients: as ``gradient_accumulation_steps`` does it; without effect.
+        groups: a number of groups of gradients that are reduced together, or lists of variables, of which each is a
+            group; None for each gradient by itself.
+        process_set: an ``hvd.ProcessSet`` whose workers average; None for all.
+        scale_local_gradients: whether the gradients of variables given to the optimizer's ``register_local_var``, which
+            are not averaged, are divided by the number of workers.
+
+    Returns:
+        The optimizer, which is an instance of its class still.
+
+    Raises:
+        TypeError: ``optimizer`` or ``compression`` is something else.
+        ValueError: an argument is out of range, the optimizer is distributed already, or its class overrides the
+            methods on the way to where gradients are averaged.
+        ImportError: Horovod is missing, or was built without TensorFlow.
+    """
+    require_horovod()
+    if backward_passes_per_step != 1:
+        raise ValueError(
+            f"backward_passes_per_step={backward_passes_per_step!r}: Keras 3 accumulates gradients itself; use the "
+            f"optimizer's gradient_accumulation_steps={backward_passes_per_step!r}, after which it averages once"
+        )
+    loss_scale, inner = _unwrapped(optimizer)
+    _require_usable(inner)
+    averaging = Averaging(
+        compression,
+        op,
+        process_set,
+        groups,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        (device_dense, device_sparse),
+        scale_local_gradients,
+    )
+    if isinstance(compression, Compressor):
+        compression._welcome(inner)
+    if name is not None:
+        inner.name = name
+    if inner.built:
+        _require_no_float8(inner._trainable_variables)
+    kind: Any = type(inner)
+    inner.__class__ = _distributed(kind)
+    vars(inner)[_SETTINGS] = averaging
+    if loss_scale is not None:
+        agree_on_overflows(loss_scale)
+    return optimizer
+
+
+class _Distributed:
+    """What an optimizer's class gets in front of it."""
+
+    _trainable_variables: Sequence[Any]
+    iterations: Any
+
+    def build(self, variables: Any) -> None:
+        self._horovod_quant_averaging()
+        _require_no_float8(variables)
+        loss_scale = loss_scale_around(self)
+        if loss_scale is not None:
+            agree_on_overflows(loss_scale)
+        parent: Any = super()
+        parent.build(variables)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable's gradient to this worker; see ``scale_local_gradients``."""
+        self._horovod_quant_averaging().keep_local(var)
+
+    @tf.autograph.experimental.do_not_convert
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+        self._horovod_quant_averaging().variables = tuple(trainable_variables)
+        parent: Any = super()
+        parent._backend_apply_gradients(grads, trainable_variables)
+
+    @tf.autograph.experimental.do_not_convert
+    def _clip_gradients(self, grads: Any) -> Any:
+        averaging = self._horovod_quant_averaging()
+        parent: Any = super()
+        indices = [parent._get_variable_index(variable) for variable in averaging.variables]
+        return parent._clip_gradients(averaging.average(grads, indices, self.iterations))
+
+    def _horovod_quant_averaging(self) -> Averaging:
+        settings = vars(self).get(_SETTINGS)
+        if settings is None:
+            raise RuntimeError(
+                f"{type(self).__name__}: this optimizer was made from the configuration of a distributed one, which "
+                f"does not have its arguments; use hvq.DistributedOptimizer(...) on it"
+            )
+        return settings
+
+
+@functools.cache
+def _distributed(kind: type) -> type:
+    # Keras's own classes are saved by their public module.
+    module = "keras.optimizers" if kind.__module__.partition(".")[0] == "keras" else kind.__module__
+    made = type(kind.__name__, (_Distributed, kind), {"__module__": module, "__doc__": kind.__doc__})
+    package, _, name = keras.saving.get_registered_name(kind).rpartition(">")
+    if package:
+        # It is saved by the name under which the plain class is loaded.
+        for each in (made, kind):
+            keras.saving.register_keras_serializable(package, name)(each)
+    return made
+
+
+def averaging_of(optimizer: Any) -> Averaging | None:
+    """How an optimizer averages, one inside a loss-scaling one too; None where it does not."""
+    return vars(getattr(optimizer, "inner_optimizer", optimizer)).get(_SETTINGS)
+
+
+def _unwrapped(optimizer: Any) -> tuple[Any, Any]:
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer, optimizer.inner_optimizer
+    return None, optimizer
+
+
+def _require_usable(optimizer: Any) -> None:
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"optimizer={optimizer!r}: use an instance of keras.optimizers.Optimizer, such as keras.optimizers.SGD(0.1)"
+        )
+    if isinstance(optimizer, _Distributed):
+        raise ValueError(f"optimizer={name}: it is distributed already; use hvq.DistributedOptimizer once")
+    if hasattr(optimizer, "_allreduce_grads"):
+        raise ValueError(
+            f"optimizer={name}: it comes from Horovod's DistributedOptimizer, which does not average under Keras 3; "
+            f"give the plain optimizer to hvq.DistributedOptimizer"
+        )
+    overridden = [
+        method
+        for method in _USED
+        if getattr(type(optimizer), method) is not getattr(keras.optimizers.Optimizer, method)
+    ]
+    if overridden:
+        raise ValueError(
+            f"optimizer={name}: its class overrides {overridden[0]}(), and gradients could go past the averaging; use "
+            f"an optimizer that overrides only build() and update_step()"
+        )
+
+
+def _require_no_float8(variables: Any) -> None:
+    if any(getattr(variable, "overwrite_with_gradient", False) for variable in variables):
+        raise ValueError(
+            "dtype policy float8: its scales are overwritten by what arrives as their gradients, which would not be "
+            "averaged; use float32, bfloat16 or mixed_float16 with hvq.DistributedOptimizer"
+        )

@@ -1,0 +1,36 @@
+"""``horovod_quant.keras`` under Keras 3, in real processes: scripts/test --latest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from helpers import has_keras_3
+from launching import ROOT, SCENARIOS_LIMIT, Outcome, assert_passed, environment
+from plan import parametrize, with_keras_3
+
+pytestmark = [
+    pytest.mark.parallel,
+    pytest.mark.skipif(not has_keras_3(), reason="Keras 3 is not here: scripts/test --latest"),
+]
+
+
+def pytest_generate_tests(metafunc: Any) -> None:
+    if "scenario" in metafunc.fixturenames:
+        parametrize(metafunc, with_keras_3(metafunc.config.getoption("tier")))
+
+
+@pytest.mark.timeout(SCENARIOS_LIMIT + 60)
+def test_on_every_worker(scenario: str, outcome: Outcome) -> None:
+    assert_passed(scenario, outcome)
+
+
+def test_another_backend_is_refused() -> None:
+    """PyTorch's, which is here; the message is the same with others."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import horovod_quant.keras"],
+        env=environment({"KERAS_BACKEND": "torch"}), cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "set KERAS_BACKEND=tensorflow" in done.stderr, done.stderr
