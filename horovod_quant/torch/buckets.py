@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
@@ -262,8 +263,10 @@ class Buckets:
         """Until they have ended; not for long without progress, since another worker may have to come first."""
         self._prospects.awaited = True
         if not all(group.ended for group in groups):
+            begin = time.perf_counter()
             with named_range("wait", self._label):
                 done = PROGRESS.wait(groups, lambda: all(group.ended for group in groups), PATIENCE.seconds)
+            self._traffic.seconds_waited += time.perf_counter() - begin
             PATIENCE.learn(in_vain=not done)
 
     # ---- decompress ------------------------------------------------------------------------------------------

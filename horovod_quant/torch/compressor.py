@@ -122,7 +122,6 @@ class Compressor(BaseCompressor):
         if "horovod.torch.mpi_ops" in sys.modules:  # DDP and FSDP2 do without
             number_unnamed_operations()
         self._chains: dict[str, RngKey] = {}
-        self._seconds_waited = 0.0
         self._sampler = ErrorSampler(self.nmse_every, self.nmse_share)
         self._resume_at({}, 0)
         self._checked: Any = (
@@ -131,7 +130,7 @@ class Compressor(BaseCompressor):
 
     def stats(self) -> Stats:
         """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
-        return super().stats()._replace(seconds_waited=self._seconds_waited, nmse=self._sampler.nmse)
+        return super().stats()._replace(seconds_waited=self._traffic.seconds_waited, nmse=self._sampler.nmse)
 
     def _arguments(self) -> dict[str, str]:
         measured = {"nmse_every": str(self.nmse_every), "nmse_share": str(self.nmse_share)}
@@ -199,7 +198,7 @@ class Compressor(BaseCompressor):
         try:
             return self._finish(output, ctx)
         finally:
-            self._seconds_waited += time.perf_counter() - begin
+            self._traffic.seconds_waited += time.perf_counter() - begin
 
     def _finish(self, output: torch.Tensor | None, pending: _Compressed) -> torch.Tensor:
         """An exception, such as a signal handler's, may end it anywhere; if the script synchronizes again, Horovod asks
