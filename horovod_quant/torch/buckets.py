@@ -46,6 +46,9 @@ _NO_PASS = -1
 PATIENCE = Patience()
 """Of all backward passes: another worker may run none in a step."""
 
+_CLOSING_PATIENCE = 1.0
+"""Seconds without progress that the end of a step that has failed waits for other workers."""
+
 current_pass: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the backward pass that calls; -1 outside of any."""
 
@@ -294,13 +297,36 @@ class Buckets:
         """
         group = pending.group
         assert group is not None, f"{pending.name}: its step was given up"
-        self._wait_for(group)
-        if group.void:
-            self._cut_by_name()
-            group = pending.group
-            assert group is not None
+        try:
             self._wait_for(group)
+            if group.void:
+                self._cut_by_name()
+                group = pending.group
+                assert group is not None
+                self._wait_for(group)
+        except Exception as error:
+            self._cancel(error)
+            raise
         return group
+
+    def fail(self, pending: PendingTensor, error: Exception) -> None:
+        """To be called in place of `finish` where the workers mean different gradients, which all of them learn.
+
+        Other workers may learn it of another gradient first, and wait for this one. So its step ends on all.
+        """
+        step = self._ending
+        if step is not None and not self._agreed and step.query is not None and not step.query.same_order:
+            self._cut_by_name()  # as the others do
+        self._cancel(error)
+
+    def _cancel(self, error: Exception) -> None:
+        """End all of a step's exchanges: it has failed, on this worker as on the others."""
+        self._prospects.awaited = False
+        step, self._ending = self._ending, None
+        groups = [] if step is None else step.groups.values()
+        closings = [closing for group in groups if (closing := group.cancel(error)) is not None]
+        # Lest the script calls hvd.join() before; not for long, since another worker may come to it late.
+        PROGRESS.wait(closings, lambda: all(closing.ended for closing in closings), _CLOSING_PATIENCE)
 
     def _close(self, step: _Step) -> None:
         """Hand over what is left: all of the step's gradients have come."""
@@ -327,7 +353,6 @@ class Buckets:
             with named_range("wait", job.name):
                 PROGRESS.wait([job], lambda: job.has_result)
         if job.error is not None:
-            self._prospects.awaited = False
             raise job.error
 
     def _cut_by_name(self) -> None:

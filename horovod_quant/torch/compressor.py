@@ -217,8 +217,7 @@ class Compressor(BaseCompressor):
             try:
                 answer = self._factor(pending.name, fingerprint, sums[: 1 + len(fingerprint)]), sums
             except RuntimeError as error:
-                if pending.group is not None:
-                    pending.group.cancel(error)
+                buckets.fail(pending, error)
                 raise
             plan.control_tensor.learn(output, answer)
         factor, sums = answer

@@ -107,6 +107,7 @@ class ActiveRankQuery(Job):
         question: what it asks.
 
     Attributes:
+        process_set: whom it asks.
         ranks: the active workers, in order, once it has ended.
         same_order: whether all of them cut their gradients into groups by the same order.
     """
@@ -116,6 +117,7 @@ class ActiveRankQuery(Job):
 
         super().__init__(question.name)
         self._question = question
+        self.process_set = question.process_set
         self._mpi_ops = mpi_ops
         self._session = mpi_ops._handle_map
         self._handle: Any = None
@@ -142,7 +144,7 @@ class ActiveRankQuery(Job):
         mpi_ops, question = self._mpi_ops, self._question
         if self._handle is None:
             self._handle = mpi_ops.allreduce_async_(
-                question.asked(), name=self.name, op=mpi_ops.Sum, process_set=question.process_set
+                question.asked(), name=self.name, op=mpi_ops.Sum, process_set=self.process_set
             )
             return False
         total = mpi_ops.synchronize(self._handle).numpy()

@@ -31,7 +31,7 @@ from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.ranges import named_range
 from horovod_quant.transports.emulate_with_allreduce import collectives_of_emulation, emulate_with_allreduce
 from horovod_quant.transports.pairwise_via_allreduce import gathers_take_turns, pairwise_via_allreduce
-from horovod_quant.transports.progress import Job
+from horovod_quant.transports.progress import PROGRESS, Job
 from horovod_quant.transports.split_sums import group_of_sums, is_faster, split_sums
 from horovod_quant.transports.traffic import sent_bytes
 
@@ -193,6 +193,7 @@ class Group(Job):
         self._must_agree = must_agree
         self._prospects = prospects
         self._ready = memory.mark()
+        self._has_begun = False
         self._exchange: Any = None
         self._decoded: Decoded | None = None
         self._stage = 0
@@ -203,6 +204,8 @@ class Group(Job):
         self._delivered: dict[int, float] = {}
         self._delivering = threading.Lock()
         self._cancelled_by: BaseException | None = None
+        self._closing: Closing | None = None
+        self._failed = False
         self.void = False
         for index, member in enumerate(members):
             member.group, member.index = self, index
@@ -217,8 +220,8 @@ class Group(Job):
     def poll(self) -> bool:
         if self._mpi_ops._handle_map is not self._session:
             raise stale()
-        if self._cancelled_by is not None and (self._handle is None or self._mpi_ops.poll(self._handle)):
-            raise self._cancelled_by
+        if self._cancelled_by is not None:
+            return self._handle is None or self._mpi_ops.poll(self._handle)
         if self._exchange is None:
             return self.may_begin() and self._knows_who_is_active()
         if self._copying is not None:
@@ -241,8 +244,21 @@ class Group(Job):
 
         Raises:
             RuntimeError: the workers' arguments differ, or one of a hierarchical exchange has called ``hvd.join()``.
+            HorovodInternalError: a collective has failed, which all workers learn.
         """
+        try:
+            return self._advance()
+        except Exception:
+            if self._has_begun:
+                self._close()
+            raise
+
+    def _advance(self) -> bool:
         with torch.no_grad():
+            if self._cancelled_by is not None:
+                if self._handle is not None:
+                    self._synchronized()
+                raise self._cancelled_by
             if self._exchange is None:
                 with named_range("encode", self.name, self._scheme, 0):
                     return self._begin()
@@ -254,11 +270,19 @@ class Group(Job):
                 self._copying = None
             else:
                 with self._memory.working():
-                    answer = _collect(self._request, self._mpi_ops.synchronize(self._handle))
-                self._handle = None
+                    answer = _collect(self._request, self._synchronized())
             with named_range("compute", self.name, self._scheme, self._stage):
                 self._resume(answer)
         return self._is_over()
+
+    def _synchronized(self) -> Any:
+        """What the collective under way has brought."""
+        handle, self._handle = self._handle, None
+        try:
+            return self._mpi_ops.synchronize(handle)
+        except BaseException:
+            self._failed = True
+            raise
 
     def _begin(self) -> bool:
         """Compute and launch the first stage."""
@@ -273,6 +297,7 @@ class Group(Job):
         workers, members, memory = nodes.workers, self._members, self._memory
         if query is not None and needs_everybody(members, nodes, memory):
             workers = _those(query.ranks, nodes)
+        self._has_begun = True
         scheme = members[0].scheme.for_workers(workers)
         self._stages = stages_of(members, nodes, memory)
         memory.wait_for(self._ready)
@@ -313,15 +338,29 @@ class Group(Job):
         more = f" and {len(self.names) - 1} more gradients" if len(self.names) > 1 else ""
         return _STALLED.replace("{names}", f"the exchange of {self.names[0]}{more}")
 
+    def stage_to_close(self) -> str | None:
+        """The name of the collective that comes next, once it has ended; None if nothing comes on any worker."""
+        nodes = self._nodes or self._find_nodes()
+        if self.void or self._failed or nodes.workers.local_size > 1:  # nodes come to different stages
+            return None
+        return f"{self.name}.{self._stage}"
+
     @property
     def _scheme(self) -> Scheme:
         return self._members[0].scheme
 
     # ---- what callers call -----------------------------------------------------------------------------------
 
-    def cancel(self, error: BaseException) -> None:
-        """Launch nothing more: the workers mean different gradients."""
+    def cancel(self, error: BaseException) -> Closing | None:
+        """Launch no further stage: the step has failed, on all workers. Returns what ends it there, too."""
         self._cancelled_by = error
+        self._close()
+        return self._closing
+
+    def _close(self) -> None:
+        if self._closing is None and self._query is not None:
+            self._closing = Closing(self.name, self.stage_to_close, self._query.process_set)
+            PROGRESS.hand(self._closing)
 
     def deliver(self, index: int, factor: float) -> None:
         """Decode a member's sum, times ``factor``, into its destination; the others', too, if that is one launch."""
@@ -376,6 +415,50 @@ class Group(Job):
             self._handle = _launch(request, name, self._nodes.process_sets[request.group])
         self._request = request
         self._stage += 1
+
+
+class Closing(Job):
+    """Takes a worker's part in the stage that its group would have come to next, where the group was given up.
+
+    Others may have launched that stage. It must not be left over: a later exchange of the same name would meet it, and
+    Horovod crashes if those workers then call ``hvd.join()``. This launches what no stage does, so that Horovod fails
+    the stage on all workers. Where all of them have come equally far, all launch this, and it succeeds.
+
+    Args:
+        name: of the group; this begins when that has ended.
+        stage: the name of the stage's collective; None if there is none.
+        process_set: the group's workers.
+    """
+
+    def __init__(self, name: str, stage: Callable[[], str | None], process_set: Any) -> None:
+        from horovod.torch import mpi_ops
+
+        super().__init__(name)
+        self._mpi_ops = mpi_ops
+        self._session = mpi_ops._handle_map
+        self._stage = stage
+        self._process_set = process_set
+        self._handle: Any = None
+
+    def poll(self) -> bool:
+        if self._mpi_ops._handle_map is not self._session:
+            raise stale()
+        return self.may_begin() if self._handle is None else self._mpi_ops.poll(self._handle)
+
+    def advance(self) -> bool:
+        """Launch; or end. The error that others learn from it ends it, too."""
+        if self._handle is not None:
+            self._mpi_ops.synchronize(self._handle)
+            return True
+        stage = self._stage()
+        if stage is not None:
+            unlike_all = torch.zeros(
+                (1, 1, 1), dtype=torch.int64, device="cpu"
+            )  # their arrays have one dimension
+            self._handle = self._mpi_ops.allreduce_async_(
+                unlike_all, name=stage, op=self._mpi_ops.Sum, process_set=self._process_set
+            )
+        return stage is None
 
 
 def needs_everybody(members: Sequence[AnyMember], nodes: Nodes, memory: Memory) -> bool:

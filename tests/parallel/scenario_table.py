@@ -156,6 +156,7 @@ TORCH = Table(
                 "parameters_in_another_order",
                 "a_compressor_that_hands_on",
                 "unnamed_tensors_of_other_shapes",
+                "goes_on_after_tensors_that_differ",
                 "frozen_layers",
                 "one_tensor_twice_in_a_group",
                 "copies_keep_their_names",

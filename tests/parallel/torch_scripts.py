@@ -335,6 +335,24 @@ def unnamed_tensors_of_other_shapes(make: Any) -> None:
     assert "unnamed: the workers did not exchange the same gradient" in message, message
 
 
+def goes_on_after_tensors_that_differ(make: Any) -> None:
+    """Of an exchange that was given up nothing is left over that a later one of the same name could meet."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):  # which needs its optimizer
+        return
+    for i in range(12):
+        own = rank_data(i, 2000 + 3000 * hvd.rank())
+        alike = [rank_data(i, 3000), rank_data(i + 1, 40, 50)]
+        message_of(lambda: hvd.allreduce(own, compression=compressor), RuntimeError)  # noqa: B023
+        message_of(
+            lambda: hvd.grouped_allreduce([alike[0], own], name="some", compression=compressor),  # noqa: B023
+            RuntimeError,
+        )
+        averages = [hvd.allreduce(alike[0], compression=compressor)]
+        averages += hvd.grouped_allreduce(alike, name="some", compression=compressor)
+        assert_same_on_all_ranks(averages, f"averages after {i + 1} errors")
+
+
 def frozen_layers(make: Any) -> None:
     """Those that are frozen for some steps do not move then; others do, and they move again."""
     model, plain = net(), net()
