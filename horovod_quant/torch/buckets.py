@@ -16,6 +16,8 @@ the compression of every gradient of an optimizer's step, on every worker, befor
    wait, which comes next, spins.
 5. How far the thread has got differs between workers at any moment. It matters to nobody, since all its operations have
    names, and the script's unnamed ones are numbered by themselves (`horovod_quant.torch.unnamed`).
+6. Where a step fails on all workers, such as by gradients that differ, they may have come to different stages. Each
+   takes its part in the next stage by something that makes Horovod fail it, so that nothing is left over.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ class Buckets:
         overlap: whether to hand groups over in the backward pass, not at its end.
         expected: the gradients of each step, in the order in which they probably come; others share groups that start
             when the step's first result is asked for.
-        operations: number of operations that the optimizer itself takes in a step.
+        operations: number of operations that the optimizer itself takes in a step; 0 without an optimizer.
         is_under_way: whether Horovod has noted a gradient of the step under way.
         is_sparse: whether a gradient, by name, is sparse, so that Horovod gathers it.
     """
@@ -164,10 +166,15 @@ class Buckets:
         step = self._step
         if step is None:
             step = self._begin_step()
+        # A script's own call may fail on all workers, of which some exchange nothing here: those of integers, say.
+        if self._operations:
+            self._hand_query(step)
+        return step
+
+    def _hand_query(self, step: _Step) -> None:
         query = step.query
         if query is not None and not query.taken:
             PROGRESS.hand(query)
-        return step
 
     def asked_before(self, name: str, tensor: torch.Tensor) -> PendingTensor | None:
         """To be called before a gradient is submitted.
@@ -211,8 +218,7 @@ class Buckets:
         """Begin anew: the script has taken back what Horovod had noted of a step's gradients."""
         if step.groups:
             step = self._begin_step()
-            if step.query is not None:
-                PROGRESS.hand(step.query)
+            self._hand_query(step)
         else:
             step.pending.clear()
             step.present = [{} for _ in self._names]
@@ -331,6 +337,7 @@ class Buckets:
     def _close(self, step: _Step) -> None:
         """Hand over what is left: all of the step's gradients have come."""
         self._prospects.awaited = True
+        self._hand_query(step)
         for index, present in enumerate(step.present):
             if present:
                 self._hand_bucket(step, index)

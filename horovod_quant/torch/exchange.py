@@ -452,9 +452,8 @@ class Closing(Job):
             return True
         stage = self._stage()
         if stage is not None:
-            unlike_all = torch.zeros(
-                (1, 1, 1), dtype=torch.int64, device="cpu"
-            )  # their arrays have one dimension
+            # The arrays of stages have one dimension; Horovod adds no narrower integers.
+            unlike_all = torch.zeros((1, 1, 1), dtype=torch.int64, device="cpu")
             self._handle = self._mpi_ops.allreduce_async_(
                 unlike_all, name=stage, op=self._mpi_ops.Sum, process_set=self._process_set
             )

@@ -631,6 +631,8 @@ def integers_on_some_workers(make: Any) -> None:
         )
         assert "Mismatched data types" in message, message
         gather_objects(None, hvd.global_process_set)
+        result = hvd.allreduce(torch.ones(2000), name=name, compression=make(seed=5))
+        assert_same_on_all_ranks([result], "another compressor's, after the error")
     result = hvd.allreduce(torch.ones(2000), name="alike", compression=compressor)
     assert_same_on_all_ranks([result], "after the error")
     assert 0.5 < result.mean().item() < 1.5
