@@ -162,7 +162,7 @@ def test_the_readmes_first_sentence_is_computed_and_what_was_measured() -> None:
 
 
 def test_the_readmes_picture_is_drawn_from_them(tmp_path: Path) -> None:
-    readme_picture.draw(FIGURES, tmp_path / "overview.png")
+    readme_picture.draw(FIGURES, EDENS, tmp_path / "overview.png")
     assert (tmp_path / "overview.png").read_bytes()[:4] == b"\x89PNG"
     assert "docs/results/overview.png" in (ROOT / "README.md").read_text()
     assert readme_picture.PICTURE.exists()
