@@ -4,7 +4,7 @@ Use `horovod_quant.torch` with PyTorch and `horovod_quant.tensorflow` with Tenso
 the numpy core: `schemes`, `kernels`, `simulator`, `analysis`.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 import sys
 from typing import Any

@@ -1,7 +1,7 @@
 """Draws README.md's picture: how much faster a training between four hosts is, and the loss that it reaches.
 
 Both come from docs/results/transformer.json, which `scripts/reproduce transformer` measured; the losses of BinSGDM with
-its default beta from binsgdm-tuning.json.
+its default beta from binsgdm-tuning.json, those of EDEN from eden.json.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
-from reproduction import binsgdm_tuning, common, transformer
+from reproduction import binsgdm_tuning, common, eden, transformer
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
-FIGURES, TUNED = RESULTS / "transformer.json", RESULTS / "binsgdm-tuning.json"
+FIGURES, TUNED, EDENS = (RESULTS / f"{claim}.json" for claim in ("transformer", "binsgdm-tuning", "eden"))
 PICTURE = RESULTS / "overview.png"
 LINKS = {"1gbit": 1.0, "100mbit": 0.45}
 """Opacity of the bars for each rate."""
@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
     Attributes:
         label: for readers, as README.md writes it.
-        key: of the training in `FIGURES` or `TUNED`.
+        key: of the training in `FIGURES`, `TUNED` or `EDENS`.
         steps: how many times as many as float32 takes.
     """
 
@@ -35,7 +35,8 @@ class Row(NamedTuple):
 
     @property
     def method(self) -> str:
-        every = {each.key: each for each in (*binsgdm_tuning.TRAININGS, *transformer.TRAININGS)}
+        trainings = (*binsgdm_tuning.TRAININGS, *eden.TRAININGS, *transformer.TRAININGS)
+        every = {each.key: each for each in trainings}
         return every[self.key].method
 
 
@@ -43,6 +44,7 @@ ROWS = (
     Row("GlobalQSGD()", "global-qsgd-8"),
     Row("QSGD()", "qsgdinf-4/256"),
     Row("NUQSGD()", "nuqsgd-4"),
+    Row("EDEN(server_bits=3)", "eden-3"),
     Row("BinSGDM(), twice the steps", binsgdm_tuning.OURS_MORE, transformer.FACTOR),
     Row("BinSGDM(), equal steps", binsgdm_tuning.OURS),
 )
@@ -58,8 +60,15 @@ def speed_up(figures: dict[str, Any], row: Row, rate: str) -> float:
     return transformer.steps.speed_up(figures["speeds"][rate], row.method) / row.steps
 
 
-def draw(figures: dict[str, Any], path: Path) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
+def draw(figures: dict[str, Any], edens: dict[str, Any], path: Path) -> None:
+    """Draw the picture.
+
+    Args:
+        figures: from `both`.
+        edens: `EDENS`, whose float32 trainings are its own.
+        path: of the PNG file.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
     height = 0.38
     for place, row in enumerate(ROWS):
         color = common.COLORS[common.kind(row.method)]
@@ -69,17 +78,18 @@ def draw(figures: dict[str, Any], path: Path) -> None:
             left.bar_label(
                 bar, [f"{gain:.1f}x at {transformer.rate_title(rate)}"], padding=3, fontsize="small"
             )
-        own, baseline = (
-            figures["trainings"][key]["validation_losses"] for key in (row.key, transformer.TRAININGS[0].key)
+        measured = figures if row.key in figures["trainings"] else edens
+        losses, baseline = (
+            measured["trainings"][key]["validation_losses"] for key in (row.key, transformer.TRAININGS[0].key)
         )
-        ratios = [100 * (a / b - 1) for a, b in zip(own, baseline)]
-        mean = 100 * (transformer.loss_ratio(figures, row.key) - 1)
+        ratios = [100 * (a / b - 1) for a, b in zip(losses, baseline)]
+        mean = 100 * (transformer.loss_ratio(measured, row.key) - 1)
         right.plot(ratios, [place] * len(ratios), "o", color=color, alpha=0.35, markersize=4)
         right.plot(mean, place, "|", color=color, markersize=18, markeredgewidth=2)
         beside = max(*ratios, 100 * (transformer.LIMIT - 1)) + 0.3
         right.text(beside, place, f"{mean:+.1f}%", va="center", fontsize="small")
     left.axvline(1, color="black", linewidth=1)
-    left.set(title="Training speed, 4 hosts", xlabel="times as fast as float32", xlim=(0, 13.5))
+    left.set(title="Training speed, 4 hosts", xlabel="times as fast as float32", xlim=(0, 15))
     left.set_yticks(range(len(ROWS)), [row.label for row in ROWS])
     left.invert_yaxis()
     right.axvline(0, color="black", linewidth=1)
@@ -91,12 +101,13 @@ def draw(figures: dict[str, Any], path: Path) -> None:
 
 
 def main() -> int:
-    results = {path: common.load(path) for path in (FIGURES, TUNED)}
+    results = {path: common.load(path) for path in (FIGURES, TUNED, EDENS)}
     for path, result in results.items():
         if result is None:
             print(f"readme-picture: there is no {path}: run scripts/reproduce {path.stem}", file=sys.stderr)
             return 1
-    draw(both(*(result["figures"] for result in results.values() if result)), PICTURE)
+    figures, tuned, edens = (result["figures"] for result in results.values() if result)
+    draw(both(figures, tuned), edens, PICTURE)
     print(f"readme-picture: {PICTURE}")
     return 0
 

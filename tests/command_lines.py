@@ -41,6 +41,7 @@ NOT_ASKED = {
     "sbatch": "as above; the script and the command after its options are asked",
     "srun": "as above",
     "python examples/explained.py": "takes no options: cells of a notebook",
+    "python tests/test_language.py": "takes no options",
     "python -m": "pytest's own options; whether its files exist is looked at",
     "python setup.py": "setuptools' own, which scripts/setup uses, too",
     "python train.py": "stands for a script of yours",

@@ -147,6 +147,7 @@ COMMANDS: dict[str, Entry] = {
     "pip install --no-deps -r scripts/frameworks/lightning.txt": PINNED,
     "horovodrun --gloo -np 2 python examples/lightning_horovod.py": RunBy(ON_TOP, "lightning_horovod.py"),
     "pip install --no-deps --no-build-isolation -r scripts/frameworks/spark.txt": PINNED,
+    "python tests/test_language.py": RunBy("tests/test_language.py", "write"),
     "python examples/explained.py": RunBy("tests/examples/test_explained.py", "explained.py"),
     "python examples/spark_run.py": RunBy(ON_TOP, "spark_run.py"),
     "python examples/spark_estimator.py": RunBy(ON_TOP, "spark_estimator.py"),

@@ -83,7 +83,8 @@ def test_a_scheme_is_named_in_its_own_file_and_where_it_is_imported_alone(scheme
     own = package.joinpath(*scheme.__module__.split(".")[1:]).with_suffix(".py")
     names = {scheme.__name__, *registry.families_of(scheme)}
     naming = {file for file in package.rglob("*.py") if names & names_in(file)}
-    assert naming == {own, package / "schemes" / "__init__.py"}
+    translated = package / "frontends" / "former_names.py"  # what version 0.1.0 called them
+    assert naming - {translated} == {own, package / "schemes" / "__init__.py"}
 
 
 def test_the_version_is_the_packages() -> None:

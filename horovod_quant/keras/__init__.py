@@ -9,39 +9,24 @@ from typing import Any
 from horovod_quant.keras import requirements as _requirements  # noqa: F401
 
 # isort: split
-from horovod_quant import tensorflow
+from horovod_quant import tensorflow as _tensorflow
 from horovod_quant.keras import callbacks as callbacks
 from horovod_quant.keras import optim as optim
 from horovod_quant.keras.optimizer import DistributedOptimizer
 from horovod_quant.keras.saving import load_model
-from horovod_quant.tensorflow import (
-    EDEN,
-    NUQSGD,
-    QSGD,
-    BinSGDM,
-    Compressor,
-    GlobalQSGD,
-    hierarchical_process_sets,
-)
 from horovod_quant.tensorflow.auto import Auto
 
 
 def __getattr__(name: str) -> Any:
-    """Other packages' schemes."""
-    return getattr(tensorflow, name)
+    """The compressors, which are those for TensorFlow."""
+    return getattr(_tensorflow, name)
 
 
 __all__ = [
-    "EDEN",
-    "NUQSGD",
-    "QSGD",
     "Auto",
-    "BinSGDM",
-    "Compressor",
     "DistributedOptimizer",
-    "GlobalQSGD",
     "callbacks",
-    "hierarchical_process_sets",
     "load_model",
     "optim",
+    *(name for name in _tensorflow.__all__ if name not in ("MetricsCallback", "optim")),
 ]

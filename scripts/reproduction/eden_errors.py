@@ -82,7 +82,7 @@ def measure(settings: Settings) -> list[dict[str, Any]]:
                         continue
                     told = None
                     if isinstance(scheme, EDEN):
-                        told = scheme.widths(size).error(bounds.energy_ratio(own))
+                        told = scheme.widths(size).nmse(bounds.energy_ratio(own))
                     error = variance.squared([done[1]]) / energy
                     found.append(
                         {
@@ -156,7 +156,7 @@ def table(figures: list[dict[str, Any]]) -> str:
             if not any(each["method"] == name and each["workers"] == size for each in figures):
                 continue
             errors = [f"{_mean(figures, method=name, kind=kind, workers=size):.3g}" for kind in KINDS]
-            told = f"{scheme.widths(size).error():.3g}" if isinstance(scheme, EDEN) else ""
+            told = f"{scheme.widths(size).nmse():.3g}" if isinstance(scheme, EDEN) else ""
             rows.append([f"{title}, {size} workers", *errors, told])
     note = (
         "Squared errors `||average - exact||² / ||exact||²` of independent gradients, two roundings (Global-QSGD: one "

@@ -101,7 +101,7 @@ def test_json(capsys: pytest.CaptureFixture) -> None:
     assert none["speed_up"] == 1
     assert qsgd["bytes_sent"] < fp16["bytes_sent"] < none["bytes_sent"]
     assert "relative_error" not in qsgd
-    assert qsgd["nmse"] == pytest.approx(QSGD(4, bucket_size=1024).relative_error(4, 4) ** 2)
+    assert qsgd["nmse"] == pytest.approx(QSGD(4).expected_nmse(4, 4))
     assert qsgd["steps_to_loss"] == 1 + qsgd["nmse"]
 
 

@@ -65,7 +65,9 @@ def test_the_table_is_the_models_and_every_cell_says_modelled() -> None:
 
 
 def test_the_readmes_first_command_gives_the_tables_answer(capsys: pytest.CaptureFixture) -> None:
-    (command,) = re.findall(r"^horovod-quant (advise .*?) *(?:#.*)?$", README.partition("## Use")[0], re.M)
+    (command,) = re.findall(
+        r"^horovod-quant (advise .*?) *(?:#.*)?$", README.partition("## Which method?")[0], re.M
+    )
     assert main(command.split()) == 0
     gain = re.search(r"^Faster: +([\d.]+)x faster", capsys.readouterr().out, re.M)
     assert gain is not None

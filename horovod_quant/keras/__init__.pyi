@@ -1,0 +1,12 @@
+from horovod_quant.keras import callbacks as callbacks
+from horovod_quant.keras import optim as optim
+from horovod_quant.keras.optimizer import DistributedOptimizer as DistributedOptimizer
+from horovod_quant.keras.saving import load_model as load_model
+from horovod_quant.tensorflow import EDEN as EDEN
+from horovod_quant.tensorflow import NUQSGD as NUQSGD
+from horovod_quant.tensorflow import QSGD as QSGD
+from horovod_quant.tensorflow import BinSGDM as BinSGDM
+from horovod_quant.tensorflow import Compressor as Compressor
+from horovod_quant.tensorflow import GlobalQSGD as GlobalQSGD
+from horovod_quant.tensorflow import hierarchical_process_sets as hierarchical_process_sets
+from horovod_quant.tensorflow.auto import Auto as Auto

@@ -1,0 +1,72 @@
+"""Words and phrases that PHRASES replaces do not grow back: how often each file may still have one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+EXCEPTIONS = Path(__file__).with_name("language_exceptions.json")
+"""For each phrase the files that still have it, and how often. Counts here may only fall."""
+
+PHRASES = {
+    r"as many|so many|that many": "the same number of; N",
+    r"times (as fast|as much|as long|fewer)": "N× faster, N× less traffic",
+    r"(float32|float16|none|fp16)'s": "the float32 loss, a step without compression",
+    r"for ever": "indefinitely",
+    r"whoever|nobody|everybody": "any caller, no rank, all workers",
+    r"says so|told": "logs, states; message",
+    r"lets? go of": "release",
+    r"takes? part in|took part in": "participate",
+    r"stands? in|comes? of": "is in, is caused by",
+    r"on the way (in|out|up|down)": "on the reduce-scatter side, on the allgather side",
+    r"carriers?": "control tensor",
+    r"roll call|head count|attendance": "active-rank query, active worker count, participation probe",
+    r"[Jj]oint rounding": "correlated rounding",
+}
+
+
+def pages() -> list[Path]:
+    sources = [*(ROOT / "horovod_quant").rglob("*.py"), *(ROOT / "docs").glob("*.md")]
+    return sorted([*sources, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"])
+
+
+def found(phrase: str) -> dict[str, int]:
+    """How often each file has a phrase, where it has it."""
+    pattern = re.compile(rf"(?<![\w.`_])(?:{phrase})(?![\w_(])")
+    counts = Counter(
+        {path.relative_to(ROOT).as_posix(): len(pattern.findall(path.read_text())) for path in pages()}
+    )
+    return {path: count for path, count in counts.items() if count}
+
+
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_phrases_do_not_grow_back(phrase: str) -> None:
+    allowed = json.loads(EXCEPTIONS.read_text())[phrase]
+    more = {path: count for path, count in found(phrase).items() if count > allowed.get(path, 0)}
+    assert not more, f"write {PHRASES[phrase]!r} instead of {phrase!r}"
+
+
+def test_exceptions_are_of_files_that_exist() -> None:
+    allowed = json.loads(EXCEPTIONS.read_text())
+    assert set(allowed) == set(PHRASES)
+    assert all((ROOT / path).is_file() for files in allowed.values() for path in files)
+
+
+def test_a_phrase_is_found(tmp_path: Path) -> None:
+    pattern = next(phrase for phrase in PHRASES if "carriers" in phrase)
+    assert re.search(rf"(?<![\w.`_])(?:{pattern})(?![\w_(])", "the carrier of a gradient")
+    assert not re.search(rf"(?<![\w.`_])(?:{pattern})(?![\w_(])", "carrier_of(gradient)")
+
+
+def write() -> None:
+    """Set the exceptions to what there is: after phrases were replaced."""
+    EXCEPTIONS.write_text(json.dumps({phrase: found(phrase) for phrase in PHRASES}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write()
