@@ -203,6 +203,17 @@ def simulate(scheme: Scheme, groups: Sequence[Any], **arguments: Any) -> simulat
     return simulator.run(scheme, groups, kernels="numpy", **arguments)
 
 
+def sent_by(exchanges: Sequence[Any], answers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The workers' next requests, and the results of the exchanges that have ended."""
+    requests, finished = [], []
+    for exchange, answer in zip(exchanges, answers):
+        try:
+            requests.append(exchange.send(answer))
+        except StopIteration as stop:
+            finished.append(stop.value)
+    return requests, finished
+
+
 def lockstep(
     scheme: Scheme,
     groups: Sequence[Sequence[np.ndarray]],
@@ -228,12 +239,7 @@ def lockstep(
         exchanges.append(scheme.begin(members, workers, kernels))
     answers: list[Any] = [None] * size
     while True:
-        requests, finished = [], []
-        for exchange, answer in zip(exchanges, answers):
-            try:
-                requests.append(exchange.send(answer))
-            except StopIteration as stop:
-                finished.append(stop.value)
+        requests, finished = sent_by(exchanges, answers)
         if finished:
             assert not requests
             return finished

@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from horovod_quant.frontends.binsgdm import DEFAULT_BETA
 from horovod_quant.tensorflow.horovod_call import name_of, own_variable
-from horovod_quant.tensorflow.optim import BinaryUpdate, require_rates
+from horovod_quant.tensorflow.optim import SavedUpdate, require_rates
 
 
 @keras.saving.register_keras_serializable("horovod_quant")
-class BinSGDM(BinaryUpdate, keras.optimizers.Optimizer):
+class BinSGDM(SavedUpdate, keras.optimizers.Optimizer):
     """Moves every element of every variable by ``+-learning_rate``; the sign is random, with odds set by its momentum.
 
     See `horovod_quant.tensorflow.optim.BinSGDM`, which computes the same. Momentum and scale are saved with the model.
@@ -63,20 +63,6 @@ class BinSGDM(BinaryUpdate, keras.optimizers.Optimizer):
     def variables(self) -> list[Any]:
         """All variables except those whose elements are split among workers: see `gather_state`."""
         return self._without_parts(super().variables)
-
-    def save_own_variables(self, store: Any) -> None:
-        """As in Keras.
-
-        Raises:
-            RuntimeError: the state is split among workers; see `gather_state`.
-        """
-        self._require_whole_state()
-        super().save_own_variables(store)
-
-    def load_own_variables(self, store: Any) -> None:
-        """As in Keras; a hierarchical exchange splits the state again."""
-        self._forget_parts()
-        super().load_own_variables(store)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         rate = tf.cast(learning_rate, variable.dtype)

@@ -239,7 +239,25 @@ def largest_magnitude(values: tf.Tensor) -> tf.Tensor:
     return tf.maximum(found, 0.0)
 
 
-class BinSGDM(BinaryUpdate, _Optimizer):
+class SavedUpdate(BinaryUpdate):
+    """What optimizers of Keras have besides that save their own variables."""
+
+    def save_own_variables(self, store: Any) -> None:
+        """As in Keras.
+
+        Raises:
+            RuntimeError: the state is split among workers; see `gather_state`.
+        """
+        self._require_whole_state()
+        super().save_own_variables(store)  # type: ignore[misc]
+
+    def load_own_variables(self, store: Any) -> None:
+        """As in Keras; a hierarchical exchange splits the state again."""
+        self._forget_parts()
+        super().load_own_variables(store)  # type: ignore[misc]
+
+
+class BinSGDM(SavedUpdate, _Optimizer):
     """Moves every element of every variable by ``+-learning_rate``; the sign is random, with odds set by its momentum.
 
     1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``, where ``g`` is the
@@ -309,20 +327,6 @@ class BinSGDM(BinaryUpdate, _Optimizer):
         """As in Keras; a hierarchical exchange splits the state again."""
         self._forget_parts()
         super().set_weights(weights)
-
-    def save_own_variables(self, store: Any) -> None:
-        """As in Keras.
-
-        Raises:
-            RuntimeError: the state is split among workers; see `gather_state`.
-        """
-        self._require_whole_state()
-        super().save_own_variables(store)
-
-    def load_own_variables(self, store: Any) -> None:
-        """As in Keras; a hierarchical exchange splits the state again."""
-        self._forget_parts()
-        super().load_own_variables(store)
 
     def _create_state(self, variables: Sequence[Any]) -> None:
         if not hasattr(self, "_momenta"):

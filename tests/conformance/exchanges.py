@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from conformance.cases import BFLOAT16, as_type
 from conformance.suite import assert_all_same_bits
-from helpers import SCHEMES, used_states
+from helpers import SCHEMES, sent_by, used_states
 from literature import LITERATURE, load
 
 from horovod_quant.kernels import reference
@@ -89,12 +89,7 @@ def exchanged(
         exchanges.append(scheme.begin(members, workers[rank], kernels))
     answers: list[Any] = [None] * len(groups)
     while True:
-        requests, finished = [], []
-        for exchange, answer in zip(exchanges, answers):
-            try:
-                requests.append(exchange.send(answer))
-            except StopIteration as stop:
-                finished.append(stop.value)
+        requests, finished = sent_by(exchanges, answers)
         if finished:
             break
         sent = [back(request.array) for request in requests]
