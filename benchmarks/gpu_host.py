@@ -48,7 +48,7 @@ from horovod_quant.schemes.base import (  # noqa: E402
     Workers,
     split_points,
 )
-from horovod_quant.torch.device_memory import DeviceMemory  # noqa: E402
+from horovod_quant.torch.device import DeviceMemory  # noqa: E402
 
 METHODS = ("global-qsgd-8", "qsgd-4", "eden-3", "binsgdm")
 SIZES = (1, 2)

@@ -42,9 +42,10 @@ NOT_ON_THE_PAGE = {
 COMPOSED = {
     "self._disagreement(name)": "the workers did not exchange the same gradient here",
     "disagreement(self._arguments, unequal)": "here, but not on all other workers",
+    "disagreement(question.arguments, unequal)": "here, but not on all other workers",
     "_foreign('parameter groups', lacking, [name for name in group if name != 'params'])": "it is another optimizer's",
     '_foreign("parameters\' states", lacking, list(saved))': "it is another optimizer's",
-    "_complaint(who, time.monotonic() - since)": "because other workers have not done the same",
+    "message.format(seconds=f'{seconds:.0f}')": "because other workers have not done the same",
     "_missing(missing[0], f'{_DYNAMIC} is not set')": "hierarchical: Horovod has no process set for ranks",
     "_missing(ranks, error)": "hierarchical: Horovod has no process set for ranks",
     "_problems[-1]": "cannot be used",

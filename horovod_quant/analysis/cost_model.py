@@ -242,7 +242,7 @@ def _arrivals(shapes: Shapes, backward: float) -> dict[str, float]:
 
 
 def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[str, float]) -> Cost:
-    """The rules of `horovod_quant.torch.schedule`, from an optimizer's second step on."""
+    """The rules of `horovod_quant.torch.buckets`, with the progress thread's work on the caller's core."""
     shapes, network, speeds = setting.shapes, setting.network, setting.speeds
     stretch = network.stretch()
     kernel_stretch = stretch * network.software.kernels

@@ -5,23 +5,13 @@ The frontends decide; these functions say, without a framework, what they decide
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
 
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.frontends.frontend import GROUP_BYTES, MIN_ELEMENTS
-from horovod_quant.frontends.groups import cut
+from horovod_quant.frontends.groups import Member, cut
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.schemes.base import Allreduce, Scheme
-
-
-class Member(NamedTuple):
-    """A gradient of float32 elements for `horovod_quant.frontends.groups.cut`."""
-
-    name: str
-    scheme: Scheme
-    bytes: int
 
 
 def compressed_names(scheme: Scheme, shapes: Shapes, min_elements: int = MIN_ELEMENTS) -> list[str]:
@@ -35,7 +25,6 @@ def torch_groups(
     shapes: Shapes,
     group_bytes: int = GROUP_BYTES,
     min_elements: int = MIN_ELEMENTS,
-    order: Sequence[str] | None = None,
 ) -> list[list[str]]:
     """Names of the gradients of each group, for PyTorch, in the order in which the groups complete.
 
@@ -44,33 +33,27 @@ def torch_groups(
         shapes: of all parameters, in the order of registration; float32.
         group_bytes: see `horovod_quant.frontends.frontend.BaseCompressor`.
         min_elements: smaller gradients are in no group.
-        order: in which the gradients arrive; by default the reverse of the shapes'.
     """
-    compressed = set(compressed_names(scheme, shapes, min_elements))
-    names = [name for name in (reversed(shapes) if order is None else order) if name in compressed]
-    return cut([Member(name, scheme, 4 * prod(shapes[name])) for name in names], group_bytes, len(shapes))
+    names = reversed(compressed_names(scheme, shapes, min_elements))
+    members = [Member(name, scheme, 4 * prod(shapes[name])) for name in names]
+    return cut(members, group_bytes, len(shapes))
 
 
 def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:
     """How many names an exchange through PyTorch takes in Horovod's response cache; ``None`` is no compression.
 
-    Each gradient's own operation, each group's collectives, the allreduce by which the workers agree on an order, the
-    announcement of a step, and the roll call.
+    Each gradient's own operation, each group's collectives, and the active-rank query.
     """
     if scheme is None:
         return len(shapes)
-    # The first exchange takes the gradients by name, the others as they arrive.
-    by_name, arriving = (
-        torch_groups(scheme, shapes, group_bytes, order=order) for order in (sorted(shapes), None)
-    )
-    groups = max(len(by_name), len(arriving))
-    return len(shapes) + groups * len(scheme.collectives) + 3 * bool(groups)
+    groups = len(torch_groups(scheme, shapes, group_bytes))
+    return len(shapes) + groups * len(scheme.collectives) + (groups > 0)
 
 
 def tensorflow_cache_names(scheme: Scheme | None, shapes: Shapes) -> int:
     """As `torch_cache_names`, through TensorFlow without ``groups=``, where each gradient has its own collectives.
 
-    There the workers agree on no order, and call the roll only where they gather.
+    There the active-rank query comes only where workers gather.
     """
     if scheme is None:
         return len(shapes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple
 
 from horovod_quant.schemes.base import Scheme
 
@@ -13,18 +13,15 @@ _COLLECTIVES_PER_GROUP = 3
 _FEWEST_GROUPS = 4
 
 
-class Groupable(Protocol):
-    """A gradient's name, scheme and bytes."""
+class Member(NamedTuple):
+    """A gradient's name, the scheme that exchanges it, and its bytes."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def scheme(self) -> Scheme: ...
-    @property
-    def bytes(self) -> int: ...
+    name: str
+    scheme: Scheme
+    bytes: int
 
 
-def cut(placed: Sequence[Groupable], group_bytes: int, operations: int) -> list[list[str]]:
+def cut(placed: Sequence[Member], group_bytes: int, operations: int) -> list[list[str]]:
     """Cut gradients into groups of one scheme each, in the order in which their last members come.
 
     Args:
@@ -35,22 +32,22 @@ def cut(placed: Sequence[Groupable], group_bytes: int, operations: int) -> list[
     Returns:
         The names of each group's gradients.
     """
-    total = sum(submission.bytes for submission in placed)
-    deepest = max((len(submission.scheme.collectives) for submission in placed), default=0)
+    total = sum(member.bytes for member in placed)
+    deepest = max((len(member.scheme.collectives) for member in placed), default=0)
     collectives = max(deepest, _COLLECTIVES_PER_GROUP)
     most_groups = max(_FEWEST_GROUPS, (_CACHE_ENTRIES - operations) // collectives)
     room_of_group = max(group_bytes, total // most_groups)
     open_groups: dict[Scheme, list[str]] = {}
     room: dict[Scheme, int] = {}
     groups: list[list[str]] = []
-    for submission in placed:
-        scheme = submission.scheme
-        if scheme in open_groups and submission.bytes > room[scheme]:
+    for member in placed:
+        scheme = member.scheme
+        if scheme in open_groups and member.bytes > room[scheme]:
             groups.append(open_groups.pop(scheme))
         if scheme not in open_groups:
             open_groups[scheme], room[scheme] = [], room_of_group
-        open_groups[scheme].append(submission.name)
-        room[scheme] -= submission.bytes
+        open_groups[scheme].append(member.name)
+        room[scheme] -= member.bytes
     groups.extend(open_groups.values())
-    at = {submission.name: position for position, submission in enumerate(placed)}
+    at = {member.name: position for position, member in enumerate(placed)}
     return sorted(groups, key=lambda names: at[names[-1]])

@@ -136,9 +136,14 @@ _GROUPS = 256
 
 
 class TrafficCounter:
-    """Adds up what is sent, from any thread."""
+    """Adds up what is sent, from any thread.
+
+    Attributes:
+        seconds_waited: time in which the training waited for exchanges, where a frontend adds it up.
+    """
 
     def __init__(self) -> None:
+        self.seconds_waited = 0.0
         self._lock = threading.Lock()
         self._sent: dict[str, float] = {}
         self._expected: dict[str, float] = {}

@@ -45,8 +45,7 @@ class Compressor(_compressor.Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
             never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
@@ -100,8 +99,7 @@ class Auto(_auto.Auto):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
             never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
@@ -162,8 +160,7 @@ class QSGD(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
             never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
@@ -227,8 +224,7 @@ class NUQSGD(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
             never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
@@ -295,8 +291,7 @@ class GlobalQSGD(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
             never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
@@ -381,8 +376,7 @@ class EDEN(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
             never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
@@ -450,8 +444,7 @@ class BinSGDM(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
             never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
-from horovod_quant.torch.horovod_call import OptimizerCall
+from horovod_quant.torch.caller import OptimizerCall
 
 
 def least_for_all(call: OptimizerCall) -> float:

@@ -5,8 +5,8 @@ workers, who may have taken part in different numbers of steps (``hvd.join()``).
 compression shall run as with Horovod alone. Nobody may wait in a backward pass. And what one worker measures, another
 may not.
 
-1. Every step is a correct exchange: Horovod's own, handed through, or that of one method, whose schedule
-   (`horovod_quant.torch.schedule`) is its own and pauses while others have their turns.
+1. Every step is a correct exchange: Horovod's own, handed through, or that of one method, whose groups
+   (`horovod_quant.torch.buckets`) are its own and pauses while others have their turns.
 2. A step counts if every worker has taken part in it, as a small gradient tells (`horovod_quant.torch.attendance`). All
    who are there learn that alike, who is missing misses no step that counts: so all have counted the same ones whenever
    a step begins, and what comes next follows from their number alone.
@@ -39,10 +39,10 @@ from horovod_quant.kernels import notices
 from horovod_quant.schemes.base import Scheme, Workers, require_int, require_whole_nodes
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.attendance import least_for_all, lengthened
+from horovod_quant.torch.caller import OptimizerCall, asking_optimizer
 from horovod_quant.torch.compressor import Compressor, Unchanged, is_integral
 from horovod_quant.torch.course import Course, Handed
-from horovod_quant.torch.horovod_call import OptimizerCall, asking_optimizer
-from horovod_quant.torch.routes import Route, known_route
+from horovod_quant.torch.tensor_plan import TensorPlan, known_plan
 from horovod_quant.torch.uncompiled import compiling, uncompiled
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
@@ -207,9 +207,9 @@ class Auto(Compressor):
         optimizer, parameter = asking_optimizer()
         course = self.course_of(optimizer)
         if course is not None:
-            route = self._route_of_a_chosen_method(course, optimizer, parameter, tensor)
-            if route is not None:
-                return self._send_again(tensor, route)
+            plan = self._plan_of_a_chosen_method(course, optimizer, parameter, tensor)
+            if plan is not None:
+                return self._send_again(tensor, plan)
             if course.hands_through(parameter, tensor):
                 return tensor, None
         if is_integral(tensor.dtype):
@@ -259,19 +259,19 @@ class Auto(Compressor):
         course.note_delivery(result.device)
         return result
 
-    def _route_of_a_chosen_method(
+    def _plan_of_a_chosen_method(
         self, course: Course, optimizer: Any, parameter: Any, tensor: torch.Tensor
-    ) -> Route | None:
+    ) -> TensorPlan | None:
         """A gradient's, if it has been exchanged with the method that was chosen, and nothing is left to find out."""
         policy = course.policy
         if policy is None or course.is_counting:
             return None
-        route = known_route(optimizer, parameter, tensor, (self, policy))
-        if route is None or route.call.grouped:
+        plan = known_plan(optimizer, parameter, tensor, (self, policy))
+        if plan is None or plan.call.grouped:
             return None
-        assert isinstance(route.call, OptimizerCall)
-        course.arrive(route.call, tensor)
-        return route if course.policy is policy and not course.is_counting else None
+        assert isinstance(plan.call, OptimizerCall)
+        course.arrive(plan.call, tensor)
+        return plan if course.policy is policy and not course.is_counting else None
 
     # ---- what a course asks for ------------------------------------------------------------------------------
 

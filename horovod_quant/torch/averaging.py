@@ -14,7 +14,7 @@ from horovod_quant.reductions.agreement import different, disagreement, signatur
 from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.compressor import Compressor
-from horovod_quant.torch.device_memory import Copying
+from horovod_quant.torch.device import Copying
 from horovod_quant.torch.memory import HostMemory, Memory
 from horovod_quant.transports.torch_distributed import Groups, connect
 from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes

@@ -12,9 +12,9 @@ from horovod_quant.frontends.binsgdm import clipped, moves_by_averages, require_
 from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.schemes.base import BinaryState, Scheme
 from horovod_quant.torch import optim
-from horovod_quant.torch.backward import BACKWARD
+from horovod_quant.torch.buckets import in_pass
 from horovod_quant.torch.compressor import Compressor
-from horovod_quant.torch.exchange import OpenState, Submission
+from horovod_quant.torch.exchange import OpenState, PendingTensor
 from horovod_quant.torch.memory import Memory
 
 
@@ -44,15 +44,18 @@ class BinSGDMCompressor(Compressor):
 
     def _check_step(self, call: Any) -> None:
         super()._check_step(call)
-        if BACKWARD.current is None and call.optimizer.is_exchanged(call.parameter):
+        if not in_pass() and call.optimizer.is_exchanged(call.parameter):
             raise RuntimeError(
                 f"{call.name}: synchronize() has exchanged this gradient already, which now holds the workers' bits; "
                 f"put the step() after it into `with optimizer.skip_synchronize():`, or call zero_grad() before "
                 f"another gradient"
             )
 
-    def _count(self, call: Any) -> int:
-        return call.optimizer.count_update(call.parameter)
+    def _next_step(self, call: Any) -> int:
+        return call.optimizer.next_update(call.parameter)
+
+    def _starter(self, call: Any) -> Callable[[str, int], None]:
+        return lambda name, step: call.optimizer.count_update(call.parameter)
 
     def _opener(self, call: Any, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:
         return functools.partial(self._open_state, call, memory, _StateView(memory))
@@ -61,6 +64,7 @@ class BinSGDMCompressor(Compressor):
         clip_norm = call.optimizer.clip_norm_of(call.parameter)
         if clip_norm is None:
             return values
+        memory.catch_up()
         with memory.working():
             return clipped(memory.kernels, as_array(values), clip_norm)
 
@@ -82,15 +86,15 @@ class BinSGDMCompressor(Compressor):
 
     def _also_carried(self, call: Any, tensor: torch.Tensor) -> tuple[float, ...]:
         """Whether there is a gradient. Horovod makes zeros for a parameter that no backward pass has reached."""
-        return (float(BACKWARD.current is not None or bool(tensor.any())),)
+        return (float(in_pass() or bool(tensor.any())),)
 
-    def _delivered(self, call: Any, submission: Submission, sums: Sequence[float]) -> None:
+    def _delivered(self, call: Any, pending: PendingTensor, sums: Sequence[float]) -> None:
         if sums[-1] == 0.0:  # on no worker: bits, of which each is up or down, would move it
-            submission.destination.zero_()
+            pending.destination.zero_()
         largest = None
-        if moves_by_averages(submission.scheme):
+        if moves_by_averages(pending.scheme):
             # The first of the control tensor's numbers is what has become of 1.
-            largest = optim.largest_magnitude(submission.destination) / sums[0]
+            largest = optim.largest_magnitude(pending.destination) / sums[0]
         call.optimizer.mark_exchanged(call.parameter, moves=sums[-1] != 0.0, largest=largest)
 
 

@@ -13,15 +13,15 @@ import torch
 
 from horovod_quant.frontends import nodes
 from horovod_quant.frontends.frontend import BaseCompressor
+from horovod_quant.frontends.groups import Member
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import OTHER_NAMES, Repeated, Stats
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes.base import Gradient, Scheme
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch import optim
-from horovod_quant.torch.direct import DirectSchedules
-from horovod_quant.torch.exchange import OpenState, Submission
-from horovod_quant.torch.horovod_call import (
+from horovod_quant.torch.buckets import Buckets, DirectBuckets
+from horovod_quant.torch.caller import (
     Call,
     DirectCall,
     OptimizerCall,
@@ -29,11 +29,12 @@ from horovod_quant.torch.horovod_call import (
     asking_optimizer,
     identify,
 )
+from horovod_quant.torch.exchange import OpenState, PendingTensor
 from horovod_quant.torch.measured import ErrorSampler
 from horovod_quant.torch.memory import Memory
-from horovod_quant.torch.routes import Route, known_route, remember
-from horovod_quant.torch.schedule import Schedule
+from horovod_quant.torch.tensor_plan import TensorPlan, known_plan, remember
 from horovod_quant.torch.uncompiled import compiling, uncompiled
+from horovod_quant.torch.unnamed import number_unnamed_operations
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 Kernels = Literal["auto", "native", "numpy", "triton"]
@@ -47,25 +48,28 @@ class Unchanged(NamedTuple):
     destination: torch.Tensor
 
 
-class _Carried(Submission):
+class _Compressed(PendingTensor):
     """Context of a gradient that this plugin exchanges, while Horovod reduces its control tensor.
 
     Args:
-        route: of the gradient.
-        schedule: of its exchange.
-        *submission: see there.
+        plan: of the gradient.
+        buckets: where it waits for its exchange.
+        *pending: see there.
 
     Attributes:
-        signs: that the control tensor carries.
+        fingerprint: that the control tensor carries.
+        control_tensor: what Horovod reduces.
     """
 
-    __slots__ = ("route", "schedule", "signs")
+    __slots__ = ("buckets", "control_tensor", "fingerprint", "plan")
 
-    def __init__(self, route: Route, schedule: Schedule, *submission: Any) -> None:
-        super().__init__(*submission)
-        self.route = route
-        self.schedule = schedule
-        self.signs = route.signs
+    control_tensor: torch.Tensor
+
+    def __init__(self, plan: TensorPlan, buckets: Buckets, *pending: Any) -> None:
+        super().__init__(*pending)
+        self.plan = plan
+        self.buckets = buckets
+        self.fingerprint = plan.fingerprint
 
 
 class Compressor(BaseCompressor):
@@ -73,8 +77,7 @@ class Compressor(BaseCompressor):
 
     Args:
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
-        overlap: whether exchanges run during the backward pass, from an optimizer's second step on. Otherwise they
-            start when the pass is over.
+        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
         kernels: ``"auto"``, ``"native"``, ``"numpy"``, or ``"triton"`` for gradients on a GPU. For these ``"auto"``
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
         nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
@@ -116,8 +119,9 @@ class Compressor(BaseCompressor):
             self._warn_if_nothing_is_compressed({name: each.numel() for name, each in named_parameters})
 
     def _bind(self) -> None:
+        if "horovod.torch.mpi_ops" in sys.modules:  # DDP and FSDP2 do without
+            number_unnamed_operations()
         self._chains: dict[str, RngKey] = {}
-        self._seconds_waited = 0.0
         self._sampler = ErrorSampler(self.nmse_every, self.nmse_share)
         self._resume_at({}, 0)
         self._checked: Any = (
@@ -126,7 +130,7 @@ class Compressor(BaseCompressor):
 
     def stats(self) -> Stats:
         """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
-        return super().stats()._replace(seconds_waited=self._seconds_waited, nmse=self._sampler.nmse)
+        return super().stats()._replace(seconds_waited=self._traffic.seconds_waited, nmse=self._sampler.nmse)
 
     def _arguments(self) -> dict[str, str]:
         measured = {"nmse_every": str(self.nmse_every), "nmse_share": str(self.nmse_share)}
@@ -145,7 +149,7 @@ class Compressor(BaseCompressor):
 
     def _resume_at(self, counts: dict[str, int], first_step: int) -> None:
         self._steps, self._first_step = counts, first_step
-        self._direct = DirectSchedules(first_step)
+        self._direct = DirectBuckets(first_step)
 
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
@@ -163,20 +167,20 @@ class Compressor(BaseCompressor):
             return uncompiled(Compressor.compress, self, tensor)
         optimizer, parameter = asking_optimizer()
         if optimizer is not None:
-            route = known_route(optimizer, parameter, tensor, (self, self.policy))
-            if route is not None and not route.call.grouped:
-                return self._send_again(tensor, route)
+            plan = known_plan(optimizer, parameter, tensor, (self, self.policy))
+            if plan is not None and not plan.call.grouped:
+                return self._send_again(tensor, plan)
         if is_integral(tensor.dtype):
             return tensor, None
         return self._compress(tensor, self._call_for(tensor), self.policy)
 
     def _compress(self, tensor: torch.Tensor, call: Call, policy: Policy) -> tuple[torch.Tensor, Any]:
         if isinstance(call, OptimizerCall):
-            route = known_route(call.optimizer, call.parameter, tensor, (self, policy))
-            if route is not None and route.call.grouped == call.grouped:
-                return self._send_again(tensor, route)
-        route = self._new_route(tensor, call, policy)
-        return self._send(tensor, route) if route.is_direct else self._send_again(tensor, route)
+            plan = known_plan(call.optimizer, call.parameter, tensor, (self, policy))
+            if plan is not None and plan.call.grouped == call.grouped:
+                return self._send_again(tensor, plan)
+        plan = self._new_plan(tensor, call, policy)
+        return self._send(tensor, plan) if plan.is_direct else self._send_again(tensor, plan)
 
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
         """Returns the reduced gradient, in its own dtype and shape, from what Horovod reduced and the context.
@@ -192,33 +196,42 @@ class Compressor(BaseCompressor):
             return ctx.destination.copy_(output)
         begin = time.perf_counter()
         try:
-            result = self._finish(output, ctx)
-            self._seconds_waited += time.perf_counter() - begin
-            return result
-        except BaseException:
-            ctx.schedule.waiting_since = None
-            raise
+            return self._finish(output, ctx)
+        finally:
+            self._traffic.seconds_waited += time.perf_counter() - begin
 
-    def _finish(self, output: torch.Tensor, submission: _Carried) -> torch.Tensor:
-        route, schedule, signs = submission.route, submission.schedule, submission.signs
-        group = schedule.finish(submission)
-        answer = route.control_tensor.answer(output)
+    def _finish(self, output: torch.Tensor | None, pending: _Compressed) -> torch.Tensor:
+        """An exception, such as a signal handler's, may end it anywhere; if the script synchronizes again, Horovod asks
+        again, without an output, which it has given away.
+        """
+        plan, buckets, fingerprint = pending.plan, pending.buckets, pending.fingerprint
+        if pending is plan.spare:
+            assert isinstance(plan.call, OptimizerCall)
+            return plan.call.parameter.grad
+        buckets.close(pending)
+        if output is None:
+            output = pending.control_tensor  # in which Horovod has reduced
+        answer = plan.control_tensor.answer(output)
         if answer is None:
             sums = output.tolist()
-            answer = self._factor(submission.name, signs, sums[: 1 + len(signs)]), sums
-            route.control_tensor.learn(output, answer)
+            try:
+                answer = self._factor(pending.name, fingerprint, sums[: 1 + len(fingerprint)]), sums
+            except RuntimeError as error:
+                buckets.fail(pending, error)
+                raise
+            plan.control_tensor.learn(output, answer)
         factor, sums = answer
-        group.deliver(submission.index, factor)
-        schedule.factor = factor
-        for kept, used in submission.state_copies:
+        group = buckets.finish(pending)
+        group.deliver(pending.index, factor)
+        for kept, used in pending.state_copies:
             kept.copy_(used)
-        self._delivered(route.call, submission, sums)
-        schedule.delivered()
-        destination = submission.destination
-        if self._sampler and not route.is_direct and self.own_optimizer is None:
-            self._sampler.compare(route.call, output, destination)
-        submission.empty()
-        route.spare = submission
+        self._delivered(plan.call, pending, sums)
+        buckets.delivered(pending, factor)
+        destination = pending.destination
+        if self._sampler and not plan.is_direct and self.own_optimizer is None:
+            self._sampler.compare(plan.call, output, destination)
+        plan.spare = pending
+        pending.empty()
         return destination
 
     # ---- compress, step by step ------------------------------------------------------------------------------
@@ -272,9 +285,12 @@ class Compressor(BaseCompressor):
 
     def _elements(self, call: OptimizerCall) -> dict[str, int]:
         """Numbers of elements of the gradients that an optimizer's steps reduce, by the names that policies know."""
-        named = [] if self._finder is None else self._finder.named
-        given = {id(parameter): name for name, parameter in named}
-        return {given.get(id(each), name): each.numel() for name, each in call.expected()}
+        return {name: parameter.numel() for name, parameter in self._named(call)}
+
+    def _named(self, call: OptimizerCall) -> list[tuple[str, torch.Tensor]]:
+        """The parameters whose gradients an optimizer's steps reduce, with the names that policies know."""
+        given = {} if self._finder is None else {id(p): name for name, p in self._finder.named}
+        return [(given.get(id(p), name), p) for name, p in call.expected()]
 
     def _check_optimizer(self, optimizer: Any) -> None:
         """Raises ValueError unless this method goes with the optimizer that calls, None if none does."""
@@ -287,42 +303,56 @@ class Compressor(BaseCompressor):
         """Raises an error unless a step can begin with this gradient, before which it has exchanged none."""
         self._check_optimizer(call.caller)
 
-    def _schedule(
+    def _buckets(
         self, call: Call, tensor: torch.Tensor, policy: Policy, scheme: Scheme | None
-    ) -> Schedule | None:
-        """That of the optimizer that calls, one for each policy, which lives as long as the optimizer; or of a direct
-        call's name, which needs one if something is exchanged under it.
+    ) -> Buckets | None:
+        """Those of the optimizer that calls, for each policy, which live as long as the optimizer; or of a direct
+        call's name, which needs some if something is exchanged under it.
         """
         if isinstance(call, DirectCall):
             self._direct.remember(call.of, self._forget)
             if scheme is None:
                 return None
-            return self._direct.get(call.of, lambda: self._new_schedule(call, tensor, policy, False, tuple))
-        schedules = vars(call.optimizer).setdefault("_horovod_quant_schedules", {})
-        if policy not in schedules:
-            schedules[policy] = self._new_schedule(call, tensor, policy, self.overlap, call.handles())
-        return schedules[policy]
+            return self._direct.get(call.of, lambda: self._new_buckets(call, tensor, policy))
+        buckets = vars(call.optimizer).setdefault("_horovod_quant_buckets", {})
+        if policy not in buckets:
+            buckets[policy] = self._new_buckets(call, tensor, policy, **self._expectations(call, policy))
+        return buckets[policy]
 
-    def _new_schedule(
-        self,
-        call: Call,
-        tensor: torch.Tensor,
-        policy: Policy,
-        overlap: bool,
-        handles: Callable[[], Iterable[Any]],
-    ) -> Schedule:
-        return Schedule(
+    def _new_buckets(self, call: Call, tensor: torch.Tensor, policy: Policy, **expectations: Any) -> Buckets:
+        return Buckets(
             call.process_set,
             functools.partial(self._nodes, call.process_set),
             memories.choose(self._kernels, call.device(tensor), policy.schemes),
-            self.group_bytes,
-            overlap,
-            len(call.names) if overlap else 0,
-            handles,
             self._traffic,
             min(call.names),
             self._arguments(),
+            self.group_bytes,
+            **expectations,
         )
+
+    def _expectations(self, call: OptimizerCall, policy: Policy) -> dict[str, Any]:
+        """What is known of an optimizer's steps before the first one."""
+        named = self._named(call)
+        parameters = dict(named)
+        gathers = call.gathers()
+
+        def is_sparse(name: str) -> bool:
+            gradient = parameters[name].grad
+            return gathers and gradient is not None and gradient.is_sparse
+
+        schemes = [(name, p, policy.scheme_for(name, p.numel())) for name, p in reversed(named)]
+        return {
+            "overlap": self.overlap,
+            "expected": [
+                Member(name, scheme, p.numel() * p.element_size())
+                for name, p, scheme in schemes
+                if scheme is not None
+            ],
+            "operations": len(named),
+            "is_under_way": call.is_under_way(),
+            "is_sparse": is_sparse,
+        }
 
     def _forget(self, of: str) -> None:
         """A direct call's name that has not been used for long."""
@@ -346,75 +376,83 @@ class Compressor(BaseCompressor):
 
     # ---- the way of a gradient -------------------------------------------------------------------------------
 
-    def _new_route(self, tensor: torch.Tensor, call: Call, policy: Policy) -> Route:
+    def _new_plan(self, tensor: torch.Tensor, call: Call, policy: Policy) -> TensorPlan:
+        number_unnamed_operations()
         size = self._checked_size(tensor, call)
         scheme = policy.scheme_for(call.name, tensor.numel())
-        schedule = self._schedule(call, tensor, policy, scheme)
+        buckets = self._buckets(call, tensor, policy, scheme)
         name = call.name
-        chain, signs = None, tuple[float, ...]()
+        keys, fingerprint = None, tuple[float, ...]()
         if scheme is None:
             bytes_handed_over = _handed_bytes(tensor)
         else:
-            chain = self._chains.setdefault(name, RngKey(self.seed, name))
-            signs = self._signs(name, tuple(tensor.shape), tensor.dtype, scheme)
-            bytes_handed_over = max(4, tensor.element_size()) * (1 + len(signs))
+            keys = self._chains.setdefault(name, RngKey(self.seed, name))
+            fingerprint = self._signs(name, tuple(tensor.shape), tensor.dtype, scheme)
+            bytes_handed_over = max(4, tensor.element_size()) * (1 + len(fingerprint))
         counts = (
             name,
             ring_allreduce_bytes(4 * tensor.numel(), size),
             ring_allreduce_bytes(bytes_handed_over, size),
         )
         if isinstance(call, DirectCall):  # whose names may be forgotten
-            return Route(call, tensor, scheme, schedule, chain, signs, Repeated(*counts))
-        route = Route(call, tensor, scheme, schedule, chain, signs, self._traffic.repeated(*counts))
-        remember(route, (self, policy))
-        return route
+            return TensorPlan(call, tensor, scheme, buckets, keys, fingerprint, Repeated(*counts))
+        plan = TensorPlan(call, tensor, scheme, buckets, keys, fingerprint, self._traffic.repeated(*counts))
+        remember(plan, (self, policy))
+        return plan
 
-    def _send_again(self, tensor: torch.Tensor, route: Route) -> tuple[torch.Tensor, Any]:
+    def _send_again(self, tensor: torch.Tensor, plan: TensorPlan) -> tuple[torch.Tensor, Any]:
         """Checks by the gradients of a step that come first what may change from step to step."""
-        if route.schedule is not None and not route.schedule.has_begun:
-            self._check_step(route.call)
-        try:
-            return self._send(tensor, route)
-        except BaseException as error:  # such as a signal handler's
-            if route.schedule is not None:
-                route.schedule.interrupt(error)
-            raise
+        if plan.buckets is not None and not plan.buckets.has_begun:
+            self._check_step(plan.call)
+        return self._send(tensor, plan)
 
-    def _send(self, tensor: torch.Tensor, route: Route) -> tuple[torch.Tensor, Any]:
-        counted, schedule, call = route.counted, route.schedule, route.call
+    def _send(self, tensor: torch.Tensor, plan: TensorPlan) -> tuple[torch.Tensor, Any]:
+        counted, buckets, call = plan.counted, plan.buckets, plan.call
         counted.times += 1
-        if route.is_direct:
+        if plan.is_direct:
             self._traffic.expect(call.name, counted.float32_bytes)
             self._traffic.count(call.name, counted.sent_bytes)
-        if schedule is not None:
-            schedule.arrive()
-        if route.scheme is None or schedule is None:
+        if plan.scheme is None or buckets is None:
+            if buckets is not None:
+                buckets.arrive()
             return self._handed_over(tensor, call)
-        assert route.chain is not None
-        if self._sampler and not route.is_direct and self.own_optimizer is None:
+        pending: Any = buckets.asked_before(call.name, tensor)
+        if pending is not None:
+            return self._control_tensor(tensor, pending), pending
+        assert plan.keys is not None
+        if self._sampler and not plan.is_direct and self.own_optimizer is None:
             self._sampler.take(call, tensor)
-        memory = schedule.memory
-        submission, route.spare = route.spare, None
-        values = memory.taken(tensor, None if submission is None else submission.taken)
-        step = self._count(call)
+        memory = buckets.memory
+        pending, plan.spare = plan.spare, None
+        values = memory.taken(tensor, None if pending is None else pending.taken)
+        step = self._next_step(call)
         taken = self._taken(call, values, memory)
-        if submission is None:
-            gradient = Gradient(taken, route.chain, step)
-            submission = _Carried(route, schedule, gradient, route.scheme, self._opener(call, memory))
+        if pending is None:
+            gradient = Gradient(taken, plan.keys, step)
+            pending = _Compressed(
+                plan, buckets, gradient, plan.scheme, self._starter(call), self._opener(call, memory)
+            )
         else:
-            submission.fill(taken, step)
-        submission.taken = values
+            pending.fill(taken, step)
+        pending.taken = values
         destination = call.destination(tensor)
         is_place = taken is values and destination is tensor and memory.can_fill(tensor, values)
-        submission.decode_into(destination, values if is_place else None)
-        schedule.submit(submission)
-        more = self._also_carried(call, tensor)
-        signs = submission.signs = route.signs[len(more) :] if more else route.signs
-        control_tensor = route.control_tensor.filled(signs + more if more else signs)
-        if call.grouped and tensor.is_cuda and _is_reduced_there(tensor.device):
+        pending.decode_into(destination, values if is_place else None, tensor._version)
+        control_tensor = self._control_tensor(tensor, pending)
+        buckets.submit(pending)
+        return control_tensor, pending
+
+    def _control_tensor(self, tensor: torch.Tensor, pending: _Compressed) -> torch.Tensor:
+        """What Horovod is to reduce for a gradient."""
+        plan = pending.plan
+        more = self._also_carried(plan.call, tensor)
+        fingerprint = pending.fingerprint = plan.fingerprint[len(more) :] if more else plan.fingerprint
+        control_tensor = plan.control_tensor.filled(fingerprint + more if more else fingerprint)
+        if plan.call.grouped and tensor.is_cuda and _is_reduced_there(tensor.device):
             # A group's tensors must be on one device.
             control_tensor = control_tensor.pin_memory().to(tensor.device, non_blocking=True)
-        return control_tensor, submission
+        pending.control_tensor = control_tensor
+        return control_tensor
 
     def _handed_over(self, tensor: torch.Tensor, call: Call) -> tuple[torch.Tensor, Any]:
         """A gradient that Horovod reduces itself."""
@@ -433,13 +471,17 @@ class Compressor(BaseCompressor):
         """What the scheme gets for a gradient."""
         return values
 
-    def _count(self, call: Call) -> int:
+    def _next_step(self, call: Call) -> int:
         """The number of the gradient's exchange."""
         step = self._steps.get(call.name)
-        if step is None:
-            step = self._direct.first_step
-        self._steps[call.name] = step + 1
-        return step
+        return self._direct.first_step if step is None else step
+
+    def _starter(self, call: Call) -> Callable[[str, int], None]:
+        """What counts an exchange, when it starts."""
+        return self._count
+
+    def _count(self, name: str, step: int) -> None:
+        self._steps[name] = step + 1
 
     def _opener(self, call: Call, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:
         """What gives the gradient's state, if it has one."""
@@ -449,7 +491,7 @@ class Compressor(BaseCompressor):
         """Numbers that the control tensor takes along in place of signs."""
         return ()
 
-    def _delivered(self, call: Call, submission: Submission, sums: Sequence[float]) -> None:
+    def _delivered(self, call: Call, pending: PendingTensor, sums: Sequence[float]) -> None:
         """Called when a gradient has been decoded, with the sums of what its control tensors carried."""
 
 

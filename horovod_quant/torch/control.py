@@ -1,15 +1,21 @@
-"""What Horovod reduces in place of a gradient: a small tensor, which the gradient's route uses again in each step."""
+"""What workers tell each other beside payloads: a gradient's control tensor, and a step's active-rank query."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+
+from horovod_quant.reductions.agreement import PLACES, SIGNS, different, disagreement, signature, signs_of
+from horovod_quant.torch.waiting import wait
+from horovod_quant.transports.progress import Job
 
 
 class ControlTensor:
-    """One gradient's, in the host's memory.
+    """What Horovod reduces in place of one gradient: a small tensor in the host's memory, the same in each step.
 
     Its memory is used again as soon as what came back in it has been read; else, as when a step was given up, another
     takes its place, and Horovod keeps the one that it works on.
@@ -63,3 +69,106 @@ def _contents(numbers: tuple[float, ...], dtype: torch.dtype) -> tuple[bytes, in
     """The bytes of a fresh control tensor, and its number of elements."""
     tensor = torch.tensor((1.0, *numbers), dtype=dtype, device="cpu")
     return tensor.numpy().tobytes(), tensor.numel()
+
+
+class Question:
+    """What all active-rank queries of an optimizer ask.
+
+    Args:
+        process_set: Horovod's workers, active or not.
+        label: of the collective's name, the same on every worker.
+        arguments: of this worker's compressor, as `horovod_quant.reductions.agreement` compares them.
+        order: the names of the gradients, in the order by which they are cut into groups.
+    """
+
+    def __init__(
+        self, process_set: Any, label: str, arguments: Mapping[str, str], order: Sequence[str] = ()
+    ) -> None:
+        self.process_set = process_set
+        self.arguments = arguments
+        self.name = f"horovod_quant.{label}.active"
+        self.size = process_set.size()
+        ranks = [int(rank == process_set.rank()) for rank in range(self.size)]
+        self._sent = np.array([*ranks, *signature(arguments), *signs_of("\n".join(order))], np.int32)
+
+    def asked(self) -> torch.Tensor:
+        """What this worker adds."""
+        return torch.from_numpy(self._sent.copy())
+
+
+class ActiveRankQuery(Job):
+    """Which workers are active in a step, and whether all have the same arguments.
+
+    Workers that have called ``hvd.join()``, because their data is at an end, are not active. Horovod adds zeros for
+    them to sums and maxima. In an allgather or alltoall their absence crashes it, or makes the others wait for ever:
+    before one of these a worker has to know.
+
+    Args:
+        question: what it asks.
+
+    Attributes:
+        process_set: whom it asks.
+        ranks: the active workers, in order, once it has ended.
+        same_order: whether all of them cut their gradients into groups by the same order.
+    """
+
+    def __init__(self, question: Question) -> None:
+        from horovod.torch import mpi_ops
+
+        super().__init__(question.name)
+        self._question = question
+        self.process_set = question.process_set
+        self._mpi_ops = mpi_ops
+        self._session = mpi_ops._handle_map
+        self._handle: Any = None
+        self.ranks: Sequence[int] = ()
+        self.same_order = True
+
+    @property
+    def has_result(self) -> bool:
+        return self.ended
+
+    def poll(self) -> bool:
+        if self._mpi_ops._handle_map is not self._session:
+            raise stale()
+        if self._handle is None:
+            return self.may_begin()
+        return self._mpi_ops.poll(self._handle)
+
+    def advance(self) -> bool:
+        """Launch the sum; or take its answer.
+
+        Raises:
+            RuntimeError: the active workers' arguments are not the same.
+        """
+        mpi_ops, question = self._mpi_ops, self._question
+        if self._handle is None:
+            self._handle = mpi_ops.allreduce_async_(
+                question.asked(), name=self.name, op=mpi_ops.Sum, process_set=self.process_set
+            )
+            return False
+        total = mpi_ops.synchronize(self._handle).numpy()
+        self.ranks = np.flatnonzero(total[: question.size]).tolist()
+        agree = np.abs(total[question.size :]) == len(self.ranks)
+        if not agree.all():
+            unequal = different(
+                question.arguments, total[question.size :][: PLACES * SIGNS].tolist(), len(self.ranks)
+            )
+            if unequal:
+                raise RuntimeError(disagreement(question.arguments, unequal))
+            self.same_order = False
+        return True
+
+    def answer(self) -> Sequence[int]:
+        """Return `ranks` where no thread drives it; waits for the other workers."""
+        self.advance()
+        wait(self._handle)
+        self.advance()
+        return self.ranks
+
+
+def stale() -> Exception:
+    """The error of a job from before Horovod was initialized again: nobody answers what it has launched."""
+    from horovod.common.exceptions import HorovodInternalError
+
+    return HorovodInternalError("Horovod was initialized again before the step's exchanges had ended")

@@ -14,8 +14,8 @@ from horovod_quant.autotune.trial import Report, Trial, Turn, evaluate
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.kernels import notices
 from horovod_quant.torch.attendance import Witness
-from horovod_quant.torch.horovod_call import OptimizerCall
-from horovod_quant.torch.roll_call import RollCall
+from horovod_quant.torch.caller import OptimizerCall
+from horovod_quant.torch.control import ActiveRankQuery, Question
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Course:
         """All workers have the same arguments; what any of them has chosen before counts for all."""
         size = self._process_set.size()
         if size > 1:
-            RollCall(self._process_set, self.label, self._auto.arguments()).ranks()
+            ActiveRankQuery(Question(self._process_set, self.label, self._auto.arguments())).answer()
         if len(self._candidates) == 1:
             self._choose(Report(self._candidates[0].name, (), size))
             return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Callable, NamedTuple, Union
+import threading
+from collections.abc import Sequence
+from typing import Any, Callable, Union
 
 import numpy as np
 import torch
 
+from horovod_quant.frontends.groups import Member
 from horovod_quant.frontends.nodes import Nodes
 from horovod_quant.frontends.stats import TrafficCounter
 from horovod_quant.kernels.buffer_view import BufferView
@@ -23,46 +25,43 @@ from horovod_quant.schemes.base import (
     Workers,
     split_gathered,
 )
-from horovod_quant.torch.device_memory import Copying
+from horovod_quant.torch.control import ActiveRankQuery, stale
+from horovod_quant.torch.device import Copying
 from horovod_quant.torch.memory import Memory
-from horovod_quant.torch.waiting import wait
+from horovod_quant.torch.ranges import named_range
 from horovod_quant.transports.emulate_with_allreduce import collectives_of_emulation, emulate_with_allreduce
 from horovod_quant.transports.pairwise_via_allreduce import gathers_take_turns, pairwise_via_allreduce
+from horovod_quant.transports.progress import PROGRESS, Job
 from horovod_quant.transports.split_sums import group_of_sums, is_faster, split_sums
 from horovod_quant.transports.traffic import sent_bytes
 
 OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
 
 
-class Member(NamedTuple):
-    """What groups are made from: a gradient's name, scheme and bytes."""
-
-    name: str
-    scheme: Scheme
-    bytes: int
-
-
-class Submission:
+class PendingTensor:
     """A parameter's gradient that waits for its exchange: one step's after another's.
 
     Args:
         gradient: what the scheme gets, but for its state.
         scheme: the scheme that exchanges it.
+        on_start: called when its exchange starts, which happens once.
         open_state: gives the state of the elements from the first number to before the second, when it is also told
             the process set that keeps the state of all.
 
     Attributes:
         name: of the gradient.
         bytes: of its elements.
-        destination, array: what the result is decoded into, see `horovod_quant.torch.memory.Place`.
+        version: the gradient tensor's, as PyTorch counts its changes.
+        destination, array: what the result is decoded into, see `horovod_quant.torch.memory.Destination`.
         state_copies: pairs (the state where it is kept, the copy that the exchange updates).
         taken: what `Memory.taken` has returned.
+        group: that exchanges it, as the member number ``index``; None before.
     """
 
     # No object is made for a gradient after its first step: see `Gradient`.
     __slots__ = (
-        "_open_state", "array", "bytes", "destination", "gradient", "group", "index", "name", "scheme", "state_copies",
-        "taken",
+        "_on_start", "_open_state", "array", "bytes", "destination", "gradient", "group", "index", "name", "scheme",
+        "state_copies", "taken", "version",
     )  # fmt: skip
 
     destination: torch.Tensor
@@ -71,29 +70,33 @@ class Submission:
         self,
         gradient: Gradient,
         scheme: Scheme,
+        on_start: Callable[[str, int], None],
         open_state: Callable[[int, int, Any], OpenState] | None = None,
     ) -> None:
         self.gradient = gradient
         self.name = gradient.keys.name
         self.bytes = gradient.held.nbytes
+        self.version = 0
         self.taken: Any = None
         self.scheme = scheme
+        self._on_start = on_start
         self._open_state = open_state
         self.state_copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
         self.group: Group | None = None
         self.index = 0
 
     def fill(self, values: Any, step: int) -> None:
-        """Takes the elements of another step's gradient, after `empty`."""
+        """Take the elements of another step's gradient, after `empty`."""
         self.gradient.held = values
         self.gradient.step = step
 
-    def decode_into(self, destination: torch.Tensor, array: Any) -> None:
+    def decode_into(self, destination: torch.Tensor, array: Any, version: int) -> None:
         self.destination = destination
         self.array = array
+        self.version = version
 
     def empty(self) -> None:
-        """Lets go of a gradient whose result has been delivered, and of the group, which refers to this."""
+        """Release a gradient whose result has been delivered, and the group, which refers to this."""
         if type(self.taken) is BufferView:
             self.taken.let_go()
         else:
@@ -103,7 +106,8 @@ class Submission:
         self.state_copies = ()
 
     def opened(self, scheme: Scheme, nodes: Nodes) -> Gradient:
-        """The gradient with its state, of what this worker keeps."""
+        """The gradient with its state, of what this worker keeps, as its exchange starts."""
+        self._on_start(self.name, self.gradient.step)
         if self._open_state is not None:
             start, stop = scheme.owned(self.name, self.gradient.elements, nodes.workers)
             others = nodes.process_sets[LOCAL] if nodes.workers.local_size > 1 else None
@@ -114,60 +118,190 @@ class Submission:
 _SMALL = 2**16
 """Bytes: where gradients have fewer, decoding a group at once saves more than waiting for them one by one."""
 
-AnyMember = Union[Member, Submission]
+AnyMember = Union[Member, PendingTensor]
+
+_STALLED = (
+    "{names}: no progress for {seconds} s, because other workers have not done the same. It continues when every "
+    "worker has come to the same gradients, in a backward pass or in step() or synchronize() of this optimizer, which "
+    "others may reach late. It never will if a worker has skipped that call, has left the training loop without "
+    "hvd.join(), or waits for something that this worker does after its own step(): another optimizer's step(), or "
+    "any other Horovod operation, named or not; do these in the same order on all workers"
+)
 
 
-class Group:
+class Prospects:
+    """What the groups of an optimizer's steps expect.
+
+    Attributes:
+        factor: what Horovod multiplied the last sum by, and will probably multiply the next one by; None before.
+        awaited: whether a caller waits, or soon will.
+    """
+
+    def __init__(self) -> None:
+        self.factor: float | None = None
+        self.awaited = False
+
+
+class Group(Job):
     """Gradients that share their collectives, and where their exchange stands.
+
+    A caller makes it when the gradients have come, and may deliver them when it has a result. In between it is the
+    progress thread's, whose calls no signal handler interrupts.
 
     Args:
         members: the gradients, in the same order on every worker.
         name: of the group's collectives, the same on every worker.
         memory: where the gradients are.
-        nodes: Horovod's workers that take part.
+        nodes: tells Horovod's workers that participate, for whom it may wait.
         traffic: counts what this worker sends for each gradient.
-        present: tells the ranks of those workers that have not called ``hvd.join()``, for which it may wait; asked only
-            where `needs_everybody` says so.
+        query: tells the ranks of those workers that have not called ``hvd.join()``; None for one worker.
+        must_agree: whether to wait for the query in any case, as long as the workers' arguments may differ; else only
+            where `needs_everybody` is true.
+        prospects: of the optimizer.
 
-    Raises:
-        RuntimeError: a worker of a hierarchical exchange has called ``hvd.join()``.
+    Attributes:
+        void: whether nothing was exchanged, since the workers have cut their gradients into groups by other orders.
     """
 
     def __init__(
         self,
-        members: Sequence[Submission],
+        members: Sequence[PendingTensor],
         name: str,
         memory: Memory,
-        nodes: Nodes,
+        nodes: Callable[[], Nodes],
         traffic: TrafficCounter,
-        present: Callable[[], Sequence[int]],
+        query: ActiveRankQuery | None,
+        must_agree: bool,
+        prospects: Prospects,
     ) -> None:
-        import horovod.torch as hvd
+        from horovod.torch import mpi_ops
 
+        super().__init__(name)
         self.names = tuple(member.name for member in members)
         self._members = members
         mean_bytes = sum(member.bytes for member in members) / len(members)
         self._decodes_together = memory.decodes_together or mean_bytes < _SMALL
-        self._has_ended = hvd.poll
-        self._name = name
+        self._mpi_ops = mpi_ops
+        self._session = mpi_ops._handle_map
         self._memory = memory
-        self._nodes = nodes
+        self._find_nodes = nodes
+        self._nodes: Nodes | None = None
+        self._needs_everybody = False
+        self._decodes_early = False
         self._traffic = traffic
+        self._query = query
+        self._must_agree = must_agree
+        self._prospects = prospects
+        self._ready = memory.mark()
+        self._has_begun = False
+        self._exchange: Any = None
         self._decoded: Decoded | None = None
         self._stage = 0
+        self._stages = 0
         self._request: Any = None
         self._handle: Any = None
         self._copying: Copying | None = None
         self._delivered: dict[int, float] = {}
-        self.handles: list[int] = []
+        self._delivering = threading.Lock()
+        self._cancelled_by: BaseException | None = None
+        self._closing: Closing | None = None
+        self._failed = False
+        self.void = False
+        for index, member in enumerate(members):
+            member.group, member.index = self, index
 
-        workers = nodes.workers
-        if needs_everybody(members, nodes, memory):
-            workers = _those(present(), nodes)
+    @property
+    def has_result(self) -> bool:
+        """Whether nothing has to be waited for any more: it is there, or an error is."""
+        return self._decoded is not None or self.ended
+
+    # ---- what the progress thread calls ----------------------------------------------------------------------
+
+    def poll(self) -> bool:
+        if self._mpi_ops._handle_map is not self._session:
+            raise stale()
+        if self._cancelled_by is not None:
+            return self._handle is None or self._mpi_ops.poll(self._handle)
+        if self._exchange is None:
+            return self.may_begin() and self._knows_who_is_active()
+        if self._copying is not None:
+            return self._copying.has_arrived()
+        return self._handle is None or self._mpi_ops.poll(self._handle)
+
+    def _knows_who_is_active(self) -> bool:
+        query = self._query
+        if query is None or query.ended:
+            return True
+        if self._must_agree:
+            return False
+        if self._nodes is None:
+            self._nodes = self._find_nodes()
+            self._needs_everybody = needs_everybody(self._members, self._nodes, self._memory)
+        return not self._needs_everybody
+
+    def advance(self) -> bool:
+        """Begin; or take a stage's answer, and launch the next one; or decode the result where it goes.
+
+        Raises:
+            RuntimeError: the workers' arguments differ, or one of a hierarchical exchange has called ``hvd.join()``.
+            HorovodInternalError: a collective has failed, which all workers learn.
+        """
+        try:
+            return self._advance()
+        except Exception:
+            if self._has_begun:
+                self._close()
+            raise
+
+    def _advance(self) -> bool:
+        with torch.no_grad():
+            if self._cancelled_by is not None:
+                if self._handle is not None:
+                    self._synchronized()
+                raise self._cancelled_by
+            if self._exchange is None:
+                with named_range("encode", self.name, self._scheme, 0):
+                    return self._begin()
+            if self._decoded is not None:
+                self.decode_all()
+                return True
+            answer = None
+            if self._copying is not None:
+                self._copying = None
+            else:
+                with self._memory.working():
+                    answer = _collect(self._request, self._synchronized())
+            with named_range("compute", self.name, self._scheme, self._stage):
+                self._resume(answer)
+        return self._is_over()
+
+    def _synchronized(self) -> Any:
+        """What the collective under way has brought."""
+        handle, self._handle = self._handle, None
+        try:
+            return self._mpi_ops.synchronize(handle)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _begin(self) -> bool:
+        """Compute and launch the first stage."""
+        query = self._query
+        if query is not None and query.ended:
+            if query.error is not None:
+                raise query.error
+            if self._must_agree and not query.same_order:
+                self.void = True
+                return True
+        nodes = self._nodes = self._nodes or self._find_nodes()
+        workers, members, memory = nodes.workers, self._members, self._memory
+        if query is not None and needs_everybody(members, nodes, memory):
+            workers = _those(query.ranks, nodes)
+        self._has_begun = True
         scheme = members[0].scheme.for_workers(workers)
         self._stages = stages_of(members, nodes, memory)
+        memory.wait_for(self._ready)
         gradients = [member.opened(scheme, nodes) for member in members]
-        memory.catch_up()
         some_are_gone = workers.size < nodes.workers.size
         exchange = memory.resumed(memory.begun(scheme, gradients, workers), some_are_gone)
         if some_are_gone:
@@ -175,77 +309,78 @@ class Group:
             exchange = emulate_with_allreduce(exchange, workers)
         elif adding := _split_sums_among(members, scheme, workers, memory):
             exchange = split_sums(exchange, adding)
-        elif gathers_take_turns(mpi=hvd.mpi_enabled(), on_device=memory.takes_tensors):
+        elif gathers_take_turns(mpi=self._mpi_ops.mpi_enabled(), on_device=memory.takes_tensors):
             exchange = pairwise_via_allreduce(exchange, workers)
         self._exchange = exchange
-        for index, member in enumerate(members):
-            member.group, member.index = self, index
-
-    @property
-    def launched(self) -> int:
-        """How many collectives have been launched."""
-        return self._stage
-
-    @property
-    def in_last_stage(self) -> bool:
-        """Whether every collective has been launched, or will be when what it sends has been copied."""
-        return self._stage + (self._copying is not None) == self._stages
-
-    @property
-    def all_launched(self) -> bool:
-        return self._stage == self._stages
-
-    def start(self) -> None:
-        """Computes and launches the first stage."""
+        self._decodes_early = memory.decodes_early(members)
         self._resume(None)
+        return self._is_over()
 
-    def launch_copied(self) -> None:
-        """Launches the collective whose input is being copied, if there is one; waits for the copy."""
-        if self._copying is not None:
-            self._copying = None
-            self._resume(None)
-
-    def poll(self) -> bool:
-        """Whether the stage in flight has ended; waits for nothing."""
-        if self._copying is not None:
-            if not self._copying.has_arrived():
-                return False
-            self.launch_copied()
-        return self._handle is None or self._has_ended(self._handle)
-
-    def advance(self) -> None:
-        """Waits for the stage in flight; computes and launches the next one, if there is one."""
-        self.launch_copied()
-        with self._memory.working():
-            answer = _collect(self._request, self._handle)
-        self._resume(answer)
-
-    def decoded(self) -> Decoded:
-        """The result; waits for the last stage."""
+    def _is_over(self) -> bool:
+        """Whether the thread has nothing more to do: it decodes if what Horovod multiplies by is known."""
         if self._decoded is None:
-            self.advance()
-            assert self._decoded is not None, "a scheme launched more collectives than it declares"
-        return self._decoded
+            return False
+        self.urgent = False
+        return self._prospects.factor is None or not self._decodes_early
+
+    def decode_all(self) -> None:
+        """Decode with the factor of the step before; again when asked for, should it turn out to be another."""
+        factor = self._prospects.factor
+        assert factor is not None
+        with self._delivering:
+            if not self._delivered:
+                with named_range("decode", self.name, self._scheme):
+                    self._decode(range(len(self._members)), factor)
+
+    def stalled(self) -> str | None:
+        if not self._prospects.awaited:
+            return None
+        more = f" and {len(self.names) - 1} more gradients" if len(self.names) > 1 else ""
+        return _STALLED.replace("{names}", f"the exchange of {self.names[0]}{more}")
+
+    def stage_to_close(self) -> str | None:
+        """The name of the collective that comes next, once it has ended; None if nothing comes on any worker."""
+        nodes = self._nodes or self._find_nodes()
+        if self.void or self._failed or nodes.workers.local_size > 1:  # nodes come to different stages
+            return None
+        return f"{self.name}.{self._stage}"
+
+    @property
+    def _scheme(self) -> Scheme:
+        return self._members[0].scheme
+
+    # ---- what callers call -----------------------------------------------------------------------------------
+
+    def cancel(self, error: BaseException) -> Closing | None:
+        """Launch no further stage: the step has failed, on all workers. Returns what ends it there, too."""
+        self._cancelled_by = error
+        self._close()
+        return self._closing
+
+    def _close(self) -> None:
+        if self._closing is None and self._query is not None:
+            self._closing = Closing(self.name, self.stage_to_close, self._query.process_set)
+            PROGRESS.hand(self._closing)
 
     def deliver(self, index: int, factor: float) -> None:
-        """Decodes a member's sum, times ``factor``, into its destination; the others', too, if that is one launch."""
+        """Decode a member's sum, times ``factor``, into its destination; the others', too, if that is one launch."""
         if self._delivered.get(index) == factor:
             return
-        if self._decodes_together and not self._delivered:
-            self.deliver_all(factor)
-        self._deliver([index], factor)
+        memory = self._memory
+        # What the caller's stream still reads of the destinations comes first.
+        memory.catch_up()
+        with self._delivering:
+            together = self._decodes_together and not self._delivered
+            wanted = range(len(self._members)) if together else [index]
+            with named_range("decode", self.name, self._scheme):
+                self._decode([i for i in wanted if self._delivered.get(i) != factor], factor)
+        memory.hand_over()
 
-    def deliver_all(self, factor: float) -> None:
-        """Does so with every member, before it is asked for; again then, should the factor turn out to be another."""
-        self._deliver(range(len(self._members)), factor)
-
-    def _deliver(self, indices: Iterable[int], factor: float) -> None:
-        decoded = self.decoded()
-        wanted = [i for i in indices if self._delivered.get(i) != factor]
+    def _decode(self, wanted: Sequence[int], factor: float) -> None:
+        decoded = self._decoded
+        assert decoded is not None
         if not wanted:
             return
-        # What the caller's stream still reads of the destinations comes first.
-        self._memory.catch_up()
         with self._memory.working():
             # On a GPU the kernels' stream may write this number: another one may read it too early.
             scaled = factor / int(decoded.active)
@@ -256,7 +391,6 @@ class Group:
                 for i, place in zip(wanted, places):
                     self._memory.write(decoded, i, scaled, place)
             self._delivered.update(dict.fromkeys(wanted, factor))
-        self._memory.hand_over()
 
     def _resume(self, answer: Any) -> None:
         try:
@@ -266,20 +400,64 @@ class Group:
             for member, buckets in zip(self.names, decoded.exchanged_again):
                 self._traffic.count_again(member, buckets)
             self._request = self._handle = None
+            assert self._stage <= self._stages, "a scheme launched more collectives than it declares"
             return
         if isinstance(request, Copying):
             self._copying = request
             return
+        assert self._nodes is not None
         sent = sent_bytes(request, self._nodes.workers.size_of(request.group))
         varies = isinstance(request, Allgather) and request.ragged
         count = self._traffic.count_all if varies else self._traffic.count_group
         count(self.names, sent)
-        name = f"{self._name}.{self._stage}"
+        name = f"{self.name}.{self._stage}"
         with self._memory.working():
             self._handle = _launch(request, name, self._nodes.process_sets[request.group])
-        self.handles.append(self._handle)
         self._request = request
         self._stage += 1
+
+
+class Closing(Job):
+    """Takes a worker's part in the stage that its group would have come to next, where the group was given up.
+
+    Others may have launched that stage. It must not be left over: a later exchange of the same name would meet it, and
+    Horovod crashes if those workers then call ``hvd.join()``. This launches what no stage does, so that Horovod fails
+    the stage on all workers. Where all of them have come equally far, all launch this, and it succeeds.
+
+    Args:
+        name: of the group; this begins when that has ended.
+        stage: the name of the stage's collective; None if there is none.
+        process_set: the group's workers.
+    """
+
+    def __init__(self, name: str, stage: Callable[[], str | None], process_set: Any) -> None:
+        from horovod.torch import mpi_ops
+
+        super().__init__(name)
+        self._mpi_ops = mpi_ops
+        self._session = mpi_ops._handle_map
+        self._stage = stage
+        self._process_set = process_set
+        self._handle: Any = None
+
+    def poll(self) -> bool:
+        if self._mpi_ops._handle_map is not self._session:
+            raise stale()
+        return self.may_begin() if self._handle is None else self._mpi_ops.poll(self._handle)
+
+    def advance(self) -> bool:
+        """Launch; or end. The error that others learn from it ends it, too."""
+        if self._handle is not None:
+            self._mpi_ops.synchronize(self._handle)
+            return True
+        stage = self._stage()
+        if stage is not None:
+            # The arrays of stages have one dimension; Horovod adds no narrower integers.
+            unlike_all = torch.zeros((1, 1, 1), dtype=torch.int64, device="cpu")
+            self._handle = self._mpi_ops.allreduce_async_(
+                unlike_all, name=stage, op=self._mpi_ops.Sum, process_set=self._process_set
+            )
+        return stage is None
 
 
 def needs_everybody(members: Sequence[AnyMember], nodes: Nodes, memory: Memory) -> bool:
@@ -342,11 +520,7 @@ def _launch(request: Any, name: str, process_set: Any) -> Any:
     raise TypeError(f"not a request that Horovod can perform: {request!r}")
 
 
-def _collect(request: Any, handle: Any) -> Any:
-    import horovod.torch as hvd
-
-    wait(handle)
-    output = hvd.synchronize(handle)
+def _collect(request: Any, output: Any) -> Any:
     if isinstance(request, Allreduce):
         return _like(request, output)
     if isinstance(request, Allgather):

@@ -95,6 +95,16 @@ class Memory(Protocol):
     def catch_up(self) -> None:
         """To be called when others have computed what kernels will read."""
 
+    def mark(self) -> Any:
+        """What has been launched so far of what computes the gradients that were taken, for `wait_for`."""
+
+    def wait_for(self, mark: Any) -> None:
+        """To be called, by any thread, before kernels that read what was computed before a mark."""
+
+    def decodes_early(self, places: Sequence[Destination]) -> bool:
+        """Whether results may be decoded by another thread than the one that asks for them."""
+        return False
+
     def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
         """A scheme's exchange of arrays of this memory, at its start."""
 
@@ -173,6 +183,16 @@ class HostMemory(Memory):
 
     def catch_up(self) -> None:
         pass
+
+    def mark(self) -> None:
+        pass
+
+    def wait_for(self, mark: Any) -> None:
+        pass
+
+    def decodes_early(self, places: Sequence[Destination]) -> bool:
+        """Where all are flat and in the host's memory."""
+        return all(place.array is not None for place in places)
 
     def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
         return scheme.begin(gradients, workers, self.kernels)
@@ -257,7 +277,7 @@ def _horovod_has_nccl() -> bool:
 @functools.cache
 def _device_memory(device: torch.device, has_nccl: bool) -> Memory:
     from horovod_quant.kernels import triton
-    from horovod_quant.torch.device_memory import DeviceMemory
+    from horovod_quant.torch.device import DeviceMemory
 
     if device.type == "cpu" and not triton.INTERPRETED:
         raise ValueError(

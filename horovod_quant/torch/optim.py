@@ -152,17 +152,24 @@ class BinSGDM(torch.optim.Optimizer):
                 state[name] = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
         return state
 
-    def count_update(self, parameter: torch.Tensor) -> int:
-        """Counts one update of the parameter; returns its number, from 0.
+    def next_update(self, parameter: torch.Tensor) -> int:
+        """Return the number of the parameter's next update, from 0.
 
         Raises:
             ValueError: the parameter is not one of this optimizer's.
         """
         if id(parameter) not in self._group_index:
             raise ValueError("the parameter is not one of this optimizer's")
-        state = self._create_state(parameter)
-        step = int(state["step"])
-        state["step"] = step + 1
+        return int(self._create_state(parameter)["step"])
+
+    def count_update(self, parameter: torch.Tensor) -> int:
+        """Count one update of the parameter; returns its number, from 0.
+
+        Raises:
+            ValueError: the parameter is not one of this optimizer's.
+        """
+        step = self.next_update(parameter)
+        self.state[parameter]["step"] = step + 1
         return step
 
     def held_state(
@@ -325,6 +332,7 @@ class BinSGDM(torch.optim.Optimizer):
         held = self.held_state(parameter, 0, parameter.numel())
         momentum, scale = held.momentum.to(memory.device), held.scale.to(memory.device)
         values = as_array(memory.taken(gradient, None))
+        memory.catch_up()
         key = self._chains[parameter].key("alone", step)
         with memory.working():
             values = clipped(kernels, values, self.clip_norm_of(parameter))

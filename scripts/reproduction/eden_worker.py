@@ -21,7 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from horovod_quant.frontends.frontend import MIN_ELEMENTS
-from horovod_quant.torch.horovod_call import identify
+from horovod_quant.torch.caller import identify
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))

@@ -22,22 +22,22 @@ def test_defaults_are_the_compressors_own() -> None:
 def test_groups_are_cut_as_the_torch_frontend_cuts_them() -> None:
     """Hierarchical EDEN has four collectives a group: fewer groups fit Horovod's cache than of three each."""
     pytest.importorskip("torch")
-    from horovod_quant.torch import schedule
+    from horovod_quant.torch import buckets
 
-    assert groups.cut is schedule.cut
+    assert groups.cut is buckets.cut
     shapes = {f"p{i}": (1024,) for i in range(600)}
     four = len(groups.torch_groups(Hierarchical(EDEN(3)), shapes, 1))
     assert len(Hierarchical(EDEN(3)).collectives) == 4
     assert four == (1000 - 600) // 4
-    assert groups.torch_cache_names(Hierarchical(EDEN(3)), shapes, 1) == 600 + 4 * four + 3
+    assert groups.torch_cache_names(Hierarchical(EDEN(3)), shapes, 1) == 600 + 4 * four + 1
 
 
 def test_names_by_hand() -> None:
     shapes = MODELS["resnet50"]
     large = [name for name, shape in shapes.items() if math.prod(shape) >= 1024]
     assert groups.torch_cache_names(None, shapes) == groups.tensorflow_cache_names(None, shapes) == 161
-    # Groups of 32 MiB: four of 102 MB; two allreduces each; the order, the announcement, the roll call.
-    assert groups.torch_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * 4 + 3
+    # Groups of 32 MiB: four of 102 MB; two allreduces each; the active-rank query.
+    assert groups.torch_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * 4 + 1
     assert groups.tensorflow_cache_names(GlobalQSGD(8), shapes) == 161 + 2 * len(large)
     assert groups.tensorflow_cache_names(QSGD(4, exchange="allgather"), shapes) == 161 + len(large) + 1
     assert groups.torch_cache_names(GlobalQSGD(8), {"bias": (10,)}) == 1

@@ -1,78 +1,86 @@
-"""Raises from a signal handler in the middle of what a backward pass exchanges, and goes on with ``synchronize()``.
+"""Raises from a signal handler at random moments of backward passes and of ``synchronize()``, and goes on.
 
-    horovodrun -np 2 python interrupt_worker.py FOLDER
+    horovodrun -np 2 python interrupt_worker.py pass|synchronize
 
-Prints the error that ends the step on each worker, and RECOVERED when another one was right after Horovod was
-initialized again, as ``hvd.elastic.run`` does it.
+Prints HIT for each exception, and WENT ON when every later step was right. As with Horovod alone, a script that was
+interrupted in a backward pass calls ``synchronize()``, which is exact for the gradients there are.
 """
 
 from __future__ import annotations
 
-import faulthandler
+import os
+import random
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 
 import horovod.torch as hvd
 import torch
-from horovod.common.exceptions import HorovodInternalError
-from misuse_worker import PATIENCE
-from reinit_worker import meet
 
 import horovod_quant.torch as hvq
+
+STEPS, LATEST = 40, 3e-3
+"""Seconds from the beginning of a pass to the exception, at most."""
 
 
 class Preempted(Exception):
     pass
 
 
-def raise_in_an_exchange(number: int, frame: FrameType | None) -> None:
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "horovod_quant.torch.exchange":
+def _is_horovods(module: str) -> bool:
+    return (
+        module.startswith("horovod.") or module == "horovod_quant.torch.unnamed"
+    )  # which calls its inner functions
+
+
+def raise_in_this_package(number: int, frame: FrameType | None) -> None:
+    """Not between Horovod's own lines, where Horovod alone may lose an operation: later then."""
+    inside = frame
+    while inside is not None and not _is_horovods(module := inside.f_globals.get("__name__", "")):
+        if module.startswith("horovod_quant."):
             raise Preempted("please save")
-        frame = frame.f_back
+        inside = inside.f_back
+    signal.setitimer(signal.ITIMER_REAL, 5e-5)
 
 
 def main() -> None:
     hvd.init()
-    folder, rank = Path(sys.argv[1]), hvd.rank()
-    (folder / f"0.{rank}").unlink(missing_ok=True)  # of another attempt
+    where, choose = sys.argv[1], random.Random(hvd.rank() + int(os.environ.get("SEED", "0")))
     torch.set_num_threads(1)
-    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(128, 128, bias=False) for _ in range(6)))
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), compression=hvq.EDEN()
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        model.named_parameters(),
+        compression=hvq.EDEN(bits=4, group_bytes=100_000),
     )
-    saved = optimizer.state_dict()
-    signal.signal(signal.SIGALRM, raise_in_an_exchange)
-    try:
-        while True:
-            optimizer.zero_grad()
-            loss = model(torch.ones(8, 256)).pow(2).mean()
-            signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
-            try:
-                loss.backward()
-            except Preempted:
-                pass
+    signal.signal(signal.SIGALRM, raise_in_this_package)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(torch.ones(8, 128) * (step + 1)).pow(2).mean()
+        exact = torch.autograd.grad(
+            loss, list(model.parameters()), retain_graph=True
+        )  # the same on all workers
+        interrupted = step % 2 == 1
+        try:
+            if interrupted and where == "pass":
+                signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-4, LATEST))
+            loss.backward()
+            if interrupted and where == "synchronize":
+                signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-5, LATEST / 5))
+            optimizer.synchronize()
+        except Preempted:
+            print("HIT", flush=True)
             signal.setitimer(signal.ITIMER_REAL, 0)
+            optimizer.synchronize()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if not interrupted or where == "synchronize":
+            for own, parameter in zip(exact, model.parameters()):
+                assert torch.linalg.norm(parameter.grad - own) < 0.3 * torch.linalg.norm(own), f"step {step}"
+        with optimizer.skip_synchronize():
             optimizer.step()
-    except HorovodInternalError as error:
-        print(f"ENDED: {error}", flush=True)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    hvd.shutdown()
-    meet(folder, 0, rank, 2)
-    faulthandler.dump_traceback_later(PATIENCE, exit=True)
-    hvd.init()
-    faulthandler.cancel_dump_traceback_later()
-    optimizer.load_state_dict(saved)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer.zero_grad()
-    model(torch.ones(8, 256)).pow(2).mean().backward()
-    exact = [parameter.grad.clone() for parameter in model.parameters()]  # on all workers the same
-    optimizer.synchronize()
-    for own, parameter in zip(exact, model.parameters()):
-        assert torch.linalg.norm(parameter.grad - own) < 0.5 * torch.linalg.norm(own)
-    print("RECOVERED", flush=True)
+    hvd.barrier()
+    print("WENT ON", flush=True)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,7 @@ from turns import taken
 
 import horovod_quant.torch as hvq
 from horovod_quant.autotune import trial
-from horovod_quant.torch import compressor
-from horovod_quant.torch.backward import BACKWARD
+from horovod_quant.torch import buckets, compressor
 from horovod_quant.torch.waiting import Patience
 
 METHODS = ["qsgd-8", "global-qsgd-8", "eden-2"]
@@ -247,7 +246,7 @@ def auto_in_any_script() -> None:
             script = [
                 any_step(choose, passes, first=number == 0) for number in range(_steps_of_a_trial() + 2)
             ]
-            with mock.patch.object(BACKWARD, "_patience", Patience(0.01)):
+            with mock.patch.object(buckets, "PATIENCE", Patience(0.01)):
                 auto = hvq.Auto(methods=METHODS, group_bytes=choose.choice([1, 2**20]))
                 perform(script, auto, passes)
             assert auto.report().method is not None

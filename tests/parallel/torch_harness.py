@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import pickle
+import time
 from collections.abc import Sequence
 from typing import Any, Callable
 from unittest import mock
@@ -19,7 +20,7 @@ from turns import EVERY_CASE
 
 import horovod_quant.torch as hvq
 from horovod_quant.frontends.binsgdm import DEFAULT_BETA
-from horovod_quant.torch.backward import BACKWARD
+from horovod_quant.torch import buckets
 from horovod_quant.torch.waiting import Patience
 
 DEVICE = torch.device(os.environ.get("TORCH_DEVICE", "cpu"))
@@ -271,7 +272,7 @@ def impatient(scenario: Callable[[Any], None]) -> Callable[[Any], None]:
 
     @functools.wraps(scenario)
     def run(make: Any) -> None:
-        with mock.patch.object(BACKWARD, "_patience", Patience() if EVERY_CASE else Patience(0.1)):
+        with mock.patch.object(buckets, "PATIENCE", Patience() if EVERY_CASE else Patience(0.1)):
             scenario(make)
 
     return run
@@ -284,3 +285,22 @@ def message_of(action: Callable[[], Any], kind: type = Exception) -> str:
     except kind as error:
         return str(error)
     raise AssertionError(f"no {kind.__name__} was raised")
+
+
+def assert_ends_without_step(optimizer: Any) -> None:
+    """All exchanges of a backward pass end while no worker does anything but sleep: each has launched all of them."""
+    limit = time.monotonic() + 60.0
+    while under_way := [group for group in groups_of(optimizer) if not group.has_result]:
+        assert time.monotonic() < limit, f"{[group.names for group in under_way]} have not ended"
+        time.sleep(1e-3)
+    hvd.barrier()
+
+
+def groups_of(optimizer: Any) -> list[Any]:
+    """Of the step under way, those that have been handed to the progress thread."""
+    return [
+        group
+        for each in optimizer._horovod_quant_buckets.values()
+        if each._step is not None
+        for group in each._step.groups.values()
+    ]

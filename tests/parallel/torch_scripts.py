@@ -21,6 +21,7 @@ from oracle import Oracle
 from torch_harness import (
     TorchOracle,
     assert_bits_equal,
+    assert_ends_without_step,
     assert_same_on_all_ranks,
     base_optimizer,
     followed,
@@ -29,12 +30,12 @@ from torch_harness import (
     net,
     net_loss,
     rank_data,
+    train_one_step_and_check,
 )
 from turns import taken
 
 import horovod_quant.torch as hvq
-from horovod_quant.torch import direct
-from horovod_quant.torch.backward import BACKWARD
+from horovod_quant.torch import buckets
 from horovod_quant.torch.waiting import Patience
 
 DRAWS = int(os.environ.get("SCRIPT_DRAWS", "6"))
@@ -183,7 +184,7 @@ def operations_after_giving_up(make: Any) -> None:
             Step(_everywhere(FULL), between="unnamed", after="unnamed", behind=(step % (hvd.size() + 1)))
             for step in range(5)
         ]
-        with mock.patch.object(BACKWARD, "_patience", Patience(0.01)):
+        with mock.patch.object(buckets, "PATIENCE", Patience(0.01)):
             perform(script, make(group_bytes=group_bytes))
 
 
@@ -197,7 +198,7 @@ def any_script(make: Any) -> None:
         if draw % 4 == 0:
             perform(script, hvd.Compression.none, passes)
         patience = Patience(choose.choice([0.0, 0.01, 0.1]))
-        with mock.patch.object(BACKWARD, "_patience", patience):
+        with mock.patch.object(buckets, "PATIENCE", patience):
             perform(script, make(group_bytes=choose.choice([1, 15000, 2**20])), passes)
 
 
@@ -334,6 +335,24 @@ def unnamed_tensors_of_other_shapes(make: Any) -> None:
     assert "unnamed: the workers did not exchange the same gradient" in message, message
 
 
+def goes_on_after_tensors_that_differ(make: Any) -> None:
+    """Of an exchange that was given up nothing is left over that a later one of the same name could meet."""
+    compressor = make()
+    if isinstance(compressor, hvq.BinSGDM):  # which needs its optimizer
+        return
+    for i in range(12):
+        own = rank_data(i, 2000 + 3000 * hvd.rank())
+        alike = [rank_data(i, 3000), rank_data(i + 1, 40, 50)]
+        message_of(lambda: hvd.allreduce(own, compression=compressor), RuntimeError)  # noqa: B023
+        message_of(
+            lambda: hvd.grouped_allreduce([alike[0], own], name="some", compression=compressor),  # noqa: B023
+            RuntimeError,
+        )
+        averages = [hvd.allreduce(alike[0], compression=compressor)]
+        averages += hvd.grouped_allreduce(alike, name="some", compression=compressor)
+        assert_same_on_all_ranks(averages, f"averages after {i + 1} errors")
+
+
 def frozen_layers(make: Any) -> None:
     """Those that are frozen for some steps do not move then; others do, and they move again."""
     model, plain = net(), net()
@@ -397,20 +416,93 @@ def a_first_step_without_a_pass(make: Any) -> None:
     for first in (NONE, ((0, 1),)):
         model = Parts()
         optimizer = _distributed(make(group_bytes=1), model)
-        launched = []
-        for step in range(6):
+        for step in range(4):
             batches = first if step == 0 and hvd.rank() == 0 else FULL
             optimizer.zero_grad()
-            before = hvd.allreduce_async(torch.ones(1), name="before")
-            hvd.synchronize(before)
             for used in batches:
                 _loss(model, step, 0, used, hvd.rank()).backward()
-            after = hvd.allreduce_async(torch.ones(1), name="after")
-            hvd.synchronize(after)
-            launched.append(after - before - 1)  # Horovod numbers its operations
+            if step:
+                assert_ends_without_step(optimizer)
             optimizer.step()
-        of_horovod_alone = len(ALL)
-        assert launched[-1] >= of_horovod_alone + len(ALL) - 1, launched
+
+
+@impatient
+def an_operation_on_either_side_of_the_step(make: Any) -> None:
+    """One worker waits for a named operation before ``step()``, the others after it, from the first step or a later one
+    on: Horovod alone has launched everything by then.
+    """
+    for first in taken(0, 3):
+        model = net()
+        optimizer = _distributed(make(), model)
+        for step in range(first + 3):
+            optimizer.zero_grad()
+            if step >= first and hvd.rank() == 1:
+                time.sleep(0.2)
+            net_loss(model, step).backward()
+            early = hvd.rank() == 0 and step >= first
+            if early:
+                _operation("named", "either side")
+            optimizer.step()
+            if not early:
+                _operation("named", "either side")
+        assert_same_on_all_ranks(list(model.parameters()), "parameters")
+
+
+@impatient
+def optimizers_in_another_order(make: Any) -> None:
+    """Two share a backward pass, and every second worker steps them in the other order, from the first step or a later
+    one on.
+    """
+    for first in taken(0, 3):
+        models = [net(seed=5), torch.nn.Linear(30, 60)]
+        optimizers = [_distributed(make(), model, f"{i}.") for i, model in enumerate(models)]
+        for step in range(first + 3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            models[1](models[0](rank_data(step, 8, 40))).pow(2).mean().backward()
+            if hvd.rank() == 1:
+                time.sleep(0.1)
+            for optimizer in optimizers if step < first or hvd.rank() % 2 else optimizers[::-1]:
+                optimizer.step()
+        assert_same_on_all_ranks([p for model in models for p in model.parameters()], "parameters")
+
+
+def parameters_in_another_order(make: Any) -> None:
+    """As of a list that a script makes from a set: the first step tells, and groups are the same all the same."""
+    model = net()
+    named = list(model.named_parameters())
+    if hvd.rank() % 2:
+        named.reverse()
+    compressor = make(group_bytes=15000)
+    if isinstance(compressor, hvq.BinSGDM):  # whose optimizer tells small parameters apart by their order
+        return
+    optimizer = hvd.DistributedOptimizer(
+        base_optimizer(compressor, [p for _, p in named]), named, compression=compressor
+    )
+    for step in range(3):
+        train_one_step_and_check(compressor, model, optimizer, step)
+    assert_same_on_all_ranks(list(model.parameters()), "parameters")
+
+
+def unnamed_beside_a_process_set(make: Any) -> None:
+    """Some workers train in a process set; after each of their steps all exchange something without a name."""
+    import torch_scenarios
+
+    process_set = torch_scenarios.SUBSET[0]
+    model, compressor = net(), make()
+    if process_set.included():
+        optimizer = hvd.DistributedOptimizer(
+            base_optimizer(compressor, model.parameters()),
+            model.named_parameters(),
+            compression=compressor,
+            process_set=process_set,
+        )
+    for step in range(4):
+        if process_set.included():
+            optimizer.zero_grad()
+            net_loss(model, step).backward()
+            optimizer.step()
+        _operation("unnamed", "")
 
 
 def fresh_names(make: Any) -> None:
@@ -419,11 +511,11 @@ def fresh_names(make: Any) -> None:
     if isinstance(compressor, hvq.BinSGDM):
         return
     tensor, most = rank_data(0, 1024), 20
-    with mock.patch.object(direct, "REMEMBERED_NAMES", most):
+    with mock.patch.object(buckets, "REMEMBERED_NAMES", most):
         for i in range(most + 5):
             hvd.allreduce(tensor, name=f"fresh.{i}", compression=compressor)
             hvd.grouped_allreduce([tensor, tensor[:9]], name=f"group.{i}", compression=compressor)
-    kept = (compressor._direct._schedules, compressor._steps, compressor._chains)
+    kept = (compressor._direct._buckets, compressor._steps, compressor._chains)
     assert [len(each) for each in kept] == [most] * 3
     stats = compressor.stats()
     assert len(stats.parameters) == 1 + most + most // 2  # with each group's small tensor
@@ -446,7 +538,7 @@ def more_names_than_are_remembered(make: Any) -> None:
         single = [hvd.allreduce(tensor, name=name, compression=compressor) for name in names]
         return [*single, *hvd.grouped_allreduce([tensor, tensor], name="two", compression=compressor)]
 
-    with mock.patch.object(direct, "REMEMBERED_NAMES", 5):
+    with mock.patch.object(buckets, "REMEMBERED_NAMES", 5):
         before = [step(compressor) for _ in range(3)]
         resumed = make()
         resumed.load_state_dict(compressor.state_dict())
@@ -463,11 +555,11 @@ def it_says_what_it_waits_for(make: Any) -> None:
     """Where a worker is far behind, another says after a while for which gradient it waits, and goes on."""
     import logging
 
-    from horovod_quant.torch import schedule, waiting
+    from horovod_quant.transports.progress import PROGRESS
 
     heard: list[str] = []
-    log, usual = logging.getLogger("horovod_quant"), schedule.WATCH
-    schedule.WATCH = waiting.Watch(long=0.3)
+    log, usual = logging.getLogger("horovod_quant"), PROGRESS.long
+    PROGRESS.long = 0.3
     with tempfile.TemporaryDirectory() as own_folder:
         folder = Path(hvd.broadcast_object(own_folder))
 
@@ -493,7 +585,7 @@ def it_says_what_it_waits_for(make: Any) -> None:
                 optimizer.step()
         finally:
             log.removeHandler(handler)
-            schedule.WATCH = usual
+            PROGRESS.long = usual
         hvd.barrier()
     if hvd.rank() == 0:
         assert any("weight" in message and "step()" in message for message in heard), heard

@@ -290,6 +290,10 @@ def fix_cache_keys() -> None:
             kernel.function.cache_key  # noqa: B018
 
 
+_interpreting = threading.Lock()
+"""Triton's interpreter patches its module while a kernel runs: for one thread at a time."""
+
+
 class Kernel:
     """A Triton kernel whose first two arguments are a table and the tensors' numbers; the others are constants.
 
@@ -325,7 +329,8 @@ class Kernel:
         owners = _owners(jobs.programs(), device, stream)
         if device.type != "cuda":
             table = uploaded.tensor(number)
-            self.function[(owners.total,)](table, owners.tensor, **constants, **self.options)
+            with _interpreting:
+                self.function[(owners.total,)](table, owners.tensor, **constants, **self.options)
             return
         fix_cache_keys()
         self._launcher.launch(

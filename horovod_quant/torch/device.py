@@ -83,12 +83,11 @@ class DeviceMemory(Memory):
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Each kernel is launched once for all tensors of a group, after what has computed those taken so far."""
+        """Each kernel is launched once for all tensors of a group, after what `catch_up` and `wait_for` have said."""
         if self._streams is None:
             with self.kernels.batch():
                 yield
             return
-        self._streams.catch_up()
         with torch.cuda.stream(self._streams.own), self.kernels.batch():
             yield
 
@@ -100,8 +99,15 @@ class DeviceMemory(Memory):
     def catch_up(self) -> None:
         """Kernels run after what has been launched so far on the caller's stream."""
         if self._streams is not None:
-            self._streams.note_current()
             self._streams.catch_up()
+
+    def mark(self) -> Sequence[Any]:
+        """An event on each stream that gradients come from: by the time the thread gets there, more is behind it."""
+        return () if self._streams is None else self._streams.events()
+
+    def wait_for(self, mark: Any) -> None:
+        for event in mark:
+            self._streams.own.wait_event(event)  # type: ignore[union-attr]
 
     def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
         exchange = with_explained_errors(scheme, gradients, workers, self.kernels, "tensors of a GPU")
@@ -170,8 +176,12 @@ class DeviceMemory(Memory):
         return tensor
 
 
+_STREAMS_AT_MOST = 8
+"""That are remembered: backward passes run on one or two."""
+
+
 class _Streams:
-    """The package's own stream, and the streams that it has to wait for before its next kernels.
+    """The package's own stream, and the streams on which gradients are computed.
 
     Attributes:
         own: the package's.
@@ -194,15 +204,23 @@ class _Streams:
     def note_current(self) -> None:
         stream = torch.cuda.current_stream(self._device)
         with self._lock:
+            self._computing.pop(stream.cuda_stream, None)
             self._computing[stream.cuda_stream] = stream
+            if len(self._computing) > _STREAMS_AT_MOST:
+                del self._computing[next(iter(self._computing))]
+
+    def events(self) -> list[Any]:
+        """One on each stream that gradients have been computed on lately, behind what was launched there so far."""
+        self.note_current()
+        with self._lock:
+            streams = list(self._computing.values())
+        return [stream.record_event() for stream in streams if stream != self.own]
 
     def catch_up(self) -> None:
-        """Once for all that has been noted since the last time."""
-        with self._lock:  # until the waiting has been launched: another thread launches its kernels behind it
-            for stream in self._computing.values():
-                if stream != self.own:
-                    self.own.wait_stream(stream)
-            self._computing.clear()
+        """Kernels run after what has been launched so far on the caller's stream."""
+        stream = torch.cuda.current_stream(self._device)
+        if stream != self.own:
+            self.own.wait_stream(stream)
 
     def hand_over(self, results: Sequence[Any]) -> None:
         stream = torch.cuda.current_stream(self._device)

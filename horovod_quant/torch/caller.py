@@ -93,20 +93,27 @@ class OptimizerCall:
         return list(self.optimizer._parameter_names.values())
 
     def expected(self) -> list[tuple[str, torch.Tensor]]:
-        """Names and parameters whose gradients Horovod reduces in each step, whether or not a pass has reached them."""
-        optimizer = self.optimizer
-        reduced = getattr(optimizer, "_requires_update", None)
-        if not reduced:  # some scripts empty it, so that Horovod waits for no gradient that does not come
-            groups = optimizer.param_groups
-            reduced = {p for group in groups for p in group["params"] if p.requires_grad}
-        return [(name, p) for p, name in optimizer._parameter_names.items() if p in reduced]
-
-    def handles(self) -> Any:
-        """A function that tells Horovod's handles of the operations that the optimizer has under way; another
-        operation's may be no number.
+        """Names and parameters whose gradients Horovod reduces in each step, whether or not a pass has reached them, in
+        the order in which the optimizer has them.
         """
+        optimizer = self.optimizer
+        names = optimizer._parameter_names
+        reduced = getattr(optimizer, "_requires_update", None)
+        own = [p for group in optimizer.param_groups for p in group["params"] if p in names]
+        # Some scripts empty it, so that Horovod waits for no gradient that does not come.
+        return [(names[p], p) for p in own if (p in reduced if reduced else p.requires_grad)]
+
+    def is_under_way(self) -> Callable[[], bool]:
+        """A function that tells whether the optimizer has operations under way."""
         optimizer = self._optimizer
-        return lambda: [handle for handle, _ in getattr(optimizer(), "_handles", {}).values()]
+        return lambda: any(
+            handle is not None
+            for handle, _ in getattr(optimizer(), "_handles", {None: (True, None)}).values()
+        )
+
+    def gathers(self) -> bool:
+        """Whether Horovod gathers the gradients that are sparse."""
+        return not getattr(self.optimizer, "sparse_as_dense", False)
 
 
 class DirectCall:
