@@ -17,7 +17,7 @@ the compression of every gradient of an optimizer's step, on every worker, befor
 5. How far the thread has got differs between workers at any moment. It matters to nobody, since all its operations have
    names, and the script's unnamed ones are numbered by themselves (`horovod_quant.torch.unnamed`).
 6. Where a step fails on all workers, such as by gradients that differ, they may have come to different stages. Each
-   takes its part in the next stage by something that makes Horovod fail it, so that nothing is left over.
+   takes its part in what others may have launched by something that makes Horovod fail it: nothing is left over.
 """
 
 from __future__ import annotations

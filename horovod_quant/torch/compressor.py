@@ -221,7 +221,10 @@ class Compressor(BaseCompressor):
                 raise
             plan.control_tensor.learn(output, answer)
         factor, sums = answer
-        group = buckets.finish(pending)
+        try:
+            group = buckets.finish(pending)
+        except ValueError as error:  # about the sizes of what came from other workers
+            raise RuntimeError(f"{self._disagreement(pending.name)} ({error})") from error
         group.deliver(pending.index, factor)
         for kept, used in pending.state_copies:
             kept.copy_(used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any, Callable, Union
@@ -19,6 +20,7 @@ from horovod_quant.schemes.base import (
     Allreduce,
     Alltoall,
     BinaryState,
+    Collective,
     Decoded,
     Gradient,
     Scheme,
@@ -30,9 +32,18 @@ from horovod_quant.torch.device import Copying
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.ranges import named_range
 from horovod_quant.transports.emulate_with_allreduce import collectives_of_emulation, emulate_with_allreduce
-from horovod_quant.transports.pairwise_via_allreduce import gathers_take_turns, pairwise_via_allreduce
+from horovod_quant.transports.pairwise_via_allreduce import (
+    collectives_of_pairwise,
+    gathers_take_turns,
+    pairwise_via_allreduce,
+)
 from horovod_quant.transports.progress import PROGRESS, Job
-from horovod_quant.transports.split_sums import group_of_sums, is_faster, split_sums
+from horovod_quant.transports.split_sums import (
+    collectives_of_split_sums,
+    group_of_sums,
+    is_faster,
+    split_sums,
+)
 from horovod_quant.transports.traffic import sent_bytes
 
 OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
@@ -294,27 +305,31 @@ class Group(Job):
                 self.void = True
                 return True
         nodes = self._nodes = self._nodes or self._find_nodes()
-        workers, members, memory = nodes.workers, self._members, self._memory
-        if query is not None and needs_everybody(members, nodes, memory):
-            workers = _those(query.ranks, nodes)
+        members, memory = self._members, self._memory
+        workers = self._workers(nodes)
         self._has_begun = True
         scheme = members[0].scheme.for_workers(workers)
-        self._stages = stages_of(members, nodes, memory)
+        self._stages = len(_collectives(members, nodes, memory, workers))
         memory.wait_for(self._ready)
         gradients = [member.opened(scheme, nodes) for member in members]
         some_are_gone = workers.size < nodes.workers.size
         exchange = memory.resumed(memory.begun(scheme, gradients, workers), some_are_gone)
         if some_are_gone:
-            self._stages = collectives_of_emulation(scheme)
             exchange = emulate_with_allreduce(exchange, workers)
         elif adding := _split_sums_among(members, scheme, workers, memory):
             exchange = split_sums(exchange, adding)
-        elif gathers_take_turns(mpi=self._mpi_ops.mpi_enabled(), on_device=memory.takes_tensors):
+        elif _gathers_take_turns(memory):
             exchange = pairwise_via_allreduce(exchange, workers)
         self._exchange = exchange
         self._decodes_early = memory.decodes_early(members)
         self._resume(None)
         return self._is_over()
+
+    def _workers(self, nodes: Nodes) -> Workers:
+        """Those that take part: the active ones, where it would fail with others."""
+        if self._query is not None and needs_everybody(self._members, nodes, self._memory):
+            return _those(self._query.ranks, nodes)
+        return nodes.workers
 
     def _is_over(self) -> bool:
         """Whether the thread has nothing more to do: it decodes if what Horovod multiplies by is known."""
@@ -338,12 +353,19 @@ class Group(Job):
         more = f" and {len(self.names) - 1} more gradients" if len(self.names) > 1 else ""
         return _STALLED.replace("{names}", f"the exchange of {self.names[0]}{more}")
 
-    def stage_to_close(self) -> str | None:
-        """The name of the collective that comes next, once it has ended; None if nothing comes on any worker."""
+    def stages_to_close(self) -> Sequence[tuple[str, Collective, Any]]:
+        """Once it has ended: the collectives that come next and that other workers may have launched, with their names
+        and process sets.
+        """
         nodes = self._nodes or self._find_nodes()
-        if self.void or self._failed or nodes.workers.local_size > 1:  # nodes come to different stages
-            return None
-        return f"{self.name}.{self._stage}"
+        if self.void:
+            return []
+        stages = list(enumerate(_collectives(self._members, nodes, self._memory, self._workers(nodes))))
+        left = stages[self._stage :]
+        if nodes.workers.local_size == 1:
+            # All workers are at this stage or at the one before; and what has failed has failed on all of them.
+            left = [] if self._failed else left[:1]
+        return [(f"{self.name}.{i}", each, nodes.process_sets[each.group]) for i, each in left]
 
     @property
     def _scheme(self) -> Scheme:
@@ -359,7 +381,7 @@ class Group(Job):
 
     def _close(self) -> None:
         if self._closing is None and self._query is not None:
-            self._closing = Closing(self.name, self.stage_to_close, self._query.process_set)
+            self._closing = Closing(self.name, self._query, self.stages_to_close)
             PROGRESS.hand(self._closing)
 
     def deliver(self, index: int, factor: float) -> None:
@@ -418,46 +440,52 @@ class Group(Job):
 
 
 class Closing(Job):
-    """Takes a worker's part in the stage that its group would have come to next, where the group was given up.
+    """Takes a worker's part in the stages that its group would have come to next, where the group was given up.
 
-    Others may have launched that stage. It must not be left over: a later exchange of the same name would meet it, and
+    Others may have launched them. They must not be left over: a later exchange of the same name would meet them, and
     Horovod crashes if those workers then call ``hvd.join()``. This launches what no stage does, so that Horovod fails
     the stage on all workers. Where all of them have come equally far, all launch this, and it succeeds.
 
     Args:
         name: of the group; this begins when that has ended.
-        stage: the name of the stage's collective; None if there is none.
-        process_set: the group's workers.
+        query: of the group.
+        stages: the names of the stages' collectives, what they are, and their process sets.
     """
 
-    def __init__(self, name: str, stage: Callable[[], str | None], process_set: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        query: ActiveRankQuery,
+        stages: Callable[[], Sequence[tuple[str, Collective, Any]]],
+    ) -> None:
         from horovod.torch import mpi_ops
 
         super().__init__(name)
         self._mpi_ops = mpi_ops
         self._session = mpi_ops._handle_map
-        self._stage = stage
-        self._process_set = process_set
-        self._handle: Any = None
+        self._query = query
+        self._stages = stages
+        self._handles: list[Any] | None = None
 
     def poll(self) -> bool:
         if self._mpi_ops._handle_map is not self._session:
             raise stale()
-        return self.may_begin() if self._handle is None else self._mpi_ops.poll(self._handle)
+        if self._handles is None:
+            return self._query.ended and self.may_begin()
+        return all(map(self._mpi_ops.poll, self._handles))
 
     def advance(self) -> bool:
-        """Launch; or end. The error that others learn from it ends it, too."""
-        if self._handle is not None:
-            self._mpi_ops.synchronize(self._handle)
-            return True
-        stage = self._stage()
-        if stage is not None:
-            # The arrays of stages have one dimension; Horovod adds no narrower integers.
-            unlike_all = torch.zeros((1, 1, 1), dtype=torch.int64, device="cpu")
-            self._handle = self._mpi_ops.allreduce_async_(
-                unlike_all, name=stage, op=self._mpi_ops.Sum, process_set=self._process_set
-            )
-        return stage is None
+        """Launch; or end."""
+        mpi_ops = self._mpi_ops
+        if self._handles is None:
+            if self._query.error is not None:  # which all workers have had, before any of them has begun
+                return True
+            self._handles = [_launch_nothing(*stage) for stage in self._stages()]
+            return not self._handles
+        for handle in self._handles:
+            with contextlib.suppress(mpi_ops.HorovodInternalError):  # by which other workers end their stage
+                mpi_ops.synchronize(handle)
+        return True
 
 
 def needs_everybody(members: Sequence[AnyMember], nodes: Nodes, memory: Memory) -> bool:
@@ -471,11 +499,24 @@ def needs_everybody(members: Sequence[AnyMember], nodes: Nodes, memory: Memory) 
     return _split_sums_among(members, scheme, workers, memory) > 0
 
 
-def stages_of(members: Sequence[AnyMember], nodes: Nodes, memory: Memory) -> int:
-    """How many collectives a group's exchange takes, one after another, while every worker is there."""
-    workers = nodes.workers
+def _collectives(
+    members: Sequence[AnyMember], nodes: Nodes, memory: Memory, workers: Workers
+) -> Sequence[Collective]:
+    """What a group's exchange asks Horovod for, one after another, with those workers that take part."""
     scheme = members[0].scheme.for_workers(workers)
-    return len(scheme.collectives) + (_split_sums_among(members, scheme, workers, memory) > 0)
+    if workers.size < nodes.workers.size:
+        return [Collective(Allreduce, "int64")] * collectives_of_emulation(scheme)
+    if _split_sums_among(members, scheme, workers, memory):
+        return collectives_of_split_sums(scheme.collectives)
+    if _gathers_take_turns(memory):
+        return collectives_of_pairwise(scheme.collectives, workers)
+    return scheme.collectives
+
+
+def _gathers_take_turns(memory: Memory) -> bool:
+    import horovod.torch as hvd
+
+    return gathers_take_turns(mpi=hvd.mpi_enabled(), on_device=memory.takes_tensors)
 
 
 def _split_sums_among(members: Sequence[AnyMember], scheme: Scheme, workers: Workers, memory: Memory) -> int:
@@ -518,6 +559,18 @@ def _launch(request: Any, name: str, process_set: Any) -> Any:
         splits = torch.tensor(list(request.splits), dtype=torch.int32, device="cpu")
         return hvd.alltoall_async(tensor, splits, name=name, process_set=process_set)
     raise TypeError(f"not a request that Horovod can perform: {request!r}")
+
+
+def _launch_nothing(name: str, collective: Collective, process_set: Any) -> Any:
+    """What Horovod takes for that collective, and never for the same: no stage's arrays have three dimensions."""
+    import horovod.torch as hvd
+
+    unlike_all = torch.zeros((process_set.size(), 1, 1), dtype=torch.int64, device="cpu")
+    if collective.request is Allreduce:
+        return hvd.allreduce_async_(unlike_all, name=name, op=hvd.Sum, process_set=process_set)
+    if collective.request is Allgather:
+        return hvd.allgather_async(unlike_all, name=name, process_set=process_set)
+    return hvd.alltoall_async(unlike_all, name=name, process_set=process_set)
 
 
 def _collect(request: Any, output: Any) -> Any:

@@ -26,7 +26,7 @@ from horovod_quant.schemes.base import (
 
 
 def collectives_of_emulation(scheme: Scheme) -> int:
-    """Number of collectives of `over_allreduce`: gathered bytes of unknown lengths take two."""
+    """Number of collectives of `emulate_with_allreduce`: gathered bytes of unknown lengths take two."""
     return len(scheme.collectives) + sum(c.dtype == "uint8" for c in scheme.collectives)
 
 

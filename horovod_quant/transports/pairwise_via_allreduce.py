@@ -38,7 +38,7 @@ def gathers_take_turns(*, mpi: bool, on_device: bool = False) -> bool:
 
 
 def collectives_of_pairwise(collectives: Sequence[Collective], workers: Workers) -> tuple[Collective, ...]:
-    """Those of `with_swaps`, from an exchange's own."""
+    """Those of `pairwise_via_allreduce`, from an exchange's own."""
     return tuple(
         collective._replace(request=Allreduce, dtype="int32", op="sum", swap=True)
         if _is_swapped(collective.request, collective.dtype, workers.size_of(collective.group))
@@ -64,7 +64,7 @@ def pairwise_via_allreduce(exchange: Exchange, workers: Workers) -> Exchange:
 
 
 def is_swapped(request: Any, workers: Workers) -> bool:
-    """Whether `with_swaps` asks for a sum instead."""
+    """Whether `pairwise_via_allreduce` asks for a sum instead."""
     if not isinstance(request, (Allgather, Alltoall)):
         return False
     return _is_swapped(type(request), request.array.dtype, workers.size_of(request.group))

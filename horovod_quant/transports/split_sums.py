@@ -6,11 +6,20 @@ of integers do not depend on the order of the summands, so the bits are the same
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from horovod_quant.schemes.base import Allreduce, Alltoall, Exchange, Scheme, check_pieces, map_requests
+from horovod_quant.schemes.base import (
+    Allreduce,
+    Alltoall,
+    Collective,
+    Exchange,
+    Scheme,
+    check_pieces,
+    map_requests,
+)
 
 INTEGERS = "int32"
 
@@ -35,6 +44,15 @@ def group_of_sums(scheme: Scheme) -> str | None:
         if collective.request is Allreduce and collective.dtype == INTEGERS:
             return collective.group
     return None
+
+
+def collectives_of_split_sums(collectives: Sequence[Collective]) -> list[Collective]:
+    """Those of `split_sums`, from an exchange's own."""
+    split: list[Collective] = []
+    for each in collectives:
+        is_sum = each.request is Allreduce and each.dtype == INTEGERS
+        split += [each._replace(request=Alltoall, op="")] * 2 if is_sum else [each]
+    return split
 
 
 def split_sums(exchange: Exchange, size: int) -> Exchange:

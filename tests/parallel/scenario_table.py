@@ -161,6 +161,7 @@ TORCH = Table(
                 "one_tensor_twice_in_a_group",
                 "copies_keep_their_names",
                 "a_first_step_without_a_pass",
+                "shapes_that_differ",
                 "fresh_names",
                 "more_names_than_are_remembered",
                 "it_says_what_it_waits_for",
@@ -463,6 +464,7 @@ TORCH_HIERARCHICAL = Table(
                 "several_backward_passes_in_a_step",
                 "nan_on_one_rank",
                 "direct_calls",
+                "shapes_that_differ",
                 "resuming_gives_the_same_bits",
             ],
         ),
@@ -476,7 +478,7 @@ TORCH_HIERARCHICAL = Table(
         "direct_calls",
         "the_state_of_binsgdm_is_gathered_saved_and_loaded",
     ],  # with one worker Horovod asks for no compression of gradients
-    borrows=["torch_scenarios"],
+    borrows=["torch_scenarios", "torch_scripts"],
 )
 
 OF_BINSGDM = [

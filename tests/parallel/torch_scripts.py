@@ -25,11 +25,14 @@ from torch_harness import (
     assert_same_on_all_ranks,
     base_optimizer,
     followed,
+    gather_objects,
     impatient,
     message_of,
     net,
     net_loss,
+    net_without_small_tensors,
     rank_data,
+    train_and_compare,
     train_one_step_and_check,
 )
 from turns import taken
@@ -503,6 +506,26 @@ def unnamed_beside_a_process_set(make: Any) -> None:
             net_loss(model, step).backward()
             optimizer.step()
         _operation("unnamed", "")
+
+
+def shapes_that_differ(make: Any) -> None:
+    """An error on every rank in the middle of exchanges; nothing of them meets those of the next model."""
+    last = hvd.rank() == hvd.size() - 1
+    for delays in ((0.0, 0.0), (0.05, 0.0), (0.0, 0.05)):
+        model = net_without_small_tensors()
+        if last:
+            model[2] = torch.nn.Linear(60, 31, bias=False)
+        compressor = make(group_bytes=4096)
+        optimizer = hvd.DistributedOptimizer(
+            base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
+        )
+        time.sleep(delays[last])
+        net_loss(model, 0).backward()
+        time.sleep(delays[not last])
+        message = message_of(optimizer.step, RuntimeError)
+        assert "did not exchange the same gradient" in message, message
+        train_and_compare(make(group_bytes=4096), model=net_without_small_tensors())
+    gather_objects(None, hvd.global_process_set)
 
 
 def fresh_names(make: Any) -> None:
