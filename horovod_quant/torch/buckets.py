@@ -14,7 +14,7 @@ the compression of every gradient of an optimizer's step, on every worker, befor
    its answer, and in the first step all do, since it also compares arguments.
 4. At the end of a pass the caller sleeps until the thread has done what it was handed, with a limit: Horovod's own
    wait, which comes next, spins.
-5. How far the thread has got differs between workers at any moment. It matters to nobody, since all its operations have
+5. How far the thread has got differs between workers at any moment. It does not matter, since all its operations have
    names, and the script's unnamed ones are numbered by themselves (`horovod_quant.torch.unnamed`).
 6. Where a step fails on all workers, such as by gradients that differ, they may have come to different stages. Each
    takes its part in what others may have launched by something that makes Horovod fail it: nothing is left over.
@@ -134,7 +134,7 @@ class Buckets:
         self._begin_session()
 
     def _begin_session(self) -> None:
-        """Forget what was handed before Horovod was initialized again: nobody will answer it."""
+        """Forget what was handed before Horovod was initialized again: no worker will answer it."""
         self._session = self._mpi_ops._handle_map
         self._agreed = False  # on arguments, and on the order of gradients
         self._prospects = Prospects()
@@ -158,8 +158,8 @@ class Buckets:
         return self._step is not None and self._session is self._mpi_ops._handle_map
 
     def arrive(self) -> _Step:
-        """To be called for every gradient of the optimizer that Horovod wants compressed, whoever reduces it: workers
-        whose arguments differ may differ in that.
+        """To be called for every gradient of the optimizer that Horovod wants compressed, whether or not it is exchanged
+        here: workers whose arguments differ may differ in that.
         """
         if self._session is not self._mpi_ops._handle_map:
             self._begin_session()

@@ -100,7 +100,7 @@ class ActiveRankQuery(Job):
     """Which workers are active in a step, and whether all have the same arguments.
 
     Workers that have called ``hvd.join()``, because their data is at an end, are not active. Horovod adds zeros for
-    them to sums and maxima. In an allgather or alltoall their absence crashes it, or makes the others wait for ever:
+    them to sums and maxima. In an allgather or alltoall their absence crashes it, or makes the others wait indefinitely:
     before one of these a worker has to know.
 
     Args:
@@ -168,7 +168,7 @@ class ActiveRankQuery(Job):
 
 
 def stale() -> Exception:
-    """The error of a job from before Horovod was initialized again: nobody answers what it has launched."""
+    """The error of a job from before Horovod was initialized again: no worker answers what it has launched."""
     from horovod.common.exceptions import HorovodInternalError
 
     return HorovodInternalError("Horovod was initialized again before the step's exchanges had ended")

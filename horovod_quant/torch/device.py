@@ -196,7 +196,7 @@ class _Streams:
     def reads(self, tensor: Any) -> None:
         """Kernels will read the tensor, which has been computed on the caller's stream.
 
-        Its memory must not be given to others before, even if the caller lets go of it.
+        Its memory must not be given to others before, even if the caller releases it.
         """
         tensor.record_stream(self.own)
         self.note_current()

@@ -25,7 +25,7 @@ _INNER = (
 _STALLED = (
     "the unnamed operation {name} has not been answered for {seconds} s. From its first compressor on, a worker "
     "numbers its unnamed Horovod operations by themselves; one that has made no compressor of horovod_quant, or made "
-    "it earlier or later in the script, numbers them otherwise, and this one waits for ever. Give the operation a "
+    "it earlier or later in the script, numbers them otherwise, and this one waits indefinitely. Give the operation a "
     "name, or make a compressor at the same place on every worker"
 )
 

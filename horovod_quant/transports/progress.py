@@ -166,7 +166,7 @@ class Progress:
     def _run(self) -> None:
         inbox = self._inbox
         jobs: list[Job] = []
-        pauses, told = Pauses(), False
+        pauses, logged = Pauses(), False
         while True:
             try:
                 job = inbox.get(timeout=pauses.seconds) if jobs else inbox.get()
@@ -177,16 +177,16 @@ class Progress:
                         job.taken = True
                         job.previous = next((each for each in reversed(jobs) if each.name == job.name), None)
                         jobs.append(job)
-                        pauses, told = Pauses(), False
+                        pauses, logged = Pauses(), False
                     job = inbox.get_nowait()
             except Empty:
                 job = None  # which it would keep alive
             while self._advance_one(jobs):
-                pauses, told = Pauses(), False
+                pauses, logged = Pauses(), False
                 if not inbox.empty():
                     break
-            if jobs and not told and pauses.waited > self.long:
-                told = _tell(jobs, pauses.waited)
+            if jobs and not logged and pauses.waited > self.long:
+                logged = _log_stall(jobs, pauses.waited)
 
     def _advance_one(self, jobs: list[Job]) -> bool:
         """Advance the oldest job that can be, the urgent ones first; whether there was one."""
@@ -211,7 +211,7 @@ class Progress:
         return True
 
 
-def _tell(jobs: Iterable[Job], seconds: float) -> bool:
+def _log_stall(jobs: Iterable[Job], seconds: float) -> bool:
     """Log what is waited for, if a caller waits; whether one does."""
     for job in jobs:
         message = job.stalled()
