@@ -100,7 +100,7 @@ class ActiveRankQuery(Job):
     """Which workers are active in a step, and whether all have the same arguments.
 
     Workers that have called ``hvd.join()``, because their data is at an end, are not active. Horovod adds zeros for
-    them to sums and maxima. In an allgather or alltoall their absence crashes it, or makes the others wait indefinitely:
+    them to sums and maxima. In an allgather or alltoall their absence crashes it, or the others wait indefinitely:
     before one of these a worker has to know.
 
     Args:
