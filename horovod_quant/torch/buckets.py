@@ -158,8 +158,8 @@ class Buckets:
         return self._step is not None and self._session is self._mpi_ops._handle_map
 
     def arrive(self) -> _Step:
-        """To be called for every gradient of the optimizer that Horovod wants compressed, whether or not it is exchanged
-        here: workers whose arguments differ may differ in that.
+        """To be called for every gradient of the optimizer that Horovod wants compressed, exchanged here or not:
+        workers whose arguments differ may differ in that.
         """
         if self._session is not self._mpi_ops._handle_map:
             self._begin_session()
