@@ -8,6 +8,7 @@
     python benchmarks/exchange.py --device interpreter --many-small 8
     horovodrun -np 2 python benchmarks/exchange.py --many-small
     horovodrun -np 4 -H host1:2,host2:2 python benchmarks/exchange.py --methods binsgdm --also-hierarchical
+    torchrun --nproc-per-node 4 benchmarks/exchange.py --framework ddp --many-small --methods none powersgd-1 eden-3
 
 The first row of the table, without any exchange, is the cost of the backward pass itself. The second table has CPU
 times, also as ratios to fp16 within the same round. For PyTorch a second, instrumented pass then breaks down the time
@@ -44,13 +45,15 @@ from rich.table import Table
 from horovod_quant.analysis.models import MODELS, Shapes
 from horovod_quant.bench.command import Plan, Run, run_plan
 from horovod_quant.bench.report import shown
-from horovod_quant.bench.variants import Options, Variant
+from horovod_quant.bench.variants import DDP, DDPS_OWN, Options, Variant
 from horovod_quant.cli.problem import Problem
 from horovod_quant.frontends.frontend import GROUP_BYTES
-from horovod_quant.frontends.methods import FP16, compared, families, parse
+from horovod_quant.frontends.methods import FP16, NONE, compared, families, parse
 
 NOTHING = "no exchange"
-BASELINES = ["ddp", "ddp-fp16", "ddp-powersgd-1", "ddp-powersgd-2"]
+BASELINES = {"ddp": NONE, **{f"ddp-{name}": name for name in (FP16, "powersgd-1", "powersgd-2")}}
+"""Hooks of `horovod_quant.bench.ddp_trial` that are measured beside Horovod."""
+
 MIB = 2**20
 MANY, SMALL = 1000, 4096
 INTERPRETER = "interpreter"
@@ -76,7 +79,9 @@ class ExchangeRun(Run):
         import exchange_baselines
 
         exchange_baselines.connect(self.bench)
-        return exchange_baselines.Trial(variant, self.gradients, self.plan.options)
+        from horovod_quant.bench import ddp_trial
+
+        return ddp_trial.Trial(variant, self.gradients, self.plan.options, BASELINES[variant.label])
 
     def more(self) -> None:
         ours = [variant for variant in self.variants if variant.ours]
@@ -171,14 +176,14 @@ class CudaRun(HooksRun):
         found = super().refusal(variant)
         if found or variant.method is None or variant.ours or self._interpreted:
             return found
-        problems = self.bench.gather_texts(devices().reduction_problem(self.framework.hvd) or "")
+        problems = self.bench.gather_texts(devices().reduction_problem(self.framework.workers) or "")
         return next(filter(None, problems), None)
 
     def make_gradients(self, values: list[np.ndarray]) -> Any:
         import exchange_cuda
 
         if not self._interpreted:
-            devices().take_gpu(self.framework.hvd)
+            devices().take_gpu(self.framework.workers)
         return self.framework.Gradients(self.plan.shapes, values, exchange_cuda.DEVICE)
 
     def make_timed_trial(self, variant: Variant) -> Any:
@@ -262,7 +267,7 @@ def phases_table(results: list[dict[str, Any]]) -> Table:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Time a whole exchange of a model's gradients.")
-    parser.add_argument("--framework", default="torch", choices=["torch", "tensorflow"])
+    parser.add_argument("--framework", default="torch", choices=["torch", "tensorflow", DDP])
     parser.add_argument(
         "--model", default="resnet50", choices=MODELS, help="the model whose gradients are exchanged"
     )
@@ -297,7 +302,7 @@ def make_parser() -> argparse.ArgumentParser:
 def parse_arguments() -> argparse.Namespace:
     parser = make_parser()
     arguments = parser.parse_args()
-    if arguments.framework == "torch" and arguments.groups:
+    if arguments.framework != "tensorflow" and arguments.groups:
         parser.error("--groups is for TensorFlow")
     if arguments.many_small is not None and arguments.many_small < 1:
         parser.error(f"--many-small {arguments.many_small}: use at least one gradient")
@@ -306,12 +311,13 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.device != "cpu":
         arguments.split_rounds = 0  # the phases are those of the kernels for the CPU
         baselines = [method for method in arguments.methods if method in BASELINES]
-        if arguments.framework == "tensorflow":
+        if arguments.framework != "torch":
             parser.error(f"--device {arguments.device}: it is for PyTorch; use --framework torch")
         if baselines:
             parser.error(f"--methods {baselines[0]}: it can only be measured with --device cpu")
+    if arguments.framework != "torch":
+        arguments.split_rounds = 0  # the phases are those of Horovod's hooks in PyTorch
     if arguments.framework == "tensorflow":
-        arguments.split_rounds = 0
         if arguments.many_small is not None:
             parser.error("--many-small is for PyTorch")
         torch_only = arguments.backward, arguments.also_hierarchical, not arguments.overlap
@@ -324,9 +330,10 @@ def parse_arguments() -> argparse.Namespace:
 
 def plan(arguments: argparse.Namespace) -> Plan:
     sizes = [int(size * MIB) for size in arguments.group_bytes]
-    variants = [Variant(NOTHING, None, sizes[0])]
+    is_ddp = arguments.framework == DDP
+    variants = [] if is_ddp else [Variant(NOTHING, None, sizes[0])]
     for name in dict.fromkeys(arguments.methods):
-        if name in BASELINES:
+        if name in BASELINES or (is_ddp and name in DDPS_OWN[2:]):
             variants.append(Variant(name, None, sizes[0]))
             continue
         with Problem.of("--methods"):
@@ -367,7 +374,8 @@ def device_problem(device: str) -> str:
 def main() -> int:
     arguments = parse_arguments()
     ExchangeRun.split_rounds = arguments.split_rounds
-    kind = CudaRun if arguments.device != "cpu" else HooksRun if arguments.many_small else ExchangeRun
+    has_hooks = arguments.many_small and arguments.framework != DDP
+    kind = CudaRun if arguments.device != "cpu" else HooksRun if has_hooks else ExchangeRun
     return run_plan(lambda: plan(arguments), kind)
 
 

@@ -133,6 +133,9 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun -np 4 python examples/torch_digits.py --compression global-qsgd --bits 8": DIGITS,
     "horovodrun -np 2 python examples/minimal_torch.py": RunBy(MINIMAL, "minimal_"),
     "horovodrun -np 2 python examples/minimal_torch.py EDEN": RunBy(MINIMAL, "minimal_"),
+    "torchrun --nproc-per-node 4 --no-python horovod-quant bench --transport ddp": RunBy(
+        "tests/ddp/test_bench.py", "DDP = "
+    ),
     "torchrun --nproc-per-node 2 examples/minimal_ddp.py": RunBy("tests/ddp/test_examples.py", "minimal_"),
     "torchrun --nproc-per-node 2 examples/minimal_ddp.py EDEN": RunBy(
         "tests/ddp/test_examples.py", "minimal_"

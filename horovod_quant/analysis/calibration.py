@@ -101,7 +101,9 @@ def read_bench(path: str | Path) -> Bench:
             f"{path}: version {version}; this program reads versions {' and '.join(map(str, VERSIONS))}"
         )
     if framework != "torch":
-        raise ValueError(f"{path}: measured with {framework}; the model describes PyTorch's exchanges")
+        raise ValueError(
+            f"{path}: measured with {framework}; the model describes exchanges of PyTorch under Horovod"
+        )
     if bench.controller not in MEASURED:
         raise ValueError(f"{path}: controller {bench.controller!r} is not one of {', '.join(MEASURED)}")
     if bench.hosts * bench.workers_per_host != bench.workers:

@@ -20,9 +20,12 @@ from horovod_quant.analysis.units import show_seconds
 from horovod_quant.bench import choosing, report
 from horovod_quant.bench.gradients import ExactAverage, gradient
 from horovod_quant.bench.rounds import EXCHANGES, Bench, Found
-from horovod_quant.bench.variants import Options, Variant
-from horovod_quant.cli.launch_context import find_launch_context
+from horovod_quant.bench.variants import DDP, Options, Variant
+from horovod_quant.cli.launch_context import HOROVOD, TORCHRUN, find_launch_context
 from horovod_quant.cli.problem import Problem, check_file, give_up_output, write_line
+
+LAUNCHERS = ("horovodrun -np 2", "torchrun --nproc-per-node 2 --no-python")
+"""Of two workers: with Horovod, and with DDP."""
 
 EVERY = 1.0
 """Seconds between rounds that are printed and saved, at least."""
@@ -32,7 +35,7 @@ class Plan(NamedTuple):
     """What to measure, and where to write it.
 
     Attributes:
-        framework: ``"torch"`` or ``"tensorflow"``.
+        framework: ``"torch"`` or ``"tensorflow"``, under Horovod, or ``"ddp"``.
         model: its name, None for shapes of one's own.
         shapes: of the gradients.
         variants: what to compare.
@@ -74,7 +77,7 @@ class Run:
         self.bench: Any = None
         self.gradients: Any = None
         self._saved = -EVERY
-        self._first = find_launch_context(os.environ).rank == 0
+        self._first = _is_first()
 
     # ---- what benchmarks may add to ------------------------------------------------------------------------------
 
@@ -88,6 +91,8 @@ class Run:
 
     def refusal(self, variant: Variant) -> str | None:
         """Why a variant cannot be measured here."""
+        if self.plan.framework == DDP and variant.own_optimizer is not None:
+            return f"it belongs to the optimizer hvq.optim.{variant.own_optimizer}, which works with Horovod alone"
         return variant.refusal(self.bench.size)
 
     def more(self) -> None:
@@ -124,14 +129,17 @@ class Run:
         try:
             self.framework = importlib.import_module(f"horovod_quant.bench.{plan.framework}_trial")
         except ImportError as error:
-            self._complain(f"--framework {plan.framework}: {error}")
+            is_ddp = plan.framework == DDP
+            self._complain(
+                f"--transport ddp: {error}" if is_ddp else f"--framework {plan.framework}: {error}"
+            )
             return 1
         names = len(self.variants) * (EXCHANGES * len(plan.shapes) + 100)
         self.bench = Bench(self.framework, names)
         self._first = self.bench.rank == 0
         problem = self._agreed_problem()
         if problem:
-            self.framework.hvd.shutdown()
+            self.framework.workers.shutdown()
             return failure(self.program, problem, self._first)
         self._leave_out()
         self.setting = self._setting()
@@ -147,13 +155,14 @@ class Run:
         del trials
         self.more()
         status = self._report()
-        self.framework.hvd.shutdown()
+        self.framework.workers.shutdown()
         return status
 
     def _agreed_problem(self) -> str:
         """What any worker finds wrong, the same text on all; nothing if all is well."""
         if self.bench.size < self.fewest_workers:
-            return f"one worker exchanges nothing; start several: horovodrun -np 2 {self.program} ..."
+            launcher = LAUNCHERS[self.plan.framework == DDP]
+            return f"one worker exchanges nothing; start several: {launcher} {self.program} ..."
         digest = hashlib.sha256(repr(list(self.plan.shapes.items())).encode()).hexdigest()
         texts = [text.partition(" ") for text in self.bench.gather_texts(f"{digest} {self.plan.problem}")]
         for rank, (_, _, found) in enumerate(texts):
@@ -180,7 +189,7 @@ class Run:
             "workers": bench.size,
             "hosts": bench.hosts,
             "workers_per_host": bench.workers_per_host,
-            "controller": "mpi" if self.framework.hvd.mpi_enabled() else "gloo",
+            "controller": "mpi" if self.framework.workers.mpi_enabled() else "gloo",
             "kernels": kernels.describe(),
             "processor": processor(),
             "cores": len(os.sched_getaffinity(0)),
@@ -250,7 +259,7 @@ def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
 
     What the first worker finds wrong ends all before Horovod has connected them.
     """
-    first = find_launch_context(os.environ).rank == 0
+    first = _is_first()
     try:
         plan = make_plan()
         if first and plan.problem:
@@ -260,6 +269,11 @@ def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
     except Problem as problem:
         return failure(kind.program, str(problem), first)
     return kind(plan).main()
+
+
+def _is_first() -> bool:
+    """True on the worker that prints; a worker of torchrun's is none of Horovod's."""
+    return find_launch_context(os.environ, (*HOROVOD, TORCHRUN)).rank == 0
 
 
 def failure(program: str, problem: str, first: bool) -> int:
@@ -295,8 +309,9 @@ def check_output(json: str | None, plot: str | None) -> None:
 
 
 def is_loss(error: Exception) -> bool:
-    """Whether Horovod has lost a worker."""
-    return type(error).__name__ == "HorovodInternalError" or "Horovod has been shut down" in str(error)
+    """True if another worker is gone."""
+    texts = ("Horovod has been shut down", "gloo/transport")
+    return type(error).__name__ == "HorovodInternalError" or any(text in str(error) for text in texts)
 
 
 def processor() -> str:

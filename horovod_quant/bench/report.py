@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from horovod_quant.bench.rounds import Found
+from horovod_quant.bench.variants import DDP
 from horovod_quant.cli.problem import write_file
 from horovod_quant.frontends.methods import NONE
 
@@ -62,7 +63,7 @@ def write_json(path: str, setting: dict[str, Any], found: list[dict[str, Any]]) 
 
 def title(setting: dict[str, Any]) -> str:
     """``resnet50 in PyTorch, 4 workers on 2 hosts, Gloo``"""
-    framework = {"torch": "PyTorch", "tensorflow": "TensorFlow"}[setting["framework"]]
+    framework = {"torch": "PyTorch", "tensorflow": "TensorFlow", DDP: "PyTorch's DDP"}[setting["framework"]]
     controller = {"gloo": "Gloo", "mpi": "MPI"}[setting["controller"]]
     model = setting["model"] or f"{setting['elements']:,} elements"
     hosts = f"{setting['hosts']} host{'s' if setting['hosts'] > 1 else ''}"

@@ -71,12 +71,12 @@ class Bench:
         self._framework = framework
         framework.configure()
         threads = set(os.listdir(THREADS))
-        framework.hvd.init()
+        framework.workers.init()
         # Linux's clocks of the CPU time of the threads that Horovod has started.
         self._horovod_clocks = [~int(thread) << 3 | 6 for thread in set(os.listdir(THREADS)) - threads]
-        self.rank, self.size = framework.hvd.rank(), framework.hvd.size()
-        self._leads = framework.hvd.local_rank() == 0
-        places = self.gather([framework.hvd.local_rank(), framework.hvd.local_size()])
+        self.rank, self.size = framework.workers.rank(), framework.workers.size()
+        self._leads = framework.workers.local_rank() == 0
+        places = self.gather([framework.workers.local_rank(), framework.workers.local_size()])
         self.hosts = int(np.count_nonzero(places[:, 0] == 0))
         self.workers_per_host = int(places[:, 1].max())
         own = socket.gethostname()

@@ -22,7 +22,7 @@ from horovod_quant.analysis.models import Shapes, elements
 from horovod_quant.bench.rounds import WARM_UP
 from horovod_quant.bench.variants import Options, Variant
 
-NAME = "TensorFlow"
+workers = hvd
 
 
 def configure() -> None:

@@ -9,13 +9,19 @@ from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 ELEMENT_BYTES = {NONE: 4, FP16: 2}
 
+DDP = "ddp"
+"""Beside the frameworks under Horovod: PyTorch's ``DistributedDataParallel``."""
+
+DDPS_OWN = (NONE, FP16, "bf16", "powersgd-1", "powersgd-2")
+"""Hooks of PyTorch; none is DDP without a hook."""
+
 
 class Variant(NamedTuple):
     """A method of Horovod's or of this package, with what the compressor is told besides.
 
     Attributes:
         label: for people, and for the names of Horovod's operations; different for each variant.
-        method: None for a backward pass without any exchange.
+        method: None for a backward pass without any exchange, and for a hook of PyTorch that Horovod does not have.
         group_bytes, seed: see `horovod_quant.frontends.frontend.BaseCompressor`.
     """
 

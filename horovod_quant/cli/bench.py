@@ -4,6 +4,8 @@
     horovodrun -np 4 horovod-quant bench --methods global-qsgd-8 qsgd-4 --rounds 7 --json bench.json --plot bench.png
     horovodrun -np 2 horovod-quant bench --framework tensorflow --shapes 1000x1000 1000 3x3x64x64
 
+    torchrun --nproc-per-node 4 --no-python horovod-quant bench --transport ddp
+
 An exchange lasts from the start of the backward pass, which computes nothing here, until the synchronized gradients
 have arrived. Ctrl-C stops the run; the rounds finished so far are reported and written.
 """
@@ -12,14 +14,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 
 from horovod_quant import kernels
 from horovod_quant.analysis.models import MODELS
 from horovod_quant.analysis.shapes import parse_shapes
-from horovod_quant.bench.command import Plan, run_plan
+from horovod_quant.bench.command import LAUNCHERS, Plan, run_plan
 from horovod_quant.bench.enough import PRECISION
-from horovod_quant.bench.variants import Options, Variant
+from horovod_quant.bench.variants import DDP, DDPS_OWN, Options, Variant
 from horovod_quant.cli import probe
+from horovod_quant.cli.launch_context import TORCHRUN, find_launch_context
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.problem import Problem
 from horovod_quant.frontends.frontend import GROUP_BYTES
@@ -32,6 +36,12 @@ AUTO = "auto"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--framework", choices=FRAMEWORKS, help="default: the first that Horovod was built with"
+    )
+    parser.add_argument(
+        "--transport",
+        choices=("horovod", DDP),
+        default="horovod",
+        help="ddp: PyTorch's DistributedDataParallel with communication hooks, started by torchrun",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -48,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods",
         nargs="+",
         metavar="METHOD",
-        default=usual,
-        help=f"methods to compare: {', '.join(families())}; default: {' '.join(usual)}",
+        help=f"methods to compare: {', '.join(families())}; with --transport ddp also {', '.join(DDPS_OWN[2:])}; "
+        f"default: {' '.join(usual)}",
     )
     parser.add_argument(
         "--rounds",
@@ -62,9 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--group-bytes",
         type=int,
-        default=GROUP_BYTES,
         metavar="BYTES",
-        help="bytes of gradients that share collectives, as for the compressors; default: %(default)s",
+        help=f"bytes of gradients that share collectives, as for the compressors; default: {GROUP_BYTES}",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the gradients and of the random rounding"
@@ -92,16 +101,28 @@ def run(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> Plan:
     """What to do; raises `Problem`."""
-    chosen = []
-    for name in [NONE, FP16, *arguments.methods]:
-        with Problem.of("--methods"):
-            method = parse(name)
-        if method not in chosen:
-            chosen.append(method)
+    is_ddp = arguments.transport == DDP
+    group_bytes = GROUP_BYTES if arguments.group_bytes is None else arguments.group_bytes
+    if is_ddp and arguments.group_bytes is not None:
+        raise Problem("--group-bytes: with DDP its buckets are the groups; leave it out")
+    if is_ddp and arguments.framework not in (None, "torch"):
+        raise Problem(f"--transport ddp is PyTorch's; leave out --framework {arguments.framework}")
+    variants: list[Variant] = []
+    usual = compared() if arguments.methods is None else arguments.methods
+    for name in [NONE, FP16, *(DDPS_OWN[2:4] if is_ddp and arguments.methods is None else ()), *usual]:
+        method = None
+        if not (is_ddp and name in DDPS_OWN[2:]):
+            with Problem.of("--methods"):
+                method = parse(name)
+        variant = Variant(name if method is None else method.name, method, group_bytes, arguments.seed)
+        if variant not in variants:
+            variants.append(variant)
+    if is_ddp and find_launch_context(os.environ, [TORCHRUN]).size == 0:
+        raise Problem(f"--transport ddp: start it with {LAUNCHERS[True]} horovod-quant bench --transport ddp")
     with Problem.of(""):
         if arguments.rounds != AUTO:
             require_int("--rounds", arguments.rounds, 1, 10**6)
-        require_int("--group-bytes", arguments.group_bytes, 1, 2**62)
+        require_int("--group-bytes", group_bytes, 1, 2**62)
         require_int("--seed", arguments.seed, 0, 2**63 - 1)
     model, shapes, problem = arguments.model, {}, ""
     try:  # what may be wrong on one host alone
@@ -116,10 +137,10 @@ def plan(arguments: argparse.Namespace) -> Plan:
     except Problem as found:
         problem = str(found)
     return Plan(
-        framework=arguments.framework or default_framework(),
+        framework=DDP if is_ddp else arguments.framework or default_framework(),
         model=model,
         shapes=shapes,
-        variants=[Variant(method.name, method, arguments.group_bytes, arguments.seed) for method in chosen],
+        variants=variants,
         options=Options(),
         rounds=None if arguments.rounds == AUTO else arguments.rounds,
         seed=arguments.seed,

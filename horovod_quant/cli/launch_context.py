@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from horovod_quant.cli.problem import Problem
 
 # How a launcher tells a worker its rank and the number of workers.
-_LAUNCHERS = (
+HOROVOD = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
+TORCHRUN = ("RANK", "WORLD_SIZE")
 
 
 class LaunchContext(NamedTuple):
@@ -28,13 +29,15 @@ class LaunchContext(NamedTuple):
     gloo: bool
 
 
-def find_launch_context(environment: Mapping[str, str]) -> LaunchContext:
-    """What the launcher has written into the environment.
+def find_launch_context(
+    environment: Mapping[str, str], launchers: Sequence[tuple[str, str]] = HOROVOD
+) -> LaunchContext:
+    """Read what the launcher has written into the environment.
 
     Raises:
         Problem: it is not what a launcher writes.
     """
-    for rank, size in _LAUNCHERS:
+    for rank, size in launchers:
         if rank in environment and size in environment:
             gloo = "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environment
             for name in (rank, size):

@@ -1,0 +1,153 @@
+"""``DistributedDataParallel`` and its communication hooks over ``torch.distributed``, within the backward pass."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import horovod_quant.torch as hvq
+from horovod_quant.analysis.models import elements
+from horovod_quant.bench.rounds import WARM_UP
+from horovod_quant.bench.torch_model import Gradients, Model
+from horovod_quant.bench.variants import DDPS_OWN, Options, Variant
+from horovod_quant.frontends.methods import FP16
+from horovod_quant.transports.traffic import ring_allreduce_bytes
+
+START_POWERSGD = 2  # the least that it takes: DDP arranges its buckets anew after the first exchange
+
+
+class workers:
+    """The process group that ``torchrun`` has started, called as Horovod is."""
+
+    @staticmethod
+    def init() -> None:
+        dist.init_process_group("gloo")
+
+    @staticmethod
+    def rank() -> int:
+        return dist.get_rank()
+
+    @staticmethod
+    def size() -> int:
+        return dist.get_world_size()
+
+    @staticmethod
+    def local_rank() -> int:
+        return int(os.environ["LOCAL_RANK"])
+
+    @staticmethod
+    def local_size() -> int:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+
+    @staticmethod
+    def mpi_enabled() -> bool:
+        return False
+
+    @staticmethod
+    def shutdown() -> None:
+        dist.destroy_process_group()
+
+
+def configure() -> None:
+    torch.set_num_threads(1)
+
+
+def barrier() -> None:
+    dist.barrier()
+
+
+def allgather(array: np.ndarray, name: str) -> np.ndarray:
+    arrays: list[Any] = [None] * workers.size()
+    dist.all_gather_object(arrays, array)
+    return np.concatenate(arrays)
+
+
+# DDP accepts no annotations that are strings, which all annotations of this module are.
+def bf16_hook(state, bucket):
+    """Average a bucket in bfloat16. PyTorch's own hook of this kind refuses to run on a CPU."""
+    buffer = bucket.buffer()
+    narrow = buffer.to(torch.bfloat16).div_(dist.get_world_size())
+    return (
+        dist.all_reduce(narrow, async_op=True).get_future().then(lambda done: buffer.copy_(done.value()[0]))
+    )
+
+
+_HOOKS = (None, default_hooks.fp16_compress_hook, bf16_hook, 1, 2)
+HOOKS: dict[str, Any] = dict(zip(DDPS_OWN, _HOOKS))
+"""A hook, or PowerSGD's rank."""
+
+
+class Trial:
+    """A model within DDP, with one method's hook, by default that of the variant's label.
+
+    DDP's buckets have its default sizes.
+
+    PowerSGD has all gradients in one bucket: its later collectives start in callbacks, and those of several buckets in
+    an order that differs between the workers, by which Gloo mixes them up and the process aborts.
+    """
+
+    def __init__(
+        self, variant: Variant, gradients: Gradients, options: Options, hook_name: str | None = None
+    ) -> None:
+        self.variant = variant
+        self._gradients = gradients
+        self._model = Model(gradients.shapes, options.backward, gradients.device)
+        self._parameters = list(self._model.parameters())
+        self._hook_name = hook_name or variant.label
+        hook = None if variant.ours else HOOKS[self._hook_name]
+        self._powersgd: Any = None
+        buckets = {}
+        if isinstance(hook, int):
+            self._powersgd = powerSGD_hook.PowerSGDState(
+                None, matrix_approximation_rank=hook, start_powerSGD_iter=START_POWERSGD
+            )
+            buckets = {"bucket_cap_mb": 4 * elements(gradients.shapes) / 2**20 + 1}
+        # PowerSGD sends what it has left out before, so that one exchange's result alone has no error.
+        self.has_average = self._powersgd is None
+        # It allocates in its first exchange, and reuses from the second on.
+        self.warm_up = WARM_UP if self._powersgd is None else START_POWERSGD + 3
+        self._ddp = DistributedDataParallel(self._model, gradient_as_bucket_view=True, **buckets)
+        self._state: Any = None
+        if variant.ours:
+            self._state = hvq.ddp.register(self._ddp, variant.compression(None, hvq))
+        elif self._powersgd is not None:
+            self._ddp.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
+        elif hook is not None:
+            self._ddp.register_comm_hook(None, hook)
+        self._loss: Any = None
+        self._elements_sent = 0.0
+
+    def prepare(self, keep: bool = False) -> None:
+        """Fill the gradients, and run the forward pass."""
+        self._gradients.give(self._parameters)
+        self._loss = self._ddp(torch.zeros((), requires_grad=True))
+
+    def run(self) -> None:
+        """Do what is measured."""
+        self._model.begin = time.perf_counter()
+        self._loss.backward()
+
+    def averages(self) -> list[np.ndarray]:
+        """Return the gradients after an exchange."""
+        return [parameter.grad.numpy() for parameter in self._parameters]
+
+    def clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._elements_sent += elements(self._gradients.shapes)
+
+    def bytes_sent(self) -> float:
+        """Return this worker's in all exchanges; PowerSGD's without those before it started."""
+        if self._state is not None:
+            return self._state.stats().total.bytes_sent
+        powersgd = self._powersgd
+        sent = self._elements_sent if powersgd is None else powersgd.total_numel_after_compression
+        width = 2 if self._hook_name in (FP16, "bf16") else 4
+        return ring_allreduce_bytes(width * sent, dist.get_world_size())

@@ -1,0 +1,81 @@
+"""A model whose gradients are given: its backward pass visits the parameters in reverse order, as any model's would.
+
+The gradients are filled with the same values before every exchange, outside the measurement.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+import torch
+
+from horovod_quant.analysis.models import Shapes, elements
+
+
+class _Visit(torch.autograd.Function):
+    """Passes a number through. On the way back it touches a parameter, whose gradient stays as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, number: torch.Tensor, parameter: torch.Tensor, until: Callable[[], float]) -> Any:
+        ctx.until = until
+        return number.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        left = ctx.until() - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+        return gradient, None, None
+
+
+class Gradients:
+    """The gradients' values and the memory that they are exchanged in, which all methods share.
+
+    Args:
+        shapes: of the gradients.
+        values: this worker's.
+        device: where they are.
+    """
+
+    def __init__(self, shapes: Shapes, values: Sequence[np.ndarray], device: str = "cpu") -> None:
+        self.shapes = shapes
+        self.device = device
+        self._values = [torch.from_numpy(array).to(device) for array in values]
+        # Apart, as they would be in a training run.
+        self._memory = [torch.empty(shape, device=device) for shape in shapes.values()]
+
+    def give(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        for parameter, memory, values in zip(parameters, self._memory, self._values):
+            memory.copy_(values)
+            parameter.grad = memory.detach()  # another tensor on the same memory: Horovod may replace it
+
+
+class Model(torch.nn.Module):
+    """Parameters, and a backward pass that visits each when its share of the pass's time is over.
+
+    Args:
+        shapes: of the parameters.
+        backward: seconds that the backward pass sleeps.
+        device: where the parameters are.
+    """
+
+    def __init__(self, shapes: Shapes, backward: float, device: str = "cpu") -> None:
+        super().__init__()
+        self.visited = torch.nn.ParameterList(torch.empty(shape, device=device) for shape in shapes.values())
+        self.begin = 0.0
+        self._backward = backward
+        self._total = elements(shapes)
+
+    def forward(self, loss: torch.Tensor) -> torch.Tensor:
+        left = 0
+        for parameter in self.visited:
+            loss = _Visit.apply(loss, parameter, functools.partial(self._deadline, 1 - left / self._total))
+            left += parameter.numel()
+        return loss
+
+    def _deadline(self, share: float) -> float:
+        return self.begin + share * self._backward if self._backward else 0.0
