@@ -289,7 +289,7 @@ def test_the_hosts_part_of_an_exchange_on_a_gpu(tmp_path: Path) -> None:
         (method, workers) for method in methods for workers in (1, 2)
     ]
     for found in results:
-        assert 3 <= found["uploads"] <= found["launches"] <= 10 * found["groups"]
+        assert 2 <= found["uploads"] <= found["launches"] <= 10 * found["groups"]
         assert 0 < found["us_a_gradient"] < 1e6
         assert f"| {found['method']} " in done.stdout
 

@@ -157,6 +157,7 @@ class Probe:
         self.facts["version"] = str(self._framework.__version__)
         if self.name == "torch":
             self.facts["gpus"] = self._framework.cuda.device_count()
+            self.facts["distributed"] = self._framework.distributed.is_available()
         else:
             self.facts["gpus"] = len(self._framework.config.list_physical_devices("GPU"))
             standalone = version_of("keras")

@@ -64,10 +64,11 @@ def scheme_findings() -> list[Finding]:
 def horovod_finding(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
     if probe.horovod_folder() is None:
         flags = " ".join(BUILD_FLAGS[name] for name in facts)
+        remedy = f"build it with {flags}, using the commands in {install_page()}"
+        if facts.get("torch", {}).get("distributed"):
+            return Finding(NOTE, "Horovod is not installed: DDP and FSDP2 work without it", f"or {remedy}")
         return Finding(
-            PROBLEM,
-            "Horovod is not installed: only the simulator and the exchange over mpi4py work",
-            f"build it with {flags}, using the commands in {install_page()}",
+            PROBLEM, "Horovod is not installed: only the simulator and the exchange over mpi4py work", remedy
         )
     version = probe.version_of("horovod") or "of unknown version"
     build = next((own["built"] for own in facts.values() if "built" in own), None)
@@ -115,6 +116,7 @@ def framework_findings(name: str, facts: Mapping[str, Any], has_horovod: bool, u
     if "version" not in facts:
         return [Finding(PROBLEM, f"{shown} cannot be imported: {error}", "install it again")]
     text = f"{shown} {facts['version']}{gpus(facts)}"
+    doors = ", under DDP and FSDP2 (torchrun) too" if facts.get("distributed") else ""
     if not has_horovod:
         return [Finding(OK, text)]
     if not facts.get("library"):
@@ -138,7 +140,7 @@ def framework_findings(name: str, facts: Mapping[str, Any], has_horovod: bool, u
     if facts.get("built_for") not in (None, facts["version"]):
         findings = [Finding(WARNING, f"{text}: Horovod was built with {shown} {facts['built_for']}", rebuild)]
     else:
-        findings = [Finding(OK, f"{text}: Horovod and horovod_quant.{name} work with it")]
+        findings = [Finding(OK, f"{text}: Horovod and horovod_quant.{name} work with it{doors}")]
     if facts.get("gpus") and not facts["built"]["nccl"]:
         findings.append(
             Finding(
