@@ -1,4 +1,4 @@
-"""What trains by frameworks on top of Horovod averages quantized gradients.
+"""What trains by frameworks on top of Horovod or DDP averages quantized gradients.
 
 `scripts/setup --frameworks` installs them, each in a folder of its own, from the pins in scripts/frameworks/.
 """
@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -88,10 +89,10 @@ def check_reports(output: str, methods: list[str]) -> None:
         assert float(fewer) > 3, name
 
 
-def check_script(script: str, method: str, variables: dict[str, str]) -> None:
-    """Of an example that starts its workers itself."""
+def check_script(script: str, method: str, variables: dict[str, str], launcher: Sequence[str] = ()) -> None:
+    """Of an example that starts its workers itself, if no launcher does."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), method],
+        [sys.executable, *launcher, str(EXAMPLES / script), method],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
         env=environment(variables),
     )  # fmt: skip
@@ -114,6 +115,19 @@ def test_frameworks_that_horovodrun_starts(framework: str, script: str, tmp_path
     done = horovodrun("gloo", 2, command, env=with_packages(packages))
     assert done.returncode == 0, done.stdout[-3000:]
     check_reports(done.stdout, methods)
+
+
+@pytest.mark.parallel
+@pytest.mark.extended
+def test_lightning_with_ddp() -> None:
+    check_script("ddp_lightning.py", "EDEN", with_packages(packages_of("lightning2")))
+
+
+@pytest.mark.parallel
+@pytest.mark.extended
+def test_trainer_with_ddp() -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    check_script("ddp_trainer.py", "EDEN", with_packages(packages_of("huggingface")), launcher)
 
 
 @pytest.mark.parallel
