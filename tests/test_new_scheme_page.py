@@ -1,4 +1,4 @@
-"""docs/new-scheme.md, docs/kernels.md and docs/architecture.md: their code runs as it stands, and names what there is."""
+"""docs/new-scheme.md, docs/kernels.md and docs/architecture.md: their code runs, and names what there is."""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ def pages_of(*parts: str) -> dict[str, str]:
 
 
 def test_every_page_is_in_one_part() -> None:
-    there = {path.relative_to(documentation.DOCS).as_posix()[:-3] for path in documentation.DOCS.rglob("*.md")}
+    there = {
+        path.relative_to(documentation.DOCS).as_posix()[:-3] for path in documentation.DOCS.rglob("*.md")
+    }
     roots = {name[:-3] for name in documentation.ROOT_PAGES.values()} - {"index"}
     listed = [page for part in documentation.PARTS.values() for page in part]
     assert sorted(listed) == sorted([*there, *roots, GENERATED])
@@ -46,7 +48,9 @@ def test_the_first_paragraph_says_for_whom_a_page_is_and_what_they_can_do_then()
     pages = pages_of(*documentation.PARTS)
     del pages["index"]
     first = {name: text.split("\n\n")[1] for name, text in pages.items()}
-    assert not [name for name, text in first.items() if not (text.startswith("For ") and "Afterwards " in text)]
+    assert not [
+        name for name, text in first.items() if not (text.startswith("For ") and "Afterwards " in text)
+    ]
 
 
 def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
