@@ -88,7 +88,7 @@ class TernGrad(Scheme):
 
 
 def bits_of_sums(workers: int) -> int:
-    """That hold the sum of so many integers from -1 to 1."""
+    """Bits that hold the sum of one integer from -1 to 1 from each worker."""
     return workers.bit_length() + 1
 
 

@@ -1,11 +1,11 @@
-"""Compares the performance model with exchanges in the lab, and writes docs/advise.md's tables.
+"""Compares the performance model with exchanges in the lab, and writes docs/model.md's tables.
 
 1. ``horovod-quant bench`` runs in `scripts/lab`, with 2 and 4 hosts, on links of each rate: one JSON file per cell, in
    a folder, so that an interrupted check continues where it stopped.
 2. The model is calibrated on the cells with unshaped links alone, and predicts all others. Open MPI uses different
    algorithms for different numbers of workers, which the model does not know: there each number of hosts is calibrated
    separately, and also with its cell at 1gbit.
-3. Tables in docs/advise.md, between markers, and everything as JSON.
+3. Tables in docs/model.md, between markers, and everything as JSON.
 
 The exit status is 1 if fewer than 9 of 10 predictions are within 20% of what was measured.
 """
@@ -41,7 +41,7 @@ from horovod_quant.frontends import methods
 ROOT = Path(__file__).resolve().parent.parent
 LAB = [str(ROOT / "scripts" / "lab")]
 LAB_NAME = {"LAB": "checkmodel", "VENV": sys.prefix}
-PAGE = ROOT / "docs" / "advise.md"
+PAGE = ROOT / "docs" / "model.md"
 
 MODEL = "resnet50"
 HOSTS = (2, 4)

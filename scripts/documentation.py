@@ -25,15 +25,15 @@ PARTS = {
     "Start": ("install", "pays", "features", "demonstration", "examples"),
     "Guides": (
         "tuning", "ddp", "tensorflow", "keras", "auto", "clusters", "hierarchical", "gpu", "simulator", "new-scheme",
-        "troubleshooting",
+        "troubleshooting", "troubleshooting-frontends", "troubleshooting-commands",
     ),
     "Reference": (
-        "api", "reliability", "advise", "bench", "rounding", "architecture", "lab", "contributing", "security",
-        "changelog",
+        "api", "reliability", "advise", "bench", "rounding", "kernels", "architecture", "gpu-kernels", "lab",
+        "contributing", "security", "changelog",
     ),
     "Evidence": (
         "results", "speed", "results/training", "results/qsgd", "results/nuqsgd", "results/global-qsgd",
-        "results/binsgdm", "results/eden",
+        "results/binsgdm", "results/eden", "model", "gpu-measured",
     ),
 }  # fmt: skip
 """The site's four parts, and the pages of each."""

@@ -88,7 +88,7 @@ class Results:
 
 def table(results: Results, rate: str, also: str | None = None) -> str:
     """Of the methods measured at a rate, and their times at another one."""
-    heads = [f"{name}, ms | times as fast" for name in CONTROLLERS.values()]
+    heads = [f"{name}, ms | speed-up" for name in CONTROLLERS.values()]
     if also is not None:
         heads += [f"{name} without limit, ms" for name in CONTROLLERS.values()]
     columns = (2 if also is None else 3) * len(CONTROLLERS)

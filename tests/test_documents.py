@@ -532,6 +532,20 @@ def test_the_install_page_is_run_as_it_stands() -> None:
     assert "mxnet: there are no such commands; use " + " ".join(marks) in unknown.stderr
 
 
+def test_the_release_checklist_and_the_script_agree() -> None:
+    """The version and the changelog's first section are compared by both; and both say what a registry needs."""
+    setup = configparser.ConfigParser(interpolation=None)
+    setup.read(ROOT / "setup.cfg")
+    sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert setup["metadata"]["version"] == sections[0]
+    script = (ROOT / "scripts" / "release").read_text()
+    checklist = (ROOT / "CONTRIBUTING.md").read_text().partition("## A release\n")[2].partition("\n## ")[0]
+    for named in ("auditwheel", "numpy", "Missing for a registry", "absolute links in README.md"):
+        assert named.lower() in " ".join(checklist.split()).lower()
+        assert named.lower() in script.lower()
+    assert all(name in script for name in ("setup.cfg", "CHANGELOG.md", "unreleased"))
+
+
 def test_scripts_name_tests_that_exist() -> None:
     named = {
         (path.name, found)

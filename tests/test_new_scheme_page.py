@@ -1,4 +1,4 @@
-"""docs/new-scheme.md and docs/architecture.md: their code runs as it stands, the former's is the example's."""
+"""docs/new-scheme.md, docs/kernels.md and docs/architecture.md: their code runs, and names what there is."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from horovod_quant.schemes import registry
 
 ROOT = EXAMPLES.parent
 PAGE = (ROOT / "docs" / "new-scheme.md").read_text()
+KERNELS = (ROOT / "docs" / "kernels.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -46,7 +47,7 @@ def test_the_scheme_of_the_page_and_the_examples_are_one(page: Any) -> None:
 
 
 def test_every_kernel_that_the_page_names_is_there() -> None:
-    table = PAGE[PAGE.index("## What there is to compute with") : PAGE.index("- **One scale for a tensor**")]
+    table = KERNELS[: KERNELS.index("- **One scale for a tensor**")]
     named = {
         name for row in re.findall(r"^\| .*", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has every error, warning and printed complaint that a user can meet: they are read from the
+"""docs/troubleshooting*.md have every error, warning and printed complaint that a user can meet: they are read from the
 source.
 """
 
@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "horovod_quant"
-PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("troubleshooting*.md"))}
+PAGE = "\n".join(PAGES.values())
 ANYTHING = "…"
 """Stands, here and on the page, for what differs between two messages of a kind."""
 
@@ -210,7 +211,12 @@ def test_every_message_is_on_the_page() -> None:
     found = [*messages(), *messages_printed()]
     assert len(found) > 200
     lacking = [f"{place}: {text}" for place, text in found if text not in PAGE]
-    assert not lacking, "docs/troubleshooting.md does not have\n" + "\n".join(lacking)
+    assert not lacking, "docs/troubleshooting*.md do not have\n" + "\n".join(lacking)
+
+
+def test_the_first_page_leads_to_the_others() -> None:
+    first = PAGES["troubleshooting.md"]
+    assert all(f"]({name})" in first for name in PAGES if name != "troubleshooting.md")
 
 
 def test_every_row_says_why_or_what_to_do() -> None:

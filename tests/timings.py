@@ -36,7 +36,7 @@ def record(name: str, seconds: float, scenarios: Mapping[str, float]) -> None:
 
 
 def table(tests: Mapping[str, float], launches: Iterable[Launch]) -> Iterator[str]:
-    """The lines, in Markdown, for CONTRIBUTING.md.
+    """The lines, in Markdown.
 
     Args:
         tests: the seconds of each, set-up and launches included.

@@ -23,8 +23,9 @@ about what the package adds. A number with ± is a mean over seeds and their sta
 PAGE = """\
 # Evidence: {title}
 
-For readers who want to check what [the summary](../{summary}) states. Each section has a claim, its test, the verdicts
-with their figures, and the command that measures them again. A slope with ± is a fit and its standard error."""
+For readers who want to check what [the summary](../{summary}) states. Afterwards you know how each claim was tested,
+and can measure it again. Each section has a claim, its test, the verdicts with their figures, and the command. A slope
+with ± is a fit and its standard error."""
 
 
 def outcome(holds: bool) -> str:

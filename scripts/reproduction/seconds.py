@@ -22,7 +22,7 @@ from reproduction import common, eden, running, transformer
 from reproduction.common import Plot, Verdict
 from reproduction.transformer import Training, plain
 
-TITLE = "A transformer: seconds to float32's loss"
+TITLE = "A transformer: seconds to the float32 loss"
 SCALE = "119,000 parameters, 1,000 steps, one training each, 4 hosts on 2 cores"
 SOURCE = common.PACKAGE
 CLAIM = (

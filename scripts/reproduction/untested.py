@@ -17,7 +17,7 @@ class Untested(NamedTuple):
 
 UNTESTED = (
     Untested(
-        "ResNet-152 reaches full accuracy 1.8 times as fast on 16 GPUs",
+        "ResNet-152 reaches full accuracy 1.8× faster on 16 GPUs",
         "QSGD, abstract",
         f"{HARDWARE}. `scripts/reproduce emulated` has the steps' times, not the accuracy",
     ),
@@ -49,7 +49,7 @@ UNTESTED = (
     Untested(
         "training is up to 3.51% faster than with other quantizers; the throughput with NVLink, PCIe and in a cloud",
         "Global-QSGD, both abstracts",
-        f"{HARDWARE}. docs/advise.md compares predictions with the authors' logs",
+        f"{HARDWARE}. docs/model.md compares predictions with the authors' logs",
     ),
     Untested(
         "rates of convergence for the wider class of compressors",
@@ -57,7 +57,7 @@ UNTESTED = (
         "proved; only the variance that they depend on is measured",
     ),
     Untested(
-        "ResNet-50 trains 2.5 times and BERT-Base 6.3 times as fast as with Adam, on 8 to 64 GPUs",
+        "ResNet-50 trains 2.5× and BERT-Base 6.3× faster than with Adam, on 8 to 64 GPUs",
         "BinSGDM (Birder), abstract",
         f"{HARDWARE}. `scripts/reproduce emulated` has steps at the papers' ratio of computing to transfer",
     ),

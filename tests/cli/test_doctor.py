@@ -380,6 +380,15 @@ SOUND = {
 }  # fmt: skip
 
 
+def test_without_horovod_pytorch_has_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "horovod_folder", lambda: None)
+    finding = installed.horovod_finding({"torch": {"distributed": True}})
+    assert (finding.mark, finding.text) == (NOTE, "Horovod is not installed: DDP and FSDP2 work without it")
+    assert finding.remedy.startswith("or build it with HOROVOD_WITH_PYTORCH=1")
+    assert installed.horovod_finding({"torch": {"distributed": False}}).mark == PROBLEM
+    assert installed.horovod_finding({"tensorflow": {}}).mark == PROBLEM
+
+
 def judged(**changes: Any) -> list[Finding]:
     return installed.framework_findings("tensorflow", {**SOUND, **changes}, True, True)
 

@@ -129,8 +129,8 @@ def test_the_readme_shows_when_trainings_came_to_float32s_loss() -> None:
 
     eden_s, halves = ([gain(key, rate) for rate in ("100mbit", "1gbit")] for key in ("eden-3", "fp16"))
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"loss {eden_s[0]} and {eden_s[1]} times as fast as float32 (100 Mbit/s, 1 Gbit/s)" in readme
-    assert f"fp16 {halves[0]} and {halves[1]} times" in readme
+    assert f"loss {eden_s[0]}x and {eden_s[1]}x faster than float32 (100 Mbit/s, 1 Gbit/s)" in readme
+    assert f"fp16 {halves[0]}x and {halves[1]}x." in readme
 
 
 def test_the_readme_fits_a_few_screens() -> None:

@@ -1,4 +1,4 @@
-"""scripts/docs: the site is built from every page, and a broken link is an error."""
+"""scripts/docs: the site is built from every page, a broken link is an error, and pages are short and say for whom."""
 
 from __future__ import annotations
 
@@ -12,6 +12,45 @@ from parallel.launching import ROOT, environment
 sys.path.append(str(ROOT / "scripts"))
 
 import documentation
+
+MOST_LINES = 200
+"""Of a page that is not Evidence."""
+
+GENERATED, RECORD = "api", "changelog"
+
+
+def source_of(page: str) -> Path:
+    names = {name.removesuffix(".md"): ROOT / source for source, name in documentation.ROOT_PAGES.items()}
+    return names.get(page, documentation.DOCS / f"{page}.md")
+
+
+def pages_of(*parts: str) -> dict[str, str]:
+    """Of these parts of the site, and the first page, what a person has written, by name."""
+    names = [name for part in parts for name in documentation.PARTS[part] if name not in (GENERATED, RECORD)]
+    return {name: source_of(name).read_text() for name in ("index", *names)}
+
+
+def test_every_page_is_in_one_part() -> None:
+    there = {
+        path.relative_to(documentation.DOCS).as_posix()[:-3] for path in documentation.DOCS.rglob("*.md")
+    }
+    roots = {name[:-3] for name in documentation.ROOT_PAGES.values()} - {"index"}
+    listed = [page for part in documentation.PARTS.values() for page in part]
+    assert sorted(listed) == sorted([*there, *roots, GENERATED])
+
+
+def test_no_page_but_evidence_is_long() -> None:
+    lines = {name: text.count("\n") for name, text in pages_of("Start", "Guides", "Reference").items()}
+    assert not {name: count for name, count in lines.items() if count > MOST_LINES}
+
+
+def test_the_first_paragraph_says_for_whom_a_page_is_and_what_they_can_do_then() -> None:
+    pages = pages_of(*documentation.PARTS)
+    del pages["index"]
+    first = {name: text.split("\n\n")[1] for name, text in pages.items()}
+    assert not [
+        name for name, text in first.items() if not (text.startswith("For ") and "Afterwards " in text)
+    ]
 
 
 def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
