@@ -1,1 +1,1 @@
-"""Codecs: how numbers become the words of a payload. A codec knows no rank but the one that rounds."""
+"""Codecs, which encode numbers as the words of a payload; independent of ranks except for random bits."""

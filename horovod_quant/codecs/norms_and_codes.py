@@ -1,4 +1,4 @@
-"""The codes of QSGD and NUQSGD: the norm of each bucket, and a sign and a level for each element."""
+"""Codec of QSGD and NUQSGD: a norm per bucket, and a sign and level per element."""
 
 from __future__ import annotations
 

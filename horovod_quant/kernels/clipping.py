@@ -11,9 +11,10 @@ from horovod_quant.kernels.sums import in_a_tree
 
 
 def clip(kernels: Any, x: np.ndarray, most: float) -> np.ndarray:
-    """``x``, or where its L2 norm exceeds ``most``, ``x`` scaled down to that norm, float32.
+    """Scale ``x`` down to an L2 norm of ``most``, float32, if its norm exceeds that; else return ``x``.
 
-    The tiles' square sums are added in a tree, so that every backend finds the same bits. What is not finite stays.
+    The tiles' square sums are added in a tree, so that all backends are bit-identical. A gradient whose norm is not
+    finite is returned unchanged.
     """
     sums = kernels.bucket_square_sums(x, TILE)
     if not len(sums):

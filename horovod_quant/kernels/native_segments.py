@@ -1,4 +1,4 @@
-"""The C++ kernels for many segments in one call: where segments are small, a call costs more than its work."""
+"""C++ kernels for many segments in one call, because a call costs more than a small segment."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 
 
 class NativeSegments(SegmentKernels):
-    """One call of the library for all segments."""
+    """Kernels for segments, each with one call of the library for all segments."""
 
-    wants_spans = True
+    wants_views = True
 
     def empty(self, lengths: Sequence[int]) -> Sequence[Any]:
         ends = np.cumsum(lengths, dtype=np.int64).tolist()
@@ -57,7 +57,7 @@ class NativeSegments(SegmentKernels):
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        if len(outs) == 1:  # a table takes longer
+        if len(outs) == 1:  # building a table is slower
             return super().decode_codes(levels, bucket_size, bits, payloads, at, factor, outs)
         first = np.array(at[: len(outs)], np.int64)
         counts = np.array([-(-out.shape[0] // bucket_size) for out in outs], np.int64)

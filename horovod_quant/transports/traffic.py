@@ -6,12 +6,12 @@ from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, CustomAll
 
 
 def ring_allreduce_bytes(payload: float, size: int) -> float:
-    """Sent by each of ``size`` workers for a ring allreduce of ``payload`` bytes."""
+    """Return the bytes that each of ``size`` workers sends in a ring allreduce of ``payload`` bytes."""
     return 2 * (size - 1) / size * payload
 
 
 def sent_bytes(request: Request, size: int) -> list[float]:
-    """Bytes that one worker sends for a request, for each gradient of the group."""
+    """Return the bytes that one worker sends for a request, for each gradient of the group."""
     factor: int | float
     if isinstance(request, (Allreduce, CustomAllreduce)):
         factor = ring_allreduce_bytes(1, size)

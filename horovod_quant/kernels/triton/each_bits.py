@@ -1,4 +1,4 @@
-"""The kernels of single bits for many gradients in one call, see `horovod_quant.kernels.triton.each`."""
+"""Kernels of single bits for many gradients in one call, see `horovod_quant.kernels.triton.each`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def binarize_each(
     words_at: np.ndarray,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Gradient i's words begin at ``out[words_at[i]]``; returns the flags of all gradients' tiles.
+    """Update states and draw bits, gradient i's words from ``out[words_at[i]]`` on; return all tiles' flags.
 
     ``keys`` is uint32 ``[gradients, fields of Key]``.
     """
@@ -77,7 +77,7 @@ def _state(arrays: Sequence[Any], gradients: SegmentTable, name: str) -> Segment
 
 
 def pack_flags_each(flags: torch.Tensor, tile_counts: np.ndarray, out: torch.Tensor, at: np.ndarray) -> None:
-    """Packs the flags of each gradient's tiles, which follow one another; its words begin at ``out[at[i]]``."""
+    """Pack the concatenated flags of the gradients' tiles, for gradient i from ``out[at[i]]`` on."""
     check_places("flags", at, -(-tile_counts // ROW), len(out))
     if not len(flags):
         return
@@ -98,9 +98,10 @@ def vote_each(
     starts: Sequence[int],
     out: torch.Tensor,
 ) -> None:
-    """In the workers' payloads, and in ``out``, gradient i's words begin at ``words_at[i]``.
+    """Draw bits from the averages of the workers' bits.
 
-    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    In the workers' payloads, and in ``out``, gradient i's words begin at ``words_at[i]``. ``keys`` is uint32
+    ``[gradients, fields of Key]``.
     """
     if not payloads:
         raise ValueError("no payloads to vote")
@@ -123,7 +124,7 @@ def vote_each(
 def any_bits_each(
     payloads: Sequence[torch.Tensor], at: np.ndarray, counts: np.ndarray, out: torch.Tensor
 ) -> None:
-    """Runs of words: the bits that are set in any payload, in which they are at the same places as in ``out``."""
+    """Write the bitwise or of the payloads' words in some ranges to the same ranges of ``out``."""
     check_places("words", at, counts, min(map(len, [*payloads, out])))
     if not counts.any():
         return
@@ -145,7 +146,7 @@ def decode_signs_each(
     magnitude: float,
     table: SegmentTable,
 ) -> None:
-    """Gradient i's words begin at ``payload[words_at[i]]``."""
+    """Decode bits to plus or minus the magnitude; gradient i's words begin at ``payload[words_at[i]]``."""
     check_places("words", words_at, ROW * table.counts(TILE), len(payload))
     columns = {
         "source": typed(payload, torch.int32, "payload").data_ptr() + _BYTES * words_at,
@@ -166,7 +167,7 @@ def decode_signs_each(
 def flags_in(
     payload: torch.Tensor, tile_words: torch.Tensor, tile_bits: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """Unpacks flags: those of each tile are bits of a word of the payload. In its place in the batch."""
+    """Unpack the tiles' flags from words of the payload, in order within the batch."""
 
     def unpack() -> None:
         torch.ne(payload[tile_words] & tile_bits, 0, out=out)
@@ -175,7 +176,7 @@ def flags_in(
 
 
 def with_nan_tiles_each(broken: torch.Tensor, table: SegmentTable) -> None:
-    """`arrays.with_nan_tiles` of each, whose tiles' flags follow one another; the host need not know of any."""
+    """Write NaN to the flagged tiles of all gradients without reading the concatenated flags on the host."""
     counts = table.counts(TILE)
     if len(broken) != counts.sum():
         raise ValueError(f"broken: {len(broken)} flags of {counts.sum()} tiles")

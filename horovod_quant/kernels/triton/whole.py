@@ -1,4 +1,4 @@
-"""Kernels that work on whole arrays: copies, conversions, sums of workers' arrays."""
+"""Kernels for whole arrays: copies, conversions, sums of workers' arrays."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ from horovod_quant.kernels.triton.elements import elements_left, float_bits, flo
 
 @triton.jit
 def copy_words(table, owners, COUNT: tl.constexpr):
-    """Copies 4-byte words. A program takes ``COUNT``."""
+    """Copy 4-byte words; ``COUNT`` per program."""
     row, block = place(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
@@ -21,7 +21,7 @@ def copy_words(table, owners, COUNT: tl.constexpr):
 
 @triton.jit
 def any_bits(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
-    """The bits that are set in any of several arrays of 4-byte words, to which the list of pointers leads."""
+    """Write the bitwise or of the arrays of 4-byte words in the list of pointers."""
     row, block = place(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
@@ -38,7 +38,7 @@ def any_bits(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def write_word(table, owners):
-    """Writes a number."""
+    """Write a number to a word."""
     row, _ = place(table, owners)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32))
     tl.store(target, tl.load(row + NUMBER).to(tl.uint32))
@@ -49,7 +49,7 @@ def convert(
     table, owners,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, TARGET_KIND: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """Elements as float32, times a factor, as another type. A program takes ``COUNT``."""
+    """Convert elements to another type, by float32 times a factor; ``COUNT`` per program."""
     row, block = place(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
@@ -64,7 +64,7 @@ def shorten(
     table, owners,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """Elements as float32, scaled down to a norm of at most the factor where they have a larger finite one."""
+    """Scale elements in float32 down to a norm of at most the factor, if they have a larger finite norm."""
     row, block = place(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
@@ -80,7 +80,7 @@ def shorten(
 
 @triton.jit
 def mean(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
-    """The sum of float32 arrays in their order, times a factor. The list of pointers holds the arrays."""
+    """Write the sum of float32 arrays in order, times a factor; the list of pointers has the arrays."""
     row, block = place(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
