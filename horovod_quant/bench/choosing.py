@@ -1,4 +1,4 @@
-"""What a benchmark's figures say to take: the line for the script, and the reason."""
+"""Recommendation from a benchmark's figures: the line for the script, and the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from horovod_quant.frontends.methods import NONE
 
 
 class Chosen(NamedTuple):
-    """The method's name, what comes after ``compression=``, and the reason in a sentence or two."""
+    """The method's name, the expression for ``compression=``, and the reason in a sentence or two."""
 
     method: str
     code: str
@@ -24,10 +24,10 @@ class Chosen(NamedTuple):
 
 
 def choose(variants: Sequence[Variant], results: Sequence[dict[str, Any]]) -> Chosen | None:
-    """What to take, by the same rules as ``advise``; None where `none` was not measured.
+    """Choose a method by the rules of ``advise``; None if `none` was not measured.
 
     Args:
-        variants: what was measured, some of them perhaps no method.
+        variants: the measured variants, which need not all be methods.
         results: see `report.results`, one for each variant.
     """
     rows = [
@@ -52,7 +52,7 @@ def choose(variants: Sequence[Variant], results: Sequence[dict[str, Any]]) -> Ch
 
 
 def lines(chosen: Chosen, framework: str) -> list[str]:
-    """For the end of the report."""
+    """Return the lines for the end of the report."""
     imported = f" (import horovod_quant.{framework} as hvq)" if chosen.code.startswith("hvq.") else ""
     return [f"In the script{imported}: compression={chosen.code}", f"Why: {chosen.reason}"]
 
@@ -78,10 +78,10 @@ def _row(variant: Variant, result: dict[str, Any]) -> Row:
 
 
 def _optimizers(paying: Sequence[Row], best: Row) -> list[str]:
-    """About the fastest that is another optimizer."""
+    """Return a line about the fastest method that needs its own optimizer."""
     faster = [row for row in paying if row.own_optimizer and (row.step or 0.0) < (best.step or 0.0)]
     return [
         f"{row.name} takes {show_seconds(row.exchange or 0.0)}, but it is another optimizer, "
-        f"hvq.optim.{row.own_optimizer}, for which {row.steps:g} times as many steps are recommended."
+        f"hvq.optim.{row.own_optimizer}, for which {row.steps:g}x the number of steps is recommended."
         for row in sorted(faster, key=lambda row: row.step or 0.0)[:1]
     ]

@@ -1,7 +1,7 @@
-"""PyTorch's side: ``hvd.DistributedOptimizer``, from the backward pass to ``optimizer.synchronize()``.
+"""PyTorch trials: ``hvd.DistributedOptimizer``, from the backward pass to ``optimizer.synchronize()``.
 
-The backward pass visits the parameters in reverse order, as a model's would. The gradients are filled with the same
-values before every exchange, outside the measurement.
+The backward pass visits the parameters in reverse order, as in a model. The gradients are filled with the same values
+before every run, outside the measurement.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def allgather(array: np.ndarray, name: str) -> np.ndarray:
 
 
 class _Visit(torch.autograd.Function):
-    """Passes a number through. On the way back it touches a parameter, whose gradient stays as it is."""
+    """Identity function whose backward pass visits a parameter without changing its gradient."""
 
     @staticmethod
     def forward(ctx: Any, number: torch.Tensor, parameter: torch.Tensor, until: Callable[[], float]) -> Any:
@@ -52,34 +52,34 @@ class _Visit(torch.autograd.Function):
 
 
 class Gradients:
-    """The gradients' values and the memory that they are exchanged in, which all methods share.
+    """The gradients' values, and the memory for reducing them, which all methods share.
 
     Args:
-        shapes: of the gradients.
-        values: this worker's.
-        device: where they are.
+        shapes: the shapes of the gradients.
+        values: the local values.
+        device: the gradients' device.
     """
 
     def __init__(self, shapes: Shapes, values: Sequence[np.ndarray], device: str = "cpu") -> None:
         self.shapes = shapes
         self.device = device
         self._values = [torch.from_numpy(array).to(device) for array in values]
-        # Apart, as they would be in a training run.
+        # Separate tensors, as in a training run.
         self._memory = [torch.empty(shape, device=device) for shape in shapes.values()]
 
     def give(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         for parameter, memory, values in zip(parameters, self._memory, self._values):
             memory.copy_(values)
-            parameter.grad = memory.detach()  # another tensor on the same memory: Horovod may replace it
+            parameter.grad = memory.detach()  # a separate tensor with the same memory: Horovod may replace it
 
 
 class Model(torch.nn.Module):
-    """Parameters, and a backward pass that visits each when its share of the pass's time is over.
+    """Parameters with a backward pass that visits each after its share of the pass's time.
 
     Args:
-        shapes: of the parameters.
+        shapes: the shapes of the parameters.
         backward: seconds that the backward pass sleeps.
-        device: where the parameters are.
+        device: the parameters' device.
     """
 
     def __init__(self, shapes: Shapes, backward: float, device: str = "cpu") -> None:
@@ -101,7 +101,7 @@ class Model(torch.nn.Module):
 
 
 class Trial:
-    """A model and its optimizer, ready to exchange gradients with one method."""
+    """A model and its optimizer, ready to reduce gradients with one method."""
 
     warm_up = WARM_UP
 
@@ -120,26 +120,26 @@ class Trial:
             self._compression = variant.compression(hvd, hvq, **ours)
             own = variant.own_optimizer
             plain = (torch.optim.SGD if own is None else getattr(hvq.optim, own))(self._parameters, lr=0.1)
-            # Other names for each variant: the same name with another shape would be a miss in Horovod's cache.
+            # Unique names for each variant: a known name with another shape misses in Horovod's cache.
             names = [f"{variant.label}: {name}" for name in gradients.shapes]
             self._optimizer = hvd.DistributedOptimizer(
                 plain, named_parameters=list(zip(names, self._parameters)), compression=self._compression
             )
 
     def prepare(self, keep: bool = False) -> None:
-        """Fills the gradients, and runs the forward pass."""
+        """Fill the gradients, and run the forward pass."""
         self._gradients.give(self._parameters)
         self._loss = self._model(torch.zeros((), device="cpu", requires_grad=True))
 
     def run(self) -> None:
-        """What is measured."""
+        """Run the measured part."""
         self._model.begin = time.perf_counter()
         self._loss.backward()
         if self._optimizer is not None:
             self._optimizer.synchronize()
 
     def averages(self) -> list[np.ndarray]:
-        """The gradients after an exchange."""
+        """Return the gradients after a run."""
         return [parameter.grad.cpu().numpy() for parameter in self._parameters]
 
     def clear(self) -> None:
@@ -148,7 +148,7 @@ class Trial:
         self._exchanges += 1
 
     def bytes_sent(self) -> float:
-        """By this worker, in all exchanges, counted."""
+        """Return the counted bytes that this worker has sent in all runs."""
         if self.variant.ours:
             return self._compression.stats().total.bytes_sent
         return self._exchanges * self.variant.plain_bytes(elements(self._gradients.shapes), hvd.size())

@@ -1,4 +1,4 @@
-"""What is compared: a method with its settings."""
+"""Variants that a benchmark compares: methods with settings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ ELEMENT_BYTES = {NONE: 4, FP16: 2}
 
 
 class Variant(NamedTuple):
-    """A method of Horovod's or of this package, with what the compressor is told besides.
+    """A method of Horovod or of this package, with further arguments of the compressor.
 
     Attributes:
-        label: for people, and for the names of Horovod's operations; different for each variant.
-        method: None for a backward pass without any exchange.
+        label: label in reports and in the names of Horovod's operations; unique.
+        method: the method; None for a backward pass without communication.
         group_bytes, seed: see `horovod_quant.frontends.frontend.BaseCompressor`.
     """
 
@@ -30,29 +30,29 @@ class Variant(NamedTuple):
 
     @property
     def own_optimizer(self) -> str | None:
-        """Name in ``hvq.optim`` of the optimizer that the method belongs to."""
+        """Name in ``hvq.optim`` of the optimizer that the method needs."""
         return None if self.method is None else self.method.own_optimizer
 
     @property
     def averages(self) -> bool:
-        """Whether the result means to be the average; an optimizer's update has no error in this sense."""
+        """True if the result approximates the average, which an optimizer's update does not."""
         return self.method is not None and self.own_optimizer is None
 
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
-        """What goes into ``compression=``; this package's compressors with further arguments."""
+        """Return the value of ``compression=``; this package's compressors get the options."""
         assert self.method is not None
         if not self.ours:
             return self.method.compression(hvd, hvq)
         return self.method.compression(hvd, hvq, group_bytes=self.group_bytes, seed=self.seed, **options)
 
     def plain_bytes(self, elements: int, size: int) -> float:
-        """What a worker sends in one exchange without this package."""
+        """Return the bytes that a worker sends in one step without this package."""
         if self.method is None:
             return 0.0
         return ring_allreduce_bytes(ELEMENT_BYTES[self.method.name] * elements, size)
 
     def refusal(self, size: int) -> str | None:
-        """Why the method cannot serve so many workers."""
+        """Return why the method does not support this number of workers, or None."""
         scheme = None if self.method is None else self.method.scheme()
         try:
             if scheme is not None:
@@ -63,7 +63,7 @@ class Variant(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How the gradients are exchanged, with every method.
+    """Settings of the communication with every method.
 
     Attributes:
         backward: seconds that the backward pass sleeps; PyTorch.

@@ -1,4 +1,4 @@
-"""One step's reductions of a distributed optimizer: what Horovod gets, in which groups, and under which names."""
+"""Reductions of a distributed optimizer's step: their tensors, groups and names."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.horovod_call import HorovodCall, own_variable
 
 _numbers: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
-"""Of the optimizers that have averaged, by process set. Every worker of a process set averages with the same ones in
-the same order, whatever else it has made.
+"""Numbers of the optimizers that have averaged, by process set.
+
+Every worker of a process set averages with the same optimizers in the same order, whatever other optimizers it has.
 """
 
 
 class Averaging:
-    """A distributed optimizer's settings, and how it averages.
+    """Averaging by a distributed optimizer, with its settings.
 
     Args:
         compression: None, a compressor of this package or one of Horovod's.
         op: the reduction.
-        process_set: where it reduces; None for all workers.
+        process_set: the process set that reduces; None for all workers.
         groups: None, a number of groups, or lists of variables; see `DistributedOptimizer`.
-        sparse_as_dense: whether ``tf.IndexedSlices`` are made dense.
-        predivide: a factor of Horovod's average to divide by before the sum.
-        devices: of dense and of sparse gradients; "" for TensorFlow's choice.
+        sparse_as_dense: whether ``tf.IndexedSlices`` are converted to dense tensors.
+        predivide: the part of the average's divisor to divide by before the sum.
+        devices: devices of dense and of sparse gradients; "" for TensorFlow's choice.
         scale_local_gradients: whether gradients of local variables are divided by the number of workers.
 
     Attributes:
-        variables: those of the gradients that are being applied.
+        variables: the variables of the gradients that are being applied.
     """
 
     def __init__(
@@ -79,11 +80,11 @@ class Averaging:
         self._local.add(own_variable(variable).ref())
 
     def average(self, gradients: Sequence[Any], indices: Sequence[int], step: Any) -> list[Any]:
-        """The gradients of ``variables``, averaged over the workers.
+        """Return the gradients of ``variables``, averaged over the workers.
 
         Args:
             gradients: tensors, ``tf.IndexedSlices`` or None, in the order of ``variables``.
-            indices: those of the variables among the optimizer's, which name the operations.
+            indices: the variables' indices in the optimizer, part of the operations' names.
             step: number of the update, for random bits.
 
         Raises:
@@ -114,7 +115,7 @@ class Averaging:
         return results
 
     def agree(self, flag: tf.Tensor) -> tf.Tensor:
-        """True where ``flag`` is on every worker."""
+        """Return whether ``flag`` is true on every worker."""
         if self._is_alone():
             return flag
         _require_no_xla()
@@ -133,14 +134,14 @@ class Averaging:
         return not self._process_set.included() or self._process_set.size() == 1
 
     def _label(self, what: str) -> str:
-        """A name that is the same on every worker; those of Keras's layers count what a process has made."""
+        """Return a name that is equal on all workers, unlike Keras's, which count a process's layers."""
         process_set = self._process_set.process_set_id
         if self._number is None:
             self._number = next(_numbers[process_set])
         return f"keras_{process_set}_{self._number}_{what}"
 
     def _cut(self, dense: dict[int, tf.Tensor]) -> list[list[int]]:
-        """Which gradients are reduced together: of one type, since Horovod's groups are."""
+        """Return the gradients that are reduced together, by dtype, as Horovod's groups require."""
         groups: list[list[int]] = []
         if isinstance(self._groups, int):
             groups = [list(map(int, part)) for part in np.array_split(list(dense), self._groups)]
@@ -240,7 +241,7 @@ class Averaging:
 
 
 def _paths(variables: Sequence[Any]) -> tuple[str, ...]:
-    """The variables' paths; the second one of a path is called ``path#1``."""
+    """Return the variables' paths, made unique: the second of a path is ``path#1``."""
     seen: Counter[str] = Counter()
     paths = []
     for variable in variables:
@@ -261,7 +262,7 @@ def _require_no_xla() -> None:
 
 
 def _require_settings(compression: Any, op: Any, hvd: Any, groups: Any, predivide: Any) -> None:
-    """Raises ValueError or TypeError, with what would work, for a value that does not."""
+    """Raise ValueError or TypeError, with valid alternatives, for an invalid setting."""
     if isinstance(compression, type) and issubclass(compression, BaseCompressor):
         name = compression.__name__
         raise TypeError(f"compression={name}: that is a class; use an instance, {name}()")

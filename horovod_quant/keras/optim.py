@@ -1,4 +1,4 @@
-"""The optimizer of BinSGDM (Peng et al., published as Birder, NeurIPS 2023) for Keras 3."""
+"""BinSGDM optimizer for Keras 3 (Peng et al., published as Birder, NeurIPS 2023)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from horovod_quant.tensorflow.optim import SavedUpdate, require_rates
 
 @keras.saving.register_keras_serializable("horovod_quant")
 class BinSGDM(SavedUpdate, keras.optimizers.Optimizer):
-    """Moves every element of every variable by ``+-learning_rate``; the sign is random, with odds set by its momentum.
+    """Sign-based optimizer: moves every element by ``+-learning_rate``, with random signs that follow momentum.
 
-    See `horovod_quant.tensorflow.optim.BinSGDM`, which computes the same. Momentum and scale are saved with the model.
+    It computes the same as `horovod_quant.tensorflow.optim.BinSGDM`. Momentum and scale are saved with the model.
 
     Args:
         learning_rate: step size of each element; a number or a schedule.
@@ -25,8 +25,8 @@ class BinSGDM(SavedUpdate, keras.optimizers.Optimizer):
         weight_decay: decoupled weight decay; None for none.
         seed: seed of the random bits.
         name: name of the optimizer.
-        clip_norm: maximum L2 norm of each worker's own gradient of a variable, which is scaled down to it; None for no
-            limit. Keras clips (``clipnorm``) after the exchange, where it has no effect on bits.
+        clip_norm: maximum L2 norm of each worker's local gradient of a variable, which is scaled down to it; None for
+            no limit. Keras clips (``clipnorm``) after the reduction, where it has no effect on bits.
         **kwargs: see ``keras.optimizers.Optimizer``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Gradients that Horovod was given together, and which of them share collectives."""
+"""Groups of gradients that Horovod reduces together, and their division by collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod_quant.tensorflow.member import Member
 
 
 class Group:
-    """Gradients that Horovod was given together: exchanged together, once all are known."""
+    """Gradients that Horovod groups, reduced together once all are known."""
 
     def __init__(
         self, siblings: Sequence[Any], build: Callable[[list[Member], HorovodCall, tf.Tensor], Callable]
@@ -36,7 +36,7 @@ class Group:
 
 
 def cut(members: Sequence[Member], group_bytes: int) -> list[list[int]]:
-    """Places of members that share collectives: the same scheme, some bytes together."""
+    """Return the indices of members that share collectives, by scheme and total bytes."""
     groups: list[list[int]] = []
     open_groups: dict[Scheme, tuple[list[int], int]] = {}
     for place, member in enumerate(members):

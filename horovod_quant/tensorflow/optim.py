@@ -1,4 +1,4 @@
-"""The Keras optimizers of BinSGDM (Peng et al., published as Birder, NeurIPS 2023), of Keras 2 (or tf-keras)."""
+"""BinSGDM optimizers for Keras 2 or tf-keras (Peng et al., published as Birder, NeurIPS 2023)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LegacyOptimizer: Any = tf.keras.optimizers.legacy.Optimizer if _HAS_KERAS_2 els
 
 
 class _Part(NamedTuple):
-    """The elements of momentum and scale that this worker keeps, and the workers that keep all."""
+    """Elements of momentum and scale on this worker, and the workers that together have all."""
 
     momentum: StatePart
     scale: StatePart
@@ -41,7 +41,7 @@ class _Part(NamedTuple):
 
 
 class BinaryUpdate:
-    """What all optimizers of BinSGDM do with a variable's momentum and scale."""
+    """Handling of momentum and scale that all BinSGDM optimizers share."""
 
     beta: float
     seed: int
@@ -55,7 +55,7 @@ class BinaryUpdate:
                 f"horovod_quant.keras.optim.BinSGDM"
             )
 
-    @tf.__internal__.tracking.no_automatic_dependency_tracking  # the parts are no variables to be saved
+    @tf.__internal__.tracking.no_automatic_dependency_tracking  # the parts are not variables to be saved
     def _begin(self, beta: float, seed: int, clip_norm: float | None) -> None:
         require_beta(beta)
         require_clip_norm(clip_norm)
@@ -68,20 +68,22 @@ class BinaryUpdate:
         self.has_compressor = False
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
-        """A variable's momentum, scale, and place among the optimizer's variables."""
+        """Return a variable's momentum, scale, and index in the optimizer's variables."""
         raise NotImplementedError
 
     def _create_state(self, variables: Sequence[Any]) -> None:
-        """Makes the state of the optimizer's variables, if there is none yet."""
+        """Create the state of the optimizer's variables, if there is none yet."""
         raise NotImplementedError
 
     def held_state(self, variable: Any, variables: Sequence[Any], averages: bool = False) -> HeldState:
-        """The state that an exchange of the variable's gradient updates; its updates are exchanged from now on.
+        """Return the state that a reduction of the variable's gradient updates.
+
+        From now on its updates come from reductions.
 
         Args:
-            variable: the one whose gradient is exchanged.
+            variable: the gradient's variable.
             variables: all variables that the optimizer will update, in case it does not know them yet.
-            averages: whether averages of the workers' bits are what arrives, not bits.
+            averages: whether reductions return averages of the workers' bits, not bits.
 
         Raises:
             ValueError: the variable is not one of this optimizer's.
@@ -94,14 +96,14 @@ class BinaryUpdate:
         return HeldState(momentum, scale, self.beta, self._update_number(), self.clip_norm, largest)
 
     def _update_number(self) -> tf.Tensor:
-        """The number of the update that is being made, int64."""
+        """Return the number of the current update, int64."""
         return tf.cast(self.iterations.read_value(), tf.int64)
 
     def _largest_of(self, place: int) -> tf.Variable:
-        """Where a variable's exchange leaves the largest magnitude of its averages for the update that follows."""
+        """Return the variable that passes the largest magnitude of averages from a reduction to its update."""
 
         def make() -> None:
-            # Nothing need initialize it in TensorFlow 1's graphs: it is assigned before it is read.
+            # It needs no initialization in TensorFlow 1 graphs: it is assigned before it is read.
             self._largest[place] = tf.compat.v1.Variable(
                 tf.zeros([]),
                 trainable=False,
@@ -115,15 +117,17 @@ class BinaryUpdate:
         return self._largest[place]
 
     def keep_part(self, state: HeldState, start: int, stop: int, process_set: Any) -> HeldState:
-        """The elements ``start .. stop - 1`` of a state; from its first update on, this worker keeps no others.
+        """Return the elements ``start .. stop - 1`` of a state.
+
+        From its first update on, this worker stores these elements only.
 
         Args:
             state: the state of a variable.
-            start, stop: which elements.
-            process_set: Horovod's workers that together keep all elements.
+            start, stop: the range of elements.
+            process_set: Horovod's workers that together store all elements.
 
         Raises:
-            RuntimeError: this worker keeps other elements.
+            RuntimeError: this worker stores other elements.
         """
         reference = state.momentum.ref()
         if reference not in self._parts:
@@ -138,10 +142,10 @@ class BinaryUpdate:
         return state._replace(momentum=part.momentum, scale=part.scale)
 
     def gather_state(self) -> Any:
-        """Gives every worker the whole state of its node, after hierarchical exchanges; call it on all workers.
+        """Gather the whole state on every worker after hierarchical reductions; call it on all workers.
 
-        Any worker can then save it, for any number of workers to load, or broadcast it. The next exchange splits it
-        again. Without hierarchical exchanges it does nothing.
+        Any worker can then save it, for any number of workers to load, or broadcast it. The next reduction splits it
+        again. Without hierarchical reductions it does nothing.
 
         Returns:
             The operation to run in a TensorFlow 1 graph; otherwise None.
@@ -157,7 +161,7 @@ class BinaryUpdate:
         return [state for part in self._parts.values() for state in (part.momentum, part.scale)]
 
     def _without_parts(self, variables: Sequence[Any]) -> list[Any]:
-        """Those that are the same on every worker: a broadcast would find the others empty."""
+        """Return the variables that are not split between workers; a broadcast would find the others empty."""
         hidden = {state.variable.ref() for state in self._state_parts() if state.is_spread()}
         return [variable for variable in variables if own_variable(variable).ref() not in hidden]
 
@@ -170,7 +174,7 @@ class BinaryUpdate:
             state.forget()
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        """What is saved: the shares, and what exchanges tell, with functions that use them, and in no checkpoint."""
+        """Return the objects to save: shares and results of reductions, with functions but not in checkpoints."""
         parent: Any = super()
         children = dict(parent._trackable_children(save_type, **kwargs))
         if save_type == "savedmodel":
@@ -181,18 +185,18 @@ class BinaryUpdate:
 
     @integer_shapes()
     def _step_of_elements(self, gradient: Any, variable: Any) -> tf.Tensor:
-        """+-1 for each element, or an average of the workers' bits, in the variable's dtype.
+        """Return +-1 for each element, or an average of the workers' bits, in the variable's dtype.
 
-        What was exchanged, whatever it was multiplied by on the way (a loss scale, clipping, a sum); or, of a gradient
-        that arrives averaged, random bits with its momentum's odds, the same on every worker. Zeros where no worker has
-        a gradient.
+        It recovers the reduced bits from a scaled gradient (by a loss scale, clipping or a sum). For a gradient that
+        arrives averaged it draws random bits by momentum and scale, the same on every worker. It is zero where no
+        worker has a gradient.
         """
         if (
             hasattr(self, "_allreduce_grads") and not self.has_compressor
         ):  # Horovod's class derives from this one
             self.has_compressor = True
             notices.warn(WITHOUT_ITS_COMPRESSOR, stacklevel=2)
-        gradient = tf.ensure_shape(gradient, variable.shape)  # what workers gathered has none
+        gradient = tf.ensure_shape(gradient, variable.shape)  # a gathered gradient has no static shape
         momentum, scale, place = self._state_of(variable)
         if place in self._exchanged:
             largest = self._exchanged[place]
@@ -215,35 +219,35 @@ class BinaryUpdate:
 
 
 def _signs(exchanged: tf.Tensor) -> tf.Tensor:
-    """The workers' bits; NaN stays."""
+    """Recover the workers' bits from a scaled gradient; NaN stays."""
     return tf.where(tf.math.is_nan(exchanged), exchanged, tf.sign(exchanged))
 
 
 def _averages(exchanged: tf.Tensor, largest: tf.Variable) -> tf.Tensor:
-    """The averages of the workers' bits; NaN stays."""
-    with tf.control_dependencies([exchanged]):  # whose exchange has assigned it
-        told = largest.read_value()
+    """Recover the averages of the workers' bits from a scaled gradient; NaN stays."""
+    with tf.control_dependencies([exchanged]):  # the reduction has assigned `largest`
+        stored = largest.read_value()
     values = tf.cast(exchanged, tf.float32)
-    return values * tf.math.divide_no_nan(told, largest_magnitude(values))
+    return values * tf.math.divide_no_nan(stored, largest_magnitude(values))
 
 
 def is_there(gradient: tf.Tensor) -> tf.Tensor:
-    """Whether a gradient has an element that is not zero."""
+    """Return whether a gradient has an element that is not zero."""
     return tf.reduce_any(tf.not_equal(gradient, 0))
 
 
 def largest_magnitude(values: tf.Tensor) -> tf.Tensor:
-    """That of the elements that are not NaN, float32; 0 of none."""
+    """Return the largest magnitude of the elements that are not NaN, in float32; 0 without elements."""
     magnitudes = tf.abs(tf.cast(values, tf.float32))
     found = tf.reduce_max(tf.where(tf.math.is_nan(magnitudes), tf.zeros_like(magnitudes), magnitudes))
     return tf.maximum(found, 0.0)
 
 
 class SavedUpdate(BinaryUpdate):
-    """What optimizers of Keras have besides that save their own variables."""
+    """Additional methods for Keras optimizers that save their variables."""
 
     def save_own_variables(self, store: Any) -> None:
-        """As in Keras.
+        """Save variables as in Keras.
 
         Raises:
             RuntimeError: the state is split among workers; see `gather_state`.
@@ -252,25 +256,25 @@ class SavedUpdate(BinaryUpdate):
         super().save_own_variables(store)  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
-        """As in Keras; a hierarchical exchange splits the state again."""
+        """Load variables as in Keras; the next hierarchical reduction splits the state again."""
         self._forget_parts()
         super().load_own_variables(store)  # type: ignore[misc]
 
 
 class BinSGDM(SavedUpdate, _Optimizer):
-    """Moves every element of every variable by ``+-learning_rate``; the sign is random, with odds set by its momentum.
+    """Sign-based optimizer: moves every element by ``+-learning_rate``, with random signs that follow momentum.
 
     1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``, where ``g`` is the
        gradient, clipped to ``clip_norm``;
     2. a bit is +1 with probability ``(1 + momentum / scale) / 2``, else -1;
     3. ``v = v - learning_rate (bit + weight_decay v)``.
 
-    With ``compression=horovod_quant.tensorflow.BinSGDM()`` each worker applies steps 1 and 2 to its own gradient, and
-    the workers' bits are averaged and binarized again in the exchange; with ``server_bits`` above 1 the average is the
+    With ``compression=horovod_quant.tensorflow.BinSGDM()`` each worker applies steps 1 and 2 to its local gradient, and
+    the workers' bits are averaged and binarized again in the reduction; with ``server_bits`` above 1 the average is the
     ``bit`` of step 3, a number from -1 to 1. Gradients that arrive averaged instead (one worker, small gradients,
     another compression) go through steps 1 and 2 here, with random bits that are the same on every worker. The ``bit``
     of a variable whose gradient is zero on every worker is 0. Momentum and scale are slot variables, saved with the
-    model. With ``BinSGDM(hierarchical=True)`` each worker keeps them only for its share of the elements: call
+    model. With ``BinSGDM(hierarchical=True)`` each worker stores them only for its share of the elements: call
     `gather_state` before saving or broadcasting them.
 
     Args:
@@ -279,8 +283,8 @@ class BinSGDM(SavedUpdate, _Optimizer):
         weight_decay: decoupled weight decay; None for none.
         seed: seed of the random bits.
         name: name of the optimizer.
-        clip_norm: maximum L2 norm of each worker's own gradient of a variable, which is scaled down to it; None for
-            no limit. Keras clips (``clipnorm``) after the exchange, where it has no effect on bits.
+        clip_norm: maximum L2 norm of each worker's local gradient of a variable, which is scaled down to it; None for
+            no limit. Keras clips (``clipnorm``) after the reduction, where it has no effect on bits.
         **kwargs: see ``tf.keras.optimizers.Optimizer``.
 
     Raises:
@@ -324,7 +328,7 @@ class BinSGDM(SavedUpdate, _Optimizer):
         return type(variables)(self._without_parts(variables))
 
     def set_weights(self, weights: Any) -> None:
-        """As in Keras; a hierarchical exchange splits the state again."""
+        """Set weights as in Keras; the next hierarchical reduction splits the state again."""
         self._forget_parts()
         super().set_weights(weights)
 
@@ -351,7 +355,7 @@ class BinSGDM(SavedUpdate, _Optimizer):
 
 
 class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
-    """`BinSGDM` as an optimizer of ``tf.keras.optimizers.legacy``, which Horovod's warm-up callback needs.
+    """A `BinSGDM` in ``tf.keras.optimizers.legacy``, which Horovod's warm-up callback needs.
 
     Args:
         learning_rate, beta, seed, name, clip_norm: see `BinSGDM`.
@@ -402,7 +406,7 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
         return self._without_parts(super().variables())
 
     def get_weights(self) -> list[Any]:
-        """As in Keras.
+        """Return weights as in Keras.
 
         Raises:
             RuntimeError: the state is split among workers; see `gather_state`.
@@ -411,7 +415,7 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
         return super().get_weights()
 
     def set_weights(self, weights: Any) -> None:
-        """As in Keras; a hierarchical exchange splits the state again."""
+        """Set weights as in Keras; the next hierarchical reduction splits the state again."""
         self._forget_parts()
         super().set_weights(weights)
 
@@ -441,21 +445,21 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
 
 
 def require_rates(learning_rate: Any, weight_decay: float) -> None:
-    """Raises ValueError unless what is a number is finite and not negative; a schedule is none."""
+    """Raise ValueError for a number that is negative or not finite; a schedule is not checked."""
     require_step_sizes(weight_decay=weight_decay)
     if isinstance(learning_rate, (int, float)):
         require_step_sizes(learning_rate=learning_rate)
 
 
 def binsgdm_of(optimizer: Any) -> Any:
-    """The BinSGDM optimizer that ``optimizer`` is, or wraps (a loss scale); None if there is none."""
+    """Return the BinSGDM optimizer that ``optimizer`` is, or wraps (a loss scale); None if there is none."""
     while optimizer is not None and not isinstance(optimizer, BinaryUpdate):
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return optimizer
 
 
 def restore_from_saved_model(model: Any, path: Any) -> None:
-    """Restores a model's optimizer state from its SavedModel, including momentum and scale.
+    """Restore a model's optimizer state from its SavedModel, including momentum and scale.
 
     Keras does not restore optimizer state from the SavedModel format (only from ``.h5``): call this after
     ``load_model``.
