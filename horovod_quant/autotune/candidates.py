@@ -1,4 +1,4 @@
-"""Candidate methods of a trial: registered methods within a bound of the nmse."""
+"""Candidate methods of a trial, within a bound of the nmse."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def find(
     on_device: bool = False,
     inside: Inside = FLOAT32,
 ) -> tuple[Candidate, ...]:
-    """Return the candidates with an expected nmse of at most ``max_nmse``, in order of bytes sent.
+    """Return the candidates within ``max_nmse``, in order of bytes sent.
 
     Each short name of a scheme contributes its method with the fewest sufficient bits, if it sends less than float32.
     Among methods with the same collectives each scheme has one candidate, and a method that neither sends less nor has
@@ -85,7 +85,10 @@ def any_of(
     kinds: tuple[type[Scheme], ...],
     on_device: bool = False,
 ) -> Candidate | None:
-    """Return one of the methods that `find` chooses from, or None; faster than `find`."""
+    """Return one of the methods that `find` chooses from, or None.
+
+    Faster than `find`.
+    """
     fitting = (
         found
         for family in _families(kinds)[::-1]
@@ -154,7 +157,7 @@ def _narrowest(
     on_device: bool,
     inside: Inside = FLOAT32,
 ) -> Iterator[Candidate]:
-    """Yield a short name's method with the fewest bits whose nmse is at most ``max_nmse``, if any."""
+    """Yield the narrowest method of a short name within ``max_nmse``."""
     for method in family.members:
         scheme = method.scheme()
         assert scheme is not None
@@ -175,7 +178,10 @@ def _candidate(name: str, scheme: Scheme, workers: Workers, hierarchical: bool, 
 
 
 def bits_sent(scheme: Scheme, workers: Workers) -> float:
-    """Return the bits that a worker sends per element of a large gradient; ``64 (n - 1) / n`` for float32 in a ring."""
+    """Return the bits sent per element of a large gradient.
+
+    These are one worker's; float32 in a ring has ``64 (n - 1) / n``.
+    """
     work = work_of(scheme, [_ELEMENTS], workers.size, workers.local_size)
     sent = sum(sum(sent_bytes(request, workers.size_of(request.group))) for _, request in work.stages)
     return 8 * sent / _ELEMENTS
@@ -188,7 +194,10 @@ def _wire(candidate: Candidate, workers: Workers) -> list[type]:
 
 
 def _replaces(one: Candidate, other: Candidate) -> bool:
-    """True if a candidate that sends no more, by the same collectives, makes another one redundant."""
+    """True if a candidate makes another one redundant.
+
+    The first sends no more, by the same collectives.
+    """
     if _kind(one) is _kind(other):
         return True
     return _nmse(one) <= _nmse(other) and (_needs_host(other) or not _needs_host(one))

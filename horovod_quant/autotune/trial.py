@@ -1,7 +1,8 @@
-"""Trial of methods during training steps, and the decision between them; imports no framework.
+"""Trial of methods during training steps, and the decision between them.
 
-All workers count the steps of a trial in the same way, so each knows which method a step uses. Each worker measures
-separately; the decision uses sums of all workers' medians, in whole microseconds, which are equal on all workers.
+Imports no framework. All workers count the steps of a trial in the same way, so each knows which method a step uses.
+Each worker measures separately; the decision uses sums of all workers' medians, in whole microseconds, which are equal
+on all workers.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _MICROSECONDS = 1e6
 
 
 class TrialStep(NamedTuple):
-    """A step of a trial: the number of its method, and whether it is measured."""
+    """A step of a trial: its method, and whether it counts."""
 
     method: int
     counts: bool
 
 
 def timetable(methods: int) -> list[TrialStep]:
-    """Return the steps of a trial of a number of methods, in order."""
+    """Return the steps of a trial in order."""
     return [
         TrialStep(method, step >= warm_up)
         for warm_up in (FIRST_WARM_UP, *[WARM_UP] * (ROUNDS - 1))
@@ -107,7 +108,9 @@ def _median(seconds: Sequence[float]) -> int:
 
 
 class Measurement(NamedTuple):
-    """A trial's measurements of a method, in seconds: means over the workers of their medians.
+    """A trial's measurements of a method.
+
+    All times are in seconds: means over the workers of their medians.
 
     Attributes:
         method: its name.
@@ -165,7 +168,10 @@ class Report(NamedTuple):
         return next((each for each in others if each.method == self.method), None)
 
     def __str__(self) -> str:
-        """``trial: step 40 of 98``; then ``chose eden-3: 1.97x (212 ms per step, none 417 ms; 4 workers)``."""
+        """``trial: step 40 of 98``.
+
+        Then ``chose eden-3: 1.97x (212 ms per step, none 417 ms; 4 workers)``.
+        """
         if self.method is None or self.step < self.steps:
             return f"trial: step {self.step} of {self.steps}" if self.steps else "trial: not begun"
         chosen = [each for each in self.measurements if each.method == self.method]
@@ -181,7 +187,9 @@ class Report(NamedTuple):
 
 
 def evaluate(candidates: Sequence[Candidate], sums: Sequence[int], workers: int) -> Report:
-    """Choose the method with the smallest nmse among those with the shortest steps.
+    """Choose the best method among those with the shortest steps.
+
+    The best is the one with the smallest nmse.
 
     Args:
         candidates: the candidates, in the order of the trial.

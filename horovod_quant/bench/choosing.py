@@ -1,4 +1,4 @@
-"""Recommendation from a benchmark's figures: the line for the script, and the reason."""
+"""Recommendation from a benchmark's figures, with the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from horovod_quant.frontends.methods import NONE
 
 
 class Chosen(NamedTuple):
-    """The method's name, the expression for ``compression=``, and the reason in a sentence or two."""
+    """The method's name, its expression for ``compression=``, and the reason."""
 
     method: str
     code: str
@@ -24,7 +24,9 @@ class Chosen(NamedTuple):
 
 
 def choose(variants: Sequence[Variant], results: Sequence[dict[str, Any]]) -> Chosen | None:
-    """Choose a method by the rules of ``advise``; None if `none` was not measured.
+    """Choose a method by the rules of ``advise``.
+
+    Returns None if `none` was not measured.
 
     Args:
         variants: the measured variants, which need not all be methods.

@@ -1,4 +1,4 @@
-"""Run of the benchmark on each worker, from the plan to the report."""
+"""Run of the benchmark on each worker."""
 
 from __future__ import annotations
 
@@ -151,7 +151,10 @@ class Run:
         return status
 
     def _agreed_problem(self) -> str:
-        """Return a problem of any worker, the same text on all; an empty text without problems."""
+        """Return a problem of any worker, the same text on all.
+
+        It is an empty text without problems.
+        """
         if self.bench.size < self.fewest_workers:
             return f"one worker exchanges nothing; start several: horovodrun -np 2 {self.program} ..."
         digest = hashlib.sha256(repr(list(self.plan.shapes.items())).encode()).hexdigest()
@@ -191,7 +194,10 @@ class Run:
         }
 
     def _round(self) -> None:
-        """Print and save the results so far: Ctrl-C may end this process at any time."""
+        """Print and save the results so far.
+
+        Ctrl-C may end this process at any time.
+        """
         done, now = len(self.found.rounds), time.monotonic()
         if not self._first or (now < self._saved + EVERY and done != self.plan.rounds):
             return
@@ -263,9 +269,10 @@ def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
 
 
 def failure(program: str, problem: str, first: bool) -> int:
-    """Print, on rank 0, the problem that all workers know; return the exit status.
+    """Print, on rank 0, the problem that all workers know.
 
-    Other workers return 0: at the first other status horovodrun ends all workers, perhaps before rank 0 has printed.
+    Return the exit status. Other workers return 0: at the first other status horovodrun ends all workers, perhaps
+    before rank 0 has printed.
     """
     if first:
         write_line(f"{program}: error: {problem}", sys.stderr)

@@ -1,4 +1,4 @@
-"""GPUs of PyTorch's workers, and checks that Horovod can reduce tensors on them."""
+"""GPUs of PyTorch's workers, and what Horovod supports on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from horovod_quant.torch.memory import STAGING
 
 
 def gpu_problem() -> str | None:
-    """Return why PyTorch has no GPU, with the remedy; None if it has one."""
+    """Return why PyTorch has no GPU, with the remedy.
+
+    Returns None if it has one.
+    """
     if torch.version.cuda is None:
         return (
             f"PyTorch {torch.__version__} is built without CUDA; scripts/setup --gpu=host makes an environment with "
@@ -37,7 +40,7 @@ def _is_shared(hvd: Any) -> bool:
 
 
 def reduction_problem(hvd: Any) -> str | None:
-    """Return why Horovod cannot reduce tensors on the GPUs of this host's workers; None if it can.
+    """Return why Horovod cannot reduce GPU tensors here, or None.
 
     This package's methods do not need it: they then pass Horovod tensors in host memory.
     """

@@ -17,7 +17,9 @@ LONGEST = 300.0
 
 
 def is_enough(wall: np.ndarray, reference: int) -> bool:
-    """Return whether all methods' ratios to a reference are precise enough, equal on all workers.
+    """Return whether the ratios are precise enough.
+
+    The result is equal on all workers.
 
     Args:
         wall: seconds of the slowest worker, ``[round, trial]``.
@@ -34,7 +36,7 @@ def is_enough(wall: np.ndarray, reference: int) -> bool:
 
 
 def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the median of each column of a sample, between the ends of its 95% confidence interval.
+    """Return columns' medians between the ends of 95% confidence intervals.
 
     The interval follows from order statistics, for any distribution. If a caller checks after each round, and stops at
     the first interval that is short enough, the confidence is somewhat lower.

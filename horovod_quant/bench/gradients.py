@@ -19,7 +19,9 @@ def gradient(shape: tuple[int, ...], seed: int, rank: int, index: int) -> np.nda
 
 
 class ExactAverage:
-    """Exact average in float64 for comparison; every worker compares a share of the parameters.
+    """Exact average in float64 for comparison.
+
+    Every worker compares a share of the parameters.
 
     Args:
         shapes: the shapes of the gradients.
@@ -37,6 +39,9 @@ class ExactAverage:
                 self._exact[index] = total / size
 
     def squares(self, averages: Sequence[np.ndarray]) -> tuple[float, float]:
-        """Return sums of squares of the errors, and of the exact averages, of this worker's share."""
+        """Return sums of squares of errors and of exact averages.
+
+        They are for this worker's share of the parameters.
+        """
         errors = sum(float(np.square(averages[index] - exact).sum()) for index, exact in self._exact.items())
         return errors, sum(float(np.square(exact).sum()) for exact in self._exact.values())

@@ -40,7 +40,10 @@ class Counter:
         self.names = [chosen] if chosen in there else []
 
     def bytes_sent(self) -> float | None:
-        """Return the bytes sent since the host was started; None if they cannot be read."""
+        """Return the bytes sent since the host was started.
+
+        Returns None if they cannot be read.
+        """
         counted = self._read()
         return float(sum(counted[name] for name in self.names)) if self.names else None
 
@@ -54,7 +57,10 @@ class Counter:
 
 
 def interface_to(host: str) -> str | None:
-    """Return the interface for packets to a host; None if there is no route."""
+    """Return the interface for packets to a host.
+
+    Returns None if there is no route.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
         try:
             unsent.connect((host, 9))

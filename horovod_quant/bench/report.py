@@ -18,11 +18,11 @@ VERSION = 2
 
 
 def results(labels: Sequence[str], found: Found) -> list[dict[str, Any]]:
-    """Return one entry for each trial, in JSON's types; empty if no round was finished.
+    """Return one entry for each trial, in JSON's types.
 
-    Times are lists with an entry for each round: ``wall_seconds`` of the slowest worker, the others means over the
-    workers. ``speed_up`` is the median over the rounds of the time of ``none`` divided by the time of the trial in the
-    same round; None without ``none``.
+    Empty if no round was finished. Times are lists with an entry for each round: ``wall_seconds`` of the slowest
+    worker, the others means over the workers. ``speed_up`` is the median over the rounds of the time of ``none``
+    divided by the time of the trial in the same round; None without ``none``.
     """
     if not found.rounds:
         return []
@@ -48,7 +48,10 @@ def results(labels: Sequence[str], found: Found) -> list[dict[str, Any]]:
 
 
 def _interface_bytes(counted: np.ndarray) -> float | None:
-    """Return the bytes per host, mean over the hosts, from ``[round, worker]``; None if a host cannot read them."""
+    """Return the bytes per host, mean over the hosts, from ``[round, worker]``.
+
+    Returns None if a host cannot read them.
+    """
     leaders = counted[:, ~np.isnan(counted).all(axis=0)]
     return float(np.median(leaders.mean(axis=1))) if leaders.size else None
 
@@ -61,7 +64,10 @@ def write_json(path: str, setting: dict[str, Any], found: list[dict[str, Any]]) 
 
 
 def title(setting: dict[str, Any]) -> str:
-    """Return a title such as ``resnet50 in PyTorch, 4 workers on 2 hosts, Gloo``."""
+    """Return a report's title.
+
+    An example is ``resnet50 in PyTorch, 4 workers on 2 hosts, Gloo``.
+    """
     framework = {"torch": "PyTorch", "tensorflow": "TensorFlow"}[setting["framework"]]
     controller = {"gloo": "Gloo", "mpi": "MPI"}[setting["controller"]]
     model = setting["model"] or f"{setting['elements']:,} elements"
@@ -70,7 +76,10 @@ def title(setting: dict[str, Any]) -> str:
 
 
 def console() -> Any:
-    """Return a console without colours, ASCII only: horovodrun may split output between any two bytes."""
+    """Return a console without colours, ASCII only.
+
+    horovodrun may split output between any two bytes.
+    """
     from rich.console import Console
 
     return Console(width=120, color_system=None, highlight=False, emoji=False, markup=False)
@@ -138,7 +147,7 @@ def plot_formats() -> list[str]:
 
 
 def plot(path: str, setting: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    """Write a plot with bars of the wall times, their ranges, and of the bytes, with values."""
+    """Write a bar plot of wall times, with ranges, and bytes."""
     bars(setting, found).savefig(path, dpi=150)
 
 

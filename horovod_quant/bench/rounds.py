@@ -26,7 +26,10 @@ THREADS = "/proc/self/task"
 
 
 class Measurement(NamedTuple):
-    """One run of step communication on one worker: seconds, and numbers of events."""
+    """Measurements of one run on one worker.
+
+    Seconds, and numbers of events.
+    """
 
     wall: float
     cpu: float  # CPU time of all threads
@@ -100,7 +103,10 @@ class Bench:
         return self.gather(measurement)
 
     def inspected(self, trial: Any, exact: ExactAverage) -> tuple[float, float | None]:
-        """Run a trial once; return the bytes sent by a worker, and the average's nmse."""
+        """Run a trial once.
+
+        Return the bytes sent by a worker, and the average's nmse.
+        """
         before = trial.bytes_sent()
         trial.prepare(keep=True)
         self._measurement(trial)
@@ -139,7 +145,9 @@ class Bench:
         found: Found,
         finished: Callable[[], None],
     ) -> None:
-        """Fill ``found``; a round measures every trial once, each round beginning with another one.
+        """Measure all trials in rounds, and fill ``found``.
+
+        A round measures every trial once, each round beginning with another one.
 
         Args:
             trials: the trials.

@@ -52,7 +52,7 @@ class _Visit(torch.autograd.Function):
 
 
 class Gradients:
-    """The gradients' values, and the memory for reducing them, which all methods share.
+    """The gradients' values and memory, which all methods share.
 
     Args:
         shapes: the shapes of the gradients.
@@ -74,7 +74,9 @@ class Gradients:
 
 
 class Model(torch.nn.Module):
-    """Parameters with a backward pass that visits each after its share of the pass's time.
+    """Parameters with a backward pass of a given duration.
+
+    It visits each parameter after its share of the time.
 
     Args:
         shapes: the shapes of the parameters.

@@ -11,7 +11,7 @@ ELEMENT_BYTES = {NONE: 4, FP16: 2}
 
 
 class Variant(NamedTuple):
-    """A method of Horovod or of this package, with further arguments of the compressor.
+    """A method with further arguments of its compressor.
 
     Attributes:
         label: label in reports and in the names of Horovod's operations; unique.
@@ -35,7 +35,10 @@ class Variant(NamedTuple):
 
     @property
     def averages(self) -> bool:
-        """True if the result approximates the average, which an optimizer's update does not."""
+        """True if the result approximates the average.
+
+        An optimizer's update does not.
+        """
         return self.method is not None and self.own_optimizer is None
 
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
@@ -46,13 +49,13 @@ class Variant(NamedTuple):
         return self.method.compression(hvd, hvq, group_bytes=self.group_bytes, seed=self.seed, **options)
 
     def plain_bytes(self, elements: int, size: int) -> float:
-        """Return the bytes that a worker sends in one step without this package."""
+        """Return the bytes a worker sends without this package."""
         if self.method is None:
             return 0.0
         return ring_allreduce_bytes(ELEMENT_BYTES[self.method.name] * elements, size)
 
     def refusal(self, size: int) -> str | None:
-        """Return why the method does not support this number of workers, or None."""
+        """Return why the number of workers is not supported, or None."""
         scheme = None if self.method is None else self.method.scheme()
         try:
             if scheme is not None:

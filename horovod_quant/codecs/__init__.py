@@ -1,1 +1,4 @@
-"""Codecs, which encode numbers as the words of a payload; independent of ranks except for random bits."""
+"""Codecs, which encode numbers as the words of a payload.
+
+Independent of ranks except for random bits.
+"""

@@ -29,7 +29,7 @@ class Codec(ABC):
 
     @property
     def align(self) -> int:
-        """Number of elements of which the start of a segment is a multiple."""
+        """Number of elements whose multiples are starts of segments."""
         return TILE
 
     @abstractmethod
@@ -56,7 +56,9 @@ class Codec(ABC):
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        """Write the sums over the payloads, in order, times a factor; return the kernels' results.
+        """Write the sums over the payloads, in order, times a factor.
+
+        Return the kernels' results.
 
         Args:
             kernels: the backend.
@@ -78,7 +80,7 @@ class Codec(ABC):
     def averages(
         self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch
     ) -> Sequence[Any]:
-        """Return the averages over all workers' payloads, a float32 array for each segment."""
+        """Return the averages over all workers' payloads, float32, per segment."""
         outs = segment_kernels(kernels).empty(batch.elements)
         return self.decode(kernels, payloads, at, batch, self.domain, 1.0 / len(payloads), outs)
 

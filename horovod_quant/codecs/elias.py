@@ -1,4 +1,4 @@
-"""Elias coding of `NormsAndCodes`: streams of bytes with lengths that depend on the values."""
+"""Elias coding of `NormsAndCodes`: streams of bytes of variable length."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class EliasCodes:
         return 4 * sum(map(self.fixed.words, elements)) + 8 * streams
 
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> tuple[list[np.ndarray], list[int]]:
-        """Return the parts of the payload, uint8, and the number of bytes of each tensor."""
+        """Return the payload's parts, uint8, and each tensor's bytes."""
         norms, streams = [], []
         for i, count in enumerate(batch.elements):
             alone = Batch((count,), batch.starts[i : i + 1], batch.chains[i : i + 1], batch.steps[i : i + 1])

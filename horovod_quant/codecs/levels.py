@@ -1,7 +1,7 @@
-"""Level sets of stochastic rounding as functions of ``s``, for formulas; kernels have separate code.
+"""Level sets of stochastic rounding as functions of ``s``, for formulas.
 
-``s`` is the number of non-zero levels of a uniform set ``0, 1/s, ..., 1``, and the exponent of the smallest non-zero
-level of an exponential set ``0, 2^-s, ..., 1/2, 1``.
+Kernels have separate code. ``s`` is the number of non-zero levels of a uniform set ``0, 1/s, ..., 1``, and the exponent
+of the smallest non-zero level of an exponential set ``0, 2^-s, ..., 1/2, 1``.
 """
 
 from __future__ import annotations

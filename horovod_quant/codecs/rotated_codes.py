@@ -1,4 +1,4 @@
-"""Codec of EDEN: a random rotation, Lloyd-Max levels, and one scale per bucket."""
+"""Codec of EDEN: random rotation, Lloyd-Max levels, scales."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_STEP = 2**31 - 1
 
 @dataclass(frozen=True)
 class RotatedCodes(Codec):
-    """A word with the step that selected the rotation, and the codes of rotated elements.
+    """A step word that selects the rotation, and codes.
 
     The step is a local count of the encoding rank. A receiver's count may differ: after a worker has joined later, has
     failed in the middle of a step, or has missed steps after ``hvd.join()``.
@@ -59,7 +59,10 @@ class RotatedCodes(Codec):
     def reduce(
         self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch, gather: Codec
     ) -> Any:
-        """Encode the averages with the first worker's step, which all reducers of a tensor know."""
+        """Encode the averages with the first worker's step.
+
+        All reducers of a tensor know it.
+        """
         assert isinstance(gather, RotatedCodes)
         averages = batch.with_values(self.averages(kernels, payloads, at, batch))
         steps = segment_kernels(kernels).step_words(payloads[0], at, batch.elements)
@@ -67,12 +70,13 @@ class RotatedCodes(Codec):
 
 
 def eden_variance_factor(bits: int, with_trellis: bool = False) -> float:
-    """Return EDEN's nmse ``E||Q(v) - v||^2 / ||v||_2^2`` of one vector, ``D / (1 - D)``.
+    """Return EDEN's nmse for one vector: ``D / (1 - D)``.
 
-    The expectation is over the rotations, for every vector v. With z the rotated vector, q its levels and the scale
-    ``||v||^2 / <z, q>`` the squared error is ``||v||^4 ||q||^2 / <z, q>^2 - ||v||^2``. The coordinates of z are nearly
-    independent and normally distributed, and Lloyd-Max levels have ``E z q = E q^2 = 1 - D``. So do a trellis's levels,
-    which are also the means of their cells. It is less accurate for vectors shorter than a bucket.
+    It is ``E||Q(v) - v||^2 / ||v||_2^2``. The expectation is over the rotations, for every vector v. With z the rotated
+    vector, q its levels and the scale ``||v||^2 / <z, q>`` the squared error is ``||v||^4 ||q||^2 / <z, q>^2 -
+    ||v||^2``. The coordinates of z are nearly independent and normally distributed, and Lloyd-Max levels have ``E z q =
+    E q^2 = 1 - D``. So do a trellis's levels, which are also the means of their cells. It is less accurate for vectors
+    shorter than a bucket.
 
     Args:
         bits: width of a code, 1 to 4.

@@ -1,4 +1,4 @@
-"""Step size of a rotated sum: the distance of levels at which all workers' sum fits its fields.
+"""Step size of a rotated sum, by which sums fit their fields.
 
 It determines bits on the wire and the nmse of `horovod_quant.schemes.rotated_sum`.
 """
@@ -30,15 +30,15 @@ _COORDINATES = 1024  # per bucket
 
 
 def rotated_sum_step(bits: int, workers: int, rounding: str = "joint") -> float:
-    """Return the step size of a rotated sum, in standard deviations of the sum's coordinates.
+    """Return the step size of a rotated sum.
 
-    It is the smallest step size for which a bucket's coordinates leave a field of ``-2^(b-1) .. 2^(b-1) - 1`` steps
-    with a probability of at most `OVERFLOWS`. A coordinate T of the sum, in steps, is normally distributed, because of
-    the signs of the second round. The rounding errors are those of pairs of workers: ``1 - x`` with probability x,
-    otherwise ``-x``, for a fraction x of the pair's sum. c is the logarithm of the mean of ``exp(s error)`` over a
-    pair's x and the errors. By Chernoff's bound
-    ``log P(T + errors >= 2^(b-1)) <= min over s of s^2 / (2 step^2) + c(s) n / 2 - 2^(b-1) s``, which is set to its
-    value for a single normal variable that leaves the field with equal probability, ``-z^2 / 2``.
+    Its unit is the standard deviation of the sum's coordinates. It is the smallest step size for which a bucket's
+    coordinates leave a field of ``-2^(b-1) .. 2^(b-1) - 1`` steps with a probability of at most `OVERFLOWS`. A
+    coordinate T of the sum, in steps, is normally distributed, because of the signs of the second round. The rounding
+    errors are those of pairs of workers: ``1 - x`` with probability x, otherwise ``-x``, for a fraction x of the pair's
+    sum. c is the logarithm of the mean of ``exp(s error)`` over a pair's x and the errors. By Chernoff's bound ``log
+    P(T + errors >= 2^(b-1)) <= min over s of s^2 / (2 step^2) + c(s) n / 2 - 2^(b-1) s``, which is set to its value for
+    a single normal variable that leaves the field with equal probability, ``-z^2 / 2``.
 
     The errors have a variance of n / 12, or less where the step size is large compared with a worker's local
     coordinates, because an integer is then mostly 0: that is why a step size exists for any number of workers. The
@@ -89,11 +89,11 @@ def _rotated_sum_step(bits: int, workers: int, joint: bool) -> float:
 
 
 def estimate_margin(samples: int) -> float:
-    """Return the factor applied to a sum's variance because it is only estimated.
+    """Return the factor for a variance that is only estimated.
 
-    With a variance estimated from N coordinates, and a margin m, the deviations that fit a field are ``z^2 m X / N``
-    instead of ``z^2``, where X has the chi-square distribution. The mean of ``exp(-z^2 m X / (2 N))`` is
-    ``(1 + z^2 m / N)^(-N/2)``; m makes it ``exp(-z^2 / 2)``.
+    It is applied to the sum's variance. With a variance estimated from N coordinates, and a margin m, the deviations
+    that fit a field are ``z^2 m X / N`` instead of ``z^2``, where X has the chi-square distribution. The mean of
+    ``exp(-z^2 m X / (2 N))`` is ``(1 + z^2 m / N)^(-N/2)``; m makes it ``exp(-z^2 / 2)``.
 
     Args:
         samples: N, at least 1.
@@ -139,12 +139,17 @@ def rotated_sum_error(bits: int, workers: int, rounding: str = "joint") -> float
 
 
 def _tail_exponent() -> float:
-    """Return ``z^2 / 2``, with `OVERFLOWS` the probability that a normal bucket exceeds z standard deviations."""
+    """Return ``z^2 / 2`` for the design's limit z.
+
+    A normal bucket exceeds z standard deviations with probability `OVERFLOWS`.
+    """
     return NormalDist().inv_cdf(OVERFLOWS / (2 * _COORDINATES)) ** 2 / 2
 
 
 def _rounded_sums(workers: int, joint: bool, alike: bool) -> tuple[float, float]:
-    """Return the number of independent roundings in the workers' sum, and their deviation in units of a worker's.
+    """Return the number and deviation of a sum's independent roundings.
+
+    The deviation's unit is a worker's.
 
     Args:
         workers: number of workers.
@@ -157,7 +162,10 @@ def _rounded_sums(workers: int, joint: bool, alike: bool) -> tuple[float, float]
 
 
 def _fraction_variance(deviation: float) -> float:
-    """Return the mean of ``x (1 - x)`` for the fraction x of a normal variable, by its Fourier series."""
+    """Return the mean of ``x (1 - x)`` by its Fourier series.
+
+    x is the fraction of a normal variable.
+    """
     if deviation < 0.2:
         return deviation * math.sqrt(2 / math.pi) - deviation**2
     k = np.arange(1, 20)

@@ -22,9 +22,10 @@ _NUMBERS = 2**12
 
 
 def rounding_variance(r: npt.ArrayLike, levels: npt.ArrayLike) -> _Floats:
-    """Return the exact variance of unbiased stochastic rounding of each ``r`` to its neighbouring levels.
+    """Return the exact variance of unbiased stochastic rounding.
 
-    With ``r`` between ``low`` and ``high`` it is ``(high - r) (r - low)``.
+    Each ``r`` is rounded to one of its neighbouring levels. With ``r`` between ``low`` and ``high`` it is ``(high - r)
+    (r - low)``.
 
     Args:
         r: any shape, each in [0, 1].
@@ -49,7 +50,9 @@ def rounding_variance(r: npt.ArrayLike, levels: npt.ArrayLike) -> _Floats:
 
 
 def joint_dither(rank: int, size: int) -> tuple[int, float]:
-    """Return c and a of a worker's dither ``frac(c U + a)``, with the uniform U that all workers share.
+    """Return c and a of a worker's dither ``frac(c U + a)``.
+
+    All workers share the uniform U.
 
     Source: `horovod_quant.kernels.keys.RngKey.joint`.
     """
@@ -70,10 +73,11 @@ def flat(name: str, value: npt.ArrayLike) -> _Floats:
 def gaussian_error(
     grid: np.ndarray, norm: str, elements: int, rounding: str, workers: int, again: bool = False
 ) -> float:
-    """Return the expected rel_rmse ``||average - exact|| / ||exact||`` for independent Gaussian gradients.
+    """Return the expected rel_rmse for independent Gaussian gradients.
 
-    For levels that do not depend on the number of workers, it does not depend on it either, if workers draw
-    independently or their number is even: rounding errors average out just as such gradients do.
+    It is ``||average - exact|| / ||exact||``. For levels that do not depend on the number of workers, it does not
+    depend on it either, if workers draw independently or their number is even: rounding errors average out just as such
+    gradients do.
 
     Args:
         grid: the levels, from 0 to 1, to which magnitudes divided by the norm are rounded stochastically.
@@ -97,19 +101,19 @@ def _values() -> np.ndarray:
 
 @functools.lru_cache(maxsize=1024)
 def _variances(levels: bytes, norm: str, elements: int, drawing: int) -> tuple[float, float, float]:
-    """Return a norm, the variance of rounding with it, and the reduction by `_cancelled`."""
+    """Return a norm, its rounding's variance, and the reduction by `_cancelled`."""
     grid, scale = np.frombuffer(levels), _largest(elements) if norm == "max" else math.sqrt(elements)
     ratios = np.minimum(_values() / scale, 1.0)
     return scale, float(rounding_variance(ratios, grid).mean()), _cancelled(ratios, grid, drawing)
 
 
 def _cancelled(ratios: np.ndarray, grid: np.ndarray, workers: int) -> float:
-    """Return the reduction of each worker's share of a sum's variance by correlated rounding.
+    """Return the reduction of variance by correlated rounding.
 
-    For independent gradients. Given the uniform number that all workers share, the workers' errors are independent,
-    with means that depend only on the worker's local number u: g(u), an odd function around 1/2, as values are negative
-    with probability 1/2. So covariances are those of the g(u_i), which cancel in pairs; with an odd number of workers
-    three cancel in part.
+    It is a worker's share of the reduction in the sum's variance. For independent gradients. Given the uniform number
+    that all workers share, the workers' errors are independent, with means that depend only on the worker's local
+    number u: g(u), an odd function around 1/2, as values are negative with probability 1/2. So covariances are those of
+    the g(u_i), which cancel in pairs; with an odd number of workers three cancel in part.
     """
     if workers == 1:
         return 0.0

@@ -1,4 +1,4 @@
-"""Codec of Global-QSGD's uniform levels: integers on a shared scale, which an allreduce can add."""
+"""Codec of Global-QSGD's uniform levels: integers on a shared scale."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class SharedScaleSums:
     domain = "worker"
 
     def offsets(self, elements: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the offsets of each tensor's norms and words, each with the total number at the end."""
+        """Return the offsets of norms and words, with totals."""
         return norm_offsets(elements, self.bucket_size), _word_offsets(elements, self.width)
 
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder, norms: Any, norm_at: Sequence[int]) -> Any:
-        """Return the digits of all tensors, and a word that counts the active workers."""
+        """Return all tensors' digits, and a word counting active workers."""
         return segment_kernels(kernels).encode_sums(
             self.bucket_size, self.levels, self.width, batch, rounder, norms, norm_at
         )
@@ -69,7 +69,7 @@ class SharedScaleSums:
 
 @lru_cache(maxsize=256)  # the tensors of every step have the same lengths
 def norm_offsets(elements: tuple[int, ...], bucket_size: int) -> tuple[int, ...]:
-    """Return the offset of each tensor's norms, and the total number of norms."""
+    """Return the offset of each tensor's norms, and their total."""
     return tuple(split_points([buckets(count, bucket_size) for count in elements]))
 
 

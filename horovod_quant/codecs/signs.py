@@ -1,4 +1,4 @@
-"""Codecs of BinSGDM: one bit per element and a flag per tile, and averages of such bits."""
+"""Codecs of BinSGDM: bits with flags, and averages of bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from horovod_quant.kernels.segments import Batch, Rounder, any_flags, segment_ke
 
 @dataclass(frozen=True)
 class Signs(Codec):
-    """One bit for each element of the update, with a probability from momentum and scale.
+    """One bit per element, with a probability from momentum and scale.
 
     A tile with an element that is not finite is flagged, and decodes to NaN.
     """
@@ -54,7 +54,7 @@ class Signs(Codec):
     def reduce(
         self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch, gather: Codec
     ) -> Any:
-        """Encode a bit drawn from the average over the workers, or with `SignAverages` the average."""
+        """Encode bits drawn from averages, or with `SignAverages` the averages."""
         if isinstance(gather, SignAverages):
             return gather.of_signs(kernels, payloads, at, batch)
         return segment_kernels(kernels).vote(payloads, batch, Rounder(REDUCER), at)
@@ -116,7 +116,7 @@ class SignAverages(Codec):
         return kernels.encode_uniform_codes(total, reach, TILE, self.bits, key, start, out)
 
     def _in_whole_tiles(self, elements: int, encode: Any) -> list[Part]:
-        """Return the codes of some elements, and zeros up to the end of the last tile."""
+        """Return codes, and zeros up to the end of the tile."""
         used = code_words(elements, self.bits)
         unused = tiles(elements) * ROW * self.bits - used
         return [(used, np.int32, encode), (unused, np.int32, lambda out: np.zeros(unused, np.int32))]
@@ -145,7 +145,7 @@ class SignAverages(Codec):
         return results
 
     def _reaches(self, tile_count: int) -> np.ndarray:
-        """Return, for each tile, the sum of the workers' signs that the largest code represents.
+        """Return the sum that the largest code represents, per tile.
 
         It is the number of workers, unless there are few enough that every possible sum has a code: an even number of
         workers has even sums, and code 1 is 2; an odd number has odd sums, and code 1 is 1. A sum divided by this,

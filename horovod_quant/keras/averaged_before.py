@@ -12,7 +12,10 @@ _HOROVODS = ("allreduce_grads", "_Allreduce/")
 
 
 def require_not_averaged(gradients: Sequence[Any]) -> None:
-    """Raise ValueError if a graph has reduced the gradients before; eager code is not checked."""
+    """Raise ValueError if a graph has reduced the gradients before.
+
+    Eager code is not checked.
+    """
     if tf.executing_eagerly():
         return
     if any(each in name for name in _names_before(gradients) for each in _HOROVODS):

@@ -134,14 +134,20 @@ class Averaging:
         return not self._process_set.included() or self._process_set.size() == 1
 
     def _label(self, what: str) -> str:
-        """Return a name that is equal on all workers, unlike Keras's, which count a process's layers."""
+        """Return a name that is equal on all workers.
+
+        Keras's names count a process's layers.
+        """
         process_set = self._process_set.process_set_id
         if self._number is None:
             self._number = next(_numbers[process_set])
         return f"keras_{process_set}_{self._number}_{what}"
 
     def _cut(self, dense: dict[int, tf.Tensor]) -> list[list[int]]:
-        """Return the gradients that are reduced together, by dtype, as Horovod's groups require."""
+        """Return the gradients that are reduced together.
+
+        They have one dtype, as Horovod's groups require.
+        """
         groups: list[list[int]] = []
         if isinstance(self._groups, int):
             groups = [list(map(int, part)) for part in np.array_split(list(dense), self._groups)]
@@ -241,7 +247,10 @@ class Averaging:
 
 
 def _paths(variables: Sequence[Any]) -> tuple[str, ...]:
-    """Return the variables' paths, made unique: the second of a path is ``path#1``."""
+    """Return the variables' paths, made unique.
+
+    The second of a path is ``path#1``.
+    """
     seen: Counter[str] = Counter()
     paths = []
     for variable in variables:

@@ -105,7 +105,9 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Callback that sets the learning rate to ``initial_lr * multiplier`` between two epochs.
+    """Callback that multiplies the learning rate between two epochs.
+
+    It sets it to ``initial_lr * multiplier``.
 
     Args:
         initial_lr: the learning rate to multiply.
@@ -191,9 +193,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Callback that raises the learning rate from ``initial_lr / hvd.size()`` to ``initial_lr``, batch by batch.
+    """Callback that raises the learning rate batch by batch.
 
-    After Goyal et al., "Accurate, Large Minibatch SGD" (2017).
+    It rises from ``initial_lr / hvd.size()`` to ``initial_lr``. Source: Goyal et al., "Accurate, Large Minibatch SGD"
+    (2017).
 
     Args:
         initial_lr: the final learning rate.
@@ -237,9 +240,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Callback that saves the model when a metric improves; one worker alone writes the file.
+    """Callback that saves the model when a metric improves.
 
-    Put it after `MetricAverageCallback`. It may be used on every worker, or on one.
+    One worker alone writes the file. Put it after `MetricAverageCallback`. It may be used on every worker, or on one.
 
     Args:
         monitor, verbose, save_weights_only, mode, save_freq: see ``keras.callbacks.ModelCheckpoint``.
@@ -322,7 +325,10 @@ def average_metrics(logs: Mapping[str, Any], process_set: Any) -> dict[str, floa
 
 
 def _require_same(value: list[Any], what: str, process_set: Any) -> None:
-    """Raise ValueError on all workers unless their values agree; Horovod would block, or say less."""
+    """Raise ValueError on all workers unless their values agree.
+
+    Horovod would block, or say less.
+    """
     import horovod.tensorflow as hvd
 
     text = json.dumps(value)
@@ -352,9 +358,9 @@ def _inner(optimizer: Any) -> Any:
 
 
 def _scale_momentum(optimizer: Any, ratio: float) -> None:
-    """Multiply an optimizer's accumulated momentum once, in place of a changed momentum coefficient.
+    """Multiply an optimizer's accumulated momentum once.
 
-    The coefficient is a constant of the graph.
+    This replaces a change of the momentum coefficient. The coefficient is a constant of the graph.
     """
     if not isinstance(getattr(optimizer, "momentum", None), float) or ratio == 1.0:
         return

@@ -1,4 +1,4 @@
-"""Mixed precision: if gradients overflow on one worker, all workers skip the step.
+"""Mixed precision: all workers skip a step if one overflows.
 
 Keras decides by the local gradients whether to apply them; other workers would wait for the averages with a worker that
 skips.
@@ -33,7 +33,10 @@ def _agreeing(kind: type) -> type:
 
 
 def agree_on_overflows(loss_scale: Any) -> None:
-    """Make a loss-scaling optimizer skip steps on all workers alike; keeps its state."""
+    """Make a loss-scaling optimizer skip steps on all workers alike.
+
+    Keeps its state.
+    """
     if not isinstance(loss_scale, _Agreeing):
         kind: Any = type(loss_scale)
         loss_scale.__class__ = _agreeing(kind)

@@ -1,4 +1,7 @@
-"""BinSGDM optimizer for Keras 3 (Peng et al., published as Birder, NeurIPS 2023)."""
+"""BinSGDM optimizer for Keras 3.
+
+Source: Peng et al., published as Birder, NeurIPS 2023.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from horovod_quant.tensorflow.optim import SavedUpdate, require_rates
 
 @keras.saving.register_keras_serializable("horovod_quant")
 class BinSGDM(SavedUpdate, keras.optimizers.Optimizer):
-    """Sign-based optimizer: moves every element by ``+-learning_rate``, with random signs that follow momentum.
+    """Sign-based optimizer with random signs that follow momentum.
 
-    It computes the same as `horovod_quant.tensorflow.optim.BinSGDM`. Momentum and scale are saved with the model.
+    It moves every element of every variable by ``+-learning_rate``. It computes the same as
+    `horovod_quant.tensorflow.optim.BinSGDM`. Momentum and scale are saved with the model.
 
     Args:
         learning_rate: step size of each element; a number or a schedule.

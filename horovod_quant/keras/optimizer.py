@@ -160,7 +160,10 @@ def _distributed(kind: type) -> type:
 
 
 def averaging_of(optimizer: Any) -> Averaging | None:
-    """Return the `Averaging` of an optimizer, or of the one inside a loss-scaling one; None without."""
+    """Return the `Averaging` of an optimizer, or None.
+
+    The optimizer may be inside a loss-scaling one.
+    """
     return vars(getattr(optimizer, "inner_optimizer", optimizer)).get(_SETTINGS)
 
 

@@ -1,4 +1,4 @@
-"""Kernels: pure functions on arrays, the same in each backend, with bit-identical results.
+"""Kernels: pure functions on arrays, bit-identical in all backends.
 
 ``reference`` (numpy) is the specification, ``native`` (C++) the fast backend.
 """
@@ -59,7 +59,7 @@ def _native_problem() -> str | None:
 
 
 def describe() -> str:
-    """Return a line with the backend that ``"auto"`` selects for host memory, and the reason."""
+    """Return a line with the ``"auto"`` backend for host memory, and why."""
     wanted = os.environ.get("HOROVOD_QUANT_KERNELS") or "auto"
     if wanted not in ("auto", "native", *OWN_OF_FRAMEWORKS):
         return f"{wanted} kernels, requested by HOROVOD_QUANT_KERNELS"

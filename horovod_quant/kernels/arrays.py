@@ -1,4 +1,4 @@
-"""Functions on whole numpy arrays: part of the interface of the numpy and native backends.
+"""Functions on whole numpy arrays for the numpy and native backends.
 
 Schemes use these functions rather than numpy, so that backends on other frameworks' tensors can run them, too.
 """
@@ -26,7 +26,7 @@ Part = tuple[int, Any, Callable[[np.ndarray], Any]]
 
 
 def no_part(dtype: Any) -> Part:
-    """Return an empty part, which sets the type of an array without other parts."""
+    """Return an empty part, which sets an array's type."""
     return 0, dtype, lambda out: np.zeros(0, dtype)
 
 
@@ -39,7 +39,10 @@ def address(array: np.ndarray) -> int:
 
 
 def aligned_empty(elements: int, dtype: Any) -> np.ndarray:
-    """Return an array aligned to 64 bytes, which TensorFlow requires of memory that it does not copy."""
+    """Return an array aligned to 64 bytes.
+
+    TensorFlow requires this alignment of memory that it does not copy.
+    """
     return aligned(memory_for(elements, dtype), elements, dtype)
 
 
@@ -55,7 +58,10 @@ def aligned(memory: np.ndarray, elements: int, dtype: Any) -> np.ndarray:
 
 
 def pack(parts: Sequence[Part]) -> np.ndarray:
-    """Return one array of consecutive parts, each computed in place; int32 words if the types differ."""
+    """Return one array of consecutive parts, each computed in place.
+
+    Int32 words if the types differ.
+    """
     types = {np.dtype(dtype) for _, dtype, _ in parts}
     dtype = types.pop() if len(types) == 1 else np.dtype(np.int32)
     array = aligned_empty(sum(length for length, _, _ in parts), dtype)
@@ -76,7 +82,7 @@ def concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def view(array: np.ndarray, dtype: Any) -> np.ndarray:
-    """Return a view of the same bits as another type of the same size."""
+    """View an array as another type of the same size."""
     return array.view(dtype)
 
 
@@ -95,16 +101,20 @@ def decode_parts(out: np.ndarray, parts: Sequence[tuple[int, Callable[[np.ndarra
 
 
 def step_word(number: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Return an int32 array of one element, the low 32 bits of a number: see `key_of_word`."""
+    """Return an int32 array with the low 32 bits of a number.
+
+    See `key_of_word`.
+    """
     found = np.empty(1, np.int32) if out is None else out
     found[...] = np.array([number & ALL_ONES], np.uint32).view(np.int32)
     return found
 
 
 def key_of_word(chain: RngKey, domain: str, word: np.ndarray, worker: int = 0) -> Key:
-    """Return ``chain.key(domain, step, worker)`` for a step that another worker has sent as a word.
+    """Return the key of a step that another worker sent.
 
-    A word on a GPU or in a graph is not read before the kernels that use the key run there.
+    It is ``chain.key(domain, step, worker)``, with the step from a word. A word on a GPU or in a graph is not read
+    before the kernels that use the key run there.
     """
     return chain.key(domain, int(word[0]) & ALL_ONES, worker)
 

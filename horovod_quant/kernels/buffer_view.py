@@ -1,4 +1,4 @@
-"""Address and length of a gradient's memory, for kernels that need no array."""
+"""Address and length of a gradient's memory, without an array."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 @final
 class BufferView:
-    """Address of a flat array in memory that something else owns, such as another framework's tensor.
+    """Address of a flat array in another framework's memory.
 
     Creating a numpy view of a tensor takes several times longer than reading its address, which suffices for kernels
     for many segments. `array` creates the view on demand.

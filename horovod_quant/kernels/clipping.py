@@ -1,4 +1,4 @@
-"""Clipping of a gradient by its L2 norm, for the numpy and native backends."""
+"""Clipping of a gradient by its L2 norm."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from horovod_quant.kernels.sums import in_a_tree
 
 
 def clip(kernels: Any, x: np.ndarray, most: float) -> np.ndarray:
-    """Scale ``x`` down to an L2 norm of ``most``, float32, if its norm exceeds that; else return ``x``.
+    """Scale ``x`` down to an L2 norm of at most ``most``.
 
-    The tiles' square sums are added in a tree, so that all backends are bit-identical. A gradient whose norm is not
-    finite is returned unchanged.
+    Returns float32 if the norm exceeds it, else ``x``. The tiles' square sums are added in a tree, so that all backends
+    are bit-identical. A gradient whose norm is not finite is returned unchanged.
     """
     sums = kernels.bucket_square_sums(x, TILE)
     if not len(sums):

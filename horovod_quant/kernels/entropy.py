@@ -54,11 +54,13 @@ _ONE = np.uint64(1)
 
 
 class CorruptPayloadError(ValueError):
-    """Error for a payload that is not an encoding of the expected gradient."""
+    """Error for a payload that does not encode the expected gradient."""
 
 
 def gamma_length(v: npt.ArrayLike) -> _Ints:
-    """Return the length of the Elias gamma code, ``2 floor(log2 v) + 1``.
+    """Return the gamma code's length: ``2 floor(log2 v) + 1``.
+
+    The gamma code is one of Elias's codes.
 
     Args:
         v: integers of any shape, each between 1 and 2**53.
@@ -76,7 +78,9 @@ def gamma_length(v: npt.ArrayLike) -> _Ints:
 
 
 def omega_length(v: npt.ArrayLike) -> _Ints:
-    """Return the length of the Elias omega code: one bit, and ``floor(log2 k) + 1`` for each group ``k``.
+    """Return the length of the Elias omega code.
+
+    It is one bit, and ``floor(log2 k) + 1`` for each group ``k``.
 
     Args:
         v: integers of any shape, each between 1 and 2**53.
@@ -308,7 +312,7 @@ def _interleave(a: npt.NDArray, b: npt.NDArray) -> npt.NDArray:
 
 
 class _Window(NamedTuple):
-    """Every bit position of a part of the payload, parsed as if a code word started there."""
+    """Positions in the payload, each parsed as a code word's start."""
 
     base: int  # stream position of index 0
     size: int  # records may start at the indices below; the code words after are look-ahead
@@ -338,7 +342,10 @@ class _Reader:
         return _Window(8 * start, 8 * size, (stream & _ONE).astype(np.int64), value, length)
 
     def code_word(self, what: str, position: int, length: int) -> int:
-        """Return the end of a code word; raise CorruptPayloadError for an invalid one."""
+        """Return the end of a code word.
+
+        Raise CorruptPayloadError for an invalid one.
+        """
         if not length:
             raise CorruptPayloadError(
                 f"payload has no {self._elias.name} code word of at most {_LONGEST} bits for {what} "
@@ -355,7 +362,7 @@ class _Reader:
 
 
 def _follow(start: int, following: _Ints, stop: int) -> _Ints:
-    """Return the indices visited from ``start`` until one is negative or not below ``stop``."""
+    """Return a chain of indices up to ``stop`` or a negative one."""
     # Finding the positions of records is the only sequential part of decoding; a list makes it fast.
     links = following.tolist()
     visited = []

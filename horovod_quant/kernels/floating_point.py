@@ -1,4 +1,4 @@
-"""IEEE 754 float arithmetic in threads where a framework has disabled part of it.
+"""IEEE 754 float arithmetic where a framework has disabled part of it.
 
 TensorFlow's threads flush subnormal numbers to zero. The kernels' results are defined without that.
 """
@@ -26,7 +26,10 @@ _LIBM = _libm()
 
 @contextlib.contextmanager
 def ieee_arithmetic() -> Iterator[None]:
-    """Round to nearest and keep subnormal numbers in this thread; restores its settings at the end."""
+    """Round to nearest and keep subnormal numbers in this thread.
+
+    Restores its settings at the end.
+    """
     if _LIBM is None:
         yield
         return

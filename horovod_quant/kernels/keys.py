@@ -1,4 +1,4 @@
-"""Random bits that every backend reproduces: keys, and the counter-based hash that they select.
+"""Keys of random bits, and the counter-based hash that they select.
 
 A kernel needs one 32-bit random number for each element. It is ``hash32(i, key)``, a function of the element's
 index and of a key alone, so that any backend computes it in any order. The key follows from the identity of the
@@ -97,7 +97,7 @@ class RngKey:
         return Key(state & ALL_ONES, state >> 32)
 
     def state(self, domain: str) -> int:
-        """Return the common 64-bit state of a domain's keys, before step and worker are mixed in."""
+        """Return the 64-bit state of a domain before step and worker."""
         state = self._states.get(domain)
         if state is None:
             state = _absorb(self._prefix, _digest(domain))
@@ -106,12 +106,12 @@ class RngKey:
         return state
 
     def joint(self, domain: str, step: int, rank: int, size: int) -> Key:
-        """Return the key of a correlated rounding: the random numbers of ``size`` workers sum to a constant.
+        """Return the key of a correlated rounding.
 
-        Even numbers of workers draw in pairs, u and 1 - u, and each pair's u is the first pair's u, shifted by a
-        multiple of 1 / pairs. Three of an odd number draw u, frac(u + 1/2), and 1 - frac(2 u), which sum to 3/2; the
-        others are pairs whose shifts begin at a quarter of 1 / pairs (with equal gradients of five workers this has 2/3
-        of the error of shifts that begin at 0).
+        The random numbers of ``size`` workers sum to a constant. Even numbers of workers draw in pairs, u and 1 - u,
+        and each pair's u is the first pair's u, shifted by a multiple of 1 / pairs. Three of an odd number draw u,
+        frac(u + 1/2), and 1 - frac(2 u), which sum to 3/2; the others are pairs whose shifts begin at a quarter of 1 /
+        pairs (with equal gradients of five workers this has 2/3 of the error of shifts that begin at 0).
 
         Args:
             domain: the purpose of the rounding.
@@ -124,7 +124,7 @@ class RngKey:
 
 
 def _share(rank: int, size: int) -> tuple[int, int, int, int]:
-    """Return shift, addend, flip and mirror of one of the workers that draw correlated bits."""
+    """Return one worker's shift, addend, flip and mirror for correlated bits."""
     if size == 1:
         return 0, 0, 0, 0
     if size % 2 and rank < 3:
@@ -136,7 +136,10 @@ def _share(rank: int, size: int) -> tuple[int, int, int, int]:
 
 
 def keys_of(chains: Sequence[RngKey], domain: str, steps: Sequence[int], worker: int = 0) -> np.ndarray:
-    """Return the keys of `RngKey.key` for each chain and step, uint32 ``[chains, fields of Key]``."""
+    """Return `RngKey.key` of many chains and steps.
+
+    The result is uint32 ``[chains, fields of Key]``.
+    """
     state = np.array([chain.state(domain) for chain in chains], np.uint64)
     for value in (np.array([step & _MASK64 for step in steps], np.uint64), np.uint64(worker)):
         state = (state ^ value) + np.uint64(INCREMENT)
@@ -158,7 +161,7 @@ def joint_keys_of(
 
 
 def hash32(start: int, count: int, key: Key) -> np.ndarray:
-    """Return the random bits of the elements ``start .. start + count - 1``.
+    """Return random bits of ``count`` elements from ``start`` on.
 
     The Weyl sequence ``i * WEYL + k0`` goes through the lowbias32 finalizer with ``k1`` added between its two
     multiplications; shift, addend and flip follow. All arithmetic is modulo 2^32.

@@ -30,7 +30,10 @@ def buckets(elements: int, bucket_size: int) -> int:
 
 
 def filled_bucket_size(elements: int, bucket_size: int) -> int:
-    """Return the bucket size for the layout: at most the number of elements, in whole rows."""
+    """Return the bucket size for the layout.
+
+    It is at most the number of elements, in whole rows.
+    """
     return min(bucket_size, ROW * max(rows(elements), 1))
 
 
@@ -39,10 +42,10 @@ def tiles(elements: int) -> int:
 
 
 def sum_words(elements: int, width: int) -> int:
-    """Return the length of the int32 array for ``elements`` signed digits of ``width`` bits."""
+    """Return the number of int32 words for signed digits of ``width`` bits."""
     return ROW * ceil_div(rows(elements), 32 // width)
 
 
 def code_words(elements: int, bits: int) -> int:
-    """Return the length of the int32 array for ``elements`` codes of ``bits`` bits."""
+    """Return the number of int32 words for codes of ``bits`` bits."""
     return ROW * ceil_div(rows(elements) * bits, 32)

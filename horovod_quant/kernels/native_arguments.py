@@ -35,7 +35,7 @@ def _is_plain(array: np.ndarray) -> bool:
 
 
 def flat(array: np.ndarray, name: str) -> np.ndarray:
-    """Return the array if the library can read its memory, else a copy."""
+    """Return the array, or a copy if the library cannot read it."""
     if array.ndim != 1:
         raise ValueError(f"{name} has shape {array.shape}; it must be flat")
     return array if _is_plain(array) else array.copy()
@@ -57,7 +57,7 @@ def type_of(array: np.ndarray | BufferView, name: str) -> int:
 
 
 class Out:
-    """Result of a kernel: ``out``, or a temporary array that is copied to it at the end."""
+    """Result of a kernel: ``out``, or a temporary array copied to it."""
 
     def __init__(self, out: np.ndarray | None, length: int, dtype: type) -> None:
         self.out = out
@@ -75,7 +75,7 @@ class Out:
 
 
 def writable(array: np.ndarray) -> np.ndarray:
-    """Return the array if the library can write its memory, else a copy to be written back."""
+    """Return the array, or a copy if the library cannot write it."""
     if not array.flags.writeable:
         raise ValueError("out is read-only")
     return array if _is_plain(array) else array.copy()

@@ -53,7 +53,7 @@ class SegmentTable:
         self._sum_words: dict[int, int] = {}
 
     def is_of(self, arrays: Sequence[np.ndarray | BufferView]) -> bool:
-        """True if it describes exactly these arrays, and their memory can be written."""
+        """True if it describes exactly these arrays, in writable memory."""
         same = len(arrays) == self.count and all(map(operator.is_, self._kept, arrays))
         return same and all(type(array) is BufferView or array.flags.writeable for array in arrays)
 
@@ -180,7 +180,9 @@ def encode_norms_and_codes_each(
     at: np.ndarray,
     out: np.ndarray,
 ) -> np.ndarray:
-    """Encode norms and codes of gradients; gradient i's norms, then its codes, begin at ``out[at[i]]``.
+    """Encode norms and codes of gradients.
+
+    Gradient i's norms, then its codes, begin at ``out[at[i]]``.
 
     Args:
         levels: ``"uniform"`` or ``"exponential"``.
@@ -237,13 +239,13 @@ def decode_codes_each(
 
 
 def _addresses(arrays: Sequence[np.ndarray], offsets: np.ndarray) -> np.ndarray:
-    """Return the addresses at offsets in each worker's array of 4-byte elements, ``[offsets, workers]``."""
+    """Return addresses in each worker's array of 4-byte elements, ``[offsets, workers]``."""
     bases = np.array([address(array) for array in arrays], np.int64)
     return (bases + 4 * offsets[:, None]).astype(np.uintp)
 
 
 def _check_offsets(what: str, offsets: np.ndarray, lengths: np.ndarray, room: int) -> None:
-    """Raise ValueError unless all words, or norms, of every gradient are within the array."""
+    """Raise ValueError unless all gradients' words or norms are within the array."""
     if offsets.shape != lengths.shape or (offsets < 0).any() or (offsets + lengths > room).any():
         raise ValueError(
             f"offsets of {len(lengths)} gradients' {what} {offsets}: not all within {room} words"
@@ -263,7 +265,10 @@ def encode_uniform_sum_each(
     starts: Sequence[int],
     out: np.ndarray,
 ) -> np.ndarray:
-    """Encode gradients as integers to be added; ``keys`` is uint32 ``[gradients, fields of Key]``."""
+    """Encode gradients as integers to be added.
+
+    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    """
     check_range("levels", levels, 1, MAX_LEVELS)
     norms = table.norms(norms, bucket_size)
     keys, first = _keys_and_starts(keys, starts, table.count)
@@ -285,7 +290,10 @@ def decode_uniform_sum_each(
     outs: Sequence[np.ndarray],
     table: SegmentTable | None = None,
 ) -> None:
-    """Decode sums of integers to gradients; ``table`` is reused if it describes ``outs``."""
+    """Decode sums of integers to gradients.
+
+    ``table`` is reused if it describes ``outs``.
+    """
     check_range("levels", levels, 1, MAX_LEVELS)
     results = _Outs(outs, table)
     table = results.table
@@ -313,9 +321,9 @@ def binarize_each(
     words_at: np.ndarray,
     out: np.ndarray,
 ) -> np.ndarray:
-    """Update states and draw bits, gradient i's words from ``out[words_at[i]]`` on; return all tiles' flags.
+    """Update states and draw bits, gradient i's words from ``out[words_at[i]]`` on.
 
-    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    Return all tiles' flags. ``keys`` is uint32 ``[gradients, fields of Key]``.
     """
     if not len(momenta) == len(scales) == len(betas) == table.count:
         raise ValueError(
@@ -367,7 +375,10 @@ def vote_each(
 def decode_signs_each(
     piece: np.ndarray, words_at: np.ndarray, magnitude: float, outs: Sequence[np.ndarray]
 ) -> None:
-    """Decode bits to plus or minus the magnitude; ``piece`` has the layout of `binarize_each`."""
+    """Decode bits to plus or minus the magnitude.
+
+    ``piece`` has the layout of `binarize_each`.
+    """
     results = _Outs(outs)
     table = results.table
     _check_offsets("words", words_at, ROW * -(-table.lengths // TILE), len(piece))
@@ -418,9 +429,10 @@ def add_rotated_each(
     table: SegmentTable | None = None,
     trellis: bool = False,
 ) -> None:
-    """Decode the sum of the workers' rotated codes; their pieces have the layout of `encode_rotated_each`.
+    """Decode the sum of the workers' rotated codes.
 
-    ``keys`` is uint32 ``[gradients, workers, fields of Key]``; ``table`` is reused if it describes ``outs``.
+    Their pieces have the layout of `encode_rotated_each`. ``keys`` is uint32 ``[gradients, workers, fields of Key]``;
+    ``table`` is reused if it describes ``outs``.
     """
     if not pieces:
         raise ValueError("no pieces to add")
@@ -445,7 +457,7 @@ def _check_rotated(
 
 
 def scale_each(table: SegmentTable, factor: float, outs: Sequence[np.ndarray]) -> None:
-    """Write the elements in float32 times a factor to arrays of any floating-point type."""
+    """Write elements in float32 times a factor to floating-point arrays."""
     results = _Outs(outs)
     if (results.table.lengths != table.lengths).any():
         raise ValueError(f"out: arrays of {results.table.lengths} elements for {table.lengths}")

@@ -1,4 +1,4 @@
-"""Loader of the compiled library of native.cpp: its path, signatures and instruction set.
+"""Loader of the compiled library of native.cpp.
 
 It is loaded at the first use.
 
@@ -92,7 +92,10 @@ _LETTERS = {POINTER: "p", _INT: "i", _FLOAT: "f"}
 
 
 def _interface_version() -> int:
-    """Return the sum of the signatures' FNV-1a hashes, which the compiled library also has."""
+    """Return the sum of the signatures' FNV-1a hashes.
+
+    The compiled library has the same number.
+    """
     total = 0
     for name, arguments in _SIGNATURES.items():
         digest = 0xCBF29CE484222325
@@ -104,7 +107,10 @@ def _interface_version() -> int:
 
 
 class NativeKernelsUnavailable(ImportError):
-    """Error for a library that cannot be loaded; the message has the reason."""
+    """Error for a library that cannot be loaded.
+
+    The message has the reason.
+    """
 
 
 class _Library:
@@ -143,7 +149,9 @@ _library: _Library | None = None
 
 
 def load(path: os.PathLike | None = None) -> None:
-    """Load the library, from ``path`` instead of the package's folder if given; no effect if already loaded.
+    """Load the library, from ``path`` instead of the package's folder if given.
+
+    No effect if already loaded.
 
     Raises:
         NativeKernelsUnavailable: there is no library, or its version does not match.
@@ -195,6 +203,9 @@ def _loaded() -> _Library:
 
 
 def call(name: str, *arguments) -> int | None:
-    """Call a function for the instruction set in use; the arguments must fit `_SIGNATURES`."""
+    """Call a function for the instruction set in use.
+
+    The arguments must fit `_SIGNATURES`.
+    """
     library = _loaded() if _library is None else _library
     return getattr(library.functions, name)(*arguments)

@@ -1,4 +1,7 @@
-"""C++ kernels for many segments in one call, because a call costs more than a small segment."""
+"""C++ kernels for many segments in one call.
+
+A call costs more than the work on a small segment.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 
 
 class NativeSegments(SegmentKernels):
-    """Kernels for segments, each with one call of the library for all segments."""
+    """Kernels that process all segments in one call of the library."""
 
     wants_views = True
 

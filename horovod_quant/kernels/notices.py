@@ -1,4 +1,7 @@
-"""Warnings and log messages, which never raise: an error on one worker alone would block the others."""
+"""Warnings and log messages, which never raise.
+
+An error on one worker alone would block the others.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ _logger = logging.getLogger("horovod_quant")
 
 
 def warn(message: str, stacklevel: int = 1) -> None:
-    """Warn with a RuntimeWarning; log it instead if the script turns warnings into errors."""
+    """Warn with a RuntimeWarning.
+
+    Log it instead if the script turns warnings into errors.
+    """
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=stacklevel + 1)
     except Exception:
@@ -19,7 +25,7 @@ def warn(message: str, stacklevel: int = 1) -> None:
 
 
 def deprecated(message: str, kind: type[Warning] = DeprecationWarning) -> None:
-    """Warn of a deprecated name, at the line of the caller outside this package."""
+    """Warn of a deprecated name at the line of the user's call."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _is_inside(frame.f_globals.get("__name__", "")):
         frame, level = frame.f_back, level + 1
@@ -30,7 +36,7 @@ def deprecated(message: str, kind: type[Warning] = DeprecationWarning) -> None:
 
 
 def _is_inside(module: str) -> bool:
-    """True for modules of this package, and for the constructors that dataclasses generate."""
+    """True for modules of this package and constructors of dataclasses."""
     return module.partition(".")[0] in (__name__.partition(".")[0], "dataclasses")
 
 

@@ -57,7 +57,10 @@ def _store(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
 
 
 def as_float32(x: np.ndarray) -> np.ndarray:
-    """Convert to float32, rounded to nearest even; uint16 has the bits of bfloat16, which numpy lacks."""
+    """Convert to float32, rounded to nearest even.
+
+    Uint16 has the bits of bfloat16, which numpy lacks.
+    """
     if x.dtype == np.uint16:
         return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -65,7 +68,10 @@ def as_float32(x: np.ndarray) -> np.ndarray:
 
 
 def store_float32(values: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Write float32 values to a float16, float32, float64 or bfloat16 (uint16) array, rounded to nearest even."""
+    """Write float32 values to an array of a gradient's dtype.
+
+    float16, float32, float64 or bfloat16 (as uint16), rounded to nearest even.
+    """
     if out.dtype == np.uint16:
         bits = values.view(np.uint32)
         odd = (bits >> np.uint32(16)) & np.uint32(1)
@@ -91,9 +97,9 @@ def per_element(per_bucket: np.ndarray, bucket_size: int, elements: int) -> np.n
 
 
 def bucket_maxima(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Return the largest magnitude of each bucket, float32; inf for a bucket with a NaN or an infinity.
+    """Return the largest magnitude of each bucket, float32.
 
-    NaN becomes inf because a Max over workers may lose a NaN.
+    Inf for a bucket with a NaN or an infinity. NaN becomes inf because a Max over workers may lose a NaN.
     """
     size = filled_bucket_size(len(x), bucket_size)
     magnitudes = _padded(as_float32(x).view(np.uint32) & _ABS, size).reshape(-1, size)
@@ -102,22 +108,28 @@ def bucket_maxima(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None
 
 
 def bucket_square_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Return the sum of squares of each bucket, float64; inf for a bucket with a NaN or an infinity.
+    """Return the sum of squares of each bucket, float64.
 
-    Added row by row into 32 lanes, then by a tree over the lanes. The result is rounded to 24 significant bits: this
-    makes the sum over workers exact, hence the same in any order of addition, unless their norms differ by a factor of
-    thousands.
+    Inf for a bucket with a NaN or an infinity. Added row by row into 32 lanes, then by a tree over the lanes. The
+    result is rounded to 24 significant bits: this makes the sum over workers exact, hence the same in any order of
+    addition, unless their norms differ by a factor of thousands.
     """
     return _bucket_sums(x, bucket_size, out, lambda values: values * values)
 
 
 def bucket_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Return the sum of each bucket, float64, added and rounded as in `bucket_square_sums`; never -0."""
+    """Return the sum of each bucket, float64, never -0.
+
+    It is added and rounded as in `bucket_square_sums`.
+    """
     return _bucket_sums(x, bucket_size, out, lambda values: values)
 
 
 def bucket_magnitude_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Return the sum of magnitudes of each bucket, float64, added and rounded as in `bucket_square_sums`."""
+    """Return the sum of magnitudes of each bucket, float64.
+
+    It is added and rounded as in `bucket_square_sums`.
+    """
     return _bucket_sums(x, bucket_size, out, np.abs)
 
 
@@ -138,19 +150,28 @@ def _bucket_sums(
 
 
 def norms_of_square_sums(square_sums: np.ndarray) -> np.ndarray:
-    """Return float32 square roots of float64 sums; inf where the root leaves the range of float32."""
+    """Return float32 square roots of float64 sums.
+
+    Inf where the root leaves the range of float32.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         return np.sqrt(square_sums).astype(np.float32)
 
 
 def inverse_norms(norms: np.ndarray, numerator: float) -> np.ndarray:
-    """Return ``numerator / norm`` in float32; 0 for a norm that counts as zero or is not finite."""
+    """Return ``numerator / norm`` in float32.
+
+    It is 0 for a norm that counts as zero or is not finite.
+    """
     usable = (norms >= MIN_NORM) & (norms < np.inf)
     return np.where(usable, np.float32(numerator) / np.where(usable, norms, np.float32(1)), np.float32(0))
 
 
 def decoding_scales(norms: np.ndarray, levels: int, factor: float) -> np.ndarray:
-    """Return the value of one level in each bucket, times ``factor``; NaN where the norm is not finite."""
+    """Return the value of one level in each bucket, times ``factor``.
+
+    NaN where the norm is not finite.
+    """
     scales = norms / np.float32(levels) * np.float32(factor)
     return np.where(norms < np.inf, scales, np.float32(np.nan))
 
@@ -159,14 +180,17 @@ def decoding_scales(norms: np.ndarray, levels: int, factor: float) -> np.ndarray
 
 
 def fraction_bits(levels: int) -> int:
-    """Return the number k of random bits of a rounding, at most 24: ``levels * 2^k + 2^k`` is within int32."""
+    """Return the number of random bits of a rounding, at most 24.
+
+    With k bits ``levels * 2^k + 2^k`` is within int32.
+    """
     return min(24, 31 - levels.bit_length())
 
 
 def round_uniform(
     x: np.ndarray, norms: np.ndarray, bucket_size: int, levels: int, key: Key, start: int = 0
 ) -> np.ndarray:
-    """Round ``levels * x / norm`` stochastically to integers in ``[-levels, levels]``, int32.
+    """Round ``levels * x / norm`` stochastically to int32 in ``[-levels, levels]``.
 
     With k = fraction_bits(levels): ``y = x * (levels 2^k / norm)``, clamped to ``+-levels 2^k``, is truncated to an
     integer, k random bits are added and shifted out: the arithmetic shift rounds down, and the random bits carry
@@ -195,7 +219,7 @@ def encode_uniform_sum(
     start: int = 0,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Round to uniform levels, and pack signed digits of ``width`` bits for an allreduce to add."""
+    """Round to uniform levels, packed as digits for an allreduce."""
     return pack_sum(round_uniform(x, norms, bucket_size, levels, key, start), width, out)
 
 
@@ -236,7 +260,10 @@ def decode_uniform_codes(
     factor: float,
     out: np.ndarray,
 ) -> np.ndarray:
-    """Write the sum of the workers' decoded codes, each with that worker's norms, in rank order."""
+    """Write the sum of the workers' decoded codes.
+
+    Each is decoded with that worker's norms, and added in rank order.
+    """
     return _add_workers(
         words, norms, bucket_size, bits, out,
         value=lambda digits: digits.astype(np.float32),
@@ -245,7 +272,10 @@ def decode_uniform_codes(
 
 
 def uniform_levels(bits: int) -> int:
-    """Return the number of levels of a code of ``bits`` bits: 1 for 2 bits, 7 for 4, 127 for 8."""
+    """Return the number of levels of a code.
+
+    1 for 2 bits, 7 for 4, 127 for 8.
+    """
     return (1 << (bits - 1)) - 1
 
 
@@ -314,7 +344,10 @@ def decode_exponential(
     factor: float,
     out: np.ndarray,
 ) -> np.ndarray:
-    """Write the sum of the workers' decoded codes, each with that worker's norms, in rank order."""
+    """Write the sum of the workers' decoded codes.
+
+    Each is decoded with that worker's norms, and added in rank order.
+    """
     return _add_workers(
         words, norms, bucket_size, bits, out,
         value=lambda digits: exponential_values(digits, bits),
@@ -334,7 +367,7 @@ def _add_workers(words, norms, bucket_size, bits, out, value, scale):
 
 
 def add_exponential(a: np.ndarray, b: np.ndarray, key: Key) -> np.ndarray:
-    """Add signed level indices pairwise by unbiased rounding of the sum to a level.
+    """Add signed level indices, and round the sum to a level.
 
     The reduction of Global-QSGD's exponential dithering. Index k represents ``2^(k-1)`` in units of the smallest
     level. Equal magnitudes double or cancel; otherwise the larger magnitude ``2^i`` and the smaller ``2^j`` give
@@ -370,11 +403,12 @@ def binarize(
     start: int = 0,
     out: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Update a worker's momentum and scale in place, and draw one bit per element (BinSGDM, section 3).
+    """Update momentum and scale, and draw one bit per element.
 
-    ``momentum = beta * momentum + (1 - beta) * g`` and ``scale = beta * scale + (1 - beta) * |g|``; the bit is 1
-    with probability ``(1 + momentum / scale) / 2``, or 1/2 where the scale is zero or subnormal. A tile of 1,024
-    elements with a non-finite gradient leaves both unchanged and is reported.
+    Source: BinSGDM, section 3. The state is updated in place: ``momentum = beta * momentum + (1 - beta) * g`` and
+    ``scale = beta * scale + (1 - beta) * |g|``; the bit is 1 with probability ``(1 + momentum / scale) / 2``, or 1/2
+    where the scale is zero or subnormal. A tile of 1,024 elements with a non-finite gradient leaves both unchanged and
+    is reported.
 
     Returns:
         The packed bits (int32 words), and for each tile whether it had a non-finite gradient (bool).
@@ -395,10 +429,11 @@ def binarize(
 
 
 def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray | None = None) -> np.ndarray:
-    """Average n workers' signs and draw one bit from the average: the reducer's part of a 1-bit allreduce.
+    """Draw one bit from the average of n workers' signs.
 
-    If c of n bits are 1, the result is 1 with probability c / n, decided as ``(h >> (32-k)) * n < c << k`` in uint32
-    with the most random bits k <= 24 that cannot overflow. The number of words is a multiple of 32 (whole tiles).
+    The reducer's part of a 1-bit allreduce. If c of n bits are 1, the result is 1 with probability c / n, decided as
+    ``(h >> (32-k)) * n < c << k`` in uint32 with the most random bits k <= 24 that cannot overflow. The number of words
+    is a multiple of 32 (whole tiles).
     """
     n = len(words)
     if not words or len({len(one) for one in words}) > 1 or len(words[0]) % ROW:
@@ -444,13 +479,16 @@ def tensor_deviation(x: np.ndarray) -> np.ndarray:
 
 
 def less(a: np.ndarray, b: Operand) -> np.ndarray:
-    """Return ``a < b`` for each element, bool; False if either is NaN, and -0 is not less than 0."""
+    """Return ``a < b`` for each element, bool.
+
+    False if either is NaN, and -0 is not less than 0.
+    """
     with np.errstate(invalid="ignore"):
         return as_float32(a) < _operand(b, len(a))
 
 
 def where(flags: np.ndarray, a: Operand, b: Operand) -> np.ndarray:
-    """Return ``a`` where the flag is set and ``b`` where it is not, float32."""
+    """Return ``a`` where the flag is set, else ``b``, float32."""
     chosen, other = _operand(a, len(flags)), _operand(b, len(flags))
     if not len(chosen) == len(other) == 1:
         return np.where(flags, chosen, other)
@@ -489,7 +527,7 @@ def _operand(values: Operand, elements: int) -> np.ndarray:
 
 
 def check_operand(length: int, elements: int) -> None:
-    """Raise ValueError unless an array has one element, or the number of the other operand's."""
+    """Raise ValueError unless an array has one or ``elements`` elements."""
     if length not in (1, elements):
         raise ValueError(f"an array of {length} elements beside one of {elements}; use {elements}, or one")
 
@@ -503,12 +541,18 @@ def to_float32(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
 
 
 def to_float16(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Convert to float16 by `as_float32` and rounding to nearest even; infinity from 65,520 on."""
+    """Convert to float16 by `as_float32` and rounding to nearest even.
+
+    Infinity from 65,520 on.
+    """
     return store_float32(as_float32(x), np.empty(len(x), np.float16) if out is None else out)
 
 
 def mean(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean of float32 arrays: their sum, in order, times the rounded inverse of their number."""
+    """Return the mean of float32 arrays.
+
+    It is their sum, in order, times the rounded inverse of their number.
+    """
     if len({len(array) for array in arrays}) > 1:
         raise ValueError(f"arrays of lengths {[len(array) for array in arrays]}; they must be the same")
     total = np.empty_like(arrays[0])
@@ -573,7 +617,10 @@ def pack_sum(digits: np.ndarray, width: int, out: np.ndarray | None = None) -> n
 
 
 def unpack_sum(words: np.ndarray, width: int, elements: int) -> np.ndarray:
-    """Unpack the fields of ``pack_sum``, int32; a bias of ``2^(width-1)`` in each field undoes the borrows."""
+    """Unpack the fields of ``pack_sum``, int32.
+
+    A bias of ``2^(width-1)`` in each field undoes the borrows.
+    """
     if len(words) != sum_words(elements, width):
         raise ValueError(f"words: {len(words)} words cannot hold {elements} digits of {width} bits")
     fields = 32 // width
@@ -589,7 +636,10 @@ def unpack_sum(words: np.ndarray, width: int, elements: int) -> np.ndarray:
 def pack_codes(
     codes: np.ndarray, bits: int, out: np.ndarray | None = None, whole_tiles: bool = False
 ) -> np.ndarray:
-    """Pack codes (uint32, below ``2^bits``) as a dense bit stream in each of 32 lanes, int32 words."""
+    """Pack codes as a dense bit stream in each of 32 lanes.
+
+    Codes are uint32 below ``2^bits``, words are int32.
+    """
     grid = _padded(codes, TILE).reshape(-1, 32, ROW)
     words = np.zeros((len(grid), bits, ROW), np.uint32)
     for row in range(32):

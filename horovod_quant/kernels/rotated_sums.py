@@ -100,7 +100,7 @@ def encode_rotated_sum(
 
 
 def rotated_sum_checks(words: np.ndarray, width: int, elements: int) -> np.ndarray:
-    """Return the checks of the integers in a sum's words, int32, for a gradient of ``elements`` elements."""
+    """Return the checks of the integers in a sum's words, int32."""
     return _checks(unpack_sum(words, width, rotated_elements(elements)))
 
 
@@ -113,9 +113,9 @@ def decode_rotated_sum(
     out: np.ndarray,
     start: int = 0,
 ) -> np.ndarray:
-    """Write the elements of a sum times a factor; inverts `encode_rotated_sum` with the same signs and start.
+    """Write the elements of a sum times a factor.
 
-    Writes NaN where a step size is NaN.
+    Inverts `encode_rotated_sum` with the same signs and start. Writes NaN where a step size is NaN.
     """
     check_steps(len(steps), len(out))
     digits = unpack_sum(words, width, rotated_elements(len(out)))

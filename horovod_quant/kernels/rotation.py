@@ -1,4 +1,4 @@
-"""EDEN's kernels in numpy, the specification: random rotation, Lloyd-Max levels, one scale per bucket.
+"""EDEN's kernels in numpy: the specification.
 
 DRIVE (Vargaftik et al., NeurIPS 2021) for one bit, EDEN (Vargaftik et al., ICML 2022) for more. A bucket is a tile of
 1,024 elements, and has less only at a tensor's end: there zeros fill it up to a power of two from 32 on.
@@ -113,7 +113,10 @@ def decode_rotated(
     start: int = 0,
     trellis: bool = False,
 ) -> np.ndarray:
-    """Write the decoded elements times ``factor``; inverts `encode_rotated` with the same key, start, trellis."""
+    """Write the decoded elements times ``factor``.
+
+    Inverts `encode_rotated` with the same key, start, trellis.
+    """
     check_bits(bits)
     codes = unpack_codes(words, bits, rotated_elements(len(out)))
     units = scales * np.float32(factor)
@@ -144,7 +147,10 @@ def add_rotated(
     start: int = 0,
     trellis: bool = False,
 ) -> np.ndarray:
-    """Write the sum of the workers' decoded elements, each with that worker's key, times ``factor``, in rank order."""
+    """Write the sum of the workers' decoded elements times ``factor``.
+
+    Each is decoded with that worker's key, and added in rank order.
+    """
     check_workers(words, scales, keys)
     for low in range(0, len(out), TILES_AT_A_TIME * TILE):
         part = out[low : low + TILES_AT_A_TIME * TILE]
@@ -171,7 +177,10 @@ def level_values(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def grids(x: np.ndarray, start: int) -> list[tuple[np.ndarray, int]]:
-    """Split into the whole buckets and a padded last one, each with the index of its first element."""
+    """Split into whole buckets and a padded last one.
+
+    Each comes with the index of its first element.
+    """
     whole = len(x) // TILE * TILE
     found = [(x[:whole].reshape(-1, TILE), start)] if whole else []
     if whole < len(x):
@@ -186,7 +195,7 @@ def _level_values(codes: np.ndarray, bits: int, trellis: bool) -> np.ndarray:
 
 
 def _encoded(x: np.ndarray, bits: int, key: Key, first: int, trellis: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the codes of all coordinates of buckets, flat, and the buckets' scales."""
+    """Return the codes of buckets' coordinates, flat, and the buckets' scales."""
     count, size = x.shape
     maxima = bucket_maxima(x.reshape(-1), size)[:count]
     usable = (maxima >= MIN_NORM) & (maxima < np.inf)
@@ -230,7 +239,10 @@ def transformed(values: np.ndarray) -> np.ndarray:
 
 
 def random_signs(count: int, size: int, key: Key, first: int, number: int) -> np.ndarray:
-    """Return +-1 for each element: bit i of hash ``2 r + number`` is set for -1 at element i of the tensor's row r."""
+    """Return random +-1 for each element.
+
+    Bit i of hash ``2 r + number`` is set for -1 at element i of the tensor's row r.
+    """
     rows = hash32(2 * (first // ROW), 2 * count * (size // ROW), key)[number::2]
     bits = rows[:, None] >> np.arange(ROW, dtype=np.uint32) & np.uint32(1)
     return (np.float32(1) - np.float32(2) * bits.astype(np.float32)).reshape(count, size)

@@ -1,4 +1,4 @@
-"""Offsets of payloads' parts, and keys of segments, as arrays for kernels for many segments."""
+"""Offsets of payloads' parts and keys of segments, as arrays."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def code_places(
 def rotated_places(
     at: tuple[int, ...], elements: tuple[int, ...], bits: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the flags of non-empty segments, which have a step, and the offsets of codes and scales."""
+    """Return flags of non-empty segments, and offsets of codes and scales.
+
+    Non-empty segments have a step.
+    """
     first = np.array(at[: len(elements)], np.int64)
     filled = np.array(elements, np.int64) > 0
     lengths = np.array([code_words(rotated_elements(count), bits) for count in elements], np.int64)
@@ -44,7 +47,10 @@ def rotated_places(
 
 @lru_cache(maxsize=256)
 def flag_places(at: tuple[int, ...], elements: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the offsets of each segment's bits; for each tile the word's index and the bit of its flag."""
+    """Return the offsets of each segment's bits.
+
+    Also returns the word's index and the bit of each tile's flag.
+    """
     first = np.array(at[: len(elements)], np.int64)
     counts = np.array([tiles(count) for count in elements], np.int64)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

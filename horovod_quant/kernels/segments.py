@@ -1,8 +1,9 @@
-"""Kernels for many segments in one call; a segment is a range of one tensor's elements.
+"""Kernels for many segments in one call.
 
-`SegmentKernels` loops over the kernels of a backend for one segment. It defines how these kernels compose a payload,
-which a codec from outside this package does in its methods. A backend whose calls cost more than the work on a small
-segment overrides its methods (`horovod_quant.kernels.native_segments`), with bit-identical results.
+A segment is a range of one tensor's elements. `SegmentKernels` loops over the kernels of a backend for one segment. It
+defines how these kernels compose a payload, which a codec from outside this package does in its methods. A backend
+whose calls cost more than the work on a small segment overrides its methods (`horovod_quant.kernels.native_segments`),
+with bit-identical results.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Segment(NamedTuple):
 
 
 class Rounder(NamedTuple):
-    """Domain and worker of a rounding, which select the random bits together with tensor and step.
+    """Domain and worker of a rounding.
+
+    With tensor and step they select the random bits.
 
     Attributes:
         domain: the purpose of the rounding, e.g. ``"worker"`` for the gradient of a worker.
@@ -52,7 +55,7 @@ class Rounder(NamedTuple):
 
 
 class Batch:
-    """Segments for one call of a kernel, with the keys of their random bits.
+    """Segments for one call of a kernel, with their random keys.
 
     Attributes:
         elements: length of each segment.
@@ -123,13 +126,16 @@ class SegmentKernels:
     def decode_sources(
         self, outs: Sequence[Any], sources: Sequence[Source], decode: Callable[..., Any]
     ) -> Sequence[Any]:
-        """Decode sources into ``outs``: calls ``decode(source, parts of the outs)`` for each source."""
+        """Decode sources into ``outs``.
+
+        Calls ``decode(source, parts of the outs)`` for each source.
+        """
         for source in sources:
             decode(source, [outs[segment.tensor][segment.start : segment.stop] for segment in source[2]])
         return outs
 
     def pack(self, lengths: Sequence[int], decode: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
-        """Return one float32 array, to whose consecutive parts with these lengths ``decode`` writes."""
+        """Return a float32 array whose parts ``decode`` writes."""
         whole = self._kernels.empty(sum(lengths))
         bounds = split_points(lengths)
         decode([whole[start:stop] for start, stop in zip(bounds, bounds[1:])])
@@ -156,7 +162,10 @@ class SegmentKernels:
     def encode_codes(
         self, levels: str, norm: str, bucket_size: int, bits: int, batch: Batch, rounder: Rounder, at: Any
     ) -> Any:
-        """Encode the payloads of all segments, at offsets ``at[i]``; ``at[-1]`` is the total length."""
+        """Encode the payloads of all segments, at offsets ``at[i]``.
+
+        ``at[-1]`` is the total length.
+        """
         kernels = self._kernels
         encode = kernels.encode_exponential if levels == "exponential" else kernels.encode_uniform_codes
         norms: dict[int, Any] = {}
@@ -192,7 +201,10 @@ class SegmentKernels:
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        """Write the sum over the payloads, in order, of the segments at ``at[i]``, times a factor."""
+        """Write the payloads' sum of each segment, times a factor.
+
+        Payloads are added in order; segment i begins at ``at[i]``.
+        """
         kernels = self._kernels
         decode = kernels.decode_exponential if levels == "exponential" else kernels.decode_uniform_codes
         results = []
@@ -210,7 +222,10 @@ class SegmentKernels:
     def encode_rotated(
         self, bits: int, trellis: bool, batch: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> Any:
-        """Encode as `encode_codes`; with the steps in ``step_words``, a result of `step_words`, if given."""
+        """Encode rotated codes, as `encode_codes`.
+
+        The steps are those in ``step_words``, a result of `step_words`, if given.
+        """
         kernels = self._kernels
         scales: dict[int, Any] = {}
 
@@ -281,7 +296,10 @@ class SegmentKernels:
     # ---- sums: all norms in one array, and all digits in another, with one word at its end that is 1
 
     def norms(self, norm: str, bucket_size: int, batch: Batch) -> Any:
-        """Return all segments' maxima, float32, or with ``"l2"`` sums of squares, float64, concatenated."""
+        """Return all segments' norms, concatenated.
+
+        They are maxima, float32, or with ``"l2"`` sums of squares, float64.
+        """
         kernels = self._kernels
         compute = kernels.bucket_maxima if norm == "max" else kernels.bucket_square_sums
         dtype = np.float32 if norm == "max" else np.float64
@@ -360,7 +378,7 @@ class SegmentKernels:
     # ---- one bit: the payload of a segment is its bits, in whole tiles, and then a flag for each tile
 
     def binarize(self, batch: Batch, rounder: Rounder, at: Any) -> Any:
-        """Update the states, and encode the payloads of all segments, at offsets ``at[i]``."""
+        """Update the states, and encode the payloads at offsets ``at[i]``."""
         kernels = self._kernels
         flags: dict[int, Any] = {}
 
@@ -419,7 +437,7 @@ class SegmentKernels:
 
 
 def any_flags(payloads: Sequence[Any], start: int, elements: int) -> Part:
-    """Return the part with the union of all payloads' flags, from ``start`` on, for a segment."""
+    """Return the part with the union of all payloads' flags."""
     length = ceil_div(tiles(elements), ROW)
 
     def fill(out: Any) -> Any:

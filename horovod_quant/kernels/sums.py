@@ -1,4 +1,4 @@
-"""Sums in a fixed order, and statistics of whole tensors, for the numpy and native backends.
+"""Sums in a fixed order, and statistics of whole tensors.
 
 Sums have 24 significant bits. So the product of two of them is exact in float64, and a fused multiply-add does not
 change a result.
@@ -18,7 +18,10 @@ _INF_BITS = np.uint64(0x7FF0000000000000)
 
 
 def to_24_bits(values: np.ndarray) -> np.ndarray:
-    """Round float64 values to 24 significant bits, halves away from zero; inf for non-finite values."""
+    """Round float64 values to 24 significant bits, halves away from zero.
+
+    Inf for non-finite values.
+    """
     bits = np.ascontiguousarray(values).view(np.uint64)
     finite = (bits & _ABS) < _INF_BITS
     dropped = np.uint64(_DROPPED_BITS)
@@ -32,7 +35,10 @@ def inverse_count(elements: int) -> float:
 
 
 def in_a_tree(sums: np.ndarray) -> np.ndarray:
-    """Return the sum of float64 numbers, an array of one: adds the second half to the first until one is left."""
+    """Return the sum of float64 numbers, an array of one.
+
+    Adds the second half to the first until one is left.
+    """
     if not len(sums):
         return np.zeros(1)
     while len(sums) > 1:
@@ -44,14 +50,17 @@ def in_a_tree(sums: np.ndarray) -> np.ndarray:
 
 
 def tensor_maximum(kernels: Any, x: np.ndarray) -> np.ndarray:
-    """Return the largest magnitude, float32, an array of one; inf if an element is not finite, 0 without elements."""
+    """Return the largest magnitude, float32, an array of one.
+
+    Inf if an element is not finite, 0 without elements.
+    """
     return kernels.bucket_maxima(x, WHOLE_TENSOR) if len(x) else np.zeros(1, np.float32)
 
 
 def tensor_mean_magnitude(kernels: Any, x: np.ndarray) -> np.ndarray:
-    """Return the mean magnitude, float32, an array of one; inf if an element is not finite, 0 without elements.
+    """Return the mean magnitude, float32, an array of one.
 
-    The sums of the tiles of 1,024 are added in a tree.
+    Inf if an element is not finite, 0 without elements. The sums of the tiles of 1,024 are added in a tree.
     """
     with np.errstate(over="ignore"):
         total = to_24_bits(in_a_tree(kernels.bucket_magnitude_sums(x, TILE)))
@@ -59,7 +68,7 @@ def tensor_mean_magnitude(kernels: Any, x: np.ndarray) -> np.ndarray:
 
 
 def tensor_deviation(kernels: Any, x: np.ndarray) -> np.ndarray:
-    """Return the standard deviation of all elements about their mean, float32, an array of one.
+    """Return the standard deviation about the mean, float32, an array of one.
 
     It is ``sqrt(mean of squares - mean^2)``, with an error below 2^-10 of the root of the mean square: an exact result
     for elements that hardly differ needs another formula. inf if an element is not finite, 0 without elements.

@@ -1,8 +1,8 @@
-"""Trellis-coded quantization, in numpy, the specification: Marcellin and Fischer, IEEE Trans. Communications, 1990.
+"""Trellis-coded quantization in numpy: the specification.
 
-A code of b bits chooses one of ``2^(b + 1)`` levels, 2× the number of codes: the two codes before it select the half.
-The encoder searches for the sequence of codes with the smallest sum of squared errors, which is 10% to 30% less than
-that of Lloyd-Max levels with the same number of bits.
+Source: Marcellin and Fischer, IEEE Trans. Communications, 1990. A code of b bits chooses one of ``2^(b + 1)`` levels,
+2× the number of codes: the two codes before it select the half. The encoder searches for the sequence of codes with the
+smallest sum of squared errors, which is 10% to 30% less than that of Lloyd-Max levels with the same number of bits.
 
 A bucket's coordinates are rows of 32; lane i of all rows is a separate sequence, from the first row to the last.
 
@@ -54,7 +54,7 @@ def ascending(positive: Sequence[float]) -> list[float]:
 
 
 def middles(levels: Sequence[float], subsets: int) -> list[float]:
-    """Return the middles between each level and the next one of its subset."""
+    """Return the middle between each level and the subset's next one."""
     return [(low + high) / 2 for low, high in zip(levels, levels[subsets:])]
 
 
@@ -113,7 +113,7 @@ def trellis_values(codes: np.ndarray, bits: int, first_levels: Sequence[float]) 
 def _nearest(
     row: np.ndarray, units: np.ndarray, levels: Sequence[float], subsets: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the index of the nearest level in each subset, and its distance."""
+    """Return the nearest level's index and distance in each subset."""
     scaled = np.array(levels, np.float32)[:, None] * units
     between = np.array(middles(levels, subsets), np.float32)[:, None] * units
     indices, distances = [], []

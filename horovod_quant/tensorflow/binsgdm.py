@@ -1,4 +1,7 @@
-"""Compressor of BinSGDM (Peng et al., published as Birder, NeurIPS 2023); ``optim.py`` has its optimizers."""
+"""Compressor of BinSGDM (Peng et al., published as Birder, NeurIPS 2023).
+
+``optim.py`` has its optimizers.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,10 @@ class BinSGDMCompressor(Compressor):
         return optimizer.held_state(call.variable, call.variables, moves_by_averages(scheme))
 
     def _also_carried(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
-        """Return 1 if this worker has a gradient: scripts apply zeros so that optimizers create variables."""
+        """Return 1 if this worker has a gradient.
+
+        Scripts apply zeros so that optimizers create variables.
+        """
         return (optim.is_there(tensor),)
 
     def _delivered(self, state: HeldState | None, result: tf.Tensor, control_tensor: tf.Tensor) -> tf.Tensor:

@@ -1,8 +1,9 @@
-"""Cached functions for parts of kernels, so that a graph need not repeat their operations.
+"""Cached functions for parts of kernels.
 
-Tracing takes a fraction of a millisecond for each operation, and a kernel has tens to hundreds of them, for each
-gradient. These functions do not depend on a tensor's length, so each is traced once, and every further use is one
-operation. Before a graph runs, Grappler and XLA inline the functions: the results are bit-identical.
+So a graph need not repeat their operations. Tracing takes a fraction of a millisecond for each operation, and a kernel
+has tens to hundreds of them, for each gradient. These functions do not depend on a tensor's length, so each is traced
+once, and every further use is one operation. Before a graph runs, Grappler and XLA inline the functions: the results
+are bit-identical.
 """
 
 from __future__ import annotations

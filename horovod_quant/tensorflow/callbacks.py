@@ -61,7 +61,7 @@ class _Run:
 
 
 class CallbackExchange:
-    """The reduction of a group of gradients at one point of a graph.
+    """Reduction of a group of gradients at one point of a graph.
 
     Args:
         members: the gradients.
@@ -97,7 +97,10 @@ class CallbackExchange:
         self._runs: OrderedDict[int, _Run] = OrderedDict()
 
     def build(self) -> Callable[[int, tf.Tensor], tf.Tensor]:
-        """Create the operations; return a function from a member's position and control tensor to its result."""
+        """Create the operations.
+
+        Returns a function from a member's position and control tensor to its result.
+        """
         workers = self._scope.workers()
         # Under elastic training the graphs must agree, though workers may have built them for different numbers.
         self._scheme = self._members[0].scheme.for_workers(Workers(0, 1) if is_elastic() else workers)
@@ -229,7 +232,10 @@ def _sent_types(collective: Collective) -> list[tf.DType]:
 
 
 def flat_array(array: np.ndarray) -> np.ndarray:
-    """Return a flat view of an array; bfloat16 as uint16, which kernels expect."""
+    """Return a flat view of an array.
+
+    Bfloat16 as uint16, which kernels expect.
+    """
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint16) if flat.dtype == tf.bfloat16.as_numpy_dtype else flat
 

@@ -42,16 +42,22 @@ class Scope(NamedTuple):
 
     @property
     def tensor_name(self) -> str | None:
-        """Return the name for a tensor from which Horovod derives its operation's name."""
+        """Return the tensor's name from which Horovod names its operation."""
         return None if self.label is None else f"quant_{self.label}"
 
     def name(self, stage: int) -> str | None:
-        """Return a collective's name, equal on all workers, unique in a graph; None in eager code."""
+        """Return a collective's name, equal on all workers, unique in a graph.
+
+        Returns None in eager code.
+        """
         return None if self.label is None else f"HorovodAllreduce_quant_{stage}_{self.label}"
 
 
 def scope_of(call: HorovodCall, tensor: tf.Tensor) -> Scope:
-    """Return the scope of a gradient's collectives, named after Horovod's operation for it."""
+    """Return the scope of a gradient's collectives.
+
+    Their names follow Horovod's name of its operation.
+    """
     label = None
     if not tf.executing_eagerly():
         label = re.sub("[^a-zA-Z0-9_]", "_", tensor.name if call.operation is None else str(call.name))
@@ -61,7 +67,7 @@ def scope_of(call: HorovodCall, tensor: tf.Tensor) -> Scope:
 def perform(
     collectives: Sequence[Collective], stage: int, array: tf.Tensor, splits: tf.Tensor | None, scope: Scope
 ) -> tf.Tensor:
-    """Perform a collective: a sum, a maximum, or a concatenation in rank order.
+    """Perform a collective: sum, maximum, or concatenation in rank order.
 
     Args:
         collectives: the collectives of the reduction.
@@ -91,7 +97,9 @@ def perform(
 
 
 def after_roll_call(collectives: Sequence[Collective], scope: Scope, control_tensor: tf.Tensor) -> tf.Tensor:
-    """Return ``control_tensor`` after the active-rank query, if any, so that its error comes first.
+    """Return ``control_tensor`` after the active-rank query, if any.
+
+    So the query's error comes first.
 
     Args:
         collectives: the collectives of the reduction, whose operations exist.
@@ -120,10 +128,11 @@ def _need_everybody(collectives: Sequence[Collective]) -> bool:
 
 
 def _roll_call(scope: Scope) -> tf.Tensor:
-    """Perform the active-rank query: zero, int32, or an error on all active workers.
+    """Perform the active-rank query: return zero or fail.
 
-    It is an error if a worker is absent or has other arguments. A graph has one query for all reductions of a
-    compressor. Horovod puts each allreduce in a branch, which is a separate graph; the query is in the graph around it.
+    The result is int32; the error is on all active workers. It is an error if a worker is absent or has other
+    arguments. A graph has one query for all reductions of a compressor. Horovod puts each allreduce in a branch, which
+    is a separate graph; the query is in the graph around it.
     """
     if tf.executing_eagerly():
         return _check_roll(scope)
@@ -143,7 +152,10 @@ def _roll_call(scope: Scope) -> tf.Tensor:
 
 
 def _outside(branch: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """Return ``tensor``, or an input of it, in the graph around the branch; else a constant there."""
+    """Return ``tensor``, or an input of it, outside the branch.
+
+    Returns a constant there if neither exists.
+    """
     around = {id(inside): outside for outside, inside in branch.captures}
     looked_at, known = [tensor], {id(tensor)}
     for candidate in looked_at:
@@ -200,7 +212,7 @@ def worker_count(process_set: Any) -> tf.Tensor:
 
 
 def not_constant_foldable(tensor: tf.Tensor, process_set: Any, zero: Any = 0) -> tf.Tensor:
-    """Return the flat ``tensor``, without a copy, in a form that graph optimizers do not fold.
+    """Return the flat ``tensor`` in a form that is not folded.
 
     Horovod's operations count as stateless: with a constant input they would be folded, that is run once, and perhaps
     on one worker alone. ``zero`` is a zero that depends on operations that must come before.

@@ -58,13 +58,13 @@ _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
 class Unchanged(NamedTuple):
-    """Context of a gradient that Horovod reduces uncompressed, after a cast if its dtype needs one."""
+    """Context of an uncompressed gradient, perhaps cast for Horovod."""
 
     dtype: tf.DType
 
 
 class _Carried(NamedTuple):
-    """Context of a gradient that this package reduces, while Horovod reduces its control tensor."""
+    """Context of a compressed gradient, whose control tensor Horovod reduces."""
 
     group: Group
     place: int
@@ -177,7 +177,7 @@ class Compressor(BaseCompressor):
         self._steps, self._first, self._first_step = counts, dict(counts), first_step
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total.
+        """Return bytes sent and their float32 equivalent, per parameter and in total.
 
         Raises:
             RuntimeError: with ``kernels="tensorflow"`` in a TensorFlow 1 graph: there is no default session.
@@ -205,7 +205,7 @@ class Compressor(BaseCompressor):
     @tf.autograph.experimental.do_not_convert
     @integer_shapes()
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Return the tensor that Horovod reduces in place of a gradient, and a context.
+        """Return the tensor that Horovod reduces instead, and a context.
 
         The context is for `decompress`. Called while a graph is traced or, for a direct allreduce in eager code, each
         time. Integers and booleans are returned unchanged for every operation, as with ``hvd.Compression.fp16``;
@@ -276,7 +276,10 @@ class Compressor(BaseCompressor):
             self._recent.use(name, elements)
 
     def _forget(self, name: str, elements: int | None, is_last: bool) -> None:
-        """Drop a direct call's name that has not been used recently, without ever repeating its random bits."""
+        """Drop a direct call's name that was not used recently.
+
+        Its random bits are never repeated.
+        """
         ledger = None if elements is None else self._ledgers.pop((name, elements, None), None)
         if ledger is not None:
             self._first_step = max(self._first_step, ledger.next())
@@ -306,7 +309,10 @@ class Compressor(BaseCompressor):
             self._known_names.add(names)
 
     def _warn_without_groups(self, call: HorovodCall) -> None:
-        """Warn once on rank 0 without ``groups=``: while tracing, only Horovod can group gradients."""
+        """Warn once on rank 0 without ``groups=``.
+
+        While a graph is traced, only Horovod can group gradients.
+        """
         if self._looked_for_groups or not call.variables:
             return
         self._looked_for_groups = True
@@ -484,40 +490,46 @@ class Compressor(BaseCompressor):
         return ()
 
     def _delivered(self, state: HeldState | None, result: tf.Tensor, control_tensor: tf.Tensor) -> tf.Tensor:
-        """Return the reduced gradient, after passing results of the control tensor to its optimizer."""
+        """Return the reduced gradient, and update its optimizer's state."""
         return result
 
     def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
-        """Return the gradients with the part of an optimizer's state that this worker stores."""
+        """Return the gradients with this worker's part of the state."""
         return members
 
 
 def _by_own_name(named: Sequence[tuple[str, Any]]) -> dict[str, str | None]:
-    """Return the given names by the variables' names; None where several variables share a name."""
+    """Return the given names by the variables' names.
+
+    Returns None where several variables share a name.
+    """
     counts = Counter(variable.name for _, variable in named)
     return {variable.name: name if counts[variable.name] == 1 else None for name, variable in named}
 
 
 def _control_dtype(tensor: tf.Tensor) -> tf.DType:
-    """Return the control tensor's dtype, at least float32: Horovod's factor must come back exact."""
+    """Return the control tensor's dtype, at least float32.
+
+    Horovod's factor must come back exact.
+    """
     return tf.float64 if tensor.dtype is tf.float64 else tf.float32
 
 
 def _shape(call: HorovodCall, tensor: tf.Tensor) -> tf.TensorShape:
-    """Return a gradient's shape, or its variable's if only that is known while the graph is built."""
+    """Return a gradient's static shape, or else its variable's."""
     if call.variable is None or tensor.shape.is_fully_defined():
         return tensor.shape
     return call.variable.shape if call.variable.shape.is_fully_defined() else tensor.shape
 
 
 def _elements_of(named: Iterable[tuple[str, Any]]) -> dict[str, int]:
-    """Return the numbers of elements of variables, by name, without those of unknown shape."""
+    """Return the numbers of elements of variables of known shape."""
     counts = {name: variable.shape.num_elements() for name, variable in named}
     return {name: count for name, count in counts.items() if count is not None}
 
 
 def _without_gradient(result: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-    """Return ``result`` with a gradient function that raises an error instead of returning zero."""
+    """Return ``result`` with a gradient function that raises an error."""
     tied, _ = tf.identity_n([result, gradient])
     message = "a quantized allreduce cannot be differentiated; leave compression out of this call"
     return tf.raw_ops.PreventGradient(input=tied, message=message)

@@ -36,7 +36,7 @@ class Group:
 
 
 def cut(members: Sequence[Member], group_bytes: int) -> list[list[int]]:
-    """Return the indices of members that share collectives, by scheme and total bytes."""
+    """Return the indices of members that share collectives."""
     groups: list[list[int]] = []
     open_groups: dict[Scheme, tuple[list[int], int]] = {}
     for place, member in enumerate(members):

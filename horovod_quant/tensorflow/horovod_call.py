@@ -1,7 +1,8 @@
-"""Identifies the caller of ``compress``; the only module that inspects Horovod's frames in TensorFlow.
+"""Identifies the caller of ``compress``.
 
-Horovod calls ``compress(tensor)`` while it builds a graph, without naming the variable, operation or process set; the
-frames of its functions have them. Tested with Horovod 0.28.1.
+The only module that inspects Horovod's frames in TensorFlow. Horovod calls ``compress(tensor)`` while it builds a
+graph, without naming the variable, operation or process set; the frames of its functions have them. Tested with Horovod
+0.28.1.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ KERAS_3_REMEDY = (
 
 
 def require_horovod() -> None:
-    """Raise ImportError, with the remedy, unless Horovod is installed and was built with TensorFlow."""
+    """Raise ImportError, with the remedy, without Horovod built with TensorFlow."""
     try:
         import horovod.tensorflow  # noqa: F401
     except ImportError as error:
@@ -86,14 +87,20 @@ class HorovodCall(NamedTuple):
 
 
 class DuplicateCursor:
-    """Cursor in the list of tensors that Horovod compresses in order, which may contain duplicates."""
+    """Cursor in a list of tensors, which may contain duplicates.
+
+    Horovod compresses them in order.
+    """
 
     def __init__(self) -> None:
         self._tensors: Sequence[Any] | None = None
         self._taken: list[Any] = []
 
     def place(self, tensors: Sequence[Any], tensor: Any) -> int:
-        """Return the index of the present tensor in ``tensors``, a list that Horovod created for this call."""
+        """Return the present tensor's index in ``tensors``.
+
+        Horovod created the list for this call.
+        """
         if tensors is not self._tensors:
             self._tensors, self._taken = tensors, []
         places = [i for i, other in enumerate(tensors) if other is tensor]
@@ -105,7 +112,9 @@ class DuplicateCursor:
 
 
 def identify(turns: DuplicateCursor) -> HorovodCall:
-    """Identify the call by the frames that called ``compress``, directly or through another compressor.
+    """Identify the call by the frames that called ``compress``.
+
+    Another compressor may be between.
 
     Args:
         turns: the compressor's cursor.
@@ -144,7 +153,10 @@ def _identify(turns: DuplicateCursor) -> HorovodCall:
 
 
 def unique_names(variables: Sequence[Any]) -> tuple[str, ...]:
-    """Return the variables' names, made unique: the second of a name is ``name#1``, the third ``name#2``."""
+    """Return the variables' names, made unique.
+
+    The second of a name is ``name#1``, the third ``name#2``.
+    """
     names: list[str] = []
     seen: Counter[str] = Counter()
     for variable in variables:
@@ -156,20 +168,26 @@ def unique_names(variables: Sequence[Any]) -> tuple[str, ...]:
 
 
 def own_variable(variable: Any) -> Any:
-    """Return TensorFlow's variable inside a variable of Keras 3, which has no ``ref()``."""
+    """Return TensorFlow's variable inside a variable of Keras 3.
+
+    The latter has no ``ref()``.
+    """
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
 
 
 def name_of(variable: Any) -> str:
-    """Return a variable's name, or None: a tensor watched by a tape has none in eager code."""
+    """Return a variable's name, or None.
+
+    A tensor watched by a tape has none in eager code.
+    """
     return "watched" if isinstance(variable, tf.__internal__.EagerTensor) else variable.name
 
 
 def _horovod_functions() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield known functions of Horovod on the stack, innermost first, with their local variables.
+    """Yield known Horovod functions on the stack with local variables.
 
-    Some local variables are in separate frames: of comprehensions, before Python 3.12, and of the functions that
-    AutoGraph generates for branches and loops. They count as the function's.
+    The innermost comes first. Some local variables are in separate frames: of comprehensions, before Python 3.12, and
+    of the functions that AutoGraph generates for branches and loops. They count as the function's.
     """
     variables: dict[str, Any] = {}
     for function, local in _horovod_frames():
@@ -180,7 +198,10 @@ def _horovod_functions() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _horovod_frames() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield all frames of Horovod on the stack, innermost first, with names before AutoGraph's conversion."""
+    """Yield all Horovod frames on the stack, innermost first.
+
+    Names are those before AutoGraph's conversion.
+    """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("horovod."):
@@ -192,7 +213,7 @@ def _horovod_frames() -> Iterator[tuple[str, dict[str, Any]]]:
 def _reduction(
     function: str, local: dict[str, Any], turns: DuplicateCursor
 ) -> tuple[HorovodCall | None, Any, int | None]:
-    """Return Horovod's call, its tensor, and the tensor's index in a grouped allreduce."""
+    """Return Horovod's call, its tensor, and its index in a group."""
     if function in ("reducescatter", "grouped_reducescatter"):
         raise ValueError(
             f"compression= of {function}: horovod_quant compresses only allreduce; leave compression out there"

@@ -1,7 +1,8 @@
-"""Kernels of TensorFlow operations, bit-identical to the reference in eager code, graphs and XLA.
+"""Kernels of TensorFlow operations, bit-identical to the reference.
 
-The functions of `horovod_quant.kernels.reference` on flat tensors of static length. Nothing is written in place:
-results are returned, ``out`` must be None, and a decoder's ``out`` is a ``tf.TensorSpec`` of the result.
+They work in eager code, graphs of both kinds, and under XLA. They are the functions of
+`horovod_quant.kernels.reference` on flat tensors of static length. Nothing is written in place: results are returned,
+``out`` must be None, and a decoder's ``out`` is a ``tf.TensorSpec`` of the result.
 
 TensorFlow's threads flush subnormal float32 numbers to zero, and XLA may contract a multiplication and an addition.
 So the arithmetic is done in float64, on values called *wide*: float64 tensors with float32 numbers. There a product is
@@ -211,7 +212,10 @@ class RngKey(keys.RngKey):
     """An `horovod_quant.kernels.keys.RngKey` that also accepts scalar integer tensors as steps and workers."""
 
     def key(self, domain: str, step: Number, worker: Number = 0) -> Key:
-        """Return the key of one rounding; with a tensor, its words are uint32 tensors."""
+        """Return the key of one rounding.
+
+        With a tensor, its words are uint32 tensors.
+        """
         state: Any = self.state(domain)
         for value in (step, worker):
             if tf.is_tensor(state) or tf.is_tensor(value):
@@ -293,7 +297,7 @@ def _to_24_bits(values: tf.Tensor) -> tf.Tensor:
 
 @by_rows
 def _minus_sum_of_rows(grid: tf.Tensor) -> tf.Tensor:
-    """Return minus the sum over axis 1, in order from the first row to the last.
+    """Return minus the sum over axis 1, in order of rows.
 
     Reductions have no fixed order. It uses subtractions, because Grappler merges additions into one operation that adds
     in another order.
@@ -376,7 +380,7 @@ def decode_uniform_sum(
     factor: Number,
     out: tf.TensorSpec,
 ) -> tf.Tensor:
-    """Return ``digit * (norm / levels * factor)`` with the shape and dtype of ``out``."""
+    """Return ``digit * (norm / levels * factor)``, typed as ``out``."""
     elements = out.shape[0]
     digits = tf.cast(unpack_sum(words, width, elements), tf.float64)
     scales = _per_element(_wide_scales(norms, levels, factor), bucket_size, elements)
@@ -404,7 +408,7 @@ def decode_uniform_codes(
     factor: Number,
     out: tf.TensorSpec,
 ) -> tf.Tensor:
-    """Return the sum of the workers' decoded codes with the shape and dtype of ``out``."""
+    """Return the workers' decoded sum, shaped and typed as ``out``."""
     return _add_workers(
         words, norms, bucket_size, bits, out,
         value=lambda digits: tf.cast(digits, tf.float64),
@@ -467,7 +471,7 @@ def decode_exponential(
     factor: Number,
     out: tf.TensorSpec,
 ) -> tf.Tensor:
-    """Return the sum of the workers' decoded codes with the shape and dtype of ``out``."""
+    """Return the workers' decoded sum, shaped and typed as ``out``."""
     return _add_workers(
         words, norms, bucket_size, bits, out,
         value=lambda digits: tf.cast(exponential_values(digits, bits), tf.float64),
@@ -497,7 +501,10 @@ def binarize(
     start: int = 0,
     out: None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Binarize as the reference; assigns momentum and scale, of any shape, before returning words."""
+    """Binarize as the reference.
+
+    Assigns momentum and scale, of any shape, before returning words.
+    """
     _no_buffer(out)
     words, broken, *updated = binarized(
         gradient, tf.reshape(momentum, [-1]), tf.reshape(scale, [-1]), beta, key, start
@@ -541,7 +548,10 @@ def vote(words: Sequence[tf.Tensor], key: Key, start: int = 0, out: None = None)
 
 
 def decode_signs(words: tf.Tensor, magnitude: Number, out: tf.TensorSpec) -> tf.Tensor:
-    """Return ``+magnitude`` for a bit that is 1 and ``-magnitude`` for 0, with the shape and dtype of ``out``."""
+    """Return plus or minus the magnitude, shaped and typed as ``out``.
+
+    It is plus for a bit that is 1, minus for 0.
+    """
     bits = unpack_codes(words, 1, out.shape[0])
     wide = tf.convert_to_tensor(_wide_scalar(magnitude), tf.float64)
     return tf.where(bits > 0, _stored(wide, out.dtype), _stored(-wide, out.dtype))
@@ -720,7 +730,10 @@ def _unpacked(grid: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _pack_plan(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the rows in each word of a tile, as ``(row >> right_shift) * factor``, the same number per word."""
+    """Return the rows of a tile in each of its words.
+
+    They are ``(row >> right_shift) * factor``, the same number for each word.
+    """
     plan: list[list[tuple[int, int, int]]] = [[] for _ in range(bits)]
     for row in range(32):
         word, shift = divmod(row * bits, 32)
@@ -736,7 +749,10 @@ def _pack_plan(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def pack(parts: Sequence[tuple[int, Any, Callable[[None], Any]]]) -> tf.Tensor:
-    """Concatenate the results of ``fill`` of each ``(length, dtype, fill)``; int32 where dtypes differ."""
+    """Concatenate the results of ``fill`` of each ``(length, dtype, fill)``.
+
+    Int32 where dtypes differ.
+    """
     types = {tf.as_dtype(dtype) for _, dtype, _ in parts}
     dtype = types.pop() if len(types) == 1 else tf.int32
     return concatenate([tf.zeros([0], dtype), *(view(fill(None), dtype) for _, _, fill in parts)])

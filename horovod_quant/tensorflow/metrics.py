@@ -8,9 +8,10 @@ import tensorflow as tf
 
 
 class MetricsCallback(tf.keras.callbacks.Callback):
-    """Callback that adds ``compression.stats().metrics()`` to the logs at the end of each epoch.
+    """Callback that adds a compressor's statistics to the logs.
 
-    Put it before callbacks that read the logs, such as ``tf.keras.callbacks.TensorBoard``.
+    It adds ``compression.stats().metrics()`` at the end of each epoch. Put it before callbacks that read the logs, such
+    as ``tf.keras.callbacks.TensorBoard``.
 
     Args:
         compression: the optimizer's compressor.

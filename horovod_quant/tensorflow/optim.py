@@ -1,4 +1,7 @@
-"""BinSGDM optimizers for Keras 2 or tf-keras (Peng et al., published as Birder, NeurIPS 2023)."""
+"""BinSGDM optimizers for Keras 2 or tf-keras.
+
+Source: Peng et al., published as Birder, NeurIPS 2023.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ _LegacyOptimizer: Any = tf.keras.optimizers.legacy.Optimizer if _HAS_KERAS_2 els
 
 
 class _Part(NamedTuple):
-    """Elements of momentum and scale on this worker, and the workers that together have all."""
+    """This worker's elements of momentum and scale, and the process set.
+
+    The workers of the process set together have all elements.
+    """
 
     momentum: StatePart
     scale: StatePart
@@ -100,7 +106,10 @@ class BinaryUpdate:
         return tf.cast(self.iterations.read_value(), tf.int64)
 
     def _largest_of(self, place: int) -> tf.Variable:
-        """Return the variable that passes the largest magnitude of averages from a reduction to its update."""
+        """Return the variable with the largest magnitude of averages.
+
+        It passes this number from a reduction to its update.
+        """
 
         def make() -> None:
             # It needs no initialization in TensorFlow 1 graphs: it is assigned before it is read.
@@ -142,10 +151,10 @@ class BinaryUpdate:
         return state._replace(momentum=part.momentum, scale=part.scale)
 
     def gather_state(self) -> Any:
-        """Gather the whole state on every worker after hierarchical reductions; call it on all workers.
+        """Gather the whole state on every worker after hierarchical reductions.
 
-        Any worker can then save it, for any number of workers to load, or broadcast it. The next reduction splits it
-        again. Without hierarchical reductions it does nothing.
+        Call it on all workers. Any worker can then save it, for any number of workers to load, or broadcast it. The
+        next reduction splits it again. Without hierarchical reductions it does nothing.
 
         Returns:
             The operation to run in a TensorFlow 1 graph; otherwise None.
@@ -161,7 +170,10 @@ class BinaryUpdate:
         return [state for part in self._parts.values() for state in (part.momentum, part.scale)]
 
     def _without_parts(self, variables: Sequence[Any]) -> list[Any]:
-        """Return the variables that are not split between workers; a broadcast would find the others empty."""
+        """Return the variables that are not split between workers.
+
+        A broadcast would find the others empty.
+        """
         hidden = {state.variable.ref() for state in self._state_parts() if state.is_spread()}
         return [variable for variable in variables if own_variable(variable).ref() not in hidden]
 
@@ -174,7 +186,10 @@ class BinaryUpdate:
             state.forget()
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        """Return the objects to save: shares and results of reductions, with functions but not in checkpoints."""
+        """Return the objects to save with functions, but not in checkpoints.
+
+        These are shares, and results of reductions.
+        """
         parent: Any = super()
         children = dict(parent._trackable_children(save_type, **kwargs))
         if save_type == "savedmodel":
@@ -185,11 +200,11 @@ class BinaryUpdate:
 
     @integer_shapes()
     def _step_of_elements(self, gradient: Any, variable: Any) -> tf.Tensor:
-        """Return +-1 for each element, or an average of the workers' bits, in the variable's dtype.
+        """Return +-1 or an averaged bit per element.
 
-        It recovers the reduced bits from a scaled gradient (by a loss scale, clipping or a sum). For a gradient that
-        arrives averaged it draws random bits by momentum and scale, the same on every worker. It is zero where no
-        worker has a gradient.
+        The result has the variable's dtype. It recovers the reduced bits from a scaled gradient (by a loss scale,
+        clipping or a sum). For a gradient that arrives averaged it draws random bits by momentum and scale, the same on
+        every worker. It is zero where no worker has a gradient.
         """
         if (
             hasattr(self, "_allreduce_grads") and not self.has_compressor
@@ -224,7 +239,10 @@ def _signs(exchanged: tf.Tensor) -> tf.Tensor:
 
 
 def _averages(exchanged: tf.Tensor, largest: tf.Variable) -> tf.Tensor:
-    """Recover the averages of the workers' bits from a scaled gradient; NaN stays."""
+    """Recover the averages of the workers' bits.
+
+    The gradient may be scaled; NaN stays.
+    """
     with tf.control_dependencies([exchanged]):  # the reduction has assigned `largest`
         stored = largest.read_value()
     values = tf.cast(exchanged, tf.float32)
@@ -237,7 +255,10 @@ def is_there(gradient: tf.Tensor) -> tf.Tensor:
 
 
 def largest_magnitude(values: tf.Tensor) -> tf.Tensor:
-    """Return the largest magnitude of the elements that are not NaN, in float32; 0 without elements."""
+    """Return the largest magnitude, float32, ignoring NaN.
+
+    It is 0 without elements.
+    """
     magnitudes = tf.abs(tf.cast(values, tf.float32))
     found = tf.reduce_max(tf.where(tf.math.is_nan(magnitudes), tf.zeros_like(magnitudes), magnitudes))
     return tf.maximum(found, 0.0)
@@ -256,13 +277,18 @@ class SavedUpdate(BinaryUpdate):
         super().save_own_variables(store)  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
-        """Load variables as in Keras; the next hierarchical reduction splits the state again."""
+        """Load variables as in Keras.
+
+        The next hierarchical reduction splits the state again.
+        """
         self._forget_parts()
         super().load_own_variables(store)  # type: ignore[misc]
 
 
 class BinSGDM(SavedUpdate, _Optimizer):
-    """Sign-based optimizer: moves every element by ``+-learning_rate``, with random signs that follow momentum.
+    """Sign-based optimizer with random signs that follow momentum.
+
+    It moves every element of every variable by ``+-learning_rate``.
 
     1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``, where ``g`` is the
        gradient, clipped to ``clip_norm``;
@@ -328,7 +354,10 @@ class BinSGDM(SavedUpdate, _Optimizer):
         return type(variables)(self._without_parts(variables))
 
     def set_weights(self, weights: Any) -> None:
-        """Set weights as in Keras; the next hierarchical reduction splits the state again."""
+        """Set weights as in Keras.
+
+        The next hierarchical reduction splits the state again.
+        """
         self._forget_parts()
         super().set_weights(weights)
 
@@ -415,7 +444,10 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
         return super().get_weights()
 
     def set_weights(self, weights: Any) -> None:
-        """Set weights as in Keras; the next hierarchical reduction splits the state again."""
+        """Set weights as in Keras.
+
+        The next hierarchical reduction splits the state again.
+        """
         self._forget_parts()
         super().set_weights(weights)
 
@@ -445,14 +477,20 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
 
 
 def require_rates(learning_rate: Any, weight_decay: float) -> None:
-    """Raise ValueError for a number that is negative or not finite; a schedule is not checked."""
+    """Raise ValueError for a number that is negative or not finite.
+
+    A schedule is not checked.
+    """
     require_step_sizes(weight_decay=weight_decay)
     if isinstance(learning_rate, (int, float)):
         require_step_sizes(learning_rate=learning_rate)
 
 
 def binsgdm_of(optimizer: Any) -> Any:
-    """Return the BinSGDM optimizer that ``optimizer`` is, or wraps (a loss scale); None if there is none."""
+    """Return the BinSGDM optimizer that ``optimizer`` is, or wraps (a loss scale).
+
+    Returns None if there is none.
+    """
     while optimizer is not None and not isinstance(optimizer, BinaryUpdate):
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return optimizer

@@ -1,4 +1,4 @@
-"""State of a variable that is split between workers, each of which stores some elements."""
+"""State of a variable that is split between workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from horovod_quant.tensorflow.state import outside_of_traces
 
 
 class StatePart:
-    """Some elements of a variable, read and assigned like a separate flat variable.
+    """Elements of a variable, used like a separate flat variable.
 
     From the first assignment on the elements are in a separate variable, the share, and the whole variable is empty,
     independent of its declared shape. If the whole variable is filled again, for example by loading, reads return its
@@ -45,7 +45,10 @@ class StatePart:
             )
 
     def _refuse_to_be_saved(self) -> None:
-        """Make checkpoints fail, which would save an empty variable; only they read without a copy."""
+        """Make checkpoints fail, which would save an empty variable.
+
+        Only they read without a copy.
+        """
         read = self.variable.read_value_no_copy
 
         def read_whole() -> tf.Tensor:
@@ -56,7 +59,7 @@ class StatePart:
         self.variable.read_value_no_copy = read_whole
 
     def is_spread(self) -> bool:
-        """Return whether the variable is empty, as far as is known outside graphs."""
+        """Return whether the variable is empty, if known outside graphs."""
         return tf.executing_eagerly() and self.variable.read_value().shape != self.variable.shape
 
     def read_value(self) -> tf.Tensor:
@@ -76,7 +79,10 @@ class StatePart:
             return self._assign_to_whole(tf.fill(dimensions, 0.0))
 
     def gathered(self, name: str, process_set: Any) -> Any:
-        """Gather the whole variable on all workers with parts of it; return the operation, or None in eager code."""
+        """Gather the whole variable on all workers with parts of it.
+
+        Return the operation, or None in eager code.
+        """
         import horovod.tensorflow as hvd
 
         around = [[self.start, self.variable.shape.num_elements() - self.stop]]
@@ -109,7 +115,10 @@ def _zero() -> tf.Tensor:
 
 
 def _as_it_is(value: tf.Tensor) -> tf.Tensor:
-    """Return a variable's value, without a copy, in its run-time shape; one element for a scalar."""
+    """Return a variable's value, without a copy, in its run-time shape.
+
+    One element for a scalar.
+    """
     value = value if value.shape.rank else tf.reshape(value, [-1])
     rank = value.shape.rank
     return tf.slice(value, tf.fill([rank], _zero()), [-1] * rank)

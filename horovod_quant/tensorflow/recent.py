@@ -1,4 +1,4 @@
-"""Recently used names of tensors that a script reduces by direct calls outside graphs."""
+"""Recent names of direct calls outside graphs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ Key = tuple[str, "int | None"]
 
 
 class RecentNames:
-    """Limited set of recent names, with numbers of elements where these count separately.
+    """Limited set of recent names.
 
-    A script may use a new name for each call. Graphs keep their counters, so a name in a graph is never dropped.
+    Names with other numbers of elements may count separately. A script may use a new name for each call. Graphs keep
+    their counters, so a name in a graph is never dropped.
 
     Args:
         forget: called with a name and number of elements that have not been used recently, and with whether the name is

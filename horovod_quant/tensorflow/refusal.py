@@ -1,4 +1,4 @@
-"""Errors in a graph that are delayed until this worker has a gradient.
+"""Errors in a graph, delayed until this worker has a gradient.
 
 An error ends the run of a graph: a pending data set gives no batch any more, and operations that depend on the batch
 never start. Of two workers with the same error, one may already have its batch, and pass gradients to Horovod; if the
@@ -16,7 +16,10 @@ from horovod_quant.tensorflow.cached_subgraph import elementwise
 
 
 def require(condition: tf.Tensor, message: Sequence[Any], gradient: tf.Tensor) -> Any:
-    """Assert a boolean scalar as ``tf.debugging.Assert``, in a function after ``gradient`` is computed."""
+    """Assert a condition, in a function after ``gradient`` is computed.
+
+    The condition is a boolean scalar, as for ``tf.debugging.Assert``.
+    """
     # Not in a session, which runs only what is fetched, and that may not need the gradient.
     if tf.compat.v1.get_default_graph().building_function:
         condition = _false_after(condition, opaque_false(gradient))

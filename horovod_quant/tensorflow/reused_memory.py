@@ -21,7 +21,10 @@ _MOST_KEPT = 4
 
 
 class ReusedMemory:
-    """Allocator of float32 arrays that reuses memory without other references, such as TensorFlow's."""
+    """Allocator of float32 arrays that reuses unreferenced memory.
+
+    TensorFlow's references count, too.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[int, list[np.ndarray]]] = {}

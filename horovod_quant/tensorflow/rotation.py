@@ -102,13 +102,13 @@ def add_rotated(
 
 
 def _grids(elements: int) -> list[tuple[int, int]]:
-    """Return first element and number of elements of the whole buckets, and of an incomplete last one."""
+    """Return first element and length of whole and incomplete buckets."""
     whole = elements // TILE * TILE
     return [(first, count) for first, count in ((0, whole), (whole, elements - whole)) if count]
 
 
 def _encoded(x: tf.Tensor, bits: int, key: Key, first: int, trellis: bool) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the codes of all coordinates of buckets, flat, and the buckets' scales, wide."""
+    """Return the codes of buckets' coordinates, and the buckets' wide scales."""
     count = tiles(x.shape[0])
     size = rotated_elements(x.shape[0]) // count
     maxima = _largest_bits(_bits(x), TILE)
@@ -157,7 +157,10 @@ def _decoded(
     start: int,
     trellis: bool,
 ) -> list[tf.Tensor]:
-    """Return each worker's wide values by one transform of all buckets, to keep the graph small."""
+    """Return each worker's wide values.
+
+    One transform of all buckets keeps the graph small.
+    """
     found = [tf.zeros([len(keys), 0], tf.float64)]
     for first, own in _grids(elements):
         count = tiles(own)

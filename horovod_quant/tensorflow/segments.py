@@ -66,7 +66,10 @@ class TensorFlowSegments(SegmentKernels):
         return self._kernels.concatenate([tf.zeros([0], tf.float32), *results])
 
     def binarize(self, batch: Batch, rounder: Rounder, at: Any) -> tf.Tensor:
-        """Binarize; states are `FlatVariable` objects, each assigned once before the words are returned."""
+        """Binarize, and assign each variable once before returning words.
+
+        The states are `FlatVariable` objects.
+        """
         kernels = self._kernels
         updated: dict[int, tuple[tf.Variable, list[tf.Tensor]]] = {}
         parts: list[Part] = []

@@ -15,9 +15,10 @@ from tensorflow.python.eager import context  # Horovod imports it, too
 
 @contextlib.contextmanager
 def outside_of_functions() -> Iterator[None]:
-    """Context for creating variables: eager in TensorFlow 2, in the program's graph in TensorFlow 1.
+    """Context for creating variables.
 
-    ``tf.init_scope`` mistakes a program without eager execution for an eager one if it has no explicit graph.
+    Eager in TensorFlow 2, in the program's graph in TensorFlow 1. ``tf.init_scope`` mistakes a program without eager
+    execution for an eager one if it has no explicit graph.
     """
     with tf.init_scope():
         is_elsewhere = tf.executing_eagerly() and context.default_execution_mode != context.EAGER_MODE
@@ -32,7 +33,10 @@ def outside_of_functions() -> Iterator[None]:
 
 
 def owning_graph() -> Any:
-    """Return the graph of new variables in TensorFlow 1; None in TensorFlow 2."""
+    """Return the graph of new variables in TensorFlow 1.
+
+    Returns None in TensorFlow 2.
+    """
     with outside_of_functions():
         return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
@@ -90,9 +94,9 @@ class Ledger:
         return self.first + self.exchanges()
 
     def save_with(self, owner: Any) -> None:
-        """Save the count in a SavedModel with ``owner``, without which functions that count could not be saved.
+        """Save the count in a SavedModel with ``owner``.
 
-        It is not in checkpoints, since it is not restored.
+        Functions that count could not be saved without it. It is not in checkpoints, since it is not restored.
 
         Args:
             owner: an optimizer, or the gradient's variable, which every such function needs as well.

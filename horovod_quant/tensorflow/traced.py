@@ -1,4 +1,7 @@
-"""Reductions with kernels of TensorFlow operations; the scheme's generator runs once, while tracing."""
+"""Reductions with kernels of TensorFlow operations.
+
+The scheme's generator runs once, while tracing.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ from horovod_quant.transports.traffic import sent_bytes
 
 
 class TracedExchange:
-    """The reduction of a group of gradients at one point of a graph, for the present number of workers.
+    """Reduction of a group of gradients at one point of a graph.
+
+    It is for the present number of workers.
 
     Args:
         members: the gradients, with known shapes.
@@ -46,7 +51,10 @@ class TracedExchange:
         self._ledgers = list(ledgers)
 
     def build(self) -> Callable[[int, tf.Tensor], tf.Tensor]:
-        """Create the operations; return a function from a member's position and control tensor to its result."""
+        """Create the operations.
+
+        Returns a function from a member's position and control tensor to its result.
+        """
         process_set = self._scope.process_set
         workers = self._scope.workers()
         scheme = self._members[0].scheme.for_workers(workers)
@@ -95,7 +103,7 @@ def _gradient(member: Member, values: Any, ledger: Ledger) -> Gradient:
 
 
 def _array_to_send(array: tf.Tensor, output: tf.Tensor | None, process_set: Any) -> tf.Tensor:
-    """Return the array as a non-constant that depends on the output of the collective before.
+    """Return the array, non-constant and after the collective before.
 
     A worker that reduces no shard receives nothing and sends nothing: if TensorFlow knew this, it would remove the one
     collective and fold the other, and the other workers would wait indefinitely.
@@ -127,7 +135,10 @@ def _answer(request: Any, output: tf.Tensor, workers: Workers) -> Any:
 
 
 def _factor(member: Member, control_tensor: tf.Tensor, process_set: Any) -> tf.Tensor:
-    """Return the factor by which Horovod multiplied the sum; NaN, with an error, if workers disagree."""
+    """Return the factor by which Horovod multiplied the sum.
+
+    NaN, with an error, if workers disagree.
+    """
     values = tf.cast(control_tensor, tf.float64)
     signs = tf.constant(member.signs, tf.float64)
     agreed = tf.reduce_all(tf.equal(values[1 : 1 + len(member.signs)], values[0] * signs))

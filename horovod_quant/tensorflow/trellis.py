@@ -34,7 +34,10 @@ def trellis_codes(z: tf.Tensor, units: tf.Tensor, bits: int, first_levels: tuple
 
 @functools.cache
 def _graph(size: int, bits: int, first_levels: tuple[float, ...]) -> Callable[..., tf.Tensor]:
-    """Return `_codes`, traced once and not inlined: Grappler takes minutes for hundreds of loops."""
+    """Return `_codes`, traced once and not inlined.
+
+    Grappler takes minutes for hundreds of loops.
+    """
     return tf.function(
         lambda z, units: _codes(z, units, bits, first_levels),
         (tf.TensorSpec([None, size], tf.float32), tf.TensorSpec([None], tf.float32)),
@@ -81,7 +84,10 @@ def _codes(z: tf.Tensor, units: tf.Tensor, bits: int, first_levels: tuple[float,
 def _nearest(
     rows: tf.Tensor, units: tf.Tensor, levels: Sequence[float], subsets: int
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Return the indices of the nearest levels in each subset, as fields of words, and their distances."""
+    """Return the nearest levels' indices and distances in each subset.
+
+    Indices are fields of words.
+    """
     between = middles(levels, subsets)
     words, distances = tf.zeros_like(rows, tf.uint32), []
     for subset in range(subsets):

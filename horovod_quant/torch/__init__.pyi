@@ -73,7 +73,7 @@ class Compressor(_compressor.Compressor):
     ) -> None: ...
 
 class Auto(_auto.Auto):
-    """Compressor that measures methods in the first training steps and keeps the fastest.
+    """Compressor that measures methods while training and keeps the fastest.
 
     A trial measures Horovod's allreduce and up to six methods in three rounds of a few steps each; every step reduces
     gradients correctly. Then all workers keep the method with the shortest steps or, of those within 2% of it, the one

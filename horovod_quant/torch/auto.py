@@ -1,4 +1,4 @@
-"""Compressor that chooses its method by measuring several during the first training steps.
+"""Compressor that chooses its method by measuring several.
 
 Four facts shape it. A step's method must be known when its first gradient arrives, and be the same on all workers,
 which may have participated in different numbers of steps (``hvd.join()``). A script that ends up without compression
@@ -55,7 +55,7 @@ _PAIR = Workers(0, 2)
 
 
 class Auto(Compressor):
-    """Compressor that measures methods in the first training steps and keeps the fastest.
+    """Compressor that measures methods while training and keeps the fastest.
 
     A trial measures Horovod's allreduce and up to six methods in three rounds of a few steps each; every step reduces
     gradients correctly. Then all workers keep the method with the shortest steps or, of those within 2% of it, the one
@@ -106,7 +106,10 @@ class Auto(Compressor):
         super().__init__(self._possible[0], **common)
 
     def _possible_ones(self) -> Sequence[Candidate]:
-        """Methods to try with two workers: all named ones, or one from the registry."""
+        """Methods to try with two workers.
+
+        All named ones, or one from the registry.
+        """
         if self.methods is not None:
             return candidates.named(self.methods, _PAIR, False)
         found = candidates.any_of(self.max_nmse, _PAIR, False, candidates.usable(), self._on_device)
@@ -143,7 +146,9 @@ class Auto(Compressor):
     # ---- what users call -------------------------------------------------------------------------------------
 
     def report(self, optimizer: Any = None) -> Report:
-        """Return the progress of the trial, or the latest measurements and choice; prints as one line.
+        """Return the progress of the trial, or the latest measurements and choice.
+
+        Prints as one line.
 
         Args:
             optimizer: the ``DistributedOptimizer``, if several use this compressor.
@@ -154,7 +159,7 @@ class Auto(Compressor):
         return Report(None) if session is None else self._reports.get(session.key, Report(None))
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
+        """Return bytes sent and their float32 equivalent, per parameter and in total."""
         for passed in self._passthroughs:
             times, passed.times = passed.times, 0
             self._traffic.expect(passed.name, times * passed.float32_bytes, times)
@@ -162,12 +167,17 @@ class Auto(Compressor):
         return super().stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return every compressor's state, plus the choice, which is valid for the same number of workers."""
+        """Return every compressor's state, plus the choice.
+
+        The choice is valid for the same number of workers.
+        """
         choices = {key: choice._asdict() for key, choice in self._choices.items()}
         return {**super().state_dict(), "version": former_names.VERSION, "choices": choices}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; call it on at bound one worker, before the first step.
+        """Restore what `state_dict` returned.
+
+        Call it on at least one worker, before the first step.
 
         Raises:
             ValueError: ``state`` is something else.
@@ -196,7 +206,7 @@ class Auto(Compressor):
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor that Horovod reduces in place of a gradient, and a context.
+        """Return the tensor that Horovod reduces instead, and a context.
 
         Raises:
             ValueError: the gradient does not belong to an optimizer's step.
@@ -261,7 +271,10 @@ class Auto(Compressor):
     def _plan_of_a_chosen_method(
         self, session: TuningSession, optimizer: Any, parameter: Any, tensor: torch.Tensor
     ) -> TensorPlan | None:
-        """Return a gradient's plan for the chosen method outside a trial; else None."""
+        """Return a gradient's plan for the chosen method, or None.
+
+        It is None during a trial.
+        """
         policy = session.policy
         if policy is None or session.is_counting:
             return None
@@ -284,7 +297,10 @@ class Auto(Compressor):
         return session
 
     def session_of(self, optimizer: Any) -> TuningSession | None:
-        """Return an optimizer's tuning session, which lives as long as the optimizer; None before its first step."""
+        """Return an optimizer's tuning session, which lives as long as the optimizer.
+
+        Returns None before its first step.
+        """
         return getattr(optimizer, _SESSIONS, _NO_SESSIONS).get(self)
 
     def candidates_for(self, call: OptimizerCall) -> tuple[Candidate, ...]:
@@ -302,7 +318,10 @@ class Auto(Compressor):
         return candidates.find(self.max_nmse, workers, hierarchical, usable, self._on_device, self.inside)
 
     def policy_for(self, candidate: Candidate) -> Policy | None:
-        """Return the policy of a candidate's steps; None where Horovod reduces all gradients."""
+        """Return the policy of a candidate's steps.
+
+        Returns None where Horovod reduces all gradients.
+        """
         scheme = candidate.scheme
         if scheme is None:
             return None
@@ -311,7 +330,10 @@ class Auto(Compressor):
         return self._policies[scheme]
 
     def known_choice(self, session: TuningSession, workers: int) -> str | None:
-        """Return the method chosen earlier for such an optimizer with ``workers`` workers, or None."""
+        """Return the method chosen earlier for such an optimizer, or None.
+
+        It must be for the same number of workers.
+        """
         # Version 0.1.0 saved choices under the label alone, which a model of other sizes may share.
         choice = self._choices.get(session.key, self._choices.get(session.label))
         return choice.method if choice is not None and choice.workers == workers else None
@@ -324,7 +346,10 @@ class Auto(Compressor):
             self._choices[session.key] = _Choice(report.method, report.workers)
 
     def note_progress(self, session: TuningSession, workers: int, step: int, steps: int) -> Report:
-        """Record and return the progress of a trial; a repeated one also has the earlier choice."""
+        """Record and return the progress of a trial.
+
+        A repeated one also has the earlier choice.
+        """
         known = self._reports.get(session.key, Report(None))
         report = known if known.workers == workers else Report(None, (), workers)
         self._reports[session.key] = report._replace(step=step, steps=steps)
@@ -336,7 +361,7 @@ class Auto(Compressor):
 
 
 class _Choice(NamedTuple):
-    """A chosen method's name, and the number of workers it was chosen for."""
+    """A chosen method's name, and its number of workers."""
 
     method: str
     workers: int

@@ -1,4 +1,7 @@
-"""Averages of named gradients over ``torch.distributed``, for the hooks of DDP and FSDP2."""
+"""Averages of named gradients, for the hooks of DDP and FSDP2.
+
+They use ``torch.distributed``.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ class _SchemeGroup:
         self._tensors: Sequence[torch.Tensor] | None = None
 
     def take(self, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
-        """Set the values of this group's gradients from all of the bucket's tensors."""
+        """Set this group's values from all of the bucket's tensors."""
         if tensors is self._tensors:  # the same memory as before, as in most steps
             return
         self.destinations = []
@@ -82,7 +85,9 @@ class _SchemeGroup:
 
 
 class Bucket:
-    """Gradients that are averaged together, by scheme; created once, used in each step.
+    """Gradients that are averaged together, by scheme.
+
+    Created once, used in each step.
 
     Attributes:
         groups: the quantized gradients.
@@ -105,7 +110,9 @@ class Bucket:
 
 
 class Averager:
-    """Averaging of gradients within a process group, by a compressor's scheme and policy.
+    """Averaging of gradients within a process group.
+
+    It uses a compressor's scheme and policy.
 
     Args:
         compression: the compressor. Counting continues from its counts.
@@ -211,7 +218,10 @@ class Averager:
         return ring_allreduce_bytes(4 * elements, self.groups.workers.size)
 
     def count(self, bucket: Bucket) -> None:
-        """Count a bucket; to be called before `average`, in the same order on all workers."""
+        """Count a bucket.
+
+        To be called before `average`, in the same order on all workers.
+        """
         bucket.count(self._steps, self._first_step)
 
     def memory(self, device: torch.device) -> Memory:
@@ -246,7 +256,7 @@ class Averager:
         memory.hand_over()
 
     def run(self, exchange: Exchange, names: Sequence[str], memory: Memory) -> Decoded:
-        """Run a scheme's collectives for gradients with these names, and count the bytes sent."""
+        """Run a scheme's collectives, and count the bytes sent."""
         workers = self.groups.workers
 
         def sending(request: Request) -> None:
@@ -258,7 +268,10 @@ class Averager:
         return decoded
 
     def _average_uncompressed(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Average without compression, in float32 at least: a sum of float16 overflows early."""
+        """Average without compression, in float32 at least.
+
+        A sum of float16 overflows early.
+        """
         wide = torch.float64 if any(part.dtype is torch.float64 for part in tensors) else torch.float32
         flat = torch.cat([part.reshape(-1).to(wide) for part in tensors])
         total = self.sum(flat).div_(self.groups.workers.size)
@@ -271,7 +284,7 @@ class Averager:
         return self.groups.connections[ALL].allreduce_(movable).to(tensor.device)
 
     def alltoall(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[torch.Tensor]:
-        """Return the part that each worker has sent to this one, without compression."""
+        """Return each worker's part for this one, without compression."""
         movable = tensor if self._is_nccl else tensor.cpu()
         pieces = self.groups.connections[ALL].alltoall(movable, splits)
         return [piece.to(tensor.device) for piece in pieces]
@@ -311,7 +324,7 @@ def _has_nccl(group: Any) -> bool:
 
 
 def _without_copying(exchange: Exchange) -> Exchange:
-    """Skip requests that only announce a copy, so that the next one waits for it."""
+    """Skip requests that announce a copy; the next one waits."""
     answer: Any = None
     while True:
         try:

@@ -1,4 +1,7 @@
-"""Compressor of BinSGDM (Peng et al., published as Birder, NeurIPS 2023); ``optim.py`` has its optimizer."""
+"""Compressor of BinSGDM (Peng et al., published as Birder, NeurIPS 2023).
+
+``optim.py`` has its optimizer.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,10 @@ class BinSGDMCompressor(Compressor):
         return BinaryState(memory.flat(momentum), memory.flat(scale), held.beta), copies
 
     def _also_carried(self, call: Any, tensor: torch.Tensor) -> tuple[float, ...]:
-        """Return 1 if there is a gradient: Horovod creates zeros where no backward pass has reached a parameter."""
+        """Return 1 if there is a gradient.
+
+        Horovod creates zeros where no backward pass has reached a parameter.
+        """
         return (float(in_pass() or bool(tensor.any())),)
 
     def _delivered(self, call: Any, pending: PendingTensor, sums: Sequence[float]) -> None:
@@ -99,7 +105,9 @@ class BinSGDMCompressor(Compressor):
 
 
 class _StateView:
-    """Cached view of a parameter's state for kernels, rebuilt only if its memory or beta changes.
+    """Cached view of a parameter's state for kernels.
+
+    It is rebuilt only if its memory or beta changes.
 
     Args:
         memory: the kernels' memory, which has the state.

@@ -1,4 +1,4 @@
-"""Groups of an optimizer's gradients, fixed beforehand, each launched as soon as it is complete.
+"""Groups of an optimizer's gradients, each launched when complete.
 
 Three facts shape the rules. A worker's step must not wait for another worker where plain Horovod does not wait.
 Gradients may arrive in a different order on every worker, in one backward pass, in several, or in ``synchronize()``.
@@ -136,7 +136,10 @@ class Buckets:
         self._begin_session()
 
     def _begin_session(self) -> None:
-        """Drop everything submitted before Horovod was initialized again: no worker will answer it."""
+        """Drop everything submitted before Horovod was initialized again.
+
+        No worker will answer it.
+        """
         self._session = self._mpi_ops._handle_map
         self._agreed = False  # on arguments, and on the order of gradients
         self._prospects = Prospects()
@@ -160,10 +163,10 @@ class Buckets:
         return self._step is not None and self._session is self._mpi_ops._handle_map
 
     def arrive(self) -> _Step:
-        """Begin the step if a gradient is its first one, and launch the active-rank query.
+        """Begin a step with its first gradient.
 
-        To be called for every gradient that Horovod passes to the compressor, compressed or not: workers whose
-        arguments differ may compress different gradients.
+        Launches the active-rank query. To be called for every gradient that Horovod passes to the compressor,
+        compressed or not: workers whose arguments differ may compress different gradients.
         """
         if self._session is not self._mpi_ops._handle_map:
             self._begin_session()
@@ -181,7 +184,7 @@ class Buckets:
             PROGRESS.hand(query)
 
     def asked_before(self, name: str, tensor: torch.Tensor) -> PendingTensor | None:
-        """Return the pending tensor of a gradient that was already submitted, or None.
+        """Return the pending tensor of a submitted gradient, or None.
 
         To be called before a gradient is submitted. Horovod asks again if an exception, such as one raised by a signal
         handler, kept it from recording its first request.
@@ -199,7 +202,10 @@ class Buckets:
         return None
 
     def submit(self, pending: PendingTensor) -> None:
-        """Add a gradient that has just arrived; launch its group if it is complete."""
+        """Add a gradient that has just arrived.
+
+        Launch its group if it is complete.
+        """
         step, name = self._step, pending.name
         assert step is not None
         step.pending[name] = pending
@@ -218,7 +224,10 @@ class Buckets:
         return step
 
     def _give_up(self, step: _Step) -> _Step:
-        """Restart the step: the script has reset Horovod's record of the step's gradients."""
+        """Restart the step.
+
+        The script has reset Horovod's record of the step's gradients.
+        """
         if step.groups:
             step = self._begin_step()
             self._hand_query(step)
@@ -228,7 +237,10 @@ class Buckets:
         return step
 
     def _note_pass(self, step: _Step, number: int) -> _Step:
-        """Record that a gradient arrived from another backward pass than the latest, or outside any."""
+        """Record that a gradient arrived in another backward pass.
+
+        The gradient may also arrive outside any pass.
+        """
         if number != _NO_PASS and number not in step.passes:
             if step.pending and not self._is_under_way():
                 step = self._give_up(step)
@@ -272,7 +284,10 @@ class Buckets:
             self._sleep(list(step.groups.values()))
 
     def _sleep(self, groups: Sequence[Group]) -> None:
-        """Sleep until groups have ended, with a time limit, since another worker may be late."""
+        """Sleep until groups have ended, with a time limit.
+
+        Another worker may be late.
+        """
         self._prospects.awaited = True
         if not all(group.ended for group in groups):
             begin = time.perf_counter()
@@ -379,7 +394,9 @@ class Buckets:
         self._hand_rest(step, [step.pending[name] for name in sorted(step.pending)])
 
     def delivered(self, pending: PendingTensor, factor: float) -> None:
-        """Record that a gradient has been decoded; the last one ends the step.
+        """Record that a gradient has been decoded.
+
+        The last one ends the step.
 
         Args:
             pending: the gradient.
@@ -397,7 +414,7 @@ class Buckets:
 
 
 class DirectBuckets(threading.local):
-    """Buckets of tensors that a script reduces by direct calls, by the names of the calls.
+    """Buckets of direct calls, by their names.
 
     Keeps a limited number of recently used names, since a script may use a new name for each call. Each thread has a
     separate object: the kept names must be the same on all workers, and a thread makes its calls in the same order on
@@ -415,7 +432,9 @@ class DirectBuckets(threading.local):
         self._buckets: OrderedDict[str, Buckets | None] = OrderedDict()
 
     def remember(self, name: str, forget: Callable[[str], None]) -> None:
-        """Mark a name as the most recently used; to be called for each tensor of an operation.
+        """Mark a name as the most recently used.
+
+        To be called for each tensor of an operation.
 
         Args:
             name: the operation's name.
@@ -427,7 +446,10 @@ class DirectBuckets(threading.local):
             forget(self._buckets.popitem(last=False)[0])
 
     def get(self, name: str, make: Callable[[], Buckets]) -> Buckets:
-        """Return the buckets of a kept name; ``make`` creates them on the first call."""
+        """Return the buckets of a kept name.
+
+        ``make`` creates them on the first call.
+        """
         buckets = self._buckets[name]
         if buckets is None:
             buckets = self._buckets[name] = make()

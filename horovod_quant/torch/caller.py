@@ -29,7 +29,7 @@ _UNRECOGNISED = (
 
 
 def require_horovod() -> None:
-    """Raise ImportError, with the remedy, unless Horovod is installed and was built with PyTorch."""
+    """Raise ImportError, with the remedy, without Horovod built with PyTorch."""
     try:
         import horovod.torch  # noqa: F401
     except ImportError as error:
@@ -94,7 +94,7 @@ class OptimizerCall:
         return list(self.optimizer._parameter_names.values())
 
     def expected(self) -> list[tuple[str, torch.Tensor]]:
-        """Return names and parameters of the gradients that Horovod reduces in each step.
+        """Return names and parameters of the gradients reduced in each step.
 
         They are in the optimizer's order, and include parameters that no backward pass has reached.
         """
@@ -155,7 +155,7 @@ Call = Union[OptimizerCall, DirectCall]
 
 
 def asking_optimizer() -> tuple[Any, Any]:
-    """Return the optimizer and parameter of a direct call by Horovod's optimizer, else (None, None).
+    """Return optimizer and parameter of an optimizer's call, or None twice.
 
     This is cheap and covers most gradients; `identify` handles all other calls, such as grouped ones and those of
     Horovod releases that name the parameter differently.
@@ -177,9 +177,9 @@ def _hook_code() -> CodeType | None:
 
 
 def identify(tensor: Any) -> Call | None:
-    """Identify the call that reduces a tensor by Horovod's nearest frame; None if it is unknown.
+    """Identify the call that reduces a tensor by Horovod's nearest frame.
 
-    Compressors that wrap this one may be between ``compress`` and Horovod.
+    Returns None if it is unknown. Compressors that wrap this one may be between ``compress`` and Horovod.
 
     Args:
         tensor: the argument of ``compress``.
@@ -222,7 +222,7 @@ def _nearest_of_horovod(frame: FrameType | None) -> FrameType | None:
 
 
 class _Positions(threading.local):
-    """Position of the tensor being compressed in a list, which may contain a tensor twice."""
+    """Position of a tensor in a list that may have duplicates."""
 
     def __init__(self) -> None:
         self._frame = 0

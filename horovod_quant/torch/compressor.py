@@ -43,13 +43,13 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Unchanged(NamedTuple):
-    """Context of a gradient of which Horovod reduces an uncompressed copy, since it cannot reduce the tensor itself."""
+    """Context of a gradient of which Horovod reduces an uncompressed copy."""
 
     destination: torch.Tensor
 
 
 class _Compressed(PendingTensor):
-    """Context of a gradient that this package reduces, while Horovod reduces its control tensor.
+    """Context of a compressed gradient, whose control tensor Horovod reduces.
 
     Args:
         plan: the gradient's plan.
@@ -129,7 +129,7 @@ class Compressor(BaseCompressor):
         )  # optimizer or process set: its size when last checked
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
+        """Return bytes sent and their float32 equivalent, per parameter and in total."""
         return super().stats()._replace(seconds_waited=self._traffic.seconds_waited, nmse=self._sampler.nmse)
 
     def _arguments(self) -> dict[str, str]:
@@ -154,7 +154,7 @@ class Compressor(BaseCompressor):
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor that Horovod reduces in place of a gradient, and a context.
+        """Return the tensor that Horovod reduces instead, and a context.
 
         The context is for `decompress`. Integers and booleans are returned unchanged for every operation, as with
         ``hvd.Compression.fp16``; `stats` does not count them.
@@ -246,7 +246,10 @@ class Compressor(BaseCompressor):
     # ---- compress, step by step ------------------------------------------------------------------------------
 
     def _checked_size(self, tensor: torch.Tensor, call: Call) -> int:
-        """Validate a call, also one that Horovod will reduce uncompressed; return the number of workers."""
+        """Validate a call, also one that Horovod will reduce uncompressed.
+
+        Return the number of workers.
+        """
         size = call.process_set.size()
         self._check(call, tensor, size)
         return size
@@ -293,7 +296,7 @@ class Compressor(BaseCompressor):
             self._checked[call.caller] = size
 
     def _elements(self, call: OptimizerCall) -> dict[str, int]:
-        """Number of elements of each gradient that an optimizer's steps reduce, by its name in policies."""
+        """Return the numbers of elements of an optimizer's gradients, by name."""
         return {name: parameter.numel() for name, parameter in self._named(call)}
 
     def _named(self, call: OptimizerCall) -> list[tuple[str, torch.Tensor]]:
@@ -302,20 +305,23 @@ class Compressor(BaseCompressor):
         return [(given.get(id(p), name), p) for name, p in call.expected()]
 
     def _check_optimizer(self, optimizer: Any) -> None:
-        """Raise ValueError if this method cannot work with the calling optimizer; None if none calls."""
+        """Raise ValueError if this method cannot work with the calling optimizer.
+
+        ``optimizer`` is None if no optimizer calls.
+        """
         if isinstance(optimizer, optim.BinSGDM):
             raise ValueError(
                 f"compression={type(self).__name__}(...): the optimizer BinSGDM needs compression=hvq.BinSGDM()"
             )
 
     def _check_step(self, call: Any) -> None:
-        """Raise an error if a step cannot begin with this gradient, the first of the step."""
+        """Raise an error if a step cannot begin with this gradient."""
         self._check_optimizer(call.caller)
 
     def _buckets(
         self, call: Call, tensor: torch.Tensor, policy: Policy, scheme: Scheme | None
     ) -> Buckets | None:
-        """Buckets of the calling optimizer and policy, or of a direct call's name.
+        """Return the buckets of an optimizer and policy, or a direct call.
 
         An optimizer's buckets live as long as it does. A direct call that compresses nothing has none.
         """
@@ -365,7 +371,7 @@ class Compressor(BaseCompressor):
         }
 
     def _forget(self, of: str) -> None:
-        """Drop the state of a direct call's name that has not been used recently."""
+        """Drop the state of a name that was not used recently."""
         for name in self._traffic.merge(of, OTHER_NAMES):
             count = self._steps.pop(name, 0)
             self._direct.first_step = max(self._direct.first_step, count)
@@ -411,7 +417,10 @@ class Compressor(BaseCompressor):
         return plan
 
     def _send_again(self, tensor: torch.Tensor, plan: TensorPlan) -> tuple[torch.Tensor, Any]:
-        """Send a gradient with a known plan; a step's first gradients check what may change between steps."""
+        """Send a gradient with a known plan.
+
+        A step's first gradients check what may change between steps.
+        """
         if plan.buckets is not None and not plan.buckets.has_begun:
             self._check_step(plan.call)
         return self._send(tensor, plan)
@@ -482,7 +491,7 @@ class Compressor(BaseCompressor):
         return values
 
     def _next_step(self, call: Call) -> int:
-        """Number of collectives of this gradient so far: its step for random bits."""
+        """Return the gradient's step for random bits."""
         step = self._steps.get(call.name)
         return self._direct.first_step if step is None else step
 
@@ -494,15 +503,15 @@ class Compressor(BaseCompressor):
         self._steps[name] = step + 1
 
     def _opener(self, call: Call, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:
-        """Return the callback that loads the gradient's state, or None if it has no state."""
+        """Return the callback that loads the gradient's state, or None."""
         return None
 
     def _also_carried(self, call: Call, tensor: torch.Tensor) -> tuple[float, ...]:
-        """Numbers that the control tensor carries in place of part of the fingerprint."""
+        """Return numbers for the control tensor in place of fingerprint parts."""
         return ()
 
     def _delivered(self, call: Call, pending: PendingTensor, sums: Sequence[float]) -> None:
-        """Called when a gradient has been decoded, with the reduced values of its control tensor."""
+        """Hook for a decoded gradient, with its reduced control tensor."""
 
 
 def is_integral(dtype: torch.dtype) -> bool:
@@ -515,7 +524,10 @@ def _handed_bytes(tensor: torch.Tensor) -> int:
 
 
 def _is_reduced_there(device: torch.device) -> bool:
-    """True if Horovod reduces tensors on this device in place: a CPU-only build accepts none on a GPU."""
+    """True if Horovod reduces this device's tensors without a copy.
+
+    A CPU-only build accepts none on a GPU.
+    """
     import horovod.torch as hvd
 
     return device.type == "cpu" or (bool(hvd.cuda_built()) and not memories.is_staging_asked_for())

@@ -1,4 +1,4 @@
-"""Control messages beside payloads: a gradient's control tensor, and a step's active-rank query."""
+"""Control messages beside payloads: control tensors, and active-rank queries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from horovod_quant.transports.progress import Job
 
 
 class ControlTensor:
-    """Small tensor in host memory that Horovod reduces in place of one gradient.
+    """Small tensor in host memory, reduced in place of a gradient.
 
     Its memory is reused once the reduced values have been read. If they have not, as after a cancelled step, a new
     tensor replaces it, and Horovod keeps the old one until it is done.
@@ -39,7 +39,10 @@ class ControlTensor:
         self._answer: tuple[float, Sequence[float]] | None = None
 
     def filled(self, numbers: tuple[float, ...]) -> torch.Tensor:
-        """Return the tensor filled with 1 and the numbers, for Horovod to reduce in place."""
+        """Return the tensor filled with 1 and the numbers.
+
+        Horovod reduces it in place.
+        """
         if numbers != self._numbers:
             self._fresh, self._length = _contents(numbers, self._dtype)
             self._numbers = numbers
@@ -52,7 +55,10 @@ class ControlTensor:
         return tensor
 
     def answer(self, output: torch.Tensor) -> tuple[float, Sequence[float]] | None:
-        """Return the cached result for these output bits, or None; releases the tensor's memory for reuse."""
+        """Return the cached result for these output bits, or None.
+
+        Releases the tensor's memory for reuse.
+        """
         if output is not self._tensor:
             return None
         self._is_out = False

@@ -26,7 +26,9 @@ _DETACHED = (
 
 
 class State:
-    """State of `hook` for a model; create one on every worker of the model's process group.
+    """State of `hook` for a model.
+
+    Create one on every worker of the model's process group.
 
     Args:
         ddp_model: the model, wrapped in ``DistributedDataParallel``.
@@ -63,7 +65,7 @@ class State:
         self._driver = Driver(self._averager.groups, device)
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
+        """Return bytes sent and their float32 equivalent, per parameter and in total."""
         return self._attached().stats()
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,7 +86,10 @@ class State:
             self._averager.resume(self.compression)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the compressor and its counts: neither thread nor process group can be copied."""
+        """Return the compressor and its counts.
+
+        Neither thread nor process group can be copied.
+        """
         return {"compression": self.compression, "counts": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -159,9 +164,9 @@ class _DDPBucket:
         self._gradients: list[torch.Tensor] = []
 
     def gradients_in(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """Return the gradients as views of the buffer; the same list for the same buffer.
+        """Return the gradients as views of the buffer.
 
-        ``bucket.gradients()`` would drop their strides.
+        The same list for the same buffer. ``bucket.gradients()`` would drop their strides.
         """
         last = self._buffer
         if last is not None and last.data_ptr() == buffer.data_ptr() and last.dtype is buffer.dtype:
@@ -190,7 +195,10 @@ class _Layout(NamedTuple):
 
 
 def _layout(parameter: torch.Tensor) -> tuple[Any, ...]:
-    """Return the gradient's shape and strides in DDP: the parameter's, if they leave no gaps."""
+    """Return the gradient's shape and strides in DDP.
+
+    They are the parameter's, if these leave no gaps.
+    """
     if parameter.is_contiguous():
         return ()
     expected = 1
@@ -234,7 +242,10 @@ def register(ddp_model: torch.nn.parallel.DistributedDataParallel, compression: 
 
 
 def _average_sparse(averager: Averager, buffer: torch.Tensor) -> None:
-    """Average a sparse gradient without compression: other workers do not know its rows."""
+    """Average a sparse gradient without compression.
+
+    Other workers do not know its rows.
+    """
     total = averager.sum(buffer).div_(averager.groups.workers.size)
     if total is not buffer:  # the buffer is on a GPU
         buffer.copy_(total)

@@ -16,7 +16,7 @@ from horovod_quant.torch.memory import BUFFER_VIEW_TYPES, Destination, Memory
 
 
 class Copying:
-    """Request to be resumed once a collective's input has been copied to host memory."""
+    """Request to wait for the copy of an input to the host."""
 
     def __init__(self, source: torch.Tensor) -> None:
         self._event = None
@@ -64,7 +64,10 @@ class DeviceMemory(Memory):
         return tensor.detach().to(self.device, non_blocking=True).contiguous().view(-1)
 
     def taken(self, tensor: torch.Tensor, before: Any) -> torch.Tensor | BufferView:
-        """Return a `BufferView` of the gradient's memory if it is contiguous and on this device, else a copy."""
+        """Return a `BufferView` of the gradient's memory, or a copy.
+
+        It is a view if the gradient is contiguous and on this device.
+        """
         streams = self._streams
         kind = BUFFER_VIEW_TYPES.get(tensor.dtype)
         if kind is None or not _is_plain(tensor, self.device):
@@ -83,7 +86,10 @@ class DeviceMemory(Memory):
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Launch each kernel once for all tensors of a group, after what `catch_up` and `wait_for` ordered before."""
+        """Launch each kernel once for all tensors of a group.
+
+        It runs after what `catch_up` and `wait_for` ordered before.
+        """
         if self._streams is None:
             with self.kernels.batch():
                 yield
@@ -97,12 +103,15 @@ class DeviceMemory(Memory):
             self._streams.hand_over(results)
 
     def catch_up(self) -> None:
-        """Make kernels run after what has been launched so far on the caller's stream."""
+        """Make kernels run after the caller's stream."""
         if self._streams is not None:
             self._streams.catch_up()
 
     def mark(self) -> Sequence[Any]:
-        """Record an event on each stream that computes gradients, so that later work there need not be waited for."""
+        """Record an event on each stream that computes gradients.
+
+        Later work there need not be waited for.
+        """
         return () if self._streams is None else self._streams.events()
 
     def wait_for(self, mark: Any) -> None:
@@ -114,7 +123,10 @@ class DeviceMemory(Memory):
         return _of_one(exchange) if workers.size == 1 else exchange
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
-        """Yield requests with tensors; with host arrays if ``on_host``, or if collectives take no device tensors."""
+        """Yield requests with tensors.
+
+        They have host arrays if ``on_host``, or if collectives take no device tensors.
+        """
         answer: Any = None
         uploaded: list[tuple[torch.Tensor, np.ndarray]] = []
         while True:
@@ -159,13 +171,19 @@ class DeviceMemory(Memory):
         return contextlib.nullcontext() if self._streams is None else torch.cuda.stream(self._streams.own)
 
     def _keep(self, answer: Any) -> None:
-        """Keep the memory of a collective's output, allocated on another stream, until kernels have read it."""
+        """Keep a collective's output until kernels have read it.
+
+        It was allocated on another stream.
+        """
         if self._streams is not None:
             for tensor in answer if isinstance(answer, list) else [answer]:
                 tensor.record_stream(self._streams.own)
 
     def _back(self, answer: Any, uploaded: list[tuple[torch.Tensor, np.ndarray]]) -> Any:
-        """Copy a collective's output to the device; append pairs (device tensor, host array) to ``uploaded``."""
+        """Copy a collective's output to the device.
+
+        Append pairs (device tensor, host array) to ``uploaded``.
+        """
         from horovod_quant.kernels.triton.launching import on_device
 
         if isinstance(answer, list):
@@ -218,7 +236,7 @@ class _Streams:
         return [stream.record_event() for stream in streams if stream != self.own]
 
     def catch_up(self) -> None:
-        """Make kernels run after what has been launched so far on the caller's stream."""
+        """Make kernels run after the caller's stream."""
         stream = torch.cuda.current_stream(self._device)
         if stream != self.own:
             self.own.wait_stream(stream)
@@ -235,7 +253,10 @@ def _is_plain(tensor: torch.Tensor, device: torch.device) -> bool:
 
 
 def _of_one(exchange: Exchange) -> Exchange:
-    """Set the active worker count of one worker to 1, without a read from the GPU."""
+    """Set the active worker count to 1.
+
+    With one worker, no read from the GPU is necessary.
+    """
     return _with_count((yield from exchange), 1)
 
 
@@ -245,7 +266,7 @@ def _with_count(decoded: Decoded, active: int) -> Decoded:
 
 
 def _with_known_count(decoded: Decoded, uploaded: Sequence[tuple[torch.Tensor, np.ndarray]]) -> Decoded:
-    """Replace the active worker count on the GPU by the host's copy, if there is one.
+    """Replace the GPU's active worker count by the host's copy, if any.
 
     Otherwise the host has to wait for the GPU to read it.
     """

@@ -22,7 +22,7 @@ os.register_at_fork(after_in_child=_THREADS.clear)  # a forked process has none 
 
 
 class _Promise:
-    """Future of a tensor that a job will fill, for DDP to wait on.
+    """Future of a tensor that a job fills, for DDP.
 
     A callback raises the job's error: if the future had it as an exception, users would see a failed cast instead.
     """
@@ -46,7 +46,7 @@ class _Promise:
 
 
 class Guard:
-    """Runs jobs until one fails on any worker, and reports the first failure.
+    """Runner of jobs that stops at the first failure, and reports it.
 
     Args:
         groups: the jobs' connections; closed when a job fails, which ends the other workers' waits.
@@ -77,7 +77,10 @@ class Guard:
             return self._failed(problem)
 
     def _failed(self, problem: BaseException) -> BaseException:
-        """Record the first error, end the other workers' waits, and return the exception to raise here."""
+        """Record the first error, and return the exception to raise.
+
+        This ends the other workers' waits.
+        """
         note = self._groups.note
         note.leave(problem)
         traceback.clear_frames(problem.__traceback__)  # frames may keep connections open
@@ -114,7 +117,7 @@ class Driver:
         weakref.finalize(self, _end, self._jobs, thread, groups, os.getpid())
 
     def submit(self, job: Callable[[], None], tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Queue a job and return the future of the tensor that it fills.
+        """Queue a job, and return the future of its tensor.
 
         Raises:
             RuntimeError: an earlier job has failed.
@@ -130,7 +133,10 @@ class Driver:
 
 
 def _work(jobs: queue.SimpleQueue[Any]) -> None:
-    """Run the thread; completes every future at its end, since DDP waits for them without a limit."""
+    """Run the thread, and complete every future at its end.
+
+    DDP waits for them without a limit.
+    """
     job: Any = None
     try:
         while (job := jobs.get()) is not None:
@@ -146,7 +152,10 @@ def _work(jobs: queue.SimpleQueue[Any]) -> None:
 
 @atexit.register
 def _end_all() -> None:
-    """End all threads: one that outlives the interpreter aborts the process when it returns from PyTorch."""
+    """End all threads at exit.
+
+    One that outlives the interpreter aborts the process when it returns from PyTorch.
+    """
     for thread, jobs in list(_THREADS.items()):
         jobs.put(None)
         thread.join(_SECONDS_AT_EXIT)

@@ -117,7 +117,10 @@ class PendingTensor:
         self.state_copies = ()
 
     def opened(self, scheme: Scheme, nodes: Nodes) -> Gradient:
-        """Return the gradient with the state of its local elements; to be called as its collectives start."""
+        """Return the gradient with the state of its local elements.
+
+        To be called as its collectives start.
+        """
         self._on_start(self.name, self.gradient.step)
         if self._open_state is not None:
             start, stop = scheme.owned(self.name, self.gradient.elements, nodes.workers)
@@ -251,7 +254,9 @@ class Group(Job):
         return not self._needs_everybody
 
     def advance(self) -> bool:
-        """Begin; or collect a collective's output and launch the next one; or decode the result.
+        """Begin; or collect a collective's output and launch the next one.
+
+        Or decode the result.
 
         Raises:
             RuntimeError: the workers' arguments differ, or one of a hierarchical reduction has called ``hvd.join()``.
@@ -296,7 +301,10 @@ class Group(Job):
             raise
 
     def _begin(self) -> bool:
-        """Encode, and launch the first collective; return True if nothing remains to do."""
+        """Encode, and launch the first collective.
+
+        Return True if nothing remains to do.
+        """
         query = self._query
         if query is not None and query.ended:
             if query.error is not None:
@@ -326,20 +334,29 @@ class Group(Job):
         return self._is_over()
 
     def _workers(self, nodes: Nodes) -> Workers:
-        """Workers that participate: only the active ones where an inactive one would make collectives fail."""
+        """Return the participating workers.
+
+        These are only the active ones if an inactive one would make collectives fail.
+        """
         if self._query is not None and needs_everybody(self._members, nodes, self._memory):
             return _active_workers(self._query.ranks, nodes)
         return nodes.workers
 
     def _is_over(self) -> bool:
-        """True if the progress thread is done; it decodes early only with a known factor."""
+        """True if the progress thread is done.
+
+        It decodes early only with a known factor.
+        """
         if self._decoded is None:
             return False
         self.urgent = False
         return self._prospects.factor is None or not self._decodes_early
 
     def decode_all(self) -> None:
-        """Decode with the factor of the step before; `deliver` decodes again if the factor differs."""
+        """Decode with the factor of the step before.
+
+        `deliver` decodes again if the factor differs.
+        """
         factor = self._prospects.factor
         assert factor is not None
         with self._delivering:
@@ -354,9 +371,9 @@ class Group(Job):
         return _STALLED.replace("{names}", f"the exchange of {self.names[0]}{more}")
 
     def stages_to_close(self) -> Sequence[tuple[str, Collective, Any]]:
-        """Return the next collectives, which other workers may have launched, with names and process sets.
+        """Return the next collectives, with names and process sets.
 
-        To be called after this group has ended.
+        Other workers may have launched them. To be called after this group has ended.
         """
         nodes = self._nodes or self._find_nodes()
         if self.void:
@@ -375,7 +392,10 @@ class Group(Job):
     # ---- what callers call -----------------------------------------------------------------------------------
 
     def cancel(self, error: BaseException) -> Closing | None:
-        """Launch no further collectives, since the step has failed; return the job that ends others' collectives."""
+        """Launch no further collectives, since the step has failed.
+
+        Return the job that ends others' collectives.
+        """
         self._cancelled_by = error
         self._close()
         return self._closing
@@ -444,7 +464,7 @@ class Group(Job):
 
 
 class Closing(Job):
-    """Job that ends the collectives which other workers may have launched for a cancelled group.
+    """Job that ends collectives which others launched for a cancelled group.
 
     Such collectives must not stay pending: a later one of the same name would match them, and Horovod crashes if those
     workers then call ``hvd.join()``. This job launches arrays of a shape that no group uses, so that Horovod fails the
@@ -495,7 +515,10 @@ class Closing(Job):
 
 
 def needs_everybody(members: Sequence[AnyMember], nodes: Nodes, memory: Memory) -> bool:
-    """True if the reduction fails once a worker has called ``hvd.join()``, which only adds zeros to sums."""
+    """True if the reduction fails once a worker has joined.
+
+    After ``hvd.join()`` Horovod only adds zeros to sums for it.
+    """
     workers = nodes.workers
     if workers.size == 1:
         return False
@@ -508,7 +531,7 @@ def needs_everybody(members: Sequence[AnyMember], nodes: Nodes, memory: Memory) 
 def _collectives(
     members: Sequence[AnyMember], nodes: Nodes, memory: Memory, workers: Workers
 ) -> Sequence[Collective]:
-    """Collectives that a group's reduction launches, in order, with the workers that participate."""
+    """Return a group's collectives in order, with the participating workers."""
     scheme = members[0].scheme.for_workers(workers)
     if workers.size < nodes.workers.size:
         return [Collective(Allreduce, "int64")] * collectives_of_emulation(scheme)
@@ -526,7 +549,10 @@ def _gathers_take_turns(memory: Memory) -> bool:
 
 
 def _split_sums_among(members: Sequence[AnyMember], scheme: Scheme, workers: Workers, memory: Memory) -> int:
-    """Return the number of workers that add integers if two collectives do it faster; else 0."""
+    """Return the number of workers that add, or 0.
+
+    It is 0 unless two collectives are faster than one allreduce.
+    """
     import horovod.torch as hvd
 
     group = group_of_sums(scheme)
@@ -568,7 +594,10 @@ def _launch(request: Any, name: str, process_set: Any) -> Any:
 
 
 def _launch_nothing(name: str, collective: Collective, process_set: Any) -> Any:
-    """Launch a collective that never matches the real one: no other array has three dimensions."""
+    """Launch a collective that never matches the real one.
+
+    No other array has three dimensions.
+    """
     import horovod.torch as hvd
 
     unlike_all = torch.zeros((process_set.size(), 1, 1), dtype=torch.int64, device="cpu")

@@ -24,7 +24,9 @@ from horovod_quant.torch.parameter_names import named_parameters
 
 
 class State:
-    """State that the hooks of a model's FSDP modules share; created by `register`.
+    """State that the hooks of a model's FSDP modules share.
+
+    Created by `register`.
 
     Attributes:
         compression: the compressor.
@@ -36,7 +38,7 @@ class State:
         self._guard = Guard(averager.groups)
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
+        """Return bytes sent and their float32 equivalent, per parameter and in total."""
         return self._averager.stats()
 
     def state_dict(self) -> dict[str, Any]:
@@ -60,12 +62,12 @@ class State:
 
 
 def register(model: Any, compression: Compressor, group: Any = None, inside: bool = False) -> State:
-    """Average a model's gradients with a compressor; to be called on all workers.
+    """Average a model's gradients with a compressor.
 
-    Without ``inside`` PyTorch averages within each node (intra-node), exactly, and the compressor between nodes
-    (inter-node): the mesh given to ``fully_shard`` has one dimension, the workers of a node, and the workers with the
-    same shard average it. With ``inside`` the compressor replaces PyTorch's reduce-scatter among the workers of the
-    mesh: gradients are rounded once, and each worker gets the average of its shard.
+    To be called on all workers. Without ``inside`` PyTorch averages within each node (intra-node), exactly, and the
+    compressor between nodes (inter-node): the mesh given to ``fully_shard`` has one dimension, the workers of a node,
+    and the workers with the same shard average it. With ``inside`` the compressor replaces PyTorch's reduce-scatter
+    among the workers of the mesh: gradients are rounded once, and each worker gets the average of its shard.
 
     Parameters without a gradient get zeros, on every worker, so that all shards have the same boundaries.
 
@@ -137,7 +139,7 @@ class _Mesh(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """A parameter's name and shape, and the number of elements of each worker's padded shard."""
+    """A parameter's name, shape, and padded elements per worker."""
 
     name: str
     shape: tuple[int, ...]
@@ -224,7 +226,10 @@ def _mesh(info: Any) -> _Mesh:
 
 
 def _counterparts(mesh: _Mesh) -> list[int]:
-    """Return the ranks of the workers with the same shard, in the order of their meshes."""
+    """Return the ranks of the workers with the same shard.
+
+    They are in the order of their meshes.
+    """
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, tuple(mesh.ranks))
     meshes = sorted(set(everyone))

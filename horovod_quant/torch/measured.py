@@ -1,4 +1,4 @@
-"""Measured nmse of reductions, every N steps, on a sample of the gradients.
+"""Measured nmse on a sample of the gradients, every N steps.
 
 1. When a gradient arrives, some of its blocks of 1,024 elements are copied, the same ones on every worker.
 2. At the step's first ``decompress``, one allreduce sums the copies in float32.
@@ -127,7 +127,7 @@ class ErrorSampler:
         self._errors.append((error, square))
 
     def _sampled(self, name: str, number: int, tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """Return the indices of the sampled elements, and the number of elements that each represents."""
+        """Return the sampled indices, and the elements that each represents."""
         elements = tensor.numel()
         blocks = ceil_div(elements, TILE)
         chosen = sorted(random.Random(f"{name} {number}").sample(range(blocks), self._blocks(blocks)))

@@ -1,4 +1,4 @@
-"""Memory of a reduction's arrays: numpy arrays in host memory, or tensors on a GPU."""
+"""Memory of a reduction's arrays: on the host or a GPU."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ class Memory(Protocol):
         """
 
     def taken(self, tensor: torch.Tensor, before: Any) -> Any:
-        """Return a gradient's elements for kernels, which run after what has been launched so far.
+        """Return a gradient's elements for kernels.
+
+        Kernels run after what has been launched so far.
 
         Args:
             tensor: the gradient.
@@ -81,7 +83,10 @@ class Memory(Protocol):
         """
 
     def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
-        """True if ``taken``, the return value of `taken`, is the tensor's memory, so that it can be decoded into."""
+        """True if results can be decoded into the tensor's memory.
+
+        ``taken`` is the return value of `taken`.
+        """
 
     def working(self) -> AbstractContextManager[Any]:
         """Return a context for calls of kernels."""
@@ -97,7 +102,7 @@ class Memory(Protocol):
         """Make kernels run after the caller's work so far."""
 
     def mark(self) -> Any:
-        """Return a mark, for `wait_for`, behind the work launched so far that computes gradients."""
+        """Return a mark, for `wait_for`, behind the work so far."""
 
     def wait_for(self, mark: Any) -> None:
         """Make kernels run after a mark; may be called by any thread."""
@@ -118,13 +123,22 @@ class Memory(Protocol):
         """
 
     def write(self, decoded: Decoded, index: int, factor: float, destination: Destination) -> None:
-        """Decode a gradient of a group times ``factor``; to be called in a context of `working`."""
+        """Decode a gradient of a group times ``factor``.
+
+        To be called in a context of `working`.
+        """
 
     def array_of(self, destination: Destination) -> Any:
-        """Return a destination's memory, or a `BufferView` of it; None if it is not flat or on another device."""
+        """Return a destination's memory, or a `BufferView` of it.
+
+        Returns None if it is not flat or on another device.
+        """
 
     def write_all(self, decoded: Decoded, factor: float, destinations: Sequence[Destination]) -> None:
-        """Decode all gradients of a group; to be called in a context of `working`."""
+        """Decode all gradients of a group.
+
+        To be called in a context of `working`.
+        """
         arrays = list(map(self.array_of, destinations))
         if any(array is None for array in arrays):
             for index, destination in enumerate(destinations):
@@ -134,9 +148,9 @@ class Memory(Protocol):
 
 
 class HostMemory(Memory):
-    """Host memory with numpy arrays; the host waits for copies of gradients on a GPU.
+    """Host memory with numpy arrays.
 
-    Kernels are synchronous, so nothing has to wait for them.
+    The host waits for copies of gradients on a GPU. Kernels are synchronous, so nothing has to wait for them.
 
     Args:
         kernels: a backend for numpy arrays.
@@ -151,7 +165,10 @@ class HostMemory(Memory):
         self._takes_views = segment_kernels(kernels).wants_views
 
     def flat(self, tensor: torch.Tensor) -> np.ndarray:
-        """Return a tensor's elements as a numpy array; bfloat16 as uint16, which kernels expect."""
+        """Return a tensor's elements as a numpy array.
+
+        Bfloat16 as uint16, which kernels expect.
+        """
         detached = tensor.detach() if tensor.requires_grad else tensor
         if not _is_plain(detached):
             detached = detached.cpu().contiguous()
@@ -161,7 +178,10 @@ class HostMemory(Memory):
         return array if array.ndim == 1 else array.reshape(-1)
 
     def taken(self, tensor: torch.Tensor, before: Any) -> np.ndarray | BufferView:
-        """Return a `BufferView` of the gradient's memory if the kernels accept one, else an array."""
+        """Return a `BufferView` of the gradient's memory, or an array.
+
+        It is a view if the kernels accept one.
+        """
         if not (self._takes_views and _is_plain(tensor)):
             return self.flat(tensor)
         if type(before) is not BufferView:

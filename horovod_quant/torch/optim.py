@@ -27,7 +27,10 @@ from horovod_quant.torch.uncompiled import compiling, uncompiled
 
 
 class HeldState(NamedTuple):
-    """A parameter's state for a reduction: float32 tensors to update in place, and their decay."""
+    """A parameter's state for a reduction.
+
+    It has float32 tensors to update in place, and their decay.
+    """
 
     momentum: torch.Tensor
     scale: torch.Tensor
@@ -46,7 +49,10 @@ class _Update(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Elements of a parameter whose state this worker stores, and the process set that stores all."""
+    """Elements of a parameter whose state this worker stores.
+
+    The workers of the process set together store all.
+    """
 
     start: int
     stop: int
@@ -60,7 +66,9 @@ _STATE = ("step", "momentum", "scale")
 
 
 class BinSGDM(torch.optim.Optimizer):
-    """Sign-based optimizer: moves every element by ``+-lr``, with random signs that follow its momentum.
+    """Sign-based optimizer with random signs that follow momentum.
+
+    It moves every element of every parameter by ``+-lr``.
 
     1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``, where ``g`` is the
        gradient, clipped to ``clip_norm``;
@@ -109,7 +117,9 @@ class BinSGDM(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group with its state, so that Horovod can broadcast it before the first step.
+        """Add a group with its state.
+
+        Horovod can then broadcast it before the first step.
 
         Raises:
             ValueError: an argument of the group is out of range.
@@ -131,7 +141,7 @@ class BinSGDM(torch.optim.Optimizer):
         self._index_parameters()
 
     def _index_parameters(self) -> None:
-        """Set the attributes that follow from the parameter groups and are not part of the state."""
+        """Set the attributes that follow from the parameter groups."""
         self._updates: dict[torch.Tensor, _Update] = getattr(self, "_updates", {})
         self._parts: dict[torch.Tensor, _Part] = getattr(self, "_parts", {})
         self._group_index: dict[int, int] = {}  # by the parameters' identities: tensors' hashes are slow
@@ -176,9 +186,9 @@ class BinSGDM(torch.optim.Optimizer):
     def held_state(
         self, parameter: torch.Tensor, start: int, stop: int, process_set: Any = None
     ) -> HeldState:
-        """Return the state of elements ``start .. stop - 1`` for a reduction, which updates it.
+        """Return the state of a range of elements for a reduction.
 
-        From then on this worker stores the state of these elements only.
+        The reduction updates it. From then on this worker stores the state of these elements only.
 
         Args:
             parameter: the gradient's parameter.
@@ -209,10 +219,10 @@ class BinSGDM(torch.optim.Optimizer):
         return self.param_groups[self._group_index[id(parameter)]].get("clip_norm")
 
     def gather_state(self) -> None:
-        """Gather the whole state on every worker after hierarchical reductions; call it on all workers.
+        """Gather the whole state on every worker after hierarchical reductions.
 
-        Any worker can then save it, for any number of workers to load, or broadcast it. The next reduction splits it
-        again. Without hierarchical reductions it does nothing.
+        Call it on all workers. Any worker can then save it, for any number of workers to load, or broadcast it. The
+        next reduction splits it again. Without hierarchical reductions it does nothing.
         """
         import horovod.torch as hvd
 
@@ -239,7 +249,9 @@ class BinSGDM(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state as in PyTorch, but keep momentum and scale in float32 for parameters of any dtype.
+        """Load a state as in PyTorch, with momentum in float32.
+
+        Momentum and scale stay float32 for parameters of any dtype.
 
         Raises:
             ValueError: it is not the state of a BinSGDM for such parameters; nothing is changed then.
@@ -269,7 +281,10 @@ class BinSGDM(torch.optim.Optimizer):
         self._updates[parameter] = _Update(weakref.ref(parameter.grad), moves, largest)
 
     def is_exchanged(self, parameter: torch.Tensor) -> bool:
-        """True if the parameter's gradient is marked by `mark_exchanged`, and no step has used it."""
+        """True if the parameter's gradient is marked by `mark_exchanged`.
+
+        It is False once a step has used it.
+        """
         return self._update_of(parameter) is not None and bool(parameter.grad.any())
 
     def _update_of(self, parameter: torch.Tensor) -> _Update | None:
@@ -317,7 +332,10 @@ class BinSGDM(torch.optim.Optimizer):
     _has_checked_compressor = False
 
     def _warn_without_compressor(self) -> None:
-        """Warn once if Horovod's optimizer, which derives from this one, has another compression."""
+        """Warn once if the distributed optimizer has another compression.
+
+        Horovod's optimizer derives from this one.
+        """
         if self._has_checked_compressor:
             return
         self._has_checked_compressor = True
@@ -399,18 +417,27 @@ def _foreign(where: str, lacking: Sequence[str], found: Sequence[str]) -> str:
 
 
 def _signs(exchanged: torch.Tensor) -> torch.Tensor:
-    """Recover the workers' bits from a scaled gradient (by a loss scale, clipping or a sum); NaN stays."""
+    """Recover the workers' bits from a scaled gradient.
+
+    A loss scale, clipping or a sum may have scaled it; NaN stays.
+    """
     return torch.where(exchanged.isnan(), exchanged, exchanged.sign())
 
 
 def _averages(exchanged: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """Recover the averages of the workers' bits from a scaled gradient; NaN stays."""
+    """Recover the averages of the workers' bits.
+
+    The gradient may be scaled; NaN stays.
+    """
     values = exchanged.to(torch.float32)
     found = largest_magnitude(values)
     return values * torch.where(found > 0, largest / found, 0.0)
 
 
 def largest_magnitude(values: torch.Tensor) -> torch.Tensor:
-    """Return the largest magnitude of the elements that are not NaN, in float32; 0 without elements."""
+    """Return the largest magnitude, float32, ignoring NaN.
+
+    It is 0 without elements.
+    """
     magnitudes = values.detach().to(torch.float32).abs().nan_to_num(nan=0.0)
     return magnitudes.max() if len(magnitudes.reshape(-1)) else magnitudes.sum()

@@ -1,4 +1,7 @@
-"""Names of a model's parameters independent of wrappers, the same as Horovod's and the simulator's."""
+"""Names of a model's parameters, independent of wrappers.
+
+They are the same as Horovod's and the simulator's.
+"""
 
 from __future__ import annotations
 

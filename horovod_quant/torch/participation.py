@@ -14,7 +14,10 @@ from horovod_quant.torch.caller import OptimizerCall
 
 
 def probe_bound(call: OptimizerCall) -> float:
-    """Return a bound that the probe's sum exceeds only if every worker participates."""
+    """Return the bound of the probe's sum for full participation.
+
+    The sum exceeds it only if every worker participates.
+    """
     from horovod.torch.mpi_ops import Sum
 
     size = call.process_set.size()
@@ -22,9 +25,10 @@ def probe_bound(call: OptimizerCall) -> float:
 
 
 def with_probe(sent: torch.Tensor) -> torch.Tensor:
-    """Return a flat copy of a gradient with the probe, a 1, appended.
+    """Return a flat copy of a gradient, followed by the probe.
 
-    In float32 at least, since the factors by which Horovod multiplies may not fit into a narrower type.
+    The probe is a 1. In float32 at least, since the factors by which Horovod multiplies may not fit into a narrower
+    type.
     """
     flat = sent.detach().reshape(-1)
     flat = flat.to(torch.promote_types(flat.dtype, torch.float32))

@@ -16,7 +16,10 @@ _PREFIX = "horovod_quant."
 def named_range(
     what: str, group: str, scheme: Any = None, stage: int | None = None
 ) -> AbstractContextManager[Any]:
-    """Return a range named "horovod_quant.WHAT GROUP SCHEME stage N"; negligible cost without a profiler."""
+    """Return a range named "horovod_quant.WHAT GROUP SCHEME stage N".
+
+    Negligible cost without a profiler.
+    """
     if not profiler._is_profiler_enabled:
         return _NOTHING
     name = f"{_PREFIX}{what} {group.removeprefix(_PREFIX)}"

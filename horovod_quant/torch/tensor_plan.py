@@ -1,4 +1,7 @@
-"""Cached plan of a gradient: everything determined by its optimizer, name, shape and dtype."""
+"""Cached plan of a gradient.
+
+It follows from its optimizer, name, shape and dtype.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ Owner = tuple[Any, Policy]
 
 
 class TensorPlan:
-    """Plan for reducing the gradients of one parameter, or the tensor of a direct call.
+    """Plan for a parameter's gradients, or a direct call's tensor.
 
     Args:
         call: the call that reduces the gradient.
@@ -69,7 +72,7 @@ class TensorPlan:
 
 
 def known_plan(optimizer: Any, parameter: Any, tensor: torch.Tensor, owner: Owner) -> TensorPlan | None:
-    """Return the plan of an optimizer's gradient from an earlier step, if it is still valid."""
+    """Return the valid plan of an optimizer's gradient, or None."""
     plans = getattr(optimizer, _PLANS, None)
     plan = None if plans is None else plans.get(owner, _NO_PLANS).get(id(parameter))
     if (

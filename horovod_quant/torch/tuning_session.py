@@ -1,4 +1,4 @@
-"""Tuning session of `horovod_quant.torch.auto` for one optimizer: the method and time of each step."""
+"""Tuning session of `Auto` for one optimizer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNKNOWN = (
 
 
 class Passthrough:
-    """Number of times that Horovod reduced a gradient uncompressed since the last count, and its bytes."""
+    """Uncompressed reductions of a gradient since the last count."""
 
     def __init__(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> None:
         self.name = call.name
@@ -75,7 +75,10 @@ class TuningSession:
     # ---- a step ----------------------------------------------------------------------------------------------
 
     def arrive(self, call: OptimizerCall, tensor: torch.Tensor) -> None:
-        """Begin a step with its first gradient; to be called first for each gradient."""
+        """Begin a step with its first gradient.
+
+        To be called first for each gradient.
+        """
         from horovod.torch import mpi_ops
 
         if mpi_ops._handle_map is not self._session:
@@ -119,7 +122,10 @@ class TuningSession:
         self._first = _now(device)
 
     def note_delivery(self, device: torch.device) -> None:
-        """Record the time of a gradient's result, which follows all gradients of its step."""
+        """Record the time of a gradient's result.
+
+        All gradients of the step have arrived before.
+        """
         self._delivering = True
         self._last = _now(device)
 
@@ -133,12 +139,15 @@ class TuningSession:
     # ---- uncompressed steps ----------------------------------------------------------------------------------
 
     def pass_through(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> Passthrough:
-        """Let Horovod reduce the parameter's gradients from now on, with minimal work for each."""
+        """Let Horovod reduce the parameter's gradients from now on.
+
+        The work for each is minimal.
+        """
         self._passthroughs[call.parameter] = passed = Passthrough(call, tensor, size)
         return passed
 
     def passes_through(self, parameter: Any, tensor: torch.Tensor) -> bool:
-        """Return whether a gradient can go to Horovod unchanged, and count it if so."""
+        """Return whether Horovod can reduce a gradient; count it if so."""
         from horovod.torch import mpi_ops
 
         passed = self._passthroughs.get(parameter)
@@ -154,7 +163,10 @@ class TuningSession:
     # ---- a step that counts ----------------------------------------------------------------------------------
 
     def note_participation(self, is_complete: bool) -> None:
-        """Record whether all workers participate; to be called once in a step, after ``synchronize`` has begun."""
+        """Record whether all workers participate.
+
+        To be called once in a step, after ``synchronize`` has begun.
+        """
         self._is_complete = is_complete
         self._unknown = 0
         if not is_complete:
@@ -185,7 +197,7 @@ class TuningSession:
             notices.log(logging.INFO, "horovod_quant: Auto: %s", report)
 
     def _compare(self) -> None:
-        """Compare the workers' arguments, and adopt an earlier choice of any of them."""
+        """Compare arguments, and adopt an earlier choice of any worker."""
         size = self._process_set.size()
         if size > 1:
             ActiveRankQuery(Question(self._process_set, self.label, self._auto.arguments())).answer()
@@ -214,7 +226,10 @@ class TuningSession:
         self._phase, self._counted = "chosen", 0
 
     def _sum(self, numbers: Sequence[int], what: str) -> list[int]:
-        """Sum over all workers, and wait for them; only in steps that Horovod reduces."""
+        """Sum over all workers, and wait for them.
+
+        To be called only in steps that Horovod reduces.
+        """
         import horovod.torch as hvd
 
         local = torch.tensor(numbers, dtype=torch.int64, device="cpu")
@@ -223,7 +238,10 @@ class TuningSession:
 
 
 def _now(device: torch.device) -> Any:
-    """Return a time stamp: an event on the device's current stream if it is a GPU."""
+    """Return a time stamp.
+
+    On a GPU it is an event on the current stream.
+    """
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

@@ -1,4 +1,7 @@
-"""Keeps ``torch.compile`` out of this package: it cannot trace kernels, threads and waits."""
+"""Exclusion of this package from ``torch.compile``.
+
+It cannot trace kernels, threads and waits.
+"""
 
 from __future__ import annotations
 

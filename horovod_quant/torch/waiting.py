@@ -1,4 +1,4 @@
-"""Waits for other workers that sleep instead of spinning, and adaptive time limits."""
+"""Waits for other workers without spinning, and adaptive time limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from horovod_quant.transports.progress import Pauses
 
 
 def wait(handle: Any) -> None:
-    """Wait asleep: Horovod's wait spins, and takes a core from the work that it waits for."""
+    """Wait asleep.
+
+    Horovod's wait spins, and takes a core from the work that it waits for.
+    """
     import horovod.torch as hvd
 
     pauses = Pauses()
@@ -17,7 +20,7 @@ def wait(handle: Any) -> None:
 
 
 class Patience:
-    """Adaptive time limit for an event that may come much later, or never.
+    """Adaptive time limit for an event that may never come.
 
     Shrinks after each timeout, grows after each success.
     """

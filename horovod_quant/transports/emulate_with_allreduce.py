@@ -1,6 +1,7 @@
-"""Allgathers and alltoalls as sums of integers, for transports on which some workers only add zeros.
+"""Allgathers and alltoalls as sums of integers.
 
-In Horovod, workers that have called ``hvd.join()`` do so; allgathers and alltoalls need all workers.
+They are for transports on which some workers only add zeros to sums. In Horovod, workers that have called
+``hvd.join()`` do so; allgathers and alltoalls need all workers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from horovod_quant.schemes.base import (
 
 
 def collectives_of_emulation(scheme: Scheme) -> int:
-    """Return the number of collectives of `emulate_with_allreduce`: bytes of unknown lengths need two."""
+    """Return the number of collectives of `emulate_with_allreduce`.
+
+    Bytes of unknown lengths need two.
+    """
     return len(scheme.collectives) + sum(c.dtype == "uint8" for c in scheme.collectives)
 
 
@@ -67,7 +71,10 @@ def _gather(array: np.ndarray, lengths: Sequence[int], parts: Sequence[float], w
 
 
 def _gather_bytes(request: Allgather, workers: Workers) -> Any:
-    """Return all workers' bytes: gathers first their numbers, then the bytes in int32 words."""
+    """Gather all workers' bytes.
+
+    First their numbers, then the bytes in int32 words.
+    """
     local = np.array([len(request.array)], np.int64)
     counts = yield from _gather(local, [1] * workers.size, [0.0] * len(request.parts), workers)
     lengths = [int(count[0]) for count in counts]

@@ -1,8 +1,9 @@
-"""Allgathers and alltoalls of two workers as sums, for transports that send in one direction at a time.
+"""Allgathers and alltoalls of two workers as sums.
 
-Gloo's allgather and alltoall send alternately in both directions; its allreduce has several small messages under way
-(docs/advise.md). Two workers that add their arrays, and then subtract the local ones, have each other's array. This
-sends the same number of bytes, in both directions at once. Integers wrap around, so the results are bit-identical.
+They are for transports that send in one direction at a time. Gloo's allgather and alltoall send alternately in both
+directions; its allreduce has several small messages under way (docs/advise.md). Two workers that add their arrays, and
+then subtract the local ones, have each other's array. This sends the same number of bytes, in both directions at once.
+Integers wrap around, so the results are bit-identical.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ Gathering = Union[Allgather, Alltoall]
 
 
 def gathers_take_turns(*, mpi: bool, on_device: bool = False) -> bool:
-    """True if two workers gather faster by sums: where Gloo performs the collectives.
+    """True if Gloo performs the collectives, so that sums are faster.
+
+    They replace gathers of two workers.
 
     Args:
         mpi: whether Horovod runs with MPI.
@@ -48,7 +51,9 @@ def collectives_of_pairwise(collectives: Sequence[Collective], workers: Workers)
 
 
 def pairwise_via_allreduce(exchange: Exchange, workers: Workers) -> Exchange:
-    """Replace gathers of two workers by sums, with bit-identical results and the same bytes.
+    """Replace gathers of two workers by bit-identical sums.
+
+    They send the same number of bytes.
 
     Args:
         exchange: the requests of a scheme, on numpy arrays.
@@ -71,7 +76,10 @@ def is_swapped(request: Any, workers: Workers) -> bool:
 
 
 def as_sum(request: Any, array: Any) -> Allreduce:
-    """Return the sum of ``array`` that replaces a gather; an alltoall sends only the other worker's half."""
+    """Return the sum of ``array`` that replaces a gather.
+
+    An alltoall sends only the other worker's half.
+    """
     share = 0.5 if isinstance(request, Alltoall) else 1.0
     return Allreduce(array, "sum", [share * part for part in request.parts], request.group)
 

@@ -62,11 +62,17 @@ class Job:
         return self.previous is None
 
     def advance(self) -> bool:
-        """Do the work that needs no waiting for other workers; return True if the job has ended."""
+        """Do the work that needs no waiting for other workers.
+
+        Return True if the job has ended.
+        """
         raise NotImplementedError
 
     def stalled(self) -> str | None:
-        """Return the message to log after a long time without progress; None if no caller waits."""
+        """Return the message to log after a long time without progress.
+
+        Returns None if no caller waits.
+        """
         return None
 
     def ring(self) -> None:
@@ -96,7 +102,9 @@ class Pauses:
 
 
 class Progress:
-    """The jobs under way and their thread, which starts with the first job.
+    """The jobs under way, and their thread.
+
+    It starts with the first job.
 
     Attributes:
         advanced: number of calls of any job's `advance`.
@@ -112,7 +120,10 @@ class Progress:
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Reset in a forked process, which has no thread and does not participate in its parent's collectives."""
+        """Reset in a forked process, which has no thread.
+
+        It does not participate in its parent's collectives.
+        """
         self._lock = threading.Lock()
         self._inbox: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -133,7 +144,10 @@ class Progress:
                 self._thread.start()
 
     def stop(self) -> None:
-        """End the thread: when the interpreter exits, it must not be inside a library."""
+        """End the thread.
+
+        When the interpreter exits, it must not be inside a library.
+        """
         thread = self._thread
         if thread is not None and thread.is_alive():
             self._inbox.put(None)
@@ -188,7 +202,10 @@ class Progress:
                 logged = _log_stall(jobs, pauses.waited)
 
     def _advance_one(self, jobs: list[Job]) -> bool:
-        """Advance the oldest job that is ready, urgent ones first; return False if none is."""
+        """Advance the oldest job that is ready, urgent ones first.
+
+        Return False if none is.
+        """
         for urgent in (True, False):
             for job in jobs:
                 if job.urgent is urgent and self._advance(job, jobs):
@@ -211,7 +228,10 @@ class Progress:
 
 
 def _log_stall(jobs: Iterable[Job], seconds: float) -> bool:
-    """Log the first stalled job that a caller waits for; return False if there is none."""
+    """Log the first stalled job that a caller waits for.
+
+    Return False if there is none.
+    """
     for job in jobs:
         message = job.stalled()
         if message is not None:

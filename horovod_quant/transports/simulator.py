@@ -1,4 +1,7 @@
-"""Simulator of n workers in one process: the reference of all transports, and a tool to study errors."""
+"""Simulator of n workers: the reference of all transports.
+
+All workers are in one process. It is also a tool to study errors.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Sums of integers by two alltoalls, for transports whose allreduce of large arrays is slow.
+"""Sums of integers by two alltoalls.
 
-On Ethernet, Open MPI's default allreduce of some MB takes 2× the time that its bytes need; its alltoall does not. Sums
-of integers do not depend on the order of the summands, so the results are bit-identical.
+They are for transports whose allreduce of large arrays is slow. On Ethernet, Open MPI's default allreduce of some MB
+takes 2× the time that its bytes need; its alltoall does not. Sums of integers do not depend on the order of the
+summands, so the results are bit-identical.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _GRADIENT_BYTES = 4 * 2**20
 
 
 def is_faster(size: int, gradient_bytes: int) -> bool:
-    """True if under MPI two alltoalls are faster than an allreduce; the same on all workers.
+    """True if under MPI two alltoalls are faster than an allreduce.
+
+    The same on all workers.
 
     Args:
         size: number of workers that add.
@@ -39,7 +42,10 @@ def is_faster(size: int, gradient_bytes: int) -> bool:
 
 
 def group_of_sums(scheme: Scheme) -> str | None:
-    """Return the group of a scheme's sum of integers, of which it has at most one; None without."""
+    """Return the group of a scheme's sum of integers, or None.
+
+    A scheme has at most one such sum.
+    """
     for collective in scheme.collectives:
         if collective.request is Allreduce and collective.dtype == INTEGERS:
             return collective.group
@@ -93,7 +99,10 @@ def _sum(request: Allreduce, size: int) -> Any:
 
 
 def _joined(pieces: list[np.ndarray]) -> np.ndarray:
-    """Return the array that the pieces are views of, or a concatenated copy if they are separate arrays."""
+    """Return the pieces as one array.
+
+    It is the array that they are views of, or a copy if they are separate.
+    """
     whole = pieces[0].base
     if isinstance(whole, np.ndarray) and whole.shape == (sum(map(len, pieces)),):
         return whole

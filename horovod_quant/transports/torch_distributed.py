@@ -74,7 +74,10 @@ class Connection:
         self._group = None
 
     def allreduce_(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        """Compute the elementwise sum or maximum in place; Gloo also adds sparse tensors."""
+        """Compute the elementwise sum or maximum in place.
+
+        Gloo also adds sparse tensors.
+        """
         if self.size > 1:
             options = dist.AllreduceOptions()
             options.reduceOp = dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM
@@ -93,7 +96,10 @@ class Connection:
         return torch.cat(self._exchange([tensor] * self.size, lengths))
 
     def alltoall(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[torch.Tensor]:
-        """Return the pieces for this worker, in rank order; all workers have the same splits."""
+        """Return the pieces for this worker, in rank order.
+
+        All workers have the same splits.
+        """
         at = split_points(splits)
         pieces = [tensor[at[i] : at[i + 1]] for i in range(self.size)]
         return self._exchange(pieces, [splits[self.rank]] * self.size)
@@ -127,7 +133,9 @@ class Connection:
 
 
 class Note:
-    """Error message of the first failed rank, in the store that all ranks share.
+    """Error message of the first failed rank.
+
+    It is in the store that all ranks share.
 
     Args:
         store: the store, with a unique prefix.
@@ -146,7 +154,10 @@ class Note:
             return
 
     def read(self) -> str | None:
-        """Return the message; None if there is none, or if rank 0 is gone."""
+        """Return the message, or None.
+
+        It is also None if rank 0 is gone.
+        """
         try:
             return self._store.get(_ERROR).decode() if self._store.check([_ERROR]) else None
         except RuntimeError:
@@ -173,9 +184,10 @@ class Groups(NamedTuple):
             connection.close()
 
     def perform(self, request: Request) -> Any:
-        """Perform a scheme's request and return its output; waits for the other workers.
+        """Perform a scheme's request and return its output.
 
-        The output has numpy arrays or tensors, as the request, whose array may be overwritten.
+        Waits for the other workers. The output has numpy arrays or tensors, as the request, whose array may be
+        overwritten.
         """
         connection = self.connections[request.group]
         array = request.array
@@ -222,7 +234,9 @@ def connect(
     backend: str = "gloo",
     ranks: Sequence[int] | None = None,
 ) -> Groups:
-    """Create new connections between the members of a process group; all of them must call it.
+    """Create new connections between the members of a process group.
+
+    All of them must call it.
 
     Args:
         group: PyTorch's process group; None for the default one.
@@ -274,12 +288,18 @@ def _nodes(order: Sequence[int], hosts: Sequence[str], hierarchical: bool | int)
 
 
 def _host() -> str:
-    """Return a name that is unique to the workers a launcher has started on one node."""
+    """Return a name that is unique to one node's workers.
+
+    A launcher has started these workers on the node.
+    """
     return f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}"
 
 
 def timeout_of(group: Any = None) -> datetime.timedelta | None:
-    """Return the timeout of a process group's collectives; None if PyTorch does not expose it."""
+    """Return the timeout of a process group's collectives.
+
+    Returns None if PyTorch does not expose it.
+    """
     found = group if group is not None else dist.group.WORLD
     for device in getattr(found, "_device_types", ()):
         options = getattr(found._get_backend(device), "options", None)

@@ -33,12 +33,18 @@ _VECTOR_BYTES = 16
 
 
 def current_device() -> torch.device:
-    """Return the device of new arrays: this thread's GPU, or the CPU for Triton's interpreter."""
+    """Return the device of new arrays.
+
+    This thread's GPU, or the CPU for Triton's interpreter.
+    """
     return torch.device("cpu") if INTERPRETED else torch.device("cuda", torch.cuda.current_device())
 
 
 def as_tensor(array: Any, device: torch.device | None = None) -> torch.Tensor:
-    """Return a tensor unchanged; copy a small numpy array of a scheme to the device."""
+    """Return a tensor unchanged.
+
+    Copy a small numpy array of a scheme to the device.
+    """
     if isinstance(array, torch.Tensor):
         return array
     return on_device(np.ascontiguousarray(array), device or current_device())

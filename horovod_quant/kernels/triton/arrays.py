@@ -42,9 +42,9 @@ _write_nan_tiles = Kernel(one_bit.write_nan_tiles)
 
 
 def pack(parts: Sequence[Part]) -> torch.Tensor:
-    """Return one array of consecutive parts, each computed in place; int32 words if the types differ.
+    """Return one array of consecutive parts, each computed in place.
 
-    The parts are a `batch`: a kernel computes all of its parts in one launch.
+    Int32 words if the types differ. The parts are a `batch`: a kernel computes all of its parts in one launch.
     """
     types = {np.dtype(dtype) for _, dtype, _ in parts}
     dtype = types.pop() if len(types) == 1 else np.dtype(np.int32)
@@ -67,7 +67,7 @@ def concatenate(arrays: Sequence[Any]) -> torch.Tensor:
 
 
 def view(array: torch.Tensor, dtype: Any) -> torch.Tensor:
-    """Return a view of the same bits as another type of the same size."""
+    """View a tensor as another type of the same size."""
     return array.view(TYPES[np.dtype(dtype)])
 
 
@@ -142,7 +142,10 @@ def scale(pieces: Sequence[torch.Tensor], factor: float, out: torch.Tensor) -> t
 
 
 def mean(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the mean of float32 arrays: their sum, in order, times the rounded inverse of their number."""
+    """Return the mean of float32 arrays.
+
+    It is their sum, in order, times the rounded inverse of their number.
+    """
     arrays = [typed(array, torch.float32, "array") for array in arrays]
     if len({len(array) for array in arrays}) > 1:
         raise ValueError(f"arrays of lengths {[len(array) for array in arrays]}; they must be the same")
@@ -153,7 +156,10 @@ def mean(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def norms_of_square_sums(square_sums: torch.Tensor) -> torch.Tensor:
-    """Return float32 square roots of float64 sums; inf where the root leaves the range of float32."""
+    """Return float32 square roots of float64 sums.
+
+    Inf where the root leaves the range of float32.
+    """
     square_sums = typed(square_sums, torch.float64, "square_sums")
     norms = torch.empty(len(square_sums), dtype=torch.float32, device=square_sums.device)
     run(_square_roots, Job(len(norms), _COUNT, {"source": square_sums, "target": norms}))
@@ -161,7 +167,10 @@ def norms_of_square_sums(square_sums: torch.Tensor) -> torch.Tensor:
 
 
 def _square_roots(jobs: Launch, constants: Mapping[str, Any]) -> None:
-    """Compute square roots by PyTorch, because Triton's are correctly rounded for float32 only."""
+    """Compute square roots by PyTorch.
+
+    Triton's are correctly rounded for float32 only.
+    """
     sums = torch.cat([job.entries["source"] for job in jobs])
     pieces = sums.sqrt().to(torch.float32).split([job.elements for job in jobs])
     _copy_words(

@@ -30,7 +30,10 @@ def decode_sum(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr,
     LEVELS: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Decode sums of signed digits of ``WIDTH`` bits; ``TILES`` tiles of `words_of_a_tile` per program."""
+    """Decode sums of signed digits of ``WIDTH`` bits.
+
+    ``TILES`` tiles of `words_of_a_tile` per program.
+    """
     COUNT: tl.constexpr = TILES * words_of_a_tile(WIDTH) * (32 // WIDTH) * ROW
     row, block = place(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
@@ -73,9 +76,9 @@ def decode_codes(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, EXPONENTIAL: tl.constexpr,
     LEVELS: tl.constexpr, BITS: tl.constexpr, WORKERS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Decode the sum of the workers' codes, each with that worker's norms; ``TILES`` tiles per program.
+    """Decode the sum of the workers' codes, each with that worker's norms.
 
-    The list of pointers has each worker's words and norms.
+    ``TILES`` tiles per program. The list of pointers has each worker's words and norms.
     """
     COUNT: tl.constexpr = TILES * 32 * ROW
     row, block = place(table, owners)
@@ -117,7 +120,7 @@ def _scales(
     norms, first, left, factor,
     BUCKET: tl.constexpr, LEVELS: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr = TILE,
 ):  # fmt: skip
-    """Return the value of a level in each of a program's rows, ``[TILES, 32, 32]``."""
+    """Return a level's value in each row, ``[TILES, 32, 32]``."""
     return of_rows(decoding_scales(read_norms(norms, first, left, BUCKET, TILES, SIZE), factor, LEVELS))
 
 

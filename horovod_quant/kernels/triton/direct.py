@@ -1,8 +1,8 @@
-"""Direct launches of compiled kernels, which avoid 20 to 50 us of Triton's host code each.
+"""Direct launches of compiled kernels.
 
-Triton binds and inspects a launch's arguments to find the compiled kernel. Here the key is known: constants, the
-device, and two addresses that are multiples of 16. The first launch uses Triton's path and returns the compiled kernel;
-later ones call its launcher. All other cases use Triton's path.
+They avoid 20 to 50 us of Triton's host code each. Triton binds and inspects a launch's arguments to find the compiled
+kernel. Here the key is known: constants, the device, and two addresses that are multiples of 16. The first launch uses
+Triton's path and returns the compiled kernel; later ones call its launcher. All other cases use Triton's path.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ class Launcher:
             self._compiled[key] = self._prepared(compiled, constants)
 
     def _prepared(self, kernel: Any, constants: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
-        """Return the compiled kernel and its constants in order; None if only Triton's path works."""
+        """Return the compiled kernel and its constants in order.
+
+        Returns None if only Triton's path works.
+        """
         names = getattr(self._function, "arg_names", None)
         if hasattr(kernel, "result"):
             kernel = kernel.result()
@@ -81,7 +84,7 @@ class Launcher:
 
 
 def _is_usual(addresses: tuple[int, int]) -> bool:
-    """True if the addresses are aligned, and no profiler has a hook for launches."""
+    """True for aligned addresses, without a profiler's hook for launches."""
     if knobs is None:
         return False
     runtime = knobs.runtime

@@ -1,7 +1,8 @@
-"""Kernels for many gradients in one call, as in `native_each`, with launch tables built by numpy.
+"""Kernels for many gradients in one call, as in `native_each`.
 
-Each is bit-identical to one call per gradient of the function without ``_each``, which also determines its programs and
-constants: `table.steps_of`. Offsets (``..._at``) are in 4-byte elements of the array next to them.
+numpy builds the launch tables. Each is bit-identical to one call per gradient of the function without ``_each``, which
+also determines its programs and constants: `table.steps_of`. Offsets (``..._at``) are in 4-byte elements of the array
+next to them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ _MOST_BITS = {"uniform": 16, "exponential": 8}
 
 
 def keys_and_starts(keys: np.ndarray, starts: Sequence[int], count: int) -> dict[str, np.ndarray]:
-    """Return the columns of ``keys``, uint32 ``[gradients, fields of Key]``, and of the starts."""
+    """Return the table columns of keys and starts.
+
+    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    """
     first = np.array(starts, np.int64)
     if keys.shape != (count, len(_FIELDS)) or first.shape != (count,):
         raise ValueError(f"keys are {list(keys.shape)} and starts {list(first.shape)}, of {count} gradients")
@@ -67,7 +71,10 @@ def _check_table(table: SegmentTable) -> None:
 def bucket_maxima_each(
     table: SegmentTable, bucket_size: int, out: torch.Tensor | None = None, at: np.ndarray | None = None
 ) -> torch.Tensor:
-    """Return all gradients' maxima, concatenated, or written to ``out`` from ``at[i]`` on for gradient i."""
+    """Return all gradients' maxima, concatenated.
+
+    With ``out`` it writes them there, from ``at[i]`` on for gradient i.
+    """
     return _norms_each(functions.bucket_maxima, table, bucket_size, torch.float32, out, at)
 
 
@@ -175,7 +182,10 @@ def decode_uniform_sum_each(
     outs: Sequence[Any],
     table: SegmentTable | None = None,
 ) -> None:
-    """Decode sums of integers to gradients; ``table`` is reused if it describes ``outs``."""
+    """Decode sums of integers to gradients.
+
+    ``table`` is reused if it describes ``outs``.
+    """
     check_range("levels", levels, 1, functions.MAX_LEVELS)
     check_range("width", width, 1, 16)
     check_bucket_size(bucket_size)
@@ -228,7 +238,10 @@ def encode_codes_each(
     words_at: np.ndarray,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Encode codes, gradient i's norms from ``norms[norms_at[i]]`` on, its words from ``out[words_at[i]]`` on."""
+    """Encode codes of gradients.
+
+    Gradient i's norms begin at ``norms[norms_at[i]]``, its words at ``out[words_at[i]]``.
+    """
     check_range("bits", bits, 2, _MOST_BITS[levels])
     check_bucket_size(bucket_size)
     _check_table(table)

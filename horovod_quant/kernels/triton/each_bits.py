@@ -31,9 +31,9 @@ def binarize_each(
     words_at: np.ndarray,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Update states and draw bits, gradient i's words from ``out[words_at[i]]`` on; return all tiles' flags.
+    """Update states and draw bits, gradient i's words from ``out[words_at[i]]`` on.
 
-    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    Return all tiles' flags. ``keys`` is uint32 ``[gradients, fields of Key]``.
     """
     if not len(momenta) == len(scales) == len(betas) == len(table):
         raise ValueError(
@@ -77,7 +77,10 @@ def _state(arrays: Sequence[Any], gradients: SegmentTable, name: str) -> Segment
 
 
 def pack_flags_each(flags: torch.Tensor, tile_counts: np.ndarray, out: torch.Tensor, at: np.ndarray) -> None:
-    """Pack the concatenated flags of the gradients' tiles, for gradient i from ``out[at[i]]`` on."""
+    """Pack the concatenated flags of the gradients' tiles.
+
+    Gradient i's words begin at ``out[at[i]]``.
+    """
     check_places("flags", at, -(-tile_counts // ROW), len(out))
     if not len(flags):
         return
@@ -124,7 +127,10 @@ def vote_each(
 def any_bits_each(
     payloads: Sequence[torch.Tensor], at: np.ndarray, counts: np.ndarray, out: torch.Tensor
 ) -> None:
-    """Write the bitwise or of the payloads' words in some ranges to the same ranges of ``out``."""
+    """Write the bitwise or of the payloads' words.
+
+    Reads and writes the same ranges of the payloads and ``out``.
+    """
     check_places("words", at, counts, min(map(len, [*payloads, out])))
     if not counts.any():
         return
@@ -146,7 +152,10 @@ def decode_signs_each(
     magnitude: float,
     table: SegmentTable,
 ) -> None:
-    """Decode bits to plus or minus the magnitude; gradient i's words begin at ``payload[words_at[i]]``."""
+    """Decode bits to plus or minus the magnitude.
+
+    Gradient i's words begin at ``payload[words_at[i]]``.
+    """
     check_places("words", words_at, ROW * table.counts(TILE), len(payload))
     columns = {
         "source": typed(payload, torch.int32, "payload").data_ptr() + _BYTES * words_at,
@@ -167,7 +176,7 @@ def decode_signs_each(
 def flags_in(
     payload: torch.Tensor, tile_words: torch.Tensor, tile_bits: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """Unpack the tiles' flags from words of the payload, in order within the batch."""
+    """Unpack tiles' flags from a payload, in order within the batch."""
 
     def unpack() -> None:
         torch.ne(payload[tile_words] & tile_bits, 0, out=out)
@@ -176,7 +185,10 @@ def flags_in(
 
 
 def with_nan_tiles_each(broken: torch.Tensor, table: SegmentTable) -> None:
-    """Write NaN to the flagged tiles of all gradients without reading the concatenated flags on the host."""
+    """Write NaN to the flagged tiles of all gradients.
+
+    The host does not read the concatenated flags.
+    """
     counts = table.counts(TILE)
     if len(broken) != counts.sum():
         raise ValueError(f"broken: {len(broken)} flags of {counts.sum()} tiles")

@@ -33,7 +33,10 @@ class StepWords(NamedTuple):
 
 
 def keys_of_numbers(keys: np.ndarray) -> np.ndarray:
-    """Return the table entries of keys on the host, uint32 ``[gradients, fields of Key]``."""
+    """Return the table entries of keys on the host.
+
+    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    """
     keys = keys.astype(np.uint64)
     found = np.zeros((len(keys), _KEY_ENTRIES), np.int64)
     found[:, 0] = (keys[:, 0] | keys[:, 1] << np.uint64(32)).view(np.int64)
@@ -151,9 +154,9 @@ def add_rotated_each(
     starts: Sequence[int],
     trellis: bool = False,
 ) -> None:
-    """Decode the sum of the workers' rotated codes; their pieces have the layout of `encode_rotated_each`.
+    """Decode the sum of the workers' rotated codes.
 
-    ``keys`` are each worker's entries.
+    Their pieces have the layout of `encode_rotated_each`. ``keys`` are each worker's entries.
     """
     if not 0 < len(pieces) == len(keys):
         raise ValueError(f"{len(pieces)} pieces and {len(keys)} workers' keys")

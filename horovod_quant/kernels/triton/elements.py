@@ -1,4 +1,4 @@
-"""Device functions of all kernels: a program's tensor and elements, floating-point types, random bits.
+"""Device functions that all kernels share.
 
 float32 arithmetic with one rounding per operation; launches forbid fused multiply-adds (see `launching`). Non-finite
 numbers are detected by their bits, because a GPU's arithmetic changes the sign of a NaN.
@@ -39,7 +39,7 @@ _MIX_2 = tl.constexpr(keys.MIX_2)
 
 @triton.jit
 def place(table, owners):
-    """Return this program's row of the table, and the program's number within its tensor."""
+    """Return this program's table row, and its number within the tensor."""
     block = tl.program_id(0)
     row = table + tl.load(owners + block) * COLUMNS
     return row, block - tl.load(row + FIRST_BLOCK)
@@ -47,13 +47,13 @@ def place(table, owners):
 
 @triton.jit
 def elements_left(row, first, MOST: tl.constexpr):
-    """Return the number of the tensor's elements from ``first`` on, at most ``MOST``, int32."""
+    """Return the number of elements from ``first`` on, at most ``MOST``, int32."""
     return tl.minimum(tl.load(row + ELEMENTS) - first, MOST).to(tl.int32)
 
 
 @triton.jit
 def below(numbers, left, WHOLE: tl.constexpr):
-    """Return the mask ``numbers < left``, which is all true for a ``WHOLE`` program.
+    """Return the mask ``numbers < left``, all true for a ``WHOLE`` program.
 
     Kernels have one branch for whole programs, and one for a tensor's last program: memory moves in vectors only
     without a computed mask.
@@ -70,7 +70,10 @@ def below(numbers, left, WHOLE: tl.constexpr):
 
 @triton.jit
 def float_pointer(address, KIND: tl.constexpr, ALIGNED: tl.constexpr):
-    """Return a pointer to a tensor of a floating-point type; the short types are read as their bits."""
+    """Return a pointer to a tensor of a floating-point type.
+
+    The short types are read as their bits.
+    """
     if KIND == "float32":
         pointer = address.to(tl.pointer_type(tl.float32))
     elif KIND == "float64":
@@ -90,7 +93,10 @@ def float_bits(value):
 
 @triton.jit
 def read(source, offsets, inside, KIND: tl.constexpr):
-    """Read elements as float32, rounded to nearest even, 0 where not ``inside``; NaNs keep their signs."""
+    """Read elements as float32, rounded to nearest even, 0 where not ``inside``.
+
+    NaNs keep their signs.
+    """
     if KIND == "float32":
         x = tl.load(source + offsets, mask=inside, other=0.0)
     elif KIND == "bfloat16":
@@ -123,7 +129,10 @@ def read_values(source, offsets, inside, KIND: tl.constexpr):
 
 @triton.jit
 def read_magnitudes(source, offsets, inside, KIND: tl.constexpr):
-    """Read integers in the order of the elements' magnitudes, which `magnitude` converts to float32 bits."""
+    """Read integers in the order of the elements' magnitudes.
+
+    `magnitude` converts them to float32 bits.
+    """
     if KIND == "float16" or KIND == "bfloat16":
         x = tl.load(source + offsets, mask=inside, other=0).to(tl.int32) & 0x7FFF
     else:
@@ -161,7 +170,7 @@ def write(target, offsets, values, inside, KIND: tl.constexpr):
 
 @triton.jit
 def hash_key(row, first):
-    """Return the five uint32 arguments of `hash32` for the tensor's elements from ``first`` on."""
+    """Return `hash32`'s arguments for elements from ``first`` on, five uint32."""
     index = (tl.load(row + START) + first).to(tl.uint32)
     return (
         index * _WEYL + tl.load(row + K0).to(tl.uint32),
@@ -180,7 +189,10 @@ def hash32(offsets, k0, k1, factor, addend, flip):
 
 @triton.jit
 def hash_input(offsets, k0):
-    """Return the Weyl sequence at ``offsets``; `hash_step` advances from an element to a later one."""
+    """Return the Weyl sequence at ``offsets``.
+
+    `hash_step` advances from an element to a later one.
+    """
     return offsets.to(tl.uint32) * _WEYL + k0
 
 
@@ -210,11 +222,11 @@ def _power_of_two(shift):
 
 @triton.jit
 def signs_key(pointers, index):
-    """Return the arguments of `hash32` for a key in a list of pointers at ``index``.
+    """Return `hash32`'s arguments for a key in a list of pointers.
 
-    The entries are the key's two words as one number, a pointer, a worker, shift, addend and flip. A pointer that is
-    not 0 points to a word with a number, which is still to be mixed into the key's words, like the worker; see
-    `horovod_quant.kernels.keys.RngKey.key`.
+    The key's entries begin at ``index``. The entries are the key's two words as one number, a pointer, a worker, shift,
+    addend and flip. A pointer that is not 0 points to a word with a number, which is still to be mixed into the key's
+    words, like the worker; see `horovod_quant.kernels.keys.RngKey.key`.
     """
     state = tl.load(pointers).to(tl.uint64)
     word = tl.load(pointers + 1)
@@ -243,7 +255,10 @@ def _absorb(state, value):
 
 @triton.jit
 def inverse_norms(norms, NUMERATOR: tl.constexpr):
-    """Return ``NUMERATOR / norm``; 0 for a norm that counts as zero or is not finite."""
+    """Return ``NUMERATOR / norm``.
+
+    It is 0 for a norm that counts as zero or is not finite.
+    """
     usable = (norms >= MIN_NORM) & (norms < float("inf"))
     quotients = tl.div_rn(tl.full(norms.shape, NUMERATOR, tl.float32), tl.where(usable, norms, 1.0))
     return tl.where(usable, quotients, 0.0)
@@ -251,6 +266,9 @@ def inverse_norms(norms, NUMERATOR: tl.constexpr):
 
 @triton.jit
 def decoding_scales(norms, factor, LEVELS: tl.constexpr):
-    """Return the value of one level times ``factor``; NaN where the norm is not finite."""
+    """Return the value of one level times ``factor``.
+
+    NaN where the norm is not finite.
+    """
     scales = tl.div_rn(norms, tl.full(norms.shape, LEVELS, tl.float32)) * factor
     return tl.where(norms < float("inf"), scales, float("nan"))

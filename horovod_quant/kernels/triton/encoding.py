@@ -37,7 +37,10 @@ def encode_sum(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr,
     LIMIT: tl.constexpr, FRACTION: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Round to uniform levels, as signed digits to be added; ``TILES`` tiles of `words_of_a_tile` per program."""
+    """Round to uniform levels, as signed digits to be added.
+
+    ``TILES`` tiles of `words_of_a_tile` per program.
+    """
     COUNT: tl.constexpr = TILES * words_of_a_tile(WIDTH) * (32 // WIDTH) * ROW
     row, block = place(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
@@ -84,7 +87,10 @@ def encode_codes(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, EXPONENTIAL: tl.constexpr,
     LIMIT: tl.constexpr, FRACTION: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Round to uniform or exponential levels, as sign-and-magnitude codes; ``TILES`` tiles per program."""
+    """Round to uniform or exponential levels, as sign-and-magnitude codes.
+
+    ``TILES`` tiles per program.
+    """
     COUNT: tl.constexpr = TILES * 32 * ROW
     row, block = place(table, owners)
     left = elements_left(row, block * COUNT, COUNT)

@@ -111,18 +111,19 @@ def _sums(x: torch.Tensor, bucket_size: int, out: torch.Tensor | None, term: str
 
 
 def _norm_bucket_size(elements: int, bucket_size: int) -> int:
-    """Return a bucket size with the same norms, not much larger than the number of elements.
+    """Return a bucket size with the same norms.
 
-    A program then does not loop over an empty rest. It is a power of two, because each size is compiled.
+    It is not much larger than the number of elements. A program then does not loop over an empty rest. It is a power of
+    two, because each size is compiled.
     """
     return min(bucket_size, 1 << (max(elements, TILE) - 1).bit_length())
 
 
 def clip(x: torch.Tensor, most: float) -> torch.Tensor:
-    """Scale ``x`` down to an L2 norm of at most ``most``; the result is always float32.
+    """Scale ``x`` down to an L2 norm of at most ``most``.
 
-    In `horovod_quant.kernels.clipping` it is float32 only where it differs from ``x``. Here the host does not know
-    whether it does, because it would have to wait.
+    The result is always float32. In `horovod_quant.kernels.clipping` it is float32 only where it differs from ``x``.
+    Here the host does not know whether it does, because it would have to wait.
     """
     x = floats(x, "x")
     sums = bucket_square_sums(x, TILE)
@@ -450,5 +451,8 @@ def decode_signs(words: torch.Tensor, magnitude: float, out: torch.Tensor) -> to
 
 
 def _shape(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return a kernel's compile-time constants: the gradient's type, and whether vector loads are possible."""
+    """Return a kernel's compile-time constants.
+
+    The gradient's type, and whether vector loads are possible.
+    """
     return {"KIND": KINDS[tensor.dtype], "ALIGNED": aligned(tensor)}

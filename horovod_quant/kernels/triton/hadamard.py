@@ -19,13 +19,16 @@ ROWS = tl.constexpr(TILE.value // ROW.value)
 
 @triton.constexpr_function
 def _low_columns(distance):
-    """Return a mask of the bits whose index does not have the bit ``distance``."""
+    """Return a mask of bits without ``distance`` in their index."""
     return sum(1 << number for number in range(32) if not number & distance)
 
 
 @triton.jit
 def exchanged(x, DISTANCE: tl.constexpr):
-    """Return, for each element, the one of its row whose index differs in the bit ``DISTANCE``."""
+    """Exchange elements of a row whose indices differ in one bit.
+
+    The bit is ``DISTANCE``.
+    """
     partner = tl.arange(0, ROW) ^ DISTANCE
     if len(x.shape) == 2:
         index = tl.broadcast_to(partner[None, :], x.shape)
@@ -36,7 +39,10 @@ def exchanged(x, DISTANCE: tl.constexpr):
 
 @triton.jit
 def looked_up(values, index):
-    """Look up values by index in a row of 32, the same for all rows."""
+    """Look up values by index in a row of 32.
+
+    The row is the same for all rows of ``index``.
+    """
     return tl.gather(tl.broadcast_to(values[:, None, :], index.shape), index.to(tl.int32), axis=2)
 
 
@@ -61,7 +67,10 @@ def lane_sums(terms):
 
 @triton.jit
 def _sum_over_lanes(lanes):
-    """Return the sum of each row of 32 in each element, by a tree that adds halves."""
+    """Return the sum of each row of 32 in each element.
+
+    A tree of additions computes it.
+    """
     lanes = lanes + exchanged(lanes, 16)
     lanes = lanes + exchanged(lanes, 8)
     lanes = lanes + exchanged(lanes, 4)
@@ -71,9 +80,10 @@ def _sum_over_lanes(lanes):
 
 @triton.jit
 def random_signs(number, k0, k1, factor, addend, flip, TILES: tl.constexpr):
-    """Return random signs of one round: bit r of an element's word negates the element in row r.
+    """Return random signs of one round.
 
-    A row's hash has the bits of its elements. Thread r computes the hash of row r, and the warp transposes them.
+    Bit r of an element's word negates the element in row r. A row's hash has the bits of its elements. Thread r
+    computes the hash of row r, and the warp transposes them.
     """
     lane = tl.arange(0, ROW)[None, :]
     rows = tl.arange(0, TILES)[:, None] * ROWS + lane
@@ -87,7 +97,10 @@ def random_signs(number, k0, k1, factor, addend, flip, TILES: tl.constexpr):
 
 @triton.jit
 def _blocks_swapped(words, DISTANCE: tl.constexpr):
-    """Perform a step of a bit transposition, which swaps off-diagonal blocks between threads."""
+    """Perform a step of a bit transposition.
+
+    It swaps off-diagonal blocks between threads.
+    """
     LOW: tl.constexpr = _low_columns(DISTANCE)
     HIGH: tl.constexpr = LOW ^ 0xFFFFFFFF
     other = exchanged(words, DISTANCE)
@@ -106,10 +119,10 @@ def signed(x, signs):
 
 @triton.jit
 def transformed(x, sizes, left):
-    """Return the Walsh-Hadamard transform of buckets of ``sizes`` coordinates, powers of two from 32 on.
+    """Return the Walsh-Hadamard transform of buckets.
 
-    Other coordinates are 0; there are ``left`` elements. A butterfly within a row rounds once: an element times 1 or
-    -1, plus the other one.
+    They have ``sizes`` coordinates, powers of two from 32 on. Other coordinates are 0; there are ``left`` elements. A
+    butterfly within a row rounds once: an element times 1 or -1, plus the other one.
     """
     for stage in tl.static_range(5):
         upper = ((tl.arange(0, ROW) & 2**stage) != 0)[None, None, :]
@@ -126,7 +139,10 @@ def transformed(x, sizes, left):
 
 @triton.jit
 def _rows_added(x, sizes, DISTANCE: tl.constexpr, WHOLE: tl.constexpr):
-    """Replace rows at a distance by ``(a + b, a - b)``, in buckets with more coordinates than the distance."""
+    """Replace rows at a distance by ``(a + b, a - b)``.
+
+    Only buckets with more coordinates than the distance change.
+    """
     TILES: tl.constexpr = x.shape[0]
     pairs = tl.reshape(x, [TILES, ROWS.value // (2 * DISTANCE), 2, DISTANCE, ROW])
     a, b = tl.split(tl.permute(pairs, (0, 1, 3, 4, 2)))
@@ -139,7 +155,10 @@ def _rows_added(x, sizes, DISTANCE: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def coordinates(left):
-    """Return the number of coordinates: an incomplete bucket has a power of two, at least 32."""
+    """Return the number of coordinates.
+
+    An incomplete bucket has a power of two, at least 32.
+    """
     rest = left % TILE
     size = tl.where(rest > 0, ROW, 0)
     for stage in tl.static_range(5, 10):
@@ -149,6 +168,9 @@ def coordinates(left):
 
 @triton.jit
 def sizes_of(count, TILES: tl.constexpr):
-    """Return the number of coordinates of each of a program's buckets, ``count`` in total."""
+    """Return the number of coordinates of each bucket.
+
+    They are ``count`` in total.
+    """
     tile = tl.arange(0, TILES)[:, None]
     return tl.where(tile < count // TILE, TILE, tl.where(tile == count // TILE, count % TILE, 0))

@@ -54,7 +54,7 @@ class Job(NamedTuple):
                 yield entry, False
 
     def ranges(self) -> list[tuple[int, int, bool]]:
-        """Return its tensors' half-open ranges of addresses, each with a flag: True if it is written."""
+        """Return its tensors' half-open address ranges, flagged True if written."""
         found = []
         for tensor, written in self.tensors():
             low = tensor.data_ptr()
@@ -63,7 +63,9 @@ class Job(NamedTuple):
 
 
 class Layout:
-    """Cached layout of many tensors, from their lengths and a program's size; see `layout_of`.
+    """Cached layout of many tensors in a launch.
+
+    It follows from their lengths and a program's size; see `layout_of`.
 
     Attributes:
         programs: the number of programs of each tensor.
@@ -154,7 +156,7 @@ def table_of(jobs: Sequence[Job]) -> np.ndarray:
 
 
 def joined(tables: Sequence[np.ndarray], counts: Sequence[int], programs: Sequence[int]) -> np.ndarray:
-    """Concatenate tables with these numbers of tensors and of programs, and adjust their offsets."""
+    """Concatenate tables of launches, and adjust their offsets."""
     if len(tables) == 1:
         return tables[0]
     rows, lists, first_block, listed = [], [], 0, 0

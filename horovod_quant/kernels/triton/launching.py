@@ -56,7 +56,10 @@ Call = Callable[["Launch", Mapping[str, Any]], None]
 
 
 def run(launcher: Call, job: Job, **constants: Any) -> None:
-    """Launch a job, in a batch together with others of the same launcher and constants."""
+    """Launch a job, in a batch together with others of its kind.
+
+    Jobs of a kind have the same launcher and constants.
+    """
     if not job.elements:
         return
     if job.elements > MAX_ELEMENTS:
@@ -75,7 +78,7 @@ def run(launcher: Call, job: Job, **constants: Any) -> None:
 
 
 def capture(call: Callable[[], Any]) -> list[tuple[Any, Job, Mapping[str, Any]]]:
-    """Return the kernels, jobs and constants that ``call`` passes to `run`, without running them."""
+    """Record the kernels, jobs and constants of ``call`` without running them."""
     found: list[tuple[Any, Job, Mapping[str, Any]]] = []
     _open.captured = found
     try:
@@ -97,7 +100,7 @@ def run_rows(launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None
 
 
 def run_call(call: Callable[[], Any], device: torch.device) -> None:
-    """Call PyTorch operations after all jobs collected so far and before later ones."""
+    """Call PyTorch operations in order within the batch."""
     current = getattr(_open, "batch", None)
     if current is None:
         call()
@@ -107,9 +110,9 @@ def run_call(call: Callable[[], Any], device: torch.device) -> None:
 
 @contextlib.contextmanager
 def batch() -> Iterator[None]:
-    """Collect this thread's jobs, and launch them at the end; no effect within another batch.
+    """Collect this thread's jobs, and launch them at the end.
 
-    Until then or `settle`, only other jobs may read the jobs' results.
+    No effect within another batch. Until then or `settle`, only other jobs may read the jobs' results.
     """
     if getattr(_open, "batch", None) is not None:
         yield
@@ -123,7 +126,7 @@ def batch() -> Iterator[None]:
 
 
 def settle(tensors: Sequence[torch.Tensor]) -> None:
-    """Launch the jobs collected so far if one of them reads or writes the tensors."""
+    """Launch the collected jobs if one reads or writes the tensors."""
     current = getattr(_open, "batch", None)
     if current is not None and any(current.concerns(tensor) for tensor in tensors):
         current.launch()
@@ -133,7 +136,7 @@ _open = threading.local()
 
 
 class Launch:
-    """Jobs that do not depend on each other: a sequence of single ones, or rows.
+    """Independent jobs: a sequence of single ones, or rows.
 
     Attributes:
         uploaded: the table and its number, if it is already on the device.
@@ -181,7 +184,7 @@ class Launch:
         self._rows.append(rows)
 
     def concerns(self, low: int, high: int, written: bool) -> bool:
-        """True if a read or write of these addresses must not be reordered with the launch.
+        """True if an access to these addresses must keep its order.
 
         Always True for rows, which are not searched.
         """
@@ -216,7 +219,7 @@ class _Batch:
         self._launches: list[Launch] = []
 
     def add(self, launcher: Call, job: Job, constants: Mapping[str, Any]) -> None:
-        """Add a job to the first launch of its kind after all that it depends on."""
+        """Add a job to the first launch after all its dependences."""
         ranges, earliest, launches = job.ranges(), 0, self._launches
         for number in range(len(launches) - 1, -1, -1):
             concerns = launches[number].concerns
@@ -283,7 +286,10 @@ _kernels: list[Kernel] = []
 
 @functools.lru_cache(maxsize=1)
 def fix_cache_keys() -> None:
-    """Compute all kernels' cache keys in a fixed order, on which Triton's keys on disk depend."""
+    """Compute all kernels' cache keys in a fixed order.
+
+    Triton's keys on disk depend on the order.
+    """
     if not INTERPRETED:
         for kernel in sorted(_kernels, key=lambda each: (each.function.__module__, each.function.__name__)):
             kernel.function.cache_key  # noqa: B018
@@ -294,7 +300,7 @@ _interpreting = threading.Lock()
 
 
 class Kernel:
-    """A Triton kernel with a table, the tensors' numbers, and constants as arguments.
+    """A Triton kernel with a table, tensors' numbers, and constants as arguments.
 
     Attributes:
         options: options of its compilation.

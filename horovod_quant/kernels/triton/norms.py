@@ -23,7 +23,10 @@ def bucket_maxima(
     table, owners,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, CHUNK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """Compute maxima; ``BUCKETS`` buckets per program, in chunks of ``CHUNK`` elements of each."""
+    """Compute maxima of buckets.
+
+    ``BUCKETS`` buckets per program, in chunks of ``CHUNK`` elements of each.
+    """
     row, block = place(table, owners)
     left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
     if left == BUCKETS * BUCKET:
@@ -58,7 +61,10 @@ def bucket_square_sums(
     table, owners,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """Compute sums of squares; ``BUCKETS`` buckets per program, a row of 32 elements of each at a time."""
+    """Compute sums of squares.
+
+    ``BUCKETS`` buckets per program, a row of 32 elements of each at a time.
+    """
     row, block = place(table, owners)
     left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
     if left == BUCKETS * BUCKET:
@@ -132,7 +138,10 @@ def sum_of_lanes(lanes, BUCKETS: tl.constexpr):
 
 @triton.jit
 def _halves_added(lanes, BUCKETS: tl.constexpr, HALF: tl.constexpr):
-    """Add the second half of each bucket's lanes to the first, since a Triton reduction has no fixed order."""
+    """Add the second half of each bucket's lanes to the first.
+
+    A Triton reduction has no fixed order.
+    """
     pairs = tl.permute(tl.reshape(lanes, [BUCKETS, 2, HALF]), (0, 2, 1))
     low, high = tl.split(pairs)
     return low + high

@@ -42,7 +42,10 @@ _UNROLLED = tl.constexpr(8)  # workers whose words are loaded before the first i
 
 @triton.jit
 def binarize(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr):
-    """Update momentum and scale in place, and draw a bit per element; ``TILES`` tiles per program."""
+    """Update momentum and scale in place, and draw a bit per element.
+
+    ``TILES`` tiles per program.
+    """
     row, block = place(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     if left == TILES * TILE:

@@ -1,4 +1,4 @@
-"""EDEN's decoding kernel: levels, Walsh-Hadamard transforms, signs, the sum of the workers' elements."""
+"""EDEN's decoding kernel: levels, transforms, signs, and the workers' sum."""
 
 # mypy: disable-error-code="assignment"
 # Tuples of tensors grow in unrolled loops.
@@ -104,7 +104,10 @@ def _values(codes, BITS: tl.constexpr, TILES: tl.constexpr):
 
 @triton.jit
 def _trellis_values(codes, BITS: tl.constexpr, TILES: tl.constexpr):
-    """Return the levels of trellis codes, which depend on the codes in the two rows before."""
+    """Return the levels of trellis codes.
+
+    They depend on the codes in the two rows before.
+    """
     row = tl.arange(0, ROWS).to(tl.uint32)[None, :, None]
     paths = tl.sum((codes & 1) << row, axis=1)[:, None, :]
     subset = (((paths << 1) >> row) & 1) | ((((paths ^ (paths << 2)) >> row) & 1) << 1)

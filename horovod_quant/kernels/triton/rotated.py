@@ -35,9 +35,10 @@ _add_rotated = Kernel(restoring.add_rotated, num_warps=1)
 
 
 class KeyOfWord(NamedTuple):
-    """Key of a step in a word on the device; the kernels of `rotation` compute it when needed.
+    """Key of a step in a word on the device.
 
-    So the host does not wait for the device, and the key needs no launch.
+    The kernels of `rotation` compute it when needed. So the host does not wait for the device, and the key needs no
+    launch.
     """
 
     state: int
@@ -49,7 +50,10 @@ AnyKey = Union[Key, KeyOfWord]
 
 
 def key_of_word(chain: RngKey, domain: str, word: torch.Tensor, worker: int = 0) -> KeyOfWord:
-    """Return the key of a step word, for this module's kernels; see `horovod_quant.kernels.arrays.key_of_word`."""
+    """Return the key of a step word for this module's kernels.
+
+    See `horovod_quant.kernels.arrays.key_of_word`.
+    """
     word = typed(word, torch.int32, "word")
     if len(word) != 1:
         raise ValueError(f"word: {len(word)} words, where one has the step")
@@ -88,7 +92,10 @@ def encode_rotated(
 def _encode_to_trellis(
     x: torch.Tensor, bits: int, key: AnyKey, start: int, words: torch.Tensor, scales: torch.Tensor
 ) -> None:
-    """Encode by two launches: the search for the best path reads the coordinates twice."""
+    """Encode by two launches.
+
+    The search for the best path reads the coordinates twice.
+    """
     coordinates, count = rotated_elements(len(x)), tiles(len(x))
     z = torch.empty(coordinates, dtype=torch.float32, device=x.device)
     units = torch.empty(count, dtype=torch.float32, device=x.device)

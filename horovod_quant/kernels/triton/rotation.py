@@ -83,7 +83,7 @@ def encode_rotated(
 
 @triton.jit
 def _store_of_buckets(target, values, left, TILES: tl.constexpr):
-    """Write a value that all lanes of a bucket have, by lane 0.
+    """Write a value that all lanes of a bucket have.
 
     The pointers include the lanes, since Triton otherwise chooses another layout, with seconds of compile time.
     """
@@ -94,7 +94,10 @@ def _store_of_buckets(target, values, left, TILES: tl.constexpr):
 
 @triton.jit
 def _nearest(magnitude, units, BITS: tl.constexpr):
-    """Return the number of thresholds times units that the magnitudes exceed, by bits from the highest."""
+    """Return the number of thresholds that magnitudes exceed.
+
+    Thresholds are multiplied by the units; bits are found from the highest.
+    """
     if BITS == 1:
         index = tl.zeros(magnitude.shape, tl.uint32)
     elif BITS == 2:
@@ -128,10 +131,10 @@ def _level_of(index, levels, BITS: tl.constexpr):
 
 @triton.jit
 def _rotated(table, row, block, left, KIND: tl.constexpr, TILES: tl.constexpr):
-    """Return buckets of coordinates, and in all lanes each bucket's unit of thresholds and sum of squares.
+    """Return buckets' coordinates, and each bucket's unit and sum of squares.
 
-    The sum is NaN for a bucket that is not finite; its coordinates are zeros, as those of a bucket that counts as
-    zeros.
+    The unit of thresholds and the sum are in all lanes. The sum is NaN for a bucket that is not finite; its coordinates
+    are zeros, as those of a bucket that counts as zeros.
     """
     first = block * (TILES * TILE)
     source = float_pointer(tl.load(row + SOURCE), KIND, False) + first
@@ -163,9 +166,9 @@ def _rotated(table, row, block, left, KIND: tl.constexpr, TILES: tl.constexpr):
 
 @triton.jit
 def rotate(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr):
-    """Compute coordinates, and each bucket's sum of squares and unit of thresholds; ``TILES`` per program.
+    """Compute coordinates, and each bucket's sum of squares and unit of thresholds.
 
-    The list of pointers has the key.
+    ``TILES`` per program. The list of pointers has the key.
     """
     row, block = place(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
@@ -180,7 +183,10 @@ def rotate(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.c
 
 @triton.jit
 def round_to_trellis(table, owners, BITS: tl.constexpr, TILES: tl.constexpr):
-    """Encode the coordinates of `rotate` as packed codes and scales; ``TILES`` tiles per program."""
+    """Encode the coordinates of `rotate` as packed codes and scales.
+
+    ``TILES`` tiles per program.
+    """
     row, block = place(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     if left == TILES * TILE:

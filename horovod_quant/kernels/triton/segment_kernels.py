@@ -1,4 +1,4 @@
-"""Kernels for many segments in a few launches and one upload, independent of their number.
+"""Kernels for many segments in a few launches and one upload.
 
 A segment is a range of the elements of one tensor. Payloads are int32 words; ``at[i]`` is the offset of segment i.
 Norms and codes: the norms of its buckets, then its codes. Rotated codes: the word of the step, if there are elements,
@@ -91,7 +91,10 @@ class TritonSegments(SegmentKernels):
     def encode_rotated(
         self, bits: int, trellis: bool, segments: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> torch.Tensor:
-        """Encode rotated codes, with the steps in ``step_words``, a result of `step_words`, if given."""
+        """Encode rotated codes.
+
+        The steps are those in ``step_words``, a result of `step_words`, if given.
+        """
         table = _table(segments)
         filled, words_at, scales_at = rotated_places(tuple(at), segments.elements, bits)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
@@ -112,7 +115,7 @@ class TritonSegments(SegmentKernels):
     def step_words(
         self, payload: torch.Tensor, at: Sequence[int], elements: Sequence[int]
     ) -> each_rotated.StepWords:
-        """Return the addresses of the steps in a payload, which only kernels read."""
+        """Return the addresses of a payload's steps, for kernels alone."""
         places = np.array(at[: len(elements)], np.int64)
         return each_rotated.StepWords(payload.data_ptr() + 4 * places, payload)
 
@@ -127,7 +130,10 @@ class TritonSegments(SegmentKernels):
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        """Decode the sum of payloads; rank r of the domain has encoded payload r."""
+        """Decode the sum of payloads.
+
+        Rank r of the domain has encoded payload r.
+        """
         _, words_at, scales_at = rotated_places(tuple(at), segments.elements, bits)
         keys = [
             each_rotated.keys_of_words(
@@ -144,7 +150,10 @@ class TritonSegments(SegmentKernels):
     # ---- sums: all norms in one array, and all digits in another, with one word at its end that is 1
 
     def norms(self, norm: str, bucket_size: int, segments: Batch) -> torch.Tensor:
-        """Return all segments' maxima, float32, or with ``"l2"`` sums of squares, float64, concatenated."""
+        """Return all segments' norms, concatenated.
+
+        They are maxima, float32, or with ``"l2"`` sums of squares, float64.
+        """
         compute = each.bucket_maxima_each if norm == "max" else each.bucket_square_sums_each
         with batch():
             return compute(_table(segments), bucket_size)
@@ -211,7 +220,7 @@ class TritonSegments(SegmentKernels):
     # ---- one bit: the payload of a segment is its bits, in whole tiles, and then a flag for each tile
 
     def binarize(self, segments: Batch, rounder: Rounder, at: Any) -> torch.Tensor:
-        """Update the states, and encode the payloads of all segments, at offsets ``at[i]``."""
+        """Update the states, and encode the payloads at offsets ``at[i]``."""
         momenta, scales, betas = zip(*segments.states) if segments.states else ((), (), ())
         table, words_at = _table(segments), np.array(at, np.int64)[:-1]
         counts = table.counts(TILE)

@@ -42,7 +42,10 @@ class Uploaded:
         return self._memory[self.offsets[number] :]
 
     def release(self) -> None:
-        """Release the slot; to be called when all kernels that read it have been launched on the same stream."""
+        """Release the slot.
+
+        To be called when all kernels that read it have been launched on the same stream.
+        """
         if self._slot is not None:
             self._slot.release()
 
@@ -60,7 +63,10 @@ class _Slot:
         return not self._is_taken and self._event.query()
 
     def wait(self) -> bool:
-        """Wait until it is free; return False if the present batch is using it."""
+        """Wait until it is free.
+
+        Return False if the present batch is using it.
+        """
         if self._is_taken:
             return False
         self._event.synchronize()
@@ -78,7 +84,10 @@ class _Slot:
 
 
 def upload(tables: Sequence[np.ndarray], device: torch.device, stream: int) -> Uploaded:
-    """Copy all tables to the device at once, on the current stream with the handle ``stream``, without waiting."""
+    """Copy all tables to the device at once, without waiting.
+
+    It runs on the current stream, with the handle ``stream``.
+    """
     offsets, end = [], 0
     for table in tables:
         offsets.append(end)
@@ -101,7 +110,10 @@ def _write(array: np.ndarray, tables: Sequence[np.ndarray], offsets: Sequence[in
 
 
 def _free_slot(numbers: int, device: torch.device, stream: int) -> _Slot:
-    """Return a free slot of this thread and stream, to which its device memory belongs."""
+    """Return a free slot of this thread and stream.
+
+    Its device memory belongs to the stream.
+    """
     rings: dict[Any, deque[_Slot]] = _kept.__dict__.setdefault("rings", {})
     ring = rings.setdefault((device, stream, numbers), deque())
     if ring and (ring[0].is_free() or (len(ring) >= _MOST_SLOTS and ring[0].wait())):

@@ -1,4 +1,4 @@
-"""Addresses and lengths of many tensors as numpy arrays, for launches over all of them."""
+"""Addresses and lengths of many tensors as numpy arrays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Step = tuple[Kernel, int, Mapping[str, Any], frozenset]
 
 
 class Group(NamedTuple):
-    """Tensors of a table that can share a launch, because they have one type and alignment.
+    """Tensors of a table with one type and alignment, for one launch.
 
     Attributes:
         kind: the type.
@@ -168,9 +168,9 @@ _steps: dict[Any, list[Step]] = {}
 
 
 def steps_of(key: Any, call: Callable[[], Any]) -> list[Step]:
-    """Return the launches of the function for one tensor, recorded by one call for each key.
+    """Return the launches of the function for one tensor.
 
-    So program sizes and constants always equal those of that function.
+    They are recorded by one call for each key. So program sizes and constants always equal those of that function.
     """
     found = _steps.get(key)
     if found is None:

@@ -41,7 +41,10 @@ def _middle(bits, subsets, i):
 def write_trellis_codes(
     source, target, left, word_rows, units, BITS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr
 ):
-    """Write packed codes of tiles' coordinates; return the sums of coordinates times levels, by lane."""
+    """Write packed codes of tiles' coordinates.
+
+    Return the sums of coordinates times levels, by lane.
+    """
     paths = _best_paths(source, left, units, BITS, TILES, WHOLE)
     tile = tl.arange(0, TILES)[:, None]
     lane = tl.arange(0, ROW)[None, :]
@@ -72,7 +75,10 @@ def write_trellis_codes(
 
 @triton.jit
 def _best_paths(source, left, units, BITS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr):
-    """Return the branches of the codes in each tile's lanes, uint32: bit r is the branch in row r."""
+    """Return the branches of the codes in each lane, uint32.
+
+    Bit r is the branch in row r.
+    """
     tile = tl.arange(0, TILES)[:, None] * TILE
     offsets = tile + tl.arange(0, ROW)[None, :]
     z = tl.load(source + offsets, mask=below(offsets, left, WHOLE), other=0.0)
@@ -117,7 +123,10 @@ def _best_paths(source, left, units, BITS: tl.constexpr, TILES: tl.constexpr, WH
 
 @triton.jit
 def _extended(least, decisions, low, high, is_there, row):
-    """Extend a state's least sum and decisions by a row, from the sums with b'' = 0 and b'' = 1."""
+    """Extend a state's least sum and decisions by a row.
+
+    The arguments have the sums with b'' = 0 and b'' = 1.
+    """
     is_high = is_there & (high < low)
     least = tl.where(is_there, tl.where(is_high, high, low), least)
     return least, decisions | (is_high.to(tl.uint32) << row)
@@ -167,7 +176,10 @@ def ascending_levels(SUBSETS: tl.constexpr, BITS: tl.constexpr, TILES: tl.conste
 
 @triton.jit
 def _levels_at(index, SUBSETS: tl.constexpr, BITS: tl.constexpr):
-    """Return levels by ascending index: the lower half has the negated magnitudes of the upper half, reversed."""
+    """Return levels by ascending index.
+
+    The lower half has the negated magnitudes of the upper half, reversed.
+    """
     HALF: tl.constexpr = SUBSETS * 2**BITS // 4
     number = tl.where(index < HALF, HALF - 1 - index, index - HALF)
     values = tl.full(index.shape, _level(BITS, SUBSETS, HALF), tl.float32)

@@ -21,7 +21,7 @@ def copy_words(table, owners, COUNT: tl.constexpr):
 
 @triton.jit
 def any_bits(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
-    """Write the bitwise or of the arrays of 4-byte words in the list of pointers."""
+    """Write the bitwise or of arrays of 4-byte words."""
     row, block = place(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
@@ -49,7 +49,10 @@ def convert(
     table, owners,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, TARGET_KIND: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """Convert elements to another type, by float32 times a factor; ``COUNT`` per program."""
+    """Convert elements to another type, by float32 times a factor.
+
+    ``COUNT`` per program.
+    """
     row, block = place(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
@@ -64,7 +67,10 @@ def shorten(
     table, owners,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """Scale elements in float32 down to a norm of at most the factor, if they have a larger finite norm."""
+    """Scale elements in float32 down to a maximum norm.
+
+    The factor is the maximum, for a larger finite norm.
+    """
     row, block = place(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
@@ -80,7 +86,10 @@ def shorten(
 
 @triton.jit
 def mean(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
-    """Write the sum of float32 arrays in order, times a factor; the list of pointers has the arrays."""
+    """Write the sum of float32 arrays in order, times a factor.
+
+    The list of pointers has the arrays.
+    """
     row, block = place(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
