@@ -159,23 +159,23 @@ def bars(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
     figure = Figure(figsize=(9, 1.2 + 0.35 * len(found)), layout="constrained")
     FigureCanvasAgg(figure)
     time, size = figure.subplots(1, 2, sharey=True)
-    places = np.arange(len(found))
+    positions = np.arange(len(found))
     wall = [1e3 * np.array(result["wall_seconds"]) for result in found]
     medians = np.array([np.median(each) for each in wall])
     lowest, highest = (np.array([end(each) for each in wall]) for end in (np.min, np.max))
     megabytes = np.array([1e-6 * result["bytes_sent"] for result in found])
-    time.barh(places, medians, xerr=[medians - lowest, highest - medians], capsize=3, color="tab:blue")
-    size.barh(places, megabytes, color="tab:orange")
+    time.barh(positions, medians, xerr=[medians - lowest, highest - medians], capsize=3, color="tab:blue")
+    size.barh(positions, megabytes, color="tab:orange")
     for axes, values, ends in ((time, medians, highest), (size, megabytes, megabytes)):
         axes.set_xlim(0, 1.2 * max(*ends, 1e-9))  # room for the values
-        for place, value, end in zip(places, values, ends):
+        for position, value, end in zip(positions, values, ends):
             axes.annotate(
-                f"{value:,.3g}" if value < 1000 else f"{value:,.0f}", (end, place), (4, 0),
+                f"{value:,.3g}" if value < 1000 else f"{value:,.0f}", (end, position), (4, 0),
                 textcoords="offset points", verticalalignment="center", fontsize="small",
             )  # fmt: skip
     time.set_xlabel("ms per exchange: median and range")
     size.set_xlabel("MB sent per worker")
-    time.set_yticks(places, [result["method"] for result in found])
+    time.set_yticks(positions, [result["method"] for result in found])
     time.invert_yaxis()
     figure.suptitle(f"{title(setting)}, {len(found[0]['wall_seconds'])} rounds")
     return figure

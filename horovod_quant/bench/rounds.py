@@ -79,9 +79,9 @@ class Bench:
         self._horovod_clocks = [~int(thread) << 3 | 6 for thread in set(os.listdir(THREADS)) - threads]
         self.rank, self.size = framework.hvd.rank(), framework.hvd.size()
         self._leads = framework.hvd.local_rank() == 0
-        places = self.gather([framework.hvd.local_rank(), framework.hvd.local_size()])
-        self.hosts = int(np.count_nonzero(places[:, 0] == 0))
-        self.workers_per_host = int(places[:, 1].max())
+        ranks = self.gather([framework.hvd.local_rank(), framework.hvd.local_size()])
+        self.hosts = int(np.count_nonzero(ranks[:, 0] == 0))
+        self.workers_per_host = int(ranks[:, 1].max())
         own = socket.gethostname()
         peers = [host for host in self.gather_texts(own) if host != own]
         self.counter = Counter((peers or [own]) if self.hosts > 1 else [])

@@ -97,21 +97,21 @@ class Averaging:
         step = tf.cast(tf.convert_to_tensor(step), tf.int64)
         results = list(gradients)
         dense: dict[int, tf.Tensor] = {}
-        for place, (gradient, variable) in enumerate(zip(gradients, self.variables)):
+        for position, (gradient, variable) in enumerate(zip(gradients, self.variables)):
             if gradient is None:
                 continue
             if own_variable(variable).ref() in self._local:
-                results[place] = self._scaled(gradient)
+                results[position] = self._scaled(gradient)
             elif isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense:
                 with tf.device(self._devices[1]):
-                    results[place] = self._gathered(gradient, self._label(f"sparse_{indices[place]}"))
+                    results[position] = self._gathered(gradient, self._label(f"sparse_{indices[position]}"))
             else:
-                dense[place] = tf.convert_to_tensor(gradient)
+                dense[position] = tf.convert_to_tensor(gradient)
         with tf.device(self._devices[0]):
-            for places in self._cut(dense):
-                reduced = self._reduced(places, [dense[place] for place in places], indices, step)
-                for place, result in zip(places, reduced):
-                    results[place] = result
+            for positions in self._cut(dense):
+                reduced = self._reduced(positions, [dense[position] for position in positions], indices, step)
+                for position, result in zip(positions, reduced):
+                    results[position] = result
         return results
 
     def agree(self, flag: tf.Tensor) -> tf.Tensor:
@@ -154,23 +154,26 @@ class Averaging:
         elif self._groups is not None:
             where = {own_variable(variable).ref(): i for i, variable in enumerate(self.variables)}
             asked = [[where.get(own_variable(each).ref()) for each in group] for group in self._groups]
-            groups = [[place for place in group if place is not None and place in dense] for group in asked]
-        together = {place for group in groups for place in group}
-        groups += [[place] for place in dense if place not in together]
+            groups = [
+                [position for position in group if position is not None and position in dense]
+                for group in asked
+            ]
+        together = {position for group in groups for position in group}
+        groups += [[position] for position in dense if position not in together]
         by_type: dict[tuple[int, Any], list[int]] = {}
         for number, group in enumerate(groups):
-            for place in group:
-                by_type.setdefault((number, dense[place].dtype), []).append(place)
+            for position in group:
+                by_type.setdefault((number, dense[position].dtype), []).append(position)
         return list(by_type.values())
 
     def _reduced(
-        self, places: Sequence[int], tensors: list[tf.Tensor], indices: Sequence[int], step: tf.Tensor
+        self, positions: Sequence[int], tensors: list[tf.Tensor], indices: Sequence[int], step: tf.Tensor
     ) -> list[tf.Tensor]:
         compression, siblings = self._compression, tensors if len(tensors) > 1 else ()
         sent, contexts = [], []
-        for place, tensor in zip(places, tensors):
+        for position, tensor in zip(positions, tensors):
             if isinstance(compression, Compressor):
-                call = self._call(place, indices[place], siblings, step)
+                call = self._call(position, indices[position], siblings, step)
                 number, context = compression.compress_for(call, tensor)
             else:
                 # Horovod reduces no bfloat16.
@@ -182,7 +185,7 @@ class Averaging:
             "op": self._op,
             "process_set": self._process_set,
             "ignore_name_scope": True,
-            "name": f"HorovodAllreduce_{self._label(f'gradient_{indices[places[0]]}')}",
+            "name": f"HorovodAllreduce_{self._label(f'gradient_{indices[positions[0]]}')}",
         }
         if self._op == self._hvd.Average:
             options.update(prescale_factor=1.0 / self._predivide, postscale_factor=self._predivide)
@@ -196,10 +199,10 @@ class Averaging:
             for result, tensor in zip(results, tensors)
         ]
 
-    def _call(self, place: int, index: int, siblings: Sequence[tf.Tensor], step: tf.Tensor) -> HorovodCall:
+    def _call(self, position: int, index: int, siblings: Sequence[tf.Tensor], step: tf.Tensor) -> HorovodCall:
         label, paths = self._label(f"gradient_{index}"), _paths(self.variables)
         return HorovodCall(
-            variable=own_variable(self.variables[place]),
+            variable=own_variable(self.variables[position]),
             name=label,
             operation=label,
             op=self._op,
@@ -207,7 +210,7 @@ class Averaging:
             ignore_name_scope=True,
             siblings=siblings,
             variables=tuple(map(own_variable, self.variables)),
-            path=paths[place],
+            path=paths[position],
             paths=paths,
             key=f"variable {index}",
             step=step,

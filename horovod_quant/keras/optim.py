@@ -82,9 +82,9 @@ class BinSGDM(SavedUpdate, keras.optimizers.Optimizer):
         self.build(variables)
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
-        place = self._trainable_variables_indices.get(self._var_key(variable)) if self.built else None
-        if place is None:
+        index = self._trainable_variables_indices.get(self._var_key(variable)) if self.built else None
+        if index is None:
             raise ValueError(
                 f"{name_of(variable)} is not one of this optimizer's variables; call its build() first"
             )
-        return self._momenta[place].value, self._scales[place].value, place
+        return self._momenta[index].value, self._scales[index].value, index

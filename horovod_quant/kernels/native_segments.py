@@ -16,7 +16,7 @@ from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.kernels.keys import ALL_ONES, keys_of
 from horovod_quant.kernels.layout import tiles
 from horovod_quant.kernels.native_each import SegmentTable
-from horovod_quant.kernels.segment_places import flag_places, keys_of_batch, rotated_places
+from horovod_quant.kernels.segment_offsets import flag_offsets, keys_of_batch, rotated_offsets
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 
 
@@ -74,7 +74,7 @@ class NativeSegments(SegmentKernels):
         self, bits: int, trellis: bool, batch: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> Any:
         steps = batch.steps if step_words is None else step_words
-        filled, words_at, scales_at = rotated_places(tuple(at), batch.elements, bits)
+        filled, words_at, scales_at = rotated_offsets(tuple(at), batch.elements, bits)
         keys = keys_of(batch.chains, rounder.domain, steps, rounder.rank)
         out = aligned_empty(at[-1], np.int32)
         out[words_at[filled] - 1] = np.array(steps, np.uint32).view(np.int32)[filled]
@@ -101,7 +101,7 @@ class NativeSegments(SegmentKernels):
     ) -> Sequence[Any]:
         if len(outs) == 1:
             return super().decode_rotated(bits, trellis, batch, domain, payloads, at, factor, outs)
-        _, words_at, scales_at = rotated_places(tuple(at), batch.elements, bits)
+        _, words_at, scales_at = rotated_offsets(tuple(at), batch.elements, bits)
         keys = np.stack(
             [
                 keys_of(batch.chains, domain, self.step_words(payload, at, batch.elements), rank)
@@ -162,7 +162,7 @@ class NativeSegments(SegmentKernels):
 
     def binarize(self, batch: Batch, rounder: Rounder, at: Any) -> Any:
         momenta, scales, betas = zip(*batch.states) if batch.states else ((), (), ())
-        words_at, tile_words, tile_bits = flag_places(tuple(at), batch.elements)
+        words_at, tile_words, tile_bits = flag_offsets(tuple(at), batch.elements)
         out = aligned_empty(at[-1], np.int32)
         flags = native_each.binarize_each(
             _table(batch), momenta, scales, betas, keys_of_batch(batch, rounder), batch.starts, words_at, out
@@ -173,7 +173,7 @@ class NativeSegments(SegmentKernels):
         return out
 
     def vote(self, payloads: Sequence[Any], batch: Batch, rounder: Rounder, at: Sequence[int]) -> Any:
-        words_at, tile_words, _ = flag_places(tuple(at), batch.elements)
+        words_at, tile_words, _ = flag_offsets(tuple(at), batch.elements)
         counts = np.array([tiles(count) for count in batch.elements], np.int64)
         out = aligned_empty(at[-1], np.int32)
         native_each.vote_each(payloads, words_at, counts, keys_of_batch(batch, rounder), batch.starts, out)
@@ -188,7 +188,7 @@ class NativeSegments(SegmentKernels):
     ) -> Sequence[Any]:
         if len(outs) == 1:
             return super().decode_signs(payload, batch, at, factor, outs)
-        words_at, tile_words, tile_bits = flag_places(tuple(at), batch.elements)
+        words_at, tile_words, tile_bits = flag_offsets(tuple(at), batch.elements)
         native_each.decode_signs_each(payload, words_at, factor, outs)
         flags = (payload[tile_words] & tile_bits) != 0
         if flags.any():

@@ -130,11 +130,11 @@ class CallbackExchange:
             with tf.control_dependencies(updates):
                 answer = perform(collectives, stage, array, splits, self._scope)
 
-        def result(place: int, control_tensor: tf.Tensor) -> tf.Tensor:
-            member = self._members[place]
+        def result(position: int, control_tensor: tf.Tensor) -> tf.Tensor:
+            member = self._members[position]
 
             def decode(token: np.int64, answer: np.ndarray, control_tensor: np.ndarray) -> np.ndarray:
-                return self._decode(place, token, answer, control_tensor)
+                return self._decode(position, token, answer, control_tensor)
 
             (decoded,) = self._call(decode, [token, answer, control_tensor], [member.tensor.dtype])
             decoded.set_shape(member.tensor.shape)
@@ -206,9 +206,9 @@ class CallbackExchange:
         return [run.request.array, np.array(splits, np.int32)]
 
     def _decode(
-        self, place: int, token: np.int64, answer: np.ndarray, control_tensor: np.ndarray
+        self, position: int, token: np.int64, answer: np.ndarray, control_tensor: np.ndarray
     ) -> np.ndarray:
-        run, member = self._runs[int(token)], self._members[place]
+        run, member = self._runs[int(token)], self._members[position]
         with run.lock:
             if run.decoded is None:
                 run.decoded = _finish(run, answer)
@@ -220,9 +220,9 @@ class CallbackExchange:
         control_bytes = ring_allreduce_bytes(control_tensor.nbytes, self._scope.process_set.size())
         self._traffic.count(member.name, control_bytes)
         factor = member.factor(control_tensor.tolist()) / float(run.decoded.active)
-        shape, dtype = run.shapes[place], member.tensor.dtype.as_numpy_dtype
+        shape, dtype = run.shapes[position], member.tensor.dtype.as_numpy_dtype
         out = aligned_empty(int(np.prod(shape)), dtype)
-        run.decoded.write(place, factor, flat_array(out))
+        run.decoded.write(position, factor, flat_array(out))
         return out.reshape(shape)
 
 

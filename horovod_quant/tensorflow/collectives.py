@@ -80,7 +80,7 @@ def perform(
 
     collective = collectives[stage]
     if collective.needs_everybody and not _need_everybody(collectives[:stage]):
-        array = _after(_roll_call(scope), array)
+        array = _after(_active_rank_query(scope), array)
     group = scope.process_set if scope.nodes is None else scope.nodes.process_sets[collective.group]
     named = {
         "name": scope.name(stage),
@@ -96,7 +96,9 @@ def perform(
     raise TypeError(f"not a collective that Horovod can perform: {collective!r}")
 
 
-def after_roll_call(collectives: Sequence[Collective], scope: Scope, control_tensor: tf.Tensor) -> tf.Tensor:
+def after_active_rank_query(
+    collectives: Sequence[Collective], scope: Scope, control_tensor: tf.Tensor
+) -> tf.Tensor:
     """Return ``control_tensor`` after the active-rank query, if any.
 
     So the query's error comes first.
@@ -108,7 +110,7 @@ def after_roll_call(collectives: Sequence[Collective], scope: Scope, control_ten
     """
     if tf.executing_eagerly() or not _need_everybody(collectives):
         return control_tensor
-    return _after(_roll_call(scope), control_tensor)
+    return _after(_active_rank_query(scope), control_tensor)
 
 
 def _after(zero: tf.Tensor, array: tf.Tensor) -> tf.Tensor:
@@ -127,7 +129,7 @@ def _need_everybody(collectives: Sequence[Collective]) -> bool:
     return any(collective.needs_everybody for collective in collectives)
 
 
-def _roll_call(scope: Scope) -> tf.Tensor:
+def _active_rank_query(scope: Scope) -> tf.Tensor:
     """Perform the active-rank query: return zero or fail.
 
     The result is int32; the error is on all active workers. It is an error if a worker is absent or has other
@@ -135,20 +137,20 @@ def _roll_call(scope: Scope) -> tf.Tensor:
     is a separate graph; the query is in the graph around it.
     """
     if tf.executing_eagerly():
-        return _check_roll(scope)
+        return _perform_query(scope)
     current = tf.compat.v1.get_default_graph()
     in_branch = type(current).__name__ == "CondBranchFuncGraph" and not scope.is_direct
     graph = current.outer_graph if in_branch else current
-    place = scope.process_set.process_set_id, scope.signature, graph._get_control_flow_context()
+    key = scope.process_set.process_set_id, scope.signature, graph._get_control_flow_context()
     known = getattr(graph, "_horovod_quant_roll_calls", None)
     if known is None:
         known = graph._horovod_quant_roll_calls = {}
-    if place not in known:
+    if key not in known:
         if in_branch:
             scope = scope._replace(gradient=_outside(current, scope.gradient))
         with graph.as_default():
-            known[place] = _check_roll(scope)
-    return known[place]
+            known[key] = _perform_query(scope)
+    return known[key]
 
 
 def _outside(branch: Any, tensor: tf.Tensor) -> tf.Tensor:
@@ -170,7 +172,7 @@ def _outside(branch: Any, tensor: tf.Tensor) -> tf.Tensor:
         return tf.zeros([1])
 
 
-def _check_roll(scope: Scope) -> tf.Tensor:
+def _perform_query(scope: Scope) -> tf.Tensor:
     import horovod.tensorflow as hvd
 
     name = None if scope.label is None else f"HorovodAllreduce_quant_present_{scope.label}"

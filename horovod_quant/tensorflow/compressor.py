@@ -63,11 +63,11 @@ class Unchanged(NamedTuple):
     dtype: tf.DType
 
 
-class _Carried(NamedTuple):
+class _Compressed(NamedTuple):
     """Context of a compressed gradient, whose control tensor Horovod reduces."""
 
     group: Group
-    place: int
+    position: int
     tensor: tf.Tensor
     state: HeldState | None
 
@@ -243,8 +243,8 @@ class Compressor(BaseCompressor):
         """
         if isinstance(ctx, Unchanged):
             return tf.cast(output, ctx.dtype)
-        if isinstance(ctx, _Carried):
-            result = self._delivered(ctx.state, ctx.group.result(ctx.place, output), output)
+        if isinstance(ctx, _Compressed):
+            result = self._delivered(ctx.state, ctx.group.result(ctx.position, output), output)
             return _without_gradient(result, ctx.tensor)
         return output
 
@@ -384,9 +384,9 @@ class Compressor(BaseCompressor):
             call.step if state is None else state.step,
         )
         group = self._group(call)
-        place = group.add(member, call)
+        position = group.add(member, call)
         numbers = control_tensor(signs, _control_dtype(tensor), scope_of(call, tensor), also)
-        return numbers, _Carried(group, place, tensor, state)
+        return numbers, _Compressed(group, position, tensor, state)
 
     def _group(self, call: HorovodCall) -> Group:
         if not call.siblings:
@@ -400,16 +400,16 @@ class Compressor(BaseCompressor):
     ) -> Callable[[int, tf.Tensor], tf.Tensor]:
         """Create the reductions of gradients that Horovod groups."""
         where: dict[int, tuple[Callable, int]] = {}
-        for places in cut(members, self.group_bytes):
-            own = [members[place] for place in places]
+        for positions in cut(members, self.group_bytes):
+            own = [members[position] for position in positions]
             # If other workers let Horovod reduce a tensor, because theirs is small, the control tensor is an error on
             # all workers, while the reduction's collectives would wait indefinitely.
             with tf.control_dependencies([control_tensor] if call.variable is None else []):
                 result = self._exchange(own, call).build()
-            where.update({place: (result, i) for i, place in enumerate(places)})
+            where.update({position: (result, i) for i, position in enumerate(positions)})
 
-        def result_of(place: int, output: tf.Tensor) -> tf.Tensor:
-            result, i = where[place]
+        def result_of(position: int, output: tf.Tensor) -> tf.Tensor:
+            result, i = where[position]
             return result(i, output)
 
         return result_of

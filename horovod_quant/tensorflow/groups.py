@@ -29,22 +29,22 @@ class Group:
         self._calls.append(call)
         return len(self.members) - 1
 
-    def result(self, place: int, output: tf.Tensor) -> tf.Tensor:
+    def result(self, position: int, output: tf.Tensor) -> tf.Tensor:
         if self._result is None:
             self._result = self._build(self.members, self._calls[0], output)
-        return self._result(place, output)
+        return self._result(position, output)
 
 
 def cut(members: Sequence[Member], group_bytes: int) -> list[list[int]]:
     """Return the indices of members that share collectives."""
     groups: list[list[int]] = []
     open_groups: dict[Scheme, tuple[list[int], int]] = {}
-    for place, member in enumerate(members):
+    for position, member in enumerate(members):
         own = group_bytes if member.bytes is None else member.bytes
         group, room = open_groups.get(member.scheme, ([], 0))
         if own > room:
             group, room = [], group_bytes
             groups.append(group)
-        group.append(place)
+        group.append(position)
         open_groups[member.scheme] = (group, room - own)
     return groups

@@ -96,19 +96,19 @@ class DuplicateCursor:
         self._tensors: Sequence[Any] | None = None
         self._taken: list[Any] = []
 
-    def place(self, tensors: Sequence[Any], tensor: Any) -> int:
+    def index_of(self, tensors: Sequence[Any], tensor: Any) -> int:
         """Return the present tensor's index in ``tensors``.
 
         Horovod created the list for this call.
         """
         if tensors is not self._tensors:
             self._tensors, self._taken = tensors, []
-        places = [i for i, other in enumerate(tensors) if other is tensor]
-        place = places[sum(other is tensor for other in self._taken)]
+        indices = [i for i, other in enumerate(tensors) if other is tensor]
+        index = indices[sum(other is tensor for other in self._taken)]
         self._taken.append(tensor)
         if len(self._taken) == len(tensors):
             self._tensors, self._taken = None, []
-        return place
+        return index
 
 
 def identify(turns: DuplicateCursor) -> HorovodCall:
@@ -130,12 +130,12 @@ def identify(turns: DuplicateCursor) -> HorovodCall:
 
 
 def _identify(turns: DuplicateCursor) -> HorovodCall:
-    call = tensor = place = position = None
+    call = tensor = index = position = None
     for function, local in _horovod_functions():
         if call is None:
-            call, tensor, place = _reduction(function, local, turns)
+            call, tensor, index = _reduction(function, local, turns)
         elif function == "allreduce_grads":
-            position = local["i"] if place is None else local["index_group"][place]
+            position = local["i"] if index is None else local["index_group"][index]
             if local["grads"][position] is not tensor:
                 break
         elif position is not None and function in _CALLERS_WITH_VARIABLES:
@@ -220,11 +220,11 @@ def _reduction(
         )
     if function not in _REDUCTIONS:
         raise RuntimeError(_UNRECOGNISED)
-    tensor, name, siblings, place = local["tensor"], local["name"], (), None
+    tensor, name, siblings, index = local["tensor"], local["name"], (), None
     if function == "grouped_allreduce":
         siblings = local["tensor_list"]
-        place = local["tensor_list_idx"][turns.place(siblings, tensor)]
-        name = f"{name or 'grouped'}.{place}"
+        index = local["tensor_list_idx"][turns.index_of(siblings, tensor)]
+        name = f"{name or 'grouped'}.{index}"
     call = HorovodCall(
         None,
         name,
@@ -234,7 +234,7 @@ def _reduction(
         local["ignore_name_scope"],
         siblings,
     )
-    return call, tensor, place
+    return call, tensor, index
 
 
 def optimizer_being_made() -> Any:

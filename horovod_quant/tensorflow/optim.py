@@ -96,16 +96,16 @@ class BinaryUpdate:
         """
         with outside_of_functions(), tf.compat.v1.name_scope(None):
             self._create_state(variables)
-        momentum, scale, place = self._state_of(variable)
-        largest = self._largest_of(place) if averages else None
-        self._exchanged[place] = largest
+        momentum, scale, index = self._state_of(variable)
+        largest = self._largest_of(index) if averages else None
+        self._exchanged[index] = largest
         return HeldState(momentum, scale, self.beta, self._update_number(), self.clip_norm, largest)
 
     def _update_number(self) -> tf.Tensor:
         """Return the number of the current update, int64."""
         return tf.cast(self.iterations.read_value(), tf.int64)
 
-    def _largest_of(self, place: int) -> tf.Variable:
+    def _largest_of(self, index: int) -> tf.Variable:
         """Return the variable with the largest magnitude of averages.
 
         It passes this number from a reduction to its update.
@@ -113,7 +113,7 @@ class BinaryUpdate:
 
         def make() -> None:
             # It needs no initialization in TensorFlow 1 graphs: it is assigned before it is read.
-            self._largest[place] = tf.compat.v1.Variable(
+            self._largest[index] = tf.compat.v1.Variable(
                 tf.zeros([]),
                 trainable=False,
                 collections=[],
@@ -121,9 +121,9 @@ class BinaryUpdate:
                 name="horovod_quant_largest",
             )
 
-        if place not in self._largest:
+        if index not in self._largest:
             outside_of_traces(make)
-        return self._largest[place]
+        return self._largest[index]
 
     def keep_part(self, state: HeldState, start: int, stop: int, process_set: Any) -> HeldState:
         """Return the elements ``start .. stop - 1`` of a state.
@@ -195,7 +195,7 @@ class BinaryUpdate:
         if save_type == "savedmodel":
             shares = enumerate(state.share for state in self._state_parts())
             children.update((f"horovod_quant_share_{number}", share) for number, share in shares)
-            children.update((f"horovod_quant_largest_{place}", own) for place, own in self._largest.items())
+            children.update((f"horovod_quant_largest_{index}", own) for index, own in self._largest.items())
         return children
 
     @integer_shapes()
@@ -212,12 +212,12 @@ class BinaryUpdate:
             self.has_compressor = True
             notices.warn(WITHOUT_ITS_COMPRESSOR, stacklevel=2)
         gradient = tf.ensure_shape(gradient, variable.shape)  # a gathered gradient has no static shape
-        momentum, scale, place = self._state_of(variable)
-        if place in self._exchanged:
-            largest = self._exchanged[place]
+        momentum, scale, index = self._state_of(variable)
+        if index in self._exchanged:
+            largest = self._exchanged[index]
             moves = _signs(gradient) if largest is None else _averages(gradient, largest)
             return tf.cast(moves, variable.dtype)
-        chain = kernels.RngKey(self.seed, f"parameter {place}")
+        chain = kernels.RngKey(self.seed, f"parameter {index}")
         key = chain.key("alone", self._update_number())
         values = clipped(kernels, tf.reshape(gradient, [-1]), self.clip_norm)
         words, broken = kernels.binarize(values, momentum, scale, self.beta, key)
@@ -367,12 +367,12 @@ class BinSGDM(SavedUpdate, _Optimizer):
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
         can_be = hasattr(self, "_momenta") and isinstance(variable, tf.Variable)
-        place = self._index_dict.get(self._var_key(variable)) if can_be else None
-        if place is None:
+        index = self._index_dict.get(self._var_key(variable)) if can_be else None
+        if index is None:
             raise ValueError(
                 f"{name_of(variable)} is not one of this optimizer's variables; call its build() first"
             )
-        return self._momenta[place], self._scales[place], place
+        return self._momenta[index], self._scales[index], index
 
     def update_step(self, gradient: Any, variable: Any) -> None:
         rate = tf.cast(self.learning_rate, variable.dtype)
@@ -413,7 +413,7 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
         super().__init__(name, **kwargs)
         self._begin(beta, seed, clip_norm)
         self.weight_decay = float(weight_decay)
-        self._places: dict[Any, int] = {}
+        self._indices: dict[Any, int] = {}
         self._set_hyper("learning_rate", kwargs.get("lr", learning_rate))
         self._set_hyper("decay", self._initial_decay)
 
@@ -422,7 +422,7 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
 
     def _create_slots(self, var_list: Any) -> None:
         for variable in var_list:
-            self._places.setdefault(variable.ref(), len(self._places))
+            self._indices.setdefault(variable.ref(), len(self._indices))
             if variable.dtype.base_dtype != tf.float32:
                 raise ValueError(
                     f"{variable.name} is {variable.dtype.name}: LegacyBinSGDM supports only float32; use BinSGDM"
@@ -452,12 +452,12 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
         super().set_weights(weights)
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
-        if variable.ref() not in self._places:
+        if variable.ref() not in self._indices:
             raise ValueError(f"{name_of(variable)} is not one of this optimizer's variables")
         return (
             self.get_slot(variable, "momentum"),
             self.get_slot(variable, "scale"),
-            self._places[variable.ref()],
+            self._indices[variable.ref()],
         )
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> tf.Operation:

@@ -30,13 +30,13 @@ class ReusedMemory:
         self._kept: dict[Hashable, tuple[int, list[np.ndarray]]] = {}
         self._lock = threading.Lock()
 
-    def take(self, place: Hashable, elements: int) -> np.ndarray:
-        """Return an uninitialized flat array; each ``place`` has separate memory."""
+    def take(self, key: Hashable, elements: int) -> np.ndarray:
+        """Return an uninitialized flat array; each ``key`` has separate memory."""
         with self._lock:
-            size, memories = self._kept.get(place, (elements, []))
+            size, memories = self._kept.get(key, (elements, []))
             if size != elements:
                 memories = []
-            self._kept[place] = elements, memories
+            self._kept[key] = elements, memories
             for i in range(len(memories)):
                 if sys.getrefcount(memories[i]) == _REFERENCES_OF_UNUSED:
                     return aligned(memories[i], elements, np.float32)

@@ -22,7 +22,7 @@ from horovod_quant.schemes.base import (
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.collectives import (
     Scope,
-    after_roll_call,
+    after_active_rank_query,
     not_constant_foldable,
     perform,
     worker_count,
@@ -76,12 +76,12 @@ class TracedExchange:
             except StopIteration as stop:
                 decoded = stop.value
 
-        def result(place: int, control_tensor: tf.Tensor) -> tf.Tensor:
-            member = self._members[place]
-            control_tensor = after_roll_call(collectives, self._scope, control_tensor)
+        def result(position: int, control_tensor: tf.Tensor) -> tf.Tensor:
+            member = self._members[position]
+            control_tensor = after_active_rank_query(collectives, self._scope, control_tensor)
             factor = _factor(member, control_tensor, process_set) / tf.cast(decoded.active, tf.float64)
-            target = tf.TensorSpec([gradients[place].elements], member.tensor.dtype)
-            return tf.reshape(decoded.write(place, factor, target), member.tensor.shape)
+            target = tf.TensorSpec([gradients[position].elements], member.tensor.dtype)
+            return tf.reshape(decoded.write(position, factor, target), member.tensor.shape)
 
         return result
 

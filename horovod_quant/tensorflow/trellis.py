@@ -17,8 +17,8 @@ from horovod_quant.kernels.layout import ROW
 from horovod_quant.kernels.trellis import BRANCHES, FAR, LEVELS, ascending, middles
 from horovod_quant.tensorflow.cached_subgraph import by_rows
 
-_BITS_OF_A_PLACE = 3
-_PLACE = np.uint32((1 << _BITS_OF_A_PLACE) - 1)
+_BITS_OF_AN_INDEX = 3
+_INDEX = np.uint32((1 << _BITS_OF_AN_INDEX) - 1)
 _FIRST = np.uint32(1)
 """The first row's bit, in words with a bit for each row."""
 
@@ -56,19 +56,19 @@ def trellis_values(codes: tf.Tensor, bits: int, first_levels: tuple[float, ...])
     before = tf.concat([none, branches[:, :-1]], 1)
     earlier = tf.concat([none, before[:, :-1]], 1)
     levels = ascending(LEVELS[bits])
-    places = np.uint32(4) * tf.bitwise.right_shift(rows, np.uint32(1))
-    places += before + np.uint32(2) * (branches ^ earlier)
-    places = tf.concat([rows[:, :1] + np.uint32(len(levels)), places[:, 1:]], 1)
+    indices = np.uint32(4) * tf.bitwise.right_shift(rows, np.uint32(1))
+    indices += before + np.uint32(2) * (branches ^ earlier)
+    indices = tf.concat([rows[:, :1] + np.uint32(len(levels)), indices[:, 1:]], 1)
     table = tf.constant([*levels, *ascending(first_levels)], tf.float32)
-    return tf.reshape(tf.gather(table, tf.cast(places, tf.int64)), [-1, size])
+    return tf.reshape(tf.gather(table, tf.cast(indices, tf.int64)), [-1, size])
 
 
 def _codes(z: tf.Tensor, units: tf.Tensor, bits: int, first_levels: tuple[float, ...]) -> tf.Tensor:
     size = z.shape[1]
     rows = tf.reshape(z, [-1, size // ROW, ROW])
     units = units[:, None, None]
-    first_places, sums = _nearest(rows[:, :1], units, ascending(first_levels), 2)
-    places, distances = _nearest(rows[:, 1:], units, ascending(LEVELS[bits]), 4)
+    first_indices, sums = _nearest(rows[:, :1], units, ascending(first_levels), 2)
+    indices, distances = _nearest(rows[:, 1:], units, ascending(LEVELS[bits]), 4)
     far = tf.fill(tf.shape(sums[0]), FAR)
     path = _path(tf.stack([*sums, far, far])[:, :, 0], tf.stack(distances))
 
@@ -76,9 +76,9 @@ def _codes(z: tf.Tensor, units: tf.Tensor, bits: int, first_levels: tuple[float,
     low = tf.bitwise.left_shift(path, np.uint32(1)) | (path & _FIRST)
     high = (path ^ earlier) & ~_FIRST
     branch, low, high = (_bits_of_rows(word, size // ROW) for word in (path, low, high))
-    field = np.uint32(_BITS_OF_A_PLACE) * (low + np.uint32(2) * high)
-    place = tf.bitwise.right_shift(tf.concat([first_places, places], 1), field) & _PLACE
-    return tf.reshape(np.uint32(2) * place + branch, [-1, size])
+    field = np.uint32(_BITS_OF_AN_INDEX) * (low + np.uint32(2) * high)
+    index = tf.bitwise.right_shift(tf.concat([first_indices, indices], 1), field) & _INDEX
+    return tf.reshape(np.uint32(2) * index + branch, [-1, size])
 
 
 def _nearest(
@@ -91,11 +91,11 @@ def _nearest(
     between = middles(levels, subsets)
     words, distances = tf.zeros_like(rows, tf.uint32), []
     for subset in range(subsets):
-        place = tf.zeros_like(words)
+        index = tf.zeros_like(words)
         for middle in between[subset::subsets]:
-            place += tf.cast(rows > units * np.float32(middle), tf.uint32)
-        words |= tf.bitwise.left_shift(place, np.uint32(_BITS_OF_A_PLACE * subset))
-        level = tf.gather(tf.constant(levels[subset::subsets], tf.float32), tf.cast(place, tf.int64))
+            index += tf.cast(rows > units * np.float32(middle), tf.uint32)
+        words |= tf.bitwise.left_shift(index, np.uint32(_BITS_OF_AN_INDEX * subset))
+        level = tf.gather(tf.constant(levels[subset::subsets], tf.float32), tf.cast(index, tf.int64))
         difference = rows - tf.minimum(level * units, FAR)
         distances.append(tf.minimum(difference * difference, FAR))
     return words, distances

@@ -455,8 +455,8 @@ class Compressor(BaseCompressor):
             pending.fill(taken, step)
         pending.taken = values
         destination = call.destination(tensor)
-        is_place = taken is values and destination is tensor and memory.can_fill(tensor, values)
-        pending.decode_into(destination, values if is_place else None, tensor._version)
+        in_place = taken is values and destination is tensor and memory.can_fill(tensor, values)
+        pending.decode_into(destination, values if in_place else None, tensor._version)
         control_tensor = self._control_tensor(tensor, pending)
         buckets.submit(pending)
         return control_tensor, pending

@@ -17,7 +17,7 @@ from horovod_quant.kernels.triton.elements import (
     elements_left,
     float_bits,
     float_pointer,
-    place,
+    row_and_block,
 )
 from horovod_quant.kernels.triton.tiles import of_rows, read_codes, read_norms, words_of_a_tile, write_tiles
 
@@ -35,7 +35,7 @@ def decode_sum(
     ``TILES`` tiles of `words_of_a_tile` per program.
     """
     COUNT: tl.constexpr = TILES * words_of_a_tile(WIDTH) * (32 // WIDTH) * ROW
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
     SIZE: tl.constexpr = COUNT // TILES
     first = block * COUNT
@@ -81,7 +81,7 @@ def decode_codes(
     ``TILES`` tiles per program. The list of pointers has each worker's words and norms.
     """
     COUNT: tl.constexpr = TILES * 32 * ROW
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
     factor = float_bits(tl.load(row + FACTOR))
     pointers = table + tl.load(row + POINTERS)

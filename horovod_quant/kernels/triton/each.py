@@ -51,9 +51,9 @@ def range_of(tensor: torch.Tensor) -> tuple[int, int]:
     return low, low + tensor.numel() * tensor.element_size()
 
 
-def check_places(what: str, places: np.ndarray, lengths: np.ndarray, room: int) -> None:
-    if places.shape != lengths.shape or (
-        len(places) and (int(places.min()) < 0 or int((places + lengths).max()) > room)
+def check_offsets(what: str, offsets: np.ndarray, lengths: np.ndarray, room: int) -> None:
+    if offsets.shape != lengths.shape or (
+        len(offsets) and (int(offsets.min()) < 0 or int((offsets + lengths).max()) > room)
     ):
         raise ValueError(f"offsets of {len(lengths)} gradients' {what}: not all within {room} words")
 
@@ -89,7 +89,7 @@ def _norms_each(function, table, bucket_size, dtype, out, at):
         out = torch.empty(total_buckets(table, bucket_size), dtype=dtype, device=table.device)
     counts = table.counts(bucket_size)
     at = before(counts) if at is None else at
-    check_places("norms", at, counts, len(out))
+    check_offsets("norms", at, counts, len(out))
     targets = out.data_ptr() + out.element_size() * at
     for group in table.groups:
         longest = table.longest(group)
@@ -116,8 +116,8 @@ def copy_each(
     source: torch.Tensor, source_at: np.ndarray, out: torch.Tensor, at: np.ndarray, counts: np.ndarray
 ) -> None:
     """Copy ranges of 4-byte words."""
-    check_places("words", source_at, counts, len(source))
-    check_places("words", at, counts, len(out))
+    check_offsets("words", source_at, counts, len(source))
+    check_offsets("words", at, counts, len(out))
     copy_addresses(
         source.data_ptr() + _BYTES * source_at, out.data_ptr() + _BYTES * at, counts, (source, out)
     )
@@ -192,8 +192,8 @@ def decode_uniform_sum_each(
     table = table_of(outs, table)
     _check_table(table)
     counts = table.words(sum_words, width)
-    check_places("words", words_at, counts, len(words))
-    check_places("norms", norms_at, table.counts(bucket_size), len(norms))
+    check_offsets("words", words_at, counts, len(words))
+    check_offsets("norms", norms_at, table.counts(bucket_size), len(norms))
     columns = {
         "source": typed(words, torch.int32, "words").data_ptr() + _BYTES * words_at,
         "norms": typed(norms, torch.float32, "norms").data_ptr() + _BYTES * norms_at,
@@ -245,8 +245,8 @@ def encode_codes_each(
     check_range("bits", bits, 2, _MOST_BITS[levels])
     check_bucket_size(bucket_size)
     _check_table(table)
-    check_places("norms", norms_at, table.counts(bucket_size), len(norms))
-    check_places("words", words_at, table.words(code_words, bits), len(out))
+    check_offsets("norms", norms_at, table.counts(bucket_size), len(norms))
+    check_offsets("words", words_at, table.words(code_words, bits), len(out))
     columns = {
         "source": table.addresses,
         "norms": typed(norms, torch.float32, "norms").data_ptr() + _BYTES * norms_at,
@@ -285,8 +285,8 @@ def decode_codes_each(
         raise ValueError("no pieces to decode")
     table = SegmentTable(outs, "out")
     _check_table(table)
-    check_places("words", words_at, table.words(code_words, bits), min(map(len, pieces)))
-    check_places("norms", norms_at, table.counts(bucket_size), min(map(len, pieces)))
+    check_offsets("words", words_at, table.words(code_words, bits), min(map(len, pieces)))
+    check_offsets("norms", norms_at, table.counts(bucket_size), min(map(len, pieces)))
     bases = np.array([typed(piece, torch.int32, "pieces").data_ptr() for piece in pieces], np.int64)
     pointers = np.empty((len(table), 2 * len(pieces)), np.int64)
     pointers[:, 0::2] = bases + _BYTES * words_at[:, None]

@@ -12,7 +12,7 @@ from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE
 from horovod_quant.kernels.triton import arrays, functions
 from horovod_quant.kernels.triton.arguments import float_entry, typed
-from horovod_quant.kernels.triton.each import check_places, keys_and_starts, range_of
+from horovod_quant.kernels.triton.each import check_offsets, keys_and_starts, range_of
 from horovod_quant.kernels.triton.launching import run_call
 from horovod_quant.kernels.triton.table import SegmentTable, before, elements_of, launch, steps_of
 
@@ -41,7 +41,7 @@ def binarize_each(
         )
     m, b = _state(momenta, table, "momenta"), _state(scales, table, "scales")
     counts = table.counts(TILE)
-    check_places("words", words_at, ROW * counts, len(out))
+    check_offsets("words", words_at, ROW * counts, len(out))
     broken = torch.empty(int(counts.sum()), dtype=torch.bool, device=table.device)
     given = np.array(betas, np.float64)
     columns = {
@@ -81,7 +81,7 @@ def pack_flags_each(flags: torch.Tensor, tile_counts: np.ndarray, out: torch.Ten
 
     Gradient i's words begin at ``out[at[i]]``.
     """
-    check_places("flags", at, -(-tile_counts // ROW), len(out))
+    check_offsets("flags", at, -(-tile_counts // ROW), len(out))
     if not len(flags):
         return
     (step,) = steps_of("pack flags", lambda: arrays.pack_flags(flags[:1]))
@@ -108,7 +108,7 @@ def vote_each(
     """
     if not payloads:
         raise ValueError("no payloads to vote")
-    check_places("words", words_at, ROW * tile_counts, min(map(len, [*payloads, out])))
+    check_offsets("words", words_at, ROW * tile_counts, min(map(len, [*payloads, out])))
     if not tile_counts.any():
         return
     payloads = [typed(payload, torch.int32, "payloads") for payload in payloads]
@@ -131,7 +131,7 @@ def any_bits_each(
 
     Reads and writes the same ranges of the payloads and ``out``.
     """
-    check_places("words", at, counts, min(map(len, [*payloads, out])))
+    check_offsets("words", at, counts, min(map(len, [*payloads, out])))
     if not counts.any():
         return
     (step,) = steps_of(
@@ -156,7 +156,7 @@ def decode_signs_each(
 
     Gradient i's words begin at ``payload[words_at[i]]``.
     """
-    check_places("words", words_at, ROW * table.counts(TILE), len(payload))
+    check_offsets("words", words_at, ROW * table.counts(TILE), len(payload))
     columns = {
         "source": typed(payload, torch.int32, "payload").data_ptr() + _BYTES * words_at,
         "target": table.addresses,

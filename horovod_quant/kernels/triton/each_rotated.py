@@ -17,7 +17,7 @@ from horovod_quant.kernels.layout import TILE, code_words
 from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.kernels.triton import arrays, rotated
 from horovod_quant.kernels.triton.arguments import float_entry, typed
-from horovod_quant.kernels.triton.each import check_places, copy_addresses, range_of
+from horovod_quant.kernels.triton.each import check_offsets, copy_addresses, range_of
 from horovod_quant.kernels.triton.table import SegmentTable, before, elements_of, launch, steps_of
 
 _BYTES = 4
@@ -190,8 +190,8 @@ def _check(
 ) -> np.ndarray:
     """Validate offsets, and return the numbers of coordinates."""
     check_range("bits", bits, 1, 4)
-    check_places("words", words_at, table.words(_rotated_words, bits), room)
-    check_places("scales", scales_at, table.counts(TILE), room)
+    check_offsets("words", words_at, table.words(_rotated_words, bits), room)
+    check_offsets("scales", scales_at, table.counts(TILE), room)
     return table.words(_coordinates, bits)
 
 

@@ -38,7 +38,7 @@ _MIX_2 = tl.constexpr(keys.MIX_2)
 
 
 @triton.jit
-def place(table, owners):
+def row_and_block(table, owners):
     """Return this program's table row, and its number within the tensor."""
     block = tl.program_id(0)
     row = table + tl.load(owners + block) * COLUMNS

@@ -18,7 +18,7 @@ from horovod_quant.kernels.triton.elements import (
     hash32,
     hash_key,
     inverse_norms,
-    place,
+    row_and_block,
 )
 from horovod_quant.kernels.triton.tiles import (
     of_rows,
@@ -42,7 +42,7 @@ def encode_sum(
     ``TILES`` tiles of `words_of_a_tile` per program.
     """
     COUNT: tl.constexpr = TILES * words_of_a_tile(WIDTH) * (32 // WIDTH) * ROW
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
     FIELDS: tl.constexpr = 32 // WIDTH
     WORDS: tl.constexpr = words_of_a_tile(WIDTH)
@@ -92,7 +92,7 @@ def encode_codes(
     ``TILES`` tiles per program.
     """
     COUNT: tl.constexpr = TILES * 32 * ROW
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
     first = block * COUNT
     source = float_pointer(tl.load(row + SOURCE), KIND, False) + first

@@ -11,10 +11,10 @@ from horovod_quant.kernels.triton.elements import (
     elements_left,
     float_pointer,
     magnitude,
-    place,
     read,
     read_magnitudes,
     read_values,
+    row_and_block,
 )
 
 
@@ -27,7 +27,7 @@ def bucket_maxima(
 
     ``BUCKETS`` buckets per program, in chunks of ``CHUNK`` elements of each.
     """
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
     if left == BUCKETS * BUCKET:
         _bucket_maxima(row, block, left, KIND, ALIGNED, BUCKET, CHUNK, BUCKETS, WHOLE=True)
@@ -65,7 +65,7 @@ def bucket_square_sums(
 
     ``BUCKETS`` buckets per program, a row of 32 elements of each at a time.
     """
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
     if left == BUCKETS * BUCKET:
         _bucket_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, TERM="square", WHOLE=True)
@@ -79,7 +79,7 @@ def bucket_sums(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, TERM: tl.constexpr,
 ):  # fmt: skip
     """Compute sums of the elements (``TERM="itself"``) or magnitudes (``"magnitude"``), as `bucket_square_sums`."""
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
     if left == BUCKETS * BUCKET:
         _bucket_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, TERM, WHOLE=True)

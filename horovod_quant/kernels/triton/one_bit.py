@@ -30,8 +30,8 @@ from horovod_quant.kernels.triton.elements import (
     hash_key,
     hash_of,
     hash_step,
-    place,
     read,
+    row_and_block,
     write,
 )
 
@@ -46,7 +46,7 @@ def binarize(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl
 
     ``TILES`` tiles per program.
     """
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     if left == TILES * TILE:
         _binarize(row, block, left, KIND, ALIGNED, TILES, WHOLE=True)
@@ -98,7 +98,7 @@ def vote(
     the counts is a separate word.
     """
     PLACES: tl.constexpr = WORKERS.bit_length()
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     first = block * (TILES * TILE)
     tile = tl.arange(0, TILES)[:, None]
     lane = tl.arange(0, ROW)[None, :]
@@ -145,7 +145,7 @@ def _counted(ones, carry, PLACES: tl.constexpr):
 @triton.jit
 def decode_signs(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr):
     """Write plus or minus the factor; ``ROWS`` rows of elements per program."""
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (ROWS * ROW), ROWS * ROW)
     if left == ROWS * ROW:
         _decode_signs(row, block, left, KIND, ALIGNED, ROWS, WHOLE=True)
@@ -173,7 +173,7 @@ def _decode_signs(
 @triton.jit
 def write_nan_tiles(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr):
     """Write NaN to a tile flagged as non-finite; one tile per program."""
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     first = block * TILE
     left = elements_left(row, first, TILE)
     broken = tl.load(tl.load(row + BROKEN).to(tl.pointer_type(tl.int8)) + block) != 0
@@ -185,7 +185,7 @@ def write_nan_tiles(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr):
 @triton.jit
 def pack_flags(table, owners, WORDS: tl.constexpr):
     """Pack flags as bits, the first flag lowest; ``WORDS`` words per program."""
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     first = block * (WORDS * 32)
     left = elements_left(row, first, WORDS * 32)
     word = tl.arange(0, WORDS)

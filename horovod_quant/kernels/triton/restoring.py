@@ -13,7 +13,7 @@ from horovod_quant.kernels.triton.elements import (
     elements_left,
     float_bits,
     float_pointer,
-    place,
+    row_and_block,
     signs_key,
 )
 from horovod_quant.kernels.triton.hadamard import (
@@ -43,7 +43,7 @@ def add_rotated(
 
     The list of pointers has each worker's words, scales and key.
     """
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     first = block * (TILES * TILE)
     index = 2 * ((tl.load(row + START) + first) // ROW)

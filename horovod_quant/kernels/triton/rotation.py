@@ -21,7 +21,7 @@ from horovod_quant.kernels.triton.elements import (
     below,
     elements_left,
     float_pointer,
-    place,
+    row_and_block,
     signs_key,
 )
 from horovod_quant.kernels.triton.hadamard import (
@@ -63,7 +63,7 @@ def encode_rotated(
 
     The list of pointers has the key.
     """
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     z, units, squares = _rotated(table, row, block, left, KIND, TILES)
     lane = tl.arange(0, ROW)[None, :]
@@ -170,7 +170,7 @@ def rotate(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.c
 
     ``TILES`` per program. The list of pointers has the key.
     """
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     x, units, squares = _rotated(table, row, block, left, KIND, TILES)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.float32)) + block * (TILES * TILE)
@@ -187,7 +187,7 @@ def round_to_trellis(table, owners, BITS: tl.constexpr, TILES: tl.constexpr):
 
     ``TILES`` tiles per program.
     """
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     if left == TILES * TILE:
         _round_to_trellis(row, block, left, BITS, TILES, WHOLE=True)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from horovod_quant.kernels.layout import ROW, TILE, ceil_div, sum_words
-from horovod_quant.kernels.segment_places import code_places, flag_places, keys_of_batch, rotated_places
+from horovod_quant.kernels.segment_offsets import code_offsets, flag_offsets, keys_of_batch, rotated_offsets
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels, split_points
 from horovod_quant.kernels.triton import arrays, each, each_bits, each_rotated
 from horovod_quant.kernels.triton.arguments import current_device
@@ -57,7 +57,7 @@ class TritonSegments(SegmentKernels):
     ) -> torch.Tensor:
         table, keys = _table(segments), keys_of_batch(segments, rounder)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
-        norms_at, words_at = code_places(tuple(at), segments.elements, bucket_size)
+        norms_at, words_at = code_offsets(tuple(at), segments.elements, bucket_size)
         with batch():
             if norm == "max":
                 norms = out.view(torch.float32)
@@ -83,7 +83,7 @@ class TritonSegments(SegmentKernels):
         outs: Sequence[Any],
     ) -> Sequence[Any]:
         elements = tuple([out.shape[0] for out in outs])
-        norms_at, words_at = code_places(tuple(at), elements, bucket_size)
+        norms_at, words_at = code_offsets(tuple(at), elements, bucket_size)
         with batch():
             each.decode_codes_each(levels, payloads, words_at, norms_at, bucket_size, bits, factor, outs)
         return outs
@@ -96,7 +96,7 @@ class TritonSegments(SegmentKernels):
         The steps are those in ``step_words``, a result of `step_words`, if given.
         """
         table = _table(segments)
-        filled, words_at, scales_at = rotated_places(tuple(at), segments.elements, bits)
+        filled, words_at, scales_at = rotated_offsets(tuple(at), segments.elements, bits)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
         with batch():
             if step_words is None:
@@ -116,8 +116,8 @@ class TritonSegments(SegmentKernels):
         self, payload: torch.Tensor, at: Sequence[int], elements: Sequence[int]
     ) -> each_rotated.StepWords:
         """Return the addresses of a payload's steps, for kernels alone."""
-        places = np.array(at[: len(elements)], np.int64)
-        return each_rotated.StepWords(payload.data_ptr() + 4 * places, payload)
+        offsets = np.array(at[: len(elements)], np.int64)
+        return each_rotated.StepWords(payload.data_ptr() + 4 * offsets, payload)
 
     def decode_rotated(
         self,
@@ -134,7 +134,7 @@ class TritonSegments(SegmentKernels):
 
         Rank r of the domain has encoded payload r.
         """
-        _, words_at, scales_at = rotated_places(tuple(at), segments.elements, bits)
+        _, words_at, scales_at = rotated_offsets(tuple(at), segments.elements, bits)
         keys = [
             each_rotated.keys_of_words(
                 segments.chains, domain, self.step_words(payload, at, segments.elements).addresses, rank
@@ -257,7 +257,7 @@ class TritonSegments(SegmentKernels):
     ) -> Sequence[Any]:
         """Write plus or minus the factor, and NaN to the flagged tiles."""
         table = SegmentTable(outs, "out")
-        words_at, tile_words, tile_bits = _flag_places(tuple(at), table.elements, payload.device)
+        words_at, tile_words, tile_bits = _flag_offsets(tuple(at), table.elements, payload.device)
         flags = torch.empty(len(tile_words), dtype=torch.bool, device=payload.device)
         with batch():
             each_bits.flags_in(payload, tile_words, tile_bits, flags)
@@ -273,9 +273,9 @@ def _table(segments: Batch) -> SegmentTable:
 
 
 @lru_cache(maxsize=256)
-def _flag_places(
+def _flag_offsets(
     at: tuple[int, ...], elements: tuple[int, ...], device: torch.device
 ) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-    """Return `flag_places` with the tiles' offsets on the device."""
-    first, words, bits = flag_places(at, elements)
+    """Return `flag_offsets` with the tiles' offsets on the device."""
+    first, words, bits = flag_offsets(at, elements)
     return first, torch.from_numpy(words).to(device), torch.from_numpy(bits).to(device)

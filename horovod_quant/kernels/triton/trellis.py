@@ -145,20 +145,20 @@ def _distance(z, units, SUBSET: tl.constexpr, SUBSETS: tl.constexpr, BITS: tl.co
 
 @triton.jit
 def _codes_and_levels(z, units, branch, subset, SUBSETS: tl.constexpr, BITS: tl.constexpr):
-    place = _place(z, units, subset, SUBSETS, BITS)
-    return place * 2 + branch, _levels_at(place * SUBSETS + subset, SUBSETS, BITS)
+    index = _nearest_index(z, units, subset, SUBSETS, BITS)
+    return index * 2 + branch, _levels_at(index * SUBSETS + subset, SUBSETS, BITS)
 
 
 @triton.jit
-def _place(z, units, subset, SUBSETS: tl.constexpr, BITS: tl.constexpr):
+def _nearest_index(z, units, subset, SUBSETS: tl.constexpr, BITS: tl.constexpr):
     """Return the index of the nearest level in each lane's subset."""
-    place = tl.zeros(z.shape, tl.uint32)
+    index = tl.zeros(z.shape, tl.uint32)
     for i in tl.static_range(2 ** (BITS - 1) - 1):
         middles = tl.full(z.shape, _middle(BITS, SUBSETS, i * SUBSETS), tl.float32)
         for other in tl.static_range(1, SUBSETS):
             middles = tl.where(subset >= other, _middle(BITS, SUBSETS, i * SUBSETS + other), middles)
-        place = place + (z > units * middles).to(tl.uint32)
-    return place
+        index = index + (z > units * middles).to(tl.uint32)
+    return index
 
 
 # ---- back --------------------------------------------------------------------------------------------------------

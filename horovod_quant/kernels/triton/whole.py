@@ -4,13 +4,20 @@ import triton
 import triton.language as tl
 
 from horovod_quant.kernels.triton.columns import FACTOR, NORMS, NUMBER, POINTERS, SOURCE, TARGET
-from horovod_quant.kernels.triton.elements import elements_left, float_bits, float_pointer, place, read, write
+from horovod_quant.kernels.triton.elements import (
+    elements_left,
+    float_bits,
+    float_pointer,
+    read,
+    row_and_block,
+    write,
+)
 
 
 @triton.jit
 def copy_words(table, owners, COUNT: tl.constexpr):
     """Copy 4-byte words; ``COUNT`` per program."""
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
     offsets = tl.arange(0, COUNT)
@@ -22,7 +29,7 @@ def copy_words(table, owners, COUNT: tl.constexpr):
 @triton.jit
 def any_bits(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
     """Write the bitwise or of arrays of 4-byte words."""
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
     offsets = tl.arange(0, COUNT)
@@ -39,7 +46,7 @@ def any_bits(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
 @triton.jit
 def write_word(table, owners):
     """Write a number to a word."""
-    row, _ = place(table, owners)
+    row, _ = row_and_block(table, owners)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32))
     tl.store(target, tl.load(row + NUMBER).to(tl.uint32))
 
@@ -53,7 +60,7 @@ def convert(
 
     ``COUNT`` per program.
     """
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
     offsets = tl.arange(0, COUNT)
@@ -71,7 +78,7 @@ def shorten(
 
     The factor is the maximum, for a larger finite norm.
     """
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
     offsets = tl.arange(0, COUNT)
@@ -90,7 +97,7 @@ def mean(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
 
     The list of pointers has the arrays.
     """
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
     offsets = tl.arange(0, COUNT)

@@ -23,7 +23,7 @@ def keys_of_batch(batch: Batch, rounder: Rounder) -> np.ndarray:
 
 
 @lru_cache(maxsize=256)
-def code_places(
+def code_offsets(
     at: tuple[int, ...], elements: tuple[int, ...], bucket_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the offsets of each segment's norms and codes."""
@@ -32,7 +32,7 @@ def code_places(
 
 
 @lru_cache(maxsize=256)
-def rotated_places(
+def rotated_offsets(
     at: tuple[int, ...], elements: tuple[int, ...], bits: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return flags of non-empty segments, and offsets of codes and scales.
@@ -46,7 +46,7 @@ def rotated_places(
 
 
 @lru_cache(maxsize=256)
-def flag_places(at: tuple[int, ...], elements: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def flag_offsets(at: tuple[int, ...], elements: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the offsets of each segment's bits.
 
     Also returns the word's index and the bit of each tile's flag.
