@@ -45,7 +45,7 @@ def choose(variants: Sequence[Variant], results: Sequence[dict[str, Any]]) -> Ch
         return Chosen(NONE, none.choice.code, " ".join([f"{text}.", *_optimizers(paying, none)]))
     best = first(good)
     text = (
-        f"with {best.name} an exchange takes {show_seconds(best.exchange or 0.0)} instead of "
+        f"with {best.name} step communication takes {show_seconds(best.exchange or 0.0)} instead of "
         f"{show_seconds(none.exchange or 0.0)}, {best.speed_up:.2f}x faster, and the average's nmse is "
         f"{best.nmse:.2g}; up to {MOST_NMSE:g} counts as harmless. horovod-quant advise --calibrate predicts whole "
         f"steps, also on other clusters."

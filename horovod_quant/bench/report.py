@@ -173,7 +173,7 @@ def bars(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
                 f"{value:,.3g}" if value < 1000 else f"{value:,.0f}", (end, position), (4, 0),
                 textcoords="offset points", verticalalignment="center", fontsize="small",
             )  # fmt: skip
-    time.set_xlabel("ms per exchange: median and range")
+    time.set_xlabel("ms of step communication: median and range")
     size.set_xlabel("MB sent per worker")
     time.set_yticks(positions, [result["method"] for result in found])
     time.invert_yaxis()

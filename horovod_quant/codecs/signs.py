@@ -34,7 +34,7 @@ class Signs(Codec):
             ValueError: the batch has no states.
         """
         if any(state is None for state in batch.states):
-            raise ValueError("BinSGDM exchanges only gradients of its own optimizer: no momentum was given")
+            raise ValueError("BinSGDM reduces only gradients of its optimizer: no momentum was given")
         return segment_kernels(kernels).binarize(batch, rounder, self.offsets(batch.elements))
 
     def decode(

@@ -321,7 +321,7 @@ class Compressor(BaseCompressor):
         if call.siblings or quantized < MANY_GRADIENTS or call.process_set.rank() != 0:
             return
         notices.warn(
-            f"{type(self).__name__} exchanges {quantized} gradients one by one, which takes more time than together: "
+            f"{type(self).__name__} reduces {quantized} gradients one by one, which takes more time than together: "
             f"pass groups=4 to the DistributedOptimizer or DistributedGradientTape",
             stacklevel=2,
         )

@@ -145,7 +145,7 @@ class BinaryUpdate:
         part = self._parts[reference]
         if (part.momentum.start, part.momentum.stop) != (start, stop):
             raise RuntimeError(
-                "BinSGDM: this worker already keeps other elements of a variable's momentum and scale; exchange each "
+                "BinSGDM: this worker already keeps other elements of a variable's momentum and scale; reduce each "
                 "gradient under one name, in nodes of one size, or construct another optimizer"
             )
         return state._replace(momentum=part.momentum, scale=part.scale)

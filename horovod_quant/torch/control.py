@@ -177,4 +177,4 @@ def stale() -> Exception:
     """Return the error of a job launched before Horovod was initialized again."""
     from horovod.common.exceptions import HorovodInternalError
 
-    return HorovodInternalError("Horovod was initialized again before the step's exchanges had ended")
+    return HorovodInternalError("Horovod was initialized again before the step's collectives had ended")

@@ -98,12 +98,12 @@ class DeviceMemory(Memory):
             yield
 
     def hand_over(self, *results: Any) -> None:
-        """Make later launches on the caller's stream run after the kernels."""
+        """Make the caller's stream wait for the kernels launched so far."""
         if self._streams is not None:
             self._streams.hand_over(results)
 
     def catch_up(self) -> None:
-        """Make kernels run after the caller's stream."""
+        """Make kernels wait for the launches so far on the caller's stream."""
         if self._streams is not None:
             self._streams.catch_up()
 
@@ -236,7 +236,7 @@ class _Streams:
         return [stream.record_event() for stream in streams if stream != self.own]
 
     def catch_up(self) -> None:
-        """Make kernels run after the caller's stream."""
+        """Make kernels wait for the launches so far on the caller's stream."""
         stream = torch.cuda.current_stream(self._device)
         if stream != self.own:
             self.own.wait_stream(stream)

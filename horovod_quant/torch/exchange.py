@@ -254,9 +254,9 @@ class Group(Job):
         return not self._needs_everybody
 
     def advance(self) -> bool:
-        """Begin; or collect a collective's output and launch the next one.
+        """Advance by one stage.
 
-        Or decode the result.
+        Begins, or collects a collective's output and launches the next one, or decodes the result.
 
         Raises:
             RuntimeError: the workers' arguments differ, or one of a hierarchical reduction has called ``hvd.join()``.
@@ -368,7 +368,7 @@ class Group(Job):
         if not self._prospects.awaited:
             return None
         more = f" and {len(self.names) - 1} more gradients" if len(self.names) > 1 else ""
-        return _STALLED.replace("{names}", f"the exchange of {self.names[0]}{more}")
+        return _STALLED.replace("{names}", f"the reduction of {self.names[0]}{more}")
 
     def stages_to_close(self) -> Sequence[tuple[str, Collective, Any]]:
         """Return the next collectives, with names and process sets.
