@@ -27,6 +27,14 @@ PHRASES = {
     r"carriers?": "control tensor",
     r"roll call|head count|attendance": "active-rank query, active worker count, participation probe",
     r"[Jj]oint rounding": "correlated rounding",
+    r"[Jj]oint (bits|dithers?|numbers)": "correlated bits",
+    r"exchanged (once |it |them )?again|exchanged a second time": "resent",
+    r"witness(es)?|tall(y|ies)": "participation probe, operation-count padding",
+    r"serves? (a|no|the|this) (chunk|shard)|the served": "reduces a shard, of the shard that this rank reduces",
+    r"takes? the place of": "replaces",
+    r"(Skipped|Wanted|Left out|Missing) (is|are)": "X is skipped, target: X",
+    r"(longer|shorter|more|less), the (longer|shorter|more|less)": "backs off with elapsed time",
+    r'"""(Raises|Returns|Writes|Gives|Adds|Puts)': "an imperative: Raise, Return, Write",
 }
 
 

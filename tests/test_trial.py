@@ -11,7 +11,7 @@ import pytest
 
 from horovod_quant.autotune import candidates, trial
 from horovod_quant.autotune.candidates import Candidate
-from horovod_quant.autotune.trial import Measurement, Report, Trial, Turn, evaluate, timetable
+from horovod_quant.autotune.trial import Measurement, Report, Trial, TrialStep, evaluate, timetable
 
 
 def named(name: str, error: float | None) -> Candidate:
@@ -23,25 +23,25 @@ NONE, FINE, ROUGH, UNTOLD = (
 )  # fmt: skip
 
 
-def test_methods_take_turns_and_each_begins_with_steps_that_do_not_count() -> None:
+def test_methods_alternate_and_each_begins_with_steps_that_do_not_count() -> None:
     table = timetable(3)
-    turns = [(method, list(steps)) for method, steps in itertools.groupby(table, lambda turn: turn.method)]
-    assert [method for method, _ in turns] == [0, 1, 2] * trial.ROUNDS
-    for number, (_, steps) in enumerate(turns):
+    rounds = [(method, list(steps)) for method, steps in itertools.groupby(table, lambda each: each.method)]
+    assert [method for method, _ in rounds] == [0, 1, 2] * trial.ROUNDS
+    for number, (_, steps) in enumerate(rounds):
         warm_up = trial.FIRST_WARM_UP if number < 3 else trial.WARM_UP
-        assert [turn.counts for turn in steps] == [False] * warm_up + [True] * trial.MEASURED
-    assert Counter(turn.method for turn in table if turn.counts) == dict.fromkeys(range(3), 9)
+        assert [each.counts for each in steps] == [False] * warm_up + [True] * trial.MEASURED
+    assert Counter(each.method for each in table if each.counts) == dict.fromkeys(range(3), 9)
 
 
 def tried(exchange: Any, rest: Any, methods: int = 3) -> Trial:
     """A whole trial: ``exchange(method, step)`` and ``rest(step)`` say what each step takes."""
     tested = Trial(methods)
     for step in itertools.count():
-        turn = tested.turn
-        if turn is None:
+        each = tested.current
+        if each is None:
             return tested
-        seconds = exchange(turn.method, step)
-        tested.record(turn, seconds, seconds + rest(step))
+        seconds = exchange(each.method, step)
+        tested.record(each, seconds, seconds + rest(step))
         tested.count_step()
     raise AssertionError
 
@@ -51,7 +51,7 @@ def sums_of(*trials: Trial) -> list[int]:
 
 
 def test_steps_that_do_not_count_are_not_measured_and_outliers_do_not_matter() -> None:
-    counts = [turn.counts for turn in timetable(2)]
+    counts = [each.counts for each in timetable(2)]
     slow = tried(lambda method, step: 1.0 + method if counts[step] else 99.0, lambda step: 0.5, 2)
     assert slow.medians() == [1_000_000, 2_000_000, 1_500_000, 2_500_000, 500_000]
     tested = tried(lambda method, step: 99.0 if step in (4, 12) else 1.0, lambda step: 0.5, 2)
@@ -136,4 +136,4 @@ def test_every_worker_decides_from_the_same_whole_numbers() -> None:
 
 def test_a_choice_without_a_trial_says_so() -> None:
     assert str(Report("eden-3", (), 4)) == "chose eden-3, without a trial (4 workers)"
-    assert Trial(1).turn == Turn(0, False)
+    assert Trial(1).current == TrialStep(0, False)

@@ -1,1 +1,1 @@
-"""How `Auto` finds the fastest method: what it tries, and how it decides."""
+"""Candidates and decision of `Auto`, which finds the fastest method."""

@@ -1,4 +1,4 @@
-"""The methods that are worth a trial among some number of workers: of the registry's, those that keep an error."""
+"""Candidate methods of a trial, within a bound of the nmse."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from horovod_quant.schemes.inside import FLOAT32, Inside
 from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
 
 MOST = 6
-"""Candidates beside none. Each takes a dozen steps of a training to measure."""
+"""Maximum number of candidates beside no compression. Each takes a dozen training steps to measure."""
 
 _ELEMENTS = 2**20
 
 
 class Candidate(NamedTuple):
-    """A method that may be taken.
+    """A method that `Auto` may choose.
 
     Attributes:
-        name: as `horovod_quant.frontends.methods` has it.
-        scheme: None for Horovod's own allreduce of float32.
-        nmse: what `Scheme.expected_nmse` states for these workers; None where a scheme does not.
-        bits_sent: by a worker for an element.
+        name: its name in `horovod_quant.frontends.methods`.
+        scheme: its scheme; None for Horovod's allreduce of float32.
+        nmse: the value of `Scheme.expected_nmse` for these workers; None where a scheme does not state one.
+        bits_sent: bits that a worker sends for each element.
     """
 
     name: str
@@ -50,18 +50,18 @@ def find(
     on_device: bool = False,
     inside: Inside = FLOAT32,
 ) -> tuple[Candidate, ...]:
-    """Those whose nmse is expected to be no more than ``max_nmse``, with the fewest bytes first.
+    """Return the candidates within ``max_nmse``, in order of bytes sent.
 
-    Of each of a scheme's short names the fewest bits that do, where they send less than float32 would. Of methods whose
-    collectives are the same ones, a scheme has one candidate, and a method that sends no less and is no better than
-    another has none; unless the other alone needs the host's memory, where gradients may not be.
+    Each short name of a scheme contributes its method with the fewest sufficient bits, if it sends less than float32.
+    Among methods with the same collectives each scheme has one candidate, and a method that neither sends less nor has
+    a smaller nmse than another is left out, unless only the other one needs host memory.
 
     Args:
         max_nmse: see `Scheme.expected_nmse`.
-        workers: who take part; the rank does not matter.
-        hierarchical: whether exchanges are hierarchical.
+        workers: the participating workers; the rank does not matter.
+        hierarchical: whether reductions are hierarchical.
         kinds: the schemes to choose from, see `usable`.
-        on_device: whether they have to do without arrays of the host's memory.
+        on_device: whether candidates must work without arrays in host memory.
         inside: see `Hierarchical`.
     """
     fitting = [
@@ -85,7 +85,10 @@ def any_of(
     kinds: tuple[type[Scheme], ...],
     on_device: bool = False,
 ) -> Candidate | None:
-    """One of those that `find` chooses from; None if there is none. It takes less time."""
+    """Return one of the methods that `find` chooses from, or None.
+
+    Faster than `find`.
+    """
     fitting = (
         found
         for family in _families(kinds)[::-1]
@@ -95,17 +98,17 @@ def any_of(
 
 
 def usable() -> tuple[type[Scheme], ...]:
-    """The registered schemes that are unbiased, and go with every optimizer."""
+    """Return the registered schemes that are unbiased and work with every optimizer."""
     return tuple(kind for kind in registry.registered() if kind.unbiased and kind.own_optimizer is None)
 
 
 def named(
     names: Iterable[str], workers: Workers, hierarchical: bool, inside: Inside = FLOAT32
 ) -> list[Candidate]:
-    """The methods of these names.
+    """Return the methods with these names.
 
     Raises:
-        ValueError: there is no such method, or it cannot serve the workers.
+        ValueError: there is no such method, or it does not support the workers.
     """
     found = []
     for name in names:
@@ -116,10 +119,10 @@ def named(
 
 
 def check_names(names: Any) -> tuple[str, ...]:
-    """The full names of methods, in the order given.
+    """Return the full names of methods, in the order given.
 
     Raises:
-        ValueError: it is something else, or one of them is no method of this package for every optimizer.
+        ValueError: ``names`` is no list of names, or one is no method of this package for every optimizer.
     """
     given = list(names) if isinstance(names, Iterable) and not isinstance(names, (str, Mapping)) else []
     if not given or not all(isinstance(name, str) for name in given):
@@ -154,13 +157,13 @@ def _narrowest(
     on_device: bool,
     inside: Inside = FLOAT32,
 ) -> Iterator[Candidate]:
-    """Of a short name's methods the one with the fewest bits that has an error as small, if one has."""
+    """Yield the narrowest method of a short name within ``max_nmse``."""
     for method in family.members:
         scheme = method.scheme()
         assert scheme is not None
         if on_device and scheme.host_requirement() is not None:
             continue
-        with suppress(ValueError):  # too narrow for so many
+        with suppress(ValueError):  # too few bits for the number of workers
             found = _candidate(method.name, scheme, workers, hierarchical, inside)
             if found.nmse is not None and found.nmse <= max_nmse:
                 yield found
@@ -175,20 +178,26 @@ def _candidate(name: str, scheme: Scheme, workers: Workers, hierarchical: bool, 
 
 
 def bits_sent(scheme: Scheme, workers: Workers) -> float:
-    """By a worker, for an element of a large gradient; float32 by Horovod's own ring takes ``64 (n - 1) / n``."""
+    """Return the bits sent per element of a large gradient.
+
+    These are one worker's; float32 in a ring has ``64 (n - 1) / n``.
+    """
     work = work_of(scheme, [_ELEMENTS], workers.size, workers.local_size)
     sent = sum(sum(sent_bytes(request, workers.size_of(request.group))) for _, request in work.stages)
     return 8 * sent / _ELEMENTS
 
 
 def _wire(candidate: Candidate, workers: Workers) -> list[type]:
-    """What its exchange is made of."""
+    """Return the types of its collectives."""
     assert candidate.scheme is not None
     return [each.request for each in candidate.scheme.for_workers(workers).collectives]
 
 
 def _replaces(one: Candidate, other: Candidate) -> bool:
-    """Whether a candidate that sends no more by the same collectives makes another one needless."""
+    """True if a candidate makes another one redundant.
+
+    The first sends no more, by the same collectives.
+    """
     if _kind(one) is _kind(other):
         return True
     return _nmse(one) <= _nmse(other) and (_needs_host(other) or not _needs_host(one))

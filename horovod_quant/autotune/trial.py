@@ -1,7 +1,8 @@
-"""Measures methods in turn during training steps, and decides among them. It imports no framework.
+"""Trial of methods during training steps, and the decision between them.
 
-All workers count the steps of a trial in the same way, so each knows which method a step uses. Each measures by itself;
-the decision uses sums of all workers' medians, in whole microseconds, which are the same everywhere.
+Imports no framework. All workers count the steps of a trial in the same way, so each knows which method a step uses.
+Each worker measures separately; the decision uses sums of all workers' medians, in whole microseconds, which are equal
+on all workers.
 """
 
 from __future__ import annotations
@@ -15,34 +16,34 @@ from horovod_quant.autotune.candidates import Candidate
 from horovod_quant.frontends.methods import NONE
 
 ROUNDS = 3
-"""Turns of each method. They alternate, so that a network whose rate changes meanwhile treats all alike."""
+"""Rounds in which all methods are measured, so that a changing network rate affects all methods alike."""
 
 MEASURED = 3
-"""Steps of a turn that count."""
+"""Measured steps of each method in a round."""
 
 WARM_UP = 1
-"""Steps before them: Horovod's response cache has other tensors' shapes."""
+"""Steps before them, in which Horovod's response cache still has other tensors' shapes."""
 
 FIRST_WARM_UP = 3
-"""The same in a method's first turn: it plans its groups in one step, and tries the plan in the next."""
+"""Warm-up steps in the first round: a method plans its groups in one step, and tries the plan in the next."""
 
 AS_FAST = 1.02
-"""Steps so much longer than the shortest count as equal, and the smaller error decides; none has no error."""
+"""Steps up to this factor longer than the shortest count as equal; then the smaller nmse decides."""
 
 _MICROSECONDS = 1e6
 
 
-class Turn(NamedTuple):
-    """A step of a trial: the number of its method, and whether it counts."""
+class TrialStep(NamedTuple):
+    """A step of a trial: its method, and whether it counts."""
 
     method: int
     counts: bool
 
 
-def timetable(methods: int) -> list[Turn]:
-    """The steps of a trial of so many methods, in order."""
+def timetable(methods: int) -> list[TrialStep]:
+    """Return the steps of a trial in order."""
     return [
-        Turn(method, step >= warm_up)
+        TrialStep(method, step >= warm_up)
         for warm_up in (FIRST_WARM_UP, *[WARM_UP] * (ROUNDS - 1))
         for method in range(methods)
         for step in range(warm_up + MEASURED)
@@ -50,10 +51,10 @@ def timetable(methods: int) -> list[Turn]:
 
 
 class Trial:
-    """What one worker has measured so far, and which method is next.
+    """One worker's measurements so far, and the next step.
 
     Args:
-        methods: how many there are.
+        methods: the number of methods.
     """
 
     def __init__(self, methods: int) -> None:
@@ -63,34 +64,36 @@ class Trial:
         self._wholes: list[list[float]] = [[] for _ in range(methods)]
 
     @property
-    def turn(self) -> Turn | None:
-        """The next step's; None when the trial is over."""
+    def current(self) -> TrialStep | None:
+        """The next step; None when the trial is over."""
         return self._timetable[self._steps] if self._steps < len(self._timetable) else None
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Steps that have been counted, and the number of all."""
+        """Number of steps that have been counted, and of all steps."""
         return self._steps, len(self._timetable)
 
     def count_step(self) -> None:
-        """To be called for each step in which every worker has taken part."""
+        """Count a step in which every worker participated."""
         self._steps += 1
 
-    def record(self, turn: Turn, exchange: float, whole: float) -> None:
-        """Takes a step's times.
+    def record(self, step: TrialStep, exchange: float, whole: float) -> None:
+        """Record a step's times.
 
         Args:
-            turn: the step's.
+            step: the step.
             exchange: seconds from the first gradient to the last result.
-            whole: seconds from the last result of the step before to this one's.
+            whole: seconds from the last result of the step before to the last result of this one.
         """
-        if turn.counts:
-            self._exchanges[turn.method].append(exchange)
-            self._wholes[turn.method].append(whole)
+        if step.counts:
+            self._exchanges[step.method].append(exchange)
+            self._wholes[step.method].append(whole)
 
     def medians(self) -> list[int]:
-        """In microseconds: of each method's exchanges, of each one's whole steps, and of what all steps' exchanges have
-        left of them.
+        """Return medians in microseconds.
+
+        First of each method's step communication, then of each method's whole steps, at last of the rest of a step
+        (whole minus communication) over all methods.
         """
         rests = [
             whole - exchange
@@ -105,15 +108,17 @@ def _median(seconds: Sequence[float]) -> int:
 
 
 class Measurement(NamedTuple):
-    """A trial's measurements of a method, in seconds: means over the workers of their medians.
+    """A trial's measurements of a method.
+
+    All times are in seconds: means over the workers of their medians.
 
     Attributes:
         method: its name.
-        nmse: what its scheme expects, see `Scheme.expected_nmse`; None where the scheme does not state one.
+        nmse: the value of `Scheme.expected_nmse`; None where the scheme does not state one.
         exchange: time from a step's first gradient to the last result.
-        whole: time from one step's last result to the next one's.
-        step: what decides: ``exchange`` plus the rest of a step, measured over the steps of all methods. What a script
-            does outside of exchanges does not depend on the method, but varies more between steps than methods differ.
+        whole: time from one step's last result to the last result of the next.
+        step: the time that decides: ``exchange`` plus the rest of a step, measured over the steps of all methods. The
+            rest does not depend on the method, but varies more between steps than methods differ.
     """
 
     method: str
@@ -124,12 +129,12 @@ class Measurement(NamedTuple):
 
 
 class Report(NamedTuple):
-    """How far a trial is, and its result.
+    """Progress and result of a trial.
 
     Attributes:
         method: name of the method that was chosen last; None while nothing is chosen.
-        measurements: one for each method that was tried for it, none first; empty during the first trial, and if the
-            choice comes from a checkpoint, or there was nothing to choose from.
+        measurements: one for each method of the trial, first for no compression; empty during the first trial, and if
+            the choice is from a checkpoint, or there was nothing to choose from.
         workers: number of workers; 0 before the first step.
         step: number of steps of the trial that every worker has taken.
         steps: number of steps of the whole trial; 0 where there is none.
@@ -143,9 +148,9 @@ class Report(NamedTuple):
 
     @property
     def speed_up(self) -> float | None:
-        """Step time of none by that of the chosen method, or of the fastest other one if none is chosen.
+        """Step time without compression divided by the chosen method's.
 
-        None where they were not measured.
+        If no compression is chosen, divided by that of the fastest method. None where they were not measured.
         """
         none, best = self._none, self._best
         return None if none is None or best is None else none.step / best.step
@@ -156,21 +161,24 @@ class Report(NamedTuple):
 
     @property
     def _best(self) -> Measurement | None:
-        """The chosen method, or if that is none the fastest other."""
+        """The chosen method, or the fastest one if no compression is chosen."""
         others = [each for each in self.measurements if each.method != NONE]
         if self.method == NONE:
             return min(others, key=lambda each: each.step, default=None)
         return next((each for each in others if each.method == self.method), None)
 
     def __str__(self) -> str:
-        """``trial: step 40 of 98``; then ``chose eden-3: 1.97x (212 ms per step, none 417 ms; 4 workers)``."""
+        """``trial: step 40 of 98``.
+
+        Then ``chose eden-3: 1.97x (212 ms per step, none 417 ms; 4 workers)``.
+        """
         if self.method is None or self.step < self.steps:
             return f"trial: step {self.step} of {self.steps}" if self.steps else "trial: not begun"
-        own = [each for each in self.measurements if each.method == self.method]
-        if not own:
+        chosen = [each for each in self.measurements if each.method == self.method]
+        if not chosen:
             return f"chose {self.method}, without a trial ({self.workers} workers)"
         others = [each for each in self.measurements if each.method != self.method]
-        times = [f"{show_seconds(own[0].step)} per step"]
+        times = [f"{show_seconds(chosen[0].step)} per step"]
         times += [f"{each.method} {show_seconds(each.step)}" for each in others]
         best = self._best
         gain = "" if best is None else f": {self.speed_up:.2f}x"
@@ -179,12 +187,14 @@ class Report(NamedTuple):
 
 
 def evaluate(candidates: Sequence[Candidate], sums: Sequence[int], workers: int) -> Report:
-    """The decision: of the shortest steps the one with the smallest error.
+    """Choose the best method among those with the shortest steps.
+
+    The best is the one with the smallest nmse.
 
     Args:
-        candidates: in the order in which they were tried.
-        sums: of all workers' `Trial.medians`.
-        workers: how many have added theirs.
+        candidates: the candidates, in the order of the trial.
+        sums: the sums of all workers' `Trial.medians`.
+        workers: the number of workers in the sums.
     """
     seconds = [each / workers / _MICROSECONDS for each in sums]
     count = len(candidates)

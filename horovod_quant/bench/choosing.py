@@ -1,4 +1,4 @@
-"""What a benchmark's figures say to take: the line for the script, and the reason."""
+"""Recommendation from a benchmark's figures, with the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DDPS_CODE = {
 
 
 class Chosen(NamedTuple):
-    """The method's name, what comes after ``compression=``, and the reason in a sentence or two."""
+    """The method's name, its expression for ``compression=``, and the reason."""
 
     method: str
     code: str
@@ -29,10 +29,12 @@ class Chosen(NamedTuple):
 
 
 def choose(variants: Sequence[Variant], results: Sequence[dict[str, Any]]) -> Chosen | None:
-    """What to take, by the same rules as ``advise``; None where `none` was not measured.
+    """Choose a method by the rules of ``advise``.
+
+    Returns None if `none` was not measured.
 
     Args:
-        variants: what was measured, some of them perhaps no method.
+        variants: the measured variants, which need not all be methods.
         results: see `report.results`, one for each variant.
     """
     rows = [
@@ -48,7 +50,7 @@ def choose(variants: Sequence[Variant], results: Sequence[dict[str, Any]]) -> Ch
         return Chosen(NONE, none.choice.code, " ".join([f"{text}.", *_optimizers(paying, none)]))
     best = first(good)
     text = (
-        f"with {best.name} an exchange takes {show_seconds(best.exchange or 0.0)} instead of "
+        f"with {best.name} step communication takes {show_seconds(best.exchange or 0.0)} instead of "
         f"{show_seconds(none.exchange or 0.0)}, {best.speed_up:.2f}x faster, and the average's nmse is "
         f"{best.nmse:.2g}; up to {MOST_NMSE:g} counts as harmless. horovod-quant advise --calibrate predicts whole "
         f"steps, also on other clusters."
@@ -87,10 +89,10 @@ def _row(variant: Variant, result: dict[str, Any]) -> Row:
 
 
 def _optimizers(paying: Sequence[Row], best: Row) -> list[str]:
-    """About the fastest that is another optimizer."""
+    """Return a line about the fastest method that needs its own optimizer."""
     faster = [row for row in paying if row.own_optimizer and (row.step or 0.0) < (best.step or 0.0)]
     return [
         f"{row.name} takes {show_seconds(row.exchange or 0.0)}, but it is another optimizer, "
-        f"hvq.optim.{row.own_optimizer}, for which {row.steps:g} times as many steps are recommended."
+        f"hvq.optim.{row.own_optimizer}, for which {row.steps:g}x the number of steps is recommended."
         for row in sorted(faster, key=lambda row: row.step or 0.0)[:1]
     ]

@@ -1,4 +1,4 @@
-"""A run of the benchmark, on each worker, from the plan to the report."""
+"""Run of the benchmark on each worker."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ LAUNCHERS = ("horovodrun -np 2", "torchrun --nproc-per-node 2 --no-python")
 """Of two workers: with Horovod, and with DDP."""
 
 EVERY = 1.0
-"""Seconds between rounds that are printed and saved, at least."""
+"""Minimum seconds between rounds that are printed and saved."""
 
 
 class Plan(NamedTuple):
-    """What to measure, and where to write it.
+    """Settings of a benchmark and its output files.
 
     Attributes:
         framework: ``"torch"`` or ``"tensorflow"``, under Horovod, or ``"ddp"``.
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
         rounds: measurements of each variant; None for as many as it takes (`horovod_quant.bench.enough`).
         seed: of the gradients.
         json, plot: files to write, if any.
-        problem: what is wrong on this worker, where others may not find it.
+        problem: a problem on this worker, which other workers may not have.
     """
 
     framework: str
@@ -59,10 +59,10 @@ class Plan(NamedTuple):
 
 
 class Run:
-    """One worker's run.
+    """One worker's run of the benchmark.
 
     Args:
-        plan: the same on all workers, but for ``problem``.
+        plan: the same on all workers, except for ``problem``.
     """
 
     program = "horovod-quant bench"
@@ -79,14 +79,14 @@ class Run:
         self._saved = -EVERY
         self._first = _is_first()
 
-    # ---- what benchmarks may add to ------------------------------------------------------------------------------
+    # ---- methods that benchmarks may override --------------------------------------------------------------------
 
     def make_trial(self, variant: Variant) -> Any:
-        """A variant, ready to exchange the gradients."""
+        """Return a variant that is ready to reduce the gradients."""
         return self.framework.Trial(variant, self.gradients, self.plan.options)
 
     def make_gradients(self, values: list[np.ndarray]) -> Any:
-        """What holds this worker's gradients for the trials."""
+        """Return the trials' container of the local gradients."""
         return self.framework.Gradients(self.plan.shapes, values)
 
     def refusal(self, variant: Variant) -> str | None:
@@ -96,24 +96,24 @@ class Run:
         return variant.refusal(self.bench.size)
 
     def more(self) -> None:
-        """Measures what is wanted besides, after the rounds."""
+        """Take additional measurements after the rounds."""
 
     def results(self) -> list[dict[str, Any]]:
-        """What was found, for JSON."""
+        """Return the results for JSON."""
         return report.results([variant.label for variant in self.variants], self.found)
 
     def tables(self, results: list[dict[str, Any]]) -> list[Any]:
-        """What to print of it."""
+        """Return the tables to print."""
         return [report.table(self.setting, results), report.caption(self.setting, results)]
 
     def advice(self, results: list[dict[str, Any]]) -> choosing.Chosen | None:
-        """What to take, by the results."""
+        """Return the recommendation from the results."""
         return choosing.choose(self.variants, results) if results else None
 
     # ---- the run -------------------------------------------------------------------------------------------------
 
     def main(self) -> int:
-        """Measures and reports; returns the exit status."""
+        """Measure and report; return the exit status."""
         try:
             return self._whole()
         except Exception as error:
@@ -122,7 +122,7 @@ class Run:
             if self._first:
                 self._complain(f"a worker is gone: {' '.join(str(error).split())}")
             sys.stdout.flush()
-            os._exit(1)  # Horovod's own threads may never end after a worker is gone
+            os._exit(1)  # Horovod's threads may never end after a worker is gone
 
     def _whole(self) -> int:
         plan = self.plan
@@ -159,7 +159,10 @@ class Run:
         return status
 
     def _agreed_problem(self) -> str:
-        """What any worker finds wrong, the same text on all; nothing if all is well."""
+        """Return a problem of any worker, the same text on all.
+
+        It is an empty text without problems.
+        """
         if self.bench.size < self.fewest_workers:
             launcher = LAUNCHERS[self.plan.framework == DDP]
             return f"one worker exchanges nothing; start several: {launcher} {self.program} ..."
@@ -172,7 +175,7 @@ class Run:
         return "" if other is None else "--shapes: the workers have read different shapes"
 
     def _leave_out(self) -> None:
-        """Drops what cannot be measured here."""
+        """Drop the variants that cannot be measured here."""
         for variant in list(self.variants):
             refusal = self.refusal(variant)
             if refusal:
@@ -200,7 +203,10 @@ class Run:
         }
 
     def _round(self) -> None:
-        """Prints and saves what there is: Ctrl-C may end this process at any time."""
+        """Print and save the results so far.
+
+        Ctrl-C may end this process at any time.
+        """
         done, now = len(self.found.rounds), time.monotonic()
         if not self._first or (now < self._saved + EVERY and done != self.plan.rounds):
             return
@@ -210,7 +216,7 @@ class Run:
         total = "" if self.plan.rounds is None else f" of {self.plan.rounds}"
         self._say(f"round {done}{total}: {', '.join(shown)}")
         if self.plan.json is not None:
-            with suppress(OSError):  # the report will say so
+            with suppress(OSError):  # reported at the end
                 report.write_json(self.plan.json, {**self.setting, "interrupted": True}, self.results())
 
     def _report(self) -> int:
@@ -255,9 +261,9 @@ class Run:
 
 
 def run_plan(make_plan: Callable[[], Plan], kind: type[Run] = Run) -> int:
-    """Makes the plan and runs it; returns the exit status.
+    """Create the plan and run it; return the exit status.
 
-    What the first worker finds wrong ends all before Horovod has connected them.
+    A problem on rank 0 ends all workers before Horovod has connected them.
     """
     first = _is_first()
     try:
@@ -277,9 +283,10 @@ def _is_first() -> bool:
 
 
 def failure(program: str, problem: str, first: bool) -> int:
-    """Says, on the first worker, what all of them have found; returns the exit status.
+    """Print, on rank 0, the problem that all workers know.
 
-    The others' is 0: at the first other one horovodrun ends the rest, perhaps before the first worker has spoken.
+    Return the exit status. Other workers return 0: at the first other status horovodrun ends all workers, perhaps
+    before rank 0 has printed.
     """
     if first:
         write_line(f"{program}: error: {problem}", sys.stderr)
@@ -287,7 +294,7 @@ def failure(program: str, problem: str, first: bool) -> int:
 
 
 def check_output(json: str | None, plot: str | None) -> None:
-    """Raises `Problem` unless the results can be shown and the files be written."""
+    """Raise `Problem` unless the results can be shown and the files written."""
     modules = ["rich.box", "rich.console", "rich.table"]
     if plot is not None:
         modules += ["matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.font_manager"]

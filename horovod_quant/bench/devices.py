@@ -1,4 +1,4 @@
-"""GPUs for PyTorch's workers, and whether Horovod can reduce tensors that are there."""
+"""GPUs of PyTorch's workers, and what Horovod supports on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from horovod_quant.torch.memory import STAGING
 
 
 def gpu_problem() -> str | None:
-    """Why PyTorch has no GPU to offer, and what would help; None if it has one."""
+    """Return why PyTorch has no GPU, with the remedy.
+
+    Returns None if it has one.
+    """
     if torch.version.cuda is None:
         return (
             f"PyTorch {torch.__version__} is built without CUDA; scripts/setup --gpu=host makes an environment with "
@@ -23,8 +26,9 @@ def gpu_problem() -> str | None:
 
 
 def take_gpu(hvd: Any) -> None:
-    """Makes a GPU this worker's. Where there are fewer than workers on the host, they share them; then NCCL must not
-    get the tensors.
+    """Select this worker's GPU.
+
+    If a host has fewer GPUs than workers, workers share them; then NCCL must not get the tensors.
     """
     torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
     if hvd.nccl_built() and _is_shared(hvd):
@@ -36,9 +40,9 @@ def _is_shared(hvd: Any) -> bool:
 
 
 def reduction_problem(hvd: Any) -> str | None:
-    """Why Horovod cannot reduce tensors on the GPUs of this host's workers; None if it can.
+    """Return why Horovod cannot reduce GPU tensors here, or None.
 
-    This package's methods do without: they hand it tensors of the host then.
+    This package's methods do not need it: they then pass Horovod tensors in host memory.
     """
     remedy = "scripts/setup --gpu=host builds one that copies to the host"
     if not hvd.cuda_built():

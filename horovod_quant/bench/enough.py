@@ -1,4 +1,4 @@
-"""When ``--rounds auto`` has measured enough."""
+"""Stopping rule of ``--rounds auto``."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import math
 import numpy as np
 
 FEWEST, MOST = 6, 200
-"""Rounds. Of fewer, the range does not contain the true median with 95%."""
+"""Limits of the number of rounds. The range of fewer contains the true median with less than 95% probability."""
 
 PRECISION = 0.02
-"""What every ratio's interval may extend to either side of its median, relative to it."""
+"""Maximum distance from every ratio's median to the ends of its interval, relative to the median."""
 
 LONGEST = 300.0
-"""Seconds of measured exchanges."""
+"""Maximum seconds of measured step communication."""
 
 
 def is_enough(wall: np.ndarray, reference: int) -> bool:
-    """Whether every method's ratio to another is known well; the same on all workers, whose times are all in here.
+    """Return whether the ratios are precise enough.
+
+    The result is equal on all workers.
 
     Args:
-        wall: seconds, ``[round, trial]``.
-        reference: the trial that the others are compared with in each round.
+        wall: seconds of the slowest worker, ``[round, trial]``.
+        reference: the trial with which the others are compared in each round.
     """
     rounds = len(wall)
     if rounds < FEWEST:
@@ -34,10 +36,10 @@ def is_enough(wall: np.ndarray, reference: int) -> bool:
 
 
 def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The median of each column of a sample, between the ends of an interval that has the true one with about 95%.
+    """Return columns' medians between the ends of 95% confidence intervals.
 
-    By the order of the values, whatever their distribution is. Who looks after each round, and stops at the first
-    interval that is short enough, has somewhat less.
+    The interval follows from order statistics, for any distribution. If a caller checks after each round, and stops at
+    the first interval that is short enough, the confidence is somewhat lower.
     """
     ordered, count = np.sort(values, axis=0), len(values)
     skipped = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))

@@ -1,4 +1,4 @@
-"""Bytes that the kernel has counted at this host's network interfaces."""
+"""Byte counters of this host's network interfaces."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 COUNTERS = Path("/proc/self/net/dev")
-"""Of this process's network namespace; what /sys/class/net shows may be another's."""
+"""Counters of this process's network namespace; /sys/class/net may show another namespace."""
 
-_SENT = 8  # the column of a line's numbers
+_SENT = 8  # the column of the bytes sent
 _SIOCGIFADDR = 0x8915
 
 
 class Counter:
-    """Bytes sent, headers and everybody's traffic included.
+    """Counter of bytes sent, including headers and the traffic of all processes.
 
     Args:
         peers: names of the other hosts. With any, the interface to them is read, otherwise the loopback interface.
-        environment: Horovod's launcher says there which interface Gloo uses.
-        counters: where Linux shows them.
+        environment: environment variables, in which Horovod's launcher names Gloo's interface.
+        counters: Linux's file of counters.
 
     Attributes:
-        names: of the interfaces that are read; none where they cannot be.
+        names: names of the interfaces that are read; empty if they cannot be read.
     """
 
     def __init__(
@@ -40,7 +40,10 @@ class Counter:
         self.names = [chosen] if chosen in there else []
 
     def bytes_sent(self) -> float | None:
-        """Since the host was started; None where it cannot be read."""
+        """Return the bytes sent since the host was started.
+
+        Returns None if they cannot be read.
+        """
         counted = self._read()
         return float(sum(counted[name] for name in self.names)) if self.names else None
 
@@ -54,7 +57,10 @@ class Counter:
 
 
 def interface_to(host: str) -> str | None:
-    """The interface whose address a packet to that host gets; None if there is no way to it."""
+    """Return the interface for packets to a host.
+
+    Returns None if there is no route.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
         try:
             unsent.connect((host, 9))
@@ -65,7 +71,7 @@ def interface_to(host: str) -> str | None:
 
 
 def address_of(interface: str) -> str | None:
-    """Its IPv4 address; None if it has none."""
+    """Return an interface's IPv4 address, or None."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anything:
         request = struct.pack("256s", interface.encode()[:15])
         try:

@@ -1,4 +1,4 @@
-"""What was found: as JSON, as a table, as a plot."""
+"""Reports of results as JSON, as a table, and as a plot."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from horovod_quant.cli.problem import write_file
 from horovod_quant.frontends.methods import NONE
 
 VERSION = 2
-"""1 had ``relative_error``, the root of ``nmse``, and methods' names of version 0.1.0."""
+"""Version of the JSON; version 1 had ``relative_error``, the root of ``nmse``, and the names of version 0.1.0."""
 
 
 def results(labels: Sequence[str], found: Found) -> list[dict[str, Any]]:
-    """One entry for each trial, in JSON's types; empty if no round was finished.
+    """Return one entry for each trial, in JSON's types.
 
-    Times are lists with an entry for each round: ``wall_seconds`` of the slowest worker, the others means over the
-    workers. ``speed_up`` is how many times faster than ``none`` in the same round, the rounds' median; None without
-    ``none``.
+    Empty if no round was finished. Times are lists with an entry for each round: ``wall_seconds`` of the slowest
+    worker, the others means over the workers. ``speed_up`` is the median over the rounds of the time of ``none``
+    divided by the time of the trial in the same round; None without ``none``.
     """
     if not found.rounds:
         return []
@@ -49,7 +49,10 @@ def results(labels: Sequence[str], found: Found) -> list[dict[str, Any]]:
 
 
 def _interface_bytes(counted: np.ndarray) -> float | None:
-    """Of one host, mean over the hosts, from ``[round, worker]``; None where a host could not read it."""
+    """Return the bytes per host, mean over the hosts, from ``[round, worker]``.
+
+    Returns None if a host cannot read them.
+    """
     leaders = counted[:, ~np.isnan(counted).all(axis=0)]
     return float(np.median(leaders.mean(axis=1))) if leaders.size else None
 
@@ -71,14 +74,17 @@ def title(setting: dict[str, Any]) -> str:
 
 
 def console() -> Any:
-    """Where tables go: horovodrun may cut its workers' output between any two bytes, so no colours, and ASCII alone."""
+    """Return a console without colours, ASCII only.
+
+    horovodrun may split output between any two bytes.
+    """
     from rich.console import Console
 
     return Console(width=120, color_system=None, highlight=False, emoji=False, markup=False)
 
 
 def table(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
-    """The main table, for `console`."""
+    """Return the main table, for `console`."""
     from rich import box
     from rich.table import Table
 
@@ -103,7 +109,7 @@ def table(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
 
 
 def caption(setting: dict[str, Any], found: list[dict[str, Any]]) -> str:
-    """What the table's columns mean."""
+    """Return the explanation of the table's columns."""
     lines = [
         f"Medians over {len(found[0]['wall_seconds'])} rounds. Wall: time of the slowest worker. Speed-up: over none, "
         "in the same round. CPU: time of all threads of a worker. MB sent: per worker, counted.",
@@ -132,42 +138,42 @@ def shown(number: float | None, digits: int = 1) -> str:
 
 
 def plot_formats() -> list[str]:
-    """File name extensions, without dots; matplotlib must be installed."""
+    """Return the supported file name extensions, without dots; needs matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     return list(FigureCanvasAgg.get_supported_filetypes())
 
 
 def plot(path: str, setting: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    """Bars of the wall times with their ranges, and of the bytes; each with its value."""
+    """Write a bar plot of wall times, with ranges, and bytes."""
     bars(setting, found).savefig(path, dpi=150)
 
 
 def bars(setting: dict[str, Any], found: list[dict[str, Any]]) -> Any:
-    """The figure of `plot`."""
+    """Return the figure of `plot`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 1.2 + 0.35 * len(found)), layout="constrained")
     FigureCanvasAgg(figure)
     time, size = figure.subplots(1, 2, sharey=True)
-    places = np.arange(len(found))
+    positions = np.arange(len(found))
     wall = [1e3 * np.array(result["wall_seconds"]) for result in found]
     medians = np.array([np.median(each) for each in wall])
     lowest, highest = (np.array([end(each) for each in wall]) for end in (np.min, np.max))
     megabytes = np.array([1e-6 * result["bytes_sent"] for result in found])
-    time.barh(places, medians, xerr=[medians - lowest, highest - medians], capsize=3, color="tab:blue")
-    size.barh(places, megabytes, color="tab:orange")
+    time.barh(positions, medians, xerr=[medians - lowest, highest - medians], capsize=3, color="tab:blue")
+    size.barh(positions, megabytes, color="tab:orange")
     for axes, values, ends in ((time, medians, highest), (size, megabytes, megabytes)):
         axes.set_xlim(0, 1.2 * max(*ends, 1e-9))  # room for the values
-        for place, value, end in zip(places, values, ends):
+        for position, value, end in zip(positions, values, ends):
             axes.annotate(
-                f"{value:,.3g}" if value < 1000 else f"{value:,.0f}", (end, place), (4, 0),
+                f"{value:,.3g}" if value < 1000 else f"{value:,.0f}", (end, position), (4, 0),
                 textcoords="offset points", verticalalignment="center", fontsize="small",
             )  # fmt: skip
-    time.set_xlabel("ms per exchange: median and range")
+    time.set_xlabel("ms of step communication: median and range")
     size.set_xlabel("MB sent per worker")
-    time.set_yticks(places, [result["method"] for result in found])
+    time.set_yticks(positions, [result["method"] for result in found])
     time.invert_yaxis()
     figure.suptitle(f"{title(setting)}, {len(found[0]['wall_seconds'])} rounds")
     return figure

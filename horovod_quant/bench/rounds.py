@@ -1,4 +1,4 @@
-"""Measures exchanges, round after round."""
+"""Measurement of step communication in rounds."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from horovod_quant.bench.network import Counter
 from horovod_quant.frontends.methods import NONE
 
 WARM_UP = 3
-"""In the first exchange the workers agree on groups, in the second one Horovod learns their names."""
+"""Unmeasured runs: in the first the workers agree on groups, in the second Horovod caches their names."""
 
 HOROVOD_CACHE = 1024
-EXCHANGES = 3  # of a tensor, at most: two of a method's, and Horovod's
+EXCHANGES = 3  # maximum collectives of a tensor: two of a method, and one of Horovod
 THREADS = "/proc/self/task"
 
 
 class Measurement(NamedTuple):
-    """One exchange on one worker: seconds, and numbers of events."""
+    """Measurements of one run on one worker.
+
+    Seconds, and numbers of events.
+    """
 
     wall: float
-    cpu: float  # of all threads
-    horovod_cpu: float  # of Horovod's own
+    cpu: float  # CPU time of all threads
+    horovod_cpu: float  # CPU time of Horovod's threads
     system_cpu: float
     page_faults: float
     interface: (
@@ -39,12 +42,12 @@ class Measurement(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was measured; the lists have an entry for each trial.
+    """Measured results; the lists have an entry for each trial.
 
     Attributes:
         rounds: for each finished round ``[trial, worker, field of Measurement]``.
-        bytes_sent: in one exchange, counted, mean of the workers.
-        nmses: squared errors of the averages by their squares; None where the result is no average.
+        bytes_sent: counted bytes of one run, mean over the workers.
+        nmses: the nmse of the averages; None where the result is no average.
     """
 
     rounds: list[np.ndarray]
@@ -52,21 +55,21 @@ class Found(NamedTuple):
     nmses: list[float | None]
 
     def field(self, name: str) -> np.ndarray:
-        """``[round, trial, worker]``"""
+        """Return a field of all measurements, ``[round, trial, worker]``."""
         index = Measurement._fields.index(name)
         return np.array([each[:, :, index] for each in self.rounds])
 
 
 class Bench:
-    """Initializes Horovod, and measures exchanges.
+    """Measurement of step communication; initializes Horovod.
 
     Args:
         framework: the module `horovod_quant.bench.torch_trial` or `tensorflow_trial`.
-        names: how many names Horovod shall be able to remember.
+        names: number of names for which Horovod's response cache needs room.
     """
 
     def __init__(self, framework: Any, names: int) -> None:
-        # Differently named exchanges would push each other out of Horovod's cache.
+        # Collectives with different names would evict each other from Horovod's cache.
         os.environ.setdefault("HOROVOD_CACHE_CAPACITY", str(max(HOROVOD_CACHE, names)))
         self._framework = framework
         framework.configure()
@@ -84,23 +87,26 @@ class Bench:
         self.counter = Counter((peers or [own]) if self.hosts > 1 else [])
 
     def gather(self, row: Sequence[float]) -> np.ndarray:
-        """Everybody's, ``[worker, ...]``."""
+        """Gather a row of each worker, ``[worker, ...]``."""
         return self._framework.allgather(np.array([row], np.float64), f"bench.{len(row)}")
 
     def gather_texts(self, text: str) -> list[str]:
-        """Everybody's, in rank order; without line breaks."""
+        """Gather a text without line breaks of each worker, in rank order."""
         line = np.frombuffer(" ".join(text.split()).encode() + b"\n", np.uint8).copy()
         return self._framework.allgather(line, "bench.texts").tobytes().decode().splitlines()
 
     def measured(self, trial: Any) -> np.ndarray:
-        """One exchange, ``[worker, field of Measurement]``."""
+        """Measure one run of a trial, ``[worker, field of Measurement]``."""
         trial.prepare()
         measurement = self._measurement(trial)
         trial.clear()
         return self.gather(measurement)
 
     def inspected(self, trial: Any, exact: ExactAverage) -> tuple[float, float | None]:
-        """One exchange: bytes sent by a worker, and the average's nmse."""
+        """Run a trial once.
+
+        Return the bytes sent by a worker, and the average's nmse.
+        """
         before = trial.bytes_sent()
         trial.prepare(keep=True)
         self._measurement(trial)
@@ -139,10 +145,15 @@ class Bench:
         found: Found,
         finished: Callable[[], None],
     ) -> None:
-        """Fills ``found``. A round measures every trial once, each round beginning with another one.
+        """Measure all trials in rounds, and fill ``found``.
+
+        A round measures every trial once, each round beginning with another one.
 
         Args:
-            rounds: how many; None for as many as `is_enough` says.
+            trials: the trials.
+            rounds: number of rounds; None to stop by `is_enough`.
+            exact: the exact average.
+            found: the results, which are extended.
             finished: called after each round.
         """
         for trial in trials:

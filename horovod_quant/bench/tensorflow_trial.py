@@ -1,7 +1,8 @@
-"""TensorFlow's side: ``hvd.DistributedGradientTape`` in a ``tf.function``.
+"""TensorFlow trials: ``hvd.DistributedGradientTape`` in a ``tf.function``.
 
 The loss has a gradient that computes nothing: it is in memory, and read without a copy. An element of each reduced
-gradient is read, because TensorFlow runs only what is used, and lets go of it, as an optimizer would.
+gradient is read, because TensorFlow runs only operations whose results are used; then the gradient is released, as by
+an optimizer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ workers = hvd
 
 
 def configure() -> None:
-    # As many operations at a time as TensorFlow runs by default, each on one thread.
+    # TensorFlow's default number of concurrent operations, each on one thread.
     tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
@@ -39,7 +40,7 @@ def allgather(array: np.ndarray, name: str) -> np.ndarray:
 
 
 class Gradients:
-    """The gradients, which are their own variables: all methods share them, and none changes them."""
+    """The gradients as variables, which all methods share and none changes."""
 
     def __init__(self, shapes: Shapes, values: Sequence[np.ndarray]) -> None:
         self.shapes = shapes
@@ -47,7 +48,7 @@ class Gradients:
 
 
 class Trial:
-    """A function that exchanges the gradients with one method."""
+    """A function that reduces the gradients with one method."""
 
     warm_up = WARM_UP
 
@@ -59,7 +60,7 @@ class Trial:
         self._exchanges = 0
         self._averages: list[np.ndarray] = []
         self._keep = tf.constant(False)
-        # Other names for each variant: the same name with another shape would be a miss in Horovod's cache.
+        # Unique names for each variant: a known name with another shape misses in Horovod's cache.
         self._scope = re.sub("[^A-Za-z0-9]+", "_", variant.label)
         self._optimizer: Any = None  # compressors hold weak references
         if variant.own_optimizer is not None:
@@ -94,15 +95,15 @@ class Trial:
         return np.zeros((), np.float32)
 
     def prepare(self, keep: bool = False) -> None:
-        """``keep``: the next exchange's result, too."""
+        """Prepare the next run; ``keep`` its result for `averages`."""
         self._keep = tf.constant(keep)
 
     def run(self) -> None:
-        """What is measured."""
+        """Run the measured part."""
         self._exchange(self._keep).numpy()
 
     def averages(self) -> list[np.ndarray]:
-        """The gradients after an exchange that was to be kept."""
+        """Return the gradients after a run whose result was kept."""
         return self._averages
 
     def clear(self) -> None:
@@ -110,7 +111,7 @@ class Trial:
         self._exchanges += 1
 
     def bytes_sent(self) -> float:
-        """By this worker, in all exchanges, counted."""
+        """Return the counted bytes that this worker has sent in all runs."""
         if self.variant.ours:
             return self._compression.stats().total.bytes_sent
         return self._exchanges * self.variant.plain_bytes(elements(self._gradients.shapes), hvd.size())

@@ -31,7 +31,7 @@ def allgather(array: np.ndarray, name: str) -> np.ndarray:
 
 
 class Trial:
-    """A model and its optimizer, ready to exchange gradients with one method."""
+    """A model and its optimizer, ready to reduce gradients with one method."""
 
     warm_up = WARM_UP
 
@@ -50,26 +50,26 @@ class Trial:
             self._compression = variant.compression(hvd, hvq, **ours)
             own = variant.own_optimizer
             plain = (torch.optim.SGD if own is None else getattr(hvq.optim, own))(self._parameters, lr=0.1)
-            # Other names for each variant: the same name with another shape would be a miss in Horovod's cache.
+            # Unique names for each variant: a known name with another shape misses in Horovod's cache.
             names = [f"{variant.label}: {name}" for name in gradients.shapes]
             self._optimizer = hvd.DistributedOptimizer(
                 plain, named_parameters=list(zip(names, self._parameters)), compression=self._compression
             )
 
     def prepare(self, keep: bool = False) -> None:
-        """Fills the gradients, and runs the forward pass."""
+        """Fill the gradients, and run the forward pass."""
         self._gradients.give(self._parameters)
         self._loss = self._model(torch.zeros((), device="cpu", requires_grad=True))
 
     def run(self) -> None:
-        """What is measured."""
+        """Run the measured part."""
         self._model.begin = time.perf_counter()
         self._loss.backward()
         if self._optimizer is not None:
             self._optimizer.synchronize()
 
     def averages(self) -> list[np.ndarray]:
-        """The gradients after an exchange."""
+        """Return the gradients after a run."""
         return [parameter.grad.cpu().numpy() for parameter in self._parameters]
 
     def clear(self) -> None:
@@ -78,7 +78,7 @@ class Trial:
         self._exchanges += 1
 
     def bytes_sent(self) -> float:
-        """By this worker, in all exchanges, counted."""
+        """Return the counted bytes that this worker has sent in all runs."""
         if self.variant.ours:
             return self._compression.stats().total.bytes_sent
         return self._exchanges * self.variant.plain_bytes(elements(self._gradients.shapes), hvd.size())

@@ -1,4 +1,4 @@
-"""What is compared: a method with its settings."""
+"""Variants that a benchmark compares: methods with settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DDPS_OWN = (NONE, FP16, "bf16", "powersgd-1", "powersgd-2")
 
 
 class Variant(NamedTuple):
-    """A method of Horovod's or of this package, with what the compressor is told besides.
+    """A method with further arguments of its compressor.
 
     Attributes:
         label: for people, and for the names of Horovod's operations; different for each variant.
@@ -36,29 +36,32 @@ class Variant(NamedTuple):
 
     @property
     def own_optimizer(self) -> str | None:
-        """Name in ``hvq.optim`` of the optimizer that the method belongs to."""
+        """Name in ``hvq.optim`` of the optimizer that the method needs."""
         return None if self.method is None else self.method.own_optimizer
 
     @property
     def averages(self) -> bool:
-        """Whether the result means to be the average; an optimizer's update has no error in this sense."""
+        """True if the result approximates the average.
+
+        An optimizer's update does not.
+        """
         return self.method is not None and self.own_optimizer is None
 
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
-        """What goes into ``compression=``; this package's compressors with further arguments."""
+        """Return the value of ``compression=``; this package's compressors get the options."""
         assert self.method is not None
         if not self.ours:
             return self.method.compression(hvd, hvq)
         return self.method.compression(hvd, hvq, group_bytes=self.group_bytes, seed=self.seed, **options)
 
     def plain_bytes(self, elements: int, size: int) -> float:
-        """What a worker sends in one exchange without this package."""
+        """Return the bytes a worker sends without this package."""
         if self.method is None:
             return 0.0
         return ring_allreduce_bytes(ELEMENT_BYTES[self.method.name] * elements, size)
 
     def refusal(self, size: int) -> str | None:
-        """Why the method cannot serve so many workers."""
+        """Return why the number of workers is not supported, or None."""
         scheme = None if self.method is None else self.method.scheme()
         try:
             if scheme is not None:
@@ -69,7 +72,7 @@ class Variant(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How the gradients are exchanged, with every method.
+    """Settings of the communication with every method.
 
     Attributes:
         backward: seconds that the backward pass sleeps; PyTorch.

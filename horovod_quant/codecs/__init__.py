@@ -1,1 +1,4 @@
-"""Codecs: how numbers become the words of a payload. A codec knows no rank but the one that rounds."""
+"""Codecs, which encode numbers as the words of a payload.
+
+Independent of ranks except for random bits.
+"""

@@ -1,4 +1,4 @@
-"""Arguments that several functions of this package check alike."""
+"""Validation of arguments that several functions of this package have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a codec is."""
+"""Base class of codecs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels, spli
 class Codec(ABC):
     """A frozen dataclass that encodes segments of tensors as words.
 
-    The payload of a segment depends on the segment alone, so payloads can be cut wherever segments end.
-    docs/new-scheme.md says how to write a codec.
+    The payload of a segment depends on the segment alone, so payloads can be split wherever segments end.
+    docs/new-scheme.md describes how to write a codec.
 
     Attributes:
-        dtype: of a payload.
-        domain: of the random bits with which workers round their gradients.
-        of_sums: true if a reducer sends sums over the workers, and not averages.
+        dtype: the dtype of a payload.
+        domain: the domain of the random bits with which workers round their gradients.
+        of_sums: True if a reducer sends sums over the workers, not averages.
     """
 
     dtype: Any = "int32"
@@ -29,7 +29,7 @@ class Codec(ABC):
 
     @property
     def align(self) -> int:
-        """Segments begin at multiples of this number of elements."""
+        """Number of elements whose multiples are starts of segments."""
         return TILE
 
     @abstractmethod
@@ -38,7 +38,9 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> Any:
-        """The payloads of all segments, one after another, segment i with ``words(batch.elements[i])`` words.
+        """Return the payloads of all segments, concatenated.
+
+        Segment i has ``words(batch.elements[i])`` words.
 
         ``batch.values`` may be `BufferView` objects: see `Batch`. There may be no segments.
         """
@@ -54,40 +56,43 @@ class Codec(ABC):
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        """Write the sums over the payloads, in their order, times a factor; return what the kernels return.
+        """Write the sums over the payloads, in order, times a factor.
+
+        Return the kernels' results.
 
         Args:
             kernels: the backend.
-            payloads: of the ranks 0, 1, ... that have encoded these segments.
-            at: where each segment begins in every payload.
+            payloads: the payloads of the ranks 0, 1, ... that have encoded these segments.
+            at: the offset of each segment in every payload.
             batch: the segments, without values and steps.
-            domain: of the rounder that has encoded them.
+            domain: the domain of the rounder that has encoded them.
             factor: number by which sums are multiplied.
-            outs: for each segment a flat floating-point array, or a `BufferView`; ``as_array`` makes the array.
+            outs: for each segment a flat floating-point array, or a `BufferView`; ``as_array`` converts it to one.
         """
 
     def reduce(
         self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch, gather: Codec
     ) -> Any:
-        """The payload of ``gather`` for the averages over the payloads of all workers."""
+        """Encode the averages over all workers' payloads with the codec ``gather``."""
         averages = self.averages(kernels, payloads, at, batch)
         return gather.encode(kernels, batch.with_values(averages), Rounder(REDUCER))
 
     def averages(
         self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch
     ) -> Sequence[Any]:
-        """The averages over the payloads of all workers, a float32 array for each segment."""
+        """Return the averages over all workers' payloads, float32, per segment."""
         outs = segment_kernels(kernels).empty(batch.elements)
         return self.decode(kernels, payloads, at, batch, self.domain, 1.0 / len(payloads), outs)
 
     def offsets(self, elements: tuple[int, ...]) -> tuple[int, ...]:
-        """Where the payload of each segment begins, and the length of all."""
+        """Return the offset of each segment's payload, and the total length."""
         return _offsets(self, elements)
 
 
 REDUCER = "server"
-"""Domain of the random bits of a rank that rounds averages. All ranks draw the same bits there, so the result does not
-depend on which rank reduces what.
+"""Domain of the random bits with which a reducer rounds averages.
+
+All ranks draw the same bits in it, so the result does not depend on which rank reduces a shard.
 """
 
 

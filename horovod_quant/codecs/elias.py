@@ -1,4 +1,4 @@
-"""Elias codes of `NormsAndCodes`: streams of bytes whose lengths depend on the values."""
+"""Elias coding of `NormsAndCodes`: streams of bytes of variable length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod_quant.kernels.layout import buckets, code_words
 from horovod_quant.kernels.segments import Batch, Rounder, split_points
 
 STREAM_ELEMENTS = 2**28
-"""Elements of a tensor that share an Elias stream: whole tiles; `entropy` counts no more than twice as many."""
+"""Maximum number of a tensor's elements in an Elias stream: whole tiles; `entropy` can count up to 2× this number."""
 
 
 class Body:
@@ -33,8 +33,8 @@ class Body:
 class EliasCodes:
     """The codes of another codec, each as an Elias code.
 
-    A payload is the length of each stream (8 bytes), the norms of all tensors, and the streams. A stream that would not
-    be shorter than the packed codes is those codes.
+    A payload is the length of each stream (8 bytes), the norms of all tensors, and the streams. A stream has the packed
+    codes instead where these are not longer.
 
     Args:
         fixed: the codec of a fixed width.
@@ -47,12 +47,12 @@ class EliasCodes:
     domain = NormsAndCodes.domain
 
     def most_bytes(self, elements: Sequence[int]) -> int:
-        """About the length of a payload."""
+        """Return the approximate maximum length of a payload."""
         streams = sum(len(stream_bounds(count)) for count in elements)
         return 4 * sum(map(self.fixed.words, elements)) + 8 * streams
 
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> tuple[list[np.ndarray], list[int]]:
-        """The parts of the payload, uint8, and the number of bytes for each tensor."""
+        """Return the payload's parts, uint8, and each tensor's bytes."""
         norms, streams = [], []
         for i, count in enumerate(batch.elements):
             alone = Batch((count,), batch.starts[i : i + 1], batch.chains[i : i + 1], batch.steps[i : i + 1])
@@ -60,7 +60,7 @@ class EliasCodes:
             norm_count = buckets(count, self.fixed.bucket_size)
             norms.append(payload[:norm_count].copy())
             streams.append(self._streams(kernels, payload[norm_count:], count))
-            del payload  # before that of the next tensor is made
+            del payload  # release it before the next tensor's payload is allocated
         lengths = np.array([len(stream) for local in streams for stream in local], "<i8")
         sizes = [
             4 * len(one) + sum(8 + len(stream) for stream in local) for one, local in zip(norms, streams)
@@ -70,10 +70,10 @@ class EliasCodes:
         return [lengths.view(np.uint8), all_norms.view(np.uint8), *parts], sizes
 
     def split(self, body: np.ndarray, elements: Sequence[int]) -> Body:
-        """What a payload consists of.
+        """Split a payload into norms and streams.
 
         Raises:
-            CorruptPayloadError: lengths in it contradict its own.
+            CorruptPayloadError: the lengths in it contradict its length.
         """
         return Body(body, self, elements)
 
@@ -111,16 +111,16 @@ class EliasCodes:
 
 
 def stream_bounds(elements: int) -> list[tuple[int, int]]:
-    """Which of the elements of a tensor share an Elias stream."""
+    """Return the ranges of a tensor's elements that share an Elias stream."""
     starts = range(0, max(elements, 1), STREAM_ELEMENTS)
     return [(start, min(start + STREAM_ELEMENTS, elements)) for start in starts]
 
 
 def open_body(body: np.ndarray, norm_count: int, streams: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The norms and the streams of a payload.
+    """Return the norms and the streams of a payload.
 
     Raises:
-        CorruptPayloadError: lengths in it contradict its own.
+        CorruptPayloadError: the lengths in it contradict its length.
     """
     norms_end = 8 * streams + 4 * norm_count
     if len(body) < norms_end:

@@ -1,4 +1,4 @@
-"""Numbers as they are, as float32 or float16."""
+"""Codec of unquantized float32 or float16 numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels, spli
 
 @dataclass(frozen=True)
 class Floats(Codec):
-    """A number for each element.
+    """One float for each element.
 
     Args:
         dtype: ``"float32"``, or ``"float16"``, which rounds to nearest, and to infinity from 65,520 on.
@@ -36,7 +36,7 @@ class Floats(Codec):
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        """Of one payload."""
+        """Write the values of a single payload times a factor."""
         (payload,) = payloads
         arrays = [payload[start : start + count] for start, count in zip(at, batch.elements)]
         return segment_kernels(kernels).scale(arrays, factor, outs)
@@ -44,7 +44,7 @@ class Floats(Codec):
     def averages(
         self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch
     ) -> Sequence[Any]:
-        """Of payloads of these segments alone."""
+        """Return the averages over payloads of exactly these segments."""
         if self.dtype != "float32":
             payloads = [_as_float32(kernels, payload) for payload in payloads]
         mean = kernels.mean(payloads)

@@ -1,7 +1,7 @@
-"""The level sets of stochastic rounding, as functions of ``s``, for formulas of errors; the kernels have their own.
+"""Level sets of stochastic rounding as functions of ``s``, for formulas.
 
-``s`` is the number of non-zero levels of a uniform set ``0, 1/s, ..., 1``, and the exponent of the smallest non-zero
-level of an exponential set ``0, 2^-s, ..., 1/2, 1``.
+Kernels have separate code. ``s`` is the number of non-zero levels of a uniform set ``0, 1/s, ..., 1``, and the exponent
+of the smallest non-zero level of an exponential set ``0, 2^-s, ..., 1/2, 1``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from horovod_quant.codecs.arguments import exponent, positive_int
 
 
 def uniform_levels(s: int) -> npt.NDArray[np.float64]:
-    """The levels ``k/s``, ``k = 0..s``.
+    """Return the levels ``k/s``, ``k = 0..s``.
 
     Args:
         s: number of non-zero levels, at least 1.
@@ -31,7 +31,7 @@ def uniform_levels(s: int) -> npt.NDArray[np.float64]:
 
 
 def exponential_levels(s: int) -> npt.NDArray[np.float64]:
-    """The levels ``0, 2^-s, ..., 1/2, 1``.
+    """Return the levels ``0, 2^-s, ..., 1/2, 1``.
 
     Args:
         s: exponent of the smallest non-zero level, 0 to 1000 (0 is ternary).

@@ -1,4 +1,4 @@
-"""The codes of QSGD and NUQSGD: the norm of each bucket, and a sign and a level for each element."""
+"""Codec of QSGD and NUQSGD: norms, signs and levels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
 
 @dataclass(frozen=True)
 class NormsAndCodes(Codec):
-    """Stochastic rounding to uniform or exponential levels between 0 and the norm of a bucket.
+    """Stochastic rounding to levels between 0 and a bucket's norm.
 
     Args:
         levels: ``"uniform"`` or ``"exponential"``.

@@ -1,4 +1,4 @@
-"""The codes of EDEN: a random rotation, Lloyd-Max levels, and one scale a bucket."""
+"""Codec of EDEN: random rotation, Lloyd-Max levels, scales."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
 
 LARGEST_STEP = 2**31 - 1
-"""A step counts on from 0 after it: what an int32 word holds."""
+"""Maximum of an int32 word, after which the step in a payload wraps to 0."""
 
 
 @dataclass(frozen=True)
 class RotatedCodes(Codec):
-    """Codes of rotated elements, which follow a word with the step that selected the rotation.
+    """A step word that selects the rotation, and codes.
 
-    The step is a local count of the rank that encodes. The count of a receiver differs after a worker has joined later,
-    has failed in the middle of a step, or has missed steps after ``hvd.join()``.
+    The step is a local count of the encoding rank. A receiver's count may differ: after a worker has joined later, has
+    failed in the middle of a step, or has missed steps after ``hvd.join()``.
 
     Args:
         bits: width of a code.
-        trellis: true if the codes are trellis-coded.
+        trellis: True if the codes are trellis-coded.
     """
 
     bits: int
@@ -59,7 +59,10 @@ class RotatedCodes(Codec):
     def reduce(
         self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch, gather: Codec
     ) -> Any:
-        """With the step of the first worker, which every rank that reduces a part of a tensor knows."""
+        """Encode the averages with the first worker's step.
+
+        All reducers of a tensor know it.
+        """
         assert isinstance(gather, RotatedCodes)
         averages = batch.with_values(self.averages(kernels, payloads, at, batch))
         steps = segment_kernels(kernels).step_words(payloads[0], at, batch.elements)
@@ -67,17 +70,18 @@ class RotatedCodes(Codec):
 
 
 def eden_variance_factor(bits: int, with_trellis: bool = False) -> float:
-    """EDEN's ``E||Q(v) - v||^2 / ||v||_2^2``, over the rotations: ``D / (1 - D)``, for every vector v.
+    """Return EDEN's nmse for one vector: ``D / (1 - D)``.
 
-    With z the rotated vector, q its levels and the scale ``||v||^2 / <z, q>`` the squared error is
-    ``||v||^4 ||q||^2 / <z, q>^2 - ||v||^2``. The coordinates of z are nearly independent and normally
-    distributed, and Lloyd-Max levels have ``E z q = E q^2 = 1 - D``, as do those of a trellis, which are the means of
-    what they stand for, too. It is less accurate for vectors shorter than a bucket.
+    It is ``E||Q(v) - v||^2 / ||v||_2^2``. The expectation is over the rotations, for every vector v. With z the rotated
+    vector, q its levels and the scale ``||v||^2 / <z, q>`` the squared error is ``||v||^4 ||q||^2 / <z, q>^2 -
+    ||v||^2``. The coordinates of z are nearly independent and normally distributed, and Lloyd-Max levels have ``E z q =
+    E q^2 = 1 - D``. So do a trellis's levels, which are also the means of their cells. It is less accurate for vectors
+    shorter than a bucket.
 
     Args:
         bits: width of a code, 1 to 4.
-        with_trellis: true if the levels are those of `horovod_quant.kernels.trellis`. A bucket shorter than 1,024 then
-            has more, up to what there is without a trellis.
+        with_trellis: True for the levels of `horovod_quant.kernels.trellis`. A bucket shorter than 1,024 then has a
+            larger value, up to the one without a trellis.
 
     Returns:
         A ratio of variances, without unit.
@@ -97,18 +101,18 @@ def eden_variance_factor(bits: int, with_trellis: bool = False) -> float:
 def eden_error(
     bits: int, server_bits: int | None = None, ratio: float = 1.0, with_trellis: bool = False
 ) -> float:
-    """``E||estimate - average||^2 / ||average||^2`` of EDEN: ``a v_up``, or ``a v_up + v_down (1 + a v_up)``.
+    """Return EDEN's nmse ``E||estimate - average||^2 / ||average||^2``.
 
-    v is `eden_variance_factor` and a the ratio. The workers' errors are independent, so ``a v_up`` of them remains; the
-    server rounds its result, including these errors.
+    It is ``a v_scatter``, or ``a v_scatter + v_gather (1 + a v_scatter)`` with a second rounding. v is
+    `eden_variance_factor` and a the ratio. The workers' errors are independent, so ``a v_scatter`` of them remains; the
+    reducer rounds its result, including these errors.
 
     Args:
         bits: bits of the workers' codes.
-        server_bits: bits of the server's second rounding; None for an allgather, which has none.
-        ratio: the workers' mean ``||g_i||^2``, divided by n times ``||average||^2``: 1 for gradients that have nothing
-            in common, 1/n where they are equal, and ``1 / (1 + (n - 1) rho)`` where they share a fraction rho of their
-            energy.
-        with_trellis: of both codes.
+        server_bits: bits of the reducer's second rounding; None for an allgather, which has none.
+        ratio: the workers' mean ``||g_i||^2``, divided by n times ``||average||^2``: 1 for uncorrelated gradients, 1/n
+            where they are equal, and ``1 / (1 + (n - 1) rho)`` where they share a fraction rho of their energy.
+        with_trellis: whether both codes are trellis-coded.
 
     Returns:
         A ratio of variances, without unit.

@@ -1,6 +1,6 @@
-"""The step of a rotated sum: how far apart levels are for which the sum of all workers fits its fields.
+"""Step size of a rotated sum, by which sums fit their fields.
 
-What is here decides bits on the wire, and the error that follows from the step: `horovod_quant.schemes.rotated_sum`.
+It determines bits on the wire and the nmse of `horovod_quant.schemes.rotated_sum`.
 """
 
 from __future__ import annotations
@@ -14,34 +14,36 @@ import numpy as np
 from horovod_quant.codecs.arguments import positive_int
 
 OVERFLOWS = 5e-7
-"""How often, by design, a sum in a bucket of a rotated sum leaves its field, if the bucket's ratio of ``||sum||^2`` to
-``sum ||g_i||^2`` equals its neighbours'. With independent gradients it differs by 3 to 4%, which makes that 1.2 to 1.4
-times as frequent.
+"""Design probability that a bucket of a rotated sum has a sum outside its field.
+
+It holds if the bucket's ratio of ``||sum||^2`` to ``sum ||g_i||^2`` equals its neighbours' ratio. With independent
+gradients the ratio differs by 3 to 4%, which increases the probability to 1.2× to 1.4×.
 """
 
 SAMPLES = 128
-"""Number of the sum's coordinates from which its norm is estimated, if a gradient has that number."""
+"""Number of the sum's coordinates from which its norm is estimated, if a gradient has enough elements."""
 
 LEAST_SHARE = 0.5
-"""The smallest ``||sum||^2 / sum ||g_i||^2`` that steps allow for; gradients that cancel have less."""
+"""Smallest ``||sum||^2 / sum ||g_i||^2`` that step sizes allow for; gradients that cancel have less."""
 
-_COORDINATES = 1024  # of a bucket
+_COORDINATES = 1024  # per bucket
 
 
 def rotated_sum_step(bits: int, workers: int, rounding: str = "joint") -> float:
-    """The step of a rotated sum, in standard deviations of the sum's coordinates.
+    """Return the step size of a rotated sum.
 
-    It is the smallest step for which a bucket's coordinates leave a field of ``-2^(b-1) .. 2^(b-1) - 1`` steps at most
-    once in `OVERFLOWS`. A coordinate T of the sum, in steps, is normally distributed, because of the signs of the
-    second round. The rounding errors are those of pairs of workers: ``1 - x`` with probability x, otherwise ``-x``, for
-    a fraction x of the pair's sum. c is the logarithm of the mean of ``exp(s error)`` over a pair's x and the errors.
-    By Chernoff's bound
-    ``log P(T + errors >= 2^(b-1)) <= min over s of s^2 / (2 step^2) + c(s) n / 2 - 2^(b-1) s``, which is set to its
-    value for a lone normal variable that leaves the field equally rarely, ``-z^2 / 2``.
+    Its unit is the standard deviation of the sum's coordinates. It is the smallest step size for which a bucket's
+    coordinates leave a field of ``-2^(b-1) .. 2^(b-1) - 1`` steps with a probability of at most `OVERFLOWS`. A
+    coordinate T of the sum, in steps, is normally distributed, because of the signs of the second round. The rounding
+    errors are those of pairs of workers: ``1 - x`` with probability x, otherwise ``-x``, for a fraction x of the pair's
+    sum. c is the logarithm of the mean of ``exp(s error)`` over a pair's x and the errors. By Chernoff's bound ``log
+    P(T + errors >= 2^(b-1)) <= min over s of s^2 / (2 step^2) + c(s) n / 2 - 2^(b-1) s``, which is set to its value for
+    a single normal variable that leaves the field with equal probability, ``-z^2 / 2``.
 
-    The errors have a variance of n / 12, or less where the step is large compared with a worker's own coordinates,
-    because an integer is then mostly 0: that is why a step exists for any number of workers. The derivation assumes
-    that workers share the energy equally, pairs are alike, and the sum has the smallest share; then integers vary most.
+    The errors have a variance of n / 12, or less where the step size is large compared with a worker's local
+    coordinates, because an integer is then mostly 0: that is why a step size exists for any number of workers. The
+    derivation assumes that workers share the energy equally, pairs are alike, and the sum has the smallest share, where
+    integers vary most.
 
     Args:
         bits: width of a field, 2 to 8.
@@ -82,16 +84,16 @@ def _rotated_sum_step(bits: int, workers: int, joint: bool) -> float:
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
-    # The same everywhere, whatever the last bits of a library's exponential are.
+    # Coarse, so that the last bits of a library's exponential do not matter.
     return math.ceil(high * 2**12) / 2**12
 
 
 def estimate_margin(samples: int) -> float:
-    """Factor applied to a sum's variance because it is only estimated.
+    """Return the factor for a variance that is only estimated.
 
-    With a variance estimated from N coordinates, and a margin m, the deviations that fit a field are ``z^2 m X / N``
-    instead of ``z^2``, where X has the chi-square distribution. The mean of ``exp(-z^2 m X / (2 N))`` is
-    ``(1 + z^2 m / N)^(-N/2)``; m makes it ``exp(-z^2 / 2)``.
+    It is applied to the sum's variance. With a variance estimated from N coordinates, and a margin m, the deviations
+    that fit a field are ``z^2 m X / N`` instead of ``z^2``, where X has the chi-square distribution. The mean of
+    ``exp(-z^2 m X / (2 N))`` is ``(1 + z^2 m / N)^(-N/2)``; m makes it ``exp(-z^2 / 2)``.
 
     Args:
         samples: N, at least 1.
@@ -108,14 +110,15 @@ def estimate_margin(samples: int) -> float:
     twice = 2 * _tail_exponent()
     if twice / samples > 700:
         return math.inf
-    # Fewer bits than a library's exponential may differ in.
+    # Rounded, so that the last bits of a library's exponential do not matter.
     return round(samples * math.expm1(twice / samples) / twice * 2**20) / 2**20
 
 
 def rotated_sum_error(bits: int, workers: int, rounding: str = "joint") -> float:
-    """``E||estimate - average||^2 / ||average||^2`` of a rotated sum, for independent gradients of equal norms.
+    """Return the nmse ``E||estimate - average||^2 / ||average||^2`` of a rotated sum.
 
-    The variance of the rounding times the square of the step. It does not include exchanging overflows again.
+    For independent gradients of equal norms: the variance of the rounding times the square of the step size. It does
+    not include resent buckets.
 
     Args:
         bits: width of a field, 2 to 8.
@@ -128,7 +131,7 @@ def rotated_sum_error(bits: int, workers: int, rounding: str = "joint") -> float
     Raises:
         TypeError, ValueError: an argument is not as above.
 
-    Source: `rotated_sum_step`; for joint rounding the variance of a pair's fraction, averaged over the fractions.
+    Source: `rotated_sum_step`; for correlated rounding the variance of a pair's fraction, averaged over the fractions.
     """
     step = rotated_sum_step(bits, workers, rounding) * math.sqrt(min(estimate_margin(SAMPLES), workers))
     terms, deviation = _rounded_sums(workers, is_joint(rounding), alike=False)
@@ -136,15 +139,22 @@ def rotated_sum_error(bits: int, workers: int, rounding: str = "joint") -> float
 
 
 def _tail_exponent() -> float:
-    """``z^2 / 2`` where a bucket of normal coordinates exceeds z standard deviations once in `OVERFLOWS`."""
+    """Return ``z^2 / 2`` for the design's limit z.
+
+    A normal bucket exceeds z standard deviations with probability `OVERFLOWS`.
+    """
     return NormalDist().inv_cdf(OVERFLOWS / (2 * _COORDINATES)) ** 2 / 2
 
 
 def _rounded_sums(workers: int, joint: bool, alike: bool) -> tuple[float, float]:
-    """How many variables' fractions decide on the error of the workers' sum, and their deviation by a worker's.
+    """Return the number and deviation of a sum's independent roundings.
+
+    The deviation's unit is a worker's.
 
     Args:
-        alike: true if the two of a pair are the same, false if they are independent.
+        workers: number of workers.
+        joint: True for correlated rounding, by pairs.
+        alike: True if the two gradients of a pair are equal, False if they are independent.
     """
     if not joint or workers == 1:
         return workers, 1.0
@@ -152,7 +162,10 @@ def _rounded_sums(workers: int, joint: bool, alike: bool) -> tuple[float, float]
 
 
 def _fraction_variance(deviation: float) -> float:
-    """The mean of ``x (1 - x)``, x the fraction of a normal variable: 1/6 where it is wide, by its Fourier series."""
+    """Return the mean of ``x (1 - x)`` by its Fourier series.
+
+    x is the fraction of a normal variable.
+    """
     if deviation < 0.2:
         return deviation * math.sqrt(2 / math.pi) - deviation**2
     k = np.arange(1, 20)

@@ -1,7 +1,7 @@
-"""How much error rounding adds, for gradients like white noise: what `advise` says of a method's quality.
+"""Expected rounding errors for gradients like white noise, which `advise` reports.
 
-The errors are expectations, computed from the variance of stochastic rounding, not samples of it. Real gradients have
-heavier tails, and larger errors. Each scheme tells its own, by `Scheme.expected_nmse`.
+They are computed from the variance of stochastic rounding, without sampling. Real gradients have heavier tails and
+larger errors. `Scheme.expected_nmse` of each scheme uses them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _NUMBERS = 2**12
 
 
 def rounding_variance(r: npt.ArrayLike, levels: npt.ArrayLike) -> _Floats:
-    """Exact variance of rounding each ``r`` at random to one of its two neighbouring levels, without bias.
+    """Return the exact variance of unbiased stochastic rounding.
 
-    With ``r`` between ``low`` and ``high`` it is ``(high - r) (r - low)``.
+    Each ``r`` is rounded to one of its neighbouring levels. With ``r`` between ``low`` and ``high`` it is ``(high - r)
+    (r - low)``.
 
     Args:
         r: any shape, each in [0, 1].
@@ -49,7 +50,9 @@ def rounding_variance(r: npt.ArrayLike, levels: npt.ArrayLike) -> _Floats:
 
 
 def joint_dither(rank: int, size: int) -> tuple[int, float]:
-    """c and a of worker ``rank`` of ``size``, which draws ``frac(c U + a)`` from the uniform U that all workers share.
+    """Return c and a of a worker's dither ``frac(c U + a)``.
+
+    All workers share the uniform U.
 
     Source: `horovod_quant.kernels.keys.RngKey.joint`.
     """
@@ -70,20 +73,23 @@ def flat(name: str, value: npt.ArrayLike) -> _Floats:
 def gaussian_error(
     grid: np.ndarray, norm: str, elements: int, rounding: str, workers: int, again: bool = False
 ) -> float:
-    """``||average - exact|| / ||exact||`` to be expected for independent Gaussian gradients.
+    """Return the expected rel_rmse for independent Gaussian gradients.
 
-    It does not depend on the number of workers where the levels do not, if they draw independently or their number is
-    even: rounding errors average out just as such gradients do.
+    It is ``||average - exact|| / ||exact||``. For levels that do not depend on the number of workers, it does not
+    depend on it either, if workers draw independently or their number is even: rounding errors average out just as such
+    gradients do.
 
     Args:
         grid: the levels, from 0 to 1, to which magnitudes divided by the norm are rounded stochastically.
         norm: ``"max"`` or ``"l2"``.
-        elements: that share a norm, those of all workers for a norm that these share.
+        elements: number of elements that share a norm; of all workers, if the workers share it.
         rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.base.worker_key`.
-        workers: who round.
-        again: true if the reducer rounds the average once more.
+        workers: number of workers that round.
+        again: True if the reducer rounds the average once more.
     """
-    drawing = 1 if rounding != "joint" else workers if workers % 2 else 2  # pairs leave what one pair leaves
+    drawing = (
+        1 if rounding != "joint" else workers if workers % 2 else 2
+    )  # any number of pairs equals one pair
     scale, one, cancelled = _variances(np.asarray(grid, np.float64).tobytes(), norm, elements, drawing)
     return scale * math.sqrt((one - cancelled + one * again) / float((_values() ** 2).mean()))
 
@@ -95,18 +101,19 @@ def _values() -> np.ndarray:
 
 @functools.lru_cache(maxsize=1024)
 def _variances(levels: bytes, norm: str, elements: int, drawing: int) -> tuple[float, float, float]:
-    """A norm, the variance of a rounding by it, and what `_cancelled` takes off."""
+    """Return a norm, its rounding's variance, and the reduction by `_cancelled`."""
     grid, scale = np.frombuffer(levels), _largest(elements) if norm == "max" else math.sqrt(elements)
     ratios = np.minimum(_values() / scale, 1.0)
     return scale, float(rounding_variance(ratios, grid).mean()), _cancelled(ratios, grid, drawing)
 
 
 def _cancelled(ratios: np.ndarray, grid: np.ndarray, workers: int) -> float:
-    """What joint rounding takes off each worker's share of the variance of a sum, where gradients are independent.
+    """Return the reduction of variance by correlated rounding.
 
-    Given the uniform number that all have in common, the workers' errors are independent, with means that depend on
-    the worker's own number u alone: g(u), an odd function around 1/2, as values are as often negative. So covariances
-    are those of the g(u_i), which cancel each other in pairs; of an odd number three do in part.
+    It is a worker's share of the reduction in the sum's variance. For independent gradients. Given the uniform number
+    that all workers share, the workers' errors are independent, with means that depend only on the worker's local
+    number u: g(u), an odd function around 1/2, as values are negative with probability 1/2. So covariances are those of
+    the g(u_i), which cancel in pairs; with an odd number of workers three cancel in part.
     """
     if workers == 1:
         return 0.0

@@ -1,4 +1,4 @@
-"""Digits on one scale for all workers, which an allreduce can add: the uniform levels of Global-QSGD."""
+"""Codec of Global-QSGD's uniform levels: integers on a shared scale."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels, spli
 
 @dataclass(frozen=True)
 class SharedScaleSums:
-    """Signed digits in fields that hold their sum over all workers.
+    """Signed digits in fields wide enough for their sum over all workers.
 
     Args:
-        width: of a field.
+        width: bits of a field.
         levels: largest digit of a worker.
         norm: ``"max"`` (the largest magnitude over all workers) or ``"l2"`` (the root of the sum of all squares).
         bucket_size: number of elements that share a norm.
@@ -30,11 +30,11 @@ class SharedScaleSums:
     domain = "worker"
 
     def offsets(self, elements: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Where the norms, and the words, of each tensor begin; and how many there are."""
+        """Return the offsets of norms and words, with totals."""
         return norm_offsets(elements, self.bucket_size), _word_offsets(elements, self.width)
 
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder, norms: Any, norm_at: Sequence[int]) -> Any:
-        """The digits of all tensors, and a word that counts those who take part."""
+        """Return all tensors' digits, and a word counting active workers."""
         return segment_kernels(kernels).encode_sums(
             self.bucket_size, self.levels, self.width, batch, rounder, norms, norm_at
         )
@@ -50,7 +50,7 @@ class SharedScaleSums:
         outs: Sequence[Any],
         table: Any = None,
     ) -> Sequence[Any]:
-        """Write the sums of some tensors of those with these lengths, times a factor."""
+        """Write the sums of some of the tensors times a factor."""
         norm_at, word_at = self.offsets(elements)
         return segment_kernels(kernels).decode_sums(
             self.bucket_size,
@@ -69,7 +69,7 @@ class SharedScaleSums:
 
 @lru_cache(maxsize=256)  # the tensors of every step have the same lengths
 def norm_offsets(elements: tuple[int, ...], bucket_size: int) -> tuple[int, ...]:
-    """Where the norms of each tensor begin, and their number."""
+    """Return the offset of each tensor's norms, and their total."""
     return tuple(split_points([buckets(count, bucket_size) for count in elements]))
 
 

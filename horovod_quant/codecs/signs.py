@@ -1,4 +1,4 @@
-"""One bit an element, and a flag for each tile: what BinSGDM's workers send, and what its reducers make of it."""
+"""Codecs of BinSGDM: bits with flags, and averages of bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from horovod_quant.kernels.segments import Batch, Rounder, any_flags, segment_ke
 
 @dataclass(frozen=True)
 class Signs(Codec):
-    """A bit of each element of the update, whose probability momentum and scale are.
+    """One bit per element, with a probability from momentum and scale.
 
     A tile with an element that is not finite is flagged, and decodes to NaN.
     """
@@ -28,13 +28,13 @@ class Signs(Codec):
         return tiles(elements) * ROW + ceil_div(tiles(elements), ROW)
 
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> Any:
-        """Updates the states of the batch.
+        """Encode the batch and update its states.
 
         Raises:
-            ValueError: there are none.
+            ValueError: the batch has no states.
         """
         if any(state is None for state in batch.states):
-            raise ValueError("BinSGDM exchanges only gradients of its own optimizer: no momentum was given")
+            raise ValueError("BinSGDM reduces only gradients of its optimizer: no momentum was given")
         return segment_kernels(kernels).binarize(batch, rounder, self.offsets(batch.elements))
 
     def decode(
@@ -47,14 +47,14 @@ class Signs(Codec):
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        """Of one payload, that of a reducer."""
+        """Write the values of a single payload, a reducer's, times a factor."""
         (payload,) = payloads
         return segment_kernels(kernels).decode_signs(payload, batch, at, factor, outs)
 
     def reduce(
         self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch, gather: Codec
     ) -> Any:
-        """A bit drawn from the average over the workers, or with `SignAverages` the average itself."""
+        """Encode bits drawn from averages, or with `SignAverages` the averages."""
         if isinstance(gather, SignAverages):
             return gather.of_signs(kernels, payloads, at, batch)
         return segment_kernels(kernels).vote(payloads, batch, Rounder(REDUCER), at)
@@ -62,7 +62,7 @@ class Signs(Codec):
 
 @dataclass(frozen=True)
 class SignAverages(Codec):
-    """The average of the signs of all workers: a sign and a magnitude.
+    """Averages of all workers' signs, as a sign and a magnitude.
 
     Codes are exact for up to ``2^(bits - 1)`` workers, and for any even number of workers below ``2^bits``; with more
     they are rounded at random, without bias.
@@ -84,7 +84,7 @@ class SignAverages(Codec):
         raise NotImplementedError
 
     def of_signs(self, kernels: Any, payloads: Sequence[Any], at: Sequence[int], batch: Batch) -> Any:
-        """The payload for the averages over payloads of `Signs`."""
+        """Encode the averages over payloads of `Signs`."""
         most = kernels.TILES_AT_A_TIME
         parts: list[Part] = []
         for i, elements in enumerate(batch.elements):
@@ -107,7 +107,7 @@ class SignAverages(Codec):
         elements: int,
         out: Any,
     ) -> Any:
-        """The codes of some tiles of segment i."""
+        """Encode the averages of some tiles of segment i."""
         part = slice(at + first * ROW, at + (first + tiles(elements)) * ROW)
         total = _sum_of_signs([payload[part] for payload in payloads], elements, kernels)
         key = Rounder(REDUCER).key(batch.chains[i], batch.steps[i])
@@ -116,7 +116,7 @@ class SignAverages(Codec):
         return kernels.encode_uniform_codes(total, reach, TILE, self.bits, key, start, out)
 
     def _in_whole_tiles(self, elements: int, encode: Any) -> list[Part]:
-        """The codes of some elements, then zeros up to the end of the last tile."""
+        """Return codes, and zeros up to the end of the tile."""
         used = code_words(elements, self.bits)
         unused = tiles(elements) * ROW * self.bits - used
         return [(used, np.int32, encode), (unused, np.int32, lambda out: np.zeros(unused, np.int32))]
@@ -145,11 +145,11 @@ class SignAverages(Codec):
         return results
 
     def _reaches(self, tile_count: int) -> np.ndarray:
-        """For each tile the sum of the workers' signs that the largest code stands for.
+        """Return the sum that the largest code represents, per tile.
 
-        That is the number of workers, unless there are so few that every possible sum has a code: an even number has
-        even sums, of which code 1 is 2; an odd number odd ones, of which code 1 is 1. A sum divided by this, times the
-        number of levels, is then exact in any arithmetic, because the quotient of the two is a power of two.
+        It is the number of workers, unless there are few enough that every possible sum has a code: an even number of
+        workers has even sums, and code 1 is 2; an odd number has odd sums, and code 1 is 1. A sum divided by this,
+        times the number of levels, is then exact in any arithmetic, because the quotient of the two is a power of two.
         """
         levels, distance = uniform_levels(self.bits), 1 + (self.workers + 1) % 2
         reach = levels * distance if self.workers <= levels * distance else self.workers
@@ -157,16 +157,16 @@ class SignAverages(Codec):
 
 
 def _sum_of_signs(votes: Sequence[Any], elements: int, kernels: Any) -> Any:
-    """The sum of the workers' signs, float32, exactly.
+    """Return the exact sum of the workers' signs, float32.
 
-    As a mean: of a power of two of arrays, whose inverse is no rounded number.
+    It is computed as a mean of a power of two of arrays, because the inverse of a power of two is exact.
     """
-    places = 1 << (len(votes) - 1).bit_length()
+    arrays_needed = 1 << (len(votes) - 1).bit_length()
 
     def decoded(words: Any, magnitude: float) -> Any:
         return kernels.decode_signs(words, magnitude, kernels.empty(elements))
 
-    arrays = [decoded(words, float(places)) for words in votes]
-    if places > len(votes):
-        arrays += [decoded(votes[0], 0.0)] * (places - len(votes))
+    arrays = [decoded(words, float(arrays_needed)) for words in votes]
+    if arrays_needed > len(votes):
+        arrays += [decoded(votes[0], 0.0)] * (arrays_needed - len(votes))
     return kernels.mean(arrays)

@@ -1,4 +1,6 @@
-"""Averaging and gradient quantization for Keras 3 on TensorFlow, under which Horovod's own optimizer does not average.
+"""Averaging and gradient quantization for Keras 3 on TensorFlow.
+
+Horovod's own optimizer does not average under Keras 3.
 
 import horovod_quant.keras as hvq
 optimizer = hvq.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=hvq.GlobalQSGD(bits=8))
@@ -18,7 +20,7 @@ from horovod_quant.tensorflow.auto import Auto
 
 
 def __getattr__(name: str) -> Any:
-    """The compressors, which are those for TensorFlow."""
+    """Return a compressor of `horovod_quant.tensorflow`."""
     return getattr(_tensorflow, name)
 
 

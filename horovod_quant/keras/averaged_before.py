@@ -1,4 +1,4 @@
-"""Gradients that Horovod has averaged already, on their way to an optimizer that would do it again."""
+"""Check for gradients that Horovod has averaged before the optimizer averages them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 _HOROVODS = ("allreduce_grads", "_Allreduce/")
-"""In the names of the function and the operations with which Horovod's tapes reduce gradients; layers have others."""
+"""Parts of the names of the function and operations with which Horovod's tapes reduce gradients."""
 
 
 def require_not_averaged(gradients: Sequence[Any]) -> None:
-    """Raises ValueError where a graph has reduced the gradients before; in eager code that cannot be told."""
+    """Raise ValueError if a graph has reduced the gradients before.
+
+    Eager code is not checked.
+    """
     if tf.executing_eagerly():
         return
     if any(each in name for name in _names_before(gradients) for each in _HOROVODS):
@@ -23,7 +26,7 @@ def require_not_averaged(gradients: Sequence[Any]) -> None:
 
 
 def _names_before(gradients: Sequence[Any]) -> Iterator[str]:
-    """The names of operations, in functions too, and of functions on the way to the gradients."""
+    """Yield the names of operations and functions that compute the gradients."""
     pending = [
         each
         for gradient in gradients

@@ -1,4 +1,4 @@
-"""One step's reductions of a distributed optimizer: what Horovod gets, in which groups, and under which names."""
+"""Reductions of a distributed optimizer's step: their tensors, groups and names."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.horovod_call import HorovodCall, own_variable
 
 _numbers: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
-"""Of the optimizers that have averaged, by process set. Every worker of a process set averages with the same ones in
-the same order, whatever else it has made.
+"""Numbers of the optimizers that have averaged, by process set.
+
+Every worker of a process set averages with the same optimizers in the same order, whatever other optimizers it has.
 """
 
 
 class Averaging:
-    """A distributed optimizer's settings, and how it averages.
+    """Averaging by a distributed optimizer, with its settings.
 
     Args:
         compression: None, a compressor of this package or one of Horovod's.
         op: the reduction.
-        process_set: where it reduces; None for all workers.
+        process_set: the process set that reduces; None for all workers.
         groups: None, a number of groups, or lists of variables; see `DistributedOptimizer`.
-        sparse_as_dense: whether ``tf.IndexedSlices`` are made dense.
-        predivide: a factor of Horovod's average to divide by before the sum.
-        devices: of dense and of sparse gradients; "" for TensorFlow's choice.
+        sparse_as_dense: whether ``tf.IndexedSlices`` are converted to dense tensors.
+        predivide: the part of the average's divisor to divide by before the sum.
+        devices: devices of dense and of sparse gradients; "" for TensorFlow's choice.
         scale_local_gradients: whether gradients of local variables are divided by the number of workers.
 
     Attributes:
-        variables: those of the gradients that are being applied.
+        variables: the variables of the gradients that are being applied.
     """
 
     def __init__(
@@ -79,11 +80,11 @@ class Averaging:
         self._local.add(own_variable(variable).ref())
 
     def average(self, gradients: Sequence[Any], indices: Sequence[int], step: Any) -> list[Any]:
-        """The gradients of ``variables``, averaged over the workers.
+        """Return the gradients of ``variables``, averaged over the workers.
 
         Args:
             gradients: tensors, ``tf.IndexedSlices`` or None, in the order of ``variables``.
-            indices: those of the variables among the optimizer's, which name the operations.
+            indices: the variables' indices in the optimizer, part of the operations' names.
             step: number of the update, for random bits.
 
         Raises:
@@ -96,25 +97,25 @@ class Averaging:
         step = tf.cast(tf.convert_to_tensor(step), tf.int64)
         results = list(gradients)
         dense: dict[int, tf.Tensor] = {}
-        for place, (gradient, variable) in enumerate(zip(gradients, self.variables)):
+        for position, (gradient, variable) in enumerate(zip(gradients, self.variables)):
             if gradient is None:
                 continue
             if own_variable(variable).ref() in self._local:
-                results[place] = self._scaled(gradient)
+                results[position] = self._scaled(gradient)
             elif isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense:
                 with tf.device(self._devices[1]):
-                    results[place] = self._gathered(gradient, self._label(f"sparse_{indices[place]}"))
+                    results[position] = self._gathered(gradient, self._label(f"sparse_{indices[position]}"))
             else:
-                dense[place] = tf.convert_to_tensor(gradient)
+                dense[position] = tf.convert_to_tensor(gradient)
         with tf.device(self._devices[0]):
-            for places in self._cut(dense):
-                reduced = self._reduced(places, [dense[place] for place in places], indices, step)
-                for place, result in zip(places, reduced):
-                    results[place] = result
+            for positions in self._cut(dense):
+                reduced = self._reduced(positions, [dense[position] for position in positions], indices, step)
+                for position, result in zip(positions, reduced):
+                    results[position] = result
         return results
 
     def agree(self, flag: tf.Tensor) -> tf.Tensor:
-        """True where ``flag`` is on every worker."""
+        """Return whether ``flag`` is true on every worker."""
         if self._is_alone():
             return flag
         _require_no_xla()
@@ -133,37 +134,46 @@ class Averaging:
         return not self._process_set.included() or self._process_set.size() == 1
 
     def _label(self, what: str) -> str:
-        """A name that is the same on every worker; those of Keras's layers count what a process has made."""
+        """Return a name that is equal on all workers.
+
+        Keras's names count a process's layers.
+        """
         process_set = self._process_set.process_set_id
         if self._number is None:
             self._number = next(_numbers[process_set])
         return f"keras_{process_set}_{self._number}_{what}"
 
     def _cut(self, dense: dict[int, tf.Tensor]) -> list[list[int]]:
-        """Which gradients are reduced together: of one type, since Horovod's groups are."""
+        """Return the gradients that are reduced together.
+
+        They have one dtype, as Horovod's groups require.
+        """
         groups: list[list[int]] = []
         if isinstance(self._groups, int):
             groups = [list(map(int, part)) for part in np.array_split(list(dense), self._groups)]
         elif self._groups is not None:
             where = {own_variable(variable).ref(): i for i, variable in enumerate(self.variables)}
             asked = [[where.get(own_variable(each).ref()) for each in group] for group in self._groups]
-            groups = [[place for place in group if place is not None and place in dense] for group in asked]
-        together = {place for group in groups for place in group}
-        groups += [[place] for place in dense if place not in together]
+            groups = [
+                [position for position in group if position is not None and position in dense]
+                for group in asked
+            ]
+        together = {position for group in groups for position in group}
+        groups += [[position] for position in dense if position not in together]
         by_type: dict[tuple[int, Any], list[int]] = {}
         for number, group in enumerate(groups):
-            for place in group:
-                by_type.setdefault((number, dense[place].dtype), []).append(place)
+            for position in group:
+                by_type.setdefault((number, dense[position].dtype), []).append(position)
         return list(by_type.values())
 
     def _reduced(
-        self, places: Sequence[int], tensors: list[tf.Tensor], indices: Sequence[int], step: tf.Tensor
+        self, positions: Sequence[int], tensors: list[tf.Tensor], indices: Sequence[int], step: tf.Tensor
     ) -> list[tf.Tensor]:
         compression, siblings = self._compression, tensors if len(tensors) > 1 else ()
         sent, contexts = [], []
-        for place, tensor in zip(places, tensors):
+        for position, tensor in zip(positions, tensors):
             if isinstance(compression, Compressor):
-                call = self._call(place, indices[place], siblings, step)
+                call = self._call(position, indices[position], siblings, step)
                 number, context = compression.compress_for(call, tensor)
             else:
                 # Horovod reduces no bfloat16.
@@ -175,7 +185,7 @@ class Averaging:
             "op": self._op,
             "process_set": self._process_set,
             "ignore_name_scope": True,
-            "name": f"HorovodAllreduce_{self._label(f'gradient_{indices[places[0]]}')}",
+            "name": f"HorovodAllreduce_{self._label(f'gradient_{indices[positions[0]]}')}",
         }
         if self._op == self._hvd.Average:
             options.update(prescale_factor=1.0 / self._predivide, postscale_factor=self._predivide)
@@ -189,10 +199,10 @@ class Averaging:
             for result, tensor in zip(results, tensors)
         ]
 
-    def _call(self, place: int, index: int, siblings: Sequence[tf.Tensor], step: tf.Tensor) -> HorovodCall:
+    def _call(self, position: int, index: int, siblings: Sequence[tf.Tensor], step: tf.Tensor) -> HorovodCall:
         label, paths = self._label(f"gradient_{index}"), _paths(self.variables)
         return HorovodCall(
-            variable=own_variable(self.variables[place]),
+            variable=own_variable(self.variables[position]),
             name=label,
             operation=label,
             op=self._op,
@@ -200,7 +210,7 @@ class Averaging:
             ignore_name_scope=True,
             siblings=siblings,
             variables=tuple(map(own_variable, self.variables)),
-            path=paths[place],
+            path=paths[position],
             paths=paths,
             key=f"variable {index}",
             step=step,
@@ -240,7 +250,10 @@ class Averaging:
 
 
 def _paths(variables: Sequence[Any]) -> tuple[str, ...]:
-    """The variables' paths; the second one of a path is called ``path#1``."""
+    """Return the variables' paths, made unique.
+
+    The second of a path is ``path#1``.
+    """
     seen: Counter[str] = Counter()
     paths = []
     for variable in variables:
@@ -261,7 +274,7 @@ def _require_no_xla() -> None:
 
 
 def _require_settings(compression: Any, op: Any, hvd: Any, groups: Any, predivide: Any) -> None:
-    """Raises ValueError or TypeError, with what would work, for a value that does not."""
+    """Raise ValueError or TypeError, with valid alternatives, for an invalid setting."""
     if isinstance(compression, type) and issubclass(compression, BaseCompressor):
         name = compression.__name__
         raise TypeError(f"compression={name}: that is a class; use an instance, {name}()")

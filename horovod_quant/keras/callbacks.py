@@ -1,4 +1,7 @@
-"""Horovod's Keras callbacks for Keras 3, under which Horovod's own fail; names and arguments are theirs."""
+"""Horovod's Keras callbacks for Keras 3, with the same names and arguments.
+
+Horovod's own callbacks fail under Keras 3.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ from horovod_quant.tensorflow.horovod_call import own_variable
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives all workers one worker's weights and optimizer state when training begins.
+    """Callback that broadcasts one worker's weights and optimizer state when training begins.
 
-    Every worker then starts from the same weights, random or loaded. The state of dropout's random numbers stays each
-    worker's own: the same masks everywhere would make their batches less different. Workers are those of the
-    optimizer's process set. BinSGDM's momentum is each worker's own, too: where every worker has loaded its own file,
+    Every worker then starts from the same weights, random or loaded. The state of dropout's random numbers is not
+    broadcast: equal masks on all workers would make their batches less different. The workers are those of the
+    optimizer's process set. BinSGDM's momentum differs between workers: if every worker has loaded a separate file,
     leave this callback out.
 
     Args:
-        root_rank: the worker whose variables the others get.
+        root_rank: the worker whose variables are broadcast.
         device: device of the broadcast; "" for TensorFlow's choice.
-        local_variables: a variable, or several, to leave as they are.
+        local_variables: a variable, or several, to leave unchanged.
 
     Raises:
         ValueError: when training begins: the workers' models differ.
@@ -47,7 +50,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self.register_local_var(variable)
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves a variable as it is."""
+        """Exclude a variable from the broadcast."""
         if not hasattr(own_variable(var), "ref"):
             raise ValueError(
                 f"local_variables: it contains {var!r}; use variables of the model or of TensorFlow"
@@ -60,14 +63,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if not self.broadcast_done:  # a model that its first batch has built
+        if not self.broadcast_done:  # the first batch has built the model
             self._broadcast()
 
     def _broadcast(self) -> None:
         model, optimizer = self.model, self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
-        # Not model.variables, which has the seeds of dropout as well.
+        # Not model.variables, which also has the seeds of dropout.
         variables = [*model.weights, *(optimizer.variables if optimizer is not None else ())]
         with tf.device(self.device):
             broadcast(
@@ -79,10 +82,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages metrics over the workers when an epoch ends.
+    """Callback that averages metrics over the workers when an epoch ends.
 
     Put it before callbacks that read metrics, such as ``EarlyStopping`` and ``ReduceLROnPlateau``: all workers then
-    decide alike. The moving statistics of batch normalization stay each worker's own.
+    decide alike. The moving statistics of batch normalization stay local to each worker.
 
     Args:
         device: device of the reduction; "" for TensorFlow's choice.
@@ -102,21 +105,23 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Sets the learning rate to ``initial_lr * multiplier`` between two epochs.
+    """Callback that multiplies the learning rate between two epochs.
+
+    It sets it to ``initial_lr * multiplier``.
 
     Args:
         initial_lr: the learning rate to multiply.
         multiplier: a function of the epoch; or a number, which is raised to the power of epochs since ``start_epoch``.
         start_epoch: the first epoch in which it is set.
-        end_epoch: the first one in which it is no more; None for all.
+        end_epoch: the first epoch in which it is no longer set; None for no end.
         staircase: whether it is set when epochs begin; otherwise with each batch, by fractions of epochs.
         momentum_correction: whether momentum is multiplied, once, by the ratio of a new learning rate to the old one,
             in optimizers that have momentum.
-        steps_per_epoch: batches of an epoch, without ``staircase``; None to take Keras's own count.
+        steps_per_epoch: batches of an epoch, without ``staircase``; None to use Keras's count.
 
     Raises:
         ValueError: ``initial_lr`` is None; or, when training begins, the batches of an epoch are not known, or the
-            optimizer has a schedule of its own.
+            optimizer has a schedule.
     """
 
     def __init__(
@@ -188,13 +193,14 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from ``initial_lr / hvd.size()`` to ``initial_lr``, batch by batch.
+    """Callback that raises the learning rate batch by batch.
 
-    After Goyal et al., "Accurate, Large Minibatch SGD" (2017).
+    It rises from ``initial_lr / hvd.size()`` to ``initial_lr``. Source: Goyal et al., "Accurate, Large Minibatch SGD"
+    (2017).
 
     Args:
-        initial_lr: the learning rate to end with.
-        warmup_epochs: epochs that it takes.
+        initial_lr: the final learning rate.
+        warmup_epochs: number of epochs of the warm-up.
         momentum_correction, steps_per_epoch: see `LearningRateScheduleCallback`.
         verbose: whether the first worker prints a line when it ends.
     """
@@ -212,7 +218,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         def multiplier(epoch: float) -> float:
             assert self.steps_per_epoch is not None
             size = hvd.size()
-            # So that an epoch ends with a round number.
+            # Plus one batch, so that an epoch ends with a round number.
             return ((epoch + 1 / self.steps_per_epoch) * (size - 1) / warmup_epochs + 1) / size
 
         super().__init__(
@@ -234,13 +240,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Saves the model whenever a metric is better than before; one worker alone writes the file.
+    """Callback that saves the model when a metric improves.
 
-    Put it behind `MetricAverageCallback`. It may be given to every worker, or to one.
+    One worker alone writes the file. Put it after `MetricAverageCallback`. It may be used on every worker, or on one.
 
     Args:
         monitor, verbose, save_weights_only, mode, save_freq: see ``keras.callbacks.ModelCheckpoint``.
-        filepath: where to save; None where the attribute ``filepath`` is set before training.
+        filepath: the file to write; None if the attribute ``filepath`` is set before training.
 
     Raises:
         ValueError: when training begins: there is no ``filepath``.
@@ -279,10 +285,10 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 def broadcast(variables: Iterable[Any], root_rank: int, process_set: Any) -> None:
-    """Assigns one worker's values to variables on all workers.
+    """Assign one worker's values to variables on all workers.
 
     Args:
-        variables: of Keras or TensorFlow, in the same order on all workers; their names may differ.
+        variables: variables of Keras or TensorFlow, in the same order on all workers; their names may differ.
         root_rank: the worker, by its global rank.
         process_set: the workers.
 
@@ -302,7 +308,7 @@ def broadcast(variables: Iterable[Any], root_rank: int, process_set: Any) -> Non
 
 
 def average_metrics(logs: Mapping[str, Any], process_set: Any) -> dict[str, float]:
-    """The workers' averages of metrics.
+    """Return the workers' averages of metrics.
 
     Raises:
         ValueError: the workers' metrics have different names.
@@ -319,7 +325,10 @@ def average_metrics(logs: Mapping[str, Any], process_set: Any) -> dict[str, floa
 
 
 def _require_same(value: list[Any], what: str, process_set: Any) -> None:
-    """Raises ValueError on all workers unless they have the same; Horovod would wait, or say less."""
+    """Raise ValueError on all workers unless their values agree.
+
+    Horovod would block, or say less.
+    """
     import horovod.tensorflow as hvd
 
     text = json.dumps(value)
@@ -349,9 +358,9 @@ def _inner(optimizer: Any) -> Any:
 
 
 def _scale_momentum(optimizer: Any, ratio: float) -> None:
-    """Multiplies what an optimizer has accumulated, once, as a momentum of so much more would.
+    """Multiply an optimizer's accumulated momentum once.
 
-    The momentum itself is a number that the graph has already.
+    This replaces a change of the momentum coefficient. The coefficient is a constant of the graph.
     """
     if not isinstance(getattr(optimizer, "momentum", None), float) or ratio == 1.0:
         return

@@ -1,7 +1,7 @@
-"""Mixed precision: an overflow on one worker is a skipped step on all.
+"""Mixed precision: all workers skip a step if one overflows.
 
-Keras decides by a worker's own gradients whether to apply them; the others would wait for the averages of a worker that
-does not.
+Keras decides by the local gradients whether to apply them; other workers would wait for the averages with a worker that
+skips.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Agree = Callable[[tf.Tensor], tf.Tensor]
 
 
 class _Agreeing:
-    """What a `keras.optimizers.LossScaleOptimizer` becomes around a distributed optimizer."""
+    """Mixin for a `keras.optimizers.LossScaleOptimizer` around a distributed optimizer."""
 
     inner_optimizer: Any
 
@@ -33,16 +33,19 @@ def _agreeing(kind: type) -> type:
 
 
 def agree_on_overflows(loss_scale: Any) -> None:
-    """Makes a loss-scaling optimizer ask all workers; it keeps its state."""
+    """Make a loss-scaling optimizer skip steps on all workers alike.
+
+    Keeps its state.
+    """
     if not isinstance(loss_scale, _Agreeing):
         kind: Any = type(loss_scale)
         loss_scale.__class__ = _agreeing(kind)
 
 
 def loss_scale_around(optimizer: Any) -> Any:
-    """The loss-scaling optimizer that is building ``optimizer``; None if there is none.
+    """Return the loss-scaling optimizer that is building ``optimizer``, or None.
 
-    Nothing else tells a distributed optimizer that ``model.compile`` has wrapped it.
+    A distributed optimizer has no other sign that ``model.compile`` has wrapped it.
     """
     frame: Any = sys._getframe()
     while frame is not None:

@@ -1,4 +1,7 @@
-"""The optimizer of BinSGDM (Peng et al., published as Birder, NeurIPS 2023) for Keras 3."""
+"""BinSGDM optimizer for Keras 3.
+
+Source: Peng et al., published as Birder, NeurIPS 2023.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from horovod_quant.tensorflow.optim import SavedUpdate, require_rates
 
 @keras.saving.register_keras_serializable("horovod_quant")
 class BinSGDM(SavedUpdate, keras.optimizers.Optimizer):
-    """Moves every element of every variable by ``+-learning_rate``; the sign is random, with odds set by its momentum.
+    """Sign-based optimizer with random signs that follow momentum.
 
-    See `horovod_quant.tensorflow.optim.BinSGDM`, which computes the same. Momentum and scale are saved with the model.
+    It moves every element of every variable by ``+-learning_rate``. It computes the same as
+    `horovod_quant.tensorflow.optim.BinSGDM`. Momentum and scale are saved with the model.
 
     Args:
         learning_rate: step size of each element; a number or a schedule.
@@ -25,8 +29,8 @@ class BinSGDM(SavedUpdate, keras.optimizers.Optimizer):
         weight_decay: decoupled weight decay; None for none.
         seed: seed of the random bits.
         name: name of the optimizer.
-        clip_norm: maximum L2 norm of each worker's own gradient of a variable, which is scaled down to it; None for no
-            limit. Keras clips (``clipnorm``) after the exchange, where it has no effect on bits.
+        clip_norm: maximum L2 norm of each worker's local gradient of a variable, which is scaled down to it; None for
+            no limit. Keras clips (``clipnorm``) after the reduction, where it has no effect on bits.
         **kwargs: see ``keras.optimizers.Optimizer``.
 
     Raises:
@@ -78,9 +82,9 @@ class BinSGDM(SavedUpdate, keras.optimizers.Optimizer):
         self.build(variables)
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
-        place = self._trainable_variables_indices.get(self._var_key(variable)) if self.built else None
-        if place is None:
+        index = self._trainable_variables_indices.get(self._var_key(variable)) if self.built else None
+        if index is None:
             raise ValueError(
                 f"{name_of(variable)} is not one of this optimizer's variables; call its build() first"
             )
-        return self._momenta[place].value, self._scales[place].value, place
+        return self._momenta[index].value, self._scales[index].value, index

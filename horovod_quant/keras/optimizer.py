@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``: any optimizer of Keras 3, with its gradients averaged over Horovod's workers."""
+"""``DistributedOptimizer`` for Keras 3: averages an optimizer's gradients over Horovod's workers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.horovod_call import require_horovod
 
 _USED = ("apply", "apply_gradients", "_backend_apply_gradients", "_clip_gradients")
-"""Methods of Keras's optimizers on the way from gradients to where they are averaged."""
+"""Methods of Keras's optimizers between the caller and the averaging, which a class must not override."""
 
 _SETTINGS = "_horovod_quant"
-"""The attribute that has an optimizer's `Averaging`; Keras tracks what is set in the usual way, and would save it."""
+"""Attribute of an optimizer with its `Averaging`, set without Keras's tracking, which would save it."""
 
 
 def DistributedOptimizer(  # noqa: N802  Horovod's name
@@ -36,38 +36,40 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
     process_set: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Makes an optimizer of Keras 3 average its gradients over Horovod's workers.
+    """Make an optimizer of Keras 3 average its gradients over Horovod's workers.
 
     It averages once for each update: after ``gradient_accumulation_steps``, before clipping, weight decay and moving
-    averages of weights, in ``model.fit``, ``train_on_batch``, a ``train_step`` of your own and with tapes alike. The
-    optimizer itself is changed, and keeps its state and name. It is saved as what it was before: ``keras.saving`` loads
-    it as the plain optimizer, `load_model` as a distributed one. Random bits depend on its ``iterations``, so that a
-    run that was saved and resumed has the same bits.
+    averages of weights, in ``model.fit``, ``train_on_batch``, a custom ``train_step`` and with tapes alike. The
+    optimizer is changed in place, and keeps its state and name. It is saved as its original class: ``keras.saving``
+    loads it as the plain optimizer, `load_model` as a distributed one. Random bits depend on its ``iterations``, so
+    that a saved and resumed run is bit-identical.
 
     Args:
         optimizer: a ``keras.optimizers.Optimizer``, also a ``LossScaleOptimizer``.
-        name: a new name for it; None to keep its own.
+        name: a new name for it; None to keep its name.
         device_dense, device_sparse: device of the reductions of dense and sparse gradients; "" for TensorFlow's choice.
         compression: None to average in full precision, a compressor such as ``hvq.GlobalQSGD(bits=8)``, or one of
             ``hvd.Compression``.
-        sparse_as_dense: whether ``tf.IndexedSlices`` are made dense; otherwise workers gather them, uncompressed.
-        gradient_predivide_factor: a factor of the average to divide by before the sum; the rest is divided after it.
+        sparse_as_dense: whether ``tf.IndexedSlices`` are converted to dense tensors; otherwise workers gather them,
+            uncompressed.
+        gradient_predivide_factor: the part of the average's divisor to divide by before the sum; the rest is divided
+            after it.
         op: ``hvd.Average``, the default, ``hvd.Sum`` or, without quantization, ``hvd.Adasum``.
-        backward_passes_per_step: 1; see the optimizer's own ``gradient_accumulation_steps``.
-        average_aggregated_gradients: as ``gradient_accumulation_steps`` does it; without effect.
-        groups: a number of groups of gradients that are reduced together, or lists of variables, of which each is a
-            group; None for each gradient by itself.
+        backward_passes_per_step: 1; see the optimizer's ``gradient_accumulation_steps``.
+        average_aggregated_gradients: no effect; ``gradient_accumulation_steps`` averages.
+        groups: a number of groups of gradients that are reduced together, or lists of variables, each a group; None to
+            reduce each gradient separately.
         process_set: an ``hvd.ProcessSet`` whose workers average; None for all.
         scale_local_gradients: whether the gradients of variables given to the optimizer's ``register_local_var``, which
             are not averaged, are divided by the number of workers.
 
     Returns:
-        The optimizer, which is an instance of its class still.
+        The optimizer, still an instance of its class.
 
     Raises:
-        TypeError: ``optimizer`` or ``compression`` is something else.
-        ValueError: an argument is out of range, the optimizer is distributed already, or its class overrides the
-            methods on the way to where gradients are averaged.
+        TypeError: ``optimizer`` or ``compression`` has another type.
+        ValueError: an argument is out of range, the optimizer is distributed already, or its class overrides methods
+            that are called before the averaging.
         ImportError: Horovod is missing, or was built without TensorFlow.
     """
     require_horovod()
@@ -103,7 +105,7 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
 
 
 class _Distributed:
-    """What an optimizer's class gets in front of it."""
+    """Mixin that precedes an optimizer's class."""
 
     _trainable_variables: Sequence[Any]
     iterations: Any
@@ -118,7 +120,7 @@ class _Distributed:
         parent.build(variables)
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves a variable's gradient to this worker; see ``scale_local_gradients``."""
+        """Exclude a variable's gradient from averaging; see ``scale_local_gradients``."""
         self._horovod_quant_averaging().keep_local(var)
 
     @tf.autograph.experimental.do_not_convert
@@ -146,19 +148,22 @@ class _Distributed:
 
 @functools.cache
 def _distributed(kind: type) -> type:
-    # Keras's own classes are saved by their public module.
+    # Keras saves its classes by their public module.
     module = "keras.optimizers" if kind.__module__.partition(".")[0] == "keras" else kind.__module__
     made = type(kind.__name__, (_Distributed, kind), {"__module__": module, "__doc__": kind.__doc__})
     package, _, name = keras.saving.get_registered_name(kind).rpartition(">")
     if package:
-        # It is saved by the name under which the plain class is loaded.
+        # Saved under the plain class's name, so that it is loaded as the plain class.
         for each in (made, kind):
             keras.saving.register_keras_serializable(package, name)(each)
     return made
 
 
 def averaging_of(optimizer: Any) -> Averaging | None:
-    """How an optimizer averages, one inside a loss-scaling one too; None where it does not."""
+    """Return the `Averaging` of an optimizer, or None.
+
+    The optimizer may be inside a loss-scaling one.
+    """
     return vars(getattr(optimizer, "inner_optimizer", optimizer)).get(_SETTINGS)
 
 

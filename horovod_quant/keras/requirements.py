@@ -1,9 +1,9 @@
-"""What must be there before anything else of `horovod_quant.keras` is imported: importing this checks it."""
+"""Requirements of `horovod_quant.keras`, checked when this module is imported, before all others."""
 
 from __future__ import annotations
 
 OLDEST = (3, 6)
-"""Keras's oldest release in which gradients are clipped after they have been accumulated."""
+"""The oldest release of Keras that clips gradients after accumulating them."""
 
 _OLDEST = ".".join(map(str, OLDEST))
 

@@ -1,4 +1,4 @@
-"""Models that were saved with a distributed optimizer."""
+"""Loading of models that were saved with a distributed optimizer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def load_model(
     safe_mode: bool = True,
     **options: Any,
 ) -> Any:
-    """Loads a model, and makes its optimizer a distributed one.
+    """Load a model, and make its optimizer a distributed one.
 
-    Its state is in the file, ``iterations`` among it: random bits continue where they were.
+    The file has the optimizer's state, including ``iterations``: random bits continue where they were.
 
     Args:
         filepath: a ``.keras`` file, or ``.h5``.
         custom_optimizers: classes of optimizers that Keras does not know.
-        custom_objects: further classes by their names.
+        custom_objects: further classes, by name.
         safe_mode: see ``keras.saving.load_model``.
         **options: arguments of `DistributedOptimizer`, which are not in the file.
 

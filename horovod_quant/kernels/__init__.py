@@ -1,6 +1,6 @@
-"""Kernels: pure functions on arrays, the same set in each backend, the same bits from each.
+"""Kernels: pure functions on arrays, bit-identical in all backends.
 
-``reference`` (numpy) is the specification, ``native`` (C++) the fast one.
+``reference`` (numpy) is the specification, ``native`` (C++) the fast backend.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from horovod_quant.kernels import native, native_library, notices, reference
 BACKENDS = {"numpy": reference, "native": native}
 
 OWN_OF_FRAMEWORKS = ("tensorflow", "triton")
-"""Kernels for tensors where they are, which the framework's compressors know; numpy's arrays do without them."""
+"""Backends for a framework's tensors, which only its compressors select; numpy arrays do not need them."""
 
 _warned = False
 
 
 def get(name: str = "auto") -> ModuleType:
-    """The backend called ``name``; ``"auto"`` takes the fastest that works here.
+    """Return a backend by name; ``"auto"`` selects the fastest one available.
 
-    The environment variable HOROVOD_QUANT_KERNELS says what ``"auto"`` means.
+    The environment variable HOROVOD_QUANT_KERNELS overrides ``"auto"``.
 
     Raises:
         ValueError: ``name`` is not a backend.
-        ImportError: ``"native"`` was asked for by name and cannot be loaded.
+        ImportError: ``"native"`` was requested by name and cannot be loaded.
     """
     if name == "auto":
         name = os.environ.get("HOROVOD_QUANT_KERNELS") or "auto"
@@ -39,7 +39,7 @@ def get(name: str = "auto") -> ModuleType:
 
 
 def fastest() -> ModuleType:
-    """The fastest backend that works here; warns, once, where it is numpy's."""
+    """Return the fastest available backend; warns once if it is numpy."""
     global _warned
     problem = _native_problem()
     if problem is None:
@@ -59,7 +59,7 @@ def _native_problem() -> str | None:
 
 
 def describe() -> str:
-    """Which backend ``"auto"`` stands for, for arrays in the host's memory, and why, in a line."""
+    """Return a line with the ``"auto"`` backend for host memory, and why."""
     wanted = os.environ.get("HOROVOD_QUANT_KERNELS") or "auto"
     if wanted not in ("auto", "native", *OWN_OF_FRAMEWORKS):
         return f"{wanted} kernels, requested by HOROVOD_QUANT_KERNELS"

@@ -1,7 +1,6 @@
-"""What schemes do with whole numpy arrays besides computing: part of the interface of the numpy and native backends.
+"""Functions on whole numpy arrays for the numpy and native backends.
 
-Schemes use these functions rather than numpy's, so that a backend whose arrays are another framework's tensors can
-run them, too.
+Schemes use these functions rather than numpy, so that backends on other frameworks' tensors can run them, too.
 """
 
 from __future__ import annotations
@@ -20,43 +19,49 @@ _ALIGNMENT = 64
 _byte_of: Callable[[Any], Any] = ctypes.c_char.from_buffer
 
 TILES_AT_A_TIME = 64
-"""Tiles that a loop takes at a time: a sum in float32 stays in the cache, and takes no chunk's memory."""
+"""Tiles per iteration of a loop: a float32 sum stays in the cache, and needs no memory for a whole shard."""
 
 Part = tuple[int, Any, Callable[[np.ndarray], Any]]
-"""Length, dtype, and ``fill(out)``, which writes to ``out`` and returns it, or returns what belongs there."""
+"""Length, dtype, and ``fill(out)``, which writes to ``out`` and returns it, or returns the values to be copied."""
 
 
 def no_part(dtype: Any) -> Part:
-    """Makes an array of no other parts one of this type."""
+    """Return an empty part, which sets an array's type."""
     return 0, dtype, lambda out: np.zeros(0, dtype)
 
 
 def address(array: np.ndarray) -> int:
-    """Of its first element."""
+    """Return the address of an array's first element."""
     try:
-        return ctypes.addressof(_byte_of(array))  # takes a tenth of the time of numpy's own ways
-    except (TypeError, ValueError):  # of an array that is read-only, empty or not contiguous
+        return ctypes.addressof(_byte_of(array))  # 10× faster than numpy's attributes
+    except (TypeError, ValueError):  # the array is read-only, empty or not contiguous
         return array.__array_interface__["data"][0]
 
 
 def aligned_empty(elements: int, dtype: Any) -> np.ndarray:
-    """An array that starts at a multiple of 64 bytes, as TensorFlow wants memory that it does not copy."""
+    """Return an array aligned to 64 bytes.
+
+    TensorFlow requires this alignment of memory that it does not copy.
+    """
     return aligned(memory_for(elements, dtype), elements, dtype)
 
 
 def memory_for(elements: int, dtype: Any) -> np.ndarray:
-    """Memory, uint8, in which such an array has its place."""
+    """Return memory, uint8, with room for an aligned array."""
     return np.empty(elements * np.dtype(dtype).itemsize + _ALIGNMENT, np.uint8)
 
 
 def aligned(memory: np.ndarray, elements: int, dtype: Any) -> np.ndarray:
-    """The array in memory of `memory_for`."""
+    """Return the aligned array in memory of `memory_for`."""
     offset = -address(memory) % _ALIGNMENT
     return memory[offset : offset + elements * np.dtype(dtype).itemsize].view(dtype)
 
 
 def pack(parts: Sequence[Part]) -> np.ndarray:
-    """One array of consecutive parts, each computed in its place; int32 words where the parts' types differ."""
+    """Return one array of consecutive parts, each computed in place.
+
+    Int32 words if the types differ.
+    """
     types = {np.dtype(dtype) for _, dtype, _ in parts}
     dtype = types.pop() if len(types) == 1 else np.dtype(np.int32)
     array = aligned_empty(sum(length for length, _, _ in parts), dtype)
@@ -77,17 +82,17 @@ def concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def view(array: np.ndarray, dtype: Any) -> np.ndarray:
-    """The same bits as another type of the same size."""
+    """View an array as another type of the same size."""
     return array.view(dtype)
 
 
 def empty(elements: int) -> np.ndarray:
-    """What a decoding kernel takes for ``out`` where the result is float32 and temporary."""
+    """Return the ``out`` of a decoding kernel for a temporary float32 result."""
     return np.empty(elements, np.float32)
 
 
 def decode_parts(out: np.ndarray, parts: Sequence[tuple[int, Callable[[np.ndarray], Any]]]) -> np.ndarray:
-    """``out``, to whose consecutive parts of these lengths each part's ``write(out)`` decodes."""
+    """Decode to consecutive parts of ``out`` by each part's ``write(out)``; return ``out``."""
     position = 0
     for length, write in parts:
         write(out[position : position + length])
@@ -96,22 +101,26 @@ def decode_parts(out: np.ndarray, parts: Sequence[tuple[int, Callable[[np.ndarra
 
 
 def step_word(number: int, out: np.ndarray | None = None) -> np.ndarray:
-    """An int32 array of one, which holds the last 32 bits of a number: see `key_of_word`."""
+    """Return an int32 array with the low 32 bits of a number.
+
+    See `key_of_word`.
+    """
     found = np.empty(1, np.int32) if out is None else out
     found[...] = np.array([number & ALL_ONES], np.uint32).view(np.int32)
     return found
 
 
 def key_of_word(chain: RngKey, domain: str, word: np.ndarray, worker: int = 0) -> Key:
-    """The key of the step that another worker has sent as a word: ``chain.key(domain, step, worker)``.
+    """Return the key of a step that another worker sent.
 
-    A word on a GPU or in a graph is not read before the kernels that the key is for are run there.
+    It is ``chain.key(domain, step, worker)``, with the step from a word. A word on a GPU or in a graph is not read
+    before the kernels that use the key run there.
     """
     return chain.key(domain, int(word[0]) & ALL_ONES, worker)
 
 
 def pack_flags(flags: np.ndarray) -> np.ndarray:
-    """A bit a flag in whole int32 words, the first flag lowest."""
+    """Pack flags as bits of int32 words, the first flag lowest."""
     words = np.zeros(4 * ceil_div(len(flags), 32), np.uint8)
     packed = np.packbits(flags, bitorder="little")
     words[: len(packed)] = packed
@@ -126,9 +135,9 @@ def unpack_flags(words: np.ndarray, count: int) -> np.ndarray:
     )
 
 
-def with_nan_tiles(values: np.ndarray, broken: np.ndarray) -> np.ndarray:
-    """``values`` with NaN written to the tiles of 1,024 elements that are marked."""
-    nan = 0x7FC0 if values.dtype == np.uint16 else np.nan  # uint16 holds the bits of bfloat16
-    for tile in np.flatnonzero(broken):
+def with_nan_tiles(values: np.ndarray, nonfinite: np.ndarray) -> np.ndarray:
+    """Write NaN to the marked tiles of 1,024 elements, and return ``values``."""
+    nan = 0x7FC0 if values.dtype == np.uint16 else np.nan  # uint16 has the bits of bfloat16
+    for tile in np.flatnonzero(nonfinite):
         values[tile * TILE : (tile + 1) * TILE] = nan
     return values

@@ -1,4 +1,4 @@
-"""Where a gradient is, for kernels that want no more than that."""
+"""Address and length of a gradient's memory, without an array."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 @final
 class BufferView:
-    """Where the elements of a flat array are, which belongs to somebody else, such as another framework's tensor.
+    """Address of a flat array in another framework's memory.
 
-    To make numpy's view of a tensor takes several times as long as to ask for its address, which is all that kernels
-    for many segments want. Whoever wants more gets the array, which is made then.
+    Creating a numpy view of a tensor takes several times longer than reading its address, which suffices for kernels
+    for many segments. `array` creates the view on demand.
 
     Args:
-        dtype: of the elements.
-        length: how many there are.
-        view: makes the array from their owner.
+        dtype: the elements' dtype.
+        length: the number of elements.
+        view: creates the array from its owner.
     """
 
     __slots__ = ("_array", "_memory", "_owner", "_view", "address", "dtype", "nbytes", "shape")
@@ -34,18 +34,18 @@ class BufferView:
         self._memory: Any = None
 
     def at(self, address: int, owner: Any, memory: Any) -> BufferView:
-        """Itself, of the elements that begin there, which can be written.
+        """Point to writable elements at an address, and return self.
 
         Args:
-            address: of the first element.
-            owner: of the elements.
-            memory: what they are in, which may outlive its belonging to the owner: it is kept.
+            address: the address of the first element.
+            owner: the owner of the elements.
+            memory: their storage, which the owner may replace; kept alive here.
         """
         self.address, self._owner, self._memory, self._array = address, owner, memory, None
         return self
 
-    def let_go(self) -> None:
-        """Of the owner and the memory."""
+    def release(self) -> None:
+        """Release the owner and the memory."""
         self._owner = self._memory = self._array = None
 
     def array(self) -> np.ndarray:
@@ -57,10 +57,10 @@ class BufferView:
         return self.shape[0]
 
     def __getitem__(self, part: slice) -> BufferView:
-        """Consecutive elements; itself, if those are all."""
+        """Return a view of consecutive elements; self, if those are all."""
         start, stop, step = part.indices(self.shape[0])
         if step != 1:
-            raise ValueError(f"{part}: a span is of consecutive elements")
+            raise ValueError(f"{part}: a BufferView has consecutive elements")
         if stop - start == self.shape[0]:
             return self
         found = BufferView(self.dtype, max(stop - start, 0), lambda whole: whole.array()[start:stop])
@@ -68,5 +68,5 @@ class BufferView:
 
 
 def as_array(values: Any) -> Any:
-    """The array, if it is a `BufferView`."""
+    """Return the array of a `BufferView`; other values unchanged."""
     return values.array() if type(values) is BufferView else values

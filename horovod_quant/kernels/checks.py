@@ -1,4 +1,4 @@
-"""Checks of kernels' arguments that backends have in common."""
+"""Argument checks that all backends share."""
 
 from __future__ import annotations
 

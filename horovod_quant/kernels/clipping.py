@@ -1,4 +1,4 @@
-"""Clipping of a gradient by its L2 norm, for the numpy and native backends."""
+"""Clipping of a gradient by its L2 norm."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from horovod_quant.kernels.sums import in_a_tree
 
 
 def clip(kernels: Any, x: np.ndarray, most: float) -> np.ndarray:
-    """``x``, or where its L2 norm exceeds ``most``, ``x`` scaled down to that norm, float32.
+    """Scale ``x`` down to an L2 norm of at most ``most``.
 
-    The tiles' square sums are added in a tree, so that every backend finds the same bits. What is not finite stays.
+    Returns float32 if the norm exceeds it, else ``x``. The tiles' square sums are added in a tree, so that all backends
+    are bit-identical. A gradient whose norm is not finite is returned unchanged.
     """
     sums = kernels.bucket_square_sums(x, TILE)
     if not len(sums):

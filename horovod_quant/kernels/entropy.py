@@ -9,11 +9,11 @@ The stream. Bit ``i`` of the stream is bit ``i % 8`` (0 is the least significant
 1. One bit of layout: 0 is sparse, 1 is dense.
 2. Sparse: for each non-zero element ``Elias(gap)``, a sign bit (1 is negative), ``Elias(magnitude)``. The gap
    is the distance from the non-zero element before; the first counts from index -1. One last
-   ``Elias(gap)`` that lands on index ``count`` closes the stream.
+   ``Elias(gap)`` that leads to index ``count`` closes the stream.
    Dense: for each element ``Elias(magnitude + 1)``, then a sign bit if the element is not zero.
 3. Zero bits up to the end of the byte.
 
-The encoder takes the layout with fewer bits, sparse on a tie, so a gradient has one encoding. An empty
+The encoder uses the layout with fewer bits, sparse on a tie, so a gradient has one encoding. An empty
 gradient is sparse with a closing gap of 1, although the layout bit alone would do.
 
 The integer codes, for ``v >= 1`` and ``N = floor(log2 v)``:
@@ -22,10 +22,10 @@ The integer codes, for ``v >= 1`` and ``N = floor(log2 v)``:
   is a count of trailing zeros);
 - ``"omega"``: a group for each number of the chain ..., ``floor(log2 N)``, ``N``, ``v`` that is above 1, the
   smallest first, then a zero bit. A group is a one bit, then the low bits of its number, least significant
-  first; the number of the group before says how many these are (one, for the first group).
+  first; the number of the group before is the number of these bits (one, for the first group).
 
 Magnitudes go up to ``MAX_MAGNITUDE`` and gaps up to ``MAX_COUNT + 1``, so no code word is longer than 57
-bits: one unaligned 64-bit load, shifted by the bit offset within its byte, always holds a whole one.
+bits: one unaligned 64-bit load, shifted by the bit offset within its byte, always contains a whole one.
 """
 
 from __future__ import annotations
@@ -54,11 +54,13 @@ _ONE = np.uint64(1)
 
 
 class CorruptPayloadError(ValueError):
-    """The payload is not an encoding of the gradient that was announced."""
+    """Error for a payload that does not encode the expected gradient."""
 
 
 def gamma_length(v: npt.ArrayLike) -> _Ints:
-    """Length of the Elias gamma code: ``2 floor(log2 v) + 1``.
+    """Return the gamma code's length: ``2 floor(log2 v) + 1``.
+
+    The gamma code is one of Elias's codes.
 
     Args:
         v: integers of any shape, each between 1 and 2**53.
@@ -76,7 +78,9 @@ def gamma_length(v: npt.ArrayLike) -> _Ints:
 
 
 def omega_length(v: npt.ArrayLike) -> _Ints:
-    """Length of the Elias omega code: one bit, and ``floor(log2 k) + 1`` for each group ``k``.
+    """Return the length of the Elias omega code.
+
+    It is one bit, and ``floor(log2 k) + 1`` for each group ``k``.
 
     Args:
         v: integers of any shape, each between 1 and 2**53.
@@ -108,7 +112,7 @@ def encode(values: npt.NDArray[np.int32], code: str = "gamma") -> npt.NDArray[np
         code: ``"gamma"`` or ``"omega"``.
 
     Returns:
-        uint8 array of the fewest bytes that hold the stream. The norm is not part of it.
+        uint8 array with the stream, without spare bytes. The norm is not part of it.
 
     Raises:
         TypeError: ``values`` is not an int32 array.
@@ -122,7 +126,7 @@ def encode(values: npt.NDArray[np.int32], code: str = "gamma") -> npt.NDArray[np
     gaps = np.diff(hits, prepend=-1, append=values.size)
     magnitudes = np.abs(values[hits])
 
-    # Both lengths follow from how often each magnitude occurs, without the code words.
+    # Both lengths follow from the histogram of magnitudes, without the code words.
     seen = np.bincount(magnitudes)
     present = np.flatnonzero(seen)
     seen = seen[present]
@@ -154,9 +158,9 @@ def encode(values: npt.NDArray[np.int32], code: str = "gamma") -> npt.NDArray[np
 def decode(
     payload: npt.NDArray[np.uint8], count: int, max_magnitude: int, code: str = "gamma"
 ) -> npt.NDArray[np.int32]:
-    """Decode what ``encode`` made, trusting nothing in the payload.
+    """Decode an untrusted payload of ``encode``.
 
-    Time and memory are at most proportional to ``count + payload.size``, whatever the payload holds.
+    Time and memory are at most proportional to ``count + payload.size`` for any payload.
 
     Args:
         payload: uint8 array, the whole stream and nothing else; not modified.
@@ -168,8 +172,8 @@ def decode(
         int32[count], each element within ``[-max_magnitude, max_magnitude]``.
 
     Raises:
-        CorruptPayloadError: ``payload`` is no flat uint8 array, ends early, goes on after the stream, has a
-            one among the closing bits, or holds a magnitude, a gap or a code word that is too large.
+        CorruptPayloadError: ``payload`` is no flat uint8 array, ends early, continues after the stream, has a
+            one among the closing bits, or has a magnitude, a gap or a code word that is too large.
         TypeError: ``count`` or ``max_magnitude`` is not an integer.
         ValueError: ``count`` or ``max_magnitude`` is out of range, or ``code`` is unknown.
 
@@ -204,7 +208,7 @@ class _Elias(NamedTuple):
     length: Callable[[npt.ArrayLike], _Ints]
     # Values to (code words, first bit lowest; their lengths).
     words: Callable[[_Ints], tuple[_Words, _Ints]]
-    # Stream bits, first bit lowest, to (value, length); length 0 where no code word of ours starts.
+    # Stream bits, first bit lowest, to (value, length); length 0 where no valid code word starts.
     parse: Callable[[_Words], tuple[_Ints, _Ints]]
 
 
@@ -261,7 +265,7 @@ _CODES = {
 
 
 def _floor_log2(v: npt.NDArray[np.integer]) -> _Ints:
-    # A float64 holds every integer here exactly, and its exponent is the answer; 0 gives -1.
+    # float64 represents every integer here exactly, and its exponent is the result; 0 gives -1.
     return np.frexp(v.astype(np.float64))[1].astype(np.int64) - 1
 
 
@@ -273,7 +277,7 @@ class _Writer:
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
-        # Little endian whatever the machine, so that its bytes are the stream.
+        # Little endian on every machine, so that its bytes are the stream.
         self._words = np.zeros(bits // 64 + 2, "<u8")
         self._end = 0
 
@@ -308,7 +312,7 @@ def _interleave(a: npt.NDArray, b: npt.NDArray) -> npt.NDArray:
 
 
 class _Window(NamedTuple):
-    """Every bit position of a stretch of the payload, read as if a code word started there."""
+    """Positions in the payload, each parsed as a code word's start."""
 
     base: int  # stream position of index 0
     size: int  # records may start at the indices below; the code words after are look-ahead
@@ -338,7 +342,10 @@ class _Reader:
         return _Window(8 * start, 8 * size, (stream & _ONE).astype(np.int64), value, length)
 
     def code_word(self, what: str, position: int, length: int) -> int:
-        """The end of a code word, or the error for one that is none."""
+        """Return the end of a code word.
+
+        Raise CorruptPayloadError for an invalid one.
+        """
         if not length:
             raise CorruptPayloadError(
                 f"payload has no {self._elias.name} code word of at most {_LONGEST} bits for {what} "
@@ -355,8 +362,8 @@ class _Reader:
 
 
 def _follow(start: int, following: _Ints, stop: int) -> _Ints:
-    """Indices visited from ``start`` until one is negative or not below ``stop``."""
-    # Which positions begin a record is the one sequential question of decoding; a list makes it fast.
+    """Return a chain of indices up to ``stop`` or a negative one."""
+    # Finding the positions of records is the only sequential part of decoding; a list makes it fast.
     links = following.tolist()
     visited = []
     at = start
@@ -434,7 +441,7 @@ def _decode_dense(
             if magnitude > max_magnitude:
                 raise _too_large(magnitude, w.base + at, max_magnitude)
             reader.within("a sign", end, end + 1)
-        # The bit before the end is the sign, except of a zero, which has none and does not mind.
+        # The bit before the end is the sign; a zero has none, and its value does not change.
         values[done : done + starts.size] = np.where(w.bit[ends - 1], -magnitudes, magnitudes)
         position = w.base + int(ends[-1])
         done += starts.size

@@ -1,4 +1,4 @@
-"""Float arithmetic as IEEE 754 has it, in threads where somebody has switched part of it off.
+"""IEEE 754 float arithmetic where a framework has disabled part of it.
 
 TensorFlow's threads flush subnormal numbers to zero. The kernels' results are defined without that.
 """
@@ -26,7 +26,10 @@ _LIBM = _libm()
 
 @contextlib.contextmanager
 def ieee_arithmetic() -> Iterator[None]:
-    """Rounds to nearest and keeps subnormal numbers in this thread; leaves the thread as it was."""
+    """Round to nearest and keep subnormal numbers in this thread.
+
+    Restores its settings at the end.
+    """
     if _LIBM is None:
         yield
         return

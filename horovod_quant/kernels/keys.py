@@ -1,14 +1,14 @@
-"""Random bits that every backend reproduces: keys, and the counter-based hash that they select.
+"""Keys of random bits, and the counter-based hash that they select.
 
 A kernel needs one 32-bit random number for each element. It is ``hash32(i, key)``, a function of the element's
-index and of a key alone, so that any backend computes it in any order. The key comes from what identifies the
+index and of a key alone, so that any backend computes it in any order. The key follows from the identity of the
 rounding: (seed, tensor name, domain, step, worker).
 
-Workers that add what they round may draw *joint* bits instead of independent ones: every worker takes the same hash
-and makes bits of its own from it, each uniform, such that all workers' numbers in [0, 1) sum to a constant. The
-error of ``sum_i floor(y_i + u_i)`` is then ``constant - sum_i frac(y_i + u_i)``: half of what it is with independent
-bits where gradients differ, and 1 / n of it where they are equal and n is even. (A relative: correlated quantization;
-Suresh, Sun, Ro, Yu, ICML 2022.)
+Workers that add their rounded values may draw *correlated* bits instead of independent ones: every worker derives
+different bits from the same hash, each uniform, such that all workers' numbers in [0, 1) sum to a constant. The error
+of ``sum_i floor(y_i + u_i)`` is then ``constant - sum_i frac(y_i + u_i)``: half of the error with independent bits
+where gradients differ, and 1 / n of it where they are equal and n is even. (Related: correlated quantization; Suresh,
+Sun, Ro, Yu, ICML 2022.)
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _MASK64 = (1 << 64) - 1
 
 ALL_ONES = 0xFFFFFFFF
 
-_STAGES = 8
-"""Of a chain, whose states it remembers: a scheme has one or two."""
+_DOMAINS = 8
+"""Maximum number of domains whose states an `RngKey` caches: a scheme has one or two."""
 
 
 class Key(NamedTuple):
     """32-bit words that select one stream of random bits.
 
-    ``k0`` and ``k1`` select the stream of the hash h; the bits are ``((h << shift) + addend) ^ flip``. With ``u`` the
-    number in [0, 1) that they stand for, a shift by one makes ``frac(2 u)`` of it, the addend ``frac(u + a)``, the flip
-    ``1 - u``. ``mirror`` is for kernels that round magnitudes: they xor the bits of negative elements with it, so that
-    these are rounded as by ``floor(y + u)``, too. Flip and mirror are of all bits, or 0.
+    ``k0`` and ``k1`` select the stream of the hash h; the bits are ``((h << shift) + addend) ^ flip``. If the bits
+    represent ``u`` in [0, 1), a shift by one gives ``frac(2 u)``, the addend ``frac(u + a)``, the flip ``1 - u``.
+    ``mirror`` is for kernels that round magnitudes: they xor the bits of negative elements with it, so that these are
+    also rounded as by ``floor(y + u)``. Flip and mirror have all bits set, or none.
     """
 
     k0: int
@@ -64,15 +64,15 @@ def _absorb(state: int, value: int) -> int:
     return _splitmix(((state ^ (value & _MASK64)) + INCREMENT) & _MASK64)
 
 
-@functools.lru_cache(maxsize=64)  # the stages, for each key
+@functools.lru_cache(maxsize=64)  # the domains, for each key
 def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 class RngKey:
-    """The keys of one tensor.
+    """Generator of the keys of one tensor.
 
-    What is fixed for the tensor's life (seed, name) is mixed once; domain, step and worker follow for each key.
+    The constants of the tensor (seed, name) are mixed once; domain, step and worker follow for each key.
 
     Args:
         seed: any integer.
@@ -86,57 +86,60 @@ class RngKey:
         self._states: dict[str, int] = {}
 
     def key(self, domain: str, step: int, worker: int = 0) -> Key:
-        """The key of one rounding.
+        """Return the key of one rounding.
 
         Args:
-            domain: what is rounded, e.g. ``"worker"`` for a worker's own gradient.
-            step: number of the exchange, from 0.
-            worker: rank of the worker that rounds; left at 0 where every worker must draw the same bits.
+            domain: the purpose of the rounding, e.g. ``"worker"`` for a worker's local gradient.
+            step: number of the step, from 0.
+            worker: rank of the worker that rounds; 0 where every worker must draw the same bits.
         """
         state = _absorb(_absorb(self.state(domain), step), worker)
         return Key(state & ALL_ONES, state >> 32)
 
     def state(self, domain: str) -> int:
-        """What the keys of a domain have in common: 64 bits, into which step and worker are yet to be mixed."""
+        """Return the 64-bit state of a domain before step and worker."""
         state = self._states.get(domain)
         if state is None:
             state = _absorb(self._prefix, _digest(domain))
-            if len(self._states) < _STAGES:
+            if len(self._states) < _DOMAINS:
                 self._states[domain] = state
         return state
 
     def joint(self, domain: str, step: int, rank: int, size: int) -> Key:
-        """The key of a rounding whose results ``size`` workers add: the workers' numbers sum to a constant.
+        """Return the key of a correlated rounding.
 
-        Even numbers of workers draw in pairs, u and 1 - u, and each pair's u is the first pair's, shifted by its share
-        of 1. Three of an odd number draw u, frac(u + 1/2), and 1 - frac(2 u), which sum to 3/2; the others are pairs
-        whose shifts begin with a quarter of their share (at equal gradients of five workers that has 2/3 of the error
-        that beginning with none has).
+        The random numbers of ``size`` workers sum to a constant. Even numbers of workers draw in pairs, u and 1 - u,
+        and each pair's u is the first pair's u, shifted by a multiple of 1 / pairs. Three of an odd number draw u,
+        frac(u + 1/2), and 1 - frac(2 u), which sum to 3/2; the others are pairs whose shifts begin at a quarter of 1 /
+        pairs (with equal gradients of five workers this has 2/3 of the error of shifts that begin at 0).
 
         Args:
-            domain: what is rounded.
-            step: number of the exchange, from 0.
+            domain: the purpose of the rounding.
+            step: number of the step, from 0.
             rank: number of the worker among those that add.
-            size: how many these are. One worker draws the bits of `key`.
+            size: number of workers that add. One worker draws the bits of `key`.
         """
         key = self.key(domain, step)
         return Key(key.k0, key.k1, *_share(rank, size))
 
 
 def _share(rank: int, size: int) -> tuple[int, int, int, int]:
-    """Shift, addend, flip and mirror of one of the workers that draw joint bits."""
+    """Return one worker's shift, addend, flip and mirror for correlated bits."""
     if size == 1:
         return 0, 0, 0, 0
     if size % 2 and rank < 3:
         shift, addend, flip = ((0, 0, 0), (0, 1 << 31, 0), (1, 0, ALL_ONES))[rank]
     else:
-        place, pairs, quarters = (rank - 3, (size - 3) // 2, 1) if size % 2 else (rank, size // 2, 0)
-        shift, addend, flip = 0, (4 * (place // 2) + quarters << 30) // pairs, place % 2 * ALL_ONES
+        number, pairs, quarters = (rank - 3, (size - 3) // 2, 1) if size % 2 else (rank, size // 2, 0)
+        shift, addend, flip = 0, (4 * (number // 2) + quarters << 30) // pairs, number % 2 * ALL_ONES
     return shift, addend, flip, ALL_ONES
 
 
 def keys_of(chains: Sequence[RngKey], domain: str, steps: Sequence[int], worker: int = 0) -> np.ndarray:
-    """The keys that `RngKey.key` gives for each chain and step, uint32 ``[chains, fields of Key]``."""
+    """Return `RngKey.key` of many chains and steps.
+
+    The result is uint32 ``[chains, fields of Key]``.
+    """
     state = np.array([chain.state(domain) for chain in chains], np.uint64)
     for value in (np.array([step & _MASK64 for step in steps], np.uint64), np.uint64(worker)):
         state = (state ^ value) + np.uint64(INCREMENT)
@@ -151,14 +154,14 @@ def keys_of(chains: Sequence[RngKey], domain: str, steps: Sequence[int], worker:
 def joint_keys_of(
     chains: Sequence[RngKey], domain: str, steps: Sequence[int], rank: int, size: int
 ) -> np.ndarray:
-    """The keys that `RngKey.joint` gives, as `keys_of` has them."""
+    """Return the keys of `RngKey.joint`, in the format of `keys_of`."""
     keys = keys_of(chains, domain, steps)
     keys[:, 2:] = _share(rank, size)
     return keys
 
 
 def hash32(start: int, count: int, key: Key) -> np.ndarray:
-    """Random bits of the elements ``start .. start + count - 1``.
+    """Return random bits of ``count`` elements from ``start`` on.
 
     The Weyl sequence ``i * WEYL + k0`` goes through the lowbias32 finalizer with ``k1`` added between its two
     multiplications; shift, addend and flip follow. All arithmetic is modulo 2^32.

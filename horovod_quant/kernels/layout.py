@@ -1,11 +1,11 @@
 """Sizes of packed arrays, the same for every backend.
 
-Elements are taken in rows of 32 consecutive ones. Element ``32 r + g`` is row ``r``, lane ``g``; a word never mixes
+Elements are processed in rows of 32 consecutive ones. Element ``32 r + g`` is row ``r``, lane ``g``; a word never mixes
 lanes, so that packing is 32 independent columns of shifts and adds.
 
-- A *sum* array holds signed digits that are added by an allreduce: ``32 // width`` whole fields a word.
-- A *code* array holds codes that are only moved: each lane is a dense stream of bits, and a code may straddle two
-  words. 32 rows (a tile of 1,024 elements) fill exactly ``bits`` words a lane.
+- A *sum* array has signed digits that an allreduce adds: ``32 // width`` whole fields per word.
+- A *code* array has codes that are only moved: each lane is a dense stream of bits, and a code may straddle two words.
+  32 rows (a tile of 1,024 elements) fill exactly ``bits`` words per lane.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ROW = 32
 TILE = ROW * 32
 
 WHOLE_TENSOR = 2**40
-"""A bucket size with room for all elements of any tensor."""
+"""Bucket size for one bucket per tensor, larger than any tensor."""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -30,8 +30,9 @@ def buckets(elements: int, bucket_size: int) -> int:
 
 
 def filled_bucket_size(elements: int, bucket_size: int) -> int:
-    """The size with which to lay out whole buckets: where one bucket has room for more than all elements, no more than
-    the rows that they fill.
+    """Return the bucket size for the layout.
+
+    It is at most the number of elements, in whole rows.
     """
     return min(bucket_size, ROW * max(rows(elements), 1))
 
@@ -41,10 +42,10 @@ def tiles(elements: int) -> int:
 
 
 def sum_words(elements: int, width: int) -> int:
-    """Length of the int32 array that holds ``elements`` signed digits of ``width`` bits."""
+    """Return the number of int32 words for signed digits of ``width`` bits."""
     return ROW * ceil_div(rows(elements), 32 // width)
 
 
 def code_words(elements: int, bits: int) -> int:
-    """Length of the int32 array that holds ``elements`` codes of ``bits`` bits."""
+    """Return the number of int32 words for codes of ``bits`` bits."""
     return ROW * ceil_div(rows(elements) * bits, 32)

@@ -1,7 +1,7 @@
-"""The C++ kernels (native.cpp): the same functions as `reference`, which says what they mean, and the same bits.
+"""Kernels in C++ (native.cpp): the functions that `reference` defines, with bit-identical results.
 
-Arrays are checked here, so that no call goes out of their bounds; those that are not contiguous or not aligned are
-copied. A call releases Python's global lock. The library itself is `native_library`'s.
+Arrays are checked here, so that no call exceeds their bounds; arrays that are not contiguous or not aligned are copied.
+A call releases Python's global lock. `native_library` loads the library.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ def binarize(
 def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray | None = None) -> np.ndarray:
     if not words or len({len(one) for one in words}) > 1 or len(words[0]) % ROW:
         raise ValueError(
-            f"words of lengths {[len(own) for own in words]}; they must be the same multiple of {ROW}"
+            f"words of lengths {[len(one) for one in words]}; they must be the same multiple of {ROW}"
         )
     words = [validated(one, np.int32, "words") for one in words]
     result = Out(out, len(words[0]), np.int32)
@@ -463,7 +463,7 @@ def decode_rotated_sum(
 
 
 # ---- Elias coding ------------------------------------------------------------------------------------------------
-# What is wrong with a payload, a count or a code's name is said by `reference`, which is then run on it.
+# Errors in a payload, a count or a code's name are raised by `reference`, which then runs on the same arguments.
 
 
 def elias_encode_codes(
@@ -481,7 +481,7 @@ def elias_encode_codes(
     size = ((dense if use_dense else sparse) + 7) // 8
     if limit is not None and size >= limit:
         return None
-    stream = np.empty(size + 8, np.uint8)  # 8 bytes more, for whole-word stores
+    stream = np.empty(size + 8, np.uint8)  # 8 spare bytes for whole-word stores
     call("elias_encode_codes", address(words), elements, bits, omega, use_dense, address(stream))
     return stream[:size]
 
@@ -495,7 +495,7 @@ def elias_decode_codes(
 
 
 def _try_elias_decode_codes(payload, elements, bits, code, out=None) -> np.ndarray | None:
-    """The packed codes; None where `reference` finds something wrong."""
+    """Return the packed codes; None for invalid arguments."""
     if (
         not isinstance(payload, np.ndarray)
         or payload.dtype != np.uint8

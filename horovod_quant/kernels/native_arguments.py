@@ -1,4 +1,4 @@
-"""What the functions of `native` have in common: their arguments are checked, and made what the library takes."""
+"""Validation and conversion of arguments for the functions of `native`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from horovod_quant.kernels.native_library import POINTER
 KEY = ctypes.c_uint32 * len(Key._fields)
 
 FLOAT32 = 0
-"""What the library calls it."""
+"""The library's number of this type."""
 
 _TYPES = {
     np.dtype(np.float32): FLOAT32,
@@ -35,7 +35,7 @@ def _is_plain(array: np.ndarray) -> bool:
 
 
 def flat(array: np.ndarray, name: str) -> np.ndarray:
-    """The array if its memory can be read as it is, else a copy."""
+    """Return the array, or a copy if the library cannot read it."""
     if array.ndim != 1:
         raise ValueError(f"{name} has shape {array.shape}; it must be flat")
     return array if _is_plain(array) else array.copy()
@@ -57,7 +57,7 @@ def type_of(array: np.ndarray | BufferView, name: str) -> int:
 
 
 class Out:
-    """An array that a kernel fills: ``out`` itself, or one that is copied to it in the end."""
+    """Result of a kernel: ``out``, or a temporary array copied to it."""
 
     def __init__(self, out: np.ndarray | None, length: int, dtype: type) -> None:
         self.out = out
@@ -75,7 +75,7 @@ class Out:
 
 
 def writable(array: np.ndarray) -> np.ndarray:
-    """The array if its memory can be written as it is, else a copy to be written back."""
+    """Return the array, or a copy if the library cannot write it."""
     if not array.flags.writeable:
         raise ValueError("out is read-only")
     return array if _is_plain(array) else array.copy()

@@ -1,6 +1,7 @@
-"""Kernels of `native` for many gradients in one call (native_each.h): a call costs more than the work on a small one.
+"""Kernels of `native` for many gradients in one call (native_each.h).
 
-Each is bit-identical to one call per gradient of the kernel without ``_each``. `native_segments` calls them.
+A call costs more than the work on a small gradient. Each function is bit-identical to one call per gradient of the
+kernel without ``_each``. `native_segments` calls them.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from horovod_quant.kernels.rotation import rotated_elements
 
 
 class SegmentTable:
-    """Gradients' data, types and numbers of elements, as the library takes them.
+    """Addresses, types and numbers of elements of gradients, in the library's format.
 
     Args:
-        arrays: flat, of floating-point types.
-        name: of the argument, for messages.
+        arrays: flat arrays of floating-point types.
+        name: name of the argument, for messages.
     """
 
     def __init__(self, arrays: Sequence[np.ndarray | BufferView], name: str = "x") -> None:
@@ -52,7 +53,7 @@ class SegmentTable:
         self._sum_words: dict[int, int] = {}
 
     def is_of(self, arrays: Sequence[np.ndarray | BufferView]) -> bool:
-        """True if it is of these very arrays, and their memory can be written."""
+        """True if it describes exactly these arrays, in writable memory."""
         same = len(arrays) == self.count and all(map(operator.is_, self._kept, arrays))
         return same and all(type(array) is BufferView or array.flags.writeable for array in arrays)
 
@@ -72,17 +73,17 @@ class SegmentTable:
         return found
 
     def code_words(self, bits: int) -> np.ndarray:
-        """Each gradient's number of words for its codes."""
+        """Return each gradient's number of words for its codes."""
         return np.array([_code_words(bits, length) for length in self.lengths.tolist()], np.int64)
 
     def rotated_words(self, bits: int) -> np.ndarray:
-        """Each gradient's number of words for its rotated elements."""
+        """Return each gradient's number of words for its rotated elements."""
         check_range("bits", bits, 1, 4)
         lengths = [_rotated_words(bits, length) for length in self.lengths.tolist()]
         return np.array(lengths, np.int64)
 
     def check_state_of(self, gradients: SegmentTable) -> None:
-        """Raises ValueError unless these are float32 arrays as long as the gradients."""
+        """Raise ValueError unless these are float32 arrays with the gradients' lengths."""
         is_wrong = (self._types != FLOAT32) | (self.lengths != gradients.lengths)
         if is_wrong.any():
             i = int(is_wrong.argmax())
@@ -92,7 +93,7 @@ class SegmentTable:
             )
 
     def norms(self, norms: np.ndarray, bucket_size: int) -> np.ndarray:
-        """Those of all buckets, checked."""
+        """Return the validated norms of all buckets."""
         if len(norms) != self.buckets(bucket_size):
             raise ValueError(f"norms: {len(norms)} norms for {self.buckets(bucket_size)} buckets")
         return validated(norms, np.float32, "norms")
@@ -109,12 +110,12 @@ def _rotated_words(bits: int, elements: int) -> int:
 
 
 class _Outs:
-    """Arrays that a kernel fills, and their table.
+    """Result arrays of a kernel, and their table.
 
     Args:
-        outs: those arrays; results are copied to those whose memory cannot be written as it is.
-        table: used if it is that of ``outs``.
-        name: of the argument, for messages.
+        outs: the arrays; results are copied to those whose memory the library cannot write.
+        table: a table to reuse if it describes ``outs``.
+        name: name of the argument, for messages.
     """
 
     def __init__(
@@ -135,7 +136,10 @@ class _Outs:
 def _keys_and_starts(
     keys: np.ndarray, starts: Sequence[int], count: int, workers: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """uint32 ``[gradients, fields of Key]``, with workers ``[gradients, workers, fields of Key]``; and the starts."""
+    """Return validated keys and starts.
+
+    Keys are uint32 ``[gradients, fields of Key]``, with workers ``[gradients, workers, fields of Key]``.
+    """
     keys, first = np.ascontiguousarray(keys, np.uint32), np.array(starts, np.int64)
     each = (count,) if workers is None else (count, workers)
     if keys.shape != (*each, len(Key._fields)) or first.shape != (count,):
@@ -176,7 +180,9 @@ def encode_norms_and_codes_each(
     at: np.ndarray,
     out: np.ndarray,
 ) -> np.ndarray:
-    """Gradient i's payload begins at ``out[at[i]]``: its norms, and then its codes.
+    """Encode norms and codes of gradients.
+
+    Gradient i's norms, then its codes, begin at ``out[at[i]]``.
 
     Args:
         levels: ``"uniform"`` or ``"exponential"``.
@@ -187,7 +193,7 @@ def encode_norms_and_codes_each(
     check_bucket_size(bucket_size)
     keys, first = _keys_and_starts(keys, starts, table.count)
     at = np.ascontiguousarray(at, np.int64)
-    _check_places("payloads", at, -(-table.lengths // bucket_size) + table.code_words(bits), len(out))
+    _check_offsets("payloads", at, -(-table.lengths // bucket_size) + table.code_words(bits), len(out))
     result = Out(out, len(out), np.int32)
     call(
         "encode_norms_and_codes_each", table.count, table.data, table.types, table.counts, levels == "exponential",
@@ -208,9 +214,10 @@ def decode_codes_each(
     outs: Sequence[np.ndarray],
     table: SegmentTable | None = None,
 ) -> None:
-    """In each of the workers' pieces the words of gradient i begin at ``words_at[i]``.
+    """Decode the sum of the workers' codes of each gradient.
 
-    In each worker's norms those of gradient i begin at ``norms_at[i]``; ``table`` is used if it is that of ``outs``.
+    The words of gradient i begin at ``words_at[i]`` of each worker's piece, its norms at ``norms_at[i]`` of each
+    worker's norms. ``table`` is reused if it describes ``outs``.
     """
     check_range("bits", bits, 2, _MOST_BITS[levels])
     check_bucket_size(bucket_size)
@@ -218,8 +225,8 @@ def decode_codes_each(
         raise ValueError(f"{len(pieces)} workers' pieces and {len(norms)} workers' norms")
     results = _Outs(outs, table)
     table = results.table
-    _check_places("words", words_at, table.code_words(bits), min(map(len, pieces)))
-    _check_places("norms", norms_at, -(-table.lengths // bucket_size), min(map(len, norms)))
+    _check_offsets("words", words_at, table.code_words(bits), min(map(len, pieces)))
+    _check_offsets("norms", norms_at, -(-table.lengths // bucket_size), min(map(len, norms)))
     pieces = [validated(piece, np.int32, "pieces") for piece in pieces]
     norms = [validated(one, np.float32, "norms") for one in norms]
     words, first_norms = _addresses(pieces, words_at), _addresses(norms, norms_at)
@@ -231,16 +238,18 @@ def decode_codes_each(
     results.done()
 
 
-def _addresses(arrays: Sequence[np.ndarray], places: np.ndarray) -> np.ndarray:
-    """Of these places in each worker's array of 4 bytes an element, ``[places, workers]``."""
+def _addresses(arrays: Sequence[np.ndarray], offsets: np.ndarray) -> np.ndarray:
+    """Return addresses in each worker's array of 4-byte elements, ``[offsets, workers]``."""
     bases = np.array([address(array) for array in arrays], np.int64)
-    return (bases + 4 * places[:, None]).astype(np.uintp)
+    return (bases + 4 * offsets[:, None]).astype(np.uintp)
 
 
-def _check_places(what: str, places: np.ndarray, lengths: np.ndarray, room: int) -> None:
-    """Raise ValueError unless all words, or norms, of every gradient are within the array."""
-    if places.shape != lengths.shape or (places < 0).any() or (places + lengths > room).any():
-        raise ValueError(f"places of {len(lengths)} gradients' {what} {places}: not all within {room} words")
+def _check_offsets(what: str, offsets: np.ndarray, lengths: np.ndarray, room: int) -> None:
+    """Raise ValueError unless all gradients' words or norms are within the array."""
+    if offsets.shape != lengths.shape or (offsets < 0).any() or (offsets + lengths > room).any():
+        raise ValueError(
+            f"offsets of {len(lengths)} gradients' {what} {offsets}: not all within {room} words"
+        )
 
 
 # ---- sums of uniform levels --------------------------------------------------------------------------------------
@@ -256,7 +265,10 @@ def encode_uniform_sum_each(
     starts: Sequence[int],
     out: np.ndarray,
 ) -> np.ndarray:
-    """``keys`` is uint32 ``[gradients, fields of Key]``."""
+    """Encode gradients as integers to be added.
+
+    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    """
     check_range("levels", levels, 1, MAX_LEVELS)
     norms = table.norms(norms, bucket_size)
     keys, first = _keys_and_starts(keys, starts, table.count)
@@ -278,7 +290,10 @@ def decode_uniform_sum_each(
     outs: Sequence[np.ndarray],
     table: SegmentTable | None = None,
 ) -> None:
-    """``table`` is used if it is that of ``outs``."""
+    """Decode sums of integers to gradients.
+
+    ``table`` is reused if it describes ``outs``.
+    """
     check_range("levels", levels, 1, MAX_LEVELS)
     results = _Outs(outs, table)
     table = results.table
@@ -306,9 +321,9 @@ def binarize_each(
     words_at: np.ndarray,
     out: np.ndarray,
 ) -> np.ndarray:
-    """Gradient i's words begin at ``out[words_at[i]]``. Returns the flags of all tiles.
+    """Update states and draw bits, gradient i's words from ``out[words_at[i]]`` on.
 
-    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    Return all tiles' flags. ``keys`` is uint32 ``[gradients, fields of Key]``.
     """
     if not len(momenta) == len(scales) == len(betas) == table.count:
         raise ValueError(
@@ -320,7 +335,7 @@ def binarize_each(
     given = np.array(betas, np.float64)
     keep, take = given.astype(np.float32), (1.0 - given).astype(np.float32)
     keys, first = _keys_and_starts(keys, starts, table.count)
-    _check_places("words", words_at, ROW * -(-table.lengths // TILE), len(out))
+    _check_offsets("words", words_at, ROW * -(-table.lengths // TILE), len(out))
     broken = np.empty(table.buckets(TILE), bool)
     words = np.array(address(validated(out, np.int32, "out")) + 4 * words_at, np.uintp)
     call(
@@ -340,13 +355,14 @@ def vote_each(
     starts: Sequence[int],
     out: np.ndarray,
 ) -> None:
-    """In each of the workers' pieces, and in ``out``, words are where `binarize_each` puts them.
+    """Draw bits from the averages of the workers' bits.
 
-    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    The workers' pieces and ``out`` have the layout of `binarize_each`. ``keys`` is uint32
+    ``[gradients, fields of Key]``.
     """
     if not pieces or (tile_counts < 0).any():
         raise ValueError(f"{len(pieces)} workers' pieces, and tiles {tile_counts}: give at least one of each")
-    _check_places("words", words_at, ROW * tile_counts, min(len(out), *map(len, pieces)))
+    _check_offsets("words", words_at, ROW * tile_counts, min(len(out), *map(len, pieces)))
     pieces = [validated(piece, np.int32, "pieces") for piece in pieces]
     keys, first = _keys_and_starts(keys, starts, len(tile_counts))
     words, results = _addresses(pieces, words_at), _addresses([validated(out, np.int32, "out")], words_at)
@@ -359,10 +375,13 @@ def vote_each(
 def decode_signs_each(
     piece: np.ndarray, words_at: np.ndarray, magnitude: float, outs: Sequence[np.ndarray]
 ) -> None:
-    """Words are where `binarize_each` puts them."""
+    """Decode bits to plus or minus the magnitude.
+
+    ``piece`` has the layout of `binarize_each`.
+    """
     results = _Outs(outs)
     table = results.table
-    _check_places("words", words_at, ROW * -(-table.lengths // TILE), len(piece))
+    _check_offsets("words", words_at, ROW * -(-table.lengths // TILE), len(piece))
     words = _addresses([validated(piece, np.int32, "piece")], words_at)
     call("decode_signs_each", table.count, address(words), table.counts, magnitude, table.data, table.types)
     results.done()
@@ -381,8 +400,9 @@ def encode_rotated_each(
     out: np.ndarray,
     trellis: bool = False,
 ) -> np.ndarray:
-    """Gradient i's words begin at ``out[words_at[i]]``, its scales, the bits of float32, at ``out[scales_at[i]]``.
+    """Encode rotated codes of gradients.
 
+    Gradient i's words begin at ``out[words_at[i]]``, its scales, the bits of float32, at ``out[scales_at[i]]``.
     ``keys`` is uint32 ``[gradients, fields of Key]``.
     """
     keys, first = _keys_and_starts(keys, starts, table.count)
@@ -409,9 +429,10 @@ def add_rotated_each(
     table: SegmentTable | None = None,
     trellis: bool = False,
 ) -> None:
-    """In each of the workers' pieces, words and scales are where `encode_rotated_each` puts them.
+    """Decode the sum of the workers' rotated codes.
 
-    ``keys`` is uint32 ``[gradients, workers, fields of Key]``; ``table`` is used if it is that of ``outs``.
+    Their pieces have the layout of `encode_rotated_each`. ``keys`` is uint32 ``[gradients, workers, fields of Key]``;
+    ``table`` is reused if it describes ``outs``.
     """
     if not pieces:
         raise ValueError("no pieces to add")
@@ -431,12 +452,12 @@ def add_rotated_each(
 def _check_rotated(
     table: SegmentTable, bits: int, words_at: np.ndarray, scales_at: np.ndarray, room: int
 ) -> None:
-    _check_places("words", words_at, table.rotated_words(bits), room)
-    _check_places("scales", scales_at, -(-table.lengths // TILE), room)
+    _check_offsets("words", words_at, table.rotated_words(bits), room)
+    _check_offsets("scales", scales_at, -(-table.lengths // TILE), room)
 
 
 def scale_each(table: SegmentTable, factor: float, outs: Sequence[np.ndarray]) -> None:
-    """Write the elements as float32, times a factor, to arrays of any floating-point type."""
+    """Write elements in float32 times a factor to floating-point arrays."""
     results = _Outs(outs)
     if (results.table.lengths != table.lengths).any():
         raise ValueError(f"out: arrays of {results.table.lengths} elements for {table.lengths}")

@@ -1,4 +1,4 @@
-"""The compiled library of native.cpp: where it is, what its functions take, and which instruction set is in use.
+"""Loader of the compiled library of native.cpp.
 
 It is loaded at the first use.
 
@@ -19,7 +19,7 @@ INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
 POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _GRADIENT = (POINTER, _INT, _INT)  # data, type, number of elements
-_EACH = (POINTER, POINTER, POINTER)  # data, types, numbers of elements: of each gradient
+_EACH = (POINTER, POINTER, POINTER)  # data, types, numbers of elements for each gradient
 _NORMS = (POINTER, _INT)  # norms, bucket size
 _RANDOM = (POINTER, _INT)  # key, start
 _OUT = (POINTER, _INT)  # data, type
@@ -92,7 +92,10 @@ _LETTERS = {POINTER: "p", _INT: "i", _FLOAT: "f"}
 
 
 def _interface_version() -> int:
-    """The sum of the signatures' FNV-1a hashes, which the library has of what was compiled."""
+    """Return the sum of the signatures' FNV-1a hashes.
+
+    The compiled library has the same number.
+    """
     total = 0
     for name, arguments in _SIGNATURES.items():
         digest = 0xCBF29CE484222325
@@ -104,7 +107,10 @@ def _interface_version() -> int:
 
 
 class NativeKernelsUnavailable(ImportError):
-    """The library cannot be loaded; the message says why."""
+    """Error for a library that cannot be loaded.
+
+    The message has the reason.
+    """
 
 
 class _Library:
@@ -143,10 +149,12 @@ _library: _Library | None = None
 
 
 def load(path: os.PathLike | None = None) -> None:
-    """Loads the library, from ``path`` instead of the installed place if it is given; does nothing the second time.
+    """Load the library, from ``path`` instead of the package's folder if given.
+
+    No effect if already loaded.
 
     Raises:
-        NativeKernelsUnavailable: there is no library, or it does not fit.
+        NativeKernelsUnavailable: there is no library, or its version does not match.
         ValueError: HOROVOD_QUANT_ISA names an instruction set that the processor does not have.
     """
     global _library
@@ -170,17 +178,17 @@ def _library_path() -> Path:
 
 
 def available_instruction_sets() -> tuple[str, ...]:
-    """What this processor can run, the best last."""
+    """Return the instruction sets of this processor, the best last."""
     return INSTRUCTION_SETS[: _loaded().best + 1]
 
 
 def instruction_set() -> str:
-    """The instruction set in use."""
+    """Return the instruction set in use."""
     return _loaded().instruction_set
 
 
 def force_instruction_set(name: str) -> None:
-    """Uses ``name`` from now on.
+    """Use an instruction set from now on.
 
     Raises:
         ValueError: the processor does not have it.
@@ -195,6 +203,9 @@ def _loaded() -> _Library:
 
 
 def call(name: str, *arguments) -> int | None:
-    """Calls a function for the instruction set in use; the arguments must fit `_SIGNATURES`."""
+    """Call a function for the instruction set in use.
+
+    The arguments must fit `_SIGNATURES`.
+    """
     library = _loaded() if _library is None else _library
     return getattr(library.functions, name)(*arguments)

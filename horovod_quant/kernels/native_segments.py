@@ -1,4 +1,7 @@
-"""The C++ kernels for many segments in one call: where segments are small, a call costs more than its work."""
+"""C++ kernels for many segments in one call.
+
+A call costs more than the work on a small segment.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.kernels.keys import ALL_ONES, keys_of
 from horovod_quant.kernels.layout import tiles
 from horovod_quant.kernels.native_each import SegmentTable
-from horovod_quant.kernels.segment_places import flag_places, keys_of_batch, rotated_places
+from horovod_quant.kernels.segment_offsets import flag_offsets, keys_of_batch, rotated_offsets
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels
 
 
 class NativeSegments(SegmentKernels):
-    """One call of the library for all segments."""
+    """Kernels that process all segments in one call of the library."""
 
-    wants_spans = True
+    wants_views = True
 
     def empty(self, lengths: Sequence[int]) -> Sequence[Any]:
         ends = np.cumsum(lengths, dtype=np.int64).tolist()
@@ -57,7 +60,7 @@ class NativeSegments(SegmentKernels):
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        if len(outs) == 1:  # a table takes longer
+        if len(outs) == 1:  # building a table is slower
             return super().decode_codes(levels, bucket_size, bits, payloads, at, factor, outs)
         first = np.array(at[: len(outs)], np.int64)
         counts = np.array([-(-out.shape[0] // bucket_size) for out in outs], np.int64)
@@ -71,7 +74,7 @@ class NativeSegments(SegmentKernels):
         self, bits: int, trellis: bool, batch: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> Any:
         steps = batch.steps if step_words is None else step_words
-        filled, words_at, scales_at = rotated_places(tuple(at), batch.elements, bits)
+        filled, words_at, scales_at = rotated_offsets(tuple(at), batch.elements, bits)
         keys = keys_of(batch.chains, rounder.domain, steps, rounder.rank)
         out = aligned_empty(at[-1], np.int32)
         out[words_at[filled] - 1] = np.array(steps, np.uint32).view(np.int32)[filled]
@@ -98,7 +101,7 @@ class NativeSegments(SegmentKernels):
     ) -> Sequence[Any]:
         if len(outs) == 1:
             return super().decode_rotated(bits, trellis, batch, domain, payloads, at, factor, outs)
-        _, words_at, scales_at = rotated_places(tuple(at), batch.elements, bits)
+        _, words_at, scales_at = rotated_offsets(tuple(at), batch.elements, bits)
         keys = np.stack(
             [
                 keys_of(batch.chains, domain, self.step_words(payload, at, batch.elements), rank)
@@ -159,7 +162,7 @@ class NativeSegments(SegmentKernels):
 
     def binarize(self, batch: Batch, rounder: Rounder, at: Any) -> Any:
         momenta, scales, betas = zip(*batch.states) if batch.states else ((), (), ())
-        words_at, tile_words, tile_bits = flag_places(tuple(at), batch.elements)
+        words_at, tile_words, tile_bits = flag_offsets(tuple(at), batch.elements)
         out = aligned_empty(at[-1], np.int32)
         flags = native_each.binarize_each(
             _table(batch), momenta, scales, betas, keys_of_batch(batch, rounder), batch.starts, words_at, out
@@ -170,7 +173,7 @@ class NativeSegments(SegmentKernels):
         return out
 
     def vote(self, payloads: Sequence[Any], batch: Batch, rounder: Rounder, at: Sequence[int]) -> Any:
-        words_at, tile_words, _ = flag_places(tuple(at), batch.elements)
+        words_at, tile_words, _ = flag_offsets(tuple(at), batch.elements)
         counts = np.array([tiles(count) for count in batch.elements], np.int64)
         out = aligned_empty(at[-1], np.int32)
         native_each.vote_each(payloads, words_at, counts, keys_of_batch(batch, rounder), batch.starts, out)
@@ -185,7 +188,7 @@ class NativeSegments(SegmentKernels):
     ) -> Sequence[Any]:
         if len(outs) == 1:
             return super().decode_signs(payload, batch, at, factor, outs)
-        words_at, tile_words, tile_bits = flag_places(tuple(at), batch.elements)
+        words_at, tile_words, tile_bits = flag_offsets(tuple(at), batch.elements)
         native_each.decode_signs_each(payload, words_at, factor, outs)
         flags = (payload[tile_words] & tile_bits) != 0
         if flags.any():

@@ -1,13 +1,12 @@
-"""The numpy kernels: the specification of every bit that horovod-quant computes.
+"""Kernels in numpy: the specification of every bit that horovod-quant computes.
 
 Pure functions on flat arrays. Gradients are read from, and decoded to, float32, float16, float64 or bfloat16 (as
-uint16) arrays; the arithmetic is float32's. ``start`` is the index in its tensor of an array's first element (a
+uint16) arrays; the arithmetic is in float32. ``start`` is the index in its tensor of an array's first element (a
 multiple of the bucket size, or of a tile); it selects the random bits. Results are written to ``out`` where it is
 given, so that the tensors of a group share one buffer.
 
-Arithmetic rules that make other backends able to return the same bits: float32 with one rounding per operation and
-no fused multiply-add; random decisions in integers; sums of squares in float64, where each square is exact, in a
-fixed order.
+Arithmetic rules by which other backends are bit-identical: float32 with one rounding per operation and no fused
+multiply-add; random decisions in integers; sums of squares in float64, where each square is exact, in a fixed order.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from horovod_quant.kernels.layout import ROW, TILE, buckets, code_words, filled_
 NAME = "numpy"
 
 MIN_NORM = np.float32(2.0**-96)
-"""Norms below this count as zero: ``levels * 2^k / norm`` would leave float32's range."""
+"""Norms below this count as zero: ``levels * 2^k / norm`` would leave the range of float32."""
 
 _ABS = np.uint32(0x7FFFFFFF)
 _INF_BITS = np.uint32(0x7F800000)
@@ -58,7 +57,10 @@ def _store(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
 
 
 def as_float32(x: np.ndarray) -> np.ndarray:
-    """Elements as float32, rounded to nearest even. uint16 holds the bits of bfloat16, which numpy lacks."""
+    """Convert to float32, rounded to nearest even.
+
+    Uint16 has the bits of bfloat16, which numpy lacks.
+    """
     if x.dtype == np.uint16:
         return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -66,7 +68,10 @@ def as_float32(x: np.ndarray) -> np.ndarray:
 
 
 def store_float32(values: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Writes float32 values to a float16, float32, float64 or bfloat16 (uint16) array, rounded to nearest even."""
+    """Write float32 values to an array of a gradient's dtype.
+
+    float16, float32, float64 or bfloat16 (as uint16), rounded to nearest even.
+    """
     if out.dtype == np.uint16:
         bits = values.view(np.uint32)
         odd = (bits >> np.uint32(16)) & np.uint32(1)
@@ -79,7 +84,7 @@ def store_float32(values: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 def per_element(per_bucket: np.ndarray, bucket_size: int, elements: int) -> np.ndarray:
-    """The bucket's value for each element."""
+    """Repeat the value of each bucket for its elements."""
     needed = buckets(elements, bucket_size)
     if len(per_bucket) < needed:
         raise ValueError(
@@ -92,9 +97,9 @@ def per_element(per_bucket: np.ndarray, bucket_size: int, elements: int) -> np.n
 
 
 def bucket_maxima(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Largest magnitude of each bucket, float32; inf for a bucket with a NaN or an infinity.
+    """Return the largest magnitude of each bucket, float32.
 
-    NaN becomes inf because a Max over workers may lose a NaN.
+    Inf for a bucket with a NaN or an infinity. NaN becomes inf because a Max over workers may lose a NaN.
     """
     size = filled_bucket_size(len(x), bucket_size)
     magnitudes = _padded(as_float32(x).view(np.uint32) & _ABS, size).reshape(-1, size)
@@ -103,22 +108,28 @@ def bucket_maxima(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None
 
 
 def bucket_square_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Sum of squares of each bucket, float64; inf for a bucket with a NaN or an infinity.
+    """Return the sum of squares of each bucket, float64.
 
-    Added row by row into 32 lanes, then by a tree over the lanes. The result is rounded to 24 significant bits: this
-    makes the sum over workers exact, hence the same in any order of addition, unless their norms differ by a factor of
-    thousands.
+    Inf for a bucket with a NaN or an infinity. Added row by row into 32 lanes, then by a tree over the lanes. The
+    result is rounded to 24 significant bits: this makes the sum over workers exact, hence the same in any order of
+    addition, unless their norms differ by a factor of thousands.
     """
     return _bucket_sums(x, bucket_size, out, lambda values: values * values)
 
 
 def bucket_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Sum of each bucket, float64, added and rounded as in `bucket_square_sums`; never -0."""
+    """Return the sum of each bucket, float64, never -0.
+
+    It is added and rounded as in `bucket_square_sums`.
+    """
     return _bucket_sums(x, bucket_size, out, lambda values: values)
 
 
 def bucket_magnitude_sums(x: np.ndarray, bucket_size: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Sum of magnitudes of each bucket, float64, added and rounded as in `bucket_square_sums`."""
+    """Return the sum of magnitudes of each bucket, float64.
+
+    It is added and rounded as in `bucket_square_sums`.
+    """
     return _bucket_sums(x, bucket_size, out, np.abs)
 
 
@@ -139,19 +150,28 @@ def _bucket_sums(
 
 
 def norms_of_square_sums(square_sums: np.ndarray) -> np.ndarray:
-    """float32 square roots of float64 sums; inf where the root leaves float32's range."""
+    """Return float32 square roots of float64 sums.
+
+    Inf where the root leaves the range of float32.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         return np.sqrt(square_sums).astype(np.float32)
 
 
 def inverse_norms(norms: np.ndarray, numerator: float) -> np.ndarray:
-    """``numerator / norm`` in float32; 0 for a norm that counts as zero or is not finite."""
+    """Return ``numerator / norm`` in float32.
+
+    It is 0 for a norm that counts as zero or is not finite.
+    """
     usable = (norms >= MIN_NORM) & (norms < np.inf)
     return np.where(usable, np.float32(numerator) / np.where(usable, norms, np.float32(1)), np.float32(0))
 
 
 def decoding_scales(norms: np.ndarray, levels: int, factor: float) -> np.ndarray:
-    """Value of one level in each bucket, times ``factor``; NaN where the norm is not finite."""
+    """Return the value of one level in each bucket, times ``factor``.
+
+    NaN where the norm is not finite.
+    """
     scales = norms / np.float32(levels) * np.float32(factor)
     return np.where(norms < np.inf, scales, np.float32(np.nan))
 
@@ -160,19 +180,22 @@ def decoding_scales(norms: np.ndarray, levels: int, factor: float) -> np.ndarray
 
 
 def fraction_bits(levels: int) -> int:
-    """Return the number k of random bits of a rounding, at most 24: ``levels * 2^k + 2^k`` is within int32."""
+    """Return the number of random bits of a rounding, at most 24.
+
+    With k bits ``levels * 2^k + 2^k`` is within int32.
+    """
     return min(24, 31 - levels.bit_length())
 
 
 def round_uniform(
     x: np.ndarray, norms: np.ndarray, bucket_size: int, levels: int, key: Key, start: int = 0
 ) -> np.ndarray:
-    """Stochastic rounding of ``levels * x / norm`` to integers in ``[-levels, levels]``, int32.
+    """Round ``levels * x / norm`` stochastically to int32 in ``[-levels, levels]``.
 
-    With k = fraction_bits(levels): ``y = x * (levels 2^k / norm)``, clamped to ``+-levels 2^k``, is cut to an
+    With k = fraction_bits(levels): ``y = x * (levels 2^k / norm)``, clamped to ``+-levels 2^k``, is truncated to an
     integer, k random bits are added and shifted out: the arithmetic shift rounds down, and the random bits carry
     into the result with the probability of the fraction. With u in [0, 1) for the bits that is ``floor(y + u)``,
-    for elements of either sign, as joint dithers want it.
+    for elements of either sign, as correlated dithers require.
     """
     k = fraction_bits(levels)
     limit = np.float32(levels << k)
@@ -196,7 +219,7 @@ def encode_uniform_sum(
     start: int = 0,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Rounds to uniform levels and packs signed digits of ``width`` bits, to be added by an allreduce."""
+    """Round to uniform levels, packed as digits for an allreduce."""
     return pack_sum(round_uniform(x, norms, bucket_size, levels, key, start), width, out)
 
 
@@ -209,7 +232,7 @@ def decode_uniform_sum(
     factor: float,
     out: np.ndarray,
 ) -> np.ndarray:
-    """Writes ``digit * (norm / levels * factor)`` to ``out``."""
+    """Write ``digit * (norm / levels * factor)`` to ``out``."""
     digits = unpack_sum(words, width, len(out))
     scales = per_element(decoding_scales(norms, levels, factor), bucket_size, len(out))
     return store_float32(digits.astype(np.float32) * scales, out)
@@ -224,7 +247,7 @@ def encode_uniform_codes(
     start: int = 0,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Rounds to ``2^(bits-1) - 1`` uniform levels and packs sign-and-magnitude codes."""
+    """Round to ``2^(bits-1) - 1`` uniform levels, and pack sign-and-magnitude codes."""
     digits = round_uniform(x, norms, bucket_size, uniform_levels(bits), key, start)
     return pack_codes(codes_of_digits(digits, bits), bits, out)
 
@@ -237,7 +260,10 @@ def decode_uniform_codes(
     factor: float,
     out: np.ndarray,
 ) -> np.ndarray:
-    """Writes the sum of the workers' decoded codes, each with its own norms, added in rank order."""
+    """Write the sum of the workers' decoded codes.
+
+    Each is decoded with that worker's norms, and added in rank order.
+    """
     return _add_workers(
         words, norms, bucket_size, bits, out,
         value=lambda digits: digits.astype(np.float32),
@@ -246,7 +272,10 @@ def decode_uniform_codes(
 
 
 def uniform_levels(bits: int) -> int:
-    """Levels of a sign-and-magnitude code of ``bits`` bits: 1 for 2 bits, 7 for 4, 127 for 8."""
+    """Return the number of levels of a code.
+
+    1 for 2 bits, 7 for 4, 127 for 8.
+    """
     return (1 << (bits - 1)) - 1
 
 
@@ -256,15 +285,15 @@ def uniform_levels(bits: int) -> int:
 def round_exponential(
     x: np.ndarray, norms: np.ndarray, bucket_size: int, bits: int, key: Key, start: int = 0
 ) -> np.ndarray:
-    """Stochastic rounding of ``x / norm`` to signed level indices, int32.
+    """Round ``x / norm`` stochastically to signed level indices, int32.
 
-    With ``top = 2^(bits-1) - 1``, index k >= 1 stands for ``2^(k - top)`` and 0 for 0. A float's mantissa is linear
-    between powers of two, so random bits added to it carry into the exponent with the right probability; below the
-    smallest level the rounding is that of a uniform level.
+    With ``top = 2^(bits-1) - 1``, index k >= 1 represents ``2^(k - top)`` and 0 represents 0. A float's mantissa is
+    linear between powers of two, so random bits added to it carry into the exponent with the right probability; below
+    the smallest level the rounding is that of a uniform level.
 
     The magnitude is rounded. Where the key has ``mirror``, it flips the bits of negative elements: 1 - u rounds the
-    magnitude up where u rounds the element itself down. The bits do not affect values that lie on a level, such as
-    zeros of either sign, or NaN, which becomes the largest level.
+    magnitude up where u rounds the element down. The bits do not affect values that lie on a level, such as zeros of
+    either sign, or NaN, which becomes the largest level.
     """
     top = uniform_levels(bits)
     inverse = inverse_norms(norms, 1.0)
@@ -275,13 +304,12 @@ def round_exponential(
     h = hash32(start, len(x), key)
     h = np.where(y_bits > _ABS, h ^ np.uint32(key.mirror), h)
     index = ((magnitude + (h >> np.uint32(9))) >> np.uint32(23)).astype(np.int32) - np.int32(127 - top)
-    if (
-        top < 127
-    ):  # at 8 bits the smallest level is the smallest normal float, and subnormals are linear anyway
+    # At 8 bits the smallest level is the smallest normal float, and subnormals are linear anyway.
+    if top < 127:
         smallest = np.float32(2.0 ** (1 - top))
         value = np.minimum(magnitude.view(np.float32), smallest)
-        cut = (value * np.float32(2.0 ** (top - 1 + 24))).astype(np.int32)
-        below = (cut + (h >> np.uint32(8)).astype(np.int32)) >> np.int32(24)
+        truncated = (value * np.float32(2.0 ** (top - 1 + 24))).astype(np.int32)
+        below = (truncated + (h >> np.uint32(8)).astype(np.int32)) >> np.int32(24)
         index = np.where(magnitude.view(np.float32) < smallest, below, index)
     return np.where(y_bits > _ABS, -index, index)
 
@@ -295,13 +323,13 @@ def encode_exponential(
     start: int = 0,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Rounds to exponential levels and packs sign-and-index codes."""
+    """Round to exponential levels, and pack sign-and-index codes."""
     digits = round_exponential(x, norms, bucket_size, bits, key, start)
     return pack_codes(codes_of_digits(digits, bits), bits, out)
 
 
 def exponential_values(digits: np.ndarray, bits: int) -> np.ndarray:
-    """``sign * 2^(|digit| - top)``, 0 for digit 0, float32."""
+    """Return ``sign * 2^(|digit| - top)``, 0 for digit 0, float32."""
     index = np.abs(digits).astype(np.uint32)
     exponent = np.where(index > 0, index + np.uint32(127 - uniform_levels(bits)), np.uint32(0))
     sign = (digits < 0).astype(np.uint32) << np.uint32(31)
@@ -316,7 +344,10 @@ def decode_exponential(
     factor: float,
     out: np.ndarray,
 ) -> np.ndarray:
-    """Writes the sum of the workers' decoded codes, each with its own norms, added in rank order."""
+    """Write the sum of the workers' decoded codes.
+
+    Each is decoded with that worker's norms, and added in rank order.
+    """
     return _add_workers(
         words, norms, bucket_size, bits, out,
         value=lambda digits: exponential_values(digits, bits),
@@ -336,9 +367,9 @@ def _add_workers(words, norms, bucket_size, bits, out, value, scale):
 
 
 def add_exponential(a: np.ndarray, b: np.ndarray, key: Key) -> np.ndarray:
-    """Pairwise re-rounding: signed level indices that stand for the sum of two, without bias.
+    """Add signed level indices, and round the sum to a level.
 
-    The reduction of Global-QSGD's exponential dithering. Index k stands for ``2^(k-1)`` in units of the smallest
+    The reduction of Global-QSGD's exponential dithering. Index k represents ``2^(k-1)`` in units of the smallest
     level. Equal magnitudes double or cancel; otherwise the larger magnitude ``2^i`` and the smaller ``2^j`` give
     with the same signs ``2^(i+1)`` with probability ``2^(j-i)``, else ``2^i``; with opposite signs ``2^(i-1)``
     with probability ``2^(j-i+1)``, else ``2^i``. A probability below 2^-32 counts as zero.
@@ -372,40 +403,42 @@ def binarize(
     start: int = 0,
     out: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Updates a worker's momentum and scale in place, and draws one bit per element (BinSGDM, section 3).
+    """Update momentum and scale, and draw one bit per element.
 
-    ``momentum = beta * momentum + (1 - beta) * g`` and ``scale = beta * scale + (1 - beta) * |g|``; the bit is 1
-    with probability ``(1 + momentum / scale) / 2``, or 1/2 where the scale is zero or subnormal. A tile of 1,024
-    elements with a non-finite gradient leaves both unchanged and is reported.
+    Source: BinSGDM, section 3. The state is updated in place: ``momentum = beta * momentum + (1 - beta) * g`` and
+    ``scale = beta * scale + (1 - beta) * |g|``; the bit is 1 with probability ``(1 + momentum / scale) / 2``, or 1/2
+    where the scale is zero or subnormal. A tile of 1,024 elements with a non-finite gradient leaves both unchanged and
+    is reported.
 
     Returns:
-        The packed bits (int32 words), and for each tile whether it held a non-finite gradient (bool).
+        The packed bits (int32 words), and for each tile whether it had a non-finite gradient (bool).
     """
     gradient = as_float32(gradient)
     tile_bits = _padded(gradient.view(np.uint32) & _ABS, TILE).reshape(-1, TILE)
-    broken = tile_bits.max(axis=1, initial=0) >= _INF_BITS
-    sound = np.repeat(~broken, TILE)[: len(gradient)]
+    nonfinite = tile_bits.max(axis=1, initial=0) >= _INF_BITS
+    finite = np.repeat(~nonfinite, TILE)[: len(gradient)]
     keep, take = np.float32(beta), np.float32(1.0 - beta)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        momentum[...] = np.where(sound, keep * momentum + take * gradient, momentum)
-        scale[...] = np.where(sound, keep * scale + take * np.abs(gradient), scale)
+        momentum[...] = np.where(finite, keep * momentum + take * gradient, momentum)
+        scale[...] = np.where(finite, keep * scale + take * np.abs(gradient), scale)
     width = np.where(scale >= np.finfo(np.float32).tiny, scale, np.float32(1))
     signed = hash32(start, len(gradient), key).view(np.int32) >> np.int32(8)
     uniform = signed.astype(np.float32) * np.float32(2.0**-23)
     bits = (uniform * width < momentum).astype(np.uint32)
-    return pack_codes(bits, 1, out, whole_tiles=True), broken
+    return pack_codes(bits, 1, out, whole_tiles=True), nonfinite
 
 
 def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray | None = None) -> np.ndarray:
-    """Averages n workers' signs and draws one bit from the average (the server's half of the 1-bit allreduce).
+    """Draw one bit from the average of n workers' signs.
 
-    Of n bits c are 1; the result is 1 with probability c / n, decided as ``(h >> (32-k)) * n < c << k`` in uint32
-    with the most random bits k <= 24 that cannot overflow. The number of words is a multiple of 32 (whole tiles).
+    The reducer's part of a 1-bit allreduce. If c of n bits are 1, the result is 1 with probability c / n, decided as
+    ``(h >> (32-k)) * n < c << k`` in uint32 with the most random bits k <= 24 that cannot overflow. The number of words
+    is a multiple of 32 (whole tiles).
     """
     n = len(words)
     if not words or len({len(one) for one in words}) > 1 or len(words[0]) % ROW:
         raise ValueError(
-            f"words of lengths {[len(own) for own in words]}; they must be the same multiple of {ROW}"
+            f"words of lengths {[len(one) for one in words]}; they must be the same multiple of {ROW}"
         )
     k = min(24, 32 - n.bit_length())
     elements = len(words[0]) * 32
@@ -418,45 +451,48 @@ def vote(words: Sequence[np.ndarray], key: Key, start: int = 0, out: np.ndarray 
 
 
 def decode_signs(words: np.ndarray, magnitude: float, out: np.ndarray) -> np.ndarray:
-    """Writes ``+magnitude`` for a bit that is 1 and ``-magnitude`` for 0."""
+    """Write ``+magnitude`` for a bit that is 1 and ``-magnitude`` for 0."""
     bits = unpack_codes(words, 1, len(out))
     return store_float32(np.where(bits == 1, np.float32(magnitude), np.float32(-magnitude)), out)
 
 
-# ---- arithmetic of schemes' own ----------------------------------------------------------------------------------
-# An operand is a floating-point array, read as float32, or a number, rounded to float32. An array of one element
-# stands for as many as are needed.
+# ---- arithmetic for schemes --------------------------------------------------------------------------------------
+# An operand is a floating-point array, read as float32, or a number, rounded to float32. An array of one element is
+# broadcast.
 
 Operand = Union[np.ndarray, float]
 
 
 def tensor_maximum(x: np.ndarray) -> np.ndarray:
-    """See `horovod_quant.kernels.sums`."""
+    """Return the largest magnitude of all elements: see `horovod_quant.kernels.sums`."""
     return sums.tensor_maximum(sys.modules[__name__], x)
 
 
 def tensor_mean_magnitude(x: np.ndarray) -> np.ndarray:
-    """See `horovod_quant.kernels.sums`."""
+    """Return the mean magnitude of all elements: see `horovod_quant.kernels.sums`."""
     return sums.tensor_mean_magnitude(sys.modules[__name__], x)
 
 
 def tensor_deviation(x: np.ndarray) -> np.ndarray:
-    """See `horovod_quant.kernels.sums`."""
+    """Return the standard deviation of all elements: see `horovod_quant.kernels.sums`."""
     return sums.tensor_deviation(sys.modules[__name__], x)
 
 
 def less(a: np.ndarray, b: Operand) -> np.ndarray:
-    """Where ``a < b``, bool; False if either is NaN, and -0 is not less than 0."""
+    """Return ``a < b`` for each element, bool.
+
+    False if either is NaN, and -0 is not less than 0.
+    """
     with np.errstate(invalid="ignore"):
         return as_float32(a) < _operand(b, len(a))
 
 
 def where(flags: np.ndarray, a: Operand, b: Operand) -> np.ndarray:
-    """``a`` where the flag is set, ``b`` elsewhere, float32."""
+    """Return ``a`` where the flag is set, else ``b``, float32."""
     chosen, other = _operand(a, len(flags)), _operand(b, len(flags))
     if not len(chosen) == len(other) == 1:
         return np.where(flags, chosen, other)
-    # np.where branches for each element, which takes ten times as long where the flags are those of random signs.
+    # np.where branches for each element, which is 10× slower where the flags are those of random signs.
     bits = flags.astype(np.uint32)
     bits *= chosen.view(np.uint32) ^ other.view(np.uint32)
     bits ^= other.view(np.uint32)
@@ -464,16 +500,19 @@ def where(flags: np.ndarray, a: Operand, b: Operand) -> np.ndarray:
 
 
 def minimum(a: np.ndarray, b: Operand) -> np.ndarray:
-    """``b`` where ``b < a``, else ``a``, float32. So NaN stays in ``a`` and is ignored in ``b``; 0 and -0 are equal."""
+    """Return ``b`` where ``b < a``, else ``a``, float32.
+
+    So NaN stays in ``a`` and is ignored in ``b``; 0 and -0 are equal.
+    """
     values, most = as_float32(a), _operand(b, len(a))
     with np.errstate(invalid="ignore"):
         return np.where(most < values, most, values)
 
 
 def next_powers_of_two(norms: np.ndarray) -> np.ndarray:
-    """The smallest powers of two, from 2^-126 on, that are not below the magnitudes, float32.
+    """Round magnitudes up to powers of two, of at least 2^-126, float32.
 
-    0 for 0, and inf for what is not finite or exceeds 2^127.
+    Returns 0 for 0, and inf for magnitudes that are not finite or exceed 2^127.
     """
     magnitudes = np.minimum(as_float32(norms).view(np.uint32) & _ABS, _INF_BITS)
     return ((magnitudes + np.uint32(0x007FFFFF)) & _INF_BITS).view(np.float32)
@@ -488,7 +527,7 @@ def _operand(values: Operand, elements: int) -> np.ndarray:
 
 
 def check_operand(length: int, elements: int) -> None:
-    """Raise ValueError unless an array has one element, or the number of the other operand's."""
+    """Raise ValueError unless an array has one or ``elements`` elements."""
     if length not in (1, elements):
         raise ValueError(f"an array of {length} elements beside one of {elements}; use {elements}, or one")
 
@@ -497,17 +536,23 @@ def check_operand(length: int, elements: int) -> None:
 
 
 def to_float32(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """`as_float32` of ``x``, float32."""
+    """Convert to float32, in new memory or ``out``, as `as_float32`."""
     return store_float32(as_float32(x), np.empty(len(x), np.float32) if out is None else out)
 
 
 def to_float16(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """`as_float32` of ``x``, rounded to nearest even, float16; infinity from 65,520 on."""
+    """Convert to float16 by `as_float32` and rounding to nearest even.
+
+    Infinity from 65,520 on.
+    """
     return store_float32(as_float32(x), np.empty(len(x), np.float16) if out is None else out)
 
 
 def mean(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """The mean of float32 arrays: their sum, in their order, times the rounded inverse of their number."""
+    """Return the mean of float32 arrays.
+
+    It is their sum, in order, times the rounded inverse of their number.
+    """
     if len({len(array) for array in arrays}) > 1:
         raise ValueError(f"arrays of lengths {[len(array) for array in arrays]}; they must be the same")
     total = np.empty_like(arrays[0])
@@ -524,12 +569,12 @@ def mean(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def clip(x: np.ndarray, most: float) -> np.ndarray:
-    """See `horovod_quant.kernels.clipping`."""
+    """Clip a gradient to an L2 norm: see `horovod_quant.kernels.clipping`."""
     return clipping.clip(sys.modules[__name__], x, most)
 
 
 def scale(pieces: Sequence[np.ndarray], factor: float, out: np.ndarray) -> np.ndarray:
-    """Writes float32 ``pieces``, one after another and times ``factor``, to a floating-point array."""
+    """Write concatenated float32 ``pieces`` times ``factor`` to a floating-point array."""
     if sum(map(len, pieces)) != len(out):
         raise ValueError(f"pieces of lengths {[len(piece) for piece in pieces]} for {len(out)} elements")
     low = 0
@@ -548,7 +593,7 @@ def scale(pieces: Sequence[np.ndarray], factor: float, out: np.ndarray) -> np.nd
 
 
 def codes_of_digits(digits: np.ndarray, bits: int) -> np.ndarray:
-    """Sign-and-magnitude codes, uint32: the sign is the highest of ``bits`` bits."""
+    """Return sign-and-magnitude codes, uint32: the sign is the highest of ``bits`` bits."""
     return np.abs(digits).astype(np.uint32) | ((digits < 0).astype(np.uint32) << np.uint32(bits - 1))
 
 
@@ -558,9 +603,10 @@ def digits_of_codes(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def pack_sum(digits: np.ndarray, width: int, out: np.ndarray | None = None) -> np.ndarray:
-    """Signed digits as fields of int32 words: ``word[t, g] = sum_i digit[t, i, g] * 2^(width i)`` modulo 2^32.
+    """Pack signed digits as fields of int32 words.
 
-    Adding words adds all fields at once as long as each sum stays within ``+-(2^(width-1) - 1)``.
+    ``word[t, g] = sum_i digit[t, i, g] * 2^(width i)`` modulo 2^32. Adding words adds all
+    fields at once as long as each sum stays within ``+-(2^(width-1) - 1)``.
     """
     fields = 32 // width
     grid = _padded(digits.astype(np.int32, copy=False), ROW * fields).view(np.uint32).reshape(-1, fields, ROW)
@@ -571,7 +617,10 @@ def pack_sum(digits: np.ndarray, width: int, out: np.ndarray | None = None) -> n
 
 
 def unpack_sum(words: np.ndarray, width: int, elements: int) -> np.ndarray:
-    """The fields of ``pack_sum``, int32. A bias of ``2^(width-1)`` in each field undoes the borrows."""
+    """Unpack the fields of ``pack_sum``, int32.
+
+    A bias of ``2^(width-1)`` in each field undoes the borrows.
+    """
     if len(words) != sum_words(elements, width):
         raise ValueError(f"words: {len(words)} words cannot hold {elements} digits of {width} bits")
     fields = 32 // width
@@ -587,7 +636,10 @@ def unpack_sum(words: np.ndarray, width: int, elements: int) -> np.ndarray:
 def pack_codes(
     codes: np.ndarray, bits: int, out: np.ndarray | None = None, whole_tiles: bool = False
 ) -> np.ndarray:
-    """Codes (uint32, below ``2^bits``) as one dense stream of bits in each of 32 lanes, int32 words."""
+    """Pack codes as a dense bit stream in each of 32 lanes.
+
+    Codes are uint32 below ``2^bits``, words are int32.
+    """
     grid = _padded(codes, TILE).reshape(-1, 32, ROW)
     words = np.zeros((len(grid), bits, ROW), np.uint32)
     for row in range(32):
@@ -600,7 +652,7 @@ def pack_codes(
 
 
 def unpack_codes(words: np.ndarray, bits: int, elements: int) -> np.ndarray:
-    """The codes of ``pack_codes``, uint32."""
+    """Unpack the codes of ``pack_codes``, uint32."""
     if len(words) < code_words(elements, bits):
         raise ValueError(f"words: {len(words)} words cannot hold {elements} codes of {bits} bits")
     tile_count = tiles(elements)
@@ -622,9 +674,9 @@ def unpack_codes(words: np.ndarray, bits: int, elements: int) -> np.ndarray:
 def elias_encode_codes(
     words: np.ndarray, bits: int, elements: int, code: str = "gamma", limit: int | None = None
 ) -> np.ndarray | None:
-    """The stream of ``entropy.encode`` for the digits whose sign-and-magnitude codes are packed in ``words``.
+    """Encode packed sign-and-magnitude codes by ``entropy.encode``.
 
-    None where it would not be shorter than ``limit`` bytes.
+    Returns None if the stream would not be shorter than ``limit`` bytes.
     """
     stream = entropy.encode(digits_of_codes(unpack_codes(words, bits, elements), bits), code)
     return stream if limit is None or len(stream) < limit else None
@@ -633,17 +685,17 @@ def elias_encode_codes(
 def elias_decode_codes(
     payload: np.ndarray, elements: int, bits: int, code: str = "gamma", out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Packed codes of ``bits`` bits, int32 words, from a stream that is not trusted.
+    """Decode an untrusted stream to packed codes of ``bits`` bits, int32 words.
 
     Raises:
-        CorruptPayloadError: as ``entropy.decode``; then ``out`` may hold anything.
+        CorruptPayloadError: as ``entropy.decode``; ``out`` is then undefined.
     """
     digits = entropy.decode(payload, elements, uniform_levels(bits), code)
     return pack_codes(codes_of_digits(digits, bits), bits, out)
 
 
 # ---- rotation ----------------------------------------------------------------------------------------------------
-# Last, because it is made of the functions above.
+# Last, because it uses the functions above.
 
 from horovod_quant.kernels.rotated_sums import (  # noqa: E402, F401
     decode_rotated_sum,

@@ -1,14 +1,14 @@
-"""Integers of rotated gradients that are added modulo 2^width, in numpy, the specification.
+"""Sums of rotated gradients' integers modulo 2^width, in numpy: the specification.
 
 All workers rotate a bucket (a tile, as in `horovod_quant.kernels.rotation`) by the same signs. With d elements the
 coordinates are ``z = H D2 H D1 (x / d)``, a rotation without a change of length.
 
 1. *Rounding*: ``floor(z / step + u)``, with 24 random bits for u.
-2. *Words*: the integers are packed as any sum's (`reference.pack_sum`), but need not fit their fields. Words are added
-   modulo 2^32, so it is only the sum that has to, from ``-2^(width-1)`` to ``2^(width-1) - 1``.
-3. *Check*: the workers also add, modulo 2^32, a weighted sum of each bucket's integers. A sum that left its field has
-   another one after unpacking, and the next field of its word is off by one, which may be another bucket's. One or two
-   such sums in a bucket always change its check, for the weights have been chosen so; more of them except with a
+2. *Words*: the integers are packed as in any sum (`reference.pack_sum`), but need not fit their fields. Words are added
+   modulo 2^32, so only the sum has to fit, from ``-2^(width-1)`` to ``2^(width-1) - 1``.
+3. *Check*: the workers also add, modulo 2^32, a weighted sum of each bucket's integers. A sum that overflowed its field
+   has a different check after unpacking, and the next field of its word, perhaps of another bucket, is off by one. One
+   or two such sums in a bucket always change its check, by the choice of weights; more of them change it except with a
    probability of about 2^(width-32).
 """
 
@@ -28,10 +28,10 @@ from horovod_quant.kernels.reference import (
 from horovod_quant.kernels.rotation import grids, random_signs, rotated_elements, transformed
 
 WEIGHTS = hash32(0, TILE, Key(0, 0)) | np.uint32(1)
-"""Of a bucket's integers in its check. They are odd: then no multiple of 2^width that fits a word vanishes."""
+"""Weights of a bucket's integers in its check. They are odd, so that no multiple of 2^width in a word vanishes."""
 
 LARGEST_QUOTIENT = np.float32(2.0**22)
-"""``z / step`` is cut down to it, so that it can be converted to an integer; no step that is chosen is so small."""
+"""Limit of ``z / step``, so that it can be converted to an integer; no chosen step size reaches it."""
 
 _FRACTION = np.float32(2.0**24)
 
@@ -39,14 +39,14 @@ _FRACTION = np.float32(2.0**24)
 def rotated_samples(
     x: np.ndarray, samples: int, key: Key, start: int = 0, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """The first coordinates of each bucket, float32; followed by zeros where it has no more.
+    """Return the first coordinates of each bucket, float32, padded with zeros.
 
     Args:
-        x: flat, of a gradient's types.
-        samples: how many of each bucket.
+        x: flat array of a gradient's dtype.
+        samples: number of coordinates per bucket.
         key: selects the signs.
         start: index of the first element, a multiple of 1,024.
-        out: where the result shall be.
+        out: memory for the result.
     """
     found = np.zeros((tiles(len(x)), samples), np.float32)
     for values, first in grids(as_float32(x), start):
@@ -67,16 +67,16 @@ def encode_rotated_sum(
     out: np.ndarray | None = None,
     checks: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rotates, rounds to multiples of a step, packs.
+    """Rotate, round to multiples of a step size, and pack.
 
     Args:
-        x: flat, of a gradient's types.
-        steps: float32, of each bucket; where one is 0 or not finite, the integers are 0.
-        width: of a field, in bits.
-        signs: selects those of the rotation.
+        x: flat array of a gradient's dtype.
+        steps: float32 step size of each bucket; where one is 0 or not finite, the integers are 0.
+        width: width of a field, in bits.
+        signs: selects the signs of the rotation.
         key: selects the random bits of the rounding.
         start: index of the first element, a multiple of 1,024.
-        out, checks: where the results shall be.
+        out, checks: memory for the results.
 
     Returns:
         The words, and the buckets' checks (int32).
@@ -100,7 +100,7 @@ def encode_rotated_sum(
 
 
 def rotated_sum_checks(words: np.ndarray, width: int, elements: int) -> np.ndarray:
-    """The checks of the integers in a sum's words, int32: of ``elements`` elements of a gradient."""
+    """Return the checks of the integers in a sum's words, int32."""
     return _checks(unpack_sum(words, width, rotated_elements(elements)))
 
 
@@ -113,9 +113,9 @@ def decode_rotated_sum(
     out: np.ndarray,
     start: int = 0,
 ) -> np.ndarray:
-    """Writes the elements of a sum, times a factor: undoes `encode_rotated_sum` with the same signs and start.
+    """Write the elements of a sum times a factor.
 
-    NaN where a step is.
+    Inverts `encode_rotated_sum` with the same signs and start. Writes NaN where a step size is NaN.
     """
     check_steps(len(steps), len(out))
     digits = unpack_sum(words, width, rotated_elements(len(out)))
@@ -125,11 +125,11 @@ def decode_rotated_sum(
         count, size = values.shape
         part = digits[position : position + values.size].reshape(count, size).astype(np.float32)
         at = (first - start) // TILE
-        turned = transformed(part) * random_signs(count, size, signs, first, 1)
+        rotated_back = transformed(part) * random_signs(count, size, signs, first, 1)
         with np.errstate(over="ignore", invalid="ignore"):
             units = steps[at : at + count, None] * np.float32(factor) * np.float32(1 / size)
             decoded.append(
-                (transformed(turned) * random_signs(count, size, signs, first, 0) * units).reshape(-1)
+                (transformed(rotated_back) * random_signs(count, size, signs, first, 0) * units).reshape(-1)
             )
         position += values.size
     return store_float32(np.concatenate(decoded)[: len(out)], out)

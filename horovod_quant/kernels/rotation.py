@@ -1,20 +1,20 @@
-"""EDEN's kernels in numpy, the specification: a random rotation, Lloyd-Max levels for a Gaussian, one scale a bucket.
+"""EDEN's kernels in numpy: the specification.
 
 DRIVE (Vargaftik et al., NeurIPS 2021) for one bit, EDEN (Vargaftik et al., ICML 2022) for more. A bucket is a tile of
 1,024 elements, and has less only at a tensor's end: there zeros fill it up to a power of two from 32 on.
 
 1. *Range*: ``x`` times the power of two that brings the largest magnitude to 1 .. 2 (for the largest floats to 2 .. 4),
-   so that no sum overflows. What is below 2^-60 then counts as zero: no square, coordinate or product is subnormal,
+   so that no sum overflows. Elements below 2^-60 then count as zero: no square, coordinate or product is subnormal,
    which some processors and frameworks would flush to zero.
 2. *Rotation*: ``z = H D2 H D1 x``. D1 and D2 are random signs, H the Walsh-Hadamard transform without a factor: stages
-   h = 1, 2, 4, ..., each of which makes ``(a + b, a - b)`` of elements at a distance of h, in float32. Two rounds,
-   because one has a large bias where few elements of a bucket are not zero. A third would not remove what two leave.
-3. *Levels*: with d elements, ``z / sqrt(d ||x||^2)`` is all but normally distributed. A coordinate's code is its sign
+   h = 1, 2, 4, ..., each of which replaces elements a, b at a distance of h by ``(a + b, a - b)``, in float32. Two
+   rounds, because one has a large bias where few elements of a bucket are not zero. A third would not remove the rest.
+3. *Levels*: with d elements, ``z / sqrt(d ||x||^2)`` is nearly normally distributed. A coordinate's code is its sign
    (a zero of either sign counts as positive) and the number of thresholds that its magnitude exceeds; one on a
    threshold belongs to the lower level. With a trellis, levels and codes are those of trellis.py.
 4. *Scale*: ``||x||^2 / <z, q>``, q the coordinates' levels; this makes the component of ``scale * (H D2 H D1)^T q``
-   along x exact. It would also make the mean over uniform rotations exact; the bound of the bias over these is in
-   docs/rounding.md. Both sums are `lane_sums`.
+   along x exact. It would also make the mean over uniform rotations exact; docs/rounding.md has the bound of the bias
+   over the rotations here. Both sums are `lane_sums`.
 
 A bucket whose largest magnitude is below 2^-96 counts as zeros and has scale 0, one that is not finite has scale NaN;
 both have codes 0.
@@ -46,7 +46,7 @@ LEVELS: dict[int, tuple[float, ...]] = {
     3: (0.2450942, 0.7560053, 1.3439093, 2.1519457),
     4: (0.1283950, 0.3880483, 0.6567591, 0.9423405, 1.2562312, 1.6180464, 2.0690172, 2.7325896),
 }
-"""The positive levels of each number of bits; the others are their negatives."""
+"""The positive levels for each number of bits; the others are their negatives."""
 
 THRESHOLDS: dict[int, tuple[float, ...]] = {
     1: (),
@@ -57,13 +57,13 @@ THRESHOLDS: dict[int, tuple[float, ...]] = {
 """The boundaries between positive levels."""
 
 DISTORTIONS = {1: 0.363380, 2: 0.117482, 3: 0.034548, 4: 0.009501}
-"""D, the squared error of the levels for a normal variable of variance 1; ``D / (1 - D)`` is that of the kernels."""
+"""D, the squared error of the levels for a normal variable of variance 1; the kernels have ``D / (1 - D)``."""
 
 LARGEST_SHIFT = 126  # 2^-127 is no normal number
 SMALLEST = np.float32(2.0**-60)
 """Smaller elements count as zero, when their bucket's largest is between 1 and 4."""
 ROWS_OF_A_SUM = 8
-"""Of which `lane_sums` adds the terms in float32."""
+"""Number of rows of which `lane_sums` adds the terms in float32."""
 
 
 def rotated_elements(elements: int) -> int:
@@ -81,15 +81,15 @@ def encode_rotated(
     scales: np.ndarray | None = None,
     trellis: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rotates, and rounds to levels.
+    """Rotate, and round to levels.
 
     Args:
-        x: flat, of a gradient's types.
-        bits: of a code, 1 to 4.
-        key: selects the signs; each rounding needs its own.
+        x: flat array of a gradient's dtype.
+        bits: bits of a code, 1 to 4.
+        key: selects the signs; each rounding needs a different one.
         start: index of the first element, a multiple of 1,024.
-        out, scales: where the results shall be.
-        trellis: true if a code's level depends on the codes before it (`horovod_quant.kernels.trellis`).
+        out, scales: memory for the results.
+        trellis: True if a code's level depends on the codes before it (`horovod_quant.kernels.trellis`).
 
     Returns:
         The codes, packed (int32 words), and the buckets' scales (float32).
@@ -113,7 +113,10 @@ def decode_rotated(
     start: int = 0,
     trellis: bool = False,
 ) -> np.ndarray:
-    """Writes the decoded elements times ``factor``; undoes `encode_rotated` with the same key, start, trellis."""
+    """Write the decoded elements times ``factor``.
+
+    Inverts `encode_rotated` with the same key, start, trellis.
+    """
     check_bits(bits)
     codes = unpack_codes(words, bits, rotated_elements(len(out)))
     units = scales * np.float32(factor)
@@ -144,7 +147,10 @@ def add_rotated(
     start: int = 0,
     trellis: bool = False,
 ) -> np.ndarray:
-    """Writes the sum of the workers' decoded elements times ``factor``, each with its own key, added in rank order."""
+    """Write the sum of the workers' decoded elements times ``factor``.
+
+    Each is decoded with that worker's key, and added in rank order.
+    """
     check_workers(words, scales, keys)
     for low in range(0, len(out), TILES_AT_A_TIME * TILE):
         part = out[low : low + TILES_AT_A_TIME * TILE]
@@ -165,13 +171,16 @@ def add_rotated(
 
 
 def level_values(codes: np.ndarray, bits: int) -> np.ndarray:
-    """The levels of sign-and-magnitude codes, float32."""
+    """Return the levels of sign-and-magnitude codes, float32."""
     magnitudes = np.array(LEVELS[bits], np.float32)[codes & np.uint32((1 << (bits - 1)) - 1)]
     return np.where(codes >> np.uint32(bits - 1), -magnitudes, magnitudes)
 
 
 def grids(x: np.ndarray, start: int) -> list[tuple[np.ndarray, int]]:
-    """The whole buckets, and the last one if it is not whole, by bucket; and the index of the first element of each."""
+    """Split into whole buckets and a padded last one.
+
+    Each comes with the index of its first element.
+    """
     whole = len(x) // TILE * TILE
     found = [(x[:whole].reshape(-1, TILE), start)] if whole else []
     if whole < len(x):
@@ -186,7 +195,7 @@ def _level_values(codes: np.ndarray, bits: int, trellis: bool) -> np.ndarray:
 
 
 def _encoded(x: np.ndarray, bits: int, key: Key, first: int, trellis: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Codes of all coordinates of buckets, flat, and the buckets' scales."""
+    """Return the codes of buckets' coordinates, flat, and the buckets' scales."""
     count, size = x.shape
     maxima = bucket_maxima(x.reshape(-1), size)[:count]
     usable = (maxima >= MIN_NORM) & (maxima < np.inf)
@@ -218,7 +227,7 @@ def _nearest_codes(z: np.ndarray, unit: np.ndarray, bits: int) -> np.ndarray:
 
 
 def transformed(values: np.ndarray) -> np.ndarray:
-    """The Walsh-Hadamard transform of each row."""
+    """Return the Walsh-Hadamard transform of each row."""
     count, size = values.shape
     h = 1
     while h < size:
@@ -230,17 +239,20 @@ def transformed(values: np.ndarray) -> np.ndarray:
 
 
 def random_signs(count: int, size: int, key: Key, first: int, number: int) -> np.ndarray:
-    """+-1 for each element. Bit i of hash ``2 r + number`` is set where element i of the tensor's row r is negated."""
+    """Return random +-1 for each element.
+
+    Bit i of hash ``2 r + number`` is set for -1 at element i of the tensor's row r.
+    """
     rows = hash32(2 * (first // ROW), 2 * count * (size // ROW), key)[number::2]
     bits = rows[:, None] >> np.arange(ROW, dtype=np.uint32) & np.uint32(1)
     return (np.float32(1) - np.float32(2) * bits.astype(np.float32)).reshape(count, size)
 
 
 def lane_sums(terms: np.ndarray) -> np.ndarray:
-    """The sum of each bucket's float32 terms, float64.
+    """Return the sum of each bucket's float32 terms, float64.
 
-    Rows are 32 elements. The terms of eight rows are added in float32, one after another, which costs a relative error
-    of 2^-21 at most where terms have one sign; such sums in float64, into 32 lanes; and the lanes in a tree.
+    Rows are 32 elements. The terms of eight rows are added in float32, in order, with a relative error of at most 2^-21
+    where terms have one sign; these sums are added in float64, into 32 lanes; and the lanes in a tree.
     """
     count, size = terms.shape
     rows = terms.reshape(count, size // ROW, ROW)

@@ -1,8 +1,9 @@
-"""Kernels for many segments in one call. A segment is a run of the elements of one tensor.
+"""Kernels for many segments in one call.
 
-`SegmentKernels` loops over the kernels of a backend for one segment. It is where to see how a payload is made of those
-kernels: what a codec from outside this package does in its own methods. A backend whose calls cost more than the work
-on a small segment overrides its methods (`horovod_quant.kernels.native_segments`), with bit-identical results.
+A segment is a range of one tensor's elements. `SegmentKernels` loops over the kernels of a backend for one segment. It
+defines how these kernels compose a payload, which a codec from outside this package does in its methods. A backend
+whose calls cost more than the work on a small segment overrides its methods (`horovod_quant.kernels.native_segments`),
+with bit-identical results.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from horovod_quant.kernels.rotation import rotated_elements
 
 
 class Segment(NamedTuple):
-    """A run of the elements of one tensor, numbered among those of a call."""
+    """A range of elements of one of a call's tensors."""
 
     tensor: int
     start: int
@@ -33,11 +34,13 @@ class Segment(NamedTuple):
 
 
 class Rounder(NamedTuple):
-    """Who rounds, and for what: with tensor and step it selects the random bits.
+    """Domain and worker of a rounding.
+
+    With tensor and step they select the random bits.
 
     Attributes:
-        domain: what is rounded, e.g. ``"worker"`` for the gradient of a worker.
-        rank: of the worker; 0 where every worker must draw the same bits.
+        domain: the purpose of the rounding, e.g. ``"worker"`` for the gradient of a worker.
+        rank: the worker's rank; 0 where every worker must draw the same bits.
         size: number of workers whose rounding is correlated; 0 for independent rounding.
     """
 
@@ -52,20 +55,20 @@ class Rounder(NamedTuple):
 
 
 class Batch:
-    """Segments that kernels take in one call, with what selects their random bits.
+    """Segments for one call of a kernel, with their random keys.
 
     Attributes:
         elements: length of each segment.
         starts: index of the first element of each segment in its tensor.
         chains: the keys of each tensor.
         steps: the count of each tensor's steps.
-        values: the elements of each segment, an array or a `BufferView`, which ``as_array`` makes an array: kernels for
-            one segment take arrays. Empty where they are not needed.
-        states: BinSGDM's momentum, scale and beta of each segment; empty where they are not needed.
-        table: what a backend keeps of the values between its kernels.
+        values: the elements of each segment, an array or a `BufferView`; ``as_array`` converts these for kernels that
+            need arrays. Empty where not needed.
+        states: BinSGDM's momentum, scale and beta of each segment; empty where not needed.
+        table: a backend's data about the values, kept between its kernels.
     """
 
-    # No tuple: Python's garbage collector would count it, and go through the objects of a framework more often.
+    # Not a tuple: Python's garbage collector would count it, and scan the objects of a framework more often.
     __slots__ = ("chains", "elements", "starts", "states", "steps", "table", "values")
 
     def __init__(
@@ -93,50 +96,53 @@ class Batch:
 
 
 def split_points(lengths: Sequence[int]) -> list[int]:
-    """Offsets ``[0, l_0, l_0 + l_1, ...]`` of consecutive slices."""
+    """Return the offsets ``[0, l_0, l_0 + l_1, ...]`` of consecutive slices."""
     return [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
 
 
 Source = tuple[Any, Sequence[int], Sequence[Segment]]
-"""Payloads, where each segment's part of a payload begins, and the segments, whose tensors are numbered as results."""
+"""Payloads, the offset of each segment in a payload, and the segments, whose tensors are numbered as results."""
 
 
 class SegmentKernels:
-    """Loops over the kernels of a backend for one segment.
+    """Loops over a backend's kernels for one segment.
 
     Args:
         kernels: the backend.
 
     Attributes:
-        wants_spans: true if addresses of values (`BufferView`) are all that it needs, so that making arrays is a waste.
+        wants_views: True if it needs only addresses of values (`BufferView`), so that creating arrays is wasted work.
     """
 
-    wants_spans = False
+    wants_views = False
 
     def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
 
     def empty(self, lengths: Sequence[int]) -> Sequence[Any]:
-        """Arrays for float32 results that are temporary."""
+        """Return arrays for temporary float32 results."""
         return [self._kernels.empty(length) for length in lengths]
 
     def decode_sources(
         self, outs: Sequence[Any], sources: Sequence[Source], decode: Callable[..., Any]
     ) -> Sequence[Any]:
-        """Decode into ``outs`` what came in several pieces: ``decode(source, parts of the outs)`` for each source."""
+        """Decode sources into ``outs``.
+
+        Calls ``decode(source, parts of the outs)`` for each source.
+        """
         for source in sources:
             decode(source, [outs[segment.tensor][segment.start : segment.stop] for segment in source[2]])
         return outs
 
     def pack(self, lengths: Sequence[int], decode: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
-        """One float32 array of consecutive parts with these lengths, to which ``decode`` writes."""
+        """Return a float32 array whose parts ``decode`` writes."""
         whole = self._kernels.empty(sum(lengths))
         bounds = split_points(lengths)
         decode([whole[start:stop] for start, stop in zip(bounds, bounds[1:])])
         return whole
 
     def convert(self, batch: Batch, dtype: str) -> Any:
-        """All elements as ``"float32"`` or ``"float16"``, one after another."""
+        """Return all elements, concatenated, as ``"float32"`` or ``"float16"``."""
         kernels = self._kernels
         convert = kernels.to_float32 if dtype == "float32" else kernels.to_float16
         parts: list[Part] = [
@@ -146,7 +152,7 @@ class SegmentKernels:
         return kernels.pack([*parts, no_part(np.dtype(dtype))])
 
     def scale(self, arrays: Sequence[Any], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
-        """Write each array, times a factor."""
+        """Write each array times a factor."""
         return [
             self._kernels.scale([as_array(array)], factor, as_array(out)) for array, out in zip(arrays, outs)
         ]
@@ -156,7 +162,10 @@ class SegmentKernels:
     def encode_codes(
         self, levels: str, norm: str, bucket_size: int, bits: int, batch: Batch, rounder: Rounder, at: Any
     ) -> Any:
-        """The payloads of all segments, which begin at ``at[i]``; ``at[-1]`` is the length of all."""
+        """Encode the payloads of all segments, at offsets ``at[i]``.
+
+        ``at[-1]`` is the total length.
+        """
         kernels = self._kernels
         encode = kernels.encode_exponential if levels == "exponential" else kernels.encode_uniform_codes
         norms: dict[int, Any] = {}
@@ -192,7 +201,10 @@ class SegmentKernels:
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        """Write the sum over the payloads, in their order, of the segments that begin at ``at[i]``, times a factor."""
+        """Write the payloads' sum of each segment, times a factor.
+
+        Payloads are added in order; segment i begins at ``at[i]``.
+        """
         kernels = self._kernels
         decode = kernels.decode_exponential if levels == "exponential" else kernels.decode_uniform_codes
         results = []
@@ -210,7 +222,10 @@ class SegmentKernels:
     def encode_rotated(
         self, bits: int, trellis: bool, batch: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> Any:
-        """As `encode_codes`; with ``step_words`` of `step_words` the steps are those."""
+        """Encode rotated codes, as `encode_codes`.
+
+        The steps are those in ``step_words``, a result of `step_words`, if given.
+        """
         kernels = self._kernels
         scales: dict[int, Any] = {}
 
@@ -218,7 +233,7 @@ class SegmentKernels:
             chain = batch.chains[i]
             if step_words is None:
                 key = rounder.key(chain, batch.steps[i])
-            elif not batch.elements[i]:  # which has no word
+            elif not batch.elements[i]:  # an empty segment has no step word
                 key = chain.key(rounder.domain, 0, rounder.rank)
             else:
                 key = kernels.key_of_word(chain, rounder.domain, step_words[i], rounder.rank)
@@ -240,7 +255,7 @@ class SegmentKernels:
         return kernels.pack([*parts, no_part(np.int32)])
 
     def step_words(self, payload: Any, at: Sequence[int], elements: Sequence[int]) -> Sequence[Any]:
-        """The steps in a payload, in the form that `encode_rotated` takes."""
+        """Return the steps in a payload, for `encode_rotated`."""
         return [payload[start : start + 1] for start in at[: len(elements)]]
 
     def decode_rotated(
@@ -254,7 +269,7 @@ class SegmentKernels:
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        """As `decode_codes`; payload r was encoded by rank r of the domain."""
+        """Decode as `decode_codes`; rank r of the domain has encoded payload r."""
         kernels = self._kernels
         results = []
         for i, (out, start) in enumerate(zip(outs, at)):
@@ -271,17 +286,20 @@ class SegmentKernels:
             ]
             scales = [kernels.view(payload[middle:end], np.float32) for payload in payloads]
             words = [payload[first:middle] for payload in payloads]
-            place = (factor, as_array(out), batch.starts[i], trellis)
+            rest = (factor, as_array(out), batch.starts[i], trellis)
             if len(payloads) == 1:
-                results.append(kernels.decode_rotated(words[0], scales[0], bits, keys[0], *place))
+                results.append(kernels.decode_rotated(words[0], scales[0], bits, keys[0], *rest))
             else:
-                results.append(kernels.add_rotated(words, scales, bits, keys, *place))
+                results.append(kernels.add_rotated(words, scales, bits, keys, *rest))
         return results
 
     # ---- sums: all norms in one array, and all digits in another, with one word at its end that is 1
 
     def norms(self, norm: str, bucket_size: int, batch: Batch) -> Any:
-        """Of all segments, one after another: maxima, float32, or with ``"l2"`` sums of squares, float64."""
+        """Return all segments' norms, concatenated.
+
+        They are maxima, float32, or with ``"l2"`` sums of squares, float64.
+        """
         kernels = self._kernels
         compute = kernels.bucket_maxima if norm == "max" else kernels.bucket_square_sums
         dtype = np.float32 if norm == "max" else np.float64
@@ -301,11 +319,12 @@ class SegmentKernels:
         norms: Any,
         norm_at: Sequence[int],
     ) -> Any:
-        """The digits of all segments, one after another, and the word.
+        """Encode the digits of all segments, concatenated, and the word.
 
         Args:
-            norms: of all segments.
-            norm_at: where the norms of each segment begin, and their number.
+            bucket_size, levels, width, batch, rounder: as in `encode_codes`; ``width`` is the bits of a field.
+            norms: the norms of all segments.
+            norm_at: the offset of each segment's norms, and their number.
         """
         kernels = self._kernels
 
@@ -338,10 +357,10 @@ class SegmentKernels:
         """Write the sums of these segments, by their numbers, times a factor.
 
         Args:
-            words: of all segments, which begin at ``word_at[i]``.
-            norms: of all segments.
-            norm_at: where the norms of each segment begin.
-            table: that of `Batch`, of the values in whose place the results may go.
+            words: the words of all segments, at offsets ``word_at[i]``.
+            norms: the norms of all segments.
+            norm_at: the offset of each segment's norms.
+            table: the table of the `Batch` whose values the results may overwrite.
         """
         return [
             self._kernels.decode_uniform_sum(
@@ -359,7 +378,7 @@ class SegmentKernels:
     # ---- one bit: the payload of a segment is its bits, in whole tiles, and then a flag for each tile
 
     def binarize(self, batch: Batch, rounder: Rounder, at: Any) -> Any:
-        """Update the states; the payloads of all segments, which begin at ``at[i]``."""
+        """Update the states, and encode the payloads at offsets ``at[i]``."""
         kernels = self._kernels
         flags: dict[int, Any] = {}
 
@@ -387,7 +406,7 @@ class SegmentKernels:
         return kernels.pack([*parts, no_part(np.int32)])
 
     def vote(self, payloads: Sequence[Any], batch: Batch, rounder: Rounder, at: Sequence[int]) -> Any:
-        """The payload of one bit an element, drawn from the average over the payloads."""
+        """Encode one bit per element, drawn from the average over the payloads."""
         kernels = self._kernels
 
         def fill_words(i: int, out: Any) -> Any:
@@ -404,7 +423,7 @@ class SegmentKernels:
     def decode_signs(
         self, payload: Any, batch: Batch, at: Sequence[int], factor: Any, outs: Sequence[Any]
     ) -> Sequence[Any]:
-        """Write plus or minus the factor, and NaN to the tiles that are flagged."""
+        """Write plus or minus the factor, and NaN to the flagged tiles."""
         kernels = self._kernels
         results = []
         for elements, start, out in zip(batch.elements, at, outs):
@@ -418,7 +437,7 @@ class SegmentKernels:
 
 
 def any_flags(payloads: Sequence[Any], start: int, elements: int) -> Part:
-    """The flags that any payload has, from ``start`` on, for a segment of that length."""
+    """Return the part with the union of all payloads' flags."""
     length = ceil_div(tiles(elements), ROW)
 
     def fill(out: Any) -> Any:
@@ -439,6 +458,6 @@ def _popped(found: dict[int, Any], i: int, out: Any) -> Any:
 
 
 def segment_kernels(kernels: Any) -> SegmentKernels:
-    """The kernels for many segments of a backend."""
+    """Return a backend's kernels for many segments."""
     found = getattr(kernels, "segments", None)
     return SegmentKernels(kernels) if found is None else found

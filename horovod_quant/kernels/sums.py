@@ -1,7 +1,7 @@
-"""Sums in a fixed order, and what follows from them for a whole tensor, for the numpy and native backends.
+"""Sums in a fixed order, and statistics of whole tensors.
 
-Sums have 24 significant bits. So the product of two of them is exact in float64, and no compiler changes a result by
-joining a multiplication and an addition.
+Sums have 24 significant bits. So the product of two of them is exact in float64, and a fused multiply-add does not
+change a result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _INF_BITS = np.uint64(0x7FF0000000000000)
 
 
 def to_24_bits(values: np.ndarray) -> np.ndarray:
-    """float64 values rounded to 24 significant bits, halves away from zero; inf for what is not finite."""
+    """Round float64 values to 24 significant bits, halves away from zero.
+
+    Inf for non-finite values.
+    """
     bits = np.ascontiguousarray(values).view(np.uint64)
     finite = (bits & _ABS) < _INF_BITS
     dropped = np.uint64(_DROPPED_BITS)
@@ -27,12 +30,15 @@ def to_24_bits(values: np.ndarray) -> np.ndarray:
 
 
 def inverse_count(elements: int) -> float:
-    """``1 / elements`` with 24 significant bits; 0 for none."""
+    """Return ``1 / elements`` with 24 significant bits; 0 without elements."""
     return float(to_24_bits(np.array([1 / elements]))[0]) if elements else 0.0
 
 
 def in_a_tree(sums: np.ndarray) -> np.ndarray:
-    """The sum of float64 numbers, an array of one: the second half is added to the first until one is left."""
+    """Return the sum of float64 numbers, an array of one.
+
+    Adds the second half to the first until one is left.
+    """
     if not len(sums):
         return np.zeros(1)
     while len(sums) > 1:
@@ -44,14 +50,17 @@ def in_a_tree(sums: np.ndarray) -> np.ndarray:
 
 
 def tensor_maximum(kernels: Any, x: np.ndarray) -> np.ndarray:
-    """Largest magnitude of all elements, float32, an array of one; inf where one is not finite, 0 of none."""
+    """Return the largest magnitude, float32, an array of one.
+
+    Inf if an element is not finite, 0 without elements.
+    """
     return kernels.bucket_maxima(x, WHOLE_TENSOR) if len(x) else np.zeros(1, np.float32)
 
 
 def tensor_mean_magnitude(kernels: Any, x: np.ndarray) -> np.ndarray:
-    """Mean magnitude of all elements, float32, an array of one; inf where one is not finite, 0 of none.
+    """Return the mean magnitude, float32, an array of one.
 
-    The sums of the tiles of 1,024 are added in a tree.
+    Inf if an element is not finite, 0 without elements. The sums of the tiles of 1,024 are added in a tree.
     """
     with np.errstate(over="ignore"):
         total = to_24_bits(in_a_tree(kernels.bucket_magnitude_sums(x, TILE)))
@@ -59,10 +68,10 @@ def tensor_mean_magnitude(kernels: Any, x: np.ndarray) -> np.ndarray:
 
 
 def tensor_deviation(kernels: Any, x: np.ndarray) -> np.ndarray:
-    """Standard deviation of all elements about their mean, float32, an array of one.
+    """Return the standard deviation about the mean, float32, an array of one.
 
-    ``sqrt(mean of squares - mean^2)``, whose error is below 2^-10 of the root of the mean square: what is to be exact
-    for elements that hardly differ needs another formula. inf where an element is not finite, 0 of none.
+    It is ``sqrt(mean of squares - mean^2)``, with an error below 2^-10 of the root of the mean square: an exact result
+    for elements that hardly differ needs another formula. inf if an element is not finite, 0 without elements.
     """
     inverse = inverse_count(len(x))
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,22 +1,22 @@
-"""Trellis-coded quantization, in numpy, the specification: Marcellin and Fischer, IEEE Trans. Communications, 1990.
+"""Trellis-coded quantization in numpy: the specification.
 
-A code of b bits chooses one of ``2^(b + 1)`` levels, twice as many as it could name: which half, that depends on the
-two codes before it. Whoever encodes looks for the sequence of codes whose levels are closest in sum. The squared error
-is 10% to 30% less than that of Lloyd-Max levels of as many bits.
+Source: Marcellin and Fischer, IEEE Trans. Communications, 1990. A code of b bits chooses one of ``2^(b + 1)`` levels,
+2× the number of codes: the two codes before it select the half. The encoder searches for the sequence of codes with the
+smallest sum of squared errors, which is 10% to 30% less than that of Lloyd-Max levels with the same number of bits.
 
-A bucket's coordinates are rows of 32; lane i of all rows is a sequence of its own, from the first row to the last.
+A bucket's coordinates are rows of 32; lane i of all rows is a separate sequence, from the first row to the last.
 
 1. *Subsets*: levels in ascending order belong to subsets 0, 1, 2, 3, 0, 1, ... A code is ``2 p + b``: b its *branch*, a
-   bit, and p the place of its level in the subset ``b' + 2 (b xor b'')``, where b' and b'' are the branches of the code
+   bit, and p the index of its level in the subset ``b' + 2 (b xor b'')``, where b' and b'' are the branches of the code
    before and of the one before that (Ungerboeck's code of four states, which are b and b').
 2. *The first row* has no codes before it: its levels are the Lloyd-Max levels of b bits in ascending order, and a code
-   is the level's place. So b'' is 0 in the second row.
-3. *Distances*: of all levels of a subset the nearest one counts; in the middle between two it is the lower one. Middles
-   and levels are multiplied by the bucket's unit, the distance is the square of the difference.
-4. *Path*: each state has the least sum of distances of all sequences that end there; of equal sums that with b'' = 0.
-   The sequence ends in the state with the least sum, of equal ones in the one with the least ``b + 2 b'``.
+   is the level's index. So b'' is 0 in the second row.
+3. *Distances*: in each subset the nearest level counts; in the middle between two it is the lower one. Middles and
+   levels are multiplied by the bucket's unit, the distance is the square of the difference.
+4. *Path*: each state has the least sum of distances of all sequences that end there; of equal sums the one with
+   b'' = 0. The sequence ends in the state with the least sum, of equal ones in the one with the least ``b + 2 b'``.
 
-All of this is float32's, one operation after another: each backend finds the same path.
+All operations are in float32, in this order, so that all backends find the same path.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ LEVELS: dict[int, tuple[float, ...]] = {
         *(0.9361862, 1.0869171, 1.2436125, 1.4360499, 1.6670287, 1.9652344, 2.3640281, 2.9742886),
     ),
 }
-"""The positive levels of each number of bits, by Lloyd's iteration; the others are their negatives."""
+"""The positive levels for each number of bits, by Lloyd's iteration; the others are their negatives."""
 
 DISTORTIONS = {1: 0.3256, 2: 0.0915, 3: 0.02506, 4: 0.00665}
-"""The squared error of a whole bucket's coordinates, for a normal variable of variance 1."""
+"""Mean squared error of a whole bucket's coordinates, for a normal variable of variance 1."""
 
 FAR = np.float32(2.0**120)
-"""The sum of distances of a state that cannot be."""
+"""The sum of distances of an impossible state."""
 
 BRANCHES = ((0, 0, 2), (0, 2, 0), (1, 1, 3), (1, 3, 1))
-"""Of the state ``b + 2 b'``: the branch before, b', and the subsets of a code that leads there, by b''."""
+"""For each state ``b + 2 b'``: the branch before, b', and the subsets of a code that leads to it, by b''."""
 
 
 def ascending(positive: Sequence[float]) -> list[float]:
-    """Levels and their negatives."""
+    """Return levels and their negatives in ascending order."""
     return [*(-level for level in reversed(positive)), *positive]
 
 
 def middles(levels: Sequence[float], subsets: int) -> list[float]:
-    """Between each level and the next one of its subset."""
+    """Return the middle between each level and the subset's next one."""
     return [(low + high) / 2 for low, high in zip(levels, levels[subsets:])]
 
 
 def trellis_codes(z: np.ndarray, units: np.ndarray, bits: int, first_levels: Sequence[float]) -> np.ndarray:
-    """Codes of buckets' coordinates.
+    """Return the codes of buckets' coordinates.
 
     Args:
         z: float32 ``[buckets, coordinates]``.
@@ -71,12 +71,12 @@ def trellis_codes(z: np.ndarray, units: np.ndarray, bits: int, first_levels: Seq
     """
     rows = np.moveaxis(z.reshape(len(z), -1, ROW), 1, 0)
     levels = ascending(LEVELS[bits])
-    points, sums = _nearest(rows[0], units, ascending(first_levels), 2)
+    nearest, sums = _nearest(rows[0], units, ascending(first_levels), 2)
     sums += [np.full_like(sums[0], FAR)] * 2
-    places, decisions = [points], []
+    indices, decisions = [nearest], []
     for row in rows[1:]:
-        points, distances = _nearest(row, units, levels, 4)
-        places.append(points)
+        nearest, distances = _nearest(row, units, levels, 4)
+        indices.append(nearest)
         pairs = []
         for before, one, two in BRANCHES:
             pairs.append((sums[before] + distances[one], sums[before + 2] + distances[two]))
@@ -91,37 +91,37 @@ def trellis_codes(z: np.ndarray, units: np.ndarray, bits: int, first_levels: Seq
             np.int64
         )
         subset = before + 2 * (branch ^ earlier)
-        codes[number] = 2 * np.take_along_axis(places[number], subset[None], 0)[0] + branch
+        codes[number] = 2 * np.take_along_axis(indices[number], subset[None], 0)[0] + branch
         branch, before = before, earlier
-    codes[0] = 2 * np.take_along_axis(places[0], branch[None], 0)[0] + branch
+    codes[0] = 2 * np.take_along_axis(indices[0], branch[None], 0)[0] + branch
     return np.moveaxis(codes, 0, 1).reshape(z.shape)
 
 
 def trellis_values(codes: np.ndarray, bits: int, first_levels: Sequence[float]) -> np.ndarray:
-    """The levels of buckets' codes, float32, of their shape."""
+    """Return the levels of buckets' codes, float32, in the same shape."""
     rows = codes.reshape(len(codes), -1, ROW).astype(np.int64)
     branches = rows & 1
     values = np.empty(rows.shape, np.float32)
     values[:, 0] = np.array(ascending(first_levels), np.float32)[rows[:, 0]]
     before = branches[:, :-1]
     earlier = np.concatenate([np.zeros_like(before[:, :1]), before[:, :-1]], axis=1)[:, : before.shape[1]]
-    places = 4 * (rows[:, 1:] >> 1) + before + 2 * (branches[:, 1:] ^ earlier)
-    values[:, 1:] = np.array(ascending(LEVELS[bits]), np.float32)[places]
+    indices = 4 * (rows[:, 1:] >> 1) + before + 2 * (branches[:, 1:] ^ earlier)
+    values[:, 1:] = np.array(ascending(LEVELS[bits]), np.float32)[indices]
     return values.reshape(codes.shape)
 
 
 def _nearest(
     row: np.ndarray, units: np.ndarray, levels: Sequence[float], subsets: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The place of the nearest level in each subset, and its distance."""
+    """Return the nearest level's index and distance in each subset."""
     scaled = np.array(levels, np.float32)[:, None] * units
     between = np.array(middles(levels, subsets), np.float32)[:, None] * units
-    places, distances = [], []
+    indices, distances = [], []
     for subset in range(subsets):
-        place = np.zeros(row.shape, np.int64)
+        index = np.zeros(row.shape, np.int64)
         for middle in between[subset::subsets]:
-            place += row > middle[:, None]
-        difference = row - np.take_along_axis(scaled[subset::subsets].T, place, 1)
-        places.append(place)
+            index += row > middle[:, None]
+        difference = row - np.take_along_axis(scaled[subset::subsets].T, index, 1)
+        indices.append(index)
         distances.append(difference * difference)
-    return np.array(places), distances
+    return np.array(indices), distances

@@ -22,7 +22,7 @@ from horovod_quant.tensorflow.binsgdm import BinSGDMCompressor
 from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.metrics import MetricsCallback
 
-# ``__init__.pyi`` tells type checkers and editors what this makes of this package's schemes.
+# ``__init__.pyi`` declares the classes generated here for type checkers and editors.
 _classes = Classes(__name__, Compressor, {BinSGDMCompressor.own_optimizer: BinSGDMCompressor})
 __getattr__ = _classes.find
 

@@ -24,7 +24,7 @@ __all__ = [
 class Compressor(_compressor.Compressor):
     """A compressor for Horovod's optimizers and tapes, ``hvd.allreduce`` and ``hvd.grouped_allreduce``.
 
-    If it serves two models, variables of the same name are counted together; BinSGDM's serves only one optimizer.
+    If two models use it, variables of the same name are counted together; BinSGDM's supports only one optimizer.
 
     Args:
         scheme: a scheme with its arguments, such as ``schemes.QSGD(bits=4)`` or one of your own; or the name of a
@@ -34,10 +34,11 @@ class Compressor(_compressor.Compressor):
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
         seed: seed of the random rounding; the same on all workers.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
-            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            ``"tensorflow"`` for kernels of TensorFlow operations, which run on the gradient's device. ``"auto"``
             chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
-            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
-        named_parameters: (name, variable) pairs; by default the variables' own names are used.
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway, with bit-identical
+            results.
+        named_parameters: (name, variable) pairs; by default the variables' names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
             so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
@@ -45,7 +46,7 @@ class Compressor(_compressor.Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
+        overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
 
     Raises:
         ValueError: an argument is out of range.
@@ -90,10 +91,11 @@ class QSGD(Compressor):
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
         seed: seed of the random rounding; the same on all workers.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
-            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            ``"tensorflow"`` for kernels of TensorFlow operations, which run on the gradient's device. ``"auto"``
             chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
-            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
-        named_parameters: (name, variable) pairs; by default the variables' own names are used.
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway, with bit-identical
+            results.
+        named_parameters: (name, variable) pairs; by default the variables' names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
             so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
@@ -101,7 +103,7 @@ class QSGD(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
+        overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
 
     Raises:
         ValueError: an argument is out of range.
@@ -151,10 +153,11 @@ class NUQSGD(Compressor):
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
         seed: seed of the random rounding; the same on all workers.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
-            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            ``"tensorflow"`` for kernels of TensorFlow operations, which run on the gradient's device. ``"auto"``
             chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
-            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
-        named_parameters: (name, variable) pairs; by default the variables' own names are used.
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway, with bit-identical
+            results.
+        named_parameters: (name, variable) pairs; by default the variables' names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
             so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
@@ -162,7 +165,7 @@ class NUQSGD(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
+        overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
 
     Raises:
         ValueError: an argument is out of range, or ``server_bits`` is given to an allgather.
@@ -215,10 +218,11 @@ class GlobalQSGD(Compressor):
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
         seed: seed of the random rounding; the same on all workers.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
-            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            ``"tensorflow"`` for kernels of TensorFlow operations, which run on the gradient's device. ``"auto"``
             chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
-            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
-        named_parameters: (name, variable) pairs; by default the variables' own names are used.
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway, with bit-identical
+            results.
+        named_parameters: (name, variable) pairs; by default the variables' names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
             so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
@@ -226,7 +230,7 @@ class GlobalQSGD(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
+        overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
 
     Raises:
         ValueError: an argument is out of range.
@@ -297,10 +301,11 @@ class EDEN(Compressor):
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
         seed: seed of the random rounding; the same on all workers.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
-            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            ``"tensorflow"`` for kernels of TensorFlow operations, which run on the gradient's device. ``"auto"``
             chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
-            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
-        named_parameters: (name, variable) pairs; by default the variables' own names are used.
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway, with bit-identical
+            results.
+        named_parameters: (name, variable) pairs; by default the variables' names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
             so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
@@ -308,7 +313,7 @@ class EDEN(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
+        overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
 
     Raises:
         ValueError: an argument is out of range, or ``nmse`` is combined with ``bits`` or ``server_bits``.
@@ -349,13 +354,13 @@ class BinSGDM(Compressor):
     element by it instead of by +1 or -1. One bit up and ``server_bits`` down are ``(1 + server_bits) / 2`` times the
     default's bytes.
 
-    Compressor for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`, and for
-    `horovod_quant.keras.optim.BinSGDM`.
+    Compressor for the Keras optimizers BinSGDM and LegacyBinSGDM.
 
-    Momentum and scale are the optimizer's slot variables.
+    These are `horovod_quant.tensorflow.optim.BinSGDM`, `horovod_quant.tensorflow.optim.LegacyBinSGDM` and
+    `horovod_quant.keras.optim.BinSGDM`. Momentum and scale are the optimizer's slot variables.
 
     Args:
-        beta: None, or the optimizer's ``beta`` again, to have it checked; the optimizer's is the one that is used.
+        beta: None, or the optimizer's ``beta``, to check that they agree; the optimizer's value is used.
         server_bits: bits of an element that the servers return, 1 to 8. 1: a bit drawn from the average, as in the
             paper. More: a sign, and a magnitude of one bit less. They hold the exact average of up to
             ``2^(server_bits - 1)`` workers, and of any even number of workers below ``2^server_bits``: 3 bits do for 4
@@ -365,10 +370,11 @@ class BinSGDM(Compressor):
         overrides: different arguments of the scheme for names or patterns, e.g. ``{"head.*": {"bits": 8}}``.
         seed: seed of the random rounding; the same on all workers.
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
-            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            ``"tensorflow"`` for kernels of TensorFlow operations, which run on the gradient's device. ``"auto"``
             chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
-            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
-        named_parameters: (name, variable) pairs; by default the variables' own names are used.
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway, with bit-identical
+            results.
+        named_parameters: (name, variable) pairs; by default the variables' names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
             so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
@@ -376,7 +382,7 @@ class BinSGDM(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
+        overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
         optimizer: the optimizer, for ``hvd.DistributedGradientTape``, which does not know it;
             ``hvd.DistributedOptimizer`` does.
 

@@ -1,4 +1,4 @@
-"""``Auto`` exists only for PyTorch; here it says so."""
+"""Placeholder for ``Auto``, which exists only for PyTorch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Auto:
-    """`horovod_quant.torch.Auto` has no counterpart here.
+    """Placeholder that raises an error: `horovod_quant.torch.Auto` has no counterpart here.
 
     Raises:
         NotImplementedError: always.

@@ -1,4 +1,7 @@
-"""BinSGDM's compressor (Peng et al., published as Birder, NeurIPS 2023); its optimizers are in ``optim.py``."""
+"""Compressor of BinSGDM (Peng et al., published as Birder, NeurIPS 2023).
+
+``optim.py`` has its optimizers.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from horovod_quant.tensorflow.member import HeldState, Member
 
 
 class BinSGDMCompressor(Compressor):
-    """Compressor for the Keras optimizers `horovod_quant.tensorflow.optim.BinSGDM` and `LegacyBinSGDM`, and for
-    `horovod_quant.keras.optim.BinSGDM`.
+    """Compressor for the Keras optimizers BinSGDM and LegacyBinSGDM.
 
-    Momentum and scale are the optimizer's slot variables.
+    These are `horovod_quant.tensorflow.optim.BinSGDM`, `horovod_quant.tensorflow.optim.LegacyBinSGDM` and
+    `horovod_quant.keras.optim.BinSGDM`. Momentum and scale are the optimizer's slot variables.
 
     Args:
-        beta: None, or the optimizer's ``beta`` again, to have it checked; the optimizer's is the one that is used.
+        beta: None, or the optimizer's ``beta``, to check that they agree; the optimizer's value is used.
         optimizer: the optimizer, for ``hvd.DistributedGradientTape``, which does not know it;
             ``hvd.DistributedOptimizer`` does.
     """
@@ -75,23 +78,26 @@ class BinSGDMCompressor(Compressor):
         return optimizer.held_state(call.variable, call.variables, moves_by_averages(scheme))
 
     def _also_carried(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
-        """Whether this worker has a gradient: scripts apply zeros so that optimizers make their variables."""
+        """Return 1 if this worker has a gradient.
+
+        Scripts apply zeros so that optimizers create variables.
+        """
         return (optim.is_there(tensor),)
 
     def _delivered(self, state: HeldState | None, result: tf.Tensor, control_tensor: tf.Tensor) -> tf.Tensor:
         numbers = tf.reshape(control_tensor, [-1])
-        # Where no worker has one, bits, of which each is up or down, would move the variable.
+        # If no worker has a gradient, any bits would move the variable.
         result = tf.where(tf.not_equal(numbers[-1], 0), result, tf.zeros_like(result))
         if state is None or state.largest is None:
             return result
-        # The first of the control tensor's numbers is what has become of 1.
+        # The first element of the control tensor was 1: now it is Horovod's factor.
         unit = tf.cast(numbers[0], tf.float32)
-        told = state.largest.assign(optim.largest_magnitude(result) / unit, read_value=False)
-        with tf.control_dependencies([] if told is None else [told]):
+        stored = state.largest.assign(optim.largest_magnitude(result) / unit, read_value=False)
+        with tf.control_dependencies([] if stored is None else [stored]):
             return tf.identity(result)
 
     def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
-        # Where this worker owns the whole of a tensor, too: others of its node own nothing.
+        # Also if this worker has a whole tensor: other workers of its node then have nothing of it.
         return (
             members if found.workers.local_size == 1 else [self._with_part(each, found) for each in members]
         )

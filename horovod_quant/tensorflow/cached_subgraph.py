@@ -1,8 +1,9 @@
-"""Parts of kernels that a graph calls, instead of having their operations again and again.
+"""Cached functions for parts of kernels.
 
-Tracing takes a fraction of a millisecond for each operation, and a kernel has tens to hundreds of them, for each
-gradient. What these functions do depends on no tensor's length, so each is traced once, and every further use is one
-operation. Before a graph runs, Grappler and XLA put the operations in the calls' places: the bits are the same.
+So a graph need not repeat their operations. Tracing takes a fraction of a millisecond for each operation, and a kernel
+has tens to hundreds of them, for each gradient. These functions do not depend on a tensor's length, so each is traced
+once, and every further use is one operation. Before a graph runs, Grappler and XLA inline the functions: the results
+are bit-identical.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Function = Callable[..., tf.Tensor]
 
 
 def elementwise(function: Function) -> Function:
-    """For ``function(x, *scalars, *constants)``, scalar tensors and no tensors, with a result of the shape of ``x``."""
+    """Cache an elementwise ``function(x, *scalars, *constants)``: scalars are tensors, constants are not."""
 
     @functools.wraps(function)
     def call(x: Any, *others: Any) -> tf.Tensor:
@@ -31,7 +32,7 @@ def elementwise(function: Function) -> Function:
 
 
 def by_rows(function: Function) -> Function:
-    """For ``function(x, *constants)``, which treats each ``x[i]`` alike and apart from the others."""
+    """Cache a ``function(x, *constants)`` that processes each ``x[i]`` independently."""
 
     @functools.wraps(function)
     def call(x: tf.Tensor, *constants: Any) -> tf.Tensor:

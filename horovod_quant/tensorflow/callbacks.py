@@ -1,9 +1,9 @@
-"""Exchanges whose kernels run on numpy arrays: the graph calls back into Python between its collectives.
+"""Reductions with kernels on numpy arrays: the graph calls Python between collectives.
 
-A scheme's generator starts, with the rank, the number of workers and the shapes of the moment, whenever the graph
-runs: elastic training and dynamic shapes need no new trace. The calls are stateless for TensorFlow, because it would
-run stateful ones one after another. Gradients and results are not copied: numpy sees the memory of the tensors, and
-the tensors take over the memory of arrays.
+A scheme's generator starts whenever the graph runs, with the current rank, number of workers and shapes: elastic
+training and dynamic shapes need no new trace. The calls are stateless for TensorFlow, because it would run stateful
+ones sequentially. Gradients and results are not copied: numpy reads the memory of the tensors, and the tensors take
+over the memory of arrays.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _RUNS_KEPT = 4
 
 
 class _Run:
-    """One exchange on its way."""
+    """One reduction in progress."""
 
     def __init__(
         self, exchange: Exchange, shapes: Sequence[tuple[int, ...]], states: Sequence[np.ndarray]
@@ -61,15 +61,15 @@ class _Run:
 
 
 class CallbackExchange:
-    """The exchange of a group of gradients in one place of a graph.
+    """Reduction of a group of gradients at one point of a graph.
 
     Args:
         members: the gradients.
         kernels: backend of the kernels.
-        scope: of its collectives.
-        enter: called with a gradient's name, elements and workers when an exchange starts; returns its number.
-        traffic: counts what this worker sends for each gradient.
-        memory: for new states.
+        scope: scope of its collectives.
+        enter: called with a gradient's name, elements and workers when a reduction starts; returns its step.
+        traffic: counts the bytes that this worker sends for each gradient.
+        memory: allocator of new states.
     """
 
     def __init__(
@@ -90,16 +90,19 @@ class CallbackExchange:
         self._traffic = traffic
         self._memory = memory
         self._scheme = self._members[0].scheme
-        # Whether some do is part of the graph, the number of workers under elastic training is not.
+        # This is fixed in the graph, but under elastic training the number of workers is not.
         self._swaps = gathers_take_turns(mpi=hvd.mpi_enabled()) and not is_elastic()
         self._tokens = itertools.count()
-        # A run that fails, because a worker died, say, leaves its entry to the next ones to throw away.
+        # A failed run, for example after a worker died, leaves its entry, which later runs remove.
         self._runs: OrderedDict[int, _Run] = OrderedDict()
 
     def build(self) -> Callable[[int, tf.Tensor], tf.Tensor]:
-        """Makes the operations; returns a function from a member's position and control tensor to the result."""
+        """Create the operations.
+
+        Returns a function from a member's position and control tensor to its result.
+        """
         workers = self._scope.workers()
-        # Under elastic training the workers' graphs must agree, whatever their number was when each made its own.
+        # Under elastic training the graphs must agree, though workers may have built them for different numbers.
         self._scheme = self._members[0].scheme.for_workers(Workers(0, 1) if is_elastic() else workers)
         collectives = self._scheme.collectives
         if self._swaps:
@@ -109,7 +112,7 @@ class CallbackExchange:
         for state in states:
             inputs += [state.momentum.read_value(), state.scale.read_value()]
         inputs += [member.step for member in self._members if member.step is not None]
-        inputs.append(worker_count(self._scope.process_set))  # so that no input makes the call a constant
+        inputs.append(worker_count(self._scope.process_set))  # not constant, so that the call is not folded
         new_states = [tf.float32] * (2 * len(states))
         token, array, splits = self._call(self._start, inputs, [tf.int64, *_sent_types(collectives[0])])
         answer = perform(collectives, 0, array, splits, self._scope)
@@ -118,7 +121,7 @@ class CallbackExchange:
             types = [*_sent_types(collective), *(new_states if is_last else ())]
             resume = self._resume_last if is_last else self._resume
             array, splits, *updated = self._call(resume, [token, answer], types)
-            # By then every scheme has changed its state.
+            # By the last call every scheme has changed its state.
             updates = [
                 variable.assign(tf.reshape(value, variable.shape))
                 for state, *values in zip(states, updated[::2], updated[1::2])
@@ -127,11 +130,11 @@ class CallbackExchange:
             with tf.control_dependencies(updates):
                 answer = perform(collectives, stage, array, splits, self._scope)
 
-        def result(place: int, control_tensor: tf.Tensor) -> tf.Tensor:
-            member = self._members[place]
+        def result(position: int, control_tensor: tf.Tensor) -> tf.Tensor:
+            member = self._members[position]
 
             def decode(token: np.int64, answer: np.ndarray, control_tensor: np.ndarray) -> np.ndarray:
-                return self._decode(place, token, answer, control_tensor)
+                return self._decode(position, token, answer, control_tensor)
 
             (decoded,) = self._call(decode, [token, answer, control_tensor], [member.tensor.dtype])
             decoded.set_shape(member.tensor.shape)
@@ -145,7 +148,7 @@ class CallbackExchange:
                 try:
                     return function(*arrays)
                 except RuntimeError as error:
-                    # To Horovod's elastic training TensorFlow's UnknownError is an end.
+                    # Horovod's elastic training does not recover from TensorFlow's UnknownError.
                     raise ValueError(str(error)) from error
 
         outputs = tf.numpy_function(with_ieee_arithmetic, inputs, types, stateful=False)
@@ -191,7 +194,7 @@ class CallbackExchange:
         return self._advance(run, _answer(run.request, answer))
 
     def _resume_last(self, token: np.int64, answer: np.ndarray) -> list[np.ndarray]:
-        """The last collective's array and splits, and the changed states."""
+        """Return the last collective's array and splits, and the changed states."""
         return [*self._resume(token, answer), *self._runs[int(token)].states]
 
     def _advance(self, run: _Run, answer: Any) -> list[np.ndarray]:
@@ -203,9 +206,9 @@ class CallbackExchange:
         return [run.request.array, np.array(splits, np.int32)]
 
     def _decode(
-        self, place: int, token: np.int64, answer: np.ndarray, control_tensor: np.ndarray
+        self, position: int, token: np.int64, answer: np.ndarray, control_tensor: np.ndarray
     ) -> np.ndarray:
-        run, member = self._runs[int(token)], self._members[place]
+        run, member = self._runs[int(token)], self._members[position]
         with run.lock:
             if run.decoded is None:
                 run.decoded = _finish(run, answer)
@@ -217,19 +220,22 @@ class CallbackExchange:
         control_bytes = ring_allreduce_bytes(control_tensor.nbytes, self._scope.process_set.size())
         self._traffic.count(member.name, control_bytes)
         factor = member.factor(control_tensor.tolist()) / float(run.decoded.active)
-        shape, dtype = run.shapes[place], member.tensor.dtype.as_numpy_dtype
+        shape, dtype = run.shapes[position], member.tensor.dtype.as_numpy_dtype
         out = aligned_empty(int(np.prod(shape)), dtype)
-        run.decoded.write(place, factor, flat_array(out))
+        run.decoded.write(position, factor, flat_array(out))
         return out.reshape(shape)
 
 
 def _sent_types(collective: Collective) -> list[tf.DType]:
-    """Of the array and of an alltoall's splits."""
+    """Return the types of a collective's array and of an alltoall's splits."""
     return [tf.as_dtype(collective.dtype), tf.int32]
 
 
 def flat_array(array: np.ndarray) -> np.ndarray:
-    """An array's memory, flat; bfloat16 as the uint16 that the kernels take for it."""
+    """Return a flat view of an array.
+
+    Bfloat16 as uint16, which kernels expect.
+    """
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint16) if flat.dtype == tf.bfloat16.as_numpy_dtype else flat
 

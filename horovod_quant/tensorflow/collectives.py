@@ -1,7 +1,7 @@
-"""Horovod's collectives as TensorFlow operations, for the requests of schemes; names; the control tensor.
+"""Horovod's collectives as TensorFlow operations, their names, and the control tensor.
 
-Horovod recognizes a failed worker, under elastic training, by the names of its allreduces and allgathers in
-TensorFlow's error message: every operation here is called like one of them, an alltoall, too.
+Under elastic training Horovod recognizes a failed worker by the names of its allreduces and allgathers in TensorFlow's
+error message: every operation here has such a name, also an alltoall.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from horovod_quant.tensorflow.refusal import require
 
 
 class Scope(NamedTuple):
-    """Where collectives run, and how they are called; ``gradient``, which one of them is for; ``nodes`` where they are
-    hierarchical; ``signature`` and ``labels`` of the compressor's arguments; ``is_direct``, see `HorovodCall`.
+    """Process set and names of a gradient's collectives.
+
+    ``gradient`` is the gradient's tensor; ``nodes`` are for hierarchical collectives; ``signature`` and ``labels`` are
+    of the compressor's arguments; for ``is_direct`` see `HorovodCall`.
     """
 
     label: str | None
@@ -35,21 +37,27 @@ class Scope(NamedTuple):
     is_direct: bool = False
 
     def workers(self) -> Workers:
-        """Who takes part, as it is now."""
+        """Return the current workers."""
         return (self.nodes or flat(self.process_set)).workers
 
     @property
     def tensor_name(self) -> str | None:
-        """For a tensor that Horovod is to name its own operation after."""
+        """Return the tensor's name from which Horovod names its operation."""
         return None if self.label is None else f"quant_{self.label}"
 
     def name(self, stage: int) -> str | None:
-        """The same on every worker, and another one for every operation of a graph. Eager operations have none."""
+        """Return a collective's name, equal on all workers, unique in a graph.
+
+        Returns None in eager code.
+        """
         return None if self.label is None else f"HorovodAllreduce_quant_{stage}_{self.label}"
 
 
 def scope_of(call: HorovodCall, tensor: tf.Tensor) -> Scope:
-    """The scope of a gradient's collectives, named after the operation that Horovod will make itself."""
+    """Return the scope of a gradient's collectives.
+
+    Their names follow Horovod's name of its operation.
+    """
     label = None
     if not tf.executing_eagerly():
         label = re.sub("[^a-zA-Z0-9_]", "_", tensor.name if call.operation is None else str(call.name))
@@ -59,20 +67,20 @@ def scope_of(call: HorovodCall, tensor: tf.Tensor) -> Scope:
 def perform(
     collectives: Sequence[Collective], stage: int, array: tf.Tensor, splits: tf.Tensor | None, scope: Scope
 ) -> tf.Tensor:
-    """Sum, maximum, or the concatenation of what comes from the workers in rank order.
+    """Perform a collective: sum, maximum, or concatenation in rank order.
 
     Args:
-        collectives: of the exchange.
+        collectives: the collectives of the reduction.
         stage: number of the collective to perform.
-        array: that this worker gives.
-        splits: of an alltoall.
-        scope: where it runs.
+        array: the local array.
+        splits: the splits of an alltoall.
+        scope: the scope of the collectives.
     """
     import horovod.tensorflow as hvd
 
     collective = collectives[stage]
     if collective.needs_everybody and not _need_everybody(collectives[:stage]):
-        array = _after(_roll_call(scope), array)
+        array = _after(_active_rank_query(scope), array)
     group = scope.process_set if scope.nodes is None else scope.nodes.process_sets[collective.group]
     named = {
         "name": scope.name(stage),
@@ -88,24 +96,28 @@ def perform(
     raise TypeError(f"not a collective that Horovod can perform: {collective!r}")
 
 
-def after_roll_call(collectives: Sequence[Collective], scope: Scope, control_tensor: tf.Tensor) -> tf.Tensor:
-    """``control_tensor``, after the active-rank query if there is one: the error that names arguments comes first.
+def after_active_rank_query(
+    collectives: Sequence[Collective], scope: Scope, control_tensor: tf.Tensor
+) -> tf.Tensor:
+    """Return ``control_tensor`` after the active-rank query, if any.
+
+    So the query's error comes first.
 
     Args:
-        collectives: of the exchange, which has been made.
-        scope: where it runs.
-        control tensor: what Horovod made of the control tensor.
+        collectives: the collectives of the reduction, whose operations exist.
+        scope: the scope of the collectives.
+        control_tensor: the reduced control tensor.
     """
     if tf.executing_eagerly() or not _need_everybody(collectives):
         return control_tensor
-    return _after(_roll_call(scope), control_tensor)
+    return _after(_active_rank_query(scope), control_tensor)
 
 
 def _after(zero: tf.Tensor, array: tf.Tensor) -> tf.Tensor:
-    """``array``, flat as all that schemes send, without a copy, when ``zero`` is known.
+    """Return the flat ``array`` after ``zero`` is computed, without a copy.
 
-    Unlike a control dependency this crosses the border of a branch. Where the shape is known, TensorFlow removes a
-    reshape that changes nothing; a slice with a computed beginning it keeps.
+    Unlike a control dependency this works across a branch. TensorFlow removes a reshape without effect if the shape is
+    known, but not a slice with a computed beginning.
     """
     elements = array.shape.num_elements()
     if elements is None:
@@ -117,31 +129,35 @@ def _need_everybody(collectives: Sequence[Collective]) -> bool:
     return any(collective.needs_everybody for collective in collectives)
 
 
-def _roll_call(scope: Scope) -> tf.Tensor:
-    """Zero, int32, unless a worker is not there or has other arguments: then an error, on all workers that are there.
+def _active_rank_query(scope: Scope) -> tf.Tensor:
+    """Perform the active-rank query: return zero or fail.
 
-    There is one in a graph for all exchanges of a compressor. Horovod puts each allreduce in a branch, which is a graph
-    of its own; the roll is called in the one around it.
+    The result is int32; the error is on all active workers. It is an error if a worker is absent or has other
+    arguments. A graph has one query for all reductions of a compressor. Horovod puts each allreduce in a branch, which
+    is a separate graph; the query is in the graph around it.
     """
     if tf.executing_eagerly():
-        return _check_roll(scope)
+        return _perform_query(scope)
     current = tf.compat.v1.get_default_graph()
     in_branch = type(current).__name__ == "CondBranchFuncGraph" and not scope.is_direct
     graph = current.outer_graph if in_branch else current
-    place = scope.process_set.process_set_id, scope.signature, graph._get_control_flow_context()
+    key = scope.process_set.process_set_id, scope.signature, graph._get_control_flow_context()
     known = getattr(graph, "_horovod_quant_roll_calls", None)
     if known is None:
         known = graph._horovod_quant_roll_calls = {}
-    if place not in known:
+    if key not in known:
         if in_branch:
             scope = scope._replace(gradient=_outside(current, scope.gradient))
         with graph.as_default():
-            known[place] = _check_roll(scope)
-    return known[place]
+            known[key] = _perform_query(scope)
+    return known[key]
 
 
 def _outside(branch: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """``tensor``, or something that it was computed from, in the graph around the branch; else a constant there."""
+    """Return ``tensor``, or an input of it, outside the branch.
+
+    Returns a constant there if neither exists.
+    """
     around = {id(inside): outside for outside, inside in branch.captures}
     looked_at, known = [tensor], {id(tensor)}
     for candidate in looked_at:
@@ -156,7 +172,7 @@ def _outside(branch: Any, tensor: tf.Tensor) -> tf.Tensor:
         return tf.zeros([1])
 
 
-def _check_roll(scope: Scope) -> tf.Tensor:
+def _perform_query(scope: Scope) -> tf.Tensor:
     import horovod.tensorflow as hvd
 
     name = None if scope.label is None else f"HorovodAllreduce_quant_present_{scope.label}"
@@ -166,13 +182,15 @@ def _check_roll(scope: Scope) -> tf.Tensor:
         process_set=scope.process_set, ignore_name_scope=scope.ignore_name_scope,
     )  # fmt: skip
     agreed = tf.reduce_all(tf.reshape(tf.equal(tf.abs(total[1:]), total[0]), [PLACES, SIGNS]), axis=1)
-    # As `agreement.is_told`: of schemes that are different themselves their arguments are left out.
-    told = tf.logical_and(tf.logical_not(agreed), tf.logical_or(agreed[0], tf.range(PLACES) < len(COMMON)))
+    # As `agreement.is_told`: if the schemes differ, their arguments are not compared.
+    compared = tf.logical_and(
+        tf.logical_not(agreed), tf.logical_or(agreed[0], tf.range(PLACES) < len(COMMON))
+    )
     checks = [
         require(tf.equal(total[0], count), [_JOINED], scope.gradient),
         require(
             tf.reduce_all(agreed),
-            [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), told)],
+            [_UNEQUAL, tf.boolean_mask(tf.constant(scope.labels), compared)],
             scope.gradient,
         ),
     ]
@@ -189,27 +207,27 @@ _UNEQUAL = "construct the compressor with the same arguments on all workers; the
 
 
 def worker_count(process_set: Any) -> tf.Tensor:
-    """The number of workers when the graph runs, int32."""
+    """Return the number of workers when the graph runs, int32."""
     import horovod.tensorflow as hvd
 
     return hvd.size_op(process_set_id=process_set.process_set_id)
 
 
 def not_constant_foldable(tensor: tf.Tensor, process_set: Any, zero: Any = 0) -> tf.Tensor:
-    """``tensor``, flat, and without a copy, as what no optimizer of graphs takes for a constant.
+    """Return the flat ``tensor`` in a form that is not folded.
 
-    Horovod's operations count as stateless: with a constant for an input they would be folded, that is run once,
-    and perhaps on one worker alone. ``zero`` is one that depends on what must come before.
+    Horovod's operations count as stateless: with a constant input they would be folded, that is run once, and perhaps
+    on one worker alone. ``zero`` is a zero that depends on operations that must come before.
     """
     beginning = zero + tf.minimum(worker_count(process_set), 1) - 1
-    # A reshape to a shape that is computed would be removed where it changes nothing.
+    # A reshape to a computed shape would be removed if it has no effect.
     return tf.slice(tf.reshape(tensor, [-1]), [beginning], [tensor.shape.num_elements()])
 
 
 def control_tensor(
     signs: Sequence[float], dtype: tf.DType, scope: Scope, also: Sequence[tf.Tensor] = ()
 ) -> tf.Tensor:
-    """``[1, signs..., also...]``, derived from the number of workers, so that it is no constant: see `unfoldable`."""
+    """Return ``[1, signs..., also...]``, not constant: see `not_constant_foldable`."""
     one = tf.cast(tf.minimum(worker_count(scope.process_set), 1), dtype)
     numbers = tf.constant([1.0, *signs], dtype)
     if also:
@@ -218,5 +236,5 @@ def control_tensor(
 
 
 def is_elastic() -> bool:
-    """Whether the number of workers may change, by the variable that Horovod itself looks at."""
+    """Return whether the number of workers may change, by Horovod's environment variable."""
     return bool(int(os.environ.get("HOROVOD_ELASTIC", "0")))

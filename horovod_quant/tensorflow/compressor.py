@@ -1,4 +1,4 @@
-"""The compressors that go into ``hvd.DistributedOptimizer(compression=...)`` and ``hvd.DistributedGradientTape``."""
+"""Compressors for ``hvd.DistributedOptimizer(compression=...)`` and ``hvd.DistributedGradientTape``."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ from horovod_quant.transports.traffic import ring_allreduce_bytes
 Kernels = Literal["auto", "native", "numpy", "tensorflow"]
 
 MANY_GRADIENTS = 4
-"""So many that are exchanged one by one are worth a warning."""
+"""Minimum number of separately reduced gradients for a warning."""
 
 _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
 class Unchanged(NamedTuple):
-    """Context of a gradient that Horovod reduces itself, cast where it cannot take it as it is."""
+    """Context of an uncompressed gradient, perhaps cast for Horovod."""
 
     dtype: tf.DType
 
 
-class _Carried(NamedTuple):
-    """Context of a gradient that this plugin exchanges, while Horovod reduces its control tensor."""
+class _Compressed(NamedTuple):
+    """Context of a compressed gradient, whose control tensor Horovod reduces."""
 
     group: Group
-    place: int
+    position: int
     tensor: tf.Tensor
     state: HeldState | None
 
@@ -75,16 +75,17 @@ class _Carried(NamedTuple):
 class Compressor(BaseCompressor):
     """A compressor for Horovod's optimizers and tapes, ``hvd.allreduce`` and ``hvd.grouped_allreduce``.
 
-    If it serves two models, variables of the same name are counted together; BinSGDM's serves only one optimizer.
+    If two models use it, variables of the same name are counted together; BinSGDM's supports only one optimizer.
 
     Args:
         kernels: ``"auto"``, ``"native"`` or ``"numpy"`` for kernels on the CPU, which the graph calls back;
-            ``"tensorflow"`` for kernels made of TensorFlow operations, which run where the gradient is. ``"auto"``
+            ``"tensorflow"`` for kernels of TensorFlow operations, which run on the gradient's device. ``"auto"``
             chooses these if TensorFlow sees a GPU. Where a shape is unknown when the graph is built, under elastic
-            training, and for schemes that are ``host_only``, the CPU kernels are used anyway: the bits are the same.
-        named_parameters: (name, variable) pairs; by default the variables' own names are used.
+            training, and for schemes that are ``host_only``, the CPU kernels are used anyway, with bit-identical
+            results.
+        named_parameters: (name, variable) pairs; by default the variables' names are used.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
-        overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
+        overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
         **common: see `horovod_quant.frontends.frontend.BaseCompressor`.
 
     Raises:
@@ -98,9 +99,9 @@ class Compressor(BaseCompressor):
         require_horovod()
         super().__init__(scheme, kernels=kernels, **common)
         if not self.overlap:
-            raise ValueError("overlap=False: TensorFlow itself decides when an exchange starts; leave it out")
+            raise ValueError("overlap=False: TensorFlow decides when a collective starts; leave it out")
 
-    # Horovod keeps compressors as keys of a cache: the same one means the same function.
+    # Horovod uses compressors as keys of a cache of functions, by identity.
     __eq__ = object.__eq__
 
     def __hash__(self) -> int:
@@ -112,7 +113,7 @@ class Compressor(BaseCompressor):
         return object.__hash__(self)
 
     def _welcome(self, optimizer: Any) -> None:
-        """Looks at the distributed optimizer that is being made with this compressor."""
+        """Validate the distributed optimizer that is being created with this compressor."""
         self._optimizers.add(optimizer)
         if optim.binsgdm_of(optimizer) is not None:
             raise ValueError(
@@ -171,12 +172,12 @@ class Compressor(BaseCompressor):
     def _resume_at(self, counts: dict[str, int], first_step: int) -> None:
         if self._ledgers or self._steps != self._first:
             raise RuntimeError(
-                "load_state_dict: this compressor has already exchanged gradients; load the state before that"
+                "load_state_dict: this compressor has already reduced gradients; load the state before that"
             )
         self._steps, self._first, self._first_step = counts, dict(counts), first_step
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total.
+        """Return bytes sent and their float32 equivalent, per parameter and in total.
 
         Raises:
             RuntimeError: with ``kernels="tensorflow"`` in a TensorFlow 1 graph: there is no default session.
@@ -204,10 +205,11 @@ class Compressor(BaseCompressor):
     @tf.autograph.experimental.do_not_convert
     @integer_shapes()
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns what Horovod is to reduce in place of a gradient, and a context for `decompress`.
+        """Return the tensor that Horovod reduces instead, and a context.
 
-        Called while a graph is traced or, for a direct allreduce in eager code, each time. Integers and booleans are
-        returned unchanged, as with ``hvd.Compression.fp16``, whatever the operation; `stats` does not count them.
+        The context is for `decompress`. Called while a graph is traced or, for a direct allreduce in eager code, each
+        time. Integers and booleans are returned unchanged for every operation, as with ``hvd.Compression.fp16``;
+        `stats` does not count them.
 
         Raises:
             TypeError: the tensor has another dtype that cannot be quantized, such as a complex one.
@@ -220,7 +222,7 @@ class Compressor(BaseCompressor):
         return (tensor, None) if call.is_export else self.compress_for(call, tensor)
 
     def compress_for(self, call: HorovodCall, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """`compress` of a floating-point tensor, for a caller that says itself what it will reduce."""
+        """Compress a floating-point tensor for a caller that describes its reduction."""
         name = self._name(call)
         self._check(call, name, tensor)
         elements = _shape(call, tensor).num_elements()
@@ -233,11 +235,16 @@ class Compressor(BaseCompressor):
     @tf.autograph.experimental.do_not_convert
     @integer_shapes()
     def decompress(self, output: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Returns the reduced gradient, in its own dtype and shape, from what Horovod reduced and the context."""
+        """Return the reduced gradient with the dtype and shape of the input.
+
+        Args:
+            output: what Horovod reduced.
+            ctx: the context that `compress` returned.
+        """
         if isinstance(ctx, Unchanged):
             return tf.cast(output, ctx.dtype)
-        if isinstance(ctx, _Carried):
-            result = self._delivered(ctx.state, ctx.group.result(ctx.place, output), output)
+        if isinstance(ctx, _Compressed):
+            result = self._delivered(ctx.state, ctx.group.result(ctx.position, output), output)
             return _without_gradient(result, ctx.tensor)
         return output
 
@@ -269,7 +276,10 @@ class Compressor(BaseCompressor):
             self._recent.use(name, elements)
 
     def _forget(self, name: str, elements: int | None, is_last: bool) -> None:
-        """A direct call's name that has not been used for long; should it come again, it repeats no random bits."""
+        """Drop a direct call's name that was not used recently.
+
+        Its random bits are never repeated.
+        """
         ledger = None if elements is None else self._ledgers.pop((name, elements, None), None)
         if ledger is not None:
             self._first_step = max(self._first_step, ledger.next())
@@ -299,7 +309,10 @@ class Compressor(BaseCompressor):
             self._known_names.add(names)
 
     def _warn_without_groups(self, call: HorovodCall) -> None:
-        """Once, on the first worker: while a graph is traced, only Horovod can hand over gradients together."""
+        """Warn once on rank 0 without ``groups=``.
+
+        While a graph is traced, only Horovod can group gradients.
+        """
         if self._looked_for_groups or not call.variables:
             return
         self._looked_for_groups = True
@@ -308,7 +321,7 @@ class Compressor(BaseCompressor):
         if call.siblings or quantized < MANY_GRADIENTS or call.process_set.rank() != 0:
             return
         notices.warn(
-            f"{type(self).__name__} exchanges {quantized} gradients one by one, which takes more time than together: "
+            f"{type(self).__name__} reduces {quantized} gradients one by one, which takes more time than together: "
             f"pass groups=4 to the DistributedOptimizer or DistributedGradientTape",
             stacklevel=2,
         )
@@ -330,7 +343,7 @@ class Compressor(BaseCompressor):
         return named, Unchanged(tensor.dtype)
 
     def _counted(self, sent: tf.Tensor, name: str, call: HorovodCall) -> tf.Tensor:
-        """``sent``, with a call back that counts it when the graph runs."""
+        """Return ``sent`` with a callback that counts it when the graph runs."""
         item_bytes = sent.dtype.size
 
         def count(size: Any, elements: Any) -> Any:
@@ -349,7 +362,7 @@ class Compressor(BaseCompressor):
         self, tensor: tf.Tensor, name: str, scheme: Scheme, call: HorovodCall
     ) -> tuple[tf.Tensor, Any]:
         self._warn_without_groups(call)
-        # Where Horovod uses generic names, the variables' may differ between workers.
+        # Where Horovod uses generic names, the variables' names may differ between workers.
         common_name = name if call.operation is None else call.name
         shape = _shape(call, tensor)
         dimensions = None if shape.rank is None else tuple(shape)
@@ -371,9 +384,9 @@ class Compressor(BaseCompressor):
             call.step if state is None else state.step,
         )
         group = self._group(call)
-        place = group.add(member, call)
+        position = group.add(member, call)
         numbers = control_tensor(signs, _control_dtype(tensor), scope_of(call, tensor), also)
-        return numbers, _Carried(group, place, tensor, state)
+        return numbers, _Compressed(group, position, tensor, state)
 
     def _group(self, call: HorovodCall) -> Group:
         if not call.siblings:
@@ -385,18 +398,18 @@ class Compressor(BaseCompressor):
     def _build(
         self, members: list[Member], call: HorovodCall, control_tensor: tf.Tensor
     ) -> Callable[[int, tf.Tensor], tf.Tensor]:
-        """Makes the exchanges of gradients that Horovod reduces together."""
+        """Create the reductions of gradients that Horovod groups."""
         where: dict[int, tuple[Callable, int]] = {}
-        for places in cut(members, self.group_bytes):
-            own = [members[place] for place in places]
-            # Where the others leave a tensor to Horovod, because theirs is small, the control tensor is an error on all
-            # workers, while the exchange's own collectives would wait for ever.
+        for positions in cut(members, self.group_bytes):
+            own = [members[position] for position in positions]
+            # If other workers let Horovod reduce a tensor, because theirs is small, the control tensor is an error on
+            # all workers, while the reduction's collectives would wait indefinitely.
             with tf.control_dependencies([control_tensor] if call.variable is None else []):
                 result = self._exchange(own, call).build()
-            where.update({place: (result, i) for i, place in enumerate(places)})
+            where.update({position: (result, i) for i, position in enumerate(positions)})
 
-        def result_of(place: int, output: tf.Tensor) -> tf.Tensor:
-            result, i = where[place]
+        def result_of(position: int, output: tf.Tensor) -> tf.Tensor:
+            result, i = where[position]
             return result(i, output)
 
         return result_of
@@ -443,7 +456,7 @@ class Compressor(BaseCompressor):
         return nodes.find(hvd, self._basics(), self.hierarchical, None, gather)
 
     def _is_traced(self, tensor: tf.Tensor, scheme: Scheme | None) -> bool:
-        """Whether the gradient's exchange can be laid down in TensorFlow operations, and shall be."""
+        """Return whether the gradient's reduction uses TensorFlow operations."""
         return (
             self._wanted_kernels() == "tensorflow"
             and tensor.shape.is_fully_defined()
@@ -452,7 +465,7 @@ class Compressor(BaseCompressor):
         )
 
     def _enter(self, name: str, elements: int, size: int) -> int:
-        """Counts an exchange that a callback starts; returns its number."""
+        """Count a reduction that a callback starts, and return its step."""
         self._traffic.expect(name, ring_allreduce_bytes(4 * elements, size))
         number = self._steps.get(name, self._first_step)
         self._steps[name] = number + 1
@@ -473,44 +486,50 @@ class Compressor(BaseCompressor):
         return None
 
     def _also_carried(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
-        """Scalars whose sums over the workers `_delivered` finds at the control tensor's end."""
+        """Return scalars to append to the control tensor; `_delivered` gets their sums."""
         return ()
 
     def _delivered(self, state: HeldState | None, result: tf.Tensor, control_tensor: tf.Tensor) -> tf.Tensor:
-        """The reduced gradient, of which more may be told to its optimizer, from its reduced control tensor."""
+        """Return the reduced gradient, and update its optimizer's state."""
         return result
 
     def _with_parts(self, members: list[Member], found: nodes.Nodes) -> list[Member]:
-        """The gradients with the part of an optimizer's state that this worker keeps."""
+        """Return the gradients with this worker's part of the state."""
         return members
 
 
 def _by_own_name(named: Sequence[tuple[str, Any]]) -> dict[str, str | None]:
-    """The names that were given to variables, by the variables' own; None where several have one."""
+    """Return the given names by the variables' names.
+
+    Returns None where several variables share a name.
+    """
     counts = Counter(variable.name for _, variable in named)
     return {variable.name: name if counts[variable.name] == 1 else None for name, variable in named}
 
 
 def _control_dtype(tensor: tf.Tensor) -> tf.DType:
-    """Never a gradient's own if that is narrow: what Horovod multiplies by must come back exact."""
+    """Return the control tensor's dtype, at least float32.
+
+    Horovod's factor must come back exact.
+    """
     return tf.float64 if tensor.dtype is tf.float64 else tf.float32
 
 
 def _shape(call: HorovodCall, tensor: tf.Tensor) -> tf.TensorShape:
-    """A gradient's, or its variable's where that alone is known while the graph is built."""
+    """Return a gradient's static shape, or else its variable's."""
     if call.variable is None or tensor.shape.is_fully_defined():
         return tensor.shape
     return call.variable.shape if call.variable.shape.is_fully_defined() else tensor.shape
 
 
 def _elements_of(named: Iterable[tuple[str, Any]]) -> dict[str, int]:
-    """How many elements variables have, by name; without those of unknown shapes."""
+    """Return the numbers of elements of variables of known shape."""
     counts = {name: variable.shape.num_elements() for name, variable in named}
     return {name: count for name, count in counts.items() if count is not None}
 
 
 def _without_gradient(result: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-    """``result``, tied to ``gradient`` for automatic differentiation, which is refused rather than silently zero."""
+    """Return ``result`` with a gradient function that raises an error."""
     tied, _ = tf.identity_n([result, gradient])
     message = "a quantized allreduce cannot be differentiated; leave compression out of this call"
     return tf.raw_ops.PreventGradient(input=tied, message=message)

@@ -1,4 +1,4 @@
-"""Gradients that Horovod was given together, and which of them share collectives."""
+"""Groups of gradients that Horovod reduces together, and their division by collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod_quant.tensorflow.member import Member
 
 
 class Group:
-    """Gradients that Horovod was given together: exchanged together, once all are known."""
+    """Gradients that Horovod groups, reduced together once all are known."""
 
     def __init__(
         self, siblings: Sequence[Any], build: Callable[[list[Member], HorovodCall, tf.Tensor], Callable]
@@ -29,22 +29,22 @@ class Group:
         self._calls.append(call)
         return len(self.members) - 1
 
-    def result(self, place: int, output: tf.Tensor) -> tf.Tensor:
+    def result(self, position: int, output: tf.Tensor) -> tf.Tensor:
         if self._result is None:
             self._result = self._build(self.members, self._calls[0], output)
-        return self._result(place, output)
+        return self._result(position, output)
 
 
 def cut(members: Sequence[Member], group_bytes: int) -> list[list[int]]:
-    """Places of members that share collectives: the same scheme, some bytes together."""
+    """Return the indices of members that share collectives."""
     groups: list[list[int]] = []
     open_groups: dict[Scheme, tuple[list[int], int]] = {}
-    for place, member in enumerate(members):
+    for position, member in enumerate(members):
         own = group_bytes if member.bytes is None else member.bytes
         group, room = open_groups.get(member.scheme, ([], 0))
         if own > room:
             group, room = [], group_bytes
             groups.append(group)
-        group.append(place)
+        group.append(position)
         open_groups[member.scheme] = (group, room - own)
     return groups

@@ -1,7 +1,8 @@
-"""Who is asking? The one place that looks at Horovod's frames in TensorFlow.
+"""Identifies the caller of ``compress``.
 
-Horovod calls ``compress(tensor)`` while it builds a graph, without saying for which variable, operation or process
-set. The frames of its own functions know. Tested with Horovod 0.28.1.
+The only module that inspects Horovod's frames in TensorFlow. Horovod calls ``compress(tensor)`` while it builds a
+graph, without naming the variable, operation or process set; the frames of its functions have them. Tested with Horovod
+0.28.1.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ KERAS_3_REMEDY = (
 
 
 def require_horovod() -> None:
-    """Raises ImportError, with the remedy, unless Horovod is installed and was built with TensorFlow."""
+    """Raise ImportError, with the remedy, without Horovod built with TensorFlow."""
     try:
         import horovod.tensorflow  # noqa: F401
     except ImportError as error:
@@ -33,7 +34,7 @@ def require_horovod() -> None:
         ) from error
 
 
-# Inside of allreduce_grads the variables can be placeholders for any of their kind; its callers have the real ones.
+# Inside allreduce_grads the variables can be placeholders for any of their kind; its callers have the real ones.
 _CALLERS_WITH_VARIABLES = {"__filtered_reduce_grads": "rv", "_filtered_reduce_grads": "rv", "gradient": "rs"}
 _REDUCTIONS = ("allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter")
 _FUNCTIONS = {*_REDUCTIONS, "allreduce_grads", "_allreduce", *_CALLERS_WITH_VARIABLES}
@@ -45,24 +46,24 @@ _UNRECOGNISED = (
 
 
 class HorovodCall(NamedTuple):
-    """What Horovod is about to do with the tensor that it gave to ``compress``.
+    """Horovod's operation on the tensor that it passed to ``compress``.
 
     Attributes:
-        variable: whose gradient it is; None in a direct allreduce.
+        variable: the gradient's variable; None in a direct allreduce.
         name: the variable's name, or the one given to a direct allreduce; None if there is none.
-        operation: Horovod's name for its operation; None if it will make one up from the tensor's.
+        operation: Horovod's name for its operation; None if Horovod will derive it from the tensor's name.
         op: the reduction.
-        process_set: where it reduces.
+        process_set: the process set that reduces.
         ignore_name_scope: whether TensorFlow's name scopes stay out of the operation's name.
         siblings: the dense tensors of a grouped allreduce, in order; empty without one.
-        variables: all whose gradients are being reduced, or that stay local; empty in a direct allreduce.
-        is_export: whether no optimizer or tape asks: TensorFlow saves Horovod's function with a model.
+        variables: all variables whose gradients are being reduced, or stay local; empty in a direct allreduce.
+        is_export: whether TensorFlow saves Horovod's function with a model, without an optimizer or tape.
         path: the variable's name for policies and statistics where that may differ between workers; None where it
             is ``name``.
-        paths: those of all ``variables``.
-        key: the name that random bits are drawn with, with ``path``.
-        step: the number that random bits are drawn with, int64; None where the compressor counts.
-        is_direct: whether no branch of Horovod's is around the call.
+        paths: the paths of all ``variables``.
+        key: the name in the random key, if there is a ``path``.
+        step: the step in the random key, int64; None where the compressor counts.
+        is_direct: whether the call is outside any branch of Horovod.
     """
 
     variable: Any = None
@@ -81,52 +82,60 @@ class HorovodCall(NamedTuple):
     is_direct: bool = False
 
     def names(self) -> tuple[str, ...]:
-        """Those of all ``variables``, for policies."""
+        """Return the names of all ``variables``, for policies."""
         return self.paths or unique_names(self.variables)
 
 
 class DuplicateCursor:
-    """Whose turn it is of the tensors that Horovod takes from a list one by one, for they may be the same."""
+    """Cursor in a list of tensors, which may contain duplicates.
+
+    Horovod compresses them in order.
+    """
 
     def __init__(self) -> None:
         self._tensors: Sequence[Any] | None = None
         self._taken: list[Any] = []
 
-    def place(self, tensors: Sequence[Any], tensor: Any) -> int:
-        """Where in ``tensors``, a list that Horovod has made for this one call, the tensor is that it takes now."""
+    def index_of(self, tensors: Sequence[Any], tensor: Any) -> int:
+        """Return the present tensor's index in ``tensors``.
+
+        Horovod created the list for this call.
+        """
         if tensors is not self._tensors:
             self._tensors, self._taken = tensors, []
-        places = [i for i, other in enumerate(tensors) if other is tensor]
-        place = places[sum(other is tensor for other in self._taken)]
+        indices = [i for i, other in enumerate(tensors) if other is tensor]
+        index = indices[sum(other is tensor for other in self._taken)]
         self._taken.append(tensor)
         if len(self._taken) == len(tensors):
             self._tensors, self._taken = None, []
-        return place
+        return index
 
 
 def identify(turns: DuplicateCursor) -> HorovodCall:
-    """Reads the frames that called ``compress``, which may have been called by a compressor of somebody else.
+    """Identify the call by the frames that called ``compress``.
+
+    Another compressor may be between.
 
     Args:
-        turns: the compressor's.
+        turns: the compressor's cursor.
 
     Raises:
-        RuntimeError: none of them is a function of Horovod that is known.
-        ValueError: it is one that is not supported.
+        RuntimeError: no frame is a known function of Horovod.
+        ValueError: the function is not supported.
     """
     try:
         return _identify(turns)
-    except LookupError as error:  # a variable is not there, or another one than it was
+    except LookupError as error:  # a local variable of Horovod's function is missing or different
         raise RuntimeError(_UNRECOGNISED) from error
 
 
 def _identify(turns: DuplicateCursor) -> HorovodCall:
-    call = tensor = place = position = None
+    call = tensor = index = position = None
     for function, local in _horovod_functions():
         if call is None:
-            call, tensor, place = _reduction(function, local, turns)
+            call, tensor, index = _reduction(function, local, turns)
         elif function == "allreduce_grads":
-            position = local["i"] if place is None else local["index_group"][place]
+            position = local["i"] if index is None else local["index_group"][index]
             if local["grads"][position] is not tensor:
                 break
         elif position is not None and function in _CALLERS_WITH_VARIABLES:
@@ -144,7 +153,10 @@ def _identify(turns: DuplicateCursor) -> HorovodCall:
 
 
 def unique_names(variables: Sequence[Any]) -> tuple[str, ...]:
-    """The variables' names; the second one of a name is called ``name#1``, the third ``name#2``."""
+    """Return the variables' names, made unique.
+
+    The second of a name is ``name#1``, the third ``name#2``.
+    """
     names: list[str] = []
     seen: Counter[str] = Counter()
     for variable in variables:
@@ -156,20 +168,26 @@ def unique_names(variables: Sequence[Any]) -> tuple[str, ...]:
 
 
 def own_variable(variable: Any) -> Any:
-    """TensorFlow's variable: the one in a variable of Keras 3, which has no ``ref()``."""
+    """Return TensorFlow's variable inside a variable of Keras 3.
+
+    The latter has no ``ref()``.
+    """
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
 
 
 def name_of(variable: Any) -> str:
-    """Its name; a tensor that a tape watches has none in eager code."""
+    """Return a variable's name, or None.
+
+    A tensor watched by a tape has none in eager code.
+    """
     return "watched" if isinstance(variable, tf.__internal__.EagerTensor) else variable.name
 
 
 def _horovod_functions() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Functions of Horovod on the stack that are known, the innermost first, with their variables.
+    """Yield known Horovod functions on the stack with local variables.
 
-    Some of these are in frames of their own: of comprehensions, before Python 3.12, and of what AutoGraph makes of a
-    function's branches and loops. They count as the function's.
+    The innermost comes first. Some local variables are in separate frames: of comprehensions, before Python 3.12, and
+    of the functions that AutoGraph generates for branches and loops. They count as the function's.
     """
     variables: dict[str, Any] = {}
     for function, local in _horovod_frames():
@@ -180,7 +198,10 @@ def _horovod_functions() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _horovod_frames() -> Iterator[tuple[str, dict[str, Any]]]:
-    """All frames of Horovod on the stack, the innermost first; named as before AutoGraph's conversion."""
+    """Yield all Horovod frames on the stack, innermost first.
+
+    Names are those before AutoGraph's conversion.
+    """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("horovod."):
@@ -192,18 +213,18 @@ def _horovod_frames() -> Iterator[tuple[str, dict[str, Any]]]:
 def _reduction(
     function: str, local: dict[str, Any], turns: DuplicateCursor
 ) -> tuple[HorovodCall | None, Any, int | None]:
-    """What Horovod does, with which tensor, and, of a grouped allreduce, the tensor's place among those."""
+    """Return Horovod's call, its tensor, and its index in a group."""
     if function in ("reducescatter", "grouped_reducescatter"):
         raise ValueError(
             f"compression= of {function}: horovod_quant compresses only allreduce; leave compression out there"
         )
     if function not in _REDUCTIONS:
         raise RuntimeError(_UNRECOGNISED)
-    tensor, name, siblings, place = local["tensor"], local["name"], (), None
+    tensor, name, siblings, index = local["tensor"], local["name"], (), None
     if function == "grouped_allreduce":
         siblings = local["tensor_list"]
-        place = local["tensor_list_idx"][turns.place(siblings, tensor)]
-        name = f"{name or 'grouped'}.{place}"
+        index = local["tensor_list_idx"][turns.index_of(siblings, tensor)]
+        name = f"{name or 'grouped'}.{index}"
     call = HorovodCall(
         None,
         name,
@@ -213,14 +234,14 @@ def _reduction(
         local["ignore_name_scope"],
         siblings,
     )
-    return call, tensor, place
+    return call, tensor, index
 
 
 def optimizer_being_made() -> Any:
-    """The distributed Keras optimizer whose construction hashes a compressor; None in other circumstances.
+    """Return the distributed Keras optimizer whose construction hashes a compressor, or None.
 
-    Horovod keeps a cache with the compressor in its keys. That is the only time that Horovod touches the compressor
-    of an optimizer that will never average (Keras 3), and the first time for all others.
+    Horovod has a cache with the compressor in its keys. For an optimizer that will never average (Keras 3) this is the
+    only use of the compressor, and for all others the first.
     """
     for function, local in _horovod_frames():
         if function == "__init__" and hasattr(local.get("self"), "apply_gradients"):

@@ -1,4 +1,4 @@
-"""The dimensions of shapes as integers in programs of TensorFlow 1, whose shapes have objects in their place."""
+"""Integer dimensions of shapes in TensorFlow 1 programs, where dimensions are objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 @contextlib.contextmanager
 def integer_shapes() -> Iterator[None]:
-    """While it lasts; also as a decorator."""
+    """Context, also a decorator, in which dimensions are integers."""
     if isinstance(tf.TensorShape([0])[0], int):
         yield
         return

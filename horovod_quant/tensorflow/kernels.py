@@ -1,14 +1,15 @@
-"""The kernels in TensorFlow's operations: the reference's bits in eager code, graphs of both kinds, and under XLA.
+"""Kernels of TensorFlow operations, bit-identical to the reference.
 
-The functions of `horovod_quant.kernels.reference` on flat tensors of static length. Nothing is written into: results
-are returned, ``out`` must be None, and a decoder's ``out`` is a ``tf.TensorSpec`` of what to return.
+They work in eager code, graphs of both kinds, and under XLA. They are the functions of
+`horovod_quant.kernels.reference` on flat tensors of static length. Nothing is written in place: results are returned,
+``out`` must be None, and a decoder's ``out`` is a ``tf.TensorSpec`` of the result.
 
 TensorFlow's threads flush subnormal float32 numbers to zero, and XLA may contract a multiplication and an addition.
-So the arithmetic is done in float64, on values called *wide*: float64 tensors that hold float32 numbers. There a
-product is exact, and a sum, quotient or root that is rounded once more, to float32, is what one rounding would have
-made of it (53 >= 2 * 24 + 2 bits). Conversions touch no subnormal float32 number but as an integer.
+So the arithmetic is done in float64, on values called *wide*: float64 tensors with float32 numbers. There a product is
+exact, and a sum, quotient or root that is then rounded to float32 equals the result of one rounding
+(53 >= 2 * 24 + 2 bits). Conversions treat subnormal float32 numbers only as integers.
 
-int32 tensors are only moved: on a GPU TensorFlow's operations on them run in the host's memory.
+int32 tensors are only moved: on a GPU TensorFlow's operations on them run in host memory.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from horovod_quant.tensorflow.cached_subgraph import by_rows, elementwise
 NAME = "tensorflow"
 
 TILES_AT_A_TIME = 2**31
-"""More than any tensor has: pieces are for caches, which a graph of operations on whole tensors does not use."""
+"""More than any tensor has: pieces are for caches, and graph operations process whole tensors."""
 
 Number = Union[int, float, tf.Tensor]
 Operand = Any
-"""See `horovod_quant.kernels.reference.Operand`."""
+"""An operand as in `horovod_quant.kernels.reference.Operand`."""
 
 _MASK32 = 0xFFFFFFFF
 _ABS = np.uint32(0x7FFFFFFF)
@@ -54,7 +55,7 @@ _ONE_BITS = np.uint32(0x3F800000)
 _NORMAL_BITS = np.uint32(0x00800000)
 _NORMAL = 2.0**-126
 _LARGEST = np.float64(np.finfo(np.float32).max)
-_STEP = 2.0**-149  # of the subnormal numbers
+_STEP = 2.0**-149  # distance of subnormal numbers
 _STEPS_IN_ONE = 2.0**149
 _DROPPED_BITS = 29
 _MOST_ROWS_IN_A_CHAIN = 256
@@ -66,12 +67,12 @@ _UNSIGNED = {2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
 
 @elementwise
 def _bits(x: tf.Tensor) -> tf.Tensor:
-    """The bits of ``as_float32(x)``, uint32."""
+    """Return the bits of ``as_float32(x)``, uint32."""
     if x.dtype == tf.float32:
         return tf.bitcast(x, tf.uint32)
     if x.dtype == tf.bfloat16:
         return tf.bitwise.left_shift(tf.cast(tf.bitcast(x, tf.uint16), tf.uint32), np.uint32(16))
-    if x.dtype == tf.float16:  # whose subnormal numbers are normal float32 numbers
+    if x.dtype == tf.float16:  # subnormal float16 numbers are normal float32 numbers
         return tf.bitcast(tf.cast(x, tf.float32), tf.uint32)
     if x.dtype == tf.float64:
         return _narrow_bits(x)
@@ -80,7 +81,7 @@ def _bits(x: tf.Tensor) -> tf.Tensor:
 
 @elementwise
 def _wide(x: tf.Tensor) -> tf.Tensor:
-    """``as_float32(x)`` as wide values. Norms that a scheme makes are numpy's."""
+    """Return ``as_float32(x)`` as wide values, also of a scheme's numpy norms."""
     if x.dtype == tf.float64:
         return _rounded(x)
     bits = _bits(x)
@@ -95,7 +96,7 @@ def _wide(x: tf.Tensor) -> tf.Tensor:
 
 @elementwise
 def _rounded(values: tf.Tensor) -> tf.Tensor:
-    """float64 values rounded to float32, wide."""
+    """Round float64 values to float32, as wide values."""
     subnormal = tf.round(values * _STEPS_IN_ONE) * _STEP
     normal = tf.cast(tf.cast(values, tf.float32), tf.float64)
     return tf.where(tf.abs(values) < _NORMAL, subnormal, normal)
@@ -103,7 +104,7 @@ def _rounded(values: tf.Tensor) -> tf.Tensor:
 
 @elementwise
 def _narrow_bits(values: tf.Tensor) -> tf.Tensor:
-    """float64 values rounded to float32, as bits."""
+    """Round float64 values to float32, as bits."""
     bits = tf.bitcast(tf.cast(values, tf.float32), tf.uint32)  # subnormal or flushed, the sign is right
     magnitude = tf.abs(values)
     subnormal = tf.cast(tf.round(tf.minimum(magnitude, _NORMAL) * _STEPS_IN_ONE), tf.uint32)
@@ -112,10 +113,10 @@ def _narrow_bits(values: tf.Tensor) -> tf.Tensor:
 
 @elementwise
 def _stored(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """float64 values rounded to float32, and then to ``dtype``."""
+    """Round float64 values to float32, and then to ``dtype``."""
     if dtype == tf.float64:
         return _rounded(values)
-    if dtype == tf.float16:  # float32's subnormal numbers become zero
+    if dtype == tf.float16:  # subnormal float32 numbers become zero
         return tf.cast(tf.cast(values, tf.float32), tf.float16)
     bits = _narrow_bits(values)
     if dtype == tf.float32:
@@ -136,9 +137,9 @@ def _wide_scalar(value: Number) -> Any:
 
 
 def with_nonfinite(values: tf.Tensor, flags: tf.Tensor, number: float) -> tf.Tensor:
-    """``values``, but ``number``, infinity or NaN, where a flag is set.
+    """Replace flagged values by ``number``, infinity or NaN.
 
-    Under ``tf.debugging.enable_check_numerics`` a graph fails that has such a number as a constant.
+    Under ``tf.debugging.enable_check_numerics`` a graph with such a number as a constant fails.
     """
     dtype = values.dtype
     unsigned = _UNSIGNED[dtype.size]
@@ -208,10 +209,13 @@ def _hashed(index: tf.Tensor, first: tf.Tensor, k1: tf.Tensor) -> tf.Tensor:
 
 
 class RngKey(keys.RngKey):
-    """`horovod_quant.kernels.keys.RngKey` whose steps and workers may be scalar integer tensors as well."""
+    """An `horovod_quant.kernels.keys.RngKey` that also accepts scalar integer tensors as steps and workers."""
 
     def key(self, domain: str, step: Number, worker: Number = 0) -> Key:
-        """As there; from a tensor come tensors of uint32."""
+        """Return the key of one rounding.
+
+        With a tensor, its words are uint32 tensors.
+        """
         state: Any = self.state(domain)
         for value in (step, worker):
             if tf.is_tensor(state) or tf.is_tensor(value):
@@ -293,9 +297,10 @@ def _to_24_bits(values: tf.Tensor) -> tf.Tensor:
 
 @by_rows
 def _minus_sum_of_rows(grid: tf.Tensor) -> tf.Tensor:
-    """Minus the sum over axis 1, taken from the first row to the last, which no reduction promises.
+    """Return minus the sum over axis 1, in order of rows.
 
-    By subtractions, because Grappler joins additions to one operation that adds in another order.
+    Reductions have no fixed order. It uses subtractions, because Grappler merges additions into one operation that adds
+    in another order.
     """
     count = grid.shape[1]
     first = tf.zeros_like(grid[:, 0])
@@ -344,11 +349,11 @@ def round_uniform(
     k = fraction_bits(levels)
     limit = np.float32(levels << k)
     inverse = _per_element(_wide_inverse(norms, levels << k), bucket_size, x.shape[0])
-    y = tf.cast(_wide(x) * inverse, tf.float32)  # what is flushed to zero is cut to zero as well
+    y = tf.cast(_wide(x) * inverse, tf.float32)  # values flushed to zero are truncated to zero anyway
     y = tf.where(y < limit, y, limit)
     y = tf.where(y > -limit, y, -limit)
     random = tf.bitwise.right_shift(hash32(start, x.shape[0], key), np.uint32(32 - k))
-    # Unsigned, `levels` too high, because a shift of int32 would leave a GPU.
+    # Unsigned, larger by `levels`, because TensorFlow shifts int32 on the host.
     raised = _unsigned(tf.cast(y, tf.int32)) + random + np.uint32(levels << k)
     return _signed(tf.bitwise.right_shift(raised, np.uint32(k)) - np.uint32(levels))
 
@@ -375,7 +380,7 @@ def decode_uniform_sum(
     factor: Number,
     out: tf.TensorSpec,
 ) -> tf.Tensor:
-    """Returns ``digit * (norm / levels * factor)`` as ``out`` says."""
+    """Return ``digit * (norm / levels * factor)``, typed as ``out``."""
     elements = out.shape[0]
     digits = tf.cast(unpack_sum(words, width, elements), tf.float64)
     scales = _per_element(_wide_scales(norms, levels, factor), bucket_size, elements)
@@ -403,7 +408,7 @@ def decode_uniform_codes(
     factor: Number,
     out: tf.TensorSpec,
 ) -> tf.Tensor:
-    """Returns the sum of the workers' decoded codes as ``out`` says."""
+    """Return the workers' decoded sum, shaped and typed as ``out``."""
     return _add_workers(
         words, norms, bucket_size, bits, out,
         value=lambda digits: tf.cast(digits, tf.float64),
@@ -466,7 +471,7 @@ def decode_exponential(
     factor: Number,
     out: tf.TensorSpec,
 ) -> tf.Tensor:
-    """Returns the sum of the workers' decoded codes as ``out`` says."""
+    """Return the workers' decoded sum, shaped and typed as ``out``."""
     return _add_workers(
         words, norms, bucket_size, bits, out,
         value=lambda digits: tf.cast(exponential_values(digits, bits), tf.float64),
@@ -496,7 +501,10 @@ def binarize(
     start: int = 0,
     out: None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """As the reference's; momentum and scale, of any shape, are assigned before the words exist."""
+    """Binarize as the reference.
+
+    Assigns momentum and scale, of any shape, before returning words.
+    """
     _no_buffer(out)
     words, broken, *updated = binarized(
         gradient, tf.reshape(momentum, [-1]), tf.reshape(scale, [-1]), beta, key, start
@@ -512,7 +520,7 @@ def binarize(
 def binarized(
     gradient: tf.Tensor, momentum: tf.Tensor, scale: tf.Tensor, beta: float, key: Key, start: int = 0
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """`binarize` without side effects: words, broken tiles, new momentum, new scale."""
+    """Binarize without side effects: return words, non-finite tiles, new momentum, new scale."""
     elements = gradient.shape[0]
     broken = _largest_bits(_bits(gradient), TILE) >= _INF_BITS
     sound = _per_element(~broken, TILE, elements)
@@ -532,21 +540,24 @@ def vote(words: Sequence[tf.Tensor], key: Key, start: int = 0, out: None = None)
     n = len(words)
     k = min(24, 32 - n.bit_length())
     elements = words[0].shape[0] * 32
-    everybody = _signed(tf.concat([_unsigned(own) for own in words], 0))
-    ones = tf.reduce_sum(tf.reshape(unpack_codes(everybody, 1, n * elements), [n, elements]), axis=0)
+    gathered = _signed(tf.concat([_unsigned(one) for one in words], 0))
+    ones = tf.reduce_sum(tf.reshape(unpack_codes(gathered, 1, n * elements), [n, elements]), axis=0)
     random = tf.bitwise.right_shift(hash32(start, elements, key), np.uint32(32 - k))
     bits = random * np.uint32(n) < tf.bitwise.left_shift(ones, np.uint32(k))
     return pack_codes(tf.cast(bits, tf.uint32), 1, out, whole_tiles=True)
 
 
 def decode_signs(words: tf.Tensor, magnitude: Number, out: tf.TensorSpec) -> tf.Tensor:
-    """Returns ``+magnitude`` for a bit that is 1 and ``-magnitude`` for 0, as ``out`` says."""
+    """Return plus or minus the magnitude, shaped and typed as ``out``.
+
+    It is plus for a bit that is 1, minus for 0.
+    """
     bits = unpack_codes(words, 1, out.shape[0])
     wide = tf.convert_to_tensor(_wide_scalar(magnitude), tf.float64)
     return tf.where(bits > 0, _stored(wide, out.dtype), _stored(-wide, out.dtype))
 
 
-# ---- arithmetic of schemes' own ----------------------------------------------------------------------------------
+# ---- arithmetic for schemes --------------------------------------------------------------------------------------
 
 
 def tensor_maximum(x: tf.Tensor) -> tf.Tensor:
@@ -588,7 +599,7 @@ def next_powers_of_two(norms: tf.Tensor) -> tf.Tensor:
 
 
 def _operand(values: Operand, elements: int) -> Any:
-    """A wide number, or wide values of one or all elements."""
+    """Return a wide number, or wide values of one or all elements."""
     if not tf.is_tensor(values) and not isinstance(values, np.ndarray):
         return _wide_scalar(values)
     check_operand(values.shape[0], elements)
@@ -616,7 +627,7 @@ def to_float16(x: tf.Tensor, out: None = None) -> tf.Tensor:
 
 
 def mean(arrays: Sequence[tf.Tensor]) -> tf.Tensor:
-    # Between two additions stands a rounding, so that Grappler does not join them.
+    # A rounding between two additions keeps Grappler from merging them.
     total = functools.reduce(
         lambda total, array: _rounded(total + _wide(array)), arrays[1:], _wide(arrays[0])
     )
@@ -624,7 +635,7 @@ def mean(arrays: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def clip(x: tf.Tensor, most: float) -> tf.Tensor:
-    """As `horovod_quant.kernels.clipping.clip`; always float32."""
+    """Clip as `horovod_quant.kernels.clipping.clip`; the result is always float32."""
     norm = _wide(norms_of_square_sums(_in_a_tree(bucket_square_sums(x, TILE))))
     longest = np.float64(np.float32(most))
     too_long = (norm > longest) & (norm <= _LARGEST)
@@ -698,7 +709,7 @@ def unpack_codes(words: tf.Tensor, bits: int, elements: int) -> tf.Tensor:
 
 @by_rows
 def _packed(grid: tf.Tensor, bits: int) -> tf.Tensor:
-    """Of each tile's rows of codes its rows of words."""
+    """Pack each tile's rows of codes into rows of words."""
     rows, right_shifts, factors = _pack_plan(bits)
     if 32 % bits:
         grid = tf.bitwise.right_shift(tf.gather(grid, rows, axis=1), right_shifts)
@@ -708,7 +719,7 @@ def _packed(grid: tf.Tensor, bits: int) -> tf.Tensor:
 
 @by_rows
 def _unpacked(grid: tf.Tensor, bits: int) -> tf.Tensor:
-    """Of each tile's rows of words its rows of codes."""
+    """Unpack each tile's rows of words into rows of codes."""
     word, shift = np.divmod(np.arange(32) * bits, 32)
     codes = tf.bitwise.right_shift(tf.gather(grid, word, axis=1), shift.astype(np.uint32)[:, None])
     if 32 % bits:
@@ -719,7 +730,10 @@ def _unpacked(grid: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _pack_plan(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rows of a tile that each of its words takes: ``(row >> right_shift) * factor``, as many for each word."""
+    """Return the rows of a tile in each of its words.
+
+    They are ``(row >> right_shift) * factor``, the same number for each word.
+    """
     plan: list[list[tuple[int, int, int]]] = [[] for _ in range(bits)]
     for row in range(32):
         word, shift = divmod(row * bits, 32)
@@ -735,7 +749,10 @@ def _pack_plan(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def pack(parts: Sequence[tuple[int, Any, Callable[[None], Any]]]) -> tf.Tensor:
-    """What the ``fill`` of each ``(length, dtype, fill)`` returns, one after another; int32 where dtypes differ."""
+    """Concatenate the results of ``fill`` of each ``(length, dtype, fill)``.
+
+    Int32 where dtypes differ.
+    """
     types = {tf.as_dtype(dtype) for _, dtype, _ in parts}
     dtype = types.pop() if len(types) == 1 else tf.int32
     return concatenate([tf.zeros([0], dtype), *(view(fill(None), dtype) for _, _, fill in parts)])
@@ -755,7 +772,7 @@ def empty(elements: int) -> tf.TensorSpec:
 def decode_parts(
     out: tf.TensorSpec, parts: Sequence[tuple[int, Callable[[tf.TensorSpec], Any]]]
 ) -> tf.Tensor:
-    """What each part's ``write`` returns, one after another."""
+    """Concatenate the results of each part's ``write``."""
     written = [write(tf.TensorSpec([length], out.dtype)) for length, write in parts]
     return concatenate([tf.zeros([0], out.dtype), *written])
 

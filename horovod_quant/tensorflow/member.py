@@ -1,4 +1,4 @@
-"""One gradient of a group that is exchanged together."""
+"""One gradient of a group that is reduced together."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from horovod_quant.schemes.base import Scheme
 
 
 class HeldState(NamedTuple):
-    """A variable's state for BinSGDM: float32 variables or parts of them, the decay, the number of the update, and the
-    norm to which the gradient is clipped.
+    """A variable's state for BinSGDM.
 
-    ``largest`` holds the largest magnitude of the averages of the workers' bits; None where bits are exchanged.
+    It has float32 variables or parts of them, the decay, the number of the update, and the norm to which the gradient
+    is clipped. ``largest`` is the largest magnitude of the averages of the workers' bits; None for bits.
     """
 
     momentum: Any
@@ -27,11 +27,11 @@ class HeldState(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A gradient, and what its exchange needs.
+    """A gradient, and the data of its reduction.
 
-    ``factor`` takes the reduced control tensor's numbers, and raises if the workers meant different gradients;
-    ``disagreement`` is what it says then. ``step`` is the number that random bits are drawn with, int64; None where
-    that is the number of the exchange.
+    ``factor`` takes the reduced control tensor's numbers, and raises an error with the message ``disagreement`` if the
+    workers reduced different gradients. ``step`` is the step in the random key, int64; None where that is the count of
+    reductions.
     """
 
     tensor: tf.Tensor
@@ -46,6 +46,6 @@ class Member(NamedTuple):
 
     @property
     def bytes(self) -> int | None:
-        """Bytes of the gradient, None where its shape is not known yet."""
+        """Bytes of the gradient; None where its shape is not known yet."""
         elements: Any = self.tensor.shape.num_elements()
         return None if elements is None else elements * self.tensor.dtype.size

@@ -1,4 +1,4 @@
-"""A Keras callback that writes what compressors measure into the logs of a training."""
+"""Keras callback that adds compressors' statistics to the logs of a training."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import tensorflow as tf
 
 
 class MetricsCallback(tf.keras.callbacks.Callback):
-    """Adds ``compression.stats().metrics()`` to the logs at the end of each epoch.
+    """Callback that adds a compressor's statistics to the logs.
 
-    Put it before callbacks that read the logs, such as ``tf.keras.callbacks.TensorBoard``.
+    It adds ``compression.stats().metrics()`` at the end of each epoch. Put it before callbacks that read the logs, such
+    as ``tf.keras.callbacks.TensorBoard``.
 
     Args:
-        compression: the compressor that the optimizer was given.
+        compression: the optimizer's compressor.
 
     Raises:
-        ValueError: it has no statistics.
+        ValueError: the compressor has no statistics.
     """
 
     def __init__(self, compression: Any) -> None:
@@ -26,6 +27,6 @@ class MetricsCallback(tf.keras.callbacks.Callback):
         self.compression = compression
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the figures to ``logs``."""
+        """Add the figures to ``logs``."""
         if logs is not None:
             logs.update(self.compression.stats().metrics())

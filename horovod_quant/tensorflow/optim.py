@@ -1,4 +1,7 @@
-"""The Keras optimizers of BinSGDM (Peng et al., published as Birder, NeurIPS 2023), of Keras 2 (or tf-keras)."""
+"""BinSGDM optimizers for Keras 2 or tf-keras.
+
+Source: Peng et al., published as Birder, NeurIPS 2023.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ _LegacyOptimizer: Any = tf.keras.optimizers.legacy.Optimizer if _HAS_KERAS_2 els
 
 
 class _Part(NamedTuple):
-    """The elements of momentum and scale that this worker keeps, and the workers that keep all."""
+    """This worker's elements of momentum and scale, and the process set.
+
+    The workers of the process set together have all elements.
+    """
 
     momentum: StatePart
     scale: StatePart
@@ -41,7 +47,7 @@ class _Part(NamedTuple):
 
 
 class BinaryUpdate:
-    """What all optimizers of BinSGDM do with a variable's momentum and scale."""
+    """Handling of momentum and scale that all BinSGDM optimizers share."""
 
     beta: float
     seed: int
@@ -55,7 +61,7 @@ class BinaryUpdate:
                 f"horovod_quant.keras.optim.BinSGDM"
             )
 
-    @tf.__internal__.tracking.no_automatic_dependency_tracking  # the parts are no variables to be saved
+    @tf.__internal__.tracking.no_automatic_dependency_tracking  # the parts are not variables to be saved
     def _begin(self, beta: float, seed: int, clip_norm: float | None) -> None:
         require_beta(beta)
         require_clip_norm(clip_norm)
@@ -68,41 +74,46 @@ class BinaryUpdate:
         self.has_compressor = False
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
-        """A variable's momentum, scale, and place among the optimizer's variables."""
+        """Return a variable's momentum, scale, and index in the optimizer's variables."""
         raise NotImplementedError
 
     def _create_state(self, variables: Sequence[Any]) -> None:
-        """Makes the state of the optimizer's variables, if there is none yet."""
+        """Create the state of the optimizer's variables, if there is none yet."""
         raise NotImplementedError
 
     def held_state(self, variable: Any, variables: Sequence[Any], averages: bool = False) -> HeldState:
-        """The state that an exchange of the variable's gradient updates; its updates are exchanged from now on.
+        """Return the state that a reduction of the variable's gradient updates.
+
+        From now on its updates come from reductions.
 
         Args:
-            variable: the one whose gradient is exchanged.
+            variable: the gradient's variable.
             variables: all variables that the optimizer will update, in case it does not know them yet.
-            averages: whether averages of the workers' bits are what arrives, not bits.
+            averages: whether reductions return averages of the workers' bits, not bits.
 
         Raises:
             ValueError: the variable is not one of this optimizer's.
         """
         with outside_of_functions(), tf.compat.v1.name_scope(None):
             self._create_state(variables)
-        momentum, scale, place = self._state_of(variable)
-        largest = self._largest_of(place) if averages else None
-        self._exchanged[place] = largest
+        momentum, scale, index = self._state_of(variable)
+        largest = self._largest_of(index) if averages else None
+        self._exchanged[index] = largest
         return HeldState(momentum, scale, self.beta, self._update_number(), self.clip_norm, largest)
 
     def _update_number(self) -> tf.Tensor:
-        """The number of the update that is being made, int64."""
+        """Return the number of the current update, int64."""
         return tf.cast(self.iterations.read_value(), tf.int64)
 
-    def _largest_of(self, place: int) -> tf.Variable:
-        """Where a variable's exchange leaves the largest magnitude of its averages for the update that follows."""
+    def _largest_of(self, index: int) -> tf.Variable:
+        """Return the variable with the largest magnitude of averages.
+
+        It passes this number from a reduction to its update.
+        """
 
         def make() -> None:
-            # Nothing need initialize it in TensorFlow 1's graphs: it is assigned before it is read.
-            self._largest[place] = tf.compat.v1.Variable(
+            # It needs no initialization in TensorFlow 1 graphs: it is assigned before it is read.
+            self._largest[index] = tf.compat.v1.Variable(
                 tf.zeros([]),
                 trainable=False,
                 collections=[],
@@ -110,20 +121,22 @@ class BinaryUpdate:
                 name="horovod_quant_largest",
             )
 
-        if place not in self._largest:
+        if index not in self._largest:
             outside_of_traces(make)
-        return self._largest[place]
+        return self._largest[index]
 
     def keep_part(self, state: HeldState, start: int, stop: int, process_set: Any) -> HeldState:
-        """The elements ``start .. stop - 1`` of a state; from its first update on, this worker keeps no others.
+        """Return the elements ``start .. stop - 1`` of a state.
+
+        From its first update on, this worker stores these elements only.
 
         Args:
             state: the state of a variable.
-            start, stop: which elements.
-            process_set: Horovod's workers that together keep all elements.
+            start, stop: the range of elements.
+            process_set: Horovod's workers that together store all elements.
 
         Raises:
-            RuntimeError: this worker keeps other elements.
+            RuntimeError: this worker stores other elements.
         """
         reference = state.momentum.ref()
         if reference not in self._parts:
@@ -132,16 +145,16 @@ class BinaryUpdate:
         part = self._parts[reference]
         if (part.momentum.start, part.momentum.stop) != (start, stop):
             raise RuntimeError(
-                "BinSGDM: this worker already keeps other elements of a variable's momentum and scale; exchange each "
+                "BinSGDM: this worker already keeps other elements of a variable's momentum and scale; reduce each "
                 "gradient under one name, in nodes of one size, or construct another optimizer"
             )
         return state._replace(momentum=part.momentum, scale=part.scale)
 
     def gather_state(self) -> Any:
-        """Gives every worker the whole state of its node, after hierarchical exchanges; call it on all workers.
+        """Gather the whole state on every worker after hierarchical reductions.
 
-        Any worker can then save it, for any number of workers to load, or broadcast it. The next exchange splits it
-        again. Without hierarchical exchanges it does nothing.
+        Call it on all workers. Any worker can then save it, for any number of workers to load, or broadcast it. The
+        next reduction splits it again. Without hierarchical reductions it does nothing.
 
         Returns:
             The operation to run in a TensorFlow 1 graph; otherwise None.
@@ -157,7 +170,10 @@ class BinaryUpdate:
         return [state for part in self._parts.values() for state in (part.momentum, part.scale)]
 
     def _without_parts(self, variables: Sequence[Any]) -> list[Any]:
-        """Those that are the same on every worker: a broadcast would find the others empty."""
+        """Return the variables that are not split between workers.
+
+        A broadcast would find the others empty.
+        """
         hidden = {state.variable.ref() for state in self._state_parts() if state.is_spread()}
         return [variable for variable in variables if own_variable(variable).ref() not in hidden]
 
@@ -170,35 +186,38 @@ class BinaryUpdate:
             state.forget()
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        """What is saved: the shares, and what exchanges tell, with functions that use them, and in no checkpoint."""
+        """Return the objects to save with functions, but not in checkpoints.
+
+        These are shares, and results of reductions.
+        """
         parent: Any = super()
         children = dict(parent._trackable_children(save_type, **kwargs))
         if save_type == "savedmodel":
             shares = enumerate(state.share for state in self._state_parts())
             children.update((f"horovod_quant_share_{number}", share) for number, share in shares)
-            children.update((f"horovod_quant_largest_{place}", own) for place, own in self._largest.items())
+            children.update((f"horovod_quant_largest_{index}", own) for index, own in self._largest.items())
         return children
 
     @integer_shapes()
     def _step_of_elements(self, gradient: Any, variable: Any) -> tf.Tensor:
-        """+-1 for each element, or an average of the workers' bits, in the variable's dtype.
+        """Return +-1 or an averaged bit per element.
 
-        What was exchanged, whatever it was multiplied by on the way (a loss scale, clipping, a sum); or, of a gradient
-        that arrives averaged, random bits with its momentum's odds, the same on every worker. Zeros where no worker has
-        a gradient.
+        The result has the variable's dtype. It recovers the reduced bits from a scaled gradient (by a loss scale,
+        clipping or a sum). For a gradient that arrives averaged it draws random bits by momentum and scale, the same on
+        every worker. It is zero where no worker has a gradient.
         """
         if (
             hasattr(self, "_allreduce_grads") and not self.has_compressor
         ):  # Horovod's class derives from this one
             self.has_compressor = True
             notices.warn(WITHOUT_ITS_COMPRESSOR, stacklevel=2)
-        gradient = tf.ensure_shape(gradient, variable.shape)  # what workers gathered has none
-        momentum, scale, place = self._state_of(variable)
-        if place in self._exchanged:
-            largest = self._exchanged[place]
+        gradient = tf.ensure_shape(gradient, variable.shape)  # a gathered gradient has no static shape
+        momentum, scale, index = self._state_of(variable)
+        if index in self._exchanged:
+            largest = self._exchanged[index]
             moves = _signs(gradient) if largest is None else _averages(gradient, largest)
             return tf.cast(moves, variable.dtype)
-        chain = kernels.RngKey(self.seed, f"parameter {place}")
+        chain = kernels.RngKey(self.seed, f"parameter {index}")
         key = chain.key("alone", self._update_number())
         values = clipped(kernels, tf.reshape(gradient, [-1]), self.clip_norm)
         words, broken = kernels.binarize(values, momentum, scale, self.beta, key)
@@ -215,35 +234,41 @@ class BinaryUpdate:
 
 
 def _signs(exchanged: tf.Tensor) -> tf.Tensor:
-    """The workers' bits; NaN stays."""
+    """Recover the workers' bits from a scaled gradient; NaN stays."""
     return tf.where(tf.math.is_nan(exchanged), exchanged, tf.sign(exchanged))
 
 
 def _averages(exchanged: tf.Tensor, largest: tf.Variable) -> tf.Tensor:
-    """The averages of the workers' bits; NaN stays."""
-    with tf.control_dependencies([exchanged]):  # whose exchange has assigned it
-        told = largest.read_value()
+    """Recover the averages of the workers' bits.
+
+    The gradient may be scaled; NaN stays.
+    """
+    with tf.control_dependencies([exchanged]):  # the reduction has assigned `largest`
+        stored = largest.read_value()
     values = tf.cast(exchanged, tf.float32)
-    return values * tf.math.divide_no_nan(told, largest_magnitude(values))
+    return values * tf.math.divide_no_nan(stored, largest_magnitude(values))
 
 
 def is_there(gradient: tf.Tensor) -> tf.Tensor:
-    """Whether a gradient has an element that is not zero."""
+    """Return whether a gradient has an element that is not zero."""
     return tf.reduce_any(tf.not_equal(gradient, 0))
 
 
 def largest_magnitude(values: tf.Tensor) -> tf.Tensor:
-    """That of the elements that are not NaN, float32; 0 of none."""
+    """Return the largest magnitude, float32, ignoring NaN.
+
+    It is 0 without elements.
+    """
     magnitudes = tf.abs(tf.cast(values, tf.float32))
     found = tf.reduce_max(tf.where(tf.math.is_nan(magnitudes), tf.zeros_like(magnitudes), magnitudes))
     return tf.maximum(found, 0.0)
 
 
 class SavedUpdate(BinaryUpdate):
-    """What optimizers of Keras have besides that save their own variables."""
+    """Additional methods for Keras optimizers that save their variables."""
 
     def save_own_variables(self, store: Any) -> None:
-        """As in Keras.
+        """Save variables as in Keras.
 
         Raises:
             RuntimeError: the state is split among workers; see `gather_state`.
@@ -252,25 +277,30 @@ class SavedUpdate(BinaryUpdate):
         super().save_own_variables(store)  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
-        """As in Keras; a hierarchical exchange splits the state again."""
+        """Load variables as in Keras.
+
+        The next hierarchical reduction splits the state again.
+        """
         self._forget_parts()
         super().load_own_variables(store)  # type: ignore[misc]
 
 
 class BinSGDM(SavedUpdate, _Optimizer):
-    """Moves every element of every variable by ``+-learning_rate``; the sign is random, with odds set by its momentum.
+    """Sign-based optimizer with random signs that follow momentum.
+
+    It moves every element of every variable by ``+-learning_rate``.
 
     1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``, where ``g`` is the
        gradient, clipped to ``clip_norm``;
     2. a bit is +1 with probability ``(1 + momentum / scale) / 2``, else -1;
     3. ``v = v - learning_rate (bit + weight_decay v)``.
 
-    With ``compression=horovod_quant.tensorflow.BinSGDM()`` each worker applies steps 1 and 2 to its own gradient, and
-    the workers' bits are averaged and binarized again in the exchange; with ``server_bits`` above 1 the average is the
+    With ``compression=horovod_quant.tensorflow.BinSGDM()`` each worker applies steps 1 and 2 to its local gradient, and
+    the workers' bits are averaged and binarized again in the reduction; with ``server_bits`` above 1 the average is the
     ``bit`` of step 3, a number from -1 to 1. Gradients that arrive averaged instead (one worker, small gradients,
     another compression) go through steps 1 and 2 here, with random bits that are the same on every worker. The ``bit``
     of a variable whose gradient is zero on every worker is 0. Momentum and scale are slot variables, saved with the
-    model. With ``BinSGDM(hierarchical=True)`` each worker keeps them only for its share of the elements: call
+    model. With ``BinSGDM(hierarchical=True)`` each worker stores them only for its share of the elements: call
     `gather_state` before saving or broadcasting them.
 
     Args:
@@ -279,8 +309,8 @@ class BinSGDM(SavedUpdate, _Optimizer):
         weight_decay: decoupled weight decay; None for none.
         seed: seed of the random bits.
         name: name of the optimizer.
-        clip_norm: maximum L2 norm of each worker's own gradient of a variable, which is scaled down to it; None for
-            no limit. Keras clips (``clipnorm``) after the exchange, where it has no effect on bits.
+        clip_norm: maximum L2 norm of each worker's local gradient of a variable, which is scaled down to it; None for
+            no limit. Keras clips (``clipnorm``) after the reduction, where it has no effect on bits.
         **kwargs: see ``tf.keras.optimizers.Optimizer``.
 
     Raises:
@@ -324,7 +354,10 @@ class BinSGDM(SavedUpdate, _Optimizer):
         return type(variables)(self._without_parts(variables))
 
     def set_weights(self, weights: Any) -> None:
-        """As in Keras; a hierarchical exchange splits the state again."""
+        """Set weights as in Keras.
+
+        The next hierarchical reduction splits the state again.
+        """
         self._forget_parts()
         super().set_weights(weights)
 
@@ -334,12 +367,12 @@ class BinSGDM(SavedUpdate, _Optimizer):
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
         can_be = hasattr(self, "_momenta") and isinstance(variable, tf.Variable)
-        place = self._index_dict.get(self._var_key(variable)) if can_be else None
-        if place is None:
+        index = self._index_dict.get(self._var_key(variable)) if can_be else None
+        if index is None:
             raise ValueError(
                 f"{name_of(variable)} is not one of this optimizer's variables; call its build() first"
             )
-        return self._momenta[place], self._scales[place], place
+        return self._momenta[index], self._scales[index], index
 
     def update_step(self, gradient: Any, variable: Any) -> None:
         rate = tf.cast(self.learning_rate, variable.dtype)
@@ -351,7 +384,7 @@ class BinSGDM(SavedUpdate, _Optimizer):
 
 
 class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
-    """`BinSGDM` as an optimizer of ``tf.keras.optimizers.legacy``, which Horovod's warm-up callback needs.
+    """A `BinSGDM` in ``tf.keras.optimizers.legacy``, which Horovod's warm-up callback needs.
 
     Args:
         learning_rate, beta, seed, name, clip_norm: see `BinSGDM`.
@@ -380,7 +413,7 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
         super().__init__(name, **kwargs)
         self._begin(beta, seed, clip_norm)
         self.weight_decay = float(weight_decay)
-        self._places: dict[Any, int] = {}
+        self._indices: dict[Any, int] = {}
         self._set_hyper("learning_rate", kwargs.get("lr", learning_rate))
         self._set_hyper("decay", self._initial_decay)
 
@@ -389,7 +422,7 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
 
     def _create_slots(self, var_list: Any) -> None:
         for variable in var_list:
-            self._places.setdefault(variable.ref(), len(self._places))
+            self._indices.setdefault(variable.ref(), len(self._indices))
             if variable.dtype.base_dtype != tf.float32:
                 raise ValueError(
                     f"{variable.name} is {variable.dtype.name}: LegacyBinSGDM supports only float32; use BinSGDM"
@@ -402,7 +435,7 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
         return self._without_parts(super().variables())
 
     def get_weights(self) -> list[Any]:
-        """As in Keras.
+        """Return weights as in Keras.
 
         Raises:
             RuntimeError: the state is split among workers; see `gather_state`.
@@ -411,17 +444,20 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
         return super().get_weights()
 
     def set_weights(self, weights: Any) -> None:
-        """As in Keras; a hierarchical exchange splits the state again."""
+        """Set weights as in Keras.
+
+        The next hierarchical reduction splits the state again.
+        """
         self._forget_parts()
         super().set_weights(weights)
 
     def _state_of(self, variable: Any) -> tuple[tf.Variable, tf.Variable, int]:
-        if variable.ref() not in self._places:
+        if variable.ref() not in self._indices:
             raise ValueError(f"{name_of(variable)} is not one of this optimizer's variables")
         return (
             self.get_slot(variable, "momentum"),
             self.get_slot(variable, "scale"),
-            self._places[variable.ref()],
+            self._indices[variable.ref()],
         )
 
     def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> tf.Operation:
@@ -441,21 +477,27 @@ class LegacyBinSGDM(BinaryUpdate, _LegacyOptimizer):
 
 
 def require_rates(learning_rate: Any, weight_decay: float) -> None:
-    """Raises ValueError unless what is a number is finite and not negative; a schedule is none."""
+    """Raise ValueError for a number that is negative or not finite.
+
+    A schedule is not checked.
+    """
     require_step_sizes(weight_decay=weight_decay)
     if isinstance(learning_rate, (int, float)):
         require_step_sizes(learning_rate=learning_rate)
 
 
 def binsgdm_of(optimizer: Any) -> Any:
-    """The BinSGDM optimizer that ``optimizer`` is, or wraps (a loss scale); None if there is none."""
+    """Return the BinSGDM optimizer that ``optimizer`` is, or wraps (a loss scale).
+
+    Returns None if there is none.
+    """
     while optimizer is not None and not isinstance(optimizer, BinaryUpdate):
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return optimizer
 
 
 def restore_from_saved_model(model: Any, path: Any) -> None:
-    """Restores a model's optimizer state from its SavedModel, including momentum and scale.
+    """Restore a model's optimizer state from its SavedModel, including momentum and scale.
 
     Keras does not restore optimizer state from the SavedModel format (only from ``.h5``): call this after
     ``load_model``.

@@ -1,4 +1,4 @@
-"""State of a variable that is spread over workers: each keeps some elements alone."""
+"""State of a variable that is split between workers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from horovod_quant.tensorflow.state import outside_of_traces
 
 
 class StatePart:
-    """Some elements of a variable, that are read and assigned, flat, like a variable of their own.
+    """Elements of a variable, used like a separate flat variable.
 
-    From the first assignment on they are in a variable of their own, the share, and the whole variable is empty,
-    whatever shape it declares. Where something makes it whole again, as loading does, its elements are what is read
-    next: that it has any is all that tells so, and cannot be at odds with what it holds.
+    From the first assignment on the elements are in a separate variable, the share, and the whole variable is empty,
+    independent of its declared shape. If the whole variable is filled again, for example by loading, reads return its
+    elements: its size is the only record of the split, so it cannot contradict its content.
 
     Args:
-        variable: the whole one, float32.
-        start, stop: which elements, of the variable as a flat one.
+        variable: the whole variable, float32.
+        start, stop: the range of elements of the flattened variable.
 
     Attributes:
         share: these elements, while the variable is empty.
@@ -34,7 +34,7 @@ class StatePart:
         self._refuse_to_be_saved()
 
     def _make(self) -> None:
-        # Nothing need initialize it in TensorFlow 1's graphs: it is assigned before it is read.
+        # It needs no initialization in TensorFlow 1 graphs: it is assigned before it is read.
         with tf.device(self.variable.device):
             self.share = tf.compat.v1.Variable(
                 tf.zeros(self.shape),
@@ -45,7 +45,10 @@ class StatePart:
             )
 
     def _refuse_to_be_saved(self) -> None:
-        """TensorFlow reads variables without a copy for checkpoints alone, and would save an empty one."""
+        """Make checkpoints fail, which would save an empty variable.
+
+        Only they read without a copy.
+        """
         read = self.variable.read_value_no_copy
 
         def read_whole() -> tf.Tensor:
@@ -56,7 +59,7 @@ class StatePart:
         self.variable.read_value_no_copy = read_whole
 
     def is_spread(self) -> bool:
-        """Whether the variable is empty now, as far as can be told outside of graphs."""
+        """Return whether the variable is empty, if known outside graphs."""
         return tf.executing_eagerly() and self.variable.read_value().shape != self.variable.shape
 
     def read_value(self) -> tf.Tensor:
@@ -68,7 +71,7 @@ class StatePart:
         return tf.cond(tf.size(whole) > 0, own, self.share.read_value)
 
     def assign(self, value: tf.Tensor, read_value: bool = False) -> Any:
-        """Returns the operation that assigns, None in eager code: there is nothing else to return."""
+        """Assign the elements; return the operation, or None in eager code."""
         assigned = self.share.assign(value, read_value=False)
         with tf.control_dependencies([] if assigned is None else [assigned]):
             zero = _zero()
@@ -76,7 +79,10 @@ class StatePart:
             return self._assign_to_whole(tf.fill(dimensions, 0.0))
 
     def gathered(self, name: str, process_set: Any) -> Any:
-        """Makes the variable whole on all workers that keep parts of it; returns the operation, None in eager code."""
+        """Gather the whole variable on all workers with parts of it.
+
+        Return the operation, or None in eager code.
+        """
         import horovod.tensorflow as hvd
 
         around = [[self.start, self.variable.shape.num_elements() - self.stop]]
@@ -85,31 +91,34 @@ class StatePart:
         return self._assign_to_whole(tf.reshape(whole, self.variable.shape))
 
     def forget(self) -> None:
-        """Makes the variable whole for what will be loaded into it."""
+        """Restore the variable's full size before something is loaded into it."""
         if self.is_spread():
             self._assign_to_whole(tf.zeros(self.variable.shape))
 
     def _assign_to_whole(self, value: tf.Tensor) -> Any:
-        # The variable's own assign() insists on the shape of what the variable holds.
+        # The variable's assign() requires the shape of the present value.
         return tf.raw_ops.AssignVariableOp(resource=self.variable.handle, value=value)
 
 
 tf.register_tensor_conversion_function(StatePart, lambda part, *unused, **options: part.read_value())
 
 
-# TensorFlow takes for granted that a variable has the shape that is declared, or that the same graph assigns, and
-# removes slices and conditions accordingly. Sizes that it cannot compute keep it from that.
+# TensorFlow assumes that a variable has its declared shape, or the one that the same graph assigns, and removes slices
+# and conditions accordingly. Sizes that it cannot compute prevent this.
 
 
 def _zero() -> tf.Tensor:
-    """Zero, int32, as TensorFlow does not know before the graph runs."""
+    """Return an int32 zero that TensorFlow cannot compute before the graph runs."""
     import horovod.tensorflow as hvd
 
     return tf.minimum(worker_count(hvd.global_process_set), 1) - 1
 
 
 def _as_it_is(value: tf.Tensor) -> tf.Tensor:
-    """A variable's value, without a copy, in the shape that it has when the graph runs; of a scalar one element."""
+    """Return a variable's value, without a copy, in its run-time shape.
+
+    One element for a scalar.
+    """
     value = value if value.shape.rank else tf.reshape(value, [-1])
     rank = value.shape.rank
     return tf.slice(value, tf.fill([rank], _zero()), [-1] * rank)

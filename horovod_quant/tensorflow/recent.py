@@ -1,4 +1,4 @@
-"""Which of the tensors that a script reduces itself, outside of graphs, are remembered."""
+"""Recent names of direct calls outside graphs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ Key = tuple[str, "int | None"]
 
 
 class RecentNames:
-    """Names, with numbers of elements where they count separately; a script may make up a new one for each call.
+    """Limited set of recent names.
 
-    Graphs keep what they count with, so a name that occurs in one is never forgotten.
+    Names with other numbers of elements may count separately. A script may use a new name for each call. Graphs keep
+    their counters, so a name in a graph is never dropped.
 
     Args:
-        forget: called with a name and its elements that have not been used for long, and whether the name is not
-            remembered with other elements.
+        forget: called with a name and number of elements that have not been used recently, and with whether the name is
+            not kept with other numbers of elements.
     """
 
     def __init__(self, forget: Callable[[str, int | None, bool], None]) -> None:

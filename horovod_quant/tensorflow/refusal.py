@@ -1,8 +1,8 @@
-"""Errors in a graph, not before this worker has a gradient.
+"""Errors in a graph, delayed until this worker has a gradient.
 
-An error ends the run of a graph: a data set that is waited for gives no batch any more, and what depends on the batch
-never starts. Of two workers that find the same error, one may have its batch already, and give gradients to Horovod;
-if the other one had none yet, the first would wait for it for ever.
+An error ends the run of a graph: a pending data set gives no batch any more, and operations that depend on the batch
+never start. Of two workers with the same error, one may already have its batch, and pass gradients to Horovod; if the
+other had none yet, the first would wait indefinitely.
 """
 
 from __future__ import annotations
@@ -15,24 +15,27 @@ import tensorflow as tf
 from horovod_quant.tensorflow.cached_subgraph import elementwise
 
 
-def require(condition: tf.Tensor, told: Sequence[Any], gradient: tf.Tensor) -> Any:
-    """As ``tf.debugging.Assert`` of a boolean scalar, whose error comes after ``gradient`` in a function."""
-    # A session runs what is fetched from its graph, and that gradient need not be needed for it.
+def require(condition: tf.Tensor, message: Sequence[Any], gradient: tf.Tensor) -> Any:
+    """Assert a condition, in a function after ``gradient`` is computed.
+
+    The condition is a boolean scalar, as for ``tf.debugging.Assert``.
+    """
+    # Not in a session, which runs only what is fetched, and that may not need the gradient.
     if tf.compat.v1.get_default_graph().building_function:
         condition = _false_after(condition, opaque_false(gradient))
-    return tf.debugging.Assert(condition, told)
+    return tf.debugging.Assert(condition, message)
 
 
 @elementwise
 def _false_after(condition: tf.Tensor, false: tf.Tensor) -> tf.Tensor:
-    """``condition``, at once where it is true, and not before ``false`` where it is not."""
+    """Return ``condition``; if it is false, only after ``false`` is computed."""
     return tf.cond(condition, lambda: tf.constant(True), lambda: tf.identity(false))
 
 
 def opaque_false(tensor: tf.Tensor) -> tf.Tensor:
-    """False, by a number in ``tensor``, should there be one.
+    """Return False, computed from an element of ``tensor`` if it has one.
 
-    TensorFlow removes what is there for a control dependency alone, or for the size of a tensor whose size it knows.
+    TensorFlow removes operations that only serve a control dependency, or the size of a tensor of known size.
     """
     # Not "greater than infinity", a constant that tf.debugging.enable_check_numerics refuses.
     return tf.reduce_any(tf.sign(tf.cast(tf.reshape(tensor, [-1])[:1], tf.float64)) > 1.0)

@@ -1,5 +1,6 @@
-"""Memory that a step's arrays take over from those of an earlier step: new pages would have to be cleared each time,
-which takes longer than the kernels.
+"""Memory that a step's arrays reuse from an earlier step.
+
+The operating system would clear new pages each time, which takes longer than the kernels.
 """
 
 from __future__ import annotations
@@ -13,26 +14,29 @@ import numpy as np
 from horovod_quant.kernels.arrays import aligned, memory_for
 
 _REFERENCES_OF_UNUSED = 2
-"""To an element of a list, in a call of ``sys.getrefcount``: the list's and the argument's."""
+"""References to an unused element of a list in ``sys.getrefcount``: the list's and the argument's."""
 
 _MOST_KEPT = 4
-"""Memories of a place. Two take turns; TensorFlow may let go of an array a step late, or a user hold one."""
+"""Maximum arrays for one use. Two alternate; TensorFlow may release one a step late, or a user may keep one."""
 
 
 class ReusedMemory:
-    """Gives float32 arrays; the memory of one is given again when nothing, TensorFlow included, refers to it."""
+    """Allocator of float32 arrays that reuses unreferenced memory.
+
+    TensorFlow's references count, too.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[int, list[np.ndarray]]] = {}
         self._lock = threading.Lock()
 
-    def take(self, place: Hashable, elements: int) -> np.ndarray:
-        """A flat array with any values, in memory that serves no other place."""
+    def take(self, key: Hashable, elements: int) -> np.ndarray:
+        """Return an uninitialized flat array; each ``key`` has separate memory."""
         with self._lock:
-            size, memories = self._kept.get(place, (elements, []))
+            size, memories = self._kept.get(key, (elements, []))
             if size != elements:
                 memories = []
-            self._kept[place] = elements, memories
+            self._kept[key] = elements, memories
             for i in range(len(memories)):
                 if sys.getrefcount(memories[i]) == _REFERENCES_OF_UNUSED:
                     return aligned(memories[i], elements, np.float32)

@@ -1,7 +1,7 @@
-"""EDEN's kernels in TensorFlow's operations: the bits of `horovod_quant.kernels.rotation`, on tensors of static length.
+"""EDEN's kernels in TensorFlow operations, bit-identical to `horovod_quant.kernels.rotation`.
 
-The transforms are float32's, since coordinates are never subnormal; what is before and behind them is wide
-(see `horovod_quant.tensorflow.kernels`, whose functions these are).
+Tensors have static length. The transforms are in float32, since coordinates are never subnormal; values before and
+after them are wide (see `horovod_quant.tensorflow.kernels`, which exports these functions).
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ def add_rotated(
 
 
 def _grids(elements: int) -> list[tuple[int, int]]:
-    """First element and number of elements of the whole buckets, and of the last one if it is not whole."""
+    """Return first element and length of whole and incomplete buckets."""
     whole = elements // TILE * TILE
     return [(first, count) for first, count in ((0, whole), (whole, elements - whole)) if count]
 
 
 def _encoded(x: tf.Tensor, bits: int, key: Key, first: int, trellis: bool) -> tuple[tf.Tensor, tf.Tensor]:
-    """Codes of all coordinates of buckets, flat, and the buckets' scales, wide."""
+    """Return the codes of buckets' coordinates, and the buckets' wide scales."""
     count = tiles(x.shape[0])
     size = rotated_elements(x.shape[0]) // count
     maxima = _largest_bits(_bits(x), TILE)
@@ -132,7 +132,7 @@ def _encoded(x: tf.Tensor, bits: int, key: Key, first: int, trellis: bool) -> tu
 
 
 def _nearest(z: tf.Tensor, unit: tf.Tensor, bits: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Codes, and the products of coordinates and their levels, float64."""
+    """Return codes, and the products of coordinates and their levels, float64."""
     z, unit = tf.cast(z, tf.float64), unit[:, None]
     magnitudes = tf.abs(z)
     index = tf.zeros(z.shape, tf.uint32)
@@ -157,7 +157,10 @@ def _decoded(
     start: int,
     trellis: bool,
 ) -> list[tf.Tensor]:
-    """Wide values of each worker; one transform of all workers' buckets, for its operations fill the graph."""
+    """Return each worker's wide values.
+
+    One transform of all buckets keeps the graph small.
+    """
     found = [tf.zeros([len(keys), 0], tf.float64)]
     for first, own in _grids(elements):
         count = tiles(own)
@@ -188,19 +191,19 @@ def _level_values(codes: tf.Tensor, bits: int, trellis: bool) -> tf.Tensor:
 
 @elementwise
 def _magnitudes(index: tf.Tensor, bits: int) -> tf.Tensor:
-    """The positive levels of these numbers."""
+    """Return the positive levels with these indices."""
     return tf.gather(tf.constant(LEVELS[bits], tf.float32), tf.cast(index, tf.int64))
 
 
 @elementwise
 def _power(exponent: tf.Tensor) -> tf.Tensor:
-    """2 to an int64, float64."""
+    """Return 2 to the power of an int64, float64."""
     return tf.bitcast(tf.bitwise.left_shift(exponent + 1023, np.int64(52)), tf.float64)
 
 
 @by_rows
 def _transformed(values: tf.Tensor) -> tf.Tensor:
-    """The Walsh-Hadamard transform of each row."""
+    """Return the Walsh-Hadamard transform of each row."""
     size = values.shape[1]
     h = 1
     while h < size:
@@ -211,7 +214,7 @@ def _transformed(values: tf.Tensor) -> tf.Tensor:
 
 
 def _signs(count: int, size: int, key: Key, first: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """+-1 for each element, of either round: see `horovod_quant.kernels.rotation`."""
+    """Return +-1 for each element, for both rounds: see `horovod_quant.kernels.rotation`."""
     rows = hash32(2 * (first // ROW), 2 * count * (size // ROW), key)[:, None]
     bits = tf.bitwise.right_shift(rows, np.arange(ROW, dtype=np.uint32)) & np.uint32(1)
     signs = tf.reshape(tf.where(bits > 0, np.float32(-1), np.float32(1)), [-1, 2, ROW])
@@ -220,7 +223,7 @@ def _signs(count: int, size: int, key: Key, first: int) -> tuple[tf.Tensor, tf.T
 
 
 def _lane_sums(terms: tf.Tensor) -> tf.Tensor:
-    """Each bucket's `horovod_quant.kernels.rotation.lane_sums`."""
+    """Return `horovod_quant.kernels.rotation.lane_sums` of each bucket."""
     count, size = terms.shape
     rows = size // ROW
     short = min(ROWS_OF_A_SUM, rows)

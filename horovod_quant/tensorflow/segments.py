@@ -1,4 +1,4 @@
-"""Kernels for many segments, of tensors that cannot be written to: what is decoded comes back as new ones."""
+"""Kernels for many segments of immutable tensors: decoding returns new tensors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class FlatVariable:
     """Consecutive elements of a variable of any shape.
 
     Args:
-        variable: which.
-        start, stop: the elements; all by default.
+        variable: the variable.
+        start, stop: the range of elements; all by default.
     """
 
     def __init__(self, variable: tf.Variable, start: int = 0, stop: int | None = None) -> None:
@@ -40,7 +40,7 @@ class FlatVariable:
 
 
 class TensorFlowSegments(SegmentKernels):
-    """Loops over the operations for one segment."""
+    """Loops over the operations for one segment, on TensorFlow tensors."""
 
     def decode_sources(
         self,
@@ -66,7 +66,10 @@ class TensorFlowSegments(SegmentKernels):
         return self._kernels.concatenate([tf.zeros([0], tf.float32), *results])
 
     def binarize(self, batch: Batch, rounder: Rounder, at: Any) -> tf.Tensor:
-        """The states are those of `FlatVariable`: each variable is assigned once, before the words exist."""
+        """Binarize, and assign each variable once before returning words.
+
+        The states are `FlatVariable` objects.
+        """
         kernels = self._kernels
         updated: dict[int, tuple[tf.Variable, list[tf.Tensor]]] = {}
         parts: list[Part] = []

@@ -1,4 +1,4 @@
-"""What is counted in TensorFlow's variables, where no Python runs with the graph."""
+"""Counters in TensorFlow variables, for graphs that run no Python."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from tensorflow.python.eager import context  # Horovod imports it, too
 
 @contextlib.contextmanager
 def outside_of_functions() -> Iterator[None]:
-    """Where programs make variables: TensorFlow 2's in eager code, those of TensorFlow 1 in their graph.
+    """Context for creating variables.
 
-    ``tf.init_scope`` takes a program without eager execution for one that has it, where it has no graph of its own.
+    Eager in TensorFlow 2, in the program's graph in TensorFlow 1. ``tf.init_scope`` mistakes a program without eager
+    execution for an eager one if it has no explicit graph.
     """
     with tf.init_scope():
         is_elsewhere = tf.executing_eagerly() and context.default_execution_mode != context.EAGER_MODE
@@ -32,23 +33,26 @@ def outside_of_functions() -> Iterator[None]:
 
 
 def owning_graph() -> Any:
-    """Where variables live that are made now: None for TensorFlow 2's, else the graph of TensorFlow 1."""
+    """Return the graph of new variables in TensorFlow 1.
+
+    Returns None in TensorFlow 2.
+    """
     with outside_of_functions():
         return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 class Ledger:
-    """How often a gradient has been exchanged, and the bytes that one exchange takes.
+    """Count of a gradient's reductions, and the bytes of one.
 
-    The variable is made outside of whatever is being traced. It belongs to no collection, and counts from zero where
-    nothing has initialized it, so that programs with TensorFlow 1's sessions need not know of it.
+    The variable is created outside any trace. It is in no collection, and counts from zero if it is not initialized, so
+    that programs with TensorFlow 1 sessions need not know it.
 
     Args:
-        first: number of the first exchange.
+        first: number of the first reduction.
 
     Attributes:
-        bytes_sent: by one worker in one exchange.
-        float32_bytes: what float32 would have sent.
+        bytes_sent: bytes that one worker sends in one reduction.
+        float32_bytes: bytes that float32 would have sent.
         variable: the count.
     """
 
@@ -57,7 +61,7 @@ class Ledger:
         self.bytes_sent = self.float32_bytes = 0.0
         self.variable: tf.Variable
         self._saved: _SavedCount
-        self._read: tf.Tensor | None = None  # made early: TensorFlow 1's graphs may be finalized
+        self._read: tf.Tensor | None = None  # created early: TensorFlow 1 graphs may be finalized
         outside_of_traces(self._make)
         if owning_graph() is not None:
             with outside_of_functions():
@@ -80,22 +84,22 @@ class Ledger:
         return tf.cond(self.variable.is_initialized(), self.variable.read_value, lambda: zero)
 
     def enter(self) -> tf.Tensor:
-        """Counts an exchange; returns its number, int64."""
+        """Count a reduction, and return its number, int64."""
         before = self._value()
         with tf.control_dependencies([self.variable.assign(before + 1)]):
             return before + self.first
 
     def next(self) -> int:
-        """The number of the exchange to come."""
+        """Return the number of the next reduction."""
         return self.first + self.exchanges()
 
     def save_with(self, owner: Any) -> None:
-        """Saves the count in a SavedModel with ``owner``: functions that count here could not be saved otherwise.
+        """Save the count in a SavedModel with ``owner``.
 
-        In checkpoints it is not: it is no part of what is restored.
+        Functions that count could not be saved without it. It is not in checkpoints, since it is not restored.
 
         Args:
-            owner: an optimizer, or the variable whose gradient is exchanged, which every such function needs as well.
+            owner: an optimizer, or the gradient's variable, which every such function needs as well.
         """
         counts = getattr(vars(owner).get("_trackable_children"), "counts", None)
         if counts is None:
@@ -103,10 +107,10 @@ class Ledger:
         counts.add(self._saved)
 
     def exchanges(self) -> int:
-        """How many exchanges there have been.
+        """Return the number of reductions so far.
 
         Raises:
-            RuntimeError: TensorFlow 1's graphs keep their variables in a session, and there is no default one.
+            RuntimeError: TensorFlow 1 graphs keep their variables in a session, and there is no default one.
         """
         if self._read is None:
             return int(self.variable.numpy())
@@ -120,12 +124,14 @@ _numbers = itertools.count()
 
 
 class _SavedCount(tf.saved_model.experimental.TrackableResource):
-    """A ledger's variable in SavedModels: those restore no variables that belong to variables."""
+    """A ledger's variable in SavedModels, which restore no variables attached to variables."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()
         self._ledger = weakref.ref(ledger)
-        self._name = f"horovod_quant_exchanges_{next(_numbers)}"  # loading makes another one of it each time
+        self._name = (
+            f"horovod_quant_exchanges_{next(_numbers)}"  # unique, because each loading creates another
+        )
         self._resource_handle = ledger.variable.handle
 
     def _create_resource(self) -> tf.Tensor:
@@ -140,7 +146,7 @@ class _SavedCount(tf.saved_model.experimental.TrackableResource):
 
 
 def _make_room(owner: Any) -> weakref.WeakSet[_SavedCount]:
-    """What SavedModels have with ``owner`` from now on."""
+    """Return the set of counts that SavedModels save with ``owner``."""
     counts: weakref.WeakSet[_SavedCount] = weakref.WeakSet()
     kind, alive = type(owner), weakref.ref(owner)
 
@@ -156,12 +162,12 @@ def _make_room(owner: Any) -> weakref.WeakSet[_SavedCount]:
 
 
 def outside_of_traces(make: Callable[[], None]) -> None:
-    """Calls what makes variables so that they belong to nothing that is being traced."""
+    """Call a function that creates variables outside any trace."""
     if owning_graph() is not None:
         with outside_of_functions():
             make()
         return
-    # A function that is traced a second time forbids new variables in its thread, whatever they are for.
+    # A function that is traced a second time forbids new variables in its thread.
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()

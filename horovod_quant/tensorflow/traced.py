@@ -1,4 +1,7 @@
-"""Exchanges whose kernels are TensorFlow operations: the scheme's generator runs once, while the graph is traced."""
+"""Reductions with kernels of TensorFlow operations.
+
+The scheme's generator runs once, while tracing.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from horovod_quant.schemes.base import (
 from horovod_quant.tensorflow import kernels
 from horovod_quant.tensorflow.collectives import (
     Scope,
-    after_roll_call,
+    after_active_rank_query,
     not_constant_foldable,
     perform,
     worker_count,
@@ -32,12 +35,14 @@ from horovod_quant.transports.traffic import sent_bytes
 
 
 class TracedExchange:
-    """The exchange of a group of gradients in one place of a graph, for the number of workers of the moment.
+    """Reduction of a group of gradients at one point of a graph.
+
+    It is for the present number of workers.
 
     Args:
-        members: the gradients; their shapes are known.
-        scope: of its collectives.
-        ledgers: where each member's exchanges are counted.
+        members: the gradients, with known shapes.
+        scope: the scope of its collectives.
+        ledgers: the counter of each member's reductions.
     """
 
     def __init__(self, members: Sequence[Member], scope: Scope, ledgers: Sequence[Ledger]) -> None:
@@ -46,7 +51,10 @@ class TracedExchange:
         self._ledgers = list(ledgers)
 
     def build(self) -> Callable[[int, tf.Tensor], tf.Tensor]:
-        """Makes the operations; returns a function from a member's position and control tensor to the result."""
+        """Create the operations.
+
+        Returns a function from a member's position and control tensor to its result.
+        """
         process_set = self._scope.process_set
         workers = self._scope.workers()
         scheme = self._members[0].scheme.for_workers(workers)
@@ -68,12 +76,12 @@ class TracedExchange:
             except StopIteration as stop:
                 decoded = stop.value
 
-        def result(place: int, control_tensor: tf.Tensor) -> tf.Tensor:
-            member = self._members[place]
-            control_tensor = after_roll_call(collectives, self._scope, control_tensor)
+        def result(position: int, control_tensor: tf.Tensor) -> tf.Tensor:
+            member = self._members[position]
+            control_tensor = after_active_rank_query(collectives, self._scope, control_tensor)
             factor = _factor(member, control_tensor, process_set) / tf.cast(decoded.active, tf.float64)
-            target = tf.TensorSpec([gradients[place].elements], member.tensor.dtype)
-            return tf.reshape(decoded.write(place, factor, target), member.tensor.shape)
+            target = tf.TensorSpec([gradients[position].elements], member.tensor.dtype)
+            return tf.reshape(decoded.write(position, factor, target), member.tensor.shape)
 
         return result
 
@@ -95,10 +103,10 @@ def _gradient(member: Member, values: Any, ledger: Ledger) -> Gradient:
 
 
 def _array_to_send(array: tf.Tensor, output: tf.Tensor | None, process_set: Any) -> tf.Tensor:
-    """The array as no constant, and not before the output of the collective before, even if it does not depend on it.
+    """Return the array, non-constant and after the collective before.
 
-    A worker that serves no chunk receives nothing and sends nothing: where TensorFlow knew, it would remove the one
-    collective and fold the other, and the other workers would wait for ever.
+    A worker that reduces no shard receives nothing and sends nothing: if TensorFlow knew this, it would remove the one
+    collective and fold the other, and the other workers would wait indefinitely.
     """
     zero = 0 if output is None else _zero_after(output)
     if array.shape[0]:
@@ -109,7 +117,7 @@ def _array_to_send(array: tf.Tensor, output: tf.Tensor | None, process_set: Any)
 
 
 def _zero_after(output: tf.Tensor) -> tf.Tensor:
-    """Zero, int32, when ``output`` is known."""
+    """Return an int32 zero that depends on ``output``."""
     return tf.cast(opaque_false(output), tf.int32)
 
 
@@ -127,13 +135,16 @@ def _answer(request: Any, output: tf.Tensor, workers: Workers) -> Any:
 
 
 def _factor(member: Member, control_tensor: tf.Tensor, process_set: Any) -> tf.Tensor:
-    """What Horovod has multiplied the sum over the workers by; NaN, besides the error, where they disagree."""
+    """Return the factor by which Horovod multiplied the sum.
+
+    NaN, with an error, if workers disagree.
+    """
     values = tf.cast(control_tensor, tf.float64)
     signs = tf.constant(member.signs, tf.float64)
     agreed = tf.reduce_all(tf.equal(values[1 : 1 + len(member.signs)], values[0] * signs))
-    # A saved function may be loaded by more workers, and a sum of theirs would leave its fields.
+    # A saved function may be loaded by more workers, whose sum would overflow its fields.
     count, own = worker_count(process_set), process_set.size()
     agreed &= tf.equal(count, own)
-    told = [member.disagreement, f"This graph was made for {own} workers. Workers now:", count]
-    with tf.control_dependencies([require(agreed, told, member.tensor)]):
+    message = [member.disagreement, f"This graph was made for {own} workers. Workers now:", count]
+    with tf.control_dependencies([require(agreed, message, member.tensor)]):
         return kernels.with_nonfinite(values[0], ~agreed, float("nan"))

@@ -1,7 +1,7 @@
-"""Trellis-coded quantization in TensorFlow's operations: the bits of `horovod_quant.kernels.trellis`.
+"""Trellis-coded quantization in TensorFlow operations, bit-identical to `horovod_quant.kernels.trellis`.
 
-All of it is float32's, for nothing is subnormal: where a bucket's unit is not zero, it is more than 1, and so distances
-are 0 or more than 2^-60. XLA contracts a product and a sum, but not if a minimum is between them.
+All operations are in float32, since no number is subnormal: a bucket's unit is zero or more than 1, so distances are 0
+or more than 2^-60. XLA contracts a product and a sum, but not with a minimum between them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from horovod_quant.kernels.layout import ROW
 from horovod_quant.kernels.trellis import BRANCHES, FAR, LEVELS, ascending, middles
 from horovod_quant.tensorflow.cached_subgraph import by_rows
 
-_BITS_OF_A_PLACE = 3
-_PLACE = np.uint32((1 << _BITS_OF_A_PLACE) - 1)
+_BITS_OF_AN_INDEX = 3
+_INDEX = np.uint32((1 << _BITS_OF_AN_INDEX) - 1)
 _FIRST = np.uint32(1)
-"""The first row's bit, in words that have a bit for each row."""
+"""The first row's bit, in words with a bit for each row."""
 
 
 def trellis_codes(z: tf.Tensor, units: tf.Tensor, bits: int, first_levels: tuple[float, ...]) -> tf.Tensor:
-    """Codes of buckets' coordinates."""
+    """Return the codes of buckets' coordinates."""
     if tf.executing_eagerly():
         return _codes(z, units, bits, first_levels)
     codes = _graph(z.shape[1], bits, first_levels)(z, units)
@@ -34,7 +34,10 @@ def trellis_codes(z: tf.Tensor, units: tf.Tensor, bits: int, first_levels: tuple
 
 @functools.cache
 def _graph(size: int, bits: int, first_levels: tuple[float, ...]) -> Callable[..., tf.Tensor]:
-    """`_codes`, traced once, and not put in its calls' places: Grappler takes minutes for hundreds of loops."""
+    """Return `_codes`, traced once and not inlined.
+
+    Grappler takes minutes for hundreds of loops.
+    """
     return tf.function(
         lambda z, units: _codes(z, units, bits, first_levels),
         (tf.TensorSpec([None, size], tf.float32), tf.TensorSpec([None], tf.float32)),
@@ -45,7 +48,7 @@ def _graph(size: int, bits: int, first_levels: tuple[float, ...]) -> Callable[..
 
 @by_rows
 def trellis_values(codes: tf.Tensor, bits: int, first_levels: tuple[float, ...]) -> tf.Tensor:
-    """The levels of buckets' codes."""
+    """Return the levels of buckets' codes."""
     size = codes.shape[1]
     rows = tf.reshape(codes, [-1, size // ROW, ROW])
     branches = rows & np.uint32(1)
@@ -53,19 +56,19 @@ def trellis_values(codes: tf.Tensor, bits: int, first_levels: tuple[float, ...])
     before = tf.concat([none, branches[:, :-1]], 1)
     earlier = tf.concat([none, before[:, :-1]], 1)
     levels = ascending(LEVELS[bits])
-    places = np.uint32(4) * tf.bitwise.right_shift(rows, np.uint32(1))
-    places += before + np.uint32(2) * (branches ^ earlier)
-    places = tf.concat([rows[:, :1] + np.uint32(len(levels)), places[:, 1:]], 1)
+    indices = np.uint32(4) * tf.bitwise.right_shift(rows, np.uint32(1))
+    indices += before + np.uint32(2) * (branches ^ earlier)
+    indices = tf.concat([rows[:, :1] + np.uint32(len(levels)), indices[:, 1:]], 1)
     table = tf.constant([*levels, *ascending(first_levels)], tf.float32)
-    return tf.reshape(tf.gather(table, tf.cast(places, tf.int64)), [-1, size])
+    return tf.reshape(tf.gather(table, tf.cast(indices, tf.int64)), [-1, size])
 
 
 def _codes(z: tf.Tensor, units: tf.Tensor, bits: int, first_levels: tuple[float, ...]) -> tf.Tensor:
     size = z.shape[1]
     rows = tf.reshape(z, [-1, size // ROW, ROW])
     units = units[:, None, None]
-    first_places, sums = _nearest(rows[:, :1], units, ascending(first_levels), 2)
-    places, distances = _nearest(rows[:, 1:], units, ascending(LEVELS[bits]), 4)
+    first_indices, sums = _nearest(rows[:, :1], units, ascending(first_levels), 2)
+    indices, distances = _nearest(rows[:, 1:], units, ascending(LEVELS[bits]), 4)
     far = tf.fill(tf.shape(sums[0]), FAR)
     path = _path(tf.stack([*sums, far, far])[:, :, 0], tf.stack(distances))
 
@@ -73,36 +76,39 @@ def _codes(z: tf.Tensor, units: tf.Tensor, bits: int, first_levels: tuple[float,
     low = tf.bitwise.left_shift(path, np.uint32(1)) | (path & _FIRST)
     high = (path ^ earlier) & ~_FIRST
     branch, low, high = (_bits_of_rows(word, size // ROW) for word in (path, low, high))
-    field = np.uint32(_BITS_OF_A_PLACE) * (low + np.uint32(2) * high)
-    place = tf.bitwise.right_shift(tf.concat([first_places, places], 1), field) & _PLACE
-    return tf.reshape(np.uint32(2) * place + branch, [-1, size])
+    field = np.uint32(_BITS_OF_AN_INDEX) * (low + np.uint32(2) * high)
+    index = tf.bitwise.right_shift(tf.concat([first_indices, indices], 1), field) & _INDEX
+    return tf.reshape(np.uint32(2) * index + branch, [-1, size])
 
 
 def _nearest(
     rows: tf.Tensor, units: tf.Tensor, levels: Sequence[float], subsets: int
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """The places of the nearest levels in each subset, in a word's fields; and their distances."""
+    """Return the nearest levels' indices and distances in each subset.
+
+    Indices are fields of words.
+    """
     between = middles(levels, subsets)
     words, distances = tf.zeros_like(rows, tf.uint32), []
     for subset in range(subsets):
-        place = tf.zeros_like(words)
+        index = tf.zeros_like(words)
         for middle in between[subset::subsets]:
-            place += tf.cast(rows > units * np.float32(middle), tf.uint32)
-        words |= tf.bitwise.left_shift(place, np.uint32(_BITS_OF_A_PLACE * subset))
-        level = tf.gather(tf.constant(levels[subset::subsets], tf.float32), tf.cast(place, tf.int64))
+            index += tf.cast(rows > units * np.float32(middle), tf.uint32)
+        words |= tf.bitwise.left_shift(index, np.uint32(_BITS_OF_AN_INDEX * subset))
+        level = tf.gather(tf.constant(levels[subset::subsets], tf.float32), tf.cast(index, tf.int64))
         difference = rows - tf.minimum(level * units, FAR)
         distances.append(tf.minimum(difference * difference, FAR))
     return words, distances
 
 
 def _path(sums: tf.Tensor, distances: tf.Tensor) -> tf.Tensor:
-    """Each lane's branches, the first row's in the lowest bit.
+    """Return each lane's branches, the first row's in the lowest bit.
 
     Args:
-        sums: of the states after the first row, ``[states, buckets, lanes]``.
+        sums: the sums of the states after the first row, ``[states, buckets, lanes]``.
         distances: ``[subsets, buckets, rows but the first, lanes]``.
     """
-    # In loops, because Grappler and XLA take longer for operations of each row.
+    # In loops, because Grappler and XLA are slower with separate operations for each row.
     count = distances.shape[2]
     sources, one, two = (np.array(column, np.int64) for column in zip(*BRANCHES))
 
@@ -125,9 +131,9 @@ def _path(sums: tf.Tensor, distances: tf.Tensor) -> tf.Tensor:
         return row < count
 
     decisions = tf.zeros_like(sums, tf.uint32)
-    if count:  # a loop's body would take a slice of nothing
+    if count:  # the loop's body would slice an empty tensor
         _, sums, decisions = tf.while_loop(is_left, step, (0, sums, decisions))
-    # Not argmin, which promises nothing about equal sums.
+    # Not argmin, which has no fixed result for equal sums.
     of = tf.unstack(sums)
     before = tf.minimum(of[2], of[3]) < tf.minimum(of[0], of[1])
     branch = tf.where(before, of[3] < of[2], of[1] < of[0])

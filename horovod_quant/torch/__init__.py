@@ -20,7 +20,7 @@ from horovod_quant.torch.auto import Auto
 from horovod_quant.torch.binsgdm import BinSGDMCompressor
 from horovod_quant.torch.compressor import Compressor
 
-# ``__init__.pyi`` tells type checkers and editors what this makes of this package's schemes.
+# ``__init__.pyi`` declares the classes generated here for type checkers and editors.
 _classes = Classes(__name__, Compressor, {BinSGDMCompressor.own_optimizer: BinSGDMCompressor}, [Auto])
 __getattr__ = _classes.find
 

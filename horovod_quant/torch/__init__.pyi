@@ -45,10 +45,10 @@ class Compressor(_compressor.Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
-        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
+        overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -73,18 +73,18 @@ class Compressor(_compressor.Compressor):
     ) -> None: ...
 
 class Auto(_auto.Auto):
-    """Uses the fastest method, as measured in the first training steps, or none if that is as fast.
+    """Compressor that measures methods while training and keeps the fastest.
 
-    Horovod's own allreduce and up to six methods get three turns of a few steps each; every step of the trial is a
-    correct exchange. Then all workers keep the method with the shortest steps or, of those within 2% of it, the one
-    with the smallest error, which is none if it is among them. The trial repeats when the number of workers changes.
+    A trial measures Horovod's allreduce and up to six methods in three rounds of a few steps each; every step reduces
+    gradients correctly. Then all workers keep the method with the shortest steps or, of those within 2% of it, the one
+    with the smallest nmse: no compression, if that is among them. The trial repeats when the number of workers changes.
 
     `report` returns the measurements, and rank 0 logs them as one line to the logger ``horovod_quant`` (level INFO).
     Works for the gradients of a ``DistributedOptimizer``; other calls need a fixed method.
 
     Args:
-        max_nmse: largest nmse of the methods to try: ``||average - exact||^2 / ||exact||^2``, expected for gradients
-            that have nothing in common; a training needs about this share of steps more. Candidates are the registered,
+        max_nmse: largest nmse of the methods to try: ``||average - exact||^2 / ||exact||^2``, expected for
+            uncorrelated gradients; a training needs about this share of steps more. Candidates are the registered,
             unbiased methods, each with the fewest bits that suffice.
         min_elements: smaller gradients are left to Horovod, uncompressed.
         exclude: names or shell-style patterns of gradients to leave to Horovod, uncompressed; None for none.
@@ -99,10 +99,10 @@ class Auto(_auto.Auto):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
-        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
+        overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
         methods: names of the methods to try instead, such as ``["eden-3", "qsgd-4"]``; ``max_nmse`` is then ignored.
         again_after: number of steps after which the trial is repeated, in case the network has changed; 0 for never.
 
@@ -160,10 +160,10 @@ class QSGD(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
-        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
+        overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -224,10 +224,10 @@ class NUQSGD(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
-        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
+        overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range, or ``server_bits`` is given to an allgather.
@@ -291,10 +291,10 @@ class GlobalQSGD(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
-        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
+        overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -376,10 +376,10 @@ class EDEN(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
-        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
+        overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range, or ``nmse`` is combined with ``bits`` or ``server_bits``.
@@ -425,7 +425,7 @@ class BinSGDM(Compressor):
     Compressor for the optimizer `horovod_quant.torch.optim.BinSGDM`, whose state is momentum and scale.
 
     Args:
-        beta: None, or the optimizer's ``beta`` again, to have it checked; the optimizer's is the one that is used.
+        beta: None, or the optimizer's ``beta``, to check that they agree; the optimizer's value is used.
         server_bits: bits of an element that the servers return, 1 to 8. 1: a bit drawn from the average, as in the
             paper. More: a sign, and a magnitude of one bit less. They hold the exact average of up to
             ``2^(server_bits - 1)`` workers, and of any even number of workers below ``2^server_bits``: 3 bits do for 4
@@ -444,10 +444,10 @@ class BinSGDM(Compressor):
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
-        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
+        overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.

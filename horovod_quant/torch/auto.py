@@ -1,21 +1,20 @@
-"""The compressor that chooses its method itself, by trying several in the first training steps.
+"""Compressor that chooses its method by measuring several.
 
-Four facts shape it. Which method a step has must be known when its first gradient comes, and be the same on all
-workers, who may have taken part in different numbers of steps (``hvd.join()``). A script that ends up without
-compression shall run as with Horovod alone. Nobody may wait in a backward pass. And what one worker measures, another
-may not.
+Four facts shape it. A step's method must be known when its first gradient arrives, and be the same on all workers,
+which may have participated in different numbers of steps (``hvd.join()``). A script that ends up without compression
+must run as with plain Horovod. No worker may wait in a backward pass. And workers measure different times.
 
-1. Every step is a correct exchange: Horovod's own, handed through, or that of one method, whose groups
-   (`horovod_quant.torch.buckets`) are its own and pauses while others have their turns.
-2. A step counts if every worker has taken part in it, as a small gradient tells (`horovod_quant.torch.attendance`). All
-   who are there learn that alike, who is missing misses no step that counts: so all have counted the same ones whenever
-   a step begins, and what comes next follows from their number alone.
-3. A session of Horovod's (``hvd.init()``) begins with steps that Horovod reduces itself, until one counts. At its end
-   the workers compare arguments, and tell what each knows of an earlier choice: only some may have loaded one.
-4. Then the methods have their turns (`horovod_quant.autotune.trial`), and a last step, again Horovod's own, brings the
-   medians together by one sum. In both steps every worker has launched all that the others wait for when it waits for
-   these.
-5. What was chosen stays, until ``again_after`` steps have counted or Horovod has another number of workers.
+1. Every step reduces gradients correctly: by Horovod's allreduce (passthrough), or by one method. Each method has
+   separate groups (`horovod_quant.torch.buckets`), which pause while other methods are measured.
+2. A step counts if every worker participated in it, which a small gradient shows
+   (`horovod_quant.torch.participation`). All participating workers see the same result, and an absent worker misses no
+   step that counts. So all workers have counted the same steps whenever a step begins, and the number of counted steps
+   determines what comes next.
+3. After ``hvd.init()`` Horovod reduces all gradients until a step counts. At its end the workers compare arguments and
+   earlier choices, since only some workers may have loaded one from a checkpoint.
+4. Then a trial measures the methods in rounds (`horovod_quant.autotune.trial`). In a last step, which Horovod reduces,
+   one sum combines the workers' medians. Both waits are safe, since every worker has launched all that others wait for.
+5. The choice stays until ``again_after`` steps have counted, or the number of workers changes.
 """
 
 from __future__ import annotations
@@ -38,36 +37,36 @@ from horovod_quant.frontends.stats import Stats
 from horovod_quant.kernels import notices
 from horovod_quant.schemes.base import Scheme, Workers, require_int, require_whole_nodes
 from horovod_quant.torch import memory as memories
-from horovod_quant.torch.attendance import least_for_all, lengthened
 from horovod_quant.torch.caller import OptimizerCall, asking_optimizer
 from horovod_quant.torch.compressor import Compressor, Unchanged, is_integral
-from horovod_quant.torch.course import Course, Handed
+from horovod_quant.torch.participation import probe_bound, with_probe
 from horovod_quant.torch.tensor_plan import TensorPlan, known_plan
+from horovod_quant.torch.tuning_session import Passthrough, TuningSession
 from horovod_quant.torch.uncompiled import compiling, uncompiled
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
-_COURSES = "_horovod_quant_courses"
-"""An optimizer's attribute: its courses, by compressor."""
+_SESSIONS = "_horovod_quant_tuning_sessions"
+"""Attribute of an optimizer with its tuning sessions, by compressor."""
 
-_NO_COURSES: Mapping[Any, Course] = {}
+_NO_SESSIONS: Mapping[Any, TuningSession] = {}
 
 _PAIR = Workers(0, 2)
-"""Among whom every method has its smallest error."""
+"""The number of workers for which every method has its smallest nmse."""
 
 
 class Auto(Compressor):
-    """Uses the fastest method, as measured in the first training steps, or none if that is as fast.
+    """Compressor that measures methods while training and keeps the fastest.
 
-    Horovod's own allreduce and up to six methods get three turns of a few steps each; every step of the trial is a
-    correct exchange. Then all workers keep the method with the shortest steps or, of those within 2% of it, the one
-    with the smallest error, which is none if it is among them. The trial repeats when the number of workers changes.
+    A trial measures Horovod's allreduce and up to six methods in three rounds of a few steps each; every step reduces
+    gradients correctly. Then all workers keep the method with the shortest steps or, of those within 2% of it, the one
+    with the smallest nmse: no compression, if that is among them. The trial repeats when the number of workers changes.
 
     `report` returns the measurements, and rank 0 logs them as one line to the logger ``horovod_quant`` (level INFO).
     Works for the gradients of a ``DistributedOptimizer``; other calls need a fixed method.
 
     Args:
-        max_nmse: largest nmse of the methods to try: ``||average - exact||^2 / ||exact||^2``, expected for gradients
-            that have nothing in common; a training needs about this share of steps more. Candidates are the registered,
+        max_nmse: largest nmse of the methods to try: ``||average - exact||^2 / ||exact||^2``, expected for
+            uncorrelated gradients; a training needs about this share of steps more. Candidates are the registered,
             unbiased methods, each with the fewest bits that suffice.
         methods: names of the methods to try instead, such as ``["eden-3", "qsgd-4"]``; ``max_nmse`` is then ignored.
         again_after: number of steps after which the trial is repeated, in case the network has changed; 0 for never.
@@ -103,11 +102,14 @@ class Auto(Compressor):
         self.again_after = int(again_after)
         self._on_device = common.get("kernels") == memories.TRITON
         self._possible = [each.scheme for each in self._possible_ones() if each.scheme is not None]
-        # Which gradients are compressed depends on no method: the first stands for all.
+        # The choice of gradients to compress depends on no method, so the first one represents all.
         super().__init__(self._possible[0], **common)
 
     def _possible_ones(self) -> Sequence[Candidate]:
-        """Methods that would be tried with two workers: all that were named, or one of the registry's."""
+        """Methods to try with two workers.
+
+        All named ones, or one from the registry.
+        """
         if self.methods is not None:
             return candidates.named(self.methods, _PAIR, False)
         found = candidates.any_of(self.max_nmse, _PAIR, False, candidates.usable(), self._on_device)
@@ -136,7 +138,7 @@ class Auto(Compressor):
 
     def _bind(self) -> None:
         super()._bind()
-        self._handed: list[Handed] = []
+        self._passthroughs: list[Passthrough] = []
         self._policies: dict[Scheme, Policy] = {}
         self._reports: dict[str, Report] = {}
         self._choices: dict[str, _Choice] = {}
@@ -144,31 +146,38 @@ class Auto(Compressor):
     # ---- what users call -------------------------------------------------------------------------------------
 
     def report(self, optimizer: Any = None) -> Report:
-        """How far the trial is, or the latest measurements and choice; printed it is one line.
+        """Return the progress of the trial, or the latest measurements and choice.
+
+        Prints as one line.
 
         Args:
-            optimizer: which ``DistributedOptimizer``, if the compressor serves several.
+            optimizer: the ``DistributedOptimizer``, if several use this compressor.
         """
         if optimizer is None:
             return next(reversed(self._reports.values()), Report(None))
-        course = self.course_of(optimizer)
-        return Report(None) if course is None else self._reports.get(course.key, Report(None))
+        session = self.session_of(optimizer)
+        return Report(None) if session is None else self._reports.get(session.key, Report(None))
 
     def stats(self) -> Stats:
-        """As for every compressor."""
-        for handed in self._handed:
-            times, handed.times = handed.times, 0
-            self._traffic.expect(handed.name, times * handed.float32_bytes, times)
-            self._traffic.count(handed.name, times * handed.sent_bytes)
+        """Return bytes sent and their float32 equivalent, per parameter and in total."""
+        for passed in self._passthroughs:
+            times, passed.times = passed.times, 0
+            self._traffic.expect(passed.name, times * passed.float32_bytes, times)
+            self._traffic.count(passed.name, times * passed.sent_bytes)
         return super().stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """As for every compressor, plus the choice, which is valid for the same number of workers."""
+        """Return every compressor's state, plus the choice.
+
+        The choice is valid for the same number of workers.
+        """
         choices = {key: choice._asdict() for key, choice in self._choices.items()}
         return {**super().state_dict(), "version": former_names.VERSION, "choices": choices}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned; call it before the first step. One worker is enough.
+        """Restore what `state_dict` returned.
+
+        Call it on at least one worker, before the first step.
 
         Raises:
             ValueError: ``state`` is something else.
@@ -188,7 +197,7 @@ class Auto(Compressor):
         self._choices = {key: choice.with_present_name(version) for key, choice in made.items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Reads what version 0.1.0 has pickled, too."""
+        """Restore a pickled compressor, also one of version 0.1.0."""
         if "max_error" in state:
             state = {**state, "max_nmse": _squared(state["max_error"])}
             del state["max_error"]
@@ -197,20 +206,20 @@ class Auto(Compressor):
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """As `Compressor.compress`.
+        """Return the tensor that Horovod reduces instead, and a context.
 
         Raises:
-            ValueError: the gradient does not come from an optimizer.
+            ValueError: the gradient does not belong to an optimizer's step.
         """
         if compiling() is not None:
             return uncompiled(Auto.compress, self, tensor)
         optimizer, parameter = asking_optimizer()
-        course = self.course_of(optimizer)
-        if course is not None:
-            plan = self._plan_of_a_chosen_method(course, optimizer, parameter, tensor)
+        session = self.session_of(optimizer)
+        if session is not None:
+            plan = self._plan_of_a_chosen_method(session, optimizer, parameter, tensor)
             if plan is not None:
                 return self._send_again(tensor, plan)
-            if course.hands_through(parameter, tensor):
+            if session.passes_through(parameter, tensor):
                 return tensor, None
         if is_integral(tensor.dtype):
             return tensor, None
@@ -221,75 +230,81 @@ class Auto(Compressor):
                 f"call is not part of one; use a method such as hvq.EDEN(): `horovod-quant bench` and `advise` "
                 f"recommend one"
             )
-        course = self._course(call, tensor)
-        if course.policy is None:
+        session = self._tuning_session(call, tensor)
+        if session.policy is None:
             size = self._checked_size(tensor, call)
             sent, context = self._handed_over(tensor, call)
             self._traffic.expect(call.name, ring_allreduce_bytes(4 * tensor.numel(), size))
             self._traffic.count(call.name, ring_allreduce_bytes(sent.numel() * sent.element_size(), size))
-            if sent is tensor and course.is_horovods:
-                self._handed.append(course.hand_through(call, tensor, size))
+            if sent is tensor and session.is_horovods:
+                self._passthroughs.append(session.pass_through(call, tensor, size))
         else:
-            sent, context = self._compress(tensor, call, course.policy)
-        if not course.is_counting:
+            sent, context = self._compress(tensor, call, session.policy)
+        if not session.is_counting:
             return sent, context
-        least = None
-        if course.witness.is_of(call.parameter):
-            least = least_for_all(call)
+        bound = None
+        if session.probe.is_of(call.parameter):
+            bound = probe_bound(call)
             if context is None or isinstance(context, Unchanged):
-                sent, context = lengthened(sent), Unchanged(tensor)
-        return sent, _Watched(course, context, least)
+                sent, context = with_probe(sent), Unchanged(tensor)
+        return sent, _Watched(session, context, bound)
 
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """As `Compressor.decompress`."""
+        """Return the reduced gradient with the dtype and shape of the input."""
         if compiling() is not None:
             return uncompiled(Auto.decompress, self, output, ctx)
         if not isinstance(ctx, _Watched):
             return super().decompress(output, ctx)
-        course, context, least = ctx
-        if least is None:
+        session, context, bound = ctx
+        if bound is None:
             result = super().decompress(output, context)
         elif isinstance(context, Unchanged):
             shape = context.destination.shape
             result = super().decompress(output[:-1].reshape(shape), context)
-            course.attend(float(output[-1]) > least)
+            session.note_participation(float(output[-1]) > bound)
         else:
             result = super().decompress(output, context)
-            course.attend(float(output[0]) > least)
-        course.note_delivery(result.device)
+            session.note_participation(float(output[0]) > bound)
+        session.note_delivery(result.device)
         return result
 
     def _plan_of_a_chosen_method(
-        self, course: Course, optimizer: Any, parameter: Any, tensor: torch.Tensor
+        self, session: TuningSession, optimizer: Any, parameter: Any, tensor: torch.Tensor
     ) -> TensorPlan | None:
-        """A gradient's, if it has been exchanged with the method that was chosen, and nothing is left to find out."""
-        policy = course.policy
-        if policy is None or course.is_counting:
+        """Return a gradient's plan for the chosen method, or None.
+
+        It is None during a trial.
+        """
+        policy = session.policy
+        if policy is None or session.is_counting:
             return None
         plan = known_plan(optimizer, parameter, tensor, (self, policy))
         if plan is None or plan.call.grouped:
             return None
         assert isinstance(plan.call, OptimizerCall)
-        course.arrive(plan.call, tensor)
-        return plan if course.policy is policy and not course.is_counting else None
+        session.arrive(plan.call, tensor)
+        return plan if session.policy is policy and not session.is_counting else None
 
-    # ---- what a course asks for ------------------------------------------------------------------------------
+    # ---- what a tuning session calls -------------------------------------------------------------------------
 
-    def _course(self, call: OptimizerCall, tensor: torch.Tensor) -> Course:
-        """The optimizer's, with the step that the gradient belongs to begun."""
-        course = self.course_of(call.optimizer)
-        if course is None:
-            course = Course(self, min(call.names), self._elements(call))
-            vars(call.optimizer).setdefault(_COURSES, {})[self] = course
-        course.arrive(call, tensor)
-        return course
+    def _tuning_session(self, call: OptimizerCall, tensor: torch.Tensor) -> TuningSession:
+        """Return the optimizer's tuning session, after beginning the gradient's step."""
+        session = self.session_of(call.optimizer)
+        if session is None:
+            session = TuningSession(self, min(call.names), self._elements(call))
+            vars(call.optimizer).setdefault(_SESSIONS, {})[self] = session
+        session.arrive(call, tensor)
+        return session
 
-    def course_of(self, optimizer: Any) -> Course | None:
-        """Where an optimizer's steps have got to; they live as long as it does."""
-        return getattr(optimizer, _COURSES, _NO_COURSES).get(self)
+    def session_of(self, optimizer: Any) -> TuningSession | None:
+        """Return an optimizer's tuning session, which lives as long as the optimizer.
+
+        Returns None before its first step.
+        """
+        return getattr(optimizer, _SESSIONS, _NO_SESSIONS).get(self)
 
     def candidates_for(self, call: OptimizerCall) -> tuple[Candidate, ...]:
-        """What there is to choose from for an optimizer, none first."""
+        """Return the candidates for an optimizer; the first is no compression."""
         self._check(call, call.parameter, size := call.process_set.size())
         if size == 1 or not self.policy.compresses_any(self._elements(call)):
             return (candidates.NONE,)
@@ -303,7 +318,10 @@ class Auto(Compressor):
         return candidates.find(self.max_nmse, workers, hierarchical, usable, self._on_device, self.inside)
 
     def policy_for(self, candidate: Candidate) -> Policy | None:
-        """What chooses a gradient's scheme in a candidate's turn; None where Horovod reduces all."""
+        """Return the policy of a candidate's steps.
+
+        Returns None where Horovod reduces all gradients.
+        """
         scheme = candidate.scheme
         if scheme is None:
             return None
@@ -311,45 +329,51 @@ class Auto(Compressor):
             self._policies[scheme] = Policy(scheme, self.policy.min_elements, self.policy.exclude)
         return self._policies[scheme]
 
-    def known_choice(self, course: Course, workers: int) -> str | None:
-        """The method that was chosen before for such an optimizer, by ``workers`` workers."""
+    def known_choice(self, session: TuningSession, workers: int) -> str | None:
+        """Return the method chosen earlier for such an optimizer, or None.
+
+        It must be for the same number of workers.
+        """
         # Version 0.1.0 saved choices under the label alone, which a model of other sizes may share.
-        choice = self._choices.get(course.key, self._choices.get(course.label))
+        choice = self._choices.get(session.key, self._choices.get(session.label))
         return choice.method if choice is not None and choice.workers == workers else None
 
-    def keep(self, course: Course, report: Report) -> None:
-        self._reports.pop(course.key, None)  # the last one comes last
-        self._reports[course.key] = report
-        self._choices.pop(course.label, None)
+    def keep(self, session: TuningSession, report: Report) -> None:
+        self._reports.pop(session.key, None)  # report() returns the latest entry
+        self._reports[session.key] = report
+        self._choices.pop(session.label, None)
         if report.method is not None:
-            self._choices[course.key] = _Choice(report.method, report.workers)
+            self._choices[session.key] = _Choice(report.method, report.workers)
 
-    def note_progress(self, course: Course, workers: int, step: int, steps: int) -> Report:
-        """How far a trial is; when it is repeated, beside what was chosen before."""
-        known = self._reports.get(course.key, Report(None))
+    def note_progress(self, session: TuningSession, workers: int, step: int, steps: int) -> Report:
+        """Record and return the progress of a trial.
+
+        A repeated one also has the earlier choice.
+        """
+        known = self._reports.get(session.key, Report(None))
         report = known if known.workers == workers else Report(None, (), workers)
-        self._reports[course.key] = report._replace(step=step, steps=steps)
-        return self._reports[course.key]
+        self._reports[session.key] = report._replace(step=step, steps=steps)
+        return self._reports[session.key]
 
     def arguments(self) -> dict[str, str]:
-        """Those that must be the same on all workers."""
+        """Return the arguments that must be the same on all workers."""
         return self._arguments()
 
 
 class _Choice(NamedTuple):
-    """A method's name, and the number of workers that have chosen it."""
+    """A chosen method's name, and its number of workers."""
 
     method: str
     workers: int
 
     def with_present_name(self, version: int) -> _Choice:
-        """The method that was meant by the names of a version."""
+        """Return the choice with the present name of its method."""
         present = former_names.present(self.method, version, self.workers)
         return self if present is None else self._replace(method=present)
 
 
 def _from_max_error(max_error: Any, max_nmse: Any) -> Any:
-    """The nmse that the former argument means, which was a root."""
+    """Convert the former argument, a rel_rmse, to an nmse."""
     if max_nmse != MOST_NMSE:
         raise TypeError("Auto() got 'max_error' and 'max_nmse', two names of one argument")
     notices.deprecated("Auto(max_error=...) is now Auto(max_nmse=...), of its square: 0.3 is 0.09")
@@ -357,20 +381,23 @@ def _from_max_error(max_error: Any, max_nmse: Any) -> Any:
 
 
 def _squared(root: float) -> float:
-    """Without the last digits, which no user has written."""
+    """Return the square without digits that come from float arithmetic."""
     return float(f"{root * root:.12g}")
 
 
 class _Watched(NamedTuple):
-    """Context of a gradient in a step whose workers are counted: ``context`` is what it would be otherwise.
+    """Context of a gradient in a step that may count.
 
     Attributes:
-        least: what the number that it takes along must be above, if it takes one.
+        session: the optimizer's tuning session.
+        context: the context that it would have otherwise.
+        bound: the value that the participation probe's sum exceeds if all workers participate; None if the gradient
+            carries no probe.
     """
 
-    course: Course
+    session: TuningSession
     context: Any
-    least: float | None
+    bound: float | None
 
 
 def _is_choice(value: Any) -> bool:

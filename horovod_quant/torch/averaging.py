@@ -1,4 +1,7 @@
-"""Averages named gradients over ``torch.distributed``: what DDP's hook and FSDP2's have in common."""
+"""Averages of named gradients, for the hooks of DDP and FSDP2.
+
+They use ``torch.distributed``.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,17 @@ from horovod_quant.transports.torch_distributed import Groups, connect
 from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Types of gradients that can be quantized."""
+"""Dtypes of gradients that can be quantized."""
 
 
 class Member(NamedTuple):
     """A gradient, or a worker's shard of one.
 
     Attributes:
-        name: by which policies know it, and random bits.
-        elements: how many it has, the whole parameter if this is a shard.
-        suffix: of the name, for random bits alone.
-        counted: of how many elements a ring allreduce would send as much as float32 would send here; None for all.
+        name: its name in policies, and in the random key.
+        elements: the number of elements of the whole parameter, also for a shard.
+        suffix: a suffix of the name, in the random key alone.
+        counted: the number of elements for counting float32 bytes, as a ring allreduce would send them; None for all.
     """
 
     name: str
@@ -40,7 +43,7 @@ class Member(NamedTuple):
 
 
 class Destination:
-    """See `horovod_quant.torch.memory.Destination`."""
+    """A destination as in `horovod_quant.torch.memory.Destination`."""
 
     __slots__ = ("array", "destination")
 
@@ -49,13 +52,13 @@ class Destination:
 
 
 class _SchemeGroup:
-    """Gradients of a bucket that one scheme exchanges together.
+    """Gradients of a bucket that one scheme reduces together.
 
     Args:
-        scheme: for these workers.
-        indices: of the gradients in the bucket.
-        gradients: what the scheme gets; their elements are put in by `take`.
-        counted: counts the float32 bytes of each.
+        scheme: the scheme for these workers.
+        indices: the gradients' indices in the bucket.
+        gradients: the scheme's inputs, whose values `take` sets.
+        counted: the counter of each gradient's float32 bytes.
     """
 
     def __init__(
@@ -67,33 +70,35 @@ class _SchemeGroup:
         self._tensors: Sequence[torch.Tensor] | None = None
 
     def take(self, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
-        """Takes the bucket's gradients, of which the scheme gets its own."""
-        if tensors is self._tensors:  # where they were, as in most steps
+        """Set this group's values from all of the bucket's tensors."""
+        if tensors is self._tensors:  # the same memory as before, as in most steps
             return
         self.destinations = []
         lasts = isinstance(memory, HostMemory)
         for index, gradient in zip(self.indices, self.gradients):
             tensor = tensors[index]
-            gradient.held = held = memory.taken(tensor, None)
-            can_fill = memory.can_fill(tensor, held)
+            gradient.held = values = memory.taken(tensor, None)
+            can_fill = memory.can_fill(tensor, values)
             lasts = lasts and can_fill
-            self.destinations.append(Destination(tensor, held if can_fill else None))
+            self.destinations.append(Destination(tensor, values if can_fill else None))
         self._tensors = tensors if lasts else None
 
 
 class Bucket:
-    """Gradients that are averaged together, and who does it: made once, used in each step.
+    """Gradients that are averaged together, by scheme.
+
+    Created once, used in each step.
 
     Attributes:
-        groups: those that are quantized.
-        rest: the indices of the others.
+        groups: the quantized gradients.
+        rest: the indices of the other gradients.
     """
 
     def __init__(self, groups: list[_SchemeGroup], rest: list[int], counted: list[Repeated]) -> None:
         self.groups, self.rest, self._counted = groups, rest, counted
 
     def count(self, steps: dict[str, int], first_step: int) -> None:
-        """Counts one exchange of each gradient."""
+        """Count one reduction of each gradient."""
         for group in self.groups:
             for gradient, each in zip(group.gradients, group.counted):
                 step = steps.get(each.name, first_step)
@@ -105,14 +110,16 @@ class Bucket:
 
 
 class Averager:
-    """Averages gradients among the members of a process group with a compressor's scheme and policy.
+    """Averaging of gradients within a process group.
+
+    It uses a compressor's scheme and policy.
 
     Args:
-        compression: the compressor. Its counts of exchanges are taken over.
+        compression: the compressor. Counting continues from its counts.
         group: PyTorch's process group; None for the default one.
-        device: of the gradients.
-        shapes: of all gradients that may come, by name: compared between the workers.
-        names: of all parameters, with or without gradients: patterns have to match one of them.
+        device: the gradients' device.
+        shapes: the shapes of all gradients that may come, by name: compared between the workers.
+        names: the names of all parameters, with or without gradients: each pattern has to match one of them.
         ranks: see `connect`.
 
     Attributes:
@@ -151,22 +158,22 @@ class Averager:
         return self._traffic.stats()
 
     def resume(self, compression: Compressor) -> None:
-        """Takes over the counts of a compressor's exchanges."""
+        """Continue from the counts of a compressor."""
         state = compression.state_dict()
         self._steps, self._first_step = dict(state["exchanges"]), state.get("forgotten", 0)
 
     def steps(self) -> dict[str, Any]:
-        """As a compressor's ``state_dict()``."""
+        """Return the counts in the format of a compressor's ``state_dict()``."""
         forgotten = {"forgotten": self._first_step} if self._first_step else {}
         return {"exchanges": dict(self._steps), **forgotten}
 
     def _require_agreement(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
-        """Raises ValueError where other workers have other arguments or gradients."""
+        """Raise ValueError if other workers have other arguments or gradients."""
         workers = self.groups.workers
-        own = [*signature(self._arguments), *signs_of(str(sorted(shapes.items())))]
+        local = [*signature(self._arguments), *signs_of(str(sorted(shapes.items())))]
         total = (
             self.groups.connections[ALL]
-            .allreduce_(torch.tensor(own, dtype=torch.int32, device=device))
+            .allreduce_(torch.tensor(local, dtype=torch.int32, device=device))
             .tolist()
         )
         names = len(total) - len(signature(self._arguments))
@@ -180,7 +187,7 @@ class Averager:
     # ---- buckets ---------------------------------------------------------------------------------------------
 
     def bucket(self, members: Sequence[Member]) -> Bucket:
-        """Which scheme averages which of these gradients."""
+        """Return these gradients grouped by the schemes that average them."""
         workers = self.groups.workers
         by_scheme: dict[Scheme | None, list[int]] = {}
         for index, member in enumerate(members):
@@ -211,11 +218,14 @@ class Averager:
         return ring_allreduce_bytes(4 * elements, self.groups.workers.size)
 
     def count(self, bucket: Bucket) -> None:
-        """To be called before `average`, in the same order on all workers."""
+        """Count a bucket.
+
+        To be called before `average`, in the same order on all workers.
+        """
         bucket.count(self._steps, self._first_step)
 
     def memory(self, device: torch.device) -> Memory:
-        """Where gradients on a device are exchanged."""
+        """Return the memory in which gradients on a device are reduced."""
         if device not in self._memories:
             self._memories[device] = memories.choose(
                 self._kernels, device, self._policy.schemes, lambda: self._is_nccl
@@ -225,12 +235,12 @@ class Averager:
     # ---- averaging: waits for the other workers --------------------------------------------------------------
 
     def average(self, bucket: Bucket, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
-        """Puts the workers' averages into gradients.
+        """Replace gradients by their averages over the workers.
 
         Args:
-            bucket: of the gradients.
-            tensors: the gradients; the same list again where they are at the same place as before.
-            memory: of their device.
+            bucket: the gradients' bucket.
+            tensors: the gradients; the same list as before if their memory is the same.
+            memory: the memory of their device.
         """
         for group in bucket.groups:
             self._exchange(group, tensors, memory)
@@ -246,7 +256,7 @@ class Averager:
         memory.hand_over()
 
     def run(self, exchange: Exchange, names: Sequence[str], memory: Memory) -> Decoded:
-        """Runs an exchange of gradients with these names, and counts what it sends."""
+        """Run a scheme's collectives, and count the bytes sent."""
         workers = self.groups.workers
 
         def sending(request: Request) -> None:
@@ -258,7 +268,10 @@ class Averager:
         return decoded
 
     def _average_uncompressed(self, tensors: Sequence[torch.Tensor]) -> None:
-        """In float32 at least: a sum of float16 overflows early."""
+        """Average without compression, in float32 at least.
+
+        A sum of float16 overflows early.
+        """
         wide = torch.float64 if any(part.dtype is torch.float64 for part in tensors) else torch.float32
         flat = torch.cat([part.reshape(-1).to(wide) for part in tensors])
         total = self.sum(flat).div_(self.groups.workers.size)
@@ -266,22 +279,22 @@ class Averager:
             part.copy_(average.view(part.shape))
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Over all workers, without compression; the tensor is spent."""
-        there = tensor if self._is_nccl else tensor.cpu()
-        return self.groups.connections[ALL].allreduce_(there).to(tensor.device)
+        """Return the sum over all workers, without compression; may overwrite the tensor."""
+        movable = tensor if self._is_nccl else tensor.cpu()
+        return self.groups.connections[ALL].allreduce_(movable).to(tensor.device)
 
     def alltoall(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[torch.Tensor]:
-        """What each worker has sent this one, without compression."""
-        there = tensor if self._is_nccl else tensor.cpu()
-        pieces = self.groups.connections[ALL].alltoall(there, splits)
+        """Return each worker's part for this one, without compression."""
+        movable = tensor if self._is_nccl else tensor.cpu()
+        pieces = self.groups.connections[ALL].alltoall(movable, splits)
         return [piece.to(tensor.device) for piece in pieces]
 
 
 def require_usable(compression: Any, where: str) -> None:
-    """Raises ValueError unless it is a compressor that works without Horovod.
+    """Raise ValueError unless a compressor works without Horovod.
 
     Args:
-        compression: what the user gave.
+        compression: the user's argument.
         where: ``"ddp"`` or ``"fsdp"``.
     """
     from horovod_quant.torch.auto import Auto
@@ -302,7 +315,7 @@ def require_usable(compression: Any, where: str) -> None:
         )
     if compression._process_set is not None:
         raise ValueError(
-            f"{where}: process_set= is Horovod's; leave it out, the model's process group says who takes part"
+            f"{where}: process_set= is Horovod's; leave it out, since the model's process group has the workers"
         )
 
 
@@ -311,7 +324,7 @@ def _has_nccl(group: Any) -> bool:
 
 
 def _without_copying(exchange: Exchange) -> Exchange:
-    """Waits for what a request sends where others would do something else meanwhile."""
+    """Skip requests that announce a copy; the next one waits."""
     answer: Any = None
     while True:
         try:

@@ -1,4 +1,7 @@
-"""BinSGDM's compressor (Peng et al., published as Birder, NeurIPS 2023); its optimizer is in ``optim.py``."""
+"""Compressor of BinSGDM (Peng et al., published as Birder, NeurIPS 2023).
+
+``optim.py`` has its optimizer.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class BinSGDMCompressor(Compressor):
     """Compressor for the optimizer `horovod_quant.torch.optim.BinSGDM`, whose state is momentum and scale.
 
     Args:
-        beta: None, or the optimizer's ``beta`` again, to have it checked; the optimizer's is the one that is used.
+        beta: None, or the optimizer's ``beta``, to check that they agree; the optimizer's value is used.
     """
 
     own_optimizer = optim.BinSGDM.__name__
@@ -46,7 +49,7 @@ class BinSGDMCompressor(Compressor):
         super()._check_step(call)
         if not in_pass() and call.optimizer.is_exchanged(call.parameter):
             raise RuntimeError(
-                f"{call.name}: synchronize() has exchanged this gradient already, which now holds the workers' bits; "
+                f"{call.name}: synchronize() has reduced this gradient already, which now holds the workers' bits; "
                 f"put the step() after it into `with optimizer.skip_synchronize():`, or call zero_grad() before "
                 f"another gradient"
             )
@@ -85,43 +88,49 @@ class BinSGDMCompressor(Compressor):
         return BinaryState(memory.flat(momentum), memory.flat(scale), held.beta), copies
 
     def _also_carried(self, call: Any, tensor: torch.Tensor) -> tuple[float, ...]:
-        """Whether there is a gradient. Horovod makes zeros for a parameter that no backward pass has reached."""
+        """Return 1 if there is a gradient.
+
+        Horovod creates zeros where no backward pass has reached a parameter.
+        """
         return (float(in_pass() or bool(tensor.any())),)
 
     def _delivered(self, call: Any, pending: PendingTensor, sums: Sequence[float]) -> None:
-        if sums[-1] == 0.0:  # on no worker: bits, of which each is up or down, would move it
+        if sums[-1] == 0.0:  # no worker has a gradient: any bits would move the parameter
             pending.destination.zero_()
         largest = None
         if moves_by_averages(pending.scheme):
-            # The first of the control tensor's numbers is what has become of 1.
+            # The first element of the control tensor was 1: now it is Horovod's factor.
             largest = optim.largest_magnitude(pending.destination) / sums[0]
         call.optimizer.mark_exchanged(call.parameter, moves=sums[-1] != 0.0, largest=largest)
 
 
 class _StateView:
-    """A parameter's state for kernels, made again only where it is elsewhere or has changed otherwise.
+    """Cached view of a parameter's state for kernels.
+
+    It is rebuilt only if its memory or beta changes.
 
     Args:
-        memory: of the kernels, where the state is.
+        memory: the kernels' memory, which has the state.
     """
 
-    __slots__ = ("_held", "_memory", "_places", "_state")
+    __slots__ = ("_addresses", "_held", "_memory", "_state")
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._held: optim.HeldState | None = None
-        self._places = (0, 0)
+        self._addresses = (0, 0)
         self._state: Any = None
 
     def of(self, held: optim.HeldState) -> BinaryState:
-        before, places = self._held, (held.momentum.data_ptr(), held.scale.data_ptr())
+        before, addresses = self._held, (held.momentum.data_ptr(), held.scale.data_ptr())
         if (
             before is None
             or before.momentum is not held.momentum
             or before.scale is not held.scale
             or before.beta != held.beta
-            or places != self._places
+            or addresses != self._addresses
         ):
             momentum, scale = (self._memory.taken(tensor, None) for tensor in (held.momentum, held.scale))
-            self._held, self._places, self._state = held, places, BinaryState(momentum, scale, held.beta)
+            self._held, self._addresses = held, addresses
+            self._state = BinaryState(momentum, scale, held.beta)
         return self._state

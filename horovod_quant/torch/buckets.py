@@ -1,23 +1,25 @@
-"""The groups of an optimizer's gradients: fixed beforehand, handed to the progress thread as soon as each is complete.
+"""Groups of an optimizer's gradients, each launched when complete.
 
-Three facts shape the rules. No worker's step may wait for another's where Horovod alone does not wait. Gradients may
-arrive in another order on every worker, in one backward pass, in several, or in ``synchronize()``. And Horovod asks for
-the compression of every gradient of an optimizer's step, on every worker, before the first ``decompress``.
+Three facts shape the rules. A worker's step must not wait for another worker where plain Horovod does not wait.
+Gradients may arrive in a different order on every worker, in one backward pass, in several, or in ``synchronize()``.
+And Horovod compresses every gradient of an optimizer's step, on every worker, before the first ``decompress``.
 
-1. Groups are cut over the optimizer's own parameters, in the reverse of their order there, which all workers know
-   (`horovod_quant.frontends.groups`). Should the workers' orders differ, by names: all learn it in their first step.
-2. A group is handed to the progress thread when its last gradient has come, in the middle of a pass, in the first step
-   as in any other. Nothing else is needed: the thread launches its stages while the script computes, or waits in an
-   operation of its own. What a group lacks at the step's first ``decompress`` does not come on any worker; it is handed
-   then as it is.
-3. The thread launches first the active-rank query. Exchanges that fail if a worker has called ``hvd.join()`` wait for
-   its answer, and in the first step all do, since it also compares arguments.
-4. At the end of a pass the caller sleeps until the thread has done what it was handed, with a limit: Horovod's own
-   wait, which comes next, spins.
-5. How far the thread has got differs between workers at any moment. It does not matter, since all its operations have
-   names, and the script's unnamed ones are numbered by themselves (`horovod_quant.torch.unnamed`).
-6. Where a step fails on all workers, such as by gradients that differ, they may have come to different stages. Each
-   takes its part in what others may have launched by something that makes Horovod fail it: nothing is left over.
+1. Groups are cut over the optimizer's parameters in reverse order, which all workers know
+   (`horovod_quant.frontends.groups`). If the workers' orders differ, all workers learn it in their first step, and cut
+   by names instead.
+2. A group is submitted to the progress thread when its last gradient has arrived, in the middle of a pass, from the
+   first step on. The thread then launches all of the group's stages while the script computes or waits in another
+   operation. A gradient that is missing at the step's first ``decompress`` arrives on no worker; the group is then
+   submitted without it.
+3. The thread launches the active-rank query first. Collectives that fail if a worker has called ``hvd.join()`` wait
+   for its answer. In the first step all collectives wait for it, since it also compares arguments.
+4. At the end of a pass the caller sleeps, for a limited time, until the thread has finished its groups: Horovod's wait,
+   which comes next, spins.
+5. At any moment, workers' threads may be at different stages. This is safe, since all operations of the thread have
+   names, and the script's unnamed operations are numbered separately (`horovod_quant.torch.unnamed`).
+6. When a step fails on all workers, for example because gradients differ, workers may be at different stages. Each
+   worker then answers every collective that others may have launched with one that makes Horovod fail it, so that no
+   collective stays pending.
 """
 
 from __future__ import annotations
@@ -46,28 +48,28 @@ from horovod_quant.transports.progress import PROGRESS
 _NO_PASS = -1
 
 PATIENCE = Patience()
-"""Of all backward passes: another worker may run none in a step."""
+"""Patience of all backward passes: another worker may run none in a step."""
 
 _CLOSING_PATIENCE = 1.0
-"""Seconds without progress that the end of a step that has failed waits for other workers."""
+"""Seconds without progress after which a failed step stops waiting for other workers."""
 
 current_pass: Callable[[], int] = torch._C._current_graph_task_id
-"""The number of the backward pass that calls; -1 outside of any."""
+"""Return the number of the calling backward pass; -1 outside any."""
 
 
 def in_pass() -> bool:
-    """Whether a backward pass calls."""
+    """True if the caller runs inside a backward pass."""
     return current_pass() != _NO_PASS
 
 
 class _Step:
-    """One step's gradients.
+    """The gradients of one step.
 
     Attributes:
-        query: who is active; None for one worker.
+        query: the step's active-rank query; None for one worker.
         pending: the gradients that have not been delivered, by name.
-        present: those of each bucket, by name.
-        groups: that have been made, by number.
+        present: the gradients of each bucket that have arrived, by name.
+        groups: the groups made so far, by number.
         passes: the numbers of the step's backward passes.
         latest: the number of the pass that brought the latest gradient.
     """
@@ -82,23 +84,23 @@ class _Step:
 
 
 class Buckets:
-    """The exchanges of one optimizer's gradients, step by step; or those of tensors that no optimizer gave.
+    """Step communication of one optimizer's gradients, or of tensors without an optimizer.
 
     Args:
         process_set: Horovod's workers that participate.
-        nodes: tells the workers and their groups, for which it may wait.
-        memory: where the gradients are.
-        traffic: counts what this worker sends for each gradient.
-        label: of all its operations, the same on every worker whatever arguments its compressor has, and of no others
-            that may be under way at the same time.
-        arguments: that must be the same on all workers: see `horovod_quant.reductions.agreement`.
+        nodes: returns the workers and their groups; may wait for other workers.
+        memory: the kind of memory that has the gradients.
+        traffic: counts the bytes that this worker sends for each gradient.
+        label: part of the names of all its operations. It is the same on every worker, independent of the compressor's
+            arguments, and no operations that may run at the same time have it.
+        arguments: arguments that must be the same on all workers: see `horovod_quant.reductions.agreement`.
         group_bytes: bytes of gradients that share collectives.
-        overlap: whether to hand groups over in the backward pass, not at its end.
-        expected: the gradients of each step, in the order in which they probably come; others share groups that start
-            when the step's first result is asked for.
-        operations: number of operations that the optimizer itself takes in a step; 0 without an optimizer.
-        is_under_way: whether Horovod has noted a gradient of the step under way.
-        is_sparse: whether a gradient, by name, is sparse, so that Horovod gathers it.
+        overlap: whether to submit groups in the backward pass, not at its end.
+        expected: the gradients of each step, in the order in which they probably arrive; others share groups that start
+            at the step's first ``decompress``.
+        operations: number of operations that the optimizer itself launches in a step; 0 without an optimizer.
+        is_under_way: returns whether Horovod has recorded a gradient of the current step.
+        is_sparse: returns whether the gradient with a name is sparse, so that Horovod gathers it.
     """
 
     def __init__(
@@ -134,7 +136,10 @@ class Buckets:
         self._begin_session()
 
     def _begin_session(self) -> None:
-        """Forget what was handed before Horovod was initialized again: no worker will answer it."""
+        """Drop everything submitted before Horovod was initialized again.
+
+        No worker will answer it.
+        """
         self._session = self._mpi_ops._handle_map
         self._agreed = False  # on arguments, and on the order of gradients
         self._prospects = Prospects()
@@ -142,7 +147,7 @@ class Buckets:
             self._process_set, self._label, self._arguments, [member.name for member in self._expected]
         )
         self._step: _Step | None = None
-        self._ending: _Step | None = None  # of which results are being asked for
+        self._ending: _Step | None = None  # the step whose results the script is fetching
         self._last_passes = 1
         self._set_buckets(self._expected)
 
@@ -150,23 +155,25 @@ class Buckets:
         self._names = cut(expected, self._group_bytes, self._operations)
         self._bucket_of = {name: index for index, names in enumerate(self._names) for name in names}
 
-    # ---- gradients come --------------------------------------------------------------------------------------
+    # ---- gradients arrive ------------------------------------------------------------------------------------
 
     @property
     def has_begun(self) -> bool:
-        """Whether a gradient of this step has come that is exchanged here."""
+        """True if a compressed gradient of this step has arrived."""
         return self._step is not None and self._session is self._mpi_ops._handle_map
 
     def arrive(self) -> _Step:
-        """To be called for every gradient of the optimizer that Horovod wants compressed, exchanged here or not:
-        workers whose arguments differ may differ in that.
+        """Begin a step with its first gradient.
+
+        Launches the active-rank query. To be called for every gradient that Horovod passes to the compressor,
+        compressed or not: workers whose arguments differ may compress different gradients.
         """
         if self._session is not self._mpi_ops._handle_map:
             self._begin_session()
         step = self._step
         if step is None:
             step = self._begin_step()
-        # A script's own call may fail on all workers, of which some exchange nothing here: those of integers, say.
+        # A direct call may fail on all workers while some of them compress nothing, for example integers.
         if self._operations:
             self._hand_query(step)
         return step
@@ -177,11 +184,10 @@ class Buckets:
             PROGRESS.hand(query)
 
     def asked_before(self, name: str, tensor: torch.Tensor) -> PendingTensor | None:
-        """To be called before a gradient is submitted.
+        """Return the pending tensor of a submitted gradient, or None.
 
-        Returns:
-            The pending tensor of the same gradient, if it is past changing: Horovod asks again where an exception, such
-            as a signal handler's, has kept it from noting that it had asked.
+        To be called before a gradient is submitted. Horovod asks again if an exception, such as one raised by a signal
+        handler, kept it from recording its first request.
         """
         step = self.arrive()
         number = current_pass()
@@ -196,7 +202,10 @@ class Buckets:
         return None
 
     def submit(self, pending: PendingTensor) -> None:
-        """Take the gradient that has just come."""
+        """Add a gradient that has just arrived.
+
+        Launch its group if it is complete.
+        """
         step, name = self._step, pending.name
         assert step is not None
         step.pending[name] = pending
@@ -215,7 +224,10 @@ class Buckets:
         return step
 
     def _give_up(self, step: _Step) -> _Step:
-        """Begin anew: the script has taken back what Horovod had noted of a step's gradients."""
+        """Restart the step.
+
+        The script has reset Horovod's record of the step's gradients.
+        """
         if step.groups:
             step = self._begin_step()
             self._hand_query(step)
@@ -225,7 +237,10 @@ class Buckets:
         return step
 
     def _note_pass(self, step: _Step, number: int) -> _Step:
-        """A gradient from another pass than the latest, or from none."""
+        """Record that a gradient arrived in another backward pass.
+
+        The gradient may also arrive outside any pass.
+        """
         if number != _NO_PASS and number not in step.passes:
             if step.pending and not self._is_under_way():
                 step = self._give_up(step)
@@ -269,7 +284,10 @@ class Buckets:
             self._sleep(list(step.groups.values()))
 
     def _sleep(self, groups: Sequence[Group]) -> None:
-        """Until they have ended; not for long without progress, since another worker may have to come first."""
+        """Sleep until groups have ended, with a time limit.
+
+        Another worker may be late.
+        """
         self._prospects.awaited = True
         if not all(group.ended for group in groups):
             begin = time.perf_counter()
@@ -281,10 +299,12 @@ class Buckets:
     # ---- decompress ------------------------------------------------------------------------------------------
 
     def close(self, pending: PendingTensor) -> None:
-        """To be called when a gradient's result is asked for, before anything else: all of the step's have come.
+        """Close the step of a gradient and wait for the active-rank query.
+
+        To be called before anything else when a result is requested: all gradients of the step have arrived.
 
         Raises:
-            RuntimeError: the workers have other arguments.
+            RuntimeError: the workers have different arguments.
         """
         step = self._step
         if step is not None and step.pending.get(pending.name) is pending:
@@ -295,7 +315,7 @@ class Buckets:
             self._wait_for(query)
 
     def finish(self, pending: PendingTensor) -> Group:
-        """Return a gradient's group with its result, for which it waits.
+        """Wait for a gradient's group and return it.
 
         Raises:
             RuntimeError: some workers have called ``hvd.join()`` where none may.
@@ -316,26 +336,27 @@ class Buckets:
         return group
 
     def fail(self, pending: PendingTensor, error: Exception) -> None:
-        """To be called in place of `finish` where the workers mean different gradients, which all of them learn.
+        """Cancel the step because the workers reduced different gradients under one name.
 
-        Other workers may learn it of another gradient first, and wait for this one. So its step ends on all.
+        To be called in place of `finish`. All workers detect it, but others may detect it at another gradient first,
+        and wait for this one. So the step ends on all workers.
         """
         step = self._ending
         if step is not None and not self._agreed and step.query is not None and not step.query.same_order:
-            self._cut_by_name()  # as the others do
+            self._cut_by_name()  # as the other workers do
         self._cancel(error)
 
     def _cancel(self, error: Exception) -> None:
-        """End all of a step's exchanges: it has failed, on this worker as on the others."""
+        """Cancel all collectives of a step that has failed on all workers."""
         self._prospects.awaited = False
         step, self._ending = self._ending, None
         groups = [] if step is None else step.groups.values()
         closings = [closing for group in groups if (closing := group.cancel(error)) is not None]
-        # Lest the script calls hvd.join() before; not for long, since another worker may come to it late.
+        # Otherwise the script could call hvd.join() before they end. Limited, since another worker may be late.
         PROGRESS.wait(closings, lambda: all(closing.ended for closing in closings), _CLOSING_PATIENCE)
 
     def _close(self, step: _Step) -> None:
-        """Hand over what is left: all of the step's gradients have come."""
+        """Submit the remaining groups: all gradients of the step have arrived."""
         self._prospects.awaited = True
         self._hand_query(step)
         for index, present in enumerate(step.present):
@@ -363,7 +384,7 @@ class Buckets:
             raise job.error
 
     def _cut_by_name(self) -> None:
-        """The workers' orders differ: they cut again by one that they all know."""
+        """Cut groups in alphabetical order of names, because the workers' orders differ."""
         step = self._ending
         assert step is not None
         self._agreed = True
@@ -373,10 +394,13 @@ class Buckets:
         self._hand_rest(step, [step.pending[name] for name in sorted(step.pending)])
 
     def delivered(self, pending: PendingTensor, factor: float) -> None:
-        """To be called when the gradient of a pending tensor has been decoded; the last one ends the step.
+        """Record that a gradient has been decoded.
+
+        The last one ends the step.
 
         Args:
-            factor: what Horovod multiplied the sum by.
+            pending: the gradient.
+            factor: the factor by which Horovod multiplied the sum.
         """
         self._agreed = True
         self._prospects.factor = factor
@@ -390,17 +414,17 @@ class Buckets:
 
 
 class DirectBuckets(threading.local):
-    """The buckets of tensors that a script reduces itself, by the names that it gives them.
+    """Buckets of direct calls, by their names.
 
-    Remembers those of the names that were used last; a script may make up a new one for each call. Each thread has its
-    own: what is remembered has to be the same on all workers, and that it is, because a thread's calls come in the same
-    order on all of them.
+    Keeps a limited number of recently used names, since a script may use a new name for each call. Each thread has a
+    separate object: the kept names must be the same on all workers, and a thread makes its calls in the same order on
+    all of them.
 
     Args:
-        first_step: from which each thread counts at first.
+        first_step: the initial count of each thread.
 
     Attributes:
-        first_step: the count from which names start that are not remembered.
+        first_step: the count from which names start that are not kept.
     """
 
     def __init__(self, first_step: int) -> None:
@@ -408,11 +432,13 @@ class DirectBuckets(threading.local):
         self._buckets: OrderedDict[str, Buckets | None] = OrderedDict()
 
     def remember(self, name: str, forget: Callable[[str], None]) -> None:
-        """To be called for each tensor of an operation.
+        """Mark a name as the most recently used.
+
+        To be called for each tensor of an operation.
 
         Args:
-            name: of the operation.
-            forget: called with a name that is remembered no longer.
+            name: the operation's name.
+            forget: called with the name that is dropped in exchange.
         """
         self._buckets.setdefault(name, None)
         self._buckets.move_to_end(name)
@@ -420,7 +446,10 @@ class DirectBuckets(threading.local):
             forget(self._buckets.popitem(last=False)[0])
 
     def get(self, name: str, make: Callable[[], Buckets]) -> Buckets:
-        """The buckets of a name that is remembered; ``make`` makes them."""
+        """Return the buckets of a kept name.
+
+        ``make`` creates them on the first call.
+        """
         buckets = self._buckets[name]
         if buckets is None:
             buckets = self._buckets[name] = make()

@@ -1,7 +1,7 @@
-"""Who is asking? The one place that looks at Horovod's frames.
+"""Identifies the caller of ``compress``; the only module that inspects Horovod's frames.
 
-Horovod calls ``compress(tensor)`` without saying for which parameter, operation or process set. The calling frame
-knows. Tested with Horovod 0.28.1, and 0.27.0 by scripts/test-horovod.
+Horovod calls ``compress(tensor)`` without naming the parameter, operation or process set; the calling frame has them.
+Tested with Horovod 0.28.1, and with 0.27.0 by scripts/test-horovod.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from horovod_quant.frontends.frontend import UNNAMED
 from horovod_quant.frontends.installing import install_page
 
 _FRAMES_AT_MOST = 32
-"""Between ``compress`` and Horovod: those of compressors that hand their calls on, say."""
+"""Maximum number of frames between ``compress`` and Horovod, for example of compressors that wrap others."""
 
 _UNRECOGNISED = (
     "horovod_quant cannot tell which parameter this gradient belongs to: the caller of compress() is not a Horovod "
@@ -29,7 +29,7 @@ _UNRECOGNISED = (
 
 
 def require_horovod() -> None:
-    """Raises ImportError, with the remedy, unless Horovod is installed and was built with PyTorch."""
+    """Raise ImportError, with the remedy, without Horovod built with PyTorch."""
     try:
         import horovod.torch  # noqa: F401
     except ImportError as error:
@@ -39,23 +39,23 @@ def require_horovod() -> None:
 
 
 class OptimizerCall:
-    """A ``DistributedOptimizer`` wants to reduce the gradient of one of its parameters.
+    """A ``DistributedOptimizer``'s request to reduce the gradient of one of its parameters.
 
     Args:
-        optimizer: the one that calls; not kept alive.
-        parameter: whose gradient it is.
+        optimizer: the calling optimizer; not kept alive.
+        parameter: the gradient's parameter.
         grouped: whether the control tensor shares a grouped allreduce with others, hence must be on their device.
 
     Attributes:
-        name: Horovod's name for the operation; another one, where the compressor was given names.
+        name: Horovod's name for the operation, or the name given to the compressor.
         op: the reduction.
-        process_set: where it reduces.
+        process_set: the process set that reduces.
     """
 
     def __init__(self, optimizer: Any, parameter: torch.Tensor, grouped: bool) -> None:
         from horovod.torch.mpi_ops import Adasum, global_process_set
 
-        self._optimizer = weakref.ref(optimizer)  # which keeps its calls
+        self._optimizer = weakref.ref(optimizer)  # weak, since the optimizer keeps its calls
         self.parameter = parameter
         self.grouped = grouped
         self.name: str = optimizer._parameter_names[parameter]
@@ -68,43 +68,45 @@ class OptimizerCall:
 
     @property
     def caller(self) -> Any:
-        """Who calls again and again."""
+        """The object that makes such calls repeatedly."""
         return self.optimizer
 
     def destination(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the result shall be written into: the gradient itself."""
+        """Return the tensor for the result: the gradient itself."""
         return tensor
 
     def device(self, tensor: torch.Tensor) -> torch.device:
-        """Where the gradients of the optimizer are exchanged."""
+        """Return the device on which the optimizer's gradients are reduced."""
         devices = {parameter.device for _, parameter in self.expected()}
         return tensor.device if len(devices) == 1 else torch.device("cpu")
 
     @property
     def names(self) -> list[str]:
-        """Horovod's, of all gradients that it reduces for the optimizer, and of nothing else: more may be named, on one
-        worker alone, or for another optimizer.
+        """Horovod's names of the gradients that it reduces for this optimizer.
+
+        Horovod may have further names, on one worker alone or for another optimizer.
         """
         return [name for name, _ in self.expected()]
 
     @property
     def given_names(self) -> list[str]:
-        """All that Horovod was given."""
+        """All names that Horovod was given."""
         return list(self.optimizer._parameter_names.values())
 
     def expected(self) -> list[tuple[str, torch.Tensor]]:
-        """Names and parameters whose gradients Horovod reduces in each step, whether or not a pass has reached them, in
-        the order in which the optimizer has them.
+        """Return names and parameters of the gradients reduced in each step.
+
+        They are in the optimizer's order, and include parameters that no backward pass has reached.
         """
         optimizer = self.optimizer
         names = optimizer._parameter_names
         reduced = getattr(optimizer, "_requires_update", None)
-        own = [p for group in optimizer.param_groups for p in group["params"] if p in names]
-        # Some scripts empty it, so that Horovod waits for no gradient that does not come.
-        return [(names[p], p) for p in own if (p in reduced if reduced else p.requires_grad)]
+        named = [p for group in optimizer.param_groups for p in group["params"] if p in names]
+        # Some scripts empty _requires_update, so that Horovod does not wait for gradients that never come.
+        return [(names[p], p) for p in named if (p in reduced if reduced else p.requires_grad)]
 
     def is_under_way(self) -> Callable[[], bool]:
-        """A function that tells whether the optimizer has operations under way."""
+        """Return a function that returns whether the optimizer has operations under way."""
         optimizer = self._optimizer
         return lambda: any(
             handle is not None
@@ -112,18 +114,18 @@ class OptimizerCall:
         )
 
     def gathers(self) -> bool:
-        """Whether Horovod gathers the gradients that are sparse."""
+        """Return whether Horovod gathers sparse gradients."""
         return not getattr(self.optimizer, "sparse_as_dense", False)
 
 
 class DirectCall:
-    """``hvd.allreduce`` or ``hvd.grouped_allreduce``, or a caller who is unknown.
+    """A call of ``hvd.allreduce`` or ``hvd.grouped_allreduce``, or by an unknown caller.
 
     Args:
-        name: of the gradient.
+        name: the gradient's name.
         of: the name of the operation, which may be for several gradients.
         op: the reduction; None if the caller is unknown.
-        process_set: where it reduces.
+        process_set: the process set that reduces.
         grouped: see `OptimizerCall`.
     """
 
@@ -153,10 +155,10 @@ Call = Union[OptimizerCall, DirectCall]
 
 
 def asking_optimizer() -> tuple[Any, Any]:
-    """The optimizer and the parameter, if Horovod's optimizer itself called the function that calls this one, for one
-    parameter alone; else two times None, as with a release of Horovod's that names the parameter otherwise.
+    """Return optimizer and parameter of an optimizer's call, or None twice.
 
-    Cheap, and true of most gradients: `identify` finds out the rest.
+    This is cheap and covers most gradients; `identify` handles all other calls, such as grouped ones and those of
+    Horovod releases that name the parameter differently.
     """
     frame = sys._getframe(2)
     if frame.f_code is not _hook_code():
@@ -175,11 +177,12 @@ def _hook_code() -> CodeType | None:
 
 
 def identify(tensor: Any) -> Call | None:
-    """Who wants to reduce the tensor, by the frame of Horovod's from which ``compress`` was called, itself or through
-    compressors that hand their calls on; None if it is unknown.
+    """Identify the call that reduces a tensor by Horovod's nearest frame.
+
+    Returns None if it is unknown. Compressors that wrap this one may be between ``compress`` and Horovod.
 
     Args:
-        tensor: what ``compress`` was given.
+        tensor: the argument of ``compress``.
     """
     frame = _nearest_of_horovod(sys._getframe(1))
     if frame is None:
@@ -219,7 +222,7 @@ def _nearest_of_horovod(frame: FrameType | None) -> FrameType | None:
 
 
 class _Positions(threading.local):
-    """Which tensor of a list is being compressed: a list may contain the same one twice."""
+    """Position of a tensor in a list that may have duplicates."""
 
     def __init__(self) -> None:
         self._frame = 0
@@ -229,7 +232,7 @@ class _Positions(threading.local):
         first = self._next if self._frame == id(frame) else 0
         order = [*range(first, len(tensors)), *range(min(first, len(tensors)))]
         position = next((i for i in order if tensors[i] is tensor), None)
-        if position is None:  # a compressor that hands on another tensor than it was given
+        if position is None:  # a wrapping compressor passes on another tensor than it was given
             position = order[0]
         self._frame, self._next = id(frame), (position + 1) % len(tensors)
         return position
@@ -247,11 +250,10 @@ def _op(variables: Any) -> Any:
 
 
 class ParameterFinder:
-    """Finds the names that a compressor was given: by parameters, or, for callers that `identify` does not know, by the
-    identity of their gradients.
+    """Lookup of the names given to a compressor, by parameter.
 
-    A copy, or one that was unpickled, knows the names alone. The optimizer that it is used with first has their
-    parameters.
+    For callers that `identify` does not know, it finds names by the identity of gradients. A copied or unpickled finder
+    has names only, and takes the parameters from the first optimizer that uses it.
 
     Args:
         named_parameters: pairs of a name and a parameter.
@@ -269,17 +271,17 @@ class ParameterFinder:
         self.named, self._unmatched, self._next = [], state, 0
 
     def name_of(self, call: OptimizerCall) -> str | None:
-        """The name of the parameter; None if it has none.
+        """Return the name of the call's parameter, or None.
 
         Raises:
-            ValueError: in a copy, the names cannot be those of the optimizer's parameters.
+            ValueError: the names of a copy do not fit the optimizer's parameters.
         """
         if self._unmatched:
             self._match(call.optimizer)
         return self._find(lambda parameter: parameter is call.parameter)
 
     def direct_call(self, tensor: Any, process_set: Any) -> DirectCall:
-        """What can be said of a call from an unknown caller.
+        """Return the call of an unknown caller, named by its gradient.
 
         Raises:
             RuntimeError: the tensor is no gradient of the named parameters.
@@ -287,7 +289,7 @@ class ParameterFinder:
         name = self._find(lambda parameter: parameter.grad is tensor)
         if name is None:
             raise RuntimeError(_UNRECOGNISED)
-        # All gradients share a schedule: in which order an unknown caller wants them back may differ between workers.
+        # All gradients share buckets: an unknown caller may fetch results in different orders on different workers.
         return DirectCall(name, min(name for name, _ in self.named), None, process_set)
 
     def _find(self, is_meant: Callable[[Any], bool]) -> str | None:

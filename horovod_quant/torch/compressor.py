@@ -1,4 +1,4 @@
-"""The compressors that go into ``hvd.DistributedOptimizer(compression=...)``."""
+"""Compressors for ``hvd.DistributedOptimizer(compression=...)``."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Unchanged(NamedTuple):
-    """Context of a gradient that Horovod reduces itself, in a copy, where it cannot take it as it is."""
+    """Context of a gradient of which Horovod reduces an uncompressed copy."""
 
     destination: torch.Tensor
 
 
 class _Compressed(PendingTensor):
-    """Context of a gradient that this plugin exchanges, while Horovod reduces its control tensor.
+    """Context of a compressed gradient, whose control tensor Horovod reduces.
 
     Args:
-        plan: of the gradient.
-        buckets: where it waits for its exchange.
-        *pending: see there.
+        plan: the gradient's plan.
+        buckets: the buckets in which it waits for its collectives.
+        *pending: the arguments of `PendingTensor`.
 
     Attributes:
-        fingerprint: that the control tensor carries.
-        control_tensor: what Horovod reduces.
+        fingerprint: the fingerprint in the control tensor.
+        control_tensor: the tensor that Horovod reduces.
     """
 
     __slots__ = ("buckets", "control_tensor", "fingerprint", "plan")
@@ -77,12 +77,12 @@ class Compressor(BaseCompressor):
 
     Args:
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
-        overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
+        overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
         kernels: ``"auto"``, ``"native"``, ``"numpy"``, or ``"triton"`` for gradients on a GPU. For these ``"auto"``
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
-        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
         **common: see `horovod_quant.frontends.frontend.BaseCompressor`.
 
     Raises:
@@ -129,7 +129,7 @@ class Compressor(BaseCompressor):
         )  # optimizer or process set: its size when last checked
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
+        """Return bytes sent and their float32 equivalent, per parameter and in total."""
         return super().stats()._replace(seconds_waited=self._traffic.seconds_waited, nmse=self._sampler.nmse)
 
     def _arguments(self) -> dict[str, str]:
@@ -154,10 +154,10 @@ class Compressor(BaseCompressor):
     # ---- what Horovod calls ----------------------------------------------------------------------------------
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns what Horovod is to reduce in place of a gradient, and a context for `decompress`.
+        """Return the tensor that Horovod reduces instead, and a context.
 
-        Integers and booleans are returned unchanged, as with ``hvd.Compression.fp16``, whatever the operation;
-        `stats` does not count them.
+        The context is for `decompress`. Integers and booleans are returned unchanged for every operation, as with
+        ``hvd.Compression.fp16``; `stats` does not count them.
 
         Raises:
             TypeError: the tensor has another dtype that cannot be quantized, such as a complex one.
@@ -183,10 +183,14 @@ class Compressor(BaseCompressor):
         return self._send(tensor, plan) if plan.is_direct else self._send_again(tensor, plan)
 
     def decompress(self, output: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Returns the reduced gradient, in its own dtype and shape, from what Horovod reduced and the context.
+        """Return the reduced gradient with the dtype and shape of the input.
+
+        Args:
+            output: what Horovod reduced.
+            ctx: the context that `compress` returned.
 
         Raises:
-            RuntimeError: the workers exchanged different gradients.
+            RuntimeError: the workers reduced different gradients.
         """
         if compiling() is not None:
             return uncompiled(Compressor.decompress, self, output, ctx)
@@ -201,8 +205,10 @@ class Compressor(BaseCompressor):
             self._traffic.seconds_waited += time.perf_counter() - begin
 
     def _finish(self, output: torch.Tensor | None, pending: _Compressed) -> torch.Tensor:
-        """An exception, such as a signal handler's, may end it anywhere; if the script synchronizes again, Horovod asks
-        again, without an output, which it has given away.
+        """Wait for the reduced gradient and decode it.
+
+        An exception, such as one raised by a signal handler, may interrupt this anywhere. If the script then
+        synchronizes again, Horovod calls this again without an output, because it has already passed the output on.
         """
         plan, buckets, fingerprint = pending.plan, pending.buckets, pending.fingerprint
         if pending is plan.spare:
@@ -210,7 +216,7 @@ class Compressor(BaseCompressor):
             return plan.call.parameter.grad
         buckets.close(pending)
         if output is None:
-            output = pending.control_tensor  # in which Horovod has reduced
+            output = pending.control_tensor  # Horovod reduced in place
         answer = plan.control_tensor.answer(output)
         if answer is None:
             sums = output.tolist()
@@ -223,7 +229,7 @@ class Compressor(BaseCompressor):
         factor, sums = answer
         try:
             group = buckets.finish(pending)
-        except ValueError as error:  # about the sizes of what came from other workers
+        except ValueError as error:  # about the sizes of received arrays
             raise RuntimeError(f"{self._disagreement(pending.name)} ({error})") from error
         group.deliver(pending.index, factor)
         for kept, used in pending.state_copies:
@@ -240,7 +246,10 @@ class Compressor(BaseCompressor):
     # ---- compress, step by step ------------------------------------------------------------------------------
 
     def _checked_size(self, tensor: torch.Tensor, call: Call) -> int:
-        """The number of workers; checks what is asked for, whoever will reduce it."""
+        """Validate a call, also one that Horovod will reduce uncompressed.
+
+        Return the number of workers.
+        """
         size = call.process_set.size()
         self._check(call, tensor, size)
         return size
@@ -260,7 +269,7 @@ class Compressor(BaseCompressor):
         return mpi_ops._basics
 
     def _is_initialized(self) -> bool:
-        # DDP and FSDP2 need no Horovod, and where nobody has imported it, it is not initialized.
+        # DDP and FSDP2 need no Horovod: unless a program imports it, it is not initialized.
         return "horovod.torch.mpi_ops" in sys.modules and super()._is_initialized()
 
     def _own_process_set(self) -> Any:
@@ -287,30 +296,34 @@ class Compressor(BaseCompressor):
             self._checked[call.caller] = size
 
     def _elements(self, call: OptimizerCall) -> dict[str, int]:
-        """Numbers of elements of the gradients that an optimizer's steps reduce, by the names that policies know."""
+        """Return the numbers of elements of an optimizer's gradients, by name."""
         return {name: parameter.numel() for name, parameter in self._named(call)}
 
     def _named(self, call: OptimizerCall) -> list[tuple[str, torch.Tensor]]:
-        """The parameters whose gradients an optimizer's steps reduce, with the names that policies know."""
+        """Parameters whose gradients an optimizer's steps reduce, with their names in policies."""
         given = {} if self._finder is None else {id(p): name for name, p in self._finder.named}
         return [(given.get(id(p), name), p) for name, p in call.expected()]
 
     def _check_optimizer(self, optimizer: Any) -> None:
-        """Raises ValueError unless this method goes with the optimizer that calls, None if none does."""
+        """Raise ValueError if this method cannot work with the calling optimizer.
+
+        ``optimizer`` is None if no optimizer calls.
+        """
         if isinstance(optimizer, optim.BinSGDM):
             raise ValueError(
                 f"compression={type(self).__name__}(...): the optimizer BinSGDM needs compression=hvq.BinSGDM()"
             )
 
     def _check_step(self, call: Any) -> None:
-        """Raises an error unless a step can begin with this gradient, before which it has exchanged none."""
+        """Raise an error if a step cannot begin with this gradient."""
         self._check_optimizer(call.caller)
 
     def _buckets(
         self, call: Call, tensor: torch.Tensor, policy: Policy, scheme: Scheme | None
     ) -> Buckets | None:
-        """Those of the optimizer that calls, for each policy, which live as long as the optimizer; or of a direct
-        call's name, which needs some if something is exchanged under it.
+        """Return the buckets of an optimizer and policy, or a direct call.
+
+        An optimizer's buckets live as long as it does. A direct call that compresses nothing has none.
         """
         if isinstance(call, DirectCall):
             self._direct.remember(call.of, self._forget)
@@ -335,7 +348,7 @@ class Compressor(BaseCompressor):
         )
 
     def _expectations(self, call: OptimizerCall, policy: Policy) -> dict[str, Any]:
-        """What is known of an optimizer's steps before the first one."""
+        """Arguments of `Buckets` that are known before an optimizer's first step."""
         named = self._named(call)
         parameters = dict(named)
         gathers = call.gathers()
@@ -358,7 +371,7 @@ class Compressor(BaseCompressor):
         }
 
     def _forget(self, of: str) -> None:
-        """A direct call's name that has not been used for long."""
+        """Drop the state of a name that was not used recently."""
         for name in self._traffic.merge(of, OTHER_NAMES):
             count = self._steps.pop(name, 0)
             self._direct.first_step = max(self._direct.first_step, count)
@@ -371,13 +384,13 @@ class Compressor(BaseCompressor):
         import horovod.torch as hvd
         from horovod.torch import mpi_ops
 
-        def gather(own: list[int]) -> list[list[int]]:
-            mine = torch.tensor([own], device="cpu")
-            return hvd.allgather(mine, name="horovod_quant.frontends.nodes").tolist()
+        def gather(local: list[int]) -> list[list[int]]:
+            values = torch.tensor([local], device="cpu")
+            return hvd.allgather(values, name="horovod_quant.frontends.nodes").tolist()
 
         return nodes.find(hvd, self._basics(), self.hierarchical, mpi_ops._handle_map, gather)
 
-    # ---- the way of a gradient -------------------------------------------------------------------------------
+    # ---- planning and submitting a gradient ------------------------------------------------------------------
 
     def _new_plan(self, tensor: torch.Tensor, call: Call, policy: Policy) -> TensorPlan:
         number_unnamed_operations()
@@ -397,14 +410,17 @@ class Compressor(BaseCompressor):
             ring_allreduce_bytes(4 * tensor.numel(), size),
             ring_allreduce_bytes(bytes_handed_over, size),
         )
-        if isinstance(call, DirectCall):  # whose names may be forgotten
+        if isinstance(call, DirectCall):  # not remembered, because its name may be dropped
             return TensorPlan(call, tensor, scheme, buckets, keys, fingerprint, Repeated(*counts))
         plan = TensorPlan(call, tensor, scheme, buckets, keys, fingerprint, self._traffic.repeated(*counts))
         remember(plan, (self, policy))
         return plan
 
     def _send_again(self, tensor: torch.Tensor, plan: TensorPlan) -> tuple[torch.Tensor, Any]:
-        """Checks by the gradients of a step that come first what may change from step to step."""
+        """Send a gradient with a known plan.
+
+        A step's first gradients check what may change between steps.
+        """
         if plan.buckets is not None and not plan.buckets.has_begun:
             self._check_step(plan.call)
         return self._send(tensor, plan)
@@ -439,14 +455,14 @@ class Compressor(BaseCompressor):
             pending.fill(taken, step)
         pending.taken = values
         destination = call.destination(tensor)
-        is_place = taken is values and destination is tensor and memory.can_fill(tensor, values)
-        pending.decode_into(destination, values if is_place else None, tensor._version)
+        in_place = taken is values and destination is tensor and memory.can_fill(tensor, values)
+        pending.decode_into(destination, values if in_place else None, tensor._version)
         control_tensor = self._control_tensor(tensor, pending)
         buckets.submit(pending)
         return control_tensor, pending
 
     def _control_tensor(self, tensor: torch.Tensor, pending: _Compressed) -> torch.Tensor:
-        """What Horovod is to reduce for a gradient."""
+        """Return the control tensor that Horovod reduces for a gradient."""
         plan = pending.plan
         more = self._also_carried(plan.call, tensor)
         fingerprint = pending.fingerprint = plan.fingerprint[len(more) :] if more else plan.fingerprint
@@ -458,7 +474,7 @@ class Compressor(BaseCompressor):
         return control_tensor
 
     def _handed_over(self, tensor: torch.Tensor, call: Call) -> tuple[torch.Tensor, Any]:
-        """A gradient that Horovod reduces itself."""
+        """Return a tensor that Horovod reduces uncompressed, and its context."""
         sent = tensor
         if tensor.dtype is torch.bfloat16:  # Horovod reduces no bfloat16
             sent = tensor.to(torch.float32)
@@ -468,34 +484,34 @@ class Compressor(BaseCompressor):
             sent = sent.contiguous()
         return sent, None if sent is tensor else Unchanged(call.destination(tensor))
 
-    # ---- a gradient that is exchanged here -------------------------------------------------------------------
+    # ---- hooks of subclasses for compressed gradients --------------------------------------------------------
 
     def _taken(self, call: Call, values: Any, memory: Memory) -> Any:
-        """What the scheme gets for a gradient."""
+        """Return the values that the scheme encodes for a gradient."""
         return values
 
     def _next_step(self, call: Call) -> int:
-        """The number of the gradient's exchange."""
+        """Return the gradient's step for random bits."""
         step = self._steps.get(call.name)
         return self._direct.first_step if step is None else step
 
     def _starter(self, call: Call) -> Callable[[str, int], None]:
-        """What counts an exchange, when it starts."""
+        """Return the callback that counts a gradient when its collectives start."""
         return self._count
 
     def _count(self, name: str, step: int) -> None:
         self._steps[name] = step + 1
 
     def _opener(self, call: Call, memory: Memory) -> Callable[[int, int, Any], OpenState] | None:
-        """What gives the gradient's state, if it has one."""
+        """Return the callback that loads the gradient's state, or None."""
         return None
 
     def _also_carried(self, call: Call, tensor: torch.Tensor) -> tuple[float, ...]:
-        """Numbers that the control tensor takes along in place of signs."""
+        """Return numbers for the control tensor in place of fingerprint parts."""
         return ()
 
     def _delivered(self, call: Call, pending: PendingTensor, sums: Sequence[float]) -> None:
-        """Called when a gradient has been decoded, with the sums of what its control tensors carried."""
+        """Hook for a decoded gradient, with its reduced control tensor."""
 
 
 def is_integral(dtype: torch.dtype) -> bool:
@@ -503,12 +519,15 @@ def is_integral(dtype: torch.dtype) -> bool:
 
 
 def _handed_bytes(tensor: torch.Tensor) -> int:
-    """What Horovod reduces of a gradient that it gets as it is."""
+    """Bytes that Horovod reduces for an uncompressed gradient."""
     return tensor.numel() * (4 if tensor.dtype is torch.bfloat16 else tensor.element_size())
 
 
 def _is_reduced_there(device: torch.device) -> bool:
-    """Whether Horovod gets tensors on the device as they are; one that was built for CPUs takes none on a GPU."""
+    """True if Horovod reduces this device's tensors without a copy.
+
+    A CPU-only build accepts none on a GPU.
+    """
     import horovod.torch as hvd
 
     return device.type == "cpu" or (bool(hvd.cuda_built()) and not memories.is_staging_asked_for())

@@ -1,4 +1,4 @@
-"""What workers tell each other beside payloads: a gradient's control tensor, and a step's active-rank query."""
+"""Control messages beside payloads: control tensors, and active-rank queries."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from horovod_quant.transports.progress import Job
 
 
 class ControlTensor:
-    """What Horovod reduces in place of one gradient: a small tensor in the host's memory, the same in each step.
+    """Small tensor in host memory, reduced in place of a gradient.
 
-    Its memory is used again as soon as what came back in it has been read; else, as when a step was given up, another
-    takes its place, and Horovod keeps the one that it works on.
+    Its memory is reused once the reduced values have been read. If they have not, as after a cancelled step, a new
+    tensor replaces it, and Horovod keeps the old one until it is done.
 
     Args:
-        dtype: of the control tensor, float32 or float64.
+        dtype: the control tensor's dtype, float32 or float64.
     """
 
     __slots__ = (
@@ -39,7 +39,10 @@ class ControlTensor:
         self._answer: tuple[float, Sequence[float]] | None = None
 
     def filled(self, numbers: tuple[float, ...]) -> torch.Tensor:
-        """The tensor that holds 1 and the numbers, for Horovod to reduce in place."""
+        """Return the tensor filled with 1 and the numbers.
+
+        Horovod reduces it in place.
+        """
         if numbers != self._numbers:
             self._fresh, self._length = _contents(numbers, self._dtype)
             self._numbers = numbers
@@ -52,33 +55,36 @@ class ControlTensor:
         return tensor
 
     def answer(self, output: torch.Tensor) -> tuple[float, Sequence[float]] | None:
-        """What was found in the same bits before; None where it is yet to be found. The memory may be used again."""
+        """Return the cached result for these output bits, or None.
+
+        Releases the tensor's memory for reuse.
+        """
         if output is not self._tensor:
             return None
         self._is_out = False
         return self._answer if self._bytes == self._read else None
 
     def learn(self, output: torch.Tensor, answer: tuple[float, Sequence[float]]) -> None:
-        """Notes what was found, and was sound."""
+        """Cache the validated result for these output bits."""
         if output is self._tensor:
             self._read, self._answer = bytes(self._bytes), answer
 
 
 @functools.lru_cache(maxsize=4096)
 def _contents(numbers: tuple[float, ...], dtype: torch.dtype) -> tuple[bytes, int]:
-    """The bytes of a fresh control tensor, and its number of elements."""
+    """Return a new control tensor's bytes and number of elements."""
     tensor = torch.tensor((1.0, *numbers), dtype=dtype, device="cpu")
     return tensor.numpy().tobytes(), tensor.numel()
 
 
 class Question:
-    """What all active-rank queries of an optimizer ask.
+    """Content of an optimizer's active-rank queries.
 
     Args:
         process_set: Horovod's workers, active or not.
-        label: of the collective's name, the same on every worker.
-        arguments: of this worker's compressor, as `horovod_quant.reductions.agreement` compares them.
-        order: the names of the gradients, in the order by which they are cut into groups.
+        label: part of the collective's name, the same on every worker.
+        arguments: the local compressor's arguments, as `horovod_quant.reductions.agreement` compares them.
+        order: the names of the gradients, in the order in which they are cut into groups.
     """
 
     def __init__(
@@ -92,24 +98,24 @@ class Question:
         self._sent = np.array([*ranks, *signature(arguments), *signs_of("\n".join(order))], np.int32)
 
     def asked(self) -> torch.Tensor:
-        """What this worker adds."""
+        """Return a copy of the local values for Horovod to add."""
         return torch.from_numpy(self._sent.copy())
 
 
 class ActiveRankQuery(Job):
-    """Which workers are active in a step, and whether all have the same arguments.
+    """Job that finds a step's active workers, and compares their arguments.
 
     Workers that have called ``hvd.join()``, because their data is at an end, are not active. Horovod adds zeros for
-    them to sums and maxima. In an allgather or alltoall their absence crashes it, or the others wait indefinitely:
-    before one of these a worker has to know.
+    them to sums and maxima. In an allgather or alltoall their absence crashes Horovod, or the others wait indefinitely,
+    so a worker must know the active ones before it launches one.
 
     Args:
-        question: what it asks.
+        question: the local content of the query.
 
     Attributes:
-        process_set: whom it asks.
+        process_set: the workers that are queried.
         ranks: the active workers, in order, once it has ended.
-        same_order: whether all of them cut their gradients into groups by the same order.
+        same_order: whether all of them cut their gradients into groups in the same order.
     """
 
     def __init__(self, question: Question) -> None:
@@ -136,7 +142,7 @@ class ActiveRankQuery(Job):
         return self._mpi_ops.poll(self._handle)
 
     def advance(self) -> bool:
-        """Launch the sum; or take its answer.
+        """Launch the allreduce; when it is complete, read its result.
 
         Raises:
             RuntimeError: the active workers' arguments are not the same.
@@ -160,7 +166,7 @@ class ActiveRankQuery(Job):
         return True
 
     def answer(self) -> Sequence[int]:
-        """Return `ranks` where no thread drives it; waits for the other workers."""
+        """Wait for the other workers without the progress thread, and return `ranks`."""
         self.advance()
         wait(self._handle)
         self.advance()
@@ -168,7 +174,7 @@ class ActiveRankQuery(Job):
 
 
 def stale() -> Exception:
-    """The error of a job from before Horovod was initialized again: no worker answers what it has launched."""
+    """Return the error of a job launched before Horovod was initialized again."""
     from horovod.common.exceptions import HorovodInternalError
 
-    return HorovodInternalError("Horovod was initialized again before the step's exchanges had ended")
+    return HorovodInternalError("Horovod was initialized again before the step's collectives had ended")

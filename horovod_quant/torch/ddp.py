@@ -26,14 +26,16 @@ _DETACHED = (
 
 
 class State:
-    """What `hook` needs to know of a model; all workers of the model's process group make one.
+    """State of `hook` for a model.
+
+    Create one on every worker of the model's process group.
 
     Args:
         ddp_model: the model, wrapped in ``DistributedDataParallel``.
         compression: a compressor, such as ``hvq.QSGD(bits=4)``, with the same arguments on all workers. Gradients have
-            the names of ``ddp_model.module.named_parameters()``, or those that it was given. DDP's buckets are groups,
-            so its ``group_bytes`` and ``overlap`` have no effect. Exchanges that it has counted already, as in
-            ``load_state_dict()``, are taken over.
+            the names of ``ddp_model.module.named_parameters()``, or of its ``named_parameters=``. DDP's buckets are the
+            groups, so its ``group_bytes`` and ``overlap`` have no effect. Counting continues from the compressor's
+            counts, for example after ``load_state_dict()``.
 
     Attributes:
         compression: the compressor.
@@ -63,18 +65,18 @@ class State:
         self._driver = Driver(self._averager.groups, device)
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
+        """Return bytes sent and their float32 equivalent, per parameter and in total."""
         return self._attached().stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """How often each gradient has been exchanged, by name: see the compressor's method of this name.
+        """Return how often each gradient has been reduced, by name, for checkpoints.
 
-        It can be loaded by a compressor under Horovod, and the other way round.
+        A compressor under Horovod can load it, and the other way round: see the compressor's ``state_dict``.
         """
         return self.compression.state_dict() if self._averager is None else self._averager.steps()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned: random bits continue as without the interruption.
+        """Restore what `state_dict` returned: random bits continue as without the interruption.
 
         Raises:
             ValueError: ``state`` is something else.
@@ -84,7 +86,10 @@ class State:
             self._averager.resume(self.compression)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The compressor, with what has been counted: neither thread nor process group can be copied."""
+        """Return the compressor and its counts.
+
+        Neither thread nor process group can be copied.
+        """
         return {"compression": self.compression, "counts": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -98,7 +103,7 @@ class State:
         return self._averager
 
     def _average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Has a bucket of DDP's averaged, in its own memory."""
+        """Submit a DDP bucket to be averaged in place."""
         averager = self._attached()
         if not isinstance(bucket, dist.GradBucket):
             raise TypeError(
@@ -107,8 +112,8 @@ class State:
             )
         if not getattr(self._model(), "_divide_by_initial_world_size", True):
             raise ValueError(
-                "ddp: join(divide_by_initial_world_size=False) cannot be served, since DDP does not tell a hook how "
-                "many workers are left; leave the argument out"
+                "ddp: join(divide_by_initial_world_size=False) is not supported, since DDP does not tell a hook the "
+                "number of remaining workers; leave the argument out"
             )
         self._driver.guard.require_sound()
         buffer = bucket.buffer()
@@ -118,7 +123,7 @@ class State:
         known = self._buckets.get(bucket.index())
         if known is None or known.identities != list(map(id, parameters)):
             if known is not None:
-                self._buckets.clear()  # DDP has rebuilt them, and those that are left hold memory of the old ones
+                self._buckets.clear()  # DDP has rebuilt them: the others would keep the old ones' memory alive
             known = self._buckets[bucket.index()] = self._new_bucket(averager, parameters)
         gradients = known.gradients_in(buffer)
         memory = averager.memory(buffer.device)
@@ -141,11 +146,11 @@ class State:
 
 
 class _DDPBucket:
-    """A bucket of DDP's as it was seen last.
+    """Cached layout of a DDP bucket.
 
     Attributes:
-        bucket: who averages which gradient.
-        identities: of its parameters.
+        bucket: the scheme of each gradient.
+        identities: the ``id()`` of each parameter.
     """
 
     def __init__(self, bucket: Bucket, parameters: Sequence[torch.Tensor]) -> None:
@@ -159,30 +164,30 @@ class _DDPBucket:
         self._gradients: list[torch.Tensor] = []
 
     def gradients_in(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """Its gradients, each a view of the buffer; the same list as long as the buffer is the same.
+        """Return the gradients as views of the buffer.
 
-        ``bucket.gradients()`` would forget their strides.
+        The same list for the same buffer. ``bucket.gradients()`` would drop their strides.
         """
         last = self._buffer
         if last is not None and last.data_ptr() == buffer.data_ptr() and last.dtype is buffer.dtype:
             return self._gradients
         if sum(layout.elements for layout in self._layouts) != buffer.numel():
             raise RuntimeError(
-                f"ddp: a bucket of DDP's has {buffer.numel()} elements, which are not those of its parameters; this "
-                f"version of PyTorch ({torch.__version__}) lays buckets out otherwise"
+                f"ddp: a DDP bucket has {buffer.numel()} elements, unlike its parameters; this version of PyTorch "
+                f"({torch.__version__}) has another bucket layout"
             )
         parts = buffer.split([layout.elements for layout in self._layouts])
         gradients = [
             part if layout.shape is None else part.as_strided(layout.shape, layout.strides)
             for part, layout in zip(parts, self._layouts)
         ]
-        # A buffer of another type is one that a wrapper of this hook has made for this step alone.
+        # A wrapper of this hook has made a buffer of another dtype for this step alone.
         self._buffer, self._gradients = (buffer, gradients) if buffer.dtype is self._dtype else (None, [])
         return gradients
 
 
 class _Layout(NamedTuple):
-    """Where the elements of a gradient are: how many, and in which order if not in that of their indices."""
+    """Number of a gradient's elements; shape and strides unless it is contiguous."""
 
     elements: int
     shape: Any = None
@@ -190,7 +195,10 @@ class _Layout(NamedTuple):
 
 
 def _layout(parameter: torch.Tensor) -> tuple[Any, ...]:
-    """Shape and strides that DDP gives the gradient: those of the parameter, if they leave no gaps."""
+    """Return the gradient's shape and strides in DDP.
+
+    They are the parameter's, if these leave no gaps.
+    """
     if parameter.is_contiguous():
         return ()
     expected = 1
@@ -201,26 +209,28 @@ def _layout(parameter: torch.Tensor) -> tuple[Any, ...]:
     return parameter.shape, parameter.stride()
 
 
-# DDP accepts no annotations that are strings, which all annotations of this module are; and wants this name.
+# DDP requires the argument name `bucket`, and rejects string annotations, which this module's annotations are.
 def hook(state, bucket):
     """The communication hook: ``ddp_model.register_comm_hook(hvq.ddp.State(ddp_model, compression), hvq.ddp.hook)``.
 
     Args:
-        state: of the model.
-        bucket: DDP's; its gradients are averaged in its own memory.
+        state: the model's state.
+        bucket: DDP's bucket, whose gradients are averaged in place.
     """
     return state._average(bucket)
 
 
 def register(ddp_model: torch.nn.parallel.DistributedDataParallel, compression: Compressor) -> State:
-    """Has a model's gradients averaged with a compressor; to be called on all workers of its process group.
+    """Average a model's gradients with a compressor.
+
+    To be called on all workers of the model's process group.
 
     Args:
         ddp_model: the model, wrapped in ``DistributedDataParallel``, before its first backward pass.
         compression: see `State`.
 
     Returns:
-        The state, whose `State.stats` tells what was sent, and whose `State.state_dict` belongs into checkpoints.
+        The state: `State.stats` has the bytes sent, and `State.state_dict` belongs in checkpoints.
 
     Raises:
         ValueError, TypeError: see `State`.
@@ -232,9 +242,12 @@ def register(ddp_model: torch.nn.parallel.DistributedDataParallel, compression: 
 
 
 def _average_sparse(averager: Averager, buffer: torch.Tensor) -> None:
-    """Without compression: which rows a worker has, others do not know."""
+    """Average a sparse gradient without compression.
+
+    Other workers do not know its rows.
+    """
     total = averager.sum(buffer).div_(averager.groups.workers.size)
-    if total is not buffer:  # which is on a GPU
+    if total is not buffer:  # the buffer is on a GPU
         buffer.copy_(total)
 
 
@@ -246,12 +259,12 @@ def _require_model(ddp_model: Any) -> None:
         )
     if getattr(ddp_model, "mixed_precision", None) is not None:
         raise ValueError(
-            "ddp: DistributedDataParallel(mixed_precision=...) has a hook of its own, and a model can have one; leave "
-            "it out, and use torch.autocast"
+            "ddp: DistributedDataParallel(mixed_precision=...) registers another hook, and a model can have only one; "
+            "leave it out, and use torch.autocast"
         )
     if any(hasattr(each, "_in_backward_optimizers") for each in ddp_model.module.parameters()):
         raise ValueError(
-            "ddp: an optimizer that steps in the backward pass registers a hook of its own, and a model can have one; "
+            "ddp: an optimizer that steps in the backward pass registers another hook, and a model can have only one; "
             "leave _apply_optimizer_in_backward out"
         )
 

@@ -1,4 +1,4 @@
-"""Tensors of a GPU as the arrays of an exchange. docs/gpu.md lists which stream hands what to which."""
+"""GPU tensors as the arrays of a reduction; docs/gpu.md describes the streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from horovod_quant.torch.memory import BUFFER_VIEW_TYPES, Destination, Memory
 
 
 class Copying:
-    """Asked for before a collective: to be resumed when what it sends has arrived in the host's memory."""
+    """Request to wait for the copy of an input to the host."""
 
     def __init__(self, source: torch.Tensor) -> None:
         self._event = None
@@ -32,20 +32,20 @@ class Copying:
         return self._event is None or self._event.query()
 
     def array(self) -> np.ndarray:
-        """The copy; waits for it."""
+        """Wait for the copy and return it."""
         if self._event is not None:
             self._event.synchronize()
         return self._copy.numpy()
 
 
 class DeviceMemory(Memory):
-    """Tensors of a GPU, or, for tests, those of Triton's interpreter.
+    """Tensors on a GPU, or, in tests, of Triton's interpreter.
 
-    Kernels run on a stream of their own, beside the backward pass. The host waits for it nowhere here.
+    Kernels run on a separate stream, concurrent with the backward pass. The host never waits for that stream here.
 
     Args:
         device: the GPU.
-        takes_tensors: whether Horovod's collectives take its tensors; else what is sent is copied to the host.
+        takes_tensors: whether collectives take its tensors; else their inputs are copied to the host.
     """
 
     decodes_together = True
@@ -64,7 +64,10 @@ class DeviceMemory(Memory):
         return tensor.detach().to(self.device, non_blocking=True).contiguous().view(-1)
 
     def taken(self, tensor: torch.Tensor, before: Any) -> torch.Tensor | BufferView:
-        """A `BufferView` of the gradient's own memory, if it is contiguous and here."""
+        """Return a `BufferView` of the gradient's memory, or a copy.
+
+        It is a view if the gradient is contiguous and on this device.
+        """
         streams = self._streams
         kind = BUFFER_VIEW_TYPES.get(tensor.dtype)
         if kind is None or not _is_plain(tensor, self.device):
@@ -83,7 +86,10 @@ class DeviceMemory(Memory):
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Each kernel is launched once for all tensors of a group, after what `catch_up` and `wait_for` have said."""
+        """Launch each kernel once for all tensors of a group.
+
+        It runs after what `catch_up` and `wait_for` ordered before.
+        """
         if self._streams is None:
             with self.kernels.batch():
                 yield
@@ -92,17 +98,20 @@ class DeviceMemory(Memory):
             yield
 
     def hand_over(self, *results: Any) -> None:
-        """What is launched from now on, on the caller's stream, runs after the kernels."""
+        """Make the caller's stream wait for the kernels launched so far."""
         if self._streams is not None:
             self._streams.hand_over(results)
 
     def catch_up(self) -> None:
-        """Kernels run after what has been launched so far on the caller's stream."""
+        """Make kernels wait for the launches so far on the caller's stream."""
         if self._streams is not None:
             self._streams.catch_up()
 
     def mark(self) -> Sequence[Any]:
-        """An event on each stream that gradients come from: by the time the thread gets there, more is behind it."""
+        """Record an event on each stream that computes gradients.
+
+        Later work there need not be waited for.
+        """
         return () if self._streams is None else self._streams.events()
 
     def wait_for(self, mark: Any) -> None:
@@ -114,7 +123,10 @@ class DeviceMemory(Memory):
         return _of_one(exchange) if workers.size == 1 else exchange
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
-        """They are tensors, unless ``on_host``, or Horovod takes no tensors of the device."""
+        """Yield requests with tensors.
+
+        They have host arrays if ``on_host``, or if collectives take no device tensors.
+        """
         answer: Any = None
         uploaded: list[tuple[torch.Tensor, np.ndarray]] = []
         while True:
@@ -133,38 +145,45 @@ class DeviceMemory(Memory):
                 yield copying
                 answer = self._back((yield request._replace(array=copying.array())), uploaded)
 
-    def write(self, decoded: Decoded, index: int, factor: float, place: Destination) -> None:
-        """The tensor is on the device."""
-        destination = place.destination
-        if place.array is not None:
-            decoded.write(index, factor, as_array(place.array))
+    def write(self, decoded: Decoded, index: int, factor: float, destination: Destination) -> None:
+        """Decode into a tensor on the device."""
+        tensor = destination.destination
+        if destination.array is not None:
+            decoded.write(index, factor, as_array(destination.array))
             return
-        if destination.is_contiguous():
-            decoded.write(index, factor, self.flat(destination))
+        if tensor.is_contiguous():
+            decoded.write(index, factor, self.flat(tensor))
             return
         from horovod_quant.kernels.triton.launching import settle
 
-        target = torch.empty(destination.shape, dtype=destination.dtype, device=self.device)
-        decoded.write(index, factor, self.flat(target))
-        settle([target])
-        destination.copy_(target)
+        contiguous = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+        decoded.write(index, factor, self.flat(contiguous))
+        settle([contiguous])
+        tensor.copy_(contiguous)
 
-    def array_of(self, place: Destination) -> torch.Tensor | BufferView | None:
-        if place.array is not None:
-            return place.array
-        return self.flat(place.destination) if place.destination.is_contiguous() else None
+    def array_of(self, destination: Destination) -> torch.Tensor | BufferView | None:
+        if destination.array is not None:
+            return destination.array
+        tensor = destination.destination
+        return self.flat(tensor) if tensor.is_contiguous() else None
 
     def _on_stream(self) -> Any:
         return contextlib.nullcontext() if self._streams is None else torch.cuda.stream(self._streams.own)
 
     def _keep(self, answer: Any) -> None:
-        """Horovod's tensors belong to another stream, which must not take them back while kernels read them."""
+        """Keep a collective's output until kernels have read it.
+
+        It was allocated on another stream.
+        """
         if self._streams is not None:
             for tensor in answer if isinstance(answer, list) else [answer]:
                 tensor.record_stream(self._streams.own)
 
     def _back(self, answer: Any, uploaded: list[tuple[torch.Tensor, np.ndarray]]) -> Any:
-        """The answer on the device; ``uploaded`` gets what is there, and what it was on the host."""
+        """Copy a collective's output to the device.
+
+        Append pairs (device tensor, host array) to ``uploaded``.
+        """
         from horovod_quant.kernels.triton.launching import on_device
 
         if isinstance(answer, list):
@@ -177,14 +196,14 @@ class DeviceMemory(Memory):
 
 
 _STREAMS_AT_MOST = 8
-"""That are remembered: backward passes run on one or two."""
+"""Maximum number of recorded streams: backward passes run on one or two."""
 
 
 class _Streams:
-    """The package's own stream, and the streams on which gradients are computed.
+    """The stream of this package's kernels, and the streams that compute gradients.
 
     Attributes:
-        own: the package's.
+        own: the stream of this package's kernels.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -194,9 +213,9 @@ class _Streams:
         self._computing: dict[int, torch.cuda.Stream] = {}
 
     def reads(self, tensor: Any) -> None:
-        """Kernels will read the tensor, which has been computed on the caller's stream.
+        """Record that kernels will read a tensor computed on the caller's stream.
 
-        Its memory must not be given to others before, even if the caller releases it.
+        The allocator must not reuse its memory before, even if the caller releases it.
         """
         tensor.record_stream(self.own)
         self.note_current()
@@ -210,14 +229,14 @@ class _Streams:
                 del self._computing[next(iter(self._computing))]
 
     def events(self) -> list[Any]:
-        """One on each stream that gradients have been computed on lately, behind what was launched there so far."""
+        """Record an event on each stream that has recently computed gradients."""
         self.note_current()
         with self._lock:
             streams = list(self._computing.values())
         return [stream.record_event() for stream in streams if stream != self.own]
 
     def catch_up(self) -> None:
-        """Kernels run after what has been launched so far on the caller's stream."""
+        """Make kernels wait for the launches so far on the caller's stream."""
         stream = torch.cuda.current_stream(self._device)
         if stream != self.own:
             self.own.wait_stream(stream)
@@ -234,7 +253,10 @@ def _is_plain(tensor: torch.Tensor, device: torch.device) -> bool:
 
 
 def _of_one(exchange: Exchange) -> Exchange:
-    """One worker is the only one that has contributed: the host need not ask the GPU."""
+    """Set the active worker count to 1.
+
+    With one worker, no read from the GPU is necessary.
+    """
     return _with_count((yield from exchange), 1)
 
 
@@ -244,9 +266,9 @@ def _with_count(decoded: Decoded, active: int) -> Decoded:
 
 
 def _with_known_count(decoded: Decoded, uploaded: Sequence[tuple[torch.Tensor, np.ndarray]]) -> Decoded:
-    """With the number of workers as the host has received it, where that is what the scheme has found on the GPU.
+    """Replace the GPU's active worker count by the host's copy, if any.
 
-    Otherwise the host will have to wait for the GPU to read it.
+    Otherwise the host has to wait for the GPU to read it.
     """
     active = decoded.active
     if not isinstance(active, torch.Tensor):

@@ -1,4 +1,4 @@
-"""One thread that averages bucket after bucket, beside the backward pass, and what becomes of errors there."""
+"""Background thread that averages buckets one after another, and handles errors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from horovod_quant.transports.torch_distributed import Groups
 _SECONDS_AT_EXIT = 5.0
 
 _THREADS: dict[threading.Thread, queue.SimpleQueue[Any]] = {}
-"""Those that run, and their jobs."""
-os.register_at_fork(after_in_child=_THREADS.clear)  # where none of them runs
+"""Running threads and their jobs."""
+os.register_at_fork(after_in_child=_THREADS.clear)  # a forked process has none of the threads
 
 
 class _Promise:
-    """A tensor that a job will have filled, as the future that DDP waits for.
+    """Future of a tensor that a job fills, for DDP.
 
-    An error is raised by a callback: one that was set as a future's own would reach the user as a failed cast.
+    A callback raises the job's error: if the future had it as an exception, users would see a failed cast instead.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -40,19 +40,19 @@ class _Promise:
         return kept.value()
 
     def keep(self, error: BaseException | None) -> None:
-        """Ends the waiting, with an error if there is one."""
+        """Complete the future, with an error if there is one."""
         self._error = error
         self._kept.set_result(self._tensor)
 
 
 class Guard:
-    """Has no job done any more after one has failed, on any worker, and says which was the first.
+    """Runner of jobs that stops at the first failure, and reports it.
 
     Args:
-        groups: what jobs use; closed when one fails, which ends what other workers wait for.
+        groups: the jobs' connections; closed when a job fails, which ends the other workers' waits.
 
     Attributes:
-        failure: what the user is told of the first error; None as long as there is none.
+        failure: the message about the first error; None as long as there is none.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -60,14 +60,14 @@ class Guard:
         self._groups = groups
 
     def require_sound(self) -> None:
-        """Raises RuntimeError if a job has failed."""
+        """Raise RuntimeError if a job has failed."""
         if self.failure is not None:
             raise RuntimeError(
                 f"gradients cannot be averaged any more, since an earlier step failed: {self.failure}"
             )
 
     def run(self, job: Callable[[], None]) -> BaseException | None:
-        """Does a job; returns its error."""
+        """Run a job and return its error, or None."""
         if self.failure is not None:
             return RuntimeError(self.failure)
         try:
@@ -77,30 +77,33 @@ class Guard:
             return self._failed(problem)
 
     def _failed(self, problem: BaseException) -> BaseException:
-        """Notes the first error, ends what others wait for, and returns what to raise here."""
+        """Record the first error, and return the exception to raise.
+
+        This ends the other workers' waits.
+        """
         note = self._groups.note
         note.leave(problem)
-        traceback.clear_frames(problem.__traceback__)  # which may keep connections open
+        traceback.clear_frames(problem.__traceback__)  # frames may keep connections open
         self._groups.close()
         first = note.read()
-        own = f"{type(problem).__name__}: {problem}"
-        self.failure = first or own
+        local = f"{type(problem).__name__}: {problem}"
+        self.failure = first or local
         return (
             problem
-            if first is None or own in first
+            if first is None or local in first
             else RuntimeError(f"another worker has failed first, {first}")
         )
 
 
 class Driver:
-    """Performs jobs one after another, in a thread of its own, until one fails.
+    """Background thread that runs jobs one after another until one fails.
 
     Args:
-        groups: what jobs use.
-        device: of the gradients. On a GPU jobs have a stream of their own.
+        groups: the jobs' connections.
+        device: the gradients' device. On a GPU jobs run on a separate stream.
 
     Attributes:
-        guard: knows the first error.
+        guard: has the first error.
     """
 
     def __init__(self, groups: Groups, device: torch.device) -> None:
@@ -114,7 +117,7 @@ class Driver:
         weakref.finalize(self, _end, self._jobs, thread, groups, os.getpid())
 
     def submit(self, job: Callable[[], None], tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Has a job done; returns the future tensor that it will have filled.
+        """Queue a job, and return the future of its tensor.
 
         Raises:
             RuntimeError: an earlier job has failed.
@@ -125,18 +128,21 @@ class Driver:
         return promise.future
 
     def _perform(self, job: Callable[[], None], promise: _Promise) -> None:
-        with torch.cuda.stream(self._stream):  # which does nothing for None
+        with torch.cuda.stream(self._stream):  # no effect for None
             promise.keep(self.guard.run(job))
 
 
 def _work(jobs: queue.SimpleQueue[Any]) -> None:
-    """The thread. Whatever ends it, every future is completed: DDP waits for them without a limit."""
+    """Run the thread, and complete every future at its end.
+
+    DDP waits for them without a limit.
+    """
     job: Any = None
     try:
         while (job := jobs.get()) is not None:
             perform, *arguments = job
             perform(*arguments)
-            job = perform = arguments = None  # nothing is kept while waiting for the next one
+            job = perform = arguments = None  # release them while waiting for the next one
     finally:
         while job is not None:
             job[2].keep(RuntimeError("the thread that averages gradients has ended"))
@@ -146,14 +152,17 @@ def _work(jobs: queue.SimpleQueue[Any]) -> None:
 
 @atexit.register
 def _end_all() -> None:
-    """A thread that outlives the interpreter aborts the process when it comes back from PyTorch."""
+    """End all threads at exit.
+
+    One that outlives the interpreter aborts the process when it returns from PyTorch.
+    """
     for thread, jobs in list(_THREADS.items()):
         jobs.put(None)
         thread.join(_SECONDS_AT_EXIT)
 
 
 def _end(jobs: queue.SimpleQueue[Any], thread: threading.Thread, groups: Groups, process: int) -> None:
-    """Ends the thread; not in a process that was forked, which has none."""
+    """End the thread, except in a forked process, which has none."""
     if os.getpid() != process:
         return
     jobs.put(None)

@@ -1,4 +1,4 @@
-"""Runs the exchange of one group of gradients over Horovod's asynchronous collectives."""
+"""Reduction of one group of gradients over Horovod's asynchronous collectives."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
 
 
 class PendingTensor:
-    """A parameter's gradient that waits for its exchange: one step's after another's.
+    """A parameter's gradient that waits for its group; reused in every step.
 
     Args:
-        gradient: what the scheme gets, but for its state.
-        scheme: the scheme that exchanges it.
-        on_start: called when its exchange starts, which happens once.
-        open_state: gives the state of the elements from the first number to before the second, when it is also told
-            the process set that keeps the state of all.
+        gradient: the scheme's input, without its state.
+        scheme: the scheme that reduces it.
+        on_start: called once, when the group's collectives start.
+        open_state: returns the state of the elements ``start`` to ``stop - 1``. Its third argument is the process set
+            whose members together have the whole state; None if this worker has it.
 
     Attributes:
-        name: of the gradient.
-        bytes: of its elements.
-        version: the gradient tensor's, as PyTorch counts its changes.
-        destination, array: what the result is decoded into, see `horovod_quant.torch.memory.Destination`.
-        state_copies: pairs (the state where it is kept, the copy that the exchange updates).
+        name: the gradient's name.
+        bytes: size of its elements.
+        version: PyTorch's version counter of the gradient tensor.
+        destination, array: the memory for the result, see `horovod_quant.torch.memory.Destination`.
+        state_copies: pairs (stored state, the copy that the reduction updates).
         taken: what `Memory.taken` has returned.
-        group: that exchanges it, as the member number ``index``; None before.
+        group: the group that reduces it, as member number ``index``; None before.
     """
 
     # No object is made for a gradient after its first step: see `Gradient`.
@@ -97,7 +97,7 @@ class PendingTensor:
         self.index = 0
 
     def fill(self, values: Any, step: int) -> None:
-        """Take the elements of another step's gradient, after `empty`."""
+        """Set the values of the next step's gradient, after `empty`."""
         self.gradient.held = values
         self.gradient.step = step
 
@@ -107,9 +107,9 @@ class PendingTensor:
         self.version = version
 
     def empty(self) -> None:
-        """Release a gradient whose result has been delivered, and the group, which refers to this."""
+        """Release the delivered gradient, and its group, which refers to this object."""
         if type(self.taken) is BufferView:
-            self.taken.let_go()
+            self.taken.release()
         else:
             self.taken = None
         del self.gradient.held, self.destination, self.array
@@ -117,7 +117,10 @@ class PendingTensor:
         self.state_copies = ()
 
     def opened(self, scheme: Scheme, nodes: Nodes) -> Gradient:
-        """The gradient with its state, of what this worker keeps, as its exchange starts."""
+        """Return the gradient with the state of its local elements.
+
+        To be called as its collectives start.
+        """
         self._on_start(self.name, self.gradient.step)
         if self._open_state is not None:
             start, stop = scheme.owned(self.name, self.gradient.elements, nodes.workers)
@@ -127,7 +130,7 @@ class PendingTensor:
 
 
 _SMALL = 2**16
-"""Bytes: where gradients have fewer, decoding a group at once saves more than waiting for them one by one."""
+"""Mean bytes of gradients below which decoding a whole group at once is faster than one by one."""
 
 AnyMember = Union[Member, PendingTensor]
 
@@ -141,11 +144,11 @@ _STALLED = (
 
 
 class Prospects:
-    """What the groups of an optimizer's steps expect.
+    """Expectations that the groups of an optimizer's steps share.
 
     Attributes:
-        factor: what Horovod multiplied the last sum by, and will probably multiply the next one by; None before.
-        awaited: whether a caller waits, or soon will.
+        factor: the factor by which Horovod multiplied the last sum, and probably the next one; None before the first.
+        awaited: whether a caller waits for a group, or soon will.
     """
 
     def __init__(self) -> None:
@@ -154,24 +157,24 @@ class Prospects:
 
 
 class Group(Job):
-    """Gradients that share their collectives, and where their exchange stands.
+    """Gradients that share collectives, and the progress of their reduction.
 
-    A caller makes it when the gradients have come, and may deliver them when it has a result. In between it is the
-    progress thread's, whose calls no signal handler interrupts.
+    A caller creates it when the gradients have arrived, and delivers them once it has a result. In between it belongs
+    to the progress thread, whose calls no signal handler interrupts.
 
     Args:
         members: the gradients, in the same order on every worker.
-        name: of the group's collectives, the same on every worker.
-        memory: where the gradients are.
-        nodes: tells Horovod's workers that participate, for whom it may wait.
-        traffic: counts what this worker sends for each gradient.
-        query: tells the ranks of those workers that have not called ``hvd.join()``; None for one worker.
-        must_agree: whether to wait for the query in any case, as long as the workers' arguments may differ; else only
-            where `needs_everybody` is true.
-        prospects: of the optimizer.
+        name: the prefix of its collectives' names, the same on every worker.
+        memory: the kind of memory that has the gradients.
+        nodes: returns Horovod's workers that participate; may wait for them.
+        traffic: counts the bytes that this worker sends for each gradient.
+        query: the step's active-rank query, with the workers that have not called ``hvd.join()``; None for one worker.
+        must_agree: whether to wait for the query in any case, because the workers' arguments may still differ; else
+            only where `needs_everybody` is true.
+        prospects: the optimizer's expectations.
 
     Attributes:
-        void: whether nothing was exchanged, since the workers have cut their gradients into groups by other orders.
+        void: True if nothing was sent, because the workers have cut their gradients into groups by different orders.
     """
 
     def __init__(
@@ -223,7 +226,7 @@ class Group(Job):
 
     @property
     def has_result(self) -> bool:
-        """Whether nothing has to be waited for any more: it is there, or an error is."""
+        """True if a result or an error is available."""
         return self._decoded is not None or self.ended
 
     # ---- what the progress thread calls ----------------------------------------------------------------------
@@ -251,11 +254,13 @@ class Group(Job):
         return not self._needs_everybody
 
     def advance(self) -> bool:
-        """Begin; or take a stage's answer, and launch the next one; or decode the result where it goes.
+        """Advance by one stage.
+
+        Begins, or collects a collective's output and launches the next one, or decodes the result.
 
         Raises:
-            RuntimeError: the workers' arguments differ, or one of a hierarchical exchange has called ``hvd.join()``.
-            HorovodInternalError: a collective has failed, which all workers learn.
+            RuntimeError: the workers' arguments differ, or one of a hierarchical reduction has called ``hvd.join()``.
+            HorovodInternalError: a collective has failed, on all workers.
         """
         try:
             return self._advance()
@@ -287,7 +292,7 @@ class Group(Job):
         return self._is_over()
 
     def _synchronized(self) -> Any:
-        """What the collective under way has brought."""
+        """Return the output of the collective that is under way."""
         handle, self._handle = self._handle, None
         try:
             return self._mpi_ops.synchronize(handle)
@@ -296,7 +301,10 @@ class Group(Job):
             raise
 
     def _begin(self) -> bool:
-        """Compute and launch the first stage."""
+        """Encode, and launch the first collective.
+
+        Return True if nothing remains to do.
+        """
         query = self._query
         if query is not None and query.ended:
             if query.error is not None:
@@ -326,20 +334,29 @@ class Group(Job):
         return self._is_over()
 
     def _workers(self, nodes: Nodes) -> Workers:
-        """Those that take part: the active ones, where it would fail with others."""
+        """Return the participating workers.
+
+        These are only the active ones if an inactive one would make collectives fail.
+        """
         if self._query is not None and needs_everybody(self._members, nodes, self._memory):
-            return _those(self._query.ranks, nodes)
+            return _active_workers(self._query.ranks, nodes)
         return nodes.workers
 
     def _is_over(self) -> bool:
-        """Whether the thread has nothing more to do: it decodes if what Horovod multiplies by is known."""
+        """True if the progress thread is done.
+
+        It decodes early only with a known factor.
+        """
         if self._decoded is None:
             return False
         self.urgent = False
         return self._prospects.factor is None or not self._decodes_early
 
     def decode_all(self) -> None:
-        """Decode with the factor of the step before; again when asked for, should it turn out to be another."""
+        """Decode with the factor of the step before.
+
+        `deliver` decodes again if the factor differs.
+        """
         factor = self._prospects.factor
         assert factor is not None
         with self._delivering:
@@ -351,11 +368,12 @@ class Group(Job):
         if not self._prospects.awaited:
             return None
         more = f" and {len(self.names) - 1} more gradients" if len(self.names) > 1 else ""
-        return _STALLED.replace("{names}", f"the exchange of {self.names[0]}{more}")
+        return _STALLED.replace("{names}", f"the reduction of {self.names[0]}{more}")
 
     def stages_to_close(self) -> Sequence[tuple[str, Collective, Any]]:
-        """Once it has ended: the collectives that come next and that other workers may have launched, with their names
-        and process sets.
+        """Return the next collectives, with names and process sets.
+
+        Other workers may have launched them. To be called after this group has ended.
         """
         nodes = self._nodes or self._find_nodes()
         if self.void:
@@ -363,7 +381,7 @@ class Group(Job):
         stages = list(enumerate(_collectives(self._members, nodes, self._memory, self._workers(nodes))))
         left = stages[self._stage :]
         if nodes.workers.local_size == 1:
-            # All workers are at this stage or at the one before; and what has failed has failed on all of them.
+            # All workers are at this collective or the one before, and a failed one has failed on all of them.
             left = [] if self._failed else left[:1]
         return [(f"{self.name}.{i}", each, nodes.process_sets[each.group]) for i, each in left]
 
@@ -374,7 +392,10 @@ class Group(Job):
     # ---- what callers call -----------------------------------------------------------------------------------
 
     def cancel(self, error: BaseException) -> Closing | None:
-        """Launch no further stage: the step has failed, on all workers. Returns what ends it there, too."""
+        """Launch no further collectives, since the step has failed.
+
+        Return the job that ends others' collectives.
+        """
         self._cancelled_by = error
         self._close()
         return self._closing
@@ -385,34 +406,37 @@ class Group(Job):
             PROGRESS.hand(self._closing)
 
     def deliver(self, index: int, factor: float) -> None:
-        """Decode a member's sum, times ``factor``, into its destination; the others', too, if that is one launch."""
+        """Decode a member's sum times ``factor`` into its destination.
+
+        Decodes all members where that takes a single kernel launch, or where they are small.
+        """
         if self._delivered.get(index) == factor:
             return
         memory = self._memory
-        # What the caller's stream still reads of the destinations comes first.
+        # The caller's stream may still read the destinations.
         memory.catch_up()
         with self._delivering:
             together = self._decodes_together and not self._delivered
-            wanted = range(len(self._members)) if together else [index]
+            indices = range(len(self._members)) if together else [index]
             with named_range("decode", self.name, self._scheme):
-                self._decode([i for i in wanted if self._delivered.get(i) != factor], factor)
+                self._decode([i for i in indices if self._delivered.get(i) != factor], factor)
         memory.hand_over()
 
-    def _decode(self, wanted: Sequence[int], factor: float) -> None:
+    def _decode(self, indices: Sequence[int], factor: float) -> None:
         decoded = self._decoded
         assert decoded is not None
-        if not wanted:
+        if not indices:
             return
         with self._memory.working():
-            # On a GPU the kernels' stream may write this number: another one may read it too early.
+            # Inside working(): on a GPU the kernels' stream may write this number, which others may read too early.
             scaled = factor / int(decoded.active)
-            places = [self._members[i] for i in wanted]
-            if len(places) == len(self._members):
-                self._memory.write_all(decoded, scaled, places)
+            destinations = [self._members[i] for i in indices]
+            if len(destinations) == len(self._members):
+                self._memory.write_all(decoded, scaled, destinations)
             else:
-                for i, place in zip(wanted, places):
-                    self._memory.write(decoded, i, scaled, place)
-            self._delivered.update(dict.fromkeys(wanted, factor))
+                for i, destination in zip(indices, destinations):
+                    self._memory.write(decoded, i, scaled, destination)
+            self._delivered.update(dict.fromkeys(indices, factor))
 
     def _resume(self, answer: Any) -> None:
         try:
@@ -440,16 +464,16 @@ class Group(Job):
 
 
 class Closing(Job):
-    """Takes a worker's part in the stages that its group would have come to next, where the group was given up.
+    """Job that ends collectives which others launched for a cancelled group.
 
-    Others may have launched them. They must not be left over: a later exchange of the same name would meet them, and
-    Horovod crashes if those workers then call ``hvd.join()``. This launches what no stage does, so that Horovod fails
-    the stage on all workers. Where all of them have come equally far, all launch this, and it succeeds.
+    Such collectives must not stay pending: a later one of the same name would match them, and Horovod crashes if those
+    workers then call ``hvd.join()``. This job launches arrays of a shape that no group uses, so that Horovod fails the
+    collective on all workers. If all workers were at the same collective, all launch this one, and it succeeds.
 
     Args:
-        name: of the group; this begins when that has ended.
-        query: of the group.
-        stages: the names of the stages' collectives, what they are, and their process sets.
+        name: the group's name; this job begins when the group has ended.
+        query: the group's active-rank query.
+        stages: returns the collectives' names, declarations and process sets.
     """
 
     def __init__(
@@ -475,21 +499,26 @@ class Closing(Job):
         return all(map(self._mpi_ops.poll, self._handles))
 
     def advance(self) -> bool:
-        """Launch; or end."""
+        """Launch the collectives; when they are complete, end."""
         mpi_ops = self._mpi_ops
         if self._handles is None:
-            if self._query.error is not None:  # which all workers have had, before any of them has begun
+            if self._query.error is not None:  # all workers had this error before any of them had begun
                 return True
             self._handles = [_launch_nothing(*stage) for stage in self._stages()]
             return not self._handles
         for handle in self._handles:
-            with contextlib.suppress(mpi_ops.HorovodInternalError):  # by which other workers end their stage
+            with contextlib.suppress(
+                mpi_ops.HorovodInternalError
+            ):  # the failure that ends others' collectives
                 mpi_ops.synchronize(handle)
         return True
 
 
 def needs_everybody(members: Sequence[AnyMember], nodes: Nodes, memory: Memory) -> bool:
-    """Whether an exchange fails if some worker has called ``hvd.join()``: Horovod then lets it add zeros to sums."""
+    """True if the reduction fails once a worker has joined.
+
+    After ``hvd.join()`` Horovod only adds zeros to sums for it.
+    """
     workers = nodes.workers
     if workers.size == 1:
         return False
@@ -502,7 +531,7 @@ def needs_everybody(members: Sequence[AnyMember], nodes: Nodes, memory: Memory) 
 def _collectives(
     members: Sequence[AnyMember], nodes: Nodes, memory: Memory, workers: Workers
 ) -> Sequence[Collective]:
-    """What a group's exchange asks Horovod for, one after another, with those workers that take part."""
+    """Return a group's collectives in order, with the participating workers."""
     scheme = members[0].scheme.for_workers(workers)
     if workers.size < nodes.workers.size:
         return [Collective(Allreduce, "int64")] * collectives_of_emulation(scheme)
@@ -520,19 +549,22 @@ def _gathers_take_turns(memory: Memory) -> bool:
 
 
 def _split_sums_among(members: Sequence[AnyMember], scheme: Scheme, workers: Workers, memory: Memory) -> int:
-    """How many workers add integers, if that is faster in two steps; else 0."""
+    """Return the number of workers that add, or 0.
+
+    It is 0 unless two collectives are faster than one allreduce.
+    """
     import horovod.torch as hvd
 
     group = group_of_sums(scheme)
     if group is None or memory.takes_tensors:
         return 0
     adding = workers.size_of(group)
-    own_bytes = sum(member.bytes for member in members) * adding // workers.size
-    return adding if is_faster(adding, own_bytes) and hvd.mpi_enabled() else 0
+    local_bytes = sum(member.bytes for member in members) * adding // workers.size
+    return adding if is_faster(adding, local_bytes) and hvd.mpi_enabled() else 0
 
 
-def _those(ranks: Sequence[int], nodes: Nodes) -> Workers:
-    """The workers that are there, numbered anew."""
+def _active_workers(ranks: Sequence[int], nodes: Nodes) -> Workers:
+    """Return the active workers, renumbered from 0."""
     workers = nodes.workers
     if len(ranks) == workers.size:
         return workers
@@ -562,7 +594,10 @@ def _launch(request: Any, name: str, process_set: Any) -> Any:
 
 
 def _launch_nothing(name: str, collective: Collective, process_set: Any) -> Any:
-    """What Horovod takes for that collective, and never for the same: no stage's arrays have three dimensions."""
+    """Launch a collective that never matches the real one.
+
+    No other array has three dimensions.
+    """
     import horovod.torch as hvd
 
     unlike_all = torch.zeros((process_set.size(), 1, 1), dtype=torch.int64, device="cpu")
@@ -585,5 +620,5 @@ def _collect(request: Any, output: Any) -> Any:
 
 
 def _like(request: Any, output: torch.Tensor) -> Any:
-    """What Horovod returned, as the request's array."""
+    """Return Horovod's output as an array of the request's type."""
     return output if isinstance(request.array, torch.Tensor) else output.numpy()

@@ -24,7 +24,9 @@ from horovod_quant.torch.parameter_names import named_parameters
 
 
 class State:
-    """What the hooks of a model's FSDP modules share; made by `register`.
+    """State that the hooks of a model's FSDP modules share.
+
+    Created by `register`.
 
     Attributes:
         compression: the compressor.
@@ -36,15 +38,15 @@ class State:
         self._guard = Guard(averager.groups)
 
     def stats(self) -> Stats:
-        """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
+        """Return bytes sent and their float32 equivalent, per parameter and in total."""
         return self._averager.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """How often each gradient has been exchanged, by name: see the compressor's method of this name."""
+        """Return how often each gradient has been reduced, by name, for checkpoints."""
         return self._averager.steps()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned: random bits continue as without the interruption.
+        """Restore what `state_dict` returned: random bits continue as without the interruption.
 
         Raises:
             ValueError: ``state`` is something else.
@@ -60,26 +62,26 @@ class State:
 
 
 def register(model: Any, compression: Compressor, group: Any = None, inside: bool = False) -> State:
-    """Has gradients of a model averaged with a compressor; to be called on all workers.
+    """Average a model's gradients with a compressor.
 
-    Without ``inside`` PyTorch averages inside each node, exactly, and the compressor between nodes: the mesh given to
-    ``fully_shard`` has one dimension, the workers of a node. The workers that hold the same shard average it. With
-    ``inside`` the compressor takes the place of PyTorch's reduce-scatter among the workers of the mesh: gradients are
-    rounded once, and each worker gets the average of its shard.
+    To be called on all workers. Without ``inside`` PyTorch averages within each node (intra-node), exactly, and the
+    compressor between nodes (inter-node): the mesh given to ``fully_shard`` has one dimension, the workers of a node,
+    and the workers with the same shard average it. With ``inside`` the compressor replaces PyTorch's reduce-scatter
+    among the workers of the mesh: gradients are rounded once, and each worker gets the average of its shard.
 
     Parameters without a gradient get zeros, on every worker, so that all shards have the same boundaries.
 
     Args:
-        model: after ``fully_shard`` of it and its parts.
+        model: the model, after ``fully_shard`` of it and its submodules.
         compression: a compressor, such as ``hvq.QSGD(bits=4)``, with the same arguments on all workers. Names are those
-            of ``model.named_parameters()``; ``min_elements`` counts the whole parameter's. Each parameter's shard has
-            scales of its own. With ``inside`` a `QSGD`, `NUQSGD` or `EDEN` without Elias coding.
-        group: the process group of the workers that hold the same shard; by default those at the same place of each
-            mesh. Not with ``inside``.
-        inside: whether to quantize inside the mesh instead.
+            of ``model.named_parameters()``; ``min_elements`` refers to whole parameters. Each parameter's shard has
+            separate scales. With ``inside`` a `QSGD`, `NUQSGD` or `EDEN` without Elias coding.
+        group: the process group of the workers with the same shard; by default those with the same rank in each mesh.
+            Not with ``inside``.
+        inside: whether to quantize within the mesh instead.
 
     Returns:
-        The state, whose `State.stats` tells what was sent, and whose `State.state_dict` belongs into checkpoints.
+        The state: `State.stats` has the bytes sent, and `State.state_dict` belongs in checkpoints.
 
     Raises:
         ValueError: an argument is out of range, or does not fit the model, its mesh or the other workers' arguments.
@@ -115,9 +117,9 @@ def register(model: Any, compression: Compressor, group: Any = None, inside: boo
         if hasattr(unit.module, "set_reduce_scatter_unused_params"):
             unit.module.set_reduce_scatter_unused_params(True, recurse=False)
         if inside:
-            unit.module.set_custom_reduce_scatter(_Inside(state, unit))
+            unit.module.set_custom_reduce_scatter(_IntraMesh(state, unit))
         else:
-            unit.module.set_all_reduce_hook(_Between(state, unit))
+            unit.module.set_all_reduce_hook(_InterNode(state, unit))
     return state
 
 
@@ -127,21 +129,21 @@ _ALONE = (
 )
 
 
-# ---- what FSDP has made of the model ---------------------------------------------------------------------------------
+# ---- the sharded model -----------------------------------------------------------------------------------------------
 
 
 class _Mesh(NamedTuple):
     ranks: list[int]
-    place: int
+    local_rank: int
     group: Any
 
 
 class _Shard(NamedTuple):
-    """Of a parameter: its name, its shape, and the number of elements of each worker's padded shard."""
+    """A parameter's name, shape, and padded elements per worker."""
 
     name: str
     shape: tuple[int, ...]
-    held: int
+    padded: int
 
     @property
     def elements(self) -> int:
@@ -149,7 +151,7 @@ class _Shard(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """An FSDP module, whose parameters' gradients come in one flat buffer."""
+    """An FSDP module, whose parameters have their gradients in one flat buffer."""
 
     module: Any
     mesh: _Mesh
@@ -157,22 +159,22 @@ class _Unit(NamedTuple):
     shards: list[_Shard]
 
     def split(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """The shards in a worker's flat buffer.
+        """Split a worker's flat buffer into shards.
 
         Raises:
-            RuntimeError: it has other elements.
+            RuntimeError: it has another number of elements.
         """
-        held = [shard.held for shard in self.shards]
-        if sum(held) != buffer.numel():
+        padded = [shard.padded for shard in self.shards]
+        if sum(padded) != buffer.numel():
             raise RuntimeError(
-                f"fsdp: {buffer.numel()} elements of gradients came where the parameters' shards have {sum(held)}; "
+                f"fsdp: {buffer.numel()} elements of gradients came where the parameters' shards have {sum(padded)}; "
                 f"give every parameter a gradient in each step, and freeze none after register()"
             )
-        return list(buffer.split(held))
+        return list(buffer.split(padded))
 
 
 def _units(model: Any) -> list[_Unit]:
-    """The FSDP modules with parameters that have gradients."""
+    """Return the FSDP modules with parameters that need gradients."""
     try:
         from torch.distributed.fsdp import FSDPModule
     except ImportError as error:
@@ -187,7 +189,7 @@ def _units(model: Any) -> list[_Unit]:
             if len(groups) > 1:
                 raise ValueError(
                     "fsdp: an FSDP module has parameters on several meshes (shard_placement_fn), of which PyTorch's "
-                    "hooks tell only one; use one mesh"
+                    "hooks report only one; use one mesh"
                 )
             if groups[0] is not None:
                 shards = _shards(groups[0], names)
@@ -224,7 +226,10 @@ def _mesh(info: Any) -> _Mesh:
 
 
 def _counterparts(mesh: _Mesh) -> list[int]:
-    """The ranks of the workers that hold the same shard, in the order of their meshes."""
+    """Return the ranks of the workers with the same shard.
+
+    They are in the order of their meshes.
+    """
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, tuple(mesh.ranks))
     meshes = sorted(set(everyone))
@@ -236,19 +241,19 @@ def _counterparts(mesh: _Mesh) -> list[int]:
             f"fsdp: the meshes {list(map(list, meshes))} do not divide all workers into nodes of the same size; give "
             f"group=, the process group of the workers that hold the same shard"
         )
-    return [ranks[mesh.place] for ranks in meshes]
+    return [ranks[mesh.local_rank] for ranks in meshes]
 
 
 # ---- hooks -----------------------------------------------------------------------------------------------------------
 
 
-class _Between:
-    """Averages the flat buffer of a module's shards between nodes."""
+class _InterNode:
+    """Hook that averages the flat buffer of a module's shards between nodes."""
 
     def __init__(self, state: State, unit: _Unit) -> None:
         self._state, self._unit = state, unit
-        suffix = f" shard {unit.mesh.place}"
-        members = [Member(shard.name, shard.elements, suffix, shard.held) for shard in unit.shards]
+        suffix = f" shard {unit.mesh.local_rank}"
+        members = [Member(shard.name, shard.elements, suffix, shard.padded) for shard in unit.shards]
         self._bucket: Bucket = state._averager.bucket(members)
 
     def __call__(self, buffer: torch.Tensor) -> None:
@@ -259,29 +264,29 @@ class _Between:
         self._state._run(lambda: averager.average(self._bucket, shards, memory))
 
 
-class _Inside:
-    """Takes the place of PyTorch's reduce-scatter among the workers of a mesh."""
+class _IntraMesh:
+    """Quantized replacement of PyTorch's reduce-scatter among the workers of a mesh."""
 
     def __init__(self, state: State, unit: _Unit) -> None:
         self._state, self._unit = state, unit
         averager = state._averager
         size = averager.groups.workers.size
-        # A reduce-scatter sends half of what a ring allreduce of all shards would.
-        members = [Member(each.name, each.elements, "", each.held * size / 2) for each in unit.shards]
+        # A reduce-scatter sends half the bytes of a ring allreduce of all shards.
+        members = [Member(each.name, each.elements, "", each.padded * size / 2) for each in unit.shards]
         self._bucket = averager.bucket(members)
         seed = state.compression.seed
         self._reductions = [_reduction(group.scheme, averager) for group in self._bucket.groups]
         self._gradients = [
             [
-                Gradient(None, RngKey(seed, f"{unit.shards[index].name} shard {place}"))  # type: ignore[arg-type]
-                for place in range(size)
+                Gradient(None, RngKey(seed, f"{unit.shards[index].name} shard {rank}"))  # type: ignore[arg-type]
+                for rank in range(size)
                 for index in group.indices
             ]
             for group in self._bucket.groups
         ]
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for the inputs and outputs."""
+        """Allocate memory for the inputs and outputs."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -292,7 +297,7 @@ class _Inside:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Reduce ``input_tensor``, for each rank of ``group`` its shards, into ``output_tensor``, this rank's."""
+        """Reduce ``input_tensor``, the shards of all ranks, into ``output_tensor``, the local shards."""
         size = self._state._averager.groups.workers.size
         if op == dist.ReduceOp.AVG:
             factor = 1.0 / size
@@ -331,7 +336,7 @@ class _Inside:
     def _reduce_uncompressed(
         self, parts: Sequence[Sequence[torch.Tensor]], outs: Sequence[torch.Tensor], factor: float
     ) -> None:
-        """In float32 at least."""
+        """Reduce the other gradients without compression, in float32 at least."""
         averager, rest = self._state._averager, self._bucket.rest
         wide = torch.promote_types(outs[0].dtype, torch.float32)
         flat = torch.cat([part[index].to(wide) for part in parts for index in rest])
@@ -343,15 +348,15 @@ class _Inside:
 
 
 def _destination(tensor: torch.Tensor, memory: Memory) -> Destination:
-    held = memory.taken(tensor, None)
-    return Destination(tensor, held if memory.can_fill(tensor, held) else None)
+    values = memory.taken(tensor, None)
+    return Destination(tensor, values if memory.can_fill(tensor, values) else None)
 
 
 def _reduction(scheme: Scheme, averager: Averager) -> ReduceScatter:
     workers = averager.groups.workers
     try:
         found = reduce_scatter_of(scheme.reduction(workers))
-    except TypeError:  # it defines begin() alone
+    except TypeError:  # the scheme defines begin() alone
         found = None
     if found is None:
         raise ValueError(

@@ -1,11 +1,11 @@
-"""The nmse that exchanges really have: every so many steps, on a sample of the gradients.
+"""Measured nmse on a sample of the gradients, every N steps.
 
-1. When a gradient comes, some of its blocks of 1,024 elements are kept, the same ones on every worker.
-2. When Horovod asks for the first result of the step, one allreduce sums what was kept, in float32.
-3. The same blocks of each result are kept, and when the last is there, both are compared. Blocks of a gradient stand
-   for all of its blocks.
+1. When a gradient arrives, some of its blocks of 1,024 elements are copied, the same ones on every worker.
+2. At the step's first ``decompress``, one allreduce sums the copies in float32.
+3. The same blocks of each result are copied, and after the last result both are compared. The sampled blocks represent
+   all blocks of a gradient.
 
-A step counts if every worker has taken part in the allreduce, as a number beside the blocks tells.
+A step counts if every worker participated in the allreduce, which a number beside the blocks shows.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from horovod_quant.kernels.layout import TILE, ceil_div
 from horovod_quant.schemes.base import require_int, require_number
 
 REMEMBERED = 16
-"""Steps whose errors count, at most: an error of long ago says nothing of the gradients of now."""
+"""Maximum number of steps in the mean: older errors no longer describe the present gradients."""
 
 
 class _Step:
-    """A step of one optimizer: what is kept of its gradients."""
+    """Samples of the gradients of one optimizer's step."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.delivering = False
-        self.places: dict[str, tuple[torch.Tensor, float]] = {}
-        self.own: dict[str, torch.Tensor] = {}
+        self.indices: dict[str, tuple[torch.Tensor, float]] = {}
+        self.local: dict[str, torch.Tensor] = {}
         self.found: dict[str, torch.Tensor] = {}
         self.handle: Any = None
         self.session: Any = None
 
 
 class ErrorSampler:
-    """Measures the nmse of an optimizer's exchanges.
+    """Measurement of the nmse of an optimizer's reductions.
 
     Args:
         every: steps from one measurement to the next; 0 for none.
-        share: of a gradient's elements that are compared, from 0 to 1; at least one block.
+        share: the share of a gradient's elements to compare, from 0 to 1; at least one block.
 
     Raises:
         ValueError: an argument is out of range.
@@ -56,53 +56,59 @@ class ErrorSampler:
         self._errors: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
 
     def __bool__(self) -> bool:
-        """True if it measures at all."""
+        """True if it measures."""
         return self.every > 0
 
     @property
     def nmse(self) -> float | None:
-        """Of the last steps that were measured; None before the first."""
+        """Mean nmse of the latest measured steps; None before the first."""
         squares = sum(square for _, square in self._errors)
         return sum(error for error, _ in self._errors) / squares if squares else None
 
     def take(self, call: Any, tensor: torch.Tensor) -> None:
-        """To be called with each gradient of an optimizer that is going to be exchanged."""
+        """Sample a gradient of an optimizer before it is reduced."""
         from horovod.torch import mpi_ops
 
         step = self._steps.get(call.optimizer)
         if step is None or step.session is not mpi_ops._handle_map:
             step = self._steps[call.optimizer] = _Step(1)
             step.session = mpi_ops._handle_map
-        elif step.delivering or call.name in step.own:
+        elif step.delivering or call.name in step.local:
             session, step = step.session, _Step(step.number + 1)
             step.session = session
             self._steps[call.optimizer] = step
         if step.number % self.every == 0:
-            step.places[call.name] = places = self._places(call.name, step.number, tensor)
-            step.own[call.name] = tensor.reshape(-1)[places[0]].to(torch.float32)
+            step.indices[call.name] = sampled = self._sampled(call.name, step.number, tensor)
+            step.local[call.name] = tensor.reshape(-1)[sampled[0]].to(torch.float32)
 
     def compare(self, call: Any, control_tensor: torch.Tensor, result: torch.Tensor) -> None:
-        """To be called with each result, and the reduced control tensor, whose first number was 1 on each worker."""
+        """Sample a result; after the last one of the step, compare.
+
+        Args:
+            call: the gradient's call.
+            control_tensor: the reduced control tensor, whose first element was 1 on each worker.
+            result: the gradient's result.
+        """
         step = self._steps.get(call.optimizer)
         if step is None:
             return
         if not step.delivering:
             step.delivering = True
-            if step.own:
+            if step.local:
                 self._sum(step, call)
-        if step.handle is not None and call.name in step.places:
-            scaled = result.reshape(-1)[step.places[call.name][0]].to(torch.float32)
-            # Horovod multiplies by whatever it is told to; of an average 1 is left.
+        if step.handle is not None and call.name in step.indices:
+            scaled = result.reshape(-1)[step.indices[call.name][0]].to(torch.float32)
+            # Undoes Horovod's prescale and postscale factors; for an average this is 1.
             step.found[call.name] = scaled / float(control_tensor.reshape(-1)[0])
-            if len(step.found) == len(step.own):
+            if len(step.found) == len(step.local):
                 self._finish(step, call.process_set.size())
 
     def _sum(self, step: _Step, call: Any) -> None:
         import horovod.torch as hvd
 
-        own = torch.cat([torch.ones(1), *(step.own[name].cpu() for name in sorted(step.own))])
+        local = torch.cat([torch.ones(1), *(step.local[name].cpu() for name in sorted(step.local))])
         step.handle = hvd.allreduce_async(
-            own, op=hvd.Sum, name=f"horovod_quant.nmse.{min(call.names)}", process_set=call.process_set
+            local, op=hvd.Sum, name=f"horovod_quant.nmse.{min(call.names)}", process_set=call.process_set
         )
 
     def _finish(self, step: _Step, size: int) -> None:
@@ -112,16 +118,16 @@ class ErrorSampler:
         if float(total[0]) != size:
             return
         error = square = 0.0
-        names = sorted(step.own)
-        parts = (total[1:] / size).split([len(step.own[name]) for name in names])
+        names = sorted(step.local)
+        parts = (total[1:] / size).split([len(step.local[name]) for name in names])
         for name, exact in zip(names, parts):
-            weight = step.places[name][1]
+            weight = step.indices[name][1]
             error += weight * float((step.found[name].cpu() - exact).square().sum(dtype=torch.float64))
             square += weight * float(exact.square().sum(dtype=torch.float64))
         self._errors.append((error, square))
 
-    def _places(self, name: str, number: int, tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """Which elements are compared, and how many each stands for."""
+    def _sampled(self, name: str, number: int, tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """Return the sampled indices, and the elements that each represents."""
         elements = tensor.numel()
         blocks = ceil_div(elements, TILE)
         chosen = sorted(random.Random(f"{name} {number}").sample(range(blocks), self._blocks(blocks)))

@@ -1,4 +1,4 @@
-"""Where the arrays of an exchange are: numpy arrays in the host's memory, or tensors on a GPU."""
+"""Memory of a reduction's arrays: on the host or a GPU."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from horovod_quant.schemes.base import Decoded, Exchange, Gradient, Scheme, Work
 TRITON = "triton"
 
 STAGING = "HOROVOD_QUANT_STAGING"
-"""An environment variable, the same on all workers: 1 gives Horovod no tensors of a GPU, e.g. because workers share
-one, which NCCL refuses.
+"""Environment variable, the same on all workers: 1 makes collectives use host memory only.
+
+For example for workers that share a GPU, which NCCL refuses.
 """
 
 _NO_CONTEXT = contextlib.nullcontext()
@@ -39,7 +40,7 @@ BUFFER_VIEW_TYPES = {
 
 
 class Destination(Protocol):
-    """What a result is decoded into.
+    """Memory into which a result is decoded.
 
     Attributes:
         destination: a tensor of any layout.
@@ -51,13 +52,13 @@ class Destination(Protocol):
 
 
 class Memory(Protocol):
-    """Where an exchange computes.
+    """Memory in which a reduction computes.
 
     Attributes:
         kernels: the backend.
-        device: where its arrays are.
-        takes_tensors: whether Horovod's collectives get its tensors as they are.
-        decodes_together: whether decoding a whole group at once is faster than each gradient when it is asked for.
+        device: the device of its arrays.
+        takes_tensors: whether collectives take its tensors without a copy.
+        decodes_together: whether decoding a whole group at once is faster than each gradient on request.
     """
 
     kernels: Any
@@ -66,79 +67,93 @@ class Memory(Protocol):
     decodes_together: bool
 
     def flat(self, tensor: torch.Tensor) -> Any:
-        """The tensor's elements as an array for kernels.
+        """Return the tensor's elements as an array for kernels.
 
-        They share the tensor's memory, if it is contiguous and on the device.
+        It shares the tensor's memory if that is contiguous and on the device.
         """
 
     def taken(self, tensor: torch.Tensor, before: Any) -> Any:
-        """A gradient's elements, for the exchange, whose kernels run after what has been launched so far.
+        """Return a gradient's elements for kernels.
+
+        Kernels run after what has been launched so far.
 
         Args:
             tensor: the gradient.
-            before: what was returned for an earlier one of the same type and shape, and is no longer used; or None.
+            before: an earlier return value for the same type and shape that is no longer used; or None.
         """
 
     def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
-        """Whether what `taken` has returned is the tensor's own memory, into which numbers can be decoded."""
+        """True if results can be decoded into the tensor's memory.
+
+        ``taken`` is the return value of `taken`.
+        """
 
     def working(self) -> AbstractContextManager[Any]:
-        """A context for calls of kernels."""
+        """Return a context for calls of kernels."""
 
     def hand_over(self, *results: Any) -> None:
-        """To be called when results have been computed that others will read.
+        """Make the caller's later work run after kernels.
 
         Args:
-            results: tensors that were made in `working`, and that others will read.
+            results: tensors created in `working` that the caller will read.
         """
 
     def catch_up(self) -> None:
-        """To be called when others have computed what kernels will read."""
+        """Make kernels run after the caller's work so far."""
 
     def mark(self) -> Any:
-        """What has been launched so far of what computes the gradients that were taken, for `wait_for`."""
+        """Return a mark, for `wait_for`, behind the work so far."""
 
     def wait_for(self, mark: Any) -> None:
-        """To be called, by any thread, before kernels that read what was computed before a mark."""
+        """Make kernels run after a mark; may be called by any thread."""
 
-    def decodes_early(self, places: Sequence[Destination]) -> bool:
-        """Whether results may be decoded by another thread than the one that asks for them."""
+    def decodes_early(self, destinations: Sequence[Destination]) -> bool:
+        """True if the progress thread may decode results before they are requested."""
         return False
 
     def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
-        """A scheme's exchange of arrays of this memory, at its start."""
+        """Begin a scheme's reduction of arrays of this memory."""
 
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
-        """An exchange whose requests and answers are what those who perform collectives take and return.
+        """Wrap a scheme's reduction so that its requests suit the collectives.
 
         Args:
-            exchange: of a scheme, on this memory's arrays.
-            on_host: whether they shall be arrays in the host's memory in any case.
+            exchange: the scheme's reduction, of this memory's arrays.
+            on_host: whether requests must have arrays in host memory in any case.
         """
 
-    def write(self, decoded: Decoded, index: int, factor: float, place: Destination) -> None:
-        """Decodes a gradient of a group, times ``factor``; in a context of `working`."""
+    def write(self, decoded: Decoded, index: int, factor: float, destination: Destination) -> None:
+        """Decode a gradient of a group times ``factor``.
 
-    def array_of(self, place: Destination) -> Any:
-        """A destination's own memory, or a `BufferView` of it; None if it is not flat, or elsewhere."""
+        To be called in a context of `working`.
+        """
 
-    def write_all(self, decoded: Decoded, factor: float, places: Sequence[Destination]) -> None:
-        """`write` for all gradients of a group."""
-        arrays = list(map(self.array_of, places))
+    def array_of(self, destination: Destination) -> Any:
+        """Return a destination's memory, or a `BufferView` of it.
+
+        Returns None if it is not flat or on another device.
+        """
+
+    def write_all(self, decoded: Decoded, factor: float, destinations: Sequence[Destination]) -> None:
+        """Decode all gradients of a group.
+
+        To be called in a context of `working`.
+        """
+        arrays = list(map(self.array_of, destinations))
         if any(array is None for array in arrays):
-            for index, place in enumerate(places):
-                self.write(decoded, index, factor, place)
+            for index, destination in enumerate(destinations):
+                self.write(decoded, index, factor, destination)
         else:
             decoded.decode(range(len(arrays)), factor, arrays)
 
 
 class HostMemory(Memory):
-    """numpy arrays; gradients on a GPU are copied, for which the host waits.
+    """Host memory with numpy arrays.
 
-    Kernels have ended when they return, so that nobody has to be told.
+    The host waits for copies of gradients on a GPU. Kernels are synchronous, so nothing has to wait for them.
 
     Args:
-        kernels: a backend for them.
+        kernels: a backend for numpy arrays.
     """
 
     takes_tensors = False
@@ -147,10 +162,13 @@ class HostMemory(Memory):
 
     def __init__(self, kernels: Any) -> None:
         self.kernels = kernels
-        self._takes_spans = segment_kernels(kernels).wants_spans
+        self._takes_views = segment_kernels(kernels).wants_views
 
     def flat(self, tensor: torch.Tensor) -> np.ndarray:
-        """bfloat16 as the uint16 that the kernels take for it."""
+        """Return a tensor's elements as a numpy array.
+
+        Bfloat16 as uint16, which kernels expect.
+        """
         detached = tensor.detach() if tensor.requires_grad else tensor
         if not _is_plain(detached):
             detached = detached.cpu().contiguous()
@@ -160,16 +178,19 @@ class HostMemory(Memory):
         return array if array.ndim == 1 else array.reshape(-1)
 
     def taken(self, tensor: torch.Tensor, before: Any) -> np.ndarray | BufferView:
-        """A `BufferView` of the gradient's own memory, if the kernels take one."""
-        if not (self._takes_spans and _is_plain(tensor)):
+        """Return a `BufferView` of the gradient's memory, or an array.
+
+        It is a view if the kernels accept one.
+        """
+        if not (self._takes_views and _is_plain(tensor)):
             return self.flat(tensor)
         if type(before) is not BufferView:
             before = BufferView(BUFFER_VIEW_TYPES[tensor.dtype], tensor.numel(), self.flat)
         address = tensor.data_ptr()
-        # Without elements, not at a multiple of their size, or with others than the memory says.
+        # Empty, misaligned, or lazily negated.
         if not address or address % before.dtype.itemsize or tensor.is_neg():
             return self.flat(tensor)
-        # A script may give the tensor other memory (``tensor.data = ...``) before the kernels have run.
+        # The view keeps the storage: a script may replace it (``tensor.data = ...``) before the kernels have run.
         return before.at(address, tensor, tensor.untyped_storage())
 
     def can_fill(self, tensor: torch.Tensor, taken: Any) -> bool:
@@ -190,9 +211,9 @@ class HostMemory(Memory):
     def wait_for(self, mark: Any) -> None:
         pass
 
-    def decodes_early(self, places: Sequence[Destination]) -> bool:
-        """Where all are flat and in the host's memory."""
-        return all(place.array is not None for place in places)
+    def decodes_early(self, destinations: Sequence[Destination]) -> bool:
+        """True if all destinations are contiguous and in host memory."""
+        return all(destination.array is not None for destination in destinations)
 
     def begun(self, scheme: Scheme, gradients: Sequence[Gradient], workers: Workers) -> Exchange:
         return scheme.begin(gradients, workers, self.kernels)
@@ -200,34 +221,35 @@ class HostMemory(Memory):
     def resumed(self, exchange: Exchange, on_host: bool) -> Exchange:
         return exchange
 
-    def write(self, decoded: Decoded, index: int, factor: float, place: Destination) -> None:
-        """The tensor may be on any device."""
-        array = as_array(self.array_of(place))
+    def write(self, decoded: Decoded, index: int, factor: float, destination: Destination) -> None:
+        """Decode into a tensor on any device."""
+        array = as_array(self.array_of(destination))
         if array is not None:
             decoded.write(index, factor, array)
             return
-        destination = place.destination
-        target = torch.empty(destination.shape, dtype=destination.dtype, device=self.device)
-        decoded.write(index, factor, self.flat(target))
-        destination.copy_(target)
+        tensor = destination.destination
+        contiguous = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+        decoded.write(index, factor, self.flat(contiguous))
+        tensor.copy_(contiguous)
 
-    def array_of(self, place: Destination) -> np.ndarray | BufferView | None:
-        if place.array is not None:
-            return place.array
-        return self.flat(place.destination) if _is_plain(place.destination) else None
+    def array_of(self, destination: Destination) -> np.ndarray | BufferView | None:
+        if destination.array is not None:
+            return destination.array
+        tensor = destination.destination
+        return self.flat(tensor) if _is_plain(tensor) else None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its memory is the host's, and flat."""
+    """True if its memory is contiguous and on the host."""
     return tensor.is_cpu and tensor.is_contiguous()
 
 
 def check(kernels: str, schemes: Iterable[Scheme]) -> None:
-    """Raises what `choose` would raise for any gradient.
+    """Raise the errors that `choose` would raise for any gradient.
 
     Raises:
         ValueError: there are no such kernels, or not for such schemes.
-        ImportError: they were asked for by name and cannot be loaded.
+        ImportError: kernels requested by name cannot be loaded.
     """
     if kernels != TRITON:
         if not isinstance(kernels, str) or kernels not in ("auto", *kernel_backends.BACKENDS):
@@ -249,17 +271,17 @@ def choose(
     schemes: Iterable[Scheme] = (),
     has_nccl: Callable[[], bool] | None = None,
 ) -> Memory:
-    """The memory for gradients on a device.
+    """Return the memory for gradients on a device.
 
     Args:
-        kernels: the backend that was asked for. ``"auto"`` takes Triton's kernels for gradients on a GPU; others but
-            ``"triton"`` work in the host's memory.
-        device: that of the gradients.
-        schemes: those that may exchange them; some need the host's memory.
-        has_nccl: whether collectives take tensors of a GPU; by default Horovod is asked.
+        kernels: the requested backend. ``"auto"`` chooses Triton's kernels for gradients on a GPU; all others except
+            ``"triton"`` work in host memory.
+        device: the gradients' device.
+        schemes: the schemes that may reduce them; some need host memory.
+        has_nccl: returns whether collectives take GPU tensors; by default Horovod's build decides.
 
     Raises:
-        ValueError: Triton's kernels were asked for by name, and the gradients are in the host's memory.
+        ValueError: Triton's kernels were requested by name, and the gradients are in host memory.
     """
     name = (os.environ.get("HOROVOD_QUANT_KERNELS") or "auto") if kernels == "auto" else kernels
     wants_triton = name == TRITON or (name == "auto" and device.type == "cuda" and _has_triton())

@@ -1,4 +1,4 @@
-"""The optimizer of BinSGDM (Peng et al., published as Birder, NeurIPS 2023)."""
+"""Optimizer of BinSGDM (Peng et al., published as Birder, NeurIPS 2023)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from horovod_quant.torch.uncompiled import compiling, uncompiled
 
 
 class HeldState(NamedTuple):
-    """A parameter's state for an exchange: float32 tensors to update in place, and their decay."""
+    """A parameter's state for a reduction.
+
+    It has float32 tensors to update in place, and their decay.
+    """
 
     momentum: torch.Tensor
     scale: torch.Tensor
@@ -35,9 +38,9 @@ class HeldState(NamedTuple):
 
 
 class _Update(NamedTuple):
-    """What a parameter's gradient holds after an exchange: the workers' bits.
+    """Record that a parameter's gradient contains the workers' reduced bits.
 
-    The gradient's own identity tells how long: a step may be skipped, and the next one bring a gradient.
+    Valid only for the same gradient tensor: a step may be skipped, and the next one may bring another gradient.
     """
 
     gradient: weakref.ref[torch.Tensor]
@@ -46,7 +49,10 @@ class _Update(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The elements of a parameter whose state this worker keeps, and where the others are kept."""
+    """Elements of a parameter whose state this worker stores.
+
+    The workers of the process set together store all.
+    """
 
     start: int
     stop: int
@@ -54,26 +60,29 @@ class _Part(NamedTuple):
 
 
 _REQUIRED = ("lr", "beta", "weight_decay", "seed")
-"""What every saved parameter group holds; releases before there was ``clip_norm`` saved the rest."""
+"""Keys of every saved parameter group; releases without ``clip_norm`` saved only these."""
 
 _STATE = ("step", "momentum", "scale")
 
 
 class BinSGDM(torch.optim.Optimizer):
-    """Moves every element of every parameter by ``+-lr``; the sign is random, with odds set by its momentum.
+    """Sign-based optimizer with random signs that follow momentum.
+
+    It moves every element of every parameter by ``+-lr``.
 
     1. ``momentum = beta momentum + (1 - beta) g``, ``scale = beta scale + (1 - beta) |g|``, where ``g`` is the
        gradient, clipped to ``clip_norm``;
     2. a bit is +1 with probability ``(1 + momentum / scale) / 2``, else -1;
     3. ``p = p - lr (bit + weight_decay p)``.
 
-    With ``compression=horovod_quant.torch.BinSGDM()`` each worker applies steps 1 and 2 to its own gradient, and the
-    workers' bits are averaged and binarized again in the exchange; with ``server_bits`` above 1 the average is the
+    With ``compression=horovod_quant.torch.BinSGDM()`` each worker applies steps 1 and 2 to its local gradient, and the
+    workers' bits are averaged and binarized again in the reduction; with ``server_bits`` above 1 the average is the
     ``bit`` of step 3, a number from -1 to 1. Gradients that arrive averaged instead (one worker, small gradients,
-    another compression) go through steps 1 and 2 here, with random bits that are the same on every worker. Elements
-    of these that have never had a gradient do not move; among bits that are exchanged they move up or down alike.
+    another compression) go through steps 1 and 2 here, with random bits that are the same on every worker. Their
+    elements that have never had a gradient do not move; in a reduction of bits such elements move up or down with equal
+    probability.
 
-    With ``compression=BinSGDM(hierarchical=True)`` each worker keeps momentum and scale only for its share of the
+    With ``compression=BinSGDM(hierarchical=True)`` each worker stores momentum and scale only for its share of the
     elements. Call `gather_state` before saving or broadcasting them.
 
     Args:
@@ -82,8 +91,8 @@ class BinSGDM(torch.optim.Optimizer):
         beta: decay of momentum and scale.
         weight_decay: decoupled weight decay.
         seed: seed of the random bits.
-        clip_norm: maximum L2 norm of each worker's own gradient of a parameter, which is scaled down to it; None for
-            no limit. Clipping after the exchange has no effect on bits.
+        clip_norm: maximum L2 norm of each worker's local gradient of a parameter, which is scaled down to it; None for
+            no limit. Clipping after the reduction has no effect on bits.
 
     Raises:
         ValueError: an argument is out of range.
@@ -108,7 +117,9 @@ class BinSGDM(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, with its state, so that Horovod can broadcast it before the first step.
+        """Add a group with its state.
+
+        Horovod can then broadcast it before the first step.
 
         Raises:
             ValueError: an argument of the group is out of range.
@@ -130,7 +141,7 @@ class BinSGDM(torch.optim.Optimizer):
         self._index_parameters()
 
     def _index_parameters(self) -> None:
-        """What follows from the parameter groups, and is no part of the state."""
+        """Set the attributes that follow from the parameter groups."""
         self._updates: dict[torch.Tensor, _Update] = getattr(self, "_updates", {})
         self._parts: dict[torch.Tensor, _Part] = getattr(self, "_parts", {})
         self._group_index: dict[int, int] = {}  # by the parameters' identities: tensors' hashes are slow
@@ -139,7 +150,7 @@ class BinSGDM(torch.optim.Optimizer):
         for index, group in enumerate(self.param_groups):
             for parameter in group["params"]:
                 self._group_index[id(parameter)] = index
-                # One worker alone may have frozen parameters more, such as a copy of the model.
+                # One worker alone may have additional frozen parameters, such as a copy of the model.
                 trained = parameter.requires_grad
                 name = f"{'' if trained else 'frozen '}parameter {next(numbers[trained])}"
                 self._chains[parameter] = RngKey(group["seed"], name)
@@ -163,7 +174,7 @@ class BinSGDM(torch.optim.Optimizer):
         return int(self._create_state(parameter)["step"])
 
     def count_update(self, parameter: torch.Tensor) -> int:
-        """Count one update of the parameter; returns its number, from 0.
+        """Count one update of the parameter and return its number, from 0.
 
         Raises:
             ValueError: the parameter is not one of this optimizer's.
@@ -175,22 +186,24 @@ class BinSGDM(torch.optim.Optimizer):
     def held_state(
         self, parameter: torch.Tensor, start: int, stop: int, process_set: Any = None
     ) -> HeldState:
-        """The state of elements ``start .. stop - 1``, which an exchange updates; only these are kept from now on.
+        """Return the state of a range of elements for a reduction.
+
+        The reduction updates it. From then on this worker stores the state of these elements only.
 
         Args:
-            parameter: the one whose gradient is exchanged.
-            start, stop: which elements.
-            process_set: the workers that together keep all elements; None for this worker alone.
+            parameter: the gradient's parameter.
+            start, stop: the range of elements.
+            process_set: the workers that together store all elements; None for this worker alone.
 
         Raises:
-            RuntimeError: this worker keeps the state of other elements.
+            RuntimeError: this worker stores the state of other elements.
         """
         state, known = self.state[parameter], self._parts.get(parameter) if self._parts else None
         if known is None and process_set is None:
             is_kept = start == 0 and stop == parameter.numel()
         else:
             part = _Part(start, stop, process_set)
-            # Also where this worker keeps all: gathering is for all workers, or for none.
+            # Also where this worker stores all elements: either all workers take the gathering path, or none.
             if known is None:
                 for name in ("momentum", "scale"):
                     state[name] = state[name].reshape(-1)[start:stop].clone()
@@ -202,14 +215,14 @@ class BinSGDM(torch.optim.Optimizer):
         return HeldState(state["momentum"], state["scale"], beta)
 
     def clip_norm_of(self, parameter: torch.Tensor) -> float | None:
-        """The ``clip_norm`` of the parameter's group."""
+        """Return the ``clip_norm`` of the parameter's group."""
         return self.param_groups[self._group_index[id(parameter)]].get("clip_norm")
 
     def gather_state(self) -> None:
-        """Gives every worker the whole state of its node, after hierarchical exchanges; call it on all workers.
+        """Gather the whole state on every worker after hierarchical reductions.
 
-        Any worker can then save it, for any number of workers to load, or broadcast it. The next exchange splits it
-        again. Without hierarchical exchanges it does nothing.
+        Call it on all workers. Any worker can then save it, for any number of workers to load, or broadcast it. The
+        next reduction splits it again. Without hierarchical reductions it does nothing.
         """
         import horovod.torch as hvd
 
@@ -226,7 +239,7 @@ class BinSGDM(torch.optim.Optimizer):
                 self.state[parameter][name] = whole.reshape(parameter.shape).to(parameter.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """As in PyTorch.
+        """Return the state as in PyTorch.
 
         Raises:
             RuntimeError: the state is split among workers; see `gather_state`.
@@ -236,7 +249,9 @@ class BinSGDM(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in PyTorch, but momentum and scale stay float32 for parameters of any dtype.
+        """Load a state as in PyTorch, with momentum in float32.
+
+        Momentum and scale stay float32 for parameters of any dtype.
 
         Raises:
             ValueError: it is not the state of a BinSGDM for such parameters; nothing is changed then.
@@ -250,23 +265,26 @@ class BinSGDM(torch.optim.Optimizer):
             for name in ("momentum", "scale"):
                 if index in state_dict["state"]:
                     saved = state_dict["state"][index][name].detach().to(parameter.device, torch.float32)
-                    # Kernels update it in place, element by element as it lies in a contiguous tensor's memory.
+                    # Kernels update it in place, in the memory order of a contiguous tensor.
                     self.state[parameter][name] = saved.clone(memory_format=torch.contiguous_format)
 
     def mark_exchanged(
         self, parameter: torch.Tensor, moves: bool = True, largest: torch.Tensor | None = None
     ) -> None:
-        """Records that the parameter's gradient already holds what the workers have in common.
+        """Record that the parameter's gradient already contains the workers' result.
 
         Args:
-            parameter: the one whose gradient has been exchanged.
+            parameter: the parameter whose gradient has been reduced.
             moves: False if no worker has a gradient.
-            largest: the largest magnitude of the averages of the workers' bits; None if there are bits.
+            largest: the largest magnitude of the averages of the workers' bits; None if the result is bits.
         """
         self._updates[parameter] = _Update(weakref.ref(parameter.grad), moves, largest)
 
     def is_exchanged(self, parameter: torch.Tensor) -> bool:
-        """True if the parameter's gradient holds what `mark_exchanged` says, and no step has used it."""
+        """True if the parameter's gradient is marked by `mark_exchanged`.
+
+        It is False once a step has used it.
+        """
         return self._update_of(parameter) is not None and bool(parameter.grad.any())
 
     def _update_of(self, parameter: torch.Tensor) -> _Update | None:
@@ -274,15 +292,16 @@ class BinSGDM(torch.optim.Optimizer):
         return update if update is not None and update.gradient() is parameter.grad else None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in PyTorch."""
+        """Reset gradients as in PyTorch."""
         self._updates.clear()
         super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update. A parameter that no worker's backward pass has reached, such as a frozen one, does not move.
+        """Perform one update.
 
-        Sparse gradients are treated as dense: elements move on without a gradient once they have had one.
+        A parameter that no worker's backward pass has reached, such as a frozen one, does not move. Sparse gradients
+        are treated as dense: elements continue to move without a gradient once they have had one.
         """
         if compiling() is not None:
             return uncompiled(BinSGDM.step, self, closure)
@@ -298,7 +317,7 @@ class BinSGDM(torch.optim.Optimizer):
                 gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
                 update = self._update_of(parameter)
                 if not (gradient.any() if update is None else update.moves):
-                    continue  # as Horovod makes them for a parameter that no worker's backward pass has reached
+                    continue  # zeros of Horovod, for a parameter that no worker's backward pass has reached
                 if update is None:
                     moves = self._binarized(parameter, gradient)
                 elif update.largest is None:
@@ -310,13 +329,16 @@ class BinSGDM(torch.optim.Optimizer):
         self._updates.clear()
         return loss
 
-    _is_looked_at = False
+    _has_checked_compressor = False
 
     def _warn_without_compressor(self) -> None:
-        """Once: Horovod's optimizer, which derives from this one, has a compression."""
-        if self._is_looked_at:
+        """Warn once if the distributed optimizer has another compression.
+
+        Horovod's optimizer derives from this one.
+        """
+        if self._has_checked_compressor:
             return
-        self._is_looked_at = True
+        self._has_checked_compressor = True
         compression = getattr(self, "_compression", None)
         if compression is not None and getattr(compression, "own_optimizer", None) != BinSGDM.__name__:
             notices.warn(WITHOUT_ITS_COMPRESSOR, stacklevel=3)
@@ -336,22 +358,22 @@ class BinSGDM(torch.optim.Optimizer):
         key = self._chains[parameter].key("alone", step)
         with memory.working():
             values = clipped(kernels, values, self.clip_norm_of(parameter))
-            words, broken = kernels.binarize(
+            words, nonfinite = kernels.binarize(
                 values, memory.flat(momentum), memory.flat(scale), held.beta, key
             )
             bits = torch.empty(parameter.shape, dtype=torch.float32, device=memory.device)
             kernels.decode_signs(words, 1.0, memory.flat(bits))
-        memory.hand_over(bits, broken)
+        memory.hand_over(bits, nonfinite)
         bits.masked_fill_(scale.view_as(bits) == 0, 0.0)
         if momentum is not held.momentum:
             held.momentum.copy_(momentum)
             held.scale.copy_(scale)
-        bits = torch.where(torch.as_tensor(broken, device=memory.device).any(), float("nan"), bits)
+        bits = torch.where(torch.as_tensor(nonfinite, device=memory.device).any(), float("nan"), bits)
         return bits.to(parameter.device)
 
 
 def _check_group(group: dict[str, Any]) -> None:
-    """Raises ValueError where an argument is out of range."""
+    """Raise ValueError if an argument of a group is out of range."""
     require_beta(group["beta"])
     require_step_sizes(lr=group["lr"], weight_decay=group["weight_decay"])
     require_clip_norm(group.get("clip_norm"))
@@ -359,7 +381,7 @@ def _check_group(group: dict[str, Any]) -> None:
 
 
 def _check_saved(state_dict: Any, parameters: Sequence[torch.Tensor]) -> None:
-    """Raises ValueError unless it is what `BinSGDM.state_dict` returns for such parameters."""
+    """Raise ValueError unless it is what `BinSGDM.state_dict` returns for such parameters."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         raise ValueError(
             f"state_dict={in_short(state_dict)}: use what the state_dict() of a BinSGDM returned"
@@ -395,18 +417,27 @@ def _foreign(where: str, lacking: Sequence[str], found: Sequence[str]) -> str:
 
 
 def _signs(exchanged: torch.Tensor) -> torch.Tensor:
-    """The workers' bits, whatever they were multiplied by on the way (a loss scale, clipping, a sum); NaN stays."""
+    """Recover the workers' bits from a scaled gradient.
+
+    A loss scale, clipping or a sum may have scaled it; NaN stays.
+    """
     return torch.where(exchanged.isnan(), exchanged, exchanged.sign())
 
 
 def _averages(exchanged: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """The averages of the workers' bits, whatever they were multiplied by on the way; NaN stays."""
+    """Recover the averages of the workers' bits.
+
+    The gradient may be scaled; NaN stays.
+    """
     values = exchanged.to(torch.float32)
     found = largest_magnitude(values)
     return values * torch.where(found > 0, largest / found, 0.0)
 
 
 def largest_magnitude(values: torch.Tensor) -> torch.Tensor:
-    """That of the elements that are not NaN, float32; 0 of none."""
+    """Return the largest magnitude, float32, ignoring NaN.
+
+    It is 0 without elements.
+    """
     magnitudes = values.detach().to(torch.float32).abs().nan_to_num(nan=0.0)
     return magnitudes.max() if len(magnitudes.reshape(-1)) else magnitudes.sum()

@@ -1,4 +1,7 @@
-"""Names of a model's parameters, whatever the model is wrapped in, so that they are Horovod's and the simulator's."""
+"""Names of a model's parameters, independent of wrappers.
+
+They are the same as Horovod's and the simulator's.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import torch
 
 _COMPILED = "_orig_mod"
 _WRAPPERS = ("_forward_module", _COMPILED)
-"""Attributes in which Fabric's modules and compiled ones have what they wrap."""
+"""Attributes in which modules of Fabric and ``torch.compile`` have the wrapped module."""
 
 
 def unwrapped(module: Any) -> Any:
-    """The user's own module."""
+    """Return the user's module inside wrappers."""
     while True:
         if isinstance(module, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
             module = module.module
@@ -28,11 +31,11 @@ def unwrapped(module: Any) -> Any:
 def named_parameters(
     module: torch.nn.Module, given: Iterable[tuple[str, torch.Tensor]] | None = None
 ) -> dict[str, torch.Tensor]:
-    """A model's parameters, by name.
+    """Return a model's parameters, by name.
 
     Args:
         module: the model, which may be wrapped.
-        given: names that a compressor was given; those of other parameters are the model's.
+        given: names given to a compressor; other parameters have the model's names.
     """
     names = {id(parameter): name for name, parameter in given or ()}
     found = {}

@@ -1,4 +1,4 @@
-"""Names for what computes and what waits, in a trace of ``torch.profiler`` or, with ``emit_nvtx``, of Nsight."""
+"""Named ranges of computation and waits for ``torch.profiler`` or, with ``emit_nvtx``, Nsight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _PREFIX = "horovod_quant."
 def named_range(
     what: str, group: str, scheme: Any = None, stage: int | None = None
 ) -> AbstractContextManager[Any]:
-    """Return a range named "horovod_quant.WHAT GROUP SCHEME stage N"; costs next to nothing without a profiler."""
+    """Return a range named "horovod_quant.WHAT GROUP SCHEME stage N".
+
+    Negligible cost without a profiler.
+    """
     if not profiler._is_profiler_enabled:
         return _NOTHING
     name = f"{_PREFIX}{what} {group.removeprefix(_PREFIX)}"

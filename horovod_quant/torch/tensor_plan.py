@@ -1,4 +1,7 @@
-"""What is known of a gradient before it comes: all that follows from its optimizer, name, shape and dtype."""
+"""Cached plan of a gradient.
+
+It follows from its optimizer, name, shape and dtype.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,25 @@ from horovod_quant.torch.caller import Call, OptimizerCall
 from horovod_quant.torch.control import ControlTensor
 
 _PLANS = "_horovod_quant_plans"
-"""An optimizer's attribute: its plans by owner and by the identities of the parameters, which they keep alive."""
+"""Attribute of an optimizer with its plans, by owner and by ``id()`` of the parameter, which a plan keeps alive."""
 
 _NO_PLANS: dict[int, TensorPlan] = {}
 
 Owner = tuple[Any, Policy]
-"""A compressor, and which of its policies."""
+"""A compressor and one of its policies."""
 
 
 class TensorPlan:
-    """How the gradients of one parameter are reduced, found once; or a tensor that a script reduces itself.
+    """Plan for a parameter's gradients, or a direct call's tensor.
 
     Args:
-        call: who wants what.
+        call: the call that reduces the gradient.
         tensor: the gradient.
-        scheme: that exchanges it; None to leave it to Horovod.
-        buckets: where it waits for its exchange; None where there is none.
-        keys: of its random bits.
-        fingerprint: what its control tensor carries.
-        counted: what it adds to the statistics each time.
+        scheme: the scheme that reduces it; None if Horovod reduces it uncompressed.
+        buckets: the buckets in which it waits for its collectives; None if there are none.
+        keys: the random key of its random bits.
+        fingerprint: the fingerprint in its control tensor.
+        counted: the bytes that each step adds to the statistics.
 
     Attributes:
         spare: a pending tensor that has been delivered, for the next step; None as long as there is none.
@@ -64,12 +67,12 @@ class TensorPlan:
         self.fingerprint, self.counted = fingerprint, counted
         self.session = mpi_ops._handle_map
         self.spare: Any = None
-        # Never the gradient's own if that is narrow: what Horovod multiplies by must come back exact.
+        # Not a narrower dtype of the gradient: Horovod's factor must come back exact.
         self.control_tensor = ControlTensor(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def known_plan(optimizer: Any, parameter: Any, tensor: torch.Tensor, owner: Owner) -> TensorPlan | None:
-    """The plan of an optimizer's gradient from an earlier step, if it still holds."""
+    """Return the valid plan of an optimizer's gradient, or None."""
     plans = getattr(optimizer, _PLANS, None)
     plan = None if plans is None else plans.get(owner, _NO_PLANS).get(id(parameter))
     if (
@@ -84,7 +87,7 @@ def known_plan(optimizer: Any, parameter: Any, tensor: torch.Tensor, owner: Owne
 
 
 def remember(plan: TensorPlan, owner: Owner) -> None:
-    """Make it the plan of the parameter's gradients."""
+    """Store the plan of the parameter's gradients."""
     call = plan.call
     assert isinstance(call, OptimizerCall)
     vars(call.optimizer).setdefault(_PLANS, {}).setdefault(owner, {})[id(call.parameter)] = plan

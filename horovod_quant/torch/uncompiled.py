@@ -1,4 +1,7 @@
-"""Keeps ``torch.compile`` out of this package: it would trace kernels, threads and waiting, none of which it can."""
+"""Exclusion of this package from ``torch.compile``.
+
+It cannot trace kernels, threads and waits.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,14 @@ def _callback_by_taking_it_away() -> Any:
 
 
 compiling: Callable[[], Any] = getattr(eval_frame, "get_eval_frame_callback", _callback_by_taking_it_away)
-"""Not None where functions that are called would be compiled first: a method that compiled functions call then calls
-itself by `uncompiled`. So it adds no frame, and takes no time, where nobody compiles.
+"""Return None unless a called function would be compiled first.
+
+A method that compiled functions call then calls itself by `uncompiled`. Without ``torch.compile`` this adds no frame
+and costs no time.
 """
 
 
 @torch._disable_dynamo
 def uncompiled(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls it; neither it nor what it calls is compiled."""
+    """Call a function so that neither it nor its callees are compiled."""
     return function(*arguments)

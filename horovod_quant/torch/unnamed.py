@@ -1,9 +1,9 @@
-"""Numbers a script's unnamed operations by themselves.
+"""Separate numbering of a script's unnamed operations.
 
-Horovod calls an operation without a name after the number of operations that the worker has started before, of any
-kind, so that unnamed ones only meet where all workers have started equally many. The progress thread starts some at
-moments that differ between workers. From the first compressor on, an unnamed operation is therefore called after the
-number of unnamed ones before it, in its process set.
+Horovod names an unnamed operation by the number of operations that the worker has started before, named or not, so
+unnamed operations match only if all workers have started the same number. The progress thread starts operations at
+times that differ between workers. From the first compressor on, this module therefore names an unnamed operation by the
+number of unnamed ones before it in its process set.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _INNER = (
     "_allreduce_async", "_grouped_allreduce_async", "_allgather_async", "_grouped_allgather_async", "_broadcast_async",
     "_alltoall_async", "_reducescatter_async", "_grouped_reducescatter_async",
 )  # fmt: skip
-"""Of ``horovod.torch.mpi_ops``: every operation that can be unnamed goes through one of them."""
+"""Functions of ``horovod.torch.mpi_ops`` that all unnamed operations go through."""
 
 _STALLED = (
     "the unnamed operation {name} has not been answered for {seconds} s. From its first compressor on, a worker "
-    "numbers its unnamed Horovod operations by themselves; one that has made no compressor of horovod_quant, or made "
-    "it earlier or later in the script, numbers them otherwise, and this one waits indefinitely. Give the operation a "
-    "name, or make a compressor at the same place on every worker"
+    "numbers its unnamed Horovod operations separately; a worker that has created no compressor of horovod_quant, or "
+    "created it earlier or later in the script, uses other numbers, and this one waits indefinitely. Give the "
+    "operation a name, or create a compressor at the same point of the script on every worker"
 )
 
 _lock = threading.Lock()
 
 
 class _Numbers:
-    """The counts of a session of Horovod's, by process set.
+    """Counts of unnamed operations since ``hvd.init()``, by process set.
 
     Attributes:
-        met: the process sets in which a numbered operation has been answered: there all workers number alike.
+        met: the process sets with a completed numbered operation, so that all their workers use the same numbers.
     """
 
     def __init__(self, session: Any) -> None:
@@ -106,7 +106,7 @@ class _First(Job):
 
     def poll(self) -> bool:
         session = self._mpi_ops._handle_map
-        # Whoever has waited for it has taken it out.
+        # A caller that has waited for it has removed its handle.
         return (
             session is not self._numbers.session
             or self._handle not in session

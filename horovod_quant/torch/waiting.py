@@ -1,4 +1,4 @@
-"""Waiting for other workers: asleep, and with a limit where one is due."""
+"""Waits for other workers without spinning, and adaptive time limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from horovod_quant.transports.progress import Pauses
 
 
 def wait(handle: Any) -> None:
-    """Horovod's own wait spins, and takes a core from what it waits for."""
+    """Wait asleep.
+
+    Horovod's wait spins, and takes a core from the work that it waits for.
+    """
     import horovod.torch as hvd
 
     pauses = Pauses()
@@ -17,9 +20,9 @@ def wait(handle: Any) -> None:
 
 
 class Patience:
-    """How long to wait for something that another worker may do much later, or not at all.
+    """Adaptive time limit for an event that may never come.
 
-    The more often it was in vain, the shorter; the more often not, the longer.
+    Shrinks after each timeout, grows after each success.
     """
 
     _LEAST = 2e-3

@@ -1,6 +1,7 @@
-"""Gathers and alltoalls as sums of integers, for transports on which some workers only add zeros to sums.
+"""Allgathers and alltoalls as sums of integers.
 
-That is what Horovod lets a worker do that has called ``hvd.join()``; its allgathers and alltoalls need everybody.
+They are for transports on which some workers only add zeros to sums. In Horovod, workers that have called
+``hvd.join()`` do so; allgathers and alltoalls need all workers.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ from horovod_quant.schemes.base import (
 
 
 def collectives_of_emulation(scheme: Scheme) -> int:
-    """Number of collectives of `emulate_with_allreduce`: gathered bytes of unknown lengths take two."""
+    """Return the number of collectives of `emulate_with_allreduce`.
+
+    Bytes of unknown lengths need two.
+    """
     return len(scheme.collectives) + sum(c.dtype == "uint8" for c in scheme.collectives)
 
 
 def emulate_with_allreduce(exchange: Exchange, workers: Workers) -> Exchange:
-    """An exchange that asks for allreduces alone, with the same bits.
+    """Replace a scheme's requests by allreduces, with bit-identical results.
 
-    Every worker fills its own place of an array with places for all, which makes it ``workers.size`` times as large.
+    Every worker fills its slot of an array with one slot per worker, which makes the array ``workers.size``× larger.
 
     Args:
-        exchange: of a scheme without groups, on numpy arrays, that asks for no reduction of its own.
-        workers: those that take part.
+        exchange: the requests of a scheme without groups and custom reductions, on numpy arrays.
+        workers: the participating workers.
     """
 
     def answer(request: Any) -> Any:
@@ -48,31 +52,34 @@ def emulate_with_allreduce(exchange: Exchange, workers: Workers) -> Exchange:
             return (yield from _gather(request.array, lengths, request.parts, workers))
         if isinstance(request, Alltoall):
             at = split_points(request.splits)
-            own = slice(at[workers.rank], at[workers.rank + 1])
+            local = slice(at[workers.rank], at[workers.rank + 1])
             lengths = [len(request.array)] * workers.size
-            everything = yield from _gather(request.array, lengths, request.parts, workers)
-            return [array[own] for array in everything]
+            arrays = yield from _gather(request.array, lengths, request.parts, workers)
+            return [array[local] for array in arrays]
         return (yield request)
 
     return map_requests(exchange, answer)
 
 
 def _gather(array: np.ndarray, lengths: Sequence[int], parts: Sequence[float], workers: Workers) -> Any:
-    """Everybody's array of integers; all know the lengths."""
+    """Return all workers' arrays of integers, whose lengths every worker knows."""
     at = split_points(lengths)
-    places = np.zeros(at[-1], array.dtype)
-    places[at[workers.rank] : at[workers.rank + 1]] = array
-    places = yield from validated(Allreduce(places, "sum", [workers.size * part for part in parts]), workers)
-    return [places[at[i] : at[i + 1]] for i in range(workers.size)]
+    slots = np.zeros(at[-1], array.dtype)
+    slots[at[workers.rank] : at[workers.rank + 1]] = array
+    slots = yield from validated(Allreduce(slots, "sum", [workers.size * part for part in parts]), workers)
+    return [slots[at[i] : at[i + 1]] for i in range(workers.size)]
 
 
 def _gather_bytes(request: Allgather, workers: Workers) -> Any:
-    """Everybody's bytes: first their numbers, then themselves in whole int32 words."""
-    own = np.array([len(request.array)], np.int64)
-    counts = yield from _gather(own, [1] * workers.size, [0.0] * len(request.parts), workers)
+    """Gather all workers' bytes.
+
+    First their numbers, then the bytes in int32 words.
+    """
+    local = np.array([len(request.array)], np.int64)
+    counts = yield from _gather(local, [1] * workers.size, [0.0] * len(request.parts), workers)
     lengths = [int(count[0]) for count in counts]
     words = np.zeros(ceil_div(len(request.array), 4), np.int32)
     words.view(np.uint8)[: len(request.array)] = request.array
     padded = [ceil_div(length, 4) for length in lengths]
-    everything = yield from _gather(words, padded, request.parts, workers)
-    return [array.view(np.uint8)[:length] for array, length in zip(everything, lengths)]
+    arrays = yield from _gather(words, padded, request.parts, workers)
+    return [array.view(np.uint8)[:length] for array, length in zip(arrays, lengths)]

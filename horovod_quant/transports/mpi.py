@@ -1,4 +1,4 @@
-"""Runs one worker over mpi4py with numpy arrays, without a framework or Horovod.
+"""Transport over mpi4py for numpy arrays, without a framework or Horovod.
 
 Unlike Horovod, MPI offers custom reductions. Global-QSGD with exponential levels uses one here.
 """
@@ -36,8 +36,12 @@ except ImportError as error:
 
 
 class Result(NamedTuple):
-    """The decoded gradients (float32, flat), the order in which a custom reduction merged (empty without one), and how
-    many buckets were exchanged a second time, see `horovod_quant.simulator.Result`.
+    """Result of a reduction over MPI.
+
+    Attributes:
+        decoded: the decoded gradients (float32, flat).
+        merges: the order in which a custom reduction merged; empty without one.
+        exchanged_again: number of resent buckets, see `horovod_quant.simulator.Result`.
     """
 
     decoded: list[np.ndarray]
@@ -59,18 +63,18 @@ def run(
     comm: Any = None,
     local_size: int | None = None,
 ) -> Result:
-    """Exchanges a group of gradients; call it on every rank of ``comm``.
+    """Reduce a group of gradients; call it on every rank of ``comm``.
 
     Args:
         scheme: one of `horovod_quant.schemes`.
-        gradients: this worker's tensors, in the same order on every rank. They are cast to float32, not changed.
+        gradients: the local tensors, in the same order on every rank. They are cast to float32, not changed.
         seed, names, step, kernels: as in `horovod_quant.simulator.run`.
         factor: factor applied to the sum over workers; 1 / n by default, which gives the average.
         states: BinSGDM's state of each tensor, updated in place.
         custom_reduction: whether to reduce exponential levels with an MPI operation that re-rounds pairwise; otherwise
-            they are re-rounded once, by the owner of a chunk.
+            they are re-rounded once, by the reducer of a shard.
         comm: communicator; MPI.COMM_WORLD by default.
-        local_size: number of consecutive ranks per node, for hierarchical exchanges; by default nodes are hosts.
+        local_size: number of consecutive ranks per node, for hierarchical reductions; by default nodes are hosts.
 
     Raises:
         ValueError: the nodes have different numbers of workers.
@@ -101,7 +105,7 @@ def run(
             result = stop.value
             break
         answer = _perform(communicators[request.group], request, merges)
-    for group in (LOCAL, CROSS):  # together, and in the same order on every rank
+    for group in (LOCAL, CROSS):  # a collective call, in the same order on every rank
         if group in communicators:
             communicators[group].Free()
     decoded = [np.empty(len(member.values), np.float32) for member in members]
@@ -111,7 +115,7 @@ def run(
 
 
 def _groups(comm: Any, scheme: Scheme, local_size: int | None) -> tuple[Workers, dict[str, Any]]:
-    """Who takes part, and the communicator of each group."""
+    """Return the participating workers, and the communicator of each group."""
     size, rank = comm.Get_size(), comm.Get_rank()
     if not isinstance(scheme, Hierarchical):
         return Workers(rank, size), {ALL: comm}
@@ -124,9 +128,9 @@ def _groups(comm: Any, scheme: Scheme, local_size: int | None) -> tuple[Workers,
         raise ValueError(
             "hierarchical: some nodes have more workers than others; start the same number on every node"
         )
-    node, place = sorted(set(first_ranks)).index(local.bcast(rank)), local.Get_rank()
-    workers = Workers(node * local.Get_size() + place, size, local_size=local.Get_size())
-    return workers, {ALL: comm, LOCAL: local, CROSS: comm.Split(place, rank)}
+    node, local_rank = sorted(set(first_ranks)).index(local.bcast(rank)), local.Get_rank()
+    workers = Workers(node * local.Get_size() + local_rank, size, local_size=local.Get_size())
+    return workers, {ALL: comm, LOCAL: local, CROSS: comm.Split(local_rank, rank)}
 
 
 def _perform(comm: Any, request: Any, merges: list[Merge]) -> Any:
@@ -140,28 +144,27 @@ def _perform(comm: Any, request: Any, merges: list[Merge]) -> Any:
         comm.Allgatherv(request.array, [buffer, lengths])
         return split_gathered(buffer, request)
     if isinstance(request, Alltoall):
-        size, own = comm.Get_size(), request.splits[comm.Get_rank()]
+        size, local = comm.Get_size(), request.splits[comm.Get_rank()]
         dtype = request.array.dtype
-        sent = (
-            request.array.view(np.int16) if dtype == np.float16 else request.array
-        )  # which mpi4py does not know
-        received = np.empty(size * own, sent.dtype)
-        comm.Alltoallv([sent, list(request.splits)], [received, [own] * size])
-        return list(received.view(dtype).reshape(size, own))
+        # mpi4py does not know float16.
+        sent = request.array.view(np.int16) if dtype == np.float16 else request.array
+        received = np.empty(size * local, sent.dtype)
+        comm.Alltoallv([sent, list(request.splits)], [received, [local] * size])
+        return list(received.view(dtype).reshape(size, local))
     if isinstance(request, CustomAllreduce):
-        result, own_merges = _reduce(comm, request)
-        merges.extend(own_merges)
+        result, new_merges = _reduce(comm, request)
+        merges.extend(new_merges)
         return result
     raise TypeError(f"not a request: {request!r}")
 
 
 def _reduce(comm: Any, request: CustomAllreduce):
-    """An MPI_Allreduce with an operation of our own.
+    """Perform an MPI_Allreduce with a custom operation.
 
     MPI chooses the bracketing of a non-commutative operation (the order of ranks is fixed). Each message carries the
-    range of ranks that it has summed, which gives every node of the tree its own random bits, and the merges that
-    led to it, so that the simulator can repeat them. The message is one element of a contiguous datatype: MPI must
-    not cut it.
+    range of ranks that it has summed, which gives every node of the tree separate random bits, and the merges that
+    led to it, so that the simulator can repeat them. The message is one element of a contiguous datatype, so that MPI
+    does not split it.
     """
     size, rank = comm.Get_size(), comm.Get_rank()
     header = np.zeros(

@@ -1,8 +1,9 @@
-"""Gathers and alltoalls of two workers as sums, for transports on which the two directions of such a one take turns.
+"""Allgathers and alltoalls of two workers as sums.
 
-So they do under Gloo, whose allreduce has several small messages under way (docs/advise.md). Two workers who add their
-arrays, and then take away their own, have each other's: by as many bytes, sent both ways at once. Integers wrap
-around, so the bits are the same.
+They are for transports that send in one direction at a time. Gloo's allgather and alltoall send alternately in both
+directions; its allreduce has several small messages under way (docs/advise.md). Two workers that add their arrays, and
+then subtract the local ones, have each other's array. This sends the same number of bytes, in both directions at once.
+Integers wrap around, so the results are bit-identical.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ Gathering = Union[Allgather, Alltoall]
 
 
 def gathers_take_turns(*, mpi: bool, on_device: bool = False) -> bool:
-    """Whether two workers gather faster by sums: where Gloo performs the collectives.
+    """True if Gloo performs the collectives, so that sums are faster.
+
+    They replace gathers of two workers.
 
     Args:
         mpi: whether Horovod runs with MPI.
-        on_device: whether its collectives get tensors of a GPU, which are NCCL's.
+        on_device: whether its collectives get GPU tensors, which NCCL handles.
     """
     return not (mpi or on_device)
 
 
 def collectives_of_pairwise(collectives: Sequence[Collective], workers: Workers) -> tuple[Collective, ...]:
-    """Those of `pairwise_via_allreduce`, from an exchange's own."""
+    """Return the collectives after `pairwise_via_allreduce`, from a scheme's collectives."""
     return tuple(
         collective._replace(request=Allreduce, dtype="int32", op="sum", swap=True)
         if _is_swapped(collective.request, collective.dtype, workers.size_of(collective.group))
@@ -48,11 +51,13 @@ def collectives_of_pairwise(collectives: Sequence[Collective], workers: Workers)
 
 
 def pairwise_via_allreduce(exchange: Exchange, workers: Workers) -> Exchange:
-    """An exchange with the same bits and bytes, in which two workers add instead of gathering.
+    """Replace gathers of two workers by bit-identical sums.
+
+    They send the same number of bytes.
 
     Args:
-        exchange: of a scheme, on numpy arrays.
-        workers: who takes part.
+        exchange: the requests of a scheme, on numpy arrays.
+        workers: the participating workers.
     """
 
     def answer(request: Any) -> Any:
@@ -64,20 +69,23 @@ def pairwise_via_allreduce(exchange: Exchange, workers: Workers) -> Exchange:
 
 
 def is_swapped(request: Any, workers: Workers) -> bool:
-    """Whether `pairwise_via_allreduce` asks for a sum instead."""
+    """True if `pairwise_via_allreduce` replaces the request by a sum."""
     if not isinstance(request, (Allgather, Alltoall)):
         return False
     return _is_swapped(type(request), request.array.dtype, workers.size_of(request.group))
 
 
 def as_sum(request: Any, array: Any) -> Allreduce:
-    """The sum of ``array`` in place of a gather; of an alltoall's array only the other worker's half is sent."""
+    """Return the sum of ``array`` that replaces a gather.
+
+    An alltoall sends only the other worker's half.
+    """
     share = 0.5 if isinstance(request, Alltoall) else 1.0
     return Allreduce(array, "sum", [share * part for part in request.parts], request.group)
 
 
 def _is_swapped(request: type, dtype: Any, size: int) -> bool:
-    # Not bytes, whose number the other worker does not know.
+    # Not for bytes: the other worker does not know their number.
     return size == 2 and request in (Allgather, Alltoall) and dtype in ("int32", "float32")
 
 
@@ -95,14 +103,14 @@ def _swap(request: Gathering, workers: Workers) -> Any:
     return [received, kept] if rank else [kept, received]
 
 
-def _other(own: np.ndarray, expected: int, request: Gathering, workers: Workers) -> Any:
-    """The other worker's integers."""
-    words = np.empty(max(len(own), expected, 1), np.int32)
-    words[: len(own)] = own
-    words[len(own) :] = 0
+def _other(local: np.ndarray, expected: int, request: Gathering, workers: Workers) -> Any:
+    """Return the other worker's integers."""
+    words = np.empty(max(len(local), expected, 1), np.int32)
+    words[: len(local)] = local
+    words[len(local) :] = 0
     total = yield from validated(as_sum(request, words), workers)
-    # What a transport that adds in place leaves is nobody else's.
+    # Only a transport that adds in place returns an array that may be overwritten.
     other = total if np.may_share_memory(total, words) else total.copy()
-    common = min(len(own), expected)
-    other[:common] -= own[:common]
+    common = min(len(local), expected)
+    other[:common] -= local[:common]
     return other[:expected]

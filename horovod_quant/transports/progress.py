@@ -1,10 +1,10 @@
-"""A thread that drives exchanges: it polls what is under way, and launches what follows.
+"""Progress thread: polls the jobs under way, and launches their next stages.
 
-So a script that computes, or waits for something else, holds up no other worker. It knows neither a framework nor a
-library of collectives: it is handed jobs.
+So a script that computes, or waits for something else, delays no other worker. The thread depends on neither a
+framework nor a library of collectives: it runs jobs.
 
-Signal handlers run in the main thread, between any two instructions, and may raise. What that thread does here is
-therefore one call of a `SimpleQueue`, which an exception finds either done or not begun, and no lock is held meanwhile.
+Signal handlers run in the main thread, between any two instructions, and may raise. That thread therefore makes a
+single call of a `SimpleQueue` here, which an exception leaves either done or not begun, and holds no lock meanwhile.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 LONG = 10.0
-"""Seconds without progress after which the thread logs what is waited for."""
+"""Seconds without progress after which the thread logs the stalled job."""
 
-# Between two looks: short at first, then a share of what has been waited already. Each look takes time from those who
-# compute on the same cores.
+# Polling takes time from computation on the same cores, so pauses between polls grow with the time waited.
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 2e-4, 1e-3, 1 / 16
 
 _EXIT_PATIENCE = 5.0
-"""Seconds that the end of the program waits for the thread."""
+"""Seconds that the program waits for the thread at exit."""
 
 _log = logging.getLogger("horovod_quant")
 
 
 class Job:
-    """Work in stages, each of which other workers have a part in.
+    """Work in stages, in each of which other workers participate.
 
     Args:
-        name: of its collectives; it begins when an earlier job of the same name has ended.
+        name: the name of its collectives; it begins when an earlier job of the same name has ended.
 
     Attributes:
         ended: whether there is nothing left to do.
-        error: what has ended it early; None without.
-        urgent: whether other workers may wait for what `advance` does next.
+        error: the exception that ended it early, or None.
+        urgent: whether other workers may wait for the next `advance`.
     """
 
     def __init__(self, name: str) -> None:
@@ -63,33 +62,39 @@ class Job:
         return self.previous is None
 
     def advance(self) -> bool:
-        """Do what can be done without waiting for other workers; True if that was all."""
+        """Do the work that needs no waiting for other workers.
+
+        Return True if the job has ended.
+        """
         raise NotImplementedError
 
     def stalled(self) -> str | None:
-        """Return what to log where it makes no progress for long; None if no caller waits for it."""
+        """Return the message to log after a long time without progress.
+
+        Returns None if no caller waits.
+        """
         return None
 
     def ring(self) -> None:
-        """Wake those who wait: there is something new."""
+        """Wake the waiting threads after progress."""
         for bell in self.bells:
             bell.put(None)
 
 
 class Pauses:
-    """Pauses between looks at something; they back off with elapsed time."""
+    """Pauses between polls, which back off with elapsed time."""
 
     def __init__(self) -> None:
         self._begin = time.perf_counter()
 
     @property
     def waited(self) -> float:
-        """Seconds since the first."""
+        """Seconds since the first pause."""
         return time.perf_counter() - self._begin
 
     @property
     def seconds(self) -> float:
-        """Of the next one."""
+        """Length of the next pause."""
         return min(max(_PAUSE_SHARE * self.waited, _SHORTEST_PAUSE), _LONGEST_PAUSE)
 
     def sleep(self) -> None:
@@ -97,10 +102,12 @@ class Pauses:
 
 
 class Progress:
-    """The jobs under way, and their thread, which starts with the first one.
+    """The jobs under way, and their thread.
+
+    It starts with the first job.
 
     Attributes:
-        advanced: how often a job has been advanced.
+        advanced: number of calls of any job's `advance`.
         long: see `LONG`.
     """
 
@@ -113,13 +120,16 @@ class Progress:
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """A forked process has no thread, and no part in what its parent exchanges."""
+        """Reset in a forked process, which has no thread.
+
+        It does not participate in its parent's collectives.
+        """
         self._lock = threading.Lock()
         self._inbox: SimpleQueue[Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def hand(self, job: Job) -> None:
-        """Give a job to the thread. Doing so again does nothing."""
+        """Submit a job to the thread; submitting it again has no effect."""
         self._inbox.put(job)
         thread = self._thread
         if thread is None or not thread.is_alive():
@@ -134,24 +144,27 @@ class Progress:
                 self._thread.start()
 
     def stop(self) -> None:
-        """End the thread: at the interpreter's end it must not be inside a library."""
+        """End the thread.
+
+        When the interpreter exits, it must not be inside a library.
+        """
         thread = self._thread
         if thread is not None and thread.is_alive():
             self._inbox.put(None)
             thread.join(_EXIT_PATIENCE)
 
     def wait(self, jobs: Sequence[Job], is_over: Callable[[], bool], patience: float | None = None) -> bool:
-        """Wait, asleep, for something that jobs bring about.
+        """Sleep until jobs have made a condition true.
 
         Args:
-            jobs: those that ring when it may be over.
-            is_over: tells it.
+            jobs: the jobs whose progress can make it true.
+            is_over: returns the condition.
             patience: seconds without progress of any job after which to give up; None: never.
 
         Returns:
-            Whether it is over.
+            The condition.
         """
-        bell = _bells.own
+        bell = _bells.bell
         for job in jobs:
             job.bells.append(bell)
         while not is_over():
@@ -180,7 +193,7 @@ class Progress:
                         pauses, logged = Pauses(), False
                     job = inbox.get_nowait()
             except Empty:
-                job = None  # which it would keep alive
+                job = None  # else this variable keeps the job alive
             while self._advance_one(jobs):
                 pauses, logged = Pauses(), False
                 if not inbox.empty():
@@ -189,7 +202,10 @@ class Progress:
                 logged = _log_stall(jobs, pauses.waited)
 
     def _advance_one(self, jobs: list[Job]) -> bool:
-        """Advance the oldest job that can be, the urgent ones first; whether there was one."""
+        """Advance the oldest job that is ready, urgent ones first.
+
+        Return False if none is.
+        """
         for urgent in (True, False):
             for job in jobs:
                 if job.urgent is urgent and self._advance(job, jobs):
@@ -212,7 +228,10 @@ class Progress:
 
 
 def _log_stall(jobs: Iterable[Job], seconds: float) -> bool:
-    """Log what is waited for, if a caller waits; whether one does."""
+    """Log the first stalled job that a caller waits for.
+
+    Return False if there is none.
+    """
     for job in jobs:
         message = job.stalled()
         if message is not None:
@@ -222,10 +241,10 @@ def _log_stall(jobs: Iterable[Job], seconds: float) -> bool:
 
 
 class _Bells(threading.local):
-    """Each thread's, for which it waits."""
+    """A queue per thread, on which the thread waits."""
 
     def __init__(self) -> None:
-        self.own: SimpleQueue[Any] = SimpleQueue()
+        self.bell: SimpleQueue[Any] = SimpleQueue()
 
 
 _bells = _Bells()

@@ -1,4 +1,7 @@
-"""Runs n workers in lockstep in one process: the reference for every other exchange, and a tool to study errors."""
+"""Simulator of n workers: the reference of all transports.
+
+All workers are in one process. It is also a tool to study errors.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,16 @@ Merge = tuple[int, int, int]
 
 
 class Result(NamedTuple):
-    """The result of an exchange.
+    """The result of a simulated reduction.
 
     Attributes:
         decoded: for each worker, the list of its decoded gradients (float32, flat).
         bytes_sent: bytes that one worker sends on average, by collective: ``"allreduce"``; ``"local alltoall"`` and
-            ``"cross allreduce"`` where only the workers of a node, or one per node, take part.
+            ``"cross allreduce"`` where only the workers of a node, or one per node, participate.
         nmse: ``sum_i ||decoded_i - exact_i||^2 / ||exact_i||^2`` over the gradients of the group, where exact is
             ``factor`` times the float64 sum over the workers; 0 where both are zero, inf where only exact is.
-        exchanged_again: how many buckets were exchanged a second time because a sum overflowed its field (Global-QSGD
-            with ``rotate=True``); in a hierarchical exchange, those of the first node's first worker.
+        exchanged_again: number of buckets that were resent because a sum overflowed its field (Global-QSGD with
+            ``rotate=True``); in a hierarchical reduction, of the first node's first worker.
     """
 
     decoded: list[list[np.ndarray]]
@@ -69,7 +72,7 @@ def run(
     merges: Sequence[Merge] | None = None,
     local_size: int = 1,
 ) -> Result:
-    """Exchanges gradients among simulated workers.
+    """Reduce gradients among simulated workers.
 
     Args:
         scheme: one of `horovod_quant.schemes`.
@@ -77,34 +80,36 @@ def run(
             cast to float32, not changed.
         seed: seed of the keys.
         names: names of the group's tensors; ``"0"``, ``"1"``, ... by default.
-        step: number of the exchange.
+        step: number of the step.
         factor: factor applied to the sum over workers; 1 / n by default, which gives the average.
         states: BinSGDM's state for each worker and tensor, updated in place, for the elements given by
             ``scheme.owned``.
         kernels: backend of the kernels.
         custom_reduction: whether the simulated transport offers custom reductions (as MPI does).
         merges: the order in which a custom reduction merges; left to right by default.
-        local_size: number of workers per node, for hierarchical exchanges; the workers of a node are consecutive.
+        local_size: number of workers per node, for hierarchical reductions; the workers of a node are consecutive.
 
     Raises:
         ValueError: there are no workers, their gradients differ in shape, or they do not fill whole nodes.
     """
-    groups = [list(own) if isinstance(own, (list, tuple)) else [own] for own in gradients]
-    if not groups or any([np.shape(a) for a in own] != [np.shape(a) for a in groups[0]] for own in groups):
+    groups = [list(local) if isinstance(local, (list, tuple)) else [local] for local in gradients]
+    if not groups or any(
+        [np.shape(a) for a in local] != [np.shape(a) for a in groups[0]] for local in groups
+    ):
         raise ValueError("gradients: give those of at least one worker, with the same shapes for each")
     size, count = len(groups), len(groups[0])
     names = [str(i) for i in range(count)] if names is None else list(names)
     factor = 1.0 / size if factor is None else factor
     backend = kernel_backends.get(kernels)
     with np.errstate(over="ignore"):
-        groups = [[np.ascontiguousarray(a, np.float32).reshape(-1) for a in own] for own in groups]
+        groups = [[np.ascontiguousarray(a, np.float32).reshape(-1) for a in local] for local in groups]
 
     exchanges = []
     workers = [Workers(rank, size, custom_reduction, local_size) for rank in range(size)]
     scheme = scheme.for_workers(workers[0])
-    for rank, own in enumerate(groups):
+    for rank, local in enumerate(groups):
         members = [
-            Gradient(own[i], RngKey(seed, names[i]), step, states[rank][i] if states else None)
+            Gradient(local[i], RngKey(seed, names[i]), step, states[rank][i] if states else None)
             for i in range(count)
         ]
         exchanges.append(scheme.begin(members, workers[rank], backend))
@@ -127,16 +132,16 @@ def run(
         bytes_sent[collective] = bytes_sent.get(collective, 0.0) + sent
         answers = _answers(requests, local_size, merges)
 
-    decoded = [[np.empty(len(a), np.float32) for a in own] for own in groups]
+    decoded = [[np.empty(len(a), np.float32) for a in local] for local in groups]
     for rank, result in enumerate(finished):
         for i in range(count):
             result.write(i, factor, decoded[rank][i])
     again = sum(finished[0].exchanged_again)
-    return Result(decoded, bytes_sent, _error(groups, decoded[0], factor), again)
+    return Result(decoded, bytes_sent, _nmse(groups, decoded[0], factor), again)
 
 
 def _members(group: str, size: int, local_size: int) -> list[range]:
-    """The ranks of each group of that kind."""
+    """Return the ranks of each group of a kind."""
     if group == ALL:
         return [range(size)]
     if group == LOCAL:
@@ -184,12 +189,12 @@ def _reduce(requests: list[CustomAllreduce], merges: Sequence[Merge] | None) -> 
     return partial[0, size]
 
 
-def _error(groups: list[list[np.ndarray]], decoded: list[np.ndarray], factor: float) -> float:
-    error = 0.0
+def _nmse(groups: list[list[np.ndarray]], decoded: list[np.ndarray], factor: float) -> float:
+    nmse = 0.0
     for i, estimate in enumerate(decoded):
-        exact = factor * np.sum([own[i] for own in groups], axis=0, dtype=np.float64)
+        exact = factor * np.sum([local[i] for local in groups], axis=0, dtype=np.float64)
         squared = float(np.sum((estimate - exact) ** 2))
         norm = float(np.sum(exact**2))
         if squared:
-            error += squared / norm if norm else np.inf
-    return error
+            nmse += squared / norm if norm else np.inf
+    return nmse

@@ -1,7 +1,8 @@
-"""A sum of integers in two steps, for transports whose allreduce of large arrays is slow.
+"""Sums of integers by two alltoalls.
 
-Open MPI's default allreduce of some MB takes twice as long on Ethernet as its bytes need; its alltoall does not. Sums
-of integers do not depend on the order of the summands, so the bits are the same.
+They are for transports whose allreduce of large arrays is slow. On Ethernet, Open MPI's default allreduce of some MB
+takes 2× the time that its bytes need; its alltoall does not. Sums of integers do not depend on the order of the
+summands, so the results are bit-identical.
 """
 
 from __future__ import annotations
@@ -23,23 +24,28 @@ from horovod_quant.schemes.base import (
 
 INTEGERS = "int32"
 
-# With two workers, and for less, Open MPI's allreduce is as fast as two alltoalls.
+# With two workers, or fewer bytes, Open MPI's allreduce is as fast as two alltoalls.
 _WORKERS = 3
 _GRADIENT_BYTES = 4 * 2**20
 
 
 def is_faster(size: int, gradient_bytes: int) -> bool:
-    """Whether under MPI two alltoalls are faster than an allreduce; the same on all workers.
+    """True if under MPI two alltoalls are faster than an allreduce.
+
+    The same on all workers.
 
     Args:
         size: number of workers that add.
-        gradient_bytes: of the float32 gradients whose integers are added.
+        gradient_bytes: bytes of the float32 gradients whose integers are added.
     """
     return size >= _WORKERS and gradient_bytes >= _GRADIENT_BYTES
 
 
 def group_of_sums(scheme: Scheme) -> str | None:
-    """The group that an exchange asks for a sum of integers; it asks for one sum at most."""
+    """Return the group of a scheme's sum of integers, or None.
+
+    A scheme has at most one such sum.
+    """
     for collective in scheme.collectives:
         if collective.request is Allreduce and collective.dtype == INTEGERS:
             return collective.group
@@ -47,7 +53,7 @@ def group_of_sums(scheme: Scheme) -> str | None:
 
 
 def collectives_of_split_sums(collectives: Sequence[Collective]) -> list[Collective]:
-    """Those of `split_sums`, from an exchange's own."""
+    """Return the collectives after `split_sums`, from a scheme's collectives."""
     split: list[Collective] = []
     for each in collectives:
         is_sum = each.request is Allreduce and each.dtype == INTEGERS
@@ -56,13 +62,13 @@ def collectives_of_split_sums(collectives: Sequence[Collective]) -> list[Collect
 
 
 def split_sums(exchange: Exchange, size: int) -> Exchange:
-    """An exchange whose sums of integers are done by two alltoalls, hence with one collective more.
+    """Replace sums of integers by two alltoalls each.
 
-    1. every worker gets everybody's integers of 1/n of the array, and adds them;
-    2. it sends the sums to everybody.
+    1. every worker receives all workers' integers of 1/n of the array, and adds them;
+    2. it sends the sums to all workers.
 
     Args:
-        exchange: of a scheme, on numpy arrays.
+        exchange: the requests of a scheme, on numpy arrays.
         size: number of workers that add.
     """
 
@@ -75,25 +81,28 @@ def split_sums(exchange: Exchange, size: int) -> Exchange:
 
 
 def _sum(request: Allreduce, size: int) -> Any:
-    array = request.array  # spent after the first alltoall, as an allreduce in place would spend it
+    array = request.array  # overwritten after the first alltoall, as by an allreduce in place
     shortest, longer = divmod(len(array), size)
     splits = [shortest + (worker < longer) for worker in range(size)]
     pieces = yield Alltoall(array, splits, request.parts, request.group)
     check_pieces(pieces, [splits[0] if pieces and len(pieces[0]) > shortest else shortest] * size)
-    own, *others = pieces
+    total, *others = pieces
     for other in others:
-        np.add(own, other, out=own)
-    # Memory that is there already: pages of new memory cost more than the sum.
-    copies = array if len(own) == shortest else np.empty(size * len(own), array.dtype)
-    copies = copies[: size * len(own)]
-    copies.reshape(size, -1)[:] = own
-    pieces = yield Alltoall(copies, [len(own)] * size, request.parts, request.group)
+        np.add(total, other, out=total)
+    # Reuse memory: the page faults of new memory cost more than the sum.
+    copies = array if len(total) == shortest else np.empty(size * len(total), array.dtype)
+    copies = copies[: size * len(total)]
+    copies.reshape(size, -1)[:] = total
+    pieces = yield Alltoall(copies, [len(total)] * size, request.parts, request.group)
     check_pieces(pieces, splits)
     return _joined(pieces)
 
 
 def _joined(pieces: list[np.ndarray]) -> np.ndarray:
-    """The array that consecutive pieces are cut from; or a copy, where they come one by one."""
+    """Return the pieces as one array.
+
+    It is the array that they are views of, or a copy if they are separate.
+    """
     whole = pieces[0].base
     if isinstance(whole, np.ndarray) and whole.shape == (sum(map(len, pieces)),):
         return whole

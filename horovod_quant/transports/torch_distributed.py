@@ -1,7 +1,7 @@
-"""Performs requests over ``torch.distributed``, in process groups that belong to the package alone.
+"""Transport over ``torch.distributed``, in process groups that only this package uses.
 
-A process group orders its collectives by when they are launched. Those of PyTorch's own groups are launched by the
-script's threads, so requests that another thread performs need groups that nobody else uses.
+A process group orders its collectives by launch. The script's threads launch those of PyTorch's groups, so requests
+from another thread need separate groups.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from horovod_quant.schemes.base import (
 
 _ERROR = "error"
 _LONGEST_NOTE = 1000
-"""Characters of an error that other ranks are told, at most."""
+"""Maximum number of characters of an error that other ranks receive."""
 
 
 class Connection:
-    """One process group that nobody else uses.
+    """One process group that only this object uses.
 
-    Gloo closes its sockets, which ends what other ranks wait for, only when the last reference is gone. So no method
-    keeps the group in a local variable, which the traceback of an error would hold.
+    Gloo closes its sockets, which ends the waits of other ranks, only when the last reference is gone. So no method
+    keeps the group in a local variable, which the traceback of an error would keep alive.
 
     Args:
         backend: ``"gloo"`` or ``"nccl"``.
-        store: of rank 0, with a prefix of its own.
-        rank, size: of this worker in the group.
-        timeout: of each collective.
+        store: the store of rank 0, with a unique prefix.
+        rank, size: this worker's rank, and the size of the group.
+        timeout: the timeout of each collective.
     """
 
     def __init__(
@@ -74,7 +74,10 @@ class Connection:
         self._group = None
 
     def allreduce_(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        """The elementwise sum or maximum, in the tensor's own memory; sparse tensors can be added over Gloo."""
+        """Compute the elementwise sum or maximum in place.
+
+        Gloo also adds sparse tensors.
+        """
         if self.size > 1:
             options = dist.AllreduceOptions()
             options.reduceOp = dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM
@@ -82,7 +85,7 @@ class Connection:
         return tensor
 
     def allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None = None) -> torch.Tensor:
-        """All tensors, one after another; ``lengths`` where they differ."""
+        """Return the concatenation of all tensors; needs ``lengths`` if they differ."""
         if self.size == 1:
             return tensor
         if lengths is None or len(set(lengths)) == 1:
@@ -93,13 +96,16 @@ class Connection:
         return torch.cat(self._exchange([tensor] * self.size, lengths))
 
     def alltoall(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[torch.Tensor]:
-        """The pieces that are meant for this worker, in rank order; all workers have the same splits."""
+        """Return the pieces for this worker, in rank order.
+
+        All workers have the same splits.
+        """
         at = split_points(splits)
         pieces = [tensor[at[i] : at[i + 1]] for i in range(self.size)]
         return self._exchange(pieces, [splits[self.rank]] * self.size)
 
     def _exchange(self, pieces: Sequence[torch.Tensor], lengths: Sequence[int]) -> list[torch.Tensor]:
-        """From each worker the piece that it sends to this one."""
+        """Return the piece that each worker sends to this one."""
         size, rank = self.size, self.rank
         at = split_points([0 if i == rank else length for i, length in enumerate(lengths)])
         whole = pieces[rank].new_empty(at[-1])
@@ -107,8 +113,8 @@ class Connection:
         received[rank] = pieces[rank]
         self._tag = (self._tag + 1) % 2**30
         if self._is_gloo:
-            # Receives first, then one send after another, to another worker on each rank: close to what the bytes
-            # need, where Gloo's own alltoall takes half as long again between four hosts.
+            # First all receives, then one send after another, each rank to a different one. This takes little more
+            # than the bytes need, and Gloo's alltoall 50% more between four hosts.
             arriving = [
                 self._group.recv([received[i]], i, self._tag) for i in range(size) if i != rank and lengths[i]
             ]
@@ -121,24 +127,26 @@ class Connection:
         else:
             sent = torch.cat([piece[:0] if i == rank else piece for i, piece in enumerate(pieces)])
             sizes = [0 if i == rank else len(piece) for i, piece in enumerate(pieces)]
-            own = [len(part) if i != rank else 0 for i, part in enumerate(received)]
-            self._group.alltoall_base(whole, sent, own, sizes, dist.AllToAllOptions()).wait()
+            received_sizes = [len(part) if i != rank else 0 for i, part in enumerate(received)]
+            self._group.alltoall_base(whole, sent, received_sizes, sizes, dist.AllToAllOptions()).wait()
         return received
 
 
 class Note:
-    """What the first rank that failed has left for the others, in the store that they share.
+    """Error message of the first failed rank.
+
+    It is in the store that all ranks share.
 
     Args:
-        store: with a prefix of its own.
-        rank: that the others are told.
+        store: the store, with a unique prefix.
+        rank: this worker's rank in the message.
     """
 
     def __init__(self, store: Any, rank: int) -> None:
         self._store, self._rank = store, rank
 
     def leave(self, error: BaseException) -> None:
-        """Leaves it, unless another rank has."""
+        """Store the message, unless another rank has."""
         text = f"rank {self._rank}: {type(error).__name__}: {error}"[:_LONGEST_NOTE]
         try:
             self._store.compare_set(_ERROR, "", text)
@@ -146,7 +154,10 @@ class Note:
             return
 
     def read(self) -> str | None:
-        """What was left; None if nothing was, or its keeper is gone."""
+        """Return the message, or None.
+
+        It is also None if rank 0 is gone.
+        """
         try:
             return self._store.get(_ERROR).decode() if self._store.check([_ERROR]) else None
         except RuntimeError:
@@ -154,13 +165,13 @@ class Note:
 
 
 class Groups(NamedTuple):
-    """Who takes part, and the connection of each group of workers.
+    """The participating workers, and the connection of each group of workers.
 
     Attributes:
-        workers: this worker among the others. Its rank may differ from the one in PyTorch's group: the workers of a
-            node have consecutive ones here.
-        connections: by the names in `horovod_quant.schemes.base`.
-        note: for errors.
+        workers: the number of workers and the local rank. The rank may differ from the one in PyTorch's group: the
+            workers of a node have consecutive ranks here.
+        connections: the connections, by the groups' names in `horovod_quant.schemes.base`.
+        note: the first error.
     """
 
     workers: Workers
@@ -168,14 +179,15 @@ class Groups(NamedTuple):
     note: Note
 
     def close(self) -> None:
-        """Ends what other ranks wait for."""
+        """Close all connections, which ends the waits of other ranks."""
         for connection in self.connections.values():
             connection.close()
 
     def perform(self, request: Request) -> Any:
-        """The answer to a request of a scheme; waits for the other workers. The request's array is spent.
+        """Perform a scheme's request and return its output.
 
-        Its array is numpy's or a tensor, and so are those of the answer.
+        Waits for the other workers. The output has numpy arrays or tensors, as the request, whose array may be
+        overwritten.
         """
         connection = self.connections[request.group]
         array = request.array
@@ -189,17 +201,17 @@ class Groups(NamedTuple):
             return [like(piece) for piece in connection.alltoall(tensor, request.splits)]
         if isinstance(request, Allgather):
             if request.ragged:
-                own = torch.tensor([len(tensor)], dtype=torch.int64, device=tensor.device)
-                lengths = connection.allgather(own).tolist()
+                length = torch.tensor([len(tensor)], dtype=torch.int64, device=tensor.device)
+                lengths = connection.allgather(length).tolist()
                 return split_ragged(like(connection.allgather(tensor, lengths)))
             return split_gathered(like(connection.allgather(tensor, request.lengths)), request)
         raise TypeError(f"not a request that torch.distributed can perform: {request!r}")
 
     def drive(self, exchange: Exchange, sending: Callable[[Request], None] = lambda request: None) -> Decoded:
-        """Runs an exchange to its end.
+        """Run a reduction to its end.
 
         Args:
-            exchange: of a scheme, on numpy arrays or tensors.
+            exchange: the requests of a scheme, on numpy arrays or tensors.
             sending: called with each request before it is performed.
         """
         answer = None
@@ -222,20 +234,22 @@ def connect(
     backend: str = "gloo",
     ranks: Sequence[int] | None = None,
 ) -> Groups:
-    """Connects the members of a process group anew; all of them call it.
+    """Create new connections between the members of a process group.
+
+    All of them must call it.
 
     Args:
         group: PyTorch's process group; None for the default one.
         hierarchical: True where hosts are nodes, or the number of consecutive ranks of a node.
-        backend: of the new groups, ``"gloo"`` or ``"nccl"``.
-        ranks: of those members that are connected, this one among them, in the order of their new ranks; by default
-            all. Members may have different ones, as long as each has the ranks of those that it names.
+        backend: the backend of the new groups, ``"gloo"`` or ``"nccl"``.
+        ranks: the ranks of the members to connect, including this one, in the order of their new ranks; by default
+            all. Members may pass different ranks, but the members named in one list must pass the same list.
 
     Raises:
-        ValueError: the workers are no whole number of nodes.
+        ValueError: the number of workers is not a multiple of a node's workers.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    # The name is rank 0's: a counter would differ where some ranks have connected more often.
+    # Rank 0 chooses the name: a counter would differ if some ranks have connected more often.
     everyone: list[Any] = [None] * size
     dist.all_gather_object(everyone, (uuid.uuid4().hex, _host()), group=group)
     order = list(range(size)) if ranks is None else list(ranks)
@@ -244,22 +258,22 @@ def connect(
     )
     nodes = _nodes(order, [everyone[i][1] for i in order], hierarchical)
     number = next(i for i, node in enumerate(nodes) if rank in node)
-    place, local_size = nodes[number].index(rank), len(nodes[number])
-    workers = Workers(local_size * number + place, len(order), local_size=local_size)
+    local_rank, local_size = nodes[number].index(rank), len(nodes[number])
+    workers = Workers(local_size * number + local_rank, len(order), local_size=local_size)
     timeout = timeout_of(group)
 
-    def connection(kind: str, which: int, own: int, count: int) -> Connection:
-        return Connection(backend, dist.PrefixStore(f"{kind}/{which}", store), own, count, timeout)
+    def connection(kind: str, which: int, new_rank: int, count: int) -> Connection:
+        return Connection(backend, dist.PrefixStore(f"{kind}/{which}", store), new_rank, count, timeout)
 
     connections = {ALL: connection(ALL, 0, workers.rank, workers.size)}
     if local_size > 1:
-        connections[LOCAL] = connection(LOCAL, number, place, local_size)
-        connections[CROSS] = connection(CROSS, place, number, len(nodes))
+        connections[LOCAL] = connection(LOCAL, number, local_rank, local_size)
+        connections[CROSS] = connection(CROSS, local_rank, number, len(nodes))
     return Groups(workers, connections, Note(store, dist.get_rank()))
 
 
 def _nodes(order: Sequence[int], hosts: Sequence[str], hierarchical: bool | int) -> list[list[int]]:
-    """The ranks of each node."""
+    """Return the ranks of each node."""
     if hierarchical is False:
         return [[rank] for rank in order]
     if hierarchical is not True:
@@ -274,12 +288,18 @@ def _nodes(order: Sequence[int], hosts: Sequence[str], hierarchical: bool | int)
 
 
 def _host() -> str:
-    """The same for the workers that a launcher has started on one node, and for no others."""
+    """Return a name that is unique to one node's workers.
+
+    A launcher has started these workers on the node.
+    """
     return f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}"
 
 
 def timeout_of(group: Any = None) -> datetime.timedelta | None:
-    """That of a process group's collectives; None where this PyTorch does not tell."""
+    """Return the timeout of a process group's collectives.
+
+    Returns None if PyTorch does not expose it.
+    """
     found = group if group is not None else dist.group.WORLD
     for device in getattr(found, "_device_types", ()):
         options = getattr(found._get_backend(device), "options", None)

@@ -1,4 +1,4 @@
-"""Bytes that a worker sends in a collective, by the formulas of the alpha-beta model."""
+"""Bytes that a worker sends, by the alpha-beta model."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, CustomAll
 
 
 def ring_allreduce_bytes(payload: float, size: int) -> float:
-    """Sent by each of ``size`` workers for a ring allreduce of ``payload`` bytes."""
+    """Return the bytes each worker sends in a ring allreduce.
+
+    ``payload`` is in bytes, ``size`` the number of workers.
+    """
     return 2 * (size - 1) / size * payload
 
 
 def sent_bytes(request: Request, size: int) -> list[float]:
-    """Bytes that one worker sends for a request, for each gradient of the group."""
+    """Return the bytes sent for a request, for each gradient."""
     factor: int | float
     if isinstance(request, (Allreduce, CustomAllreduce)):
         factor = ring_allreduce_bytes(1, size)

@@ -326,7 +326,7 @@ def workers_that_run_out_of_data_join() -> None:
             net_loss(ddp, 0, rank()).backward()
 
     everybody_raises(
-        Exception, "join(divide_by_initial_world_size=False) cannot be served", divided_otherwise
+        Exception, "join(divide_by_initial_world_size=False) is not supported", divided_otherwise
     )
 
 
@@ -476,7 +476,7 @@ def what_is_refused() -> None:
     from torch.nn.parallel.distributed import _MixedPrecision
 
     mixed = _MixedPrecision(param_dtype=torch.float16)
-    refused("has a hook of its own", hvq.QSGD(), mixed_precision=mixed)
+    refused("registers another hook", hvq.QSGD(), mixed_precision=mixed)
     ddp = DistributedDataParallel(net())
     hvq.ddp.register(ddp, hvq.QSGD())
     everybody_raises(RuntimeError, "", lambda: hvq.ddp.register(ddp, hvq.QSGD()))

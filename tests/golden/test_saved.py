@@ -14,7 +14,7 @@ from golden import save
 import horovod_quant.torch as hvq
 from horovod_quant.analysis.calibration import read_bench
 from horovod_quant.cli.main import main
-from horovod_quant.torch.course import Course
+from horovod_quant.torch.tuning_session import TuningSession
 
 SAVED = Path(__file__).parent / "saved"
 
@@ -48,9 +48,9 @@ def test_a_choice_of_auto() -> None:
     auto = hvq.Auto(methods=[save.METHOD])
     auto.load_state_dict(_json("auto.json"))
     elements = {name: parameter.numel() for name, parameter in save.model().named_parameters()}
-    course = Course(auto, min(elements), elements)
-    assert auto.known_choice(course, 2) == save.METHOD
-    assert auto.known_choice(course, 3) is None
+    session = TuningSession(auto, min(elements), elements)
+    assert auto.known_choice(session, 2) == save.METHOD
+    assert auto.known_choice(session, 3) is None
 
 
 @pytest.mark.parametrize("name", list(save.compressors()))

@@ -39,7 +39,7 @@ KEY = Key(1, 2)
 DTYPES = (np.float32, np.float16, np.float64, np.uint16)
 NORMS = [0, -0.0, 1e-45, -1e-45, 1e-39, 2.0**-96, 1, -1, 3e38, -3e38, np.inf, -np.inf, np.nan]
 REFUSAL = re.compile(
-    "^(words: |words of lengths|norms: |scales: |steps: |[0-9]+ workers' |payload |places of |"
+    "^(words: |words of lengths|norms: |scales: |steps: |[0-9]+ workers' |payload |offsets of |"
     "index [0-9]+ is out of bounds)"
 )
 

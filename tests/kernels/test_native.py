@@ -233,17 +233,17 @@ KEYS, START = np.zeros((1, 6)), [0]
             "uniform", "l2", SegmentTable([X]), 32, 4, np.zeros((2, 6)), [0], AT, WORDS), "keys are"),
         (lambda: native_each.encode_norms_and_codes_each(
             "uniform", "max", SegmentTable([X]), 32, 4, KEYS, START, AT + 1, np.zeros(36, np.int32)),
-            "places of 1 gradients' payloads"),
+            "offsets of 1 gradients' payloads"),
         (lambda: native_each.encode_norms_and_codes_each(
             "uniform", "max", SegmentTable([X]), 32, 4, KEYS, START, AT - 1, WORDS.copy()),
-            "places of"),
+            "offsets of"),
         (lambda: native_each.decode_codes_each(
             "uniform", [], AT, [], AT, 32, 4, 1.0, [X.copy()]), "0 workers' pieces"),
         (lambda: native_each.decode_codes_each(
-            "uniform", [WORDS], AT, [NORMS[:3]], AT, 32, 4, 1.0, [X.copy()]), "places of 1 gradients' norms"),
+            "uniform", [WORDS], AT, [NORMS[:3]], AT, 32, 4, 1.0, [X.copy()]), "offsets of 1 gradients' norms"),
         (lambda: native_each.decode_codes_each(
             "exponential", [WORDS, WORDS[:11]], AT, [NORMS, NORMS], AT, 32, 4, 1.0, [X.copy()]),
-            "places of 1 gradients' words"),
+            "offsets of 1 gradients' words"),
         (lambda: native_each.decode_codes_each(
             "exponential", [WORDS], AT, [NORMS.astype(np.float64)], AT, 32, 4, 1.0, [X.copy()]),
             "norms has dtype float64"),
@@ -252,12 +252,12 @@ KEYS, START = np.zeros((1, 6)), [0]
         (lambda: native_each.encode_rotated_each(
             SegmentTable([X]), 5, KEYS, START, AT, AT + 31, WORDS), "bits=5"),
         (lambda: native_each.encode_rotated_each(
-            SegmentTable([X]), 2, KEYS, START, AT, AT + 32, WORDS[:32].copy()), "places of"),
+            SegmentTable([X]), 2, KEYS, START, AT, AT + 32, WORDS[:32].copy()), "offsets of"),
         (lambda: native_each.encode_rotated_each(
-            SegmentTable([X]), 2, KEYS, START, AT - 1, AT + 32, WORDS.copy()), "places of"),
+            SegmentTable([X]), 2, KEYS, START, AT - 1, AT + 32, WORDS.copy()), "offsets of"),
         (lambda: native_each.add_rotated_each([], AT, AT, 2, np.zeros((1, 0, 6)), 1.0, [X.copy()], [0]), "no pieces"),
         (lambda: native_each.add_rotated_each(
-            [WORDS, WORDS[:31]], AT, AT, 2, np.zeros((1, 2, 6)), 1.0, [X.copy()], [0]), "places of"),
+            [WORDS, WORDS[:31]], AT, AT, 2, np.zeros((1, 2, 6)), 1.0, [X.copy()], [0]), "offsets of"),
         (lambda: native_each.add_rotated_each(
             [WORDS], AT, AT, 2, np.zeros((1, 2, 6)), 1.0, [X.copy()], [0]), "keys are"),
     ],

@@ -284,7 +284,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         (lambda: kernels.bucket_maxima(np.ones(3, np.float32), 32), "x is a ndarray"),
         (lambda: kernels.bucket_maxima(x[::2], 32), "flat and contiguous"),
         (lambda: kernels.encode_uniform_sum(x, norms, 32, 7, 4, key_of_word), "key is a KeyOfWord"),
-        (lambda: kernels.key_of_word(chain, "worker", words), "512 words, where one holds the step"),
+        (lambda: kernels.key_of_word(chain, "worker", words), "512 words, where one has the step"),
         (lambda: kernels.key_of_word(chain, "worker", x[:1]), "word has dtype"),
         (lambda: kernels.pack([(3, np.int32, lambda out: words[:2])]), r"a part is torch.int32\[2\]"),
         (lambda: SegmentTable([torch.ones(4, 4, device=DEVICE).t()]), "not all tensors are contiguous"),

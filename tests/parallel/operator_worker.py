@@ -163,7 +163,7 @@ def loaded_late(job: Job) -> None:
         compressor.load_state_dict(saved)
     except RuntimeError as error:
         assert job.framework == "tensorflow", error  # noqa: PT017
-        assert "has already exchanged gradients; load the state before that" in str(error), error  # noqa: PT017
+        assert "has already reduced gradients; load the state before that" in str(error), error  # noqa: PT017
         return
     assert job.framework == "torch"
     again = [job.reduce(compressor, seed) for seed in range(3)]

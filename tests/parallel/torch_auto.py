@@ -105,7 +105,7 @@ class _Training:
                 assert_bits_equal(parameter.grad, exact, f"step {number}, {name}")
         with self.optimizer.skip_synchronize():
             self.optimizer.step()
-        policy = self.auto.course_of(self.optimizer).policy
+        policy = self.auto.session_of(self.optimizer).policy
         self.methods.append("none" if policy is None else str(policy.scheme))
 
     def steps(self, count: int) -> None:
@@ -220,7 +220,7 @@ def auto_knows_a_choice_from_one_worker() -> None:
     wider = torch.nn.Sequential(torch.nn.Linear(40, 90), *[torch.nn.Tanh()] * 3, torch.nn.Linear(90, 30))
     of_other_sizes = _Training(auto, wider)
     of_other_sizes.steps(1)
-    assert auto.course_of(of_other_sizes.optimizer).label == label
+    assert auto.session_of(of_other_sizes.optimizer).label == label
     assert auto.report(of_other_sizes.optimizer).method is None
     resumed = hvq.Auto(methods=METHODS)
     resumed.load_state_dict(auto.state_dict())
@@ -417,7 +417,7 @@ def auto_among_workers_that_join() -> None:
 
 
 def _phase(auto: Any, optimizer: Any) -> Any:
-    course = auto.course_of(optimizer)
-    if course is None:  # that has not been in any step
+    session = auto.session_of(optimizer)
+    if session is None:  # that has not been in any step
         return "opening", None, 0
-    return course._phase, course._trial.turn if course._phase == "trial" else None, course._counted
+    return session._phase, session._trial.current if session._phase == "trial" else None, session._counted

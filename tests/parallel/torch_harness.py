@@ -103,7 +103,7 @@ class Followed:
 
     @property
     def policy(self) -> Any:
-        return self._auto.course_of(self._optimizer).policy or self
+        return self._auto.session_of(self._optimizer).policy or self
 
     def scheme_for(self, name: str, elements: int) -> None:
         """As of a policy that leaves everything to Horovod."""

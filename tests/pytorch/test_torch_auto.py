@@ -12,8 +12,8 @@ import torch
 
 import horovod_quant.torch as hvq
 from horovod_quant.autotune.trial import Report
-from horovod_quant.torch.attendance import Witness, least_for_all, lengthened
-from horovod_quant.torch.course import Course
+from horovod_quant.torch.participation import ParticipationProbe, probe_bound, with_probe
+from horovod_quant.torch.tuning_session import TuningSession
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,22 @@ def test_a_state_of_something_else_is_refused(state: Any) -> None:
 
 def test_a_state_comes_back() -> None:
     auto = hvq.Auto()
-    own = Course(auto, "a", {"a": 3000, "b": 20})
+    own = TuningSession(auto, "a", {"a": 3000, "b": 20})
     state = {"exchanges": {"a": 3}, "version": 2, "choices": {own.key: {"method": "eden-3", "workers": 4}}}
     auto.load_state_dict(state)
     assert auto.state_dict() == state
-    others = [Course(auto, "a", {"a": 3000, "b": 30}), Course(auto, "a", {"a": 3000}), Course(auto, "b", {})]
+    others = [
+        TuningSession(auto, "a", {"a": 3000, "b": 30}),
+        TuningSession(auto, "a", {"a": 3000}),
+        TuningSession(auto, "b", {}),
+    ]
     assert (auto.known_choice(own, 4), auto.known_choice(own, 5)) == ("eden-3", None)
     assert [auto.known_choice(other, 4) for other in others] == [None] * 3
 
 
 def test_a_state_of_the_first_release_comes_back_once() -> None:
     auto = hvq.Auto()
-    one, other = Course(auto, "a", {"a": 3000}), Course(auto, "a", {"a": 2000})
+    one, other = TuningSession(auto, "a", {"a": 3000}), TuningSession(auto, "a", {"a": 2000})
     auto.load_state_dict({"exchanges": {}, "choices": {"a": {"method": "eden-3", "workers": 4}}})
     assert auto.known_choice(one, 4) == "eden-3-server3"  # what eden-3 meant then
     auto.keep(one, Report("eden-3", (), 4))
@@ -126,24 +130,24 @@ def test_the_former_name_of_the_limit_was_a_root() -> None:
         hvq.Auto(max_nmse=0.04, max_error=0.2)
 
 
-def test_the_witness_is_a_small_vector_and_another_one_when_it_is_gone() -> None:
+def test_the_probe_is_a_small_vector_and_another_one_when_it_is_gone() -> None:
     parameters = [
         (f"p{i}", torch.zeros(shape)) for i, shape in enumerate([(2, 1), (9,), (7,), (7,), (50, 40)])
     ]
-    witness = Witness()
+    probe = ParticipationProbe()
 
     def chosen() -> list[str]:
-        return [name for name, parameter in parameters if witness.is_of(parameter)]
+        return [name for name, parameter in parameters if probe.is_of(parameter)]
 
-    witness.choose(parameters)
+    probe.choose(parameters)
     assert chosen() == ["p2"]
-    witness.choose(reversed(parameters))
+    probe.choose(reversed(parameters))
     assert chosen() == ["p2"]
-    witness.choose(parameters[:2] + parameters[3:])
+    probe.choose(parameters[:2] + parameters[3:])
     assert chosen() == ["p3"]
-    witness.choose(parameters[:1])
+    probe.choose(parameters[:1])
     assert chosen() == ["p0"]
-    witness.choose([])
+    probe.choose([])
     assert chosen() == []
 
 
@@ -158,7 +162,7 @@ def test_a_worker_less_is_noticed_whatever_the_type(dtype: torch.dtype) -> None:
                 "Call", (), {"op": op, "process_set": type("Set", (), {"size": lambda _, n=size: n})()}
             )()
             for present in (size, size - 1):
-                own = lengthened(torch.full((3, 2), float("nan"), dtype=dtype))
+                own = with_probe(torch.full((3, 2), float("nan"), dtype=dtype))
                 assert own.shape == (7,)
                 total = own * present * (1 / size if op is Average else 1)
-                assert (float(total[-1]) > least_for_all(call)) == (present == size), (size, present)
+                assert (float(total[-1]) > probe_bound(call)) == (present == size), (size, present)

@@ -158,7 +158,7 @@ def test_a_part_of_a_place_is_a_place() -> None:
     assert (address(part.array()), part.shape, part.nbytes) == (part.address, (3,), 12)
     assert as_array(part) is part.array()
     assert as_array(taken) is taken.array()
-    with pytest.raises(ValueError, match="a span is of consecutive elements"):
+    with pytest.raises(ValueError, match="a BufferView has consecutive elements"):
         taken[::2]
 
 
@@ -197,5 +197,5 @@ def test_a_place_keeps_the_memory_that_a_tensor_loses() -> None:
     gradient.data = torch.zeros(1 << 22)
     assert native_each.bucket_maxima_each(native_each.SegmentTable([taken]), 1 << 22).tolist() == [3.0]
     storage = weakref.ref(taken._memory)
-    taken.let_go()
+    taken.release()
     assert storage() is None

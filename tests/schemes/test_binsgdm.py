@@ -153,7 +153,7 @@ def test_the_servers_bits_have_the_same_law_however_the_workers_bits_depend_on_e
 
 
 def test_a_gradient_without_state_is_refused() -> None:
-    with pytest.raises(ValueError, match="BinSGDM exchanges only gradients of its own optimizer"):
+    with pytest.raises(ValueError, match="BinSGDM reduces only gradients of its optimizer"):
         simulate(BinSGDM(), [np.ones(5)], states=None)
 
 

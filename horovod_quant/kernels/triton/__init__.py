@@ -1,12 +1,12 @@
-"""The kernels in Triton, for tensors on a GPU: the functions of `reference`, and the same bits.
+"""Kernels in Triton for tensors on a GPU, bit-identical to `reference`.
 
-They take and return flat, contiguous tensors, enqueue their work on the current stream, and do not wait for it. Inside
-a `batch` the tensors that the same kernel works on take one launch; `pack` opens one.
+They take and return flat, contiguous tensors, enqueue their work on the current stream, and do not wait for it. Within
+a `batch` one launch of a kernel processes all of its tensors; `pack` begins a batch.
 
 With TRITON_INTERPRET=1 in the environment when Triton is imported, the same kernels run in Triton's interpreter, on
-tensors in the host's memory, thousands of times slower. Tests do that.
+tensors in host memory, thousands of times slower. Tests use this.
 
-Elias coding is not here: its streams are made and read on the host.
+Elias coding is not here: the host encodes and decodes its streams.
 """
 
 from __future__ import annotations

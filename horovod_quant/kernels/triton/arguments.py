@@ -1,4 +1,4 @@
-"""Checks and conversions of what the backend's functions are given."""
+"""Validation and conversion of arguments of the backend's functions."""
 
 from __future__ import annotations
 
@@ -27,18 +27,24 @@ TYPES = {
     np.dtype(np.int32): torch.int32,
     np.dtype(bool): torch.bool,
 }
-"""PyTorch's types, by the numpy types that schemes speak of."""
+"""PyTorch's dtypes, by the numpy dtypes that schemes use."""
 
 _VECTOR_BYTES = 16
 
 
 def current_device() -> torch.device:
-    """Where new arrays are: this thread's GPU, or the host's memory for Triton's interpreter."""
+    """Return the device of new arrays.
+
+    This thread's GPU, or the CPU for Triton's interpreter.
+    """
     return torch.device("cpu") if INTERPRETED else torch.device("cuda", torch.cuda.current_device())
 
 
 def as_tensor(array: Any, device: torch.device | None = None) -> torch.Tensor:
-    """A tensor as it is; a small array that a scheme made with numpy, on the device."""
+    """Return a tensor unchanged.
+
+    Copy a small numpy array of a scheme to the device.
+    """
     if isinstance(array, torch.Tensor):
         return array
     return on_device(np.ascontiguousarray(array), device or current_device())
@@ -76,7 +82,7 @@ def typed(tensor: Any, dtype: torch.dtype, name: str) -> torch.Tensor:
 
 
 def result(out: torch.Tensor | None, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """``out``, or a new tensor."""
+    """Return ``out`` after validation, or a new tensor."""
     if out is None:
         return torch.empty(length, dtype=dtype, device=device)
     out = flat(out, "out")
@@ -102,20 +108,20 @@ def codes_of(words: Any, elements: int, bits: int) -> torch.Tensor:
 
 
 def aligned(*tensors: torch.Tensor) -> bool:
-    """True if whole vectors can be read from, and written to, the beginnings of the tensors."""
+    """True if the tensors' addresses are aligned for vector loads and stores."""
     return all(tensor.data_ptr() % _VECTOR_BYTES == 0 for tensor in tensors)
 
 
 def key_entries(key: Key, start: int) -> Mapping[str, int]:
     if not isinstance(key, Key):
         raise TypeError(
-            f"key is a {type(key).__name__}; on a GPU only the kernels of rotations take such a one"
+            f"key is a {type(key).__name__}; on a GPU only the kernels of rotations accept this type"
         )
     return {**key._asdict(), "start": start}
 
 
 def float_entry(value: float) -> int:
-    """A number rounded to float32, as its bits."""
+    """Return the bits of a number rounded to float32."""
     with np.errstate(over="ignore"):
         return int(np.float32(value).view(np.int32))
 
@@ -123,5 +129,5 @@ def float_entry(value: float) -> int:
 def check_same_length(words: Sequence[torch.Tensor]) -> None:
     if not words or len({len(one) for one in words}) > 1 or len(words[0]) % ROW:
         raise ValueError(
-            f"words of lengths {[len(own) for own in words]}; they must be the same multiple of {ROW}"
+            f"words of lengths {[len(one) for one in words]}; they must be the same multiple of {ROW}"
         )

@@ -1,4 +1,4 @@
-"""What schemes do with whole arrays besides computing, and conversions of whole arrays."""
+"""Functions on whole tensors: packing, copies and conversions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from horovod_quant.kernels.triton.arguments import (
 from horovod_quant.kernels.triton.launching import Job, Kernel, Launch, batch, run, settle
 
 TILES_AT_A_TIME = 2**31
-"""More than any tensor has: pieces are for a processor's caches."""
+"""More than any tensor has: loops over pieces are for a CPU's caches."""
 
-_COUNT = 4096  # elements that a program takes
+_COUNT = 4096  # elements per program
 _FLAG_WORDS = 16
 _FLAGS_COUNT = 128
 
@@ -42,9 +42,9 @@ _write_nan_tiles = Kernel(one_bit.write_nan_tiles)
 
 
 def pack(parts: Sequence[Part]) -> torch.Tensor:
-    """One array of consecutive parts, each computed in its place; int32 words where the parts' types differ.
+    """Return one array of consecutive parts, each computed in place.
 
-    The parts are a `batch`: those that the same kernel computes take one launch.
+    Int32 words if the types differ. The parts are a `batch`: a kernel computes all of its parts in one launch.
     """
     types = {np.dtype(dtype) for _, dtype, _ in parts}
     dtype = types.pop() if len(types) == 1 else np.dtype(np.int32)
@@ -67,24 +67,24 @@ def concatenate(arrays: Sequence[Any]) -> torch.Tensor:
 
 
 def view(array: torch.Tensor, dtype: Any) -> torch.Tensor:
-    """The same bits as another type of the same size."""
+    """View a tensor as another type of the same size."""
     return array.view(TYPES[np.dtype(dtype)])
 
 
 def empty(elements: int) -> torch.Tensor:
-    """What a decoding kernel takes for ``out`` where the result is float32 and temporary."""
+    """Return the ``out`` of a decoding kernel for a temporary float32 result."""
     return torch.empty(elements, dtype=torch.float32, device=current_device())
 
 
 def step_word(number: int, out: torch.Tensor | None = None) -> torch.Tensor:
-    """See `horovod_quant.kernels.arrays.step_word`."""
+    """Return the step as a word: see `horovod_quant.kernels.arrays.step_word`."""
     found = result(out, 1, torch.int32, current_device() if out is None else out.device)
     run(_write_word, Job(1, 1, {"target": found, "number": number & ALL_ONES}))
     return found
 
 
 def pack_flags(flags: torch.Tensor) -> torch.Tensor:
-    """A bit a flag in whole int32 words, the first flag lowest."""
+    """Pack flags as bits of int32 words, the first flag lowest."""
     flags = typed(flags, torch.bool, "flags")
     words = torch.empty(ceil_div(len(flags), 32), dtype=torch.int32, device=flags.device)
     run(
@@ -96,7 +96,7 @@ def pack_flags(flags: torch.Tensor) -> torch.Tensor:
 
 
 def any_bits(arrays: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-    """The bits that are set in any of the int32 arrays."""
+    """Write the bitwise or of int32 arrays."""
     arrays = [typed(array, torch.int32, "array") for array in arrays]
     job = Job(len(out), _FLAGS_COUNT, {"target": out}, pointers=arrays)
     run(_any_bits, job, WORKERS=len(arrays), COUNT=_FLAGS_COUNT)
@@ -113,7 +113,7 @@ def unpack_flags(words: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def with_nan_tiles(values: torch.Tensor, broken: torch.Tensor) -> torch.Tensor:
-    """``values`` with NaN written to the tiles of 1,024 elements that are marked."""
+    """Write NaN to the marked tiles of 1,024 elements, and return ``values``."""
     values, broken = floats(values, "values"), typed(broken, torch.bool, "broken")
     job = Job(len(values), TILE, {"target": values, "broken": broken})
     run(_write_nan_tiles, job, KIND=KINDS[values.dtype], ALIGNED=aligned(values))
@@ -131,7 +131,7 @@ def to_float16(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor
 
 
 def scale(pieces: Sequence[torch.Tensor], factor: float, out: torch.Tensor) -> torch.Tensor:
-    """Writes float32 ``pieces``, one after another and times ``factor``, to a floating-point tensor."""
+    """Write concatenated float32 ``pieces`` times ``factor`` to a floating-point tensor."""
     if sum(map(len, pieces)) != len(out):
         raise ValueError(f"pieces of lengths {[len(piece) for piece in pieces]} for {len(out)} elements")
     low = 0
@@ -142,7 +142,10 @@ def scale(pieces: Sequence[torch.Tensor], factor: float, out: torch.Tensor) -> t
 
 
 def mean(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The mean of float32 arrays: their sum, in their order, times the rounded inverse of their number."""
+    """Return the mean of float32 arrays.
+
+    It is their sum, in order, times the rounded inverse of their number.
+    """
     arrays = [typed(array, torch.float32, "array") for array in arrays]
     if len({len(array) for array in arrays}) > 1:
         raise ValueError(f"arrays of lengths {[len(array) for array in arrays]}; they must be the same")
@@ -153,7 +156,10 @@ def mean(arrays: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def norms_of_square_sums(square_sums: torch.Tensor) -> torch.Tensor:
-    """float32 square roots of float64 sums; inf where the root leaves float32's range."""
+    """Return float32 square roots of float64 sums.
+
+    Inf where the root leaves the range of float32.
+    """
     square_sums = typed(square_sums, torch.float64, "square_sums")
     norms = torch.empty(len(square_sums), dtype=torch.float32, device=square_sums.device)
     run(_square_roots, Job(len(norms), _COUNT, {"source": square_sums, "target": norms}))
@@ -161,7 +167,10 @@ def norms_of_square_sums(square_sums: torch.Tensor) -> torch.Tensor:
 
 
 def _square_roots(jobs: Launch, constants: Mapping[str, Any]) -> None:
-    """By PyTorch, because Triton promises a correctly rounded root of float32 numbers alone."""
+    """Compute square roots by PyTorch.
+
+    Triton's are correctly rounded for float32 only.
+    """
     sums = torch.cat([job.entries["source"] for job in jobs])
     pieces = sums.sqrt().to(torch.float32).split([job.elements for job in jobs])
     _copy_words(

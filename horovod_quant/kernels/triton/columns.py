@@ -1,16 +1,16 @@
-"""The columns of a launch's table: what a kernel gets of each of its tensors, as int64 numbers.
+"""Columns of a launch's table: the int64 arguments of each tensor.
 
-A launch works on many tensors. Its table has a row for each of them, and behind the rows lists of further pointers and
-numbers.
+A launch processes many tensors. Its table has a row for each of them, and lists of further pointers and numbers after
+the rows.
 """
 
 import triton.language as tl
 
 NAMES = (
-    "first_block",  # the launch's first program that works on this tensor
+    "first_block",  # the launch's first program for this tensor
     "elements",
-    "source",  # pointers: what is read, ...
-    "target",  # ... what is written, ...
+    "source",  # pointers to the input, ...
+    "target",  # ... to the output, ...
     "norms",
     "momentum",
     "scale",
@@ -25,8 +25,8 @@ NAMES = (
     "start",  # index of the first element in its tensor: it selects the random bits
     "factor",  # bits of a float32
     "second_factor",
-    "number",  # to be written to a word
-    "pointers",  # where in the table this tensor's list of pointers begins
+    "number",  # the value of a word to write
+    "pointers",  # offset of this tensor's list of pointers in the table
 )
 
 (

@@ -1,6 +1,6 @@
-"""Kernels that unpack what was sent, and write its values.
+"""Kernels that decode payloads.
 
-A tensor of Triton's has one row of each tile, as in `encoding`: a word is loaded once, and its codes become rows.
+A Triton tensor has one row of each tile, as in `encoding`: a word is loaded once, and its codes become rows.
 """
 
 # mypy: disable-error-code="assignment"
@@ -17,11 +17,11 @@ from horovod_quant.kernels.triton.elements import (
     elements_left,
     float_bits,
     float_pointer,
-    place,
+    row_and_block,
 )
 from horovod_quant.kernels.triton.tiles import of_rows, read_codes, read_norms, words_of_a_tile, write_tiles
 
-_UNROLLED = tl.constexpr(8)  # workers whose words are all loaded before the first is used
+_UNROLLED = tl.constexpr(8)  # workers whose words are loaded before the first is used
 
 
 @triton.jit
@@ -30,9 +30,12 @@ def decode_sum(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr,
     LEVELS: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Sums of signed digits of ``WIDTH`` bits. A program takes ``TILES`` tiles of `words_of_a_tile`."""
+    """Decode sums of signed digits of ``WIDTH`` bits.
+
+    ``TILES`` tiles of `words_of_a_tile` per program.
+    """
     COUNT: tl.constexpr = TILES * words_of_a_tile(WIDTH) * (32 // WIDTH) * ROW
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
     SIZE: tl.constexpr = COUNT // TILES
     first = block * COUNT
@@ -46,7 +49,7 @@ def decode_sum(
 
 @triton.jit
 def _read_sum(source, left, BIAS: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr):
-    """The fields of a program's words, in rows ``[TILES, 32, 32]``."""
+    """Return the fields of a program's words, in rows ``[TILES, 32, 32]``."""
     FIELDS: tl.constexpr = 32 // WIDTH
     WORDS: tl.constexpr = words_of_a_tile(WIDTH)
     number = tl.arange(0, 32)[None, :, None]
@@ -73,12 +76,12 @@ def decode_codes(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, EXPONENTIAL: tl.constexpr,
     LEVELS: tl.constexpr, BITS: tl.constexpr, WORKERS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the workers' codes, each with its own norms. A program takes ``TILES`` tiles.
+    """Decode the sum of the workers' codes, each with that worker's norms.
 
-    The list of pointers holds each worker's words and norms.
+    ``TILES`` tiles per program. The list of pointers has each worker's words and norms.
     """
     COUNT: tl.constexpr = TILES * 32 * ROW
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
     factor = float_bits(tl.load(row + FACTOR))
     pointers = table + tl.load(row + POINTERS)
@@ -100,7 +103,7 @@ def _workers_values(
     pointers, block, left, factor,
     BUCKET: tl.constexpr, EXPONENTIAL: tl.constexpr, LEVELS: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """One worker's values of a program's elements."""
+    """Return one worker's values of a program's elements."""
     source = tl.load(pointers).to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW)
     codes = read_codes(source, ((left + (ROW - 1)) // ROW * BITS + 31) // 32, BITS, TILES)
     norms = tl.load(pointers + 1).to(tl.pointer_type(tl.float32))
@@ -117,7 +120,7 @@ def _scales(
     norms, first, left, factor,
     BUCKET: tl.constexpr, LEVELS: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr = TILE,
 ):  # fmt: skip
-    """The value of a level in each of a program's rows, ``[TILES, 32, 32]``."""
+    """Return a level's value in each row, ``[TILES, 32, 32]``."""
     return of_rows(decoding_scales(read_norms(norms, first, left, BUCKET, TILES, SIZE), factor, LEVELS))
 
 

@@ -1,8 +1,8 @@
-"""Launches of compiled kernels without Triton's own way to them, which costs the host 20 to 50 us each time.
+"""Direct launches of compiled kernels.
 
-Triton binds and inspects a launch's arguments to find the compiled kernel. Here that is known: constants, the device,
-and two addresses that are multiples of 16. The first launch goes Triton's way and returns the compiled kernel; later
-ones call its launcher. Whatever is not as expected goes Triton's way again.
+They avoid 20 to 50 us of Triton's host code each. Triton binds and inspects a launch's arguments to find the compiled
+kernel. Here the key is known: constants, the device, and two addresses that are multiples of 16. The first launch uses
+Triton's path and returns the compiled kernel; later ones call its launcher. All other cases use Triton's path.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ try:
 except ImportError:  # an older Triton
     knobs = None
 
-_ALIGNMENT = 16  # for which Triton compiles a kernel with the addresses that it has first seen here
+_ALIGNMENT = 16  # alignment that Triton assumes in a kernel compiled for such addresses
 
 
 class Launcher:
-    """Of one kernel.
+    """Launcher of one kernel.
 
     Args:
         function: a Triton kernel whose first two arguments are pointers, the others constants.
-        options: of every launch.
+        options: options of every launch.
     """
 
     def __init__(self, function: Any, options: Mapping[str, Any]) -> None:
@@ -42,12 +42,12 @@ class Launcher:
         device: int,
         stream: int,
     ) -> None:
-        """A launch on the current stream of the current device.
+        """Launch on the current stream of the current device.
 
         Args:
-            programs: their number.
-            addresses: of the first two arguments.
-            tensors: returns the two arguments as tensors.
+            programs: the number of programs.
+            addresses: the addresses of the first two arguments.
+            tensors: returns these two arguments as tensors.
             constants: all other arguments.
             device: the number of the current device.
             stream: the handle of the current stream.
@@ -70,7 +70,10 @@ class Launcher:
             self._compiled[key] = self._prepared(compiled, constants)
 
     def _prepared(self, kernel: Any, constants: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
-        """The compiled kernel and its constants in order; None if it must be launched Triton's way."""
+        """Return the compiled kernel and its constants in order.
+
+        Returns None if only Triton's path works.
+        """
         names = getattr(self._function, "arg_names", None)
         if hasattr(kernel, "result"):
             kernel = kernel.result()
@@ -81,7 +84,7 @@ class Launcher:
 
 
 def _is_usual(addresses: tuple[int, int]) -> bool:
-    """True if the addresses are aligned, and no profiler has a hook for launches."""
+    """True for aligned addresses, without a profiler's hook for launches."""
     if knobs is None:
         return False
     runtime = knobs.runtime

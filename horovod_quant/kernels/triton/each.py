@@ -1,7 +1,8 @@
-"""The kernels for many gradients in one call, see `horovod_quant.kernels.native_each`: a launch, made by numpy.
+"""Kernels for many gradients in one call, as in `native_each`.
 
-Each is bit-identical to one call per gradient of the function without ``_each``, from which it also has its programs
-and constants: `table.steps_of`. Positions (``..._at``) are in elements of 4 bytes of the array beside them.
+numpy builds the launch tables. Each is bit-identical to one call per gradient of the function without ``_each``, which
+also determines its programs and constants: `table.steps_of`. Offsets (``..._at``) are in 4-byte elements of the array
+next to them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ _MOST_BITS = {"uniform": 16, "exponential": 8}
 
 
 def keys_and_starts(keys: np.ndarray, starts: Sequence[int], count: int) -> dict[str, np.ndarray]:
-    """The columns of ``keys``, uint32 ``[gradients, fields of Key]``, and of the starts."""
+    """Return the table columns of keys and starts.
+
+    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    """
     first = np.array(starts, np.int64)
     if keys.shape != (count, len(_FIELDS)) or first.shape != (count,):
         raise ValueError(f"keys are {list(keys.shape)} and starts {list(first.shape)}, of {count} gradients")
@@ -47,11 +51,11 @@ def range_of(tensor: torch.Tensor) -> tuple[int, int]:
     return low, low + tensor.numel() * tensor.element_size()
 
 
-def check_places(what: str, places: np.ndarray, lengths: np.ndarray, room: int) -> None:
-    if places.shape != lengths.shape or (
-        len(places) and (int(places.min()) < 0 or int((places + lengths).max()) > room)
+def check_offsets(what: str, offsets: np.ndarray, lengths: np.ndarray, room: int) -> None:
+    if offsets.shape != lengths.shape or (
+        len(offsets) and (int(offsets.min()) < 0 or int((offsets + lengths).max()) > room)
     ):
-        raise ValueError(f"places of {len(lengths)} gradients' {what}: not all within {room} words")
+        raise ValueError(f"offsets of {len(lengths)} gradients' {what}: not all within {room} words")
 
 
 def _check_table(table: SegmentTable) -> None:
@@ -67,7 +71,10 @@ def _check_table(table: SegmentTable) -> None:
 def bucket_maxima_each(
     table: SegmentTable, bucket_size: int, out: torch.Tensor | None = None, at: np.ndarray | None = None
 ) -> torch.Tensor:
-    """All gradients' maxima, one after another; in ``out``, if given, those of gradient i begin at ``at[i]``."""
+    """Return all gradients' maxima, concatenated.
+
+    With ``out`` it writes them there, from ``at[i]`` on for gradient i.
+    """
     return _norms_each(functions.bucket_maxima, table, bucket_size, torch.float32, out, at)
 
 
@@ -82,11 +89,11 @@ def _norms_each(function, table, bucket_size, dtype, out, at):
         out = torch.empty(total_buckets(table, bucket_size), dtype=dtype, device=table.device)
     counts = table.counts(bucket_size)
     at = before(counts) if at is None else at
-    check_places("norms", at, counts, len(out))
+    check_offsets("norms", at, counts, len(out))
     targets = out.data_ptr() + out.element_size() * at
     for group in table.groups:
         longest = table.longest(group)
-        # Longer ones than a bucket are all alike; see `functions._norm_bucket_size`.
+        # All tensors longer than a bucket use the same kernel; see `functions._norm_bucket_size`.
         size = min(max(len(longest), TILE) - 1, bucket_size).bit_length()
         steps = steps_of(
             (function, group[:2], bucket_size, size), lambda: function(longest, bucket_size)  # noqa: B023
@@ -99,7 +106,7 @@ def _norms_each(function, table, bucket_size, dtype, out, at):
 
 
 def norms_of_square_sums_each(sums: torch.Tensor) -> torch.Tensor:
-    """As `arrays.norms_of_square_sums`, in its place in the batch."""
+    """Compute `arrays.norms_of_square_sums` in order within the batch."""
     norms = torch.empty(len(sums), dtype=torch.float32, device=sums.device)
     run_call(lambda: norms.copy_(sums.sqrt()), sums.device)
     return norms
@@ -108,9 +115,9 @@ def norms_of_square_sums_each(sums: torch.Tensor) -> torch.Tensor:
 def copy_each(
     source: torch.Tensor, source_at: np.ndarray, out: torch.Tensor, at: np.ndarray, counts: np.ndarray
 ) -> None:
-    """Copies runs of 4-byte words."""
-    check_places("words", source_at, counts, len(source))
-    check_places("words", at, counts, len(out))
+    """Copy ranges of 4-byte words."""
+    check_offsets("words", source_at, counts, len(source))
+    check_offsets("words", at, counts, len(out))
     copy_addresses(
         source.data_ptr() + _BYTES * source_at, out.data_ptr() + _BYTES * at, counts, (source, out)
     )
@@ -175,15 +182,18 @@ def decode_uniform_sum_each(
     outs: Sequence[Any],
     table: SegmentTable | None = None,
 ) -> None:
-    """``table`` is used if it is that of ``outs``."""
+    """Decode sums of integers to gradients.
+
+    ``table`` is reused if it describes ``outs``.
+    """
     check_range("levels", levels, 1, functions.MAX_LEVELS)
     check_range("width", width, 1, 16)
     check_bucket_size(bucket_size)
     table = table_of(outs, table)
     _check_table(table)
     counts = table.words(sum_words, width)
-    check_places("words", words_at, counts, len(words))
-    check_places("norms", norms_at, table.counts(bucket_size), len(norms))
+    check_offsets("words", words_at, counts, len(words))
+    check_offsets("norms", norms_at, table.counts(bucket_size), len(norms))
     columns = {
         "source": typed(words, torch.int32, "words").data_ptr() + _BYTES * words_at,
         "norms": typed(norms, torch.float32, "norms").data_ptr() + _BYTES * norms_at,
@@ -228,12 +238,15 @@ def encode_codes_each(
     words_at: np.ndarray,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Gradient i's norms begin at ``norms[norms_at[i]]``, its words at ``out[words_at[i]]``."""
+    """Encode codes of gradients.
+
+    Gradient i's norms begin at ``norms[norms_at[i]]``, its words at ``out[words_at[i]]``.
+    """
     check_range("bits", bits, 2, _MOST_BITS[levels])
     check_bucket_size(bucket_size)
     _check_table(table)
-    check_places("norms", norms_at, table.counts(bucket_size), len(norms))
-    check_places("words", words_at, table.words(code_words, bits), len(out))
+    check_offsets("norms", norms_at, table.counts(bucket_size), len(norms))
+    check_offsets("words", words_at, table.words(code_words, bits), len(out))
     columns = {
         "source": table.addresses,
         "norms": typed(norms, torch.float32, "norms").data_ptr() + _BYTES * norms_at,
@@ -262,15 +275,18 @@ def decode_codes_each(
     factor: float,
     outs: Sequence[Any],
 ) -> None:
-    """In each of the workers' pieces gradient i's norms, the bits of float32, begin at ``norms_at[i]``."""
+    """Decode the sum of the workers' codes of each gradient.
+
+    In each worker's piece gradient i's norms, the bits of float32, begin at ``norms_at[i]``.
+    """
     check_range("bits", bits, 2, _MOST_BITS[levels])
     check_bucket_size(bucket_size)
     if not pieces:
         raise ValueError("no pieces to decode")
     table = SegmentTable(outs, "out")
     _check_table(table)
-    check_places("words", words_at, table.words(code_words, bits), min(map(len, pieces)))
-    check_places("norms", norms_at, table.counts(bucket_size), min(map(len, pieces)))
+    check_offsets("words", words_at, table.words(code_words, bits), min(map(len, pieces)))
+    check_offsets("norms", norms_at, table.counts(bucket_size), min(map(len, pieces)))
     bases = np.array([typed(piece, torch.int32, "pieces").data_ptr() for piece in pieces], np.int64)
     pointers = np.empty((len(table), 2 * len(pieces)), np.int64)
     pointers[:, 0::2] = bases + _BYTES * words_at[:, None]

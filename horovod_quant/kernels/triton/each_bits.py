@@ -1,4 +1,4 @@
-"""The kernels of single bits for many gradients in one call, see `horovod_quant.kernels.triton.each`."""
+"""Kernels of single bits for many gradients in one call, see `horovod_quant.kernels.triton.each`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW, TILE
 from horovod_quant.kernels.triton import arrays, functions
 from horovod_quant.kernels.triton.arguments import float_entry, typed
-from horovod_quant.kernels.triton.each import check_places, keys_and_starts, range_of
+from horovod_quant.kernels.triton.each import check_offsets, keys_and_starts, range_of
 from horovod_quant.kernels.triton.launching import run_call
 from horovod_quant.kernels.triton.table import SegmentTable, before, elements_of, launch, steps_of
 
@@ -31,9 +31,9 @@ def binarize_each(
     words_at: np.ndarray,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Gradient i's words begin at ``out[words_at[i]]``; returns the flags of all gradients' tiles.
+    """Update states and draw bits, gradient i's words from ``out[words_at[i]]`` on.
 
-    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    Return all tiles' flags. ``keys`` is uint32 ``[gradients, fields of Key]``.
     """
     if not len(momenta) == len(scales) == len(betas) == len(table):
         raise ValueError(
@@ -41,7 +41,7 @@ def binarize_each(
         )
     m, b = _state(momenta, table, "momenta"), _state(scales, table, "scales")
     counts = table.counts(TILE)
-    check_places("words", words_at, ROW * counts, len(out))
+    check_offsets("words", words_at, ROW * counts, len(out))
     broken = torch.empty(int(counts.sum()), dtype=torch.bool, device=table.device)
     given = np.array(betas, np.float64)
     columns = {
@@ -77,8 +77,11 @@ def _state(arrays: Sequence[Any], gradients: SegmentTable, name: str) -> Segment
 
 
 def pack_flags_each(flags: torch.Tensor, tile_counts: np.ndarray, out: torch.Tensor, at: np.ndarray) -> None:
-    """Packs the flags of each gradient's tiles, which follow one another; its words begin at ``out[at[i]]``."""
-    check_places("flags", at, -(-tile_counts // ROW), len(out))
+    """Pack the concatenated flags of the gradients' tiles.
+
+    Gradient i's words begin at ``out[at[i]]``.
+    """
+    check_offsets("flags", at, -(-tile_counts // ROW), len(out))
     if not len(flags):
         return
     (step,) = steps_of("pack flags", lambda: arrays.pack_flags(flags[:1]))
@@ -98,13 +101,14 @@ def vote_each(
     starts: Sequence[int],
     out: torch.Tensor,
 ) -> None:
-    """In the workers' payloads, and in ``out``, gradient i's words begin at ``words_at[i]``.
+    """Draw bits from the averages of the workers' bits.
 
-    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    In the workers' payloads, and in ``out``, gradient i's words begin at ``words_at[i]``. ``keys`` is uint32
+    ``[gradients, fields of Key]``.
     """
     if not payloads:
         raise ValueError("no payloads to vote")
-    check_places("words", words_at, ROW * tile_counts, min(map(len, [*payloads, out])))
+    check_offsets("words", words_at, ROW * tile_counts, min(map(len, [*payloads, out])))
     if not tile_counts.any():
         return
     payloads = [typed(payload, torch.int32, "payloads") for payload in payloads]
@@ -123,8 +127,11 @@ def vote_each(
 def any_bits_each(
     payloads: Sequence[torch.Tensor], at: np.ndarray, counts: np.ndarray, out: torch.Tensor
 ) -> None:
-    """Runs of words: the bits that are set in any payload, in which they are at the same places as in ``out``."""
-    check_places("words", at, counts, min(map(len, [*payloads, out])))
+    """Write the bitwise or of the payloads' words.
+
+    Reads and writes the same ranges of the payloads and ``out``.
+    """
+    check_offsets("words", at, counts, min(map(len, [*payloads, out])))
     if not counts.any():
         return
     (step,) = steps_of(
@@ -145,8 +152,11 @@ def decode_signs_each(
     magnitude: float,
     table: SegmentTable,
 ) -> None:
-    """Gradient i's words begin at ``payload[words_at[i]]``."""
-    check_places("words", words_at, ROW * table.counts(TILE), len(payload))
+    """Decode bits to plus or minus the magnitude.
+
+    Gradient i's words begin at ``payload[words_at[i]]``.
+    """
+    check_offsets("words", words_at, ROW * table.counts(TILE), len(payload))
     columns = {
         "source": typed(payload, torch.int32, "payload").data_ptr() + _BYTES * words_at,
         "target": table.addresses,
@@ -166,7 +176,7 @@ def decode_signs_each(
 def flags_in(
     payload: torch.Tensor, tile_words: torch.Tensor, tile_bits: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """Unpacks flags: those of each tile are bits of a word of the payload. In its place in the batch."""
+    """Unpack tiles' flags from a payload, in order within the batch."""
 
     def unpack() -> None:
         torch.ne(payload[tile_words] & tile_bits, 0, out=out)
@@ -175,7 +185,10 @@ def flags_in(
 
 
 def with_nan_tiles_each(broken: torch.Tensor, table: SegmentTable) -> None:
-    """`arrays.with_nan_tiles` of each, whose tiles' flags follow one another; the host need not know of any."""
+    """Write NaN to the flagged tiles of all gradients.
+
+    The host does not read the concatenated flags.
+    """
     counts = table.counts(TILE)
     if len(broken) != counts.sum():
         raise ValueError(f"broken: {len(broken)} flags of {counts.sum()} tiles")

@@ -1,6 +1,6 @@
-"""The rotations of many gradients in one call, see `horovod_quant.kernels.triton.each`.
+"""Rotations of many gradients in one call, see `horovod_quant.kernels.triton.each`.
 
-The steps that select signs stay on the device: `StepWords` says where they are.
+The steps that select signs stay on the device: `StepWords` has their addresses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from horovod_quant.kernels.layout import TILE, code_words
 from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.kernels.triton import arrays, rotated
 from horovod_quant.kernels.triton.arguments import float_entry, typed
-from horovod_quant.kernels.triton.each import check_places, copy_addresses, range_of
+from horovod_quant.kernels.triton.each import check_offsets, copy_addresses, range_of
 from horovod_quant.kernels.triton.table import SegmentTable, before, elements_of, launch, steps_of
 
 _BYTES = 4
@@ -26,14 +26,17 @@ _CHAIN = RngKey(0, "")
 
 
 class StepWords(NamedTuple):
-    """The addresses of the gradients' steps, and what they are in."""
+    """Addresses of the gradients' steps, and their memory."""
 
     addresses: np.ndarray
     payload: torch.Tensor
 
 
 def keys_of_numbers(keys: np.ndarray) -> np.ndarray:
-    """The entries of keys that the host knows, uint32 ``[gradients, fields of Key]``."""
+    """Return the table entries of keys on the host.
+
+    ``keys`` is uint32 ``[gradients, fields of Key]``.
+    """
     keys = keys.astype(np.uint64)
     found = np.zeros((len(keys), _KEY_ENTRIES), np.int64)
     found[:, 0] = (keys[:, 0] | keys[:, 1] << np.uint64(32)).view(np.int64)
@@ -42,7 +45,7 @@ def keys_of_numbers(keys: np.ndarray) -> np.ndarray:
 
 
 def keys_of_words(chains: Sequence[RngKey], domain: str, addresses: np.ndarray, rank: int) -> np.ndarray:
-    """The entries of keys whose steps the device knows."""
+    """Return the table entries of keys whose steps are on the device."""
     found = np.zeros((len(chains), _KEY_ENTRIES), np.int64)
     found[:, 0] = np.array([chain.state(domain) for chain in chains], np.uint64).view(np.int64)
     found[:, 1] = addresses
@@ -51,7 +54,7 @@ def keys_of_words(chains: Sequence[RngKey], domain: str, addresses: np.ndarray, 
 
 
 def write_steps(steps: Sequence[int], out: torch.Tensor, at: np.ndarray, filled: np.ndarray) -> None:
-    """Writes each step to ``out[at[i]]``, where ``filled`` says that there is one."""
+    """Write each step to ``out[at[i]]``, for the gradients flagged in ``filled``."""
     if not filled.any():
         return
     (step,) = steps_of("step", lambda: arrays.step_word(0, out[:1]))
@@ -62,7 +65,7 @@ def write_steps(steps: Sequence[int], out: torch.Tensor, at: np.ndarray, filled:
 
 
 def copy_steps(steps: StepWords, out: torch.Tensor, at: np.ndarray, filled: np.ndarray) -> None:
-    """Copies each step to ``out[at[i]]``."""
+    """Copy each step to ``out[at[i]]``."""
     counts = filled.astype(np.int64)
     copy_addresses(steps.addresses, out.data_ptr() + _BYTES * at, counts, (steps.payload, out))
 
@@ -77,8 +80,9 @@ def encode_rotated_each(
     out: torch.Tensor,
     trellis: bool = False,
 ) -> torch.Tensor:
-    """Gradient i's words begin at ``out[words_at[i]]``, its scales, the bits of float32, at ``out[scales_at[i]]``.
+    """Encode rotated codes of gradients.
 
+    Gradient i's words begin at ``out[words_at[i]]``, its scales, the bits of float32, at ``out[scales_at[i]]``.
     ``keys`` are entries of `keys_of_numbers` or `keys_of_words`.
     """
     coordinates = _check(table, bits, words_at, scales_at, len(out))
@@ -107,7 +111,7 @@ def _encode_to_trellis_each(
     coordinates: np.ndarray,
     out: torch.Tensor,
 ) -> None:
-    """By two launches, with the coordinates in memory between them."""
+    """Encode by two launches, with the coordinates in memory between them."""
     tile_at = before(table.counts(TILE))
     z = torch.empty(int(coordinates.sum()), dtype=torch.float32, device=table.device)
     units = torch.empty(int(table.counts(TILE).sum()), dtype=torch.float32, device=table.device)
@@ -150,9 +154,9 @@ def add_rotated_each(
     starts: Sequence[int],
     trellis: bool = False,
 ) -> None:
-    """In each of the workers' pieces, words and scales are where `encode_rotated_each` puts them.
+    """Decode the sum of the workers' rotated codes.
 
-    ``keys`` are each worker's entries.
+    Their pieces have the layout of `encode_rotated_each`. ``keys`` are each worker's entries.
     """
     if not 0 < len(pieces) == len(keys):
         raise ValueError(f"{len(pieces)} pieces and {len(keys)} workers' keys")
@@ -184,10 +188,10 @@ def add_rotated_each(
 def _check(
     table: SegmentTable, bits: int, words_at: np.ndarray, scales_at: np.ndarray, room: int
 ) -> np.ndarray:
-    """The numbers of coordinates."""
+    """Validate offsets, and return the numbers of coordinates."""
     check_range("bits", bits, 1, 4)
-    check_places("words", words_at, table.words(_rotated_words, bits), room)
-    check_places("scales", scales_at, table.counts(TILE), room)
+    check_offsets("words", words_at, table.words(_rotated_words, bits), room)
+    check_offsets("scales", scales_at, table.counts(TILE), room)
     return table.words(_coordinates, bits)
 
 

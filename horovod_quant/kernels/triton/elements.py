@@ -1,7 +1,7 @@
-"""Device functions that the kernels share: a program's tensor and elements, floating-point types, random bits.
+"""Device functions that all kernels share.
 
-float32 arithmetic with one rounding an operation; launches forbid fused multiply-adds (see `launching`). Numbers that
-are not finite are recognized by their bits, because a GPU's arithmetic changes the sign of a NaN.
+float32 arithmetic with one rounding per operation; launches forbid fused multiply-adds (see `launching`). Non-finite
+numbers are detected by their bits, because a GPU's arithmetic changes the sign of a NaN.
 """
 
 import triton
@@ -34,12 +34,12 @@ _MIX_1 = tl.constexpr(keys.MIX_1)
 _MIX_2 = tl.constexpr(keys.MIX_2)
 
 
-# ---- a program's place -------------------------------------------------------------------------------------------
+# ---- a program's tensor ------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def place(table, owners):
-    """The row of this program's tensor, and the program's number among those of the tensor."""
+def row_and_block(table, owners):
+    """Return this program's table row, and its number within the tensor."""
     block = tl.program_id(0)
     row = table + tl.load(owners + block) * COLUMNS
     return row, block - tl.load(row + FIRST_BLOCK)
@@ -47,16 +47,16 @@ def place(table, owners):
 
 @triton.jit
 def elements_left(row, first, MOST: tl.constexpr):
-    """How many of the tensor's elements there are from ``first`` on, at most ``MOST``, int32."""
+    """Return the number of elements from ``first`` on, at most ``MOST``, int32."""
     return tl.minimum(tl.load(row + ELEMENTS) - first, MOST).to(tl.int32)
 
 
 @triton.jit
 def below(numbers, left, WHOLE: tl.constexpr):
-    """Where ``numbers`` are less than ``left``: everywhere in a program that is ``WHOLE``.
+    """Return the mask ``numbers < left``, all true for a ``WHOLE`` program.
 
-    A kernel asks for what it does with a program whose elements are all there, and again for a tensor's last program:
-    memory moves in vectors only where no mask has to be computed.
+    Kernels have one branch for whole programs, and one for a tensor's last program: memory moves in vectors only
+    without a computed mask.
     """
     if WHOLE:
         inside = tl.full(numbers.shape, True, tl.int1)
@@ -70,7 +70,10 @@ def below(numbers, left, WHOLE: tl.constexpr):
 
 @triton.jit
 def float_pointer(address, KIND: tl.constexpr, ALIGNED: tl.constexpr):
-    """A pointer to a tensor of a floating-point type. The short types are read as their bits."""
+    """Return a pointer to a tensor of a floating-point type.
+
+    The short types are read as their bits.
+    """
     if KIND == "float32":
         pointer = address.to(tl.pointer_type(tl.float32))
     elif KIND == "float64":
@@ -84,13 +87,16 @@ def float_pointer(address, KIND: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def float_bits(value):
-    """The float32 number whose bits a table holds."""
+    """Return the float32 number whose bits are in a table."""
     return value.to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def read(source, offsets, inside, KIND: tl.constexpr):
-    """Elements as float32, rounded to nearest even, 0 where not ``inside``. NaNs keep their signs."""
+    """Read elements as float32, rounded to nearest even, 0 where not ``inside``.
+
+    NaNs keep their signs.
+    """
     if KIND == "float32":
         x = tl.load(source + offsets, mask=inside, other=0.0)
     elif KIND == "bfloat16":
@@ -111,7 +117,7 @@ def read(source, offsets, inside, KIND: tl.constexpr):
 
 @triton.jit
 def read_values(source, offsets, inside, KIND: tl.constexpr):
-    """As `read`, but NaNs may lose their signs."""
+    """Read elements as `read`, but NaNs may lose their signs."""
     if KIND == "float16":
         x = tl.load(source + offsets, mask=inside, other=0).to(tl.float16, bitcast=True).to(tl.float32)
     elif KIND == "float64":
@@ -123,7 +129,10 @@ def read_values(source, offsets, inside, KIND: tl.constexpr):
 
 @triton.jit
 def read_magnitudes(source, offsets, inside, KIND: tl.constexpr):
-    """Integers in the order of the elements' magnitudes, of which `magnitude` makes float32 bits."""
+    """Read integers in the order of the elements' magnitudes.
+
+    `magnitude` converts them to float32 bits.
+    """
     if KIND == "float16" or KIND == "bfloat16":
         x = tl.load(source + offsets, mask=inside, other=0).to(tl.int32) & 0x7FFF
     else:
@@ -142,7 +151,7 @@ def magnitude(x, KIND: tl.constexpr):
 
 @triton.jit
 def write(target, offsets, values, inside, KIND: tl.constexpr):
-    """Writes float32 values, rounded to nearest even, where ``inside``."""
+    """Write float32 values, rounded to nearest even, where ``inside``."""
     if KIND == "float32":
         tl.store(target + offsets, values, mask=inside)
     elif KIND == "bfloat16":
@@ -161,7 +170,7 @@ def write(target, offsets, values, inside, KIND: tl.constexpr):
 
 @triton.jit
 def hash_key(row, first):
-    """What `hash32` needs for the tensor's elements from ``first`` on: five uint32 numbers."""
+    """Return `hash32`'s arguments for elements from ``first`` on, five uint32."""
     index = (tl.load(row + START) + first).to(tl.uint32)
     return (
         index * _WEYL + tl.load(row + K0).to(tl.uint32),
@@ -174,13 +183,16 @@ def hash_key(row, first):
 
 @triton.jit
 def hash32(offsets, k0, k1, factor, addend, flip):
-    """`horovod_quant.kernels.keys.hash32` of the elements at ``offsets`` behind the first one of `hash_key`."""
+    """Return `horovod_quant.kernels.keys.hash32` at ``offsets`` from the first element of `hash_key`."""
     return hash_of(hash_input(offsets, k0), k1, factor, addend, flip)
 
 
 @triton.jit
 def hash_input(offsets, k0):
-    """The Weyl sequence at ``offsets``; `hash_step` leads from an element to a later one."""
+    """Return the Weyl sequence at ``offsets``.
+
+    `hash_step` advances from an element to a later one.
+    """
     return offsets.to(tl.uint32) * _WEYL + k0
 
 
@@ -191,7 +203,10 @@ def hash_step(elements):
 
 @triton.jit
 def hash_of(h, k1, factor, addend, flip):
-    """What follows the Weyl sequence. ``k1`` comes multiplied, the shift as a factor: then additions cost nothing."""
+    """Finish the hash after the Weyl sequence.
+
+    ``k1`` is premultiplied and the shift a factor, so that additions cost nothing.
+    """
     h = h ^ (h >> 16)
     h = h * _MULTIPLIER_1
     h = h ^ (h >> 15)
@@ -207,11 +222,11 @@ def _power_of_two(shift):
 
 @triton.jit
 def signs_key(pointers, index):
-    """What `hash32` needs of a key in a list of pointers, for numbers that count from ``index``.
+    """Return `hash32`'s arguments for a key in a list of pointers.
 
-    The entries are the key's two words as one number, a pointer, a worker, shift, addend and flip. Where the pointer is
-    not 0, it is that of a word with a number, which, like the worker, has yet to be mixed into the words; see
-    `horovod_quant.kernels.keys.RngKey.key`.
+    The key's entries begin at ``index``. The entries are the key's two words as one number, a pointer, a worker, shift,
+    addend and flip. A pointer that is not 0 points to a word with a number, which is still to be mixed into the key's
+    words, like the worker; see `horovod_quant.kernels.keys.RngKey.key`.
     """
     state = tl.load(pointers).to(tl.uint64)
     word = tl.load(pointers + 1)
@@ -240,7 +255,10 @@ def _absorb(state, value):
 
 @triton.jit
 def inverse_norms(norms, NUMERATOR: tl.constexpr):
-    """``NUMERATOR / norm``; 0 for a norm that counts as zero or is not finite."""
+    """Return ``NUMERATOR / norm``.
+
+    It is 0 for a norm that counts as zero or is not finite.
+    """
     usable = (norms >= MIN_NORM) & (norms < float("inf"))
     quotients = tl.div_rn(tl.full(norms.shape, NUMERATOR, tl.float32), tl.where(usable, norms, 1.0))
     return tl.where(usable, quotients, 0.0)
@@ -248,6 +266,9 @@ def inverse_norms(norms, NUMERATOR: tl.constexpr):
 
 @triton.jit
 def decoding_scales(norms, factor, LEVELS: tl.constexpr):
-    """Value of one level, times ``factor``; NaN where the norm is not finite."""
+    """Return the value of one level times ``factor``.
+
+    NaN where the norm is not finite.
+    """
     scales = tl.div_rn(norms, tl.full(norms.shape, LEVELS, tl.float32)) * factor
     return tl.where(norms < float("inf"), scales, float("nan"))

@@ -1,6 +1,6 @@
 """Kernels that round elements to levels and pack them.
 
-A tensor of Triton's has one row of each tile; the rows of a tile, and the words they go to, follow one another in the
+A Triton tensor has one row of each tile; the rows of a tile, and the words they are packed into, are unrolled in the
 source. So shifts and distances in memory are constants, and the words stay in a thread's registers.
 """
 
@@ -18,7 +18,7 @@ from horovod_quant.kernels.triton.elements import (
     hash32,
     hash_key,
     inverse_norms,
-    place,
+    row_and_block,
 )
 from horovod_quant.kernels.triton.tiles import (
     of_rows,
@@ -37,9 +37,12 @@ def encode_sum(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr,
     LIMIT: tl.constexpr, FRACTION: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Uniform levels, as signed digits to be added. A program takes ``TILES`` tiles of `words_of_a_tile`."""
+    """Round to uniform levels, as signed digits to be added.
+
+    ``TILES`` tiles of `words_of_a_tile` per program.
+    """
     COUNT: tl.constexpr = TILES * words_of_a_tile(WIDTH) * (32 // WIDTH) * ROW
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
     FIELDS: tl.constexpr = 32 // WIDTH
     WORDS: tl.constexpr = words_of_a_tile(WIDTH)
@@ -56,7 +59,7 @@ def encode_sum(
 
 @triton.jit
 def _write_sum(target, digits, left, WIDTH: tl.constexpr, TILES: tl.constexpr):
-    """Adds the digits of each word's rows, each in its place."""
+    """Pack the digits of each word's rows into its fields by addition."""
     FIELDS: tl.constexpr = 32 // WIDTH
     WORDS: tl.constexpr = words_of_a_tile(WIDTH)
     number = tl.arange(0, 32)[None, :, None]
@@ -84,9 +87,12 @@ def encode_codes(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, EXPONENTIAL: tl.constexpr,
     LIMIT: tl.constexpr, FRACTION: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Uniform or exponential levels, as codes of a sign and a magnitude. A program takes ``TILES`` tiles."""
+    """Round to uniform or exponential levels, as sign-and-magnitude codes.
+
+    ``TILES`` tiles per program.
+    """
     COUNT: tl.constexpr = TILES * 32 * ROW
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * COUNT, COUNT)
     first = block * COUNT
     source = float_pointer(tl.load(row + SOURCE), KIND, False) + first
@@ -105,7 +111,7 @@ def encode_codes(
 def _inverses(
     row, first, left, BUCKET: tl.constexpr, NUMERATOR: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr = TILE
 ):  # fmt: skip
-    """The inverse norms of a program's rows, ``[TILES, 32, 32]``."""
+    """Return the inverse norms of a program's rows, ``[TILES, 32, 32]``."""
     norms = tl.load(row + NORMS).to(tl.pointer_type(tl.float32))
     return of_rows(inverse_norms(read_norms(norms, first, left, BUCKET, TILES, SIZE), NUMERATOR))
 
@@ -120,7 +126,7 @@ def uniform_digits(x, inverse, h, LIMIT: tl.constexpr, FRACTION: tl.constexpr):
 
 @triton.jit
 def codes_of_digits(digits, BITS: tl.constexpr):
-    """Signs and magnitudes."""
+    """Return sign-and-magnitude codes."""
     sign = (digits >> (32 - BITS)) & 2 ** (BITS - 1)
     return (tl.abs(digits) | sign).to(tl.uint32)
 
@@ -138,6 +144,6 @@ def exponential_codes(x, inverse, h, mirror, BITS: tl.constexpr):
         value = tl.minimum(magnitude, SMALLEST).to(tl.float32, bitcast=True)
         small = ((value * STEPS).to(tl.int32) + (h >> 8).to(tl.int32)) >> 24
         index = tl.where(magnitude < SMALLEST, small, index)
-    # Infinity times zero is minus NaN on the reference's processor.
+    # Infinity times zero is minus NaN on the CPU, which the reference defines.
     negative = (x.to(tl.int32, bitcast=True) < 0) | ((x == float("inf")) & (inverse == 0.0))
     return (index | tl.where(negative & (index > 0), 2 ** (BITS - 1), 0)).to(tl.uint32)

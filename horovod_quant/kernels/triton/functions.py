@@ -1,4 +1,4 @@
-"""The backend's quantizers: `horovod_quant.kernels.reference` says what they mean."""
+"""Quantizers of the backend, which `horovod_quant.kernels.reference` defines."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from horovod_quant.kernels.triton.tiles import words_of_a_tile
 
 MAX_LEVELS = 2**15 - 1
 
-# How much a program of four warps takes.
-_ROWS = 128  # of elements, to decode signs
-_SUM_TILES = 4  # of digits: one for each warp, ...
-_CODE_TILES = 4  # ... and of codes
-_DECODED_TILES = 1  # by a program of one warp: the words of several workers take many registers
+# Work of a program of four warps.
+_ROWS = 128  # rows of elements, to decode signs
+_SUM_TILES = 4  # tiles of digits, one for each warp
+_CODE_TILES = 4  # tiles of codes, one for each warp
+_DECODED_TILES = 1  # in a program of one warp: the words of several workers need many registers
 _BUCKETS_TO_ADD = 16
 _LARGEST_BUCKET = MAX_ELEMENTS + 1  # for larger ones Triton's integers are too short
 _CHUNK = 1024  # elements of a bucket at a time, and ...
 _ELEMENTS_TO_COMPARE = 4096  # ... of all buckets of a program
-_TILES = 2  # of single bits
-_REGISTERS = 80  # of an encoder's thread: enough for its elements, and for six programs at a time
+_TILES = 2  # tiles of single bits
+_REGISTERS = 80  # registers of an encoder's thread: enough for its elements, and for six concurrent programs
 
 _bucket_maxima = Kernel(norms.bucket_maxima)
 _bucket_square_sums = Kernel(norms.bucket_square_sums)
@@ -111,18 +111,19 @@ def _sums(x: torch.Tensor, bucket_size: int, out: torch.Tensor | None, term: str
 
 
 def _norm_bucket_size(elements: int, bucket_size: int) -> int:
-    """One with the same norms: where one bucket has room for more than all elements, a program need not go through it.
+    """Return a bucket size with the same norms.
 
-    A power of two, because each size is compiled.
+    It is not much larger than the number of elements. A program then does not loop over an empty rest. It is a power of
+    two, because each size is compiled.
     """
     return min(bucket_size, 1 << (max(elements, TILE) - 1).bit_length())
 
 
 def clip(x: torch.Tensor, most: float) -> torch.Tensor:
-    """``x``, or where its L2 norm exceeds ``most``, ``x`` scaled down to that norm; in both cases float32.
+    """Scale ``x`` down to an L2 norm of at most ``most``.
 
-    See `horovod_quant.kernels.clipping`, whose result is float32 only where it differs from ``x``: the host is not
-    told which it is, because it would have to wait.
+    The result is always float32. In `horovod_quant.kernels.clipping` it is float32 only where it differs from ``x``.
+    Here the host does not know whether it does, because it would have to wait.
     """
     x = floats(x, "x")
     sums = bucket_square_sums(x, TILE)
@@ -146,14 +147,14 @@ def _in_a_tree(sums: torch.Tensor) -> torch.Tensor:
     return sums
 
 
-# ---- arithmetic of schemes' own ----------------------------------------------------------------------------------
-# By PyTorch, whose operations are rounded one by one, and are not collected in a batch.
+# ---- arithmetic for schemes --------------------------------------------------------------------------------------
+# By PyTorch, whose operations are rounded separately, and are not collected in a batch.
 
 
 def tensor_maximum(x: torch.Tensor) -> torch.Tensor:
     if not len(floats(x, "x")):
         return torch.zeros(1, device=x.device)
-    # Two stages, because one program would go through a bucket of all elements alone.
+    # Two stages, because a single program would process a bucket of all elements.
     return bucket_maxima(bucket_maxima(x, TILE), WHOLE_TENSOR)
 
 
@@ -198,14 +199,14 @@ def next_powers_of_two(norms: Any) -> torch.Tensor:
 
 
 def _values(x: torch.Tensor) -> torch.Tensor:
-    """The elements as float32, computed."""
+    """Return the elements as float32, after launching the batch's pending jobs."""
     x = floats(x, "x")
     settle([x])
     return x.to(torch.float32)
 
 
 def _operand(values: Any, other: torch.Tensor) -> torch.Tensor:
-    """What stands beside another tensor: see `horovod_quant.kernels.reference.Operand`."""
+    """Return an operand as a tensor: see `horovod_quant.kernels.reference.Operand`."""
     if not isinstance(values, (np.ndarray, torch.Tensor)):
         with np.errstate(over="ignore"):
             values = np.full(1, values, np.float32)
@@ -367,7 +368,7 @@ def _decoded_codes(words, norms, bucket_size, bits, factor, out, **constants):
     out = floats(out, "out")
     if not 0 < len(words) == len(norms):
         raise ValueError(f"{len(words)} workers' words and {len(norms)} workers' norms")
-    # Norms that a scheme makes are one array for all workers.
+    # Norms that a scheme computes are one array for all workers.
     local_norms = {id(one): norms_of(one, len(out), bucket_size, out.device) for one in norms}
     pointers = [
         tensor
@@ -450,5 +451,8 @@ def decode_signs(words: torch.Tensor, magnitude: float, out: torch.Tensor) -> to
 
 
 def _shape(tensor: torch.Tensor) -> dict[str, Any]:
-    """What a kernel is compiled for: the type of the gradient, and whether it can be moved in vectors."""
+    """Return a kernel's compile-time constants.
+
+    The gradient's type, and whether vector loads are possible.
+    """
     return {"KIND": KINDS[tensor.dtype], "ALIGNED": aligned(tensor)}

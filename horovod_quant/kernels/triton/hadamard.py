@@ -1,9 +1,9 @@
 """Buckets in registers: signs and Walsh-Hadamard transforms for the kernels of rotations.
 
 A bucket is 32 rows of 32 elements, and tensors are ``[TILES, 32, 32]`` as in `tiles`. A warp has a bucket, and
-a thread an element of each row. Butterflies of rows are then a thread's own, those of elements in a row are exchanges
-in the warp, and so is the tree of a sum over the 32 lanes. A program is one warp: with more of them Triton would move
-what loops keep through shared memory. The bits are the same.
+a thread an element of each row. Butterflies of rows are then local to a thread, those of elements in a row are warp
+shuffles, and so is the tree of a sum over the 32 lanes. A program is one warp: with more, Triton would move
+loop-carried values through shared memory. The results are bit-identical.
 """
 
 # mypy: disable-error-code="assignment"
@@ -19,13 +19,16 @@ ROWS = tl.constexpr(TILE.value // ROW.value)
 
 @triton.constexpr_function
 def _low_columns(distance):
-    """A word with the bits whose numbers do not have the bit ``distance``."""
+    """Return a mask of bits without ``distance`` in their index."""
     return sum(1 << number for number in range(32) if not number & distance)
 
 
 @triton.jit
 def exchanged(x, DISTANCE: tl.constexpr):
-    """Of each element the one of its row whose number differs in the bit ``DISTANCE``."""
+    """Exchange elements of a row whose indices differ in one bit.
+
+    The bit is ``DISTANCE``.
+    """
     partner = tl.arange(0, ROW) ^ DISTANCE
     if len(x.shape) == 2:
         index = tl.broadcast_to(partner[None, :], x.shape)
@@ -36,13 +39,16 @@ def exchanged(x, DISTANCE: tl.constexpr):
 
 @triton.jit
 def looked_up(values, index):
-    """Elements of a row of 32 values, the same for all rows, by their numbers."""
+    """Look up values by index in a row of 32.
+
+    The row is the same for all rows of ``index``.
+    """
     return tl.gather(tl.broadcast_to(values[:, None, :], index.shape), index.to(tl.int32), axis=2)
 
 
 @triton.jit
 def lane_sums(terms):
-    """`horovod_quant.kernels.rotation.lane_sums`: eight rows at a time in float32, then in float64."""
+    """Compute `horovod_quant.kernels.rotation.lane_sums`: eight rows in float32, then in float64."""
     TILES: tl.constexpr = terms.shape[0]
     x = tl.permute(tl.reshape(terms, [TILES, 4, 2, 2, 2, ROW]), (0, 5, 1, 2, 3, 4))
     even, odd = tl.split(x)
@@ -61,7 +67,10 @@ def lane_sums(terms):
 
 @triton.jit
 def _sum_over_lanes(lanes):
-    """Of each row of 32, in a tree that adds halves: each element has the sum."""
+    """Return the sum of each row of 32 in each element.
+
+    A tree of additions computes it.
+    """
     lanes = lanes + exchanged(lanes, 16)
     lanes = lanes + exchanged(lanes, 8)
     lanes = lanes + exchanged(lanes, 4)
@@ -71,9 +80,10 @@ def _sum_over_lanes(lanes):
 
 @triton.jit
 def random_signs(number, k0, k1, factor, addend, flip, TILES: tl.constexpr):
-    """The random signs of the first or the second round: bit r of an element's word negates that of row r.
+    """Return random signs of one round.
 
-    A row's hash has the bits of its elements. Thread r makes that of row r, and the warp transposes them.
+    Bit r of an element's word negates the element in row r. A row's hash has the bits of its elements. Thread r
+    computes the hash of row r, and the warp transposes them.
     """
     lane = tl.arange(0, ROW)[None, :]
     rows = tl.arange(0, TILES)[:, None] * ROWS + lane
@@ -87,7 +97,10 @@ def random_signs(number, k0, k1, factor, addend, flip, TILES: tl.constexpr):
 
 @triton.jit
 def _blocks_swapped(words, DISTANCE: tl.constexpr):
-    """A step of a transposition: blocks of bits off the diagonal change places with those of other threads."""
+    """Perform a step of a bit transposition.
+
+    It swaps off-diagonal blocks between threads.
+    """
     LOW: tl.constexpr = _low_columns(DISTANCE)
     HIGH: tl.constexpr = LOW ^ 0xFFFFFFFF
     other = exchanged(words, DISTANCE)
@@ -98,7 +111,7 @@ def _blocks_swapped(words, DISTANCE: tl.constexpr):
 
 @triton.jit
 def signed(x, signs):
-    """Buckets, negated where `random_signs` has its bit set."""
+    """Negate elements whose bit of `random_signs` is set."""
     row = tl.arange(0, ROWS).to(tl.uint32)[None, :, None]
     bits = x.to(tl.uint32, bitcast=True) ^ ((signs[:, None, :] << (31 - row)) & 0x80000000)
     return bits.to(tl.float32, bitcast=True)
@@ -106,11 +119,10 @@ def signed(x, signs):
 
 @triton.jit
 def transformed(x, sizes, left):
-    """The Walsh-Hadamard transform of buckets of ``sizes`` coordinates, powers of two from 32 on; the others are 0.
+    """Return the Walsh-Hadamard transform of buckets.
 
-    There are ``left`` elements.
-
-    A sum within a row is ``(a + b, a - b)`` by one rounding: times 1 or -1, plus the other one.
+    They have ``sizes`` coordinates, powers of two from 32 on. Other coordinates are 0; there are ``left`` elements. A
+    butterfly within a row rounds once: an element times 1 or -1, plus the other one.
     """
     for stage in tl.static_range(5):
         upper = ((tl.arange(0, ROW) & 2**stage) != 0)[None, None, :]
@@ -127,7 +139,10 @@ def transformed(x, sizes, left):
 
 @triton.jit
 def _rows_added(x, sizes, DISTANCE: tl.constexpr, WHOLE: tl.constexpr):
-    """``(a + b, a - b)`` of rows at this distance, in buckets with more coordinates than that."""
+    """Replace rows at a distance by ``(a + b, a - b)``.
+
+    Only buckets with more coordinates than the distance change.
+    """
     TILES: tl.constexpr = x.shape[0]
     pairs = tl.reshape(x, [TILES, ROWS.value // (2 * DISTANCE), 2, DISTANCE, ROW])
     a, b = tl.split(tl.permute(pairs, (0, 1, 3, 4, 2)))
@@ -140,7 +155,10 @@ def _rows_added(x, sizes, DISTANCE: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def coordinates(left):
-    """How many a program's elements have: a bucket that is not whole has a power of two, 32 at least."""
+    """Return the number of coordinates.
+
+    An incomplete bucket has a power of two, at least 32.
+    """
     rest = left % TILE
     size = tl.where(rest > 0, ROW, 0)
     for stage in tl.static_range(5, 10):
@@ -150,6 +168,9 @@ def coordinates(left):
 
 @triton.jit
 def sizes_of(count, TILES: tl.constexpr):
-    """The number of coordinates of each of a program's buckets, which have ``count``."""
+    """Return the number of coordinates of each bucket.
+
+    They are ``count`` in total.
+    """
     tile = tl.arange(0, TILES)[:, None]
     return tl.where(tile < count // TILE, TILE, tl.where(tile == count // TILE, count % TILE, 0))

@@ -1,7 +1,7 @@
-"""What a kernel shall do with tensors, before it is a launch's table.
+"""Work for kernels before it is a launch's table.
 
-A `Job` is one tensor's part of a launch, a `Rows` that of many tensors, whose columns are numpy arrays: with those a
-tensor costs a fraction of what a job costs.
+A `Job` is one tensor's part of a launch. `Rows` are many tensors' part, with numpy arrays as columns, so that a tensor
+costs a fraction of a job.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _FIRST_BLOCK, _ELEMENTS, _POINTERS = (INDEX[name] for name in ("first_block", "e
 class Job(NamedTuple):
     """One tensor's part of a launch.
 
-    ``entries`` are its columns of the table by their names, where a tensor stands for its address; ``pointers`` are its
-    list of further entries. ``written`` names the columns of the tensors that the kernel writes.
+    ``entries`` are its columns of the table by name, with tensors for their addresses; ``pointers`` are its list of
+    further entries. ``written`` has the names of the columns with tensors that the kernel writes.
     """
 
     elements: int
@@ -45,7 +45,7 @@ class Job(NamedTuple):
         return next(self.tensors())[0].device
 
     def tensors(self) -> Iterator[tuple[torch.Tensor, bool]]:
-        """Its tensors, each with a flag: true if it is written."""
+        """Yield its tensors, each with a flag: True if it is written."""
         for name, entry in self.entries.items():
             if isinstance(entry, torch.Tensor):
                 yield entry, name in self.written
@@ -54,7 +54,7 @@ class Job(NamedTuple):
                 yield entry, False
 
     def ranges(self) -> list[tuple[int, int, bool]]:
-        """The addresses of its tensors, from the first to before the last, with a flag: true if it is written."""
+        """Return its tensors' half-open address ranges, flagged True if written."""
         found = []
         for tensor, written in self.tensors():
             low = tensor.data_ptr()
@@ -63,11 +63,13 @@ class Job(NamedTuple):
 
 
 class Layout:
-    """What follows from the lengths of many tensors and from what a program takes: made once, see `layout_of`.
+    """Cached layout of many tensors in a launch.
+
+    It follows from their lengths and a program's size; see `layout_of`.
 
     Attributes:
-        programs: of each tensor.
-        rows: a table's rows with the columns that are known.
+        programs: the number of programs of each tensor.
+        rows: a table's rows with the known columns.
     """
 
     def __init__(self, elements: tuple[int, ...], per_program: int, pointers: int) -> None:
@@ -90,10 +92,10 @@ class Rows:
     """Many tensors' part of a launch.
 
     Args:
-        layout: of the tensors.
-        columns: of the table, by their names: a number for each tensor, or one for all.
-        read, written: addresses of all that the kernel reads and writes: pairs of arrays, first and behind the last.
-        device: of the tensors.
+        layout: the tensors' layout.
+        columns: the table's columns, by name: a number for each tensor, or one for all.
+        read, written: the address ranges that the kernel reads and writes: pairs of arrays, first and end.
+        device: the tensors' device.
         pointers: each tensor's list of further entries, ``[tensors, entries]``.
         kept: tensors that must not be freed before the launch.
     """
@@ -122,7 +124,7 @@ class Rows:
         return len(self.layout.programs)
 
     def meets(self, other: Rows) -> bool:
-        """True if it matters which of the two comes first."""
+        """True if the order of the two matters."""
         return (
             _overlap(self.written, other.written)
             or _overlap(self.written, other.read)
@@ -154,7 +156,7 @@ def table_of(jobs: Sequence[Job]) -> np.ndarray:
 
 
 def joined(tables: Sequence[np.ndarray], counts: Sequence[int], programs: Sequence[int]) -> np.ndarray:
-    """The table of tables with these numbers of tensors and of programs, each made as if it were alone."""
+    """Concatenate tables of launches, and adjust their offsets."""
     if len(tables) == 1:
         return tables[0]
     rows, lists, first_block, listed = [], [], 0, 0
@@ -174,8 +176,8 @@ def _overlap(one: Sequence[tuple[Any, Any]], other: Sequence[tuple[Any, Any]]) -
         return False
     lows, highs = _sorted(one)
     other_lows, other_highs = _sorted(other)
-    # Of those that begin before a range of the other ends, some ends behind its beginning. Ranges of one set may
-    # overlap each other, so it is the furthest end so far that counts.
+    # Two sets overlap if a range that begins before the other's end ends after its beginning. Ranges of one set may
+    # overlap each other, so the largest end so far counts.
     before = np.searchsorted(lows, other_highs, "left")
     furthest = np.concatenate([[-1], np.maximum.accumulate(highs)])
     return bool((furthest[before] > other_lows).any())

@@ -1,12 +1,11 @@
-"""Many tensors, one launch.
+"""Launches of a kernel for many tensors at once.
 
-What a kernel shall do with one tensor is a `Job`, with many tensors `Rows`. Outside a `batch` they are launched at
-once. Inside, they are collected, and those that share a kernel and its constants become one launch, after all that
-they depend on. A launch gets a table of its tensors' addresses and sizes, and, for each of its programs, the number of
-its tensor.
+A kernel's work on one tensor is a `Job`, on many tensors `Rows`. Outside a `batch` they are launched immediately.
+Inside, they are collected, and those with the same kernel and constants become one launch, after all that they depend
+on. A launch gets a table of its tensors' addresses and sizes, and, for each of its programs, the number of its tensor.
 
-Nothing here waits for the GPU: the tables of a batch travel from pinned memory, together, on the current stream, where
-the kernels run.
+Nothing here waits for the GPU: the tables of a batch are copied from pinned memory, together, on the current stream,
+where the kernels run.
 """
 
 from __future__ import annotations
@@ -45,19 +44,22 @@ __all__ = [
 ]
 
 INTERPRETED = not isinstance(whole.copy_words, triton.runtime.JITFunction)
-"""True if kernels run in Triton's interpreter, on tensors in the host's memory (TRITON_INTERPRET=1)."""
+"""True if kernels run in Triton's interpreter, on tensors in host memory (TRITON_INTERPRET=1)."""
 
 OPTIONS = {"enable_fp_fusion": False}
-"""Of every launch. ``a * b + c`` must be rounded twice, as everywhere else."""
+"""Options of every launch: ``a * b + c`` must be rounded twice, as in all backends."""
 
 MAX_ELEMENTS = 2**31 - 1
 
 Call = Callable[["Launch", Mapping[str, Any]], None]
-"""Launches jobs that have the same constants."""
+"""Function that launches jobs with the same constants."""
 
 
 def run(launcher: Call, job: Job, **constants: Any) -> None:
-    """Has ``launcher`` called with the job, and with others that have the same constants."""
+    """Launch a job, in a batch together with others of its kind.
+
+    Jobs of a kind have the same launcher and constants.
+    """
     if not job.elements:
         return
     if job.elements > MAX_ELEMENTS:
@@ -76,7 +78,7 @@ def run(launcher: Call, job: Job, **constants: Any) -> None:
 
 
 def capture(call: Callable[[], Any]) -> list[tuple[Any, Job, Mapping[str, Any]]]:
-    """What ``call`` gives to `run`, which does not run it: kernels, jobs and constants."""
+    """Record the kernels, jobs and constants of ``call`` without running them."""
     found: list[tuple[Any, Job, Mapping[str, Any]]] = []
     _open.captured = found
     try:
@@ -87,7 +89,7 @@ def capture(call: Callable[[], Any]) -> list[tuple[Any, Job, Mapping[str, Any]]]
 
 
 def run_rows(launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
-    """`run` for many tensors."""
+    """Launch rows, as `run` launches a job."""
     if not rows.layout.total:
         return
     current = getattr(_open, "batch", None)
@@ -98,7 +100,7 @@ def run_rows(launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None
 
 
 def run_call(call: Callable[[], Any], device: torch.device) -> None:
-    """Calls PyTorch's operations after what has been collected so far, and before what follows."""
+    """Call PyTorch operations in order within the batch."""
     current = getattr(_open, "batch", None)
     if current is None:
         call()
@@ -108,9 +110,9 @@ def run_call(call: Callable[[], Any], device: torch.device) -> None:
 
 @contextlib.contextmanager
 def batch() -> Iterator[None]:
-    """Collects the jobs of this thread, and launches them in the end. Inside another batch it does nothing.
+    """Collect this thread's jobs, and launch them at the end.
 
-    What the jobs write must be read by other jobs alone, until then or `settle`.
+    No effect within another batch. Until then or `settle`, only other jobs may read the jobs' results.
     """
     if getattr(_open, "batch", None) is not None:
         yield
@@ -124,7 +126,7 @@ def batch() -> Iterator[None]:
 
 
 def settle(tensors: Sequence[torch.Tensor]) -> None:
-    """Launches the jobs collected so far, if one of them writes or reads what the tensors hold."""
+    """Launch the collected jobs if one reads or writes the tensors."""
     current = getattr(_open, "batch", None)
     if current is not None and any(current.concerns(tensor) for tensor in tensors):
         current.launch()
@@ -134,10 +136,10 @@ _open = threading.local()
 
 
 class Launch:
-    """Jobs that do not depend on each other: either single ones, which it is a sequence of, or rows.
+    """Independent jobs: a sequence of single ones, or rows.
 
     Attributes:
-        uploaded: the table, if it is on the device already, and its number there.
+        uploaded: the table and its number, if it is already on the device.
     """
 
     def __init__(
@@ -157,7 +159,7 @@ class Launch:
         self._read, self._written = Ranges(), Ranges()
 
     def __len__(self) -> int:
-        """Number of tensors that it has work for."""
+        """Return the number of its tensors."""
         of_rows = sum(sum(map(bool, rows.layout.programs)) for rows in self._rows)
         return len(self._jobs) + of_rows
 
@@ -182,9 +184,9 @@ class Launch:
         self._rows.append(rows)
 
     def concerns(self, low: int, high: int, written: bool) -> bool:
-        """True if it matters that these addresses are read, or written, before the launch or after it.
+        """True if an access to these addresses must keep its order.
 
-        Rows are not looked through: they say that it does.
+        Always True for rows, which are not searched.
         """
         return bool(
             self.is_barrier
@@ -194,7 +196,7 @@ class Launch:
         )
 
     def programs(self) -> tuple[int, ...]:
-        """Of each tensor."""
+        """Return the number of programs of each tensor."""
         if len(self._rows) == 1:
             return self._rows[0].layout.programs
         return tuple(
@@ -217,7 +219,7 @@ class _Batch:
         self._launches: list[Launch] = []
 
     def add(self, launcher: Call, job: Job, constants: Mapping[str, Any]) -> None:
-        """Puts the job into the first launch of its kind behind all that it depends on."""
+        """Add a job to the first launch after all its dependences."""
         ranges, earliest, launches = job.ranges(), 0, self._launches
         for number in range(len(launches) - 1, -1, -1):
             concerns = launches[number].concerns
@@ -234,7 +236,7 @@ class _Batch:
         launch.add(job, ranges)
 
     def add_rows(self, launcher: Kernel, rows: Rows, constants: Mapping[str, Any]) -> None:
-        """Puts rows into the last launch, or behind it."""
+        """Add rows to the last launch, or after it."""
         last = self._launches[-1] if self._launches else None
         if last is None or not (last.is_of(launcher, constants, rows.device) and last.takes_rows(rows)):
             last = Launch(launcher, constants, rows.device)
@@ -257,7 +259,7 @@ class _Batch:
 
 
 def launch_all(launches: Sequence[Launch]) -> None:
-    """In this order; the tables of all kernels on a device are one upload."""
+    """Launch in order, with one upload of all tables on a device."""
     if not launches:
         return
     device = launches[0].device
@@ -284,21 +286,24 @@ _kernels: list[Kernel] = []
 
 @functools.lru_cache(maxsize=1)
 def fix_cache_keys() -> None:
-    """Has Triton compute all kernels' keys in one order: they depend on it, and its cache on disk is found by them."""
+    """Compute all kernels' cache keys in a fixed order.
+
+    Triton's keys on disk depend on the order.
+    """
     if not INTERPRETED:
         for kernel in sorted(_kernels, key=lambda each: (each.function.__module__, each.function.__name__)):
             kernel.function.cache_key  # noqa: B018
 
 
 _interpreting = threading.Lock()
-"""Triton's interpreter patches its module while a kernel runs: for one thread at a time."""
+"""Lock for Triton's interpreter, which patches its module while a kernel runs."""
 
 
 class Kernel:
-    """A Triton kernel whose first two arguments are a table and the tensors' numbers; the others are constants.
+    """A Triton kernel with a table, tensors' numbers, and constants as arguments.
 
     Attributes:
-        options: of its compilation.
+        options: options of its compilation.
     """
 
     def __init__(self, function: Any, **options: Any) -> None:
@@ -323,7 +328,7 @@ class Kernel:
     def _launch(
         self, jobs: Launch, constants: Mapping[str, Any], uploaded: staging.Uploaded, number: int
     ) -> None:
-        """On the current device, whose memory has the table."""
+        """Launch on the current device, which has the table."""
         device = jobs.device
         stream = _stream(device)
         owners = _owners(jobs.programs(), device, stream)
@@ -344,7 +349,7 @@ class Kernel:
 
 
 class _Owners:
-    """The number of each program's tensor."""
+    """Device array with the number of each program's tensor."""
 
     def __init__(self, programs: Sequence[int], device: torch.device) -> None:
         self.tensor = on_device(np.repeat(np.arange(len(programs), dtype=np.int32), programs), device)
@@ -354,12 +359,12 @@ class _Owners:
 
 @functools.lru_cache(maxsize=4096)
 def _owners(programs: tuple[int, ...], device: torch.device, stream: int) -> _Owners:
-    """Kept, because a group's sizes stay; for each stream its own."""
+    """Return the cached array for these sizes and this stream."""
     return _Owners(programs, device)
 
 
 def _stream(device: torch.device) -> int:
-    """The handle of the current stream."""
+    """Return the handle of the current stream."""
     if device.type != "cuda":
         return 0
     return triton.runtime.driver.active.get_current_stream(device_index(device))

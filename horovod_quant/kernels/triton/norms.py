@@ -11,10 +11,10 @@ from horovod_quant.kernels.triton.elements import (
     elements_left,
     float_pointer,
     magnitude,
-    place,
     read,
     read_magnitudes,
     read_values,
+    row_and_block,
 )
 
 
@@ -23,8 +23,11 @@ def bucket_maxima(
     table, owners,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, CHUNK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """A program takes ``BUCKETS`` buckets, in chunks of ``CHUNK`` elements of each."""
-    row, block = place(table, owners)
+    """Compute maxima of buckets.
+
+    ``BUCKETS`` buckets per program, in chunks of ``CHUNK`` elements of each.
+    """
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
     if left == BUCKETS * BUCKET:
         _bucket_maxima(row, block, left, KIND, ALIGNED, BUCKET, CHUNK, BUCKETS, WHOLE=True)
@@ -58,8 +61,11 @@ def bucket_square_sums(
     table, owners,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """A program takes ``BUCKETS`` buckets, a row of 32 elements of each at a time."""
-    row, block = place(table, owners)
+    """Compute sums of squares.
+
+    ``BUCKETS`` buckets per program, a row of 32 elements of each at a time.
+    """
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
     if left == BUCKETS * BUCKET:
         _bucket_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, TERM="square", WHOLE=True)
@@ -72,8 +78,8 @@ def bucket_sums(
     table, owners,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BUCKET: tl.constexpr, BUCKETS: tl.constexpr, TERM: tl.constexpr,
 ):  # fmt: skip
-    """As `bucket_square_sums`, of the elements (``TERM="itself"``) or their magnitudes (``"magnitude"``)."""
-    row, block = place(table, owners)
+    """Compute sums of the elements (``TERM="itself"``) or magnitudes (``"magnitude"``), as `bucket_square_sums`."""
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (BUCKETS * BUCKET), BUCKETS * BUCKET)
     if left == BUCKETS * BUCKET:
         _bucket_sums(row, block, left, KIND, ALIGNED, BUCKET, BUCKETS, TERM, WHOLE=True)
@@ -111,7 +117,7 @@ def _bucket_sums(
 
 @triton.jit
 def _squares(x, KIND: tl.constexpr):
-    """Exact: those of float16 elements in float32, the others in float64."""
+    """Return exact squares: of float16 elements in float32, of others in float64."""
     if KIND == "float16":
         squares = (x * x).to(tl.float64)
     else:
@@ -121,7 +127,7 @@ def _squares(x, KIND: tl.constexpr):
 
 @triton.jit
 def sum_of_lanes(lanes, BUCKETS: tl.constexpr):
-    """Of each bucket's 32 lanes, in a tree."""
+    """Return the sum of each bucket's 32 lanes, by a tree."""
     lanes = _halves_added(lanes, BUCKETS, 16)
     lanes = _halves_added(lanes, BUCKETS, 8)
     lanes = _halves_added(lanes, BUCKETS, 4)
@@ -132,7 +138,10 @@ def sum_of_lanes(lanes, BUCKETS: tl.constexpr):
 
 @triton.jit
 def _halves_added(lanes, BUCKETS: tl.constexpr, HALF: tl.constexpr):
-    """Adds the second half of each bucket's lanes to the first: a sum whose order a reduction would not promise."""
+    """Add the second half of each bucket's lanes to the first.
+
+    A Triton reduction has no fixed order.
+    """
     pairs = tl.permute(tl.reshape(lanes, [BUCKETS, 2, HALF]), (0, 2, 1))
     low, high = tl.split(pairs)
     return low + high

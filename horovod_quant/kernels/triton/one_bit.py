@@ -1,4 +1,4 @@
-"""Kernels of BinSGDM's 1-bit allreduce: bits are drawn, counted, drawn again and decoded."""
+"""Kernels of BinSGDM's 1-bit allreduce, which draw, count, redraw and decode bits."""
 
 # mypy: disable-error-code="assignment"
 # Tuples of tensors grow in unrolled loops.
@@ -30,20 +30,23 @@ from horovod_quant.kernels.triton.elements import (
     hash_key,
     hash_of,
     hash_step,
-    place,
     read,
+    row_and_block,
     write,
 )
 
 _TINY = tl.constexpr(2.0**-126)
 _STEP = tl.constexpr(2.0**-23)
-_UNROLLED = tl.constexpr(8)  # workers whose words are all loaded before the first is used
+_UNROLLED = tl.constexpr(8)  # workers whose words are loaded before the first is used
 
 
 @triton.jit
 def binarize(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr):
-    """Updates momentum and scale in place, and draws a bit an element. A program takes ``TILES`` tiles."""
-    row, block = place(table, owners)
+    """Update momentum and scale in place, and draw a bit per element.
+
+    ``TILES`` tiles per program.
+    """
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     if left == TILES * TILE:
         _binarize(row, block, left, KIND, ALIGNED, TILES, WHOLE=True)
@@ -89,12 +92,13 @@ def vote(
     table, owners,
     WORKERS: tl.constexpr, FRACTION: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Draws a bit from the average of the workers' bits. The list of pointers holds each worker's words.
+    """Draw a bit from the average of the workers' bits.
 
-    The ones are counted for the 32 bits of a word at once: each bit of the counts is a word of its own.
+    The list of pointers has each worker's words. The ones are counted for the 32 bits of a word at once: each bit of
+    the counts is a separate word.
     """
     PLACES: tl.constexpr = WORKERS.bit_length()
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     first = block * (TILES * TILE)
     tile = tl.arange(0, TILES)[:, None]
     lane = tl.arange(0, ROW)[None, :]
@@ -130,7 +134,7 @@ def _words_at(pointer, at, inside):
 
 @triton.jit
 def _counted(ones, carry, PLACES: tl.constexpr):
-    """Counts, bit by bit, with the ones of another word."""
+    """Add the ones of another word to bitwise counts."""
     sums = ()
     for bit in tl.static_range(PLACES):
         sums = sums + (ones[bit] ^ carry,)
@@ -140,8 +144,8 @@ def _counted(ones, carry, PLACES: tl.constexpr):
 
 @triton.jit
 def decode_signs(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr):
-    """Writes plus or minus the factor. A program takes ``ROWS`` rows of elements."""
-    row, block = place(table, owners)
+    """Write plus or minus the factor; ``ROWS`` rows of elements per program."""
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (ROWS * ROW), ROWS * ROW)
     if left == ROWS * ROW:
         _decode_signs(row, block, left, KIND, ALIGNED, ROWS, WHOLE=True)
@@ -168,8 +172,8 @@ def _decode_signs(
 
 @triton.jit
 def write_nan_tiles(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr):
-    """Writes NaN to a tile that is marked as broken. A program takes a tile."""
-    row, block = place(table, owners)
+    """Write NaN to a tile flagged as non-finite; one tile per program."""
+    row, block = row_and_block(table, owners)
     first = block * TILE
     left = elements_left(row, first, TILE)
     broken = tl.load(tl.load(row + BROKEN).to(tl.pointer_type(tl.int8)) + block) != 0
@@ -180,8 +184,8 @@ def write_nan_tiles(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def pack_flags(table, owners, WORDS: tl.constexpr):
-    """A bit a flag, the first flag lowest. A program makes ``WORDS`` words."""
-    row, block = place(table, owners)
+    """Pack flags as bits, the first flag lowest; ``WORDS`` words per program."""
+    row, block = row_and_block(table, owners)
     first = block * (WORDS * 32)
     left = elements_left(row, first, WORDS * 32)
     word = tl.arange(0, WORDS)
@@ -196,14 +200,14 @@ def pack_flags(table, owners, WORDS: tl.constexpr):
 
 @triton.jit
 def _tiles_offsets(TILES: tl.constexpr):
-    """Offsets of a program's elements by tile, row and lane."""
+    """Return the offsets of a program's elements by tile, row and lane."""
     tile = tl.arange(0, TILES)[:, None, None] * TILE
     return tile + tl.arange(0, 32)[None, :, None] * ROW + tl.arange(0, ROW)[None, None, :]
 
 
 @triton.jit
 def _store_bits(bits, row, block, left, TILES: tl.constexpr, WHOLE: tl.constexpr):
-    """Packs a bit an element, by tile, row and lane."""
+    """Pack a bit per element, by tile, row and lane."""
     words = tl.sum(bits.to(tl.int32) << tl.arange(0, 32)[None, :, None], axis=1)
     tile = tl.arange(0, TILES)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.int32)) + block * (TILES * ROW)

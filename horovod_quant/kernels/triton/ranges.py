@@ -1,4 +1,4 @@
-"""Sets of addresses, to find out which computations depend on each other."""
+"""Sets of addresses, to detect dependences between computations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Ranges:
         self._highs: list[int] = []
 
     def add(self, low: int, high: int) -> None:
-        """Adds ``low .. high - 1``; intervals that meet become one."""
+        """Add ``low .. high - 1``, and merge intervals that meet."""
         first, last = bisect_left(self._highs, low), bisect_right(self._lows, high)
         if first < last:
             low, high = min(low, self._lows[first]), max(high, self._highs[last - 1])
@@ -21,6 +21,6 @@ class Ranges:
         self._highs[first:last] = [high]
 
     def meets(self, low: int, high: int) -> bool:
-        """True if it has a number of ``low .. high - 1``."""
+        """True if it contains a number of ``low .. high - 1``."""
         at = bisect_right(self._highs, low)
         return at < len(self._lows) and self._lows[at] < high

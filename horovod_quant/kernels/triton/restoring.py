@@ -1,4 +1,4 @@
-"""EDEN's kernel back from codes: levels, Walsh-Hadamard transforms, signs, the sum of the workers' elements."""
+"""EDEN's decoding kernel: levels, transforms, signs, and the workers' sum."""
 
 # mypy: disable-error-code="assignment"
 # Tuples of tensors grow in unrolled loops.
@@ -13,7 +13,7 @@ from horovod_quant.kernels.triton.elements import (
     elements_left,
     float_bits,
     float_pointer,
-    place,
+    row_and_block,
     signs_key,
 )
 from horovod_quant.kernels.triton.hadamard import (
@@ -30,7 +30,7 @@ from horovod_quant.kernels.triton.tiles import read_codes, write_tiles
 from horovod_quant.kernels.triton.trellis import ascending_levels
 
 KEY_ENTRIES = tl.constexpr(6)
-"""Numbers of a key in a list of pointers, see `signs_key`."""
+"""Number of a key's entries in a list of pointers, see `signs_key`."""
 
 
 @triton.jit
@@ -39,11 +39,11 @@ def add_rotated(
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, TRELLIS: tl.constexpr, WORKERS: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the workers' elements. A program takes ``TILES`` tiles.
+    """Decode the sum of the workers' elements; ``TILES`` tiles per program.
 
-    The list of pointers holds each worker's words, scales and key.
+    The list of pointers has each worker's words, scales and key.
     """
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     first = block * (TILES * TILE)
     index = 2 * ((tl.load(row + START) + first) // ROW)
@@ -63,7 +63,7 @@ def _workers_values(
     pointers, index, block, left, factor,
     BITS: tl.constexpr, TRELLIS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """One worker's elements."""
+    """Return one worker's elements."""
     count = coordinates(left)
     sizes = sizes_of(count, TILES)
     source = tl.load(pointers).to(tl.pointer_type(tl.uint32)) + block * (TILES * BITS * ROW)
@@ -86,7 +86,7 @@ def _workers_values(
 
 @triton.jit
 def _values(codes, BITS: tl.constexpr, TILES: tl.constexpr):
-    """The levels of codes."""
+    """Return the levels of codes."""
     if BITS == 1:
         values = tl.where(codes == 0, level(1, 0), -level(1, 0))
     elif BITS == 2:
@@ -104,7 +104,10 @@ def _values(codes, BITS: tl.constexpr, TILES: tl.constexpr):
 
 @triton.jit
 def _trellis_values(codes, BITS: tl.constexpr, TILES: tl.constexpr):
-    """The same of codes whose levels depend on those of the two rows before."""
+    """Return the levels of trellis codes.
+
+    They depend on the codes in the two rows before.
+    """
     row = tl.arange(0, ROWS).to(tl.uint32)[None, :, None]
     paths = tl.sum((codes & 1) << row, axis=1)[:, None, :]
     subset = (((paths << 1) >> row) & 1) | ((((paths ^ (paths << 2)) >> row) & 1) << 1)

@@ -1,4 +1,4 @@
-"""The backend's rotations: `horovod_quant.kernels.rotation` says what they mean."""
+"""Rotations of the backend, which `horovod_quant.kernels.rotation` defines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from horovod_quant.kernels.triton.arguments import (
 from horovod_quant.kernels.triton.launching import INTERPRETED, Entry, Job, Kernel, run
 
 IN_REGISTERS = 4 if INTERPRETED else 1
-"""Tiles of a program whose only warp has a bucket in its registers; the interpreter is faster with some of them."""
+"""Tiles of a program with one warp, which has a bucket in registers; more are faster in the interpreter."""
 
 _ROUNDED = 16
 
@@ -35,9 +35,10 @@ _add_rotated = Kernel(restoring.add_rotated, num_warps=1)
 
 
 class KeyOfWord(NamedTuple):
-    """The key of a step that a word on the device holds; `rotation`'s kernels make it where they need it.
+    """Key of a step in a word on the device.
 
-    So the host does not wait for the device, and there is no launch for the key.
+    The kernels of `rotation` compute it when needed. So the host does not wait for the device, and the key needs no
+    launch.
     """
 
     state: int
@@ -49,10 +50,13 @@ AnyKey = Union[Key, KeyOfWord]
 
 
 def key_of_word(chain: RngKey, domain: str, word: torch.Tensor, worker: int = 0) -> KeyOfWord:
-    """See `horovod_quant.kernels.arrays.key_of_word`; for the kernels of this module alone."""
+    """Return the key of a step word for this module's kernels.
+
+    See `horovod_quant.kernels.arrays.key_of_word`.
+    """
     word = typed(word, torch.int32, "word")
     if len(word) != 1:
-        raise ValueError(f"word: {len(word)} words, where one holds the step")
+        raise ValueError(f"word: {len(word)} words, where one has the step")
     return KeyOfWord(chain.state(domain), word, worker)
 
 
@@ -88,7 +92,10 @@ def encode_rotated(
 def _encode_to_trellis(
     x: torch.Tensor, bits: int, key: AnyKey, start: int, words: torch.Tensor, scales: torch.Tensor
 ) -> None:
-    """By two launches: the search for the best path reads the coordinates twice."""
+    """Encode by two launches.
+
+    The search for the best path reads the coordinates twice.
+    """
     coordinates, count = rotated_elements(len(x)), tiles(len(x))
     z = torch.empty(coordinates, dtype=torch.float32, device=x.device)
     units = torch.empty(count, dtype=torch.float32, device=x.device)
@@ -156,7 +163,7 @@ def add_rotated(
 
 
 def _entries_of(key: AnyKey) -> list[Entry]:
-    """See `horovod_quant.kernels.triton.elements.signs_key`."""
+    """Return a key's entries in a list of pointers: see `horovod_quant.kernels.triton.elements.signs_key`."""
     if isinstance(key, KeyOfWord):
         return [_as_int64(key.state), key.word, key.worker, 0, 0, 0]
     return [_as_int64(key.k0 | key.k1 << 32), 0, 0, key.shift, key.addend, key.flip]

@@ -1,6 +1,7 @@
-"""EDEN's kernels to codes: signs, Walsh-Hadamard transforms, levels. `horovod_quant.kernels.rotation` defines them.
+"""EDEN's encoding kernels: signs, Walsh-Hadamard transforms, levels.
 
-A bucket stays in the registers of a warp (`hadamard`), from its elements to its codes and its scale.
+`horovod_quant.kernels.rotation` defines them. A bucket stays in the registers of a warp (`hadamard`), from its elements
+to its codes and its scale.
 """
 
 # mypy: disable-error-code="assignment"
@@ -20,7 +21,7 @@ from horovod_quant.kernels.triton.elements import (
     below,
     elements_left,
     float_pointer,
-    place,
+    row_and_block,
     signs_key,
 )
 from horovod_quant.kernels.triton.hadamard import (
@@ -58,8 +59,11 @@ def _threshold(bits, i):
 def encode_rotated(
     table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr
 ):
-    """Packed codes, and the buckets' scales. A program takes ``TILES`` buckets. The list of pointers holds the key."""
-    row, block = place(table, owners)
+    """Encode packed codes and the buckets' scales; ``TILES`` buckets per program.
+
+    The list of pointers has the key.
+    """
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     z, units, squares = _rotated(table, row, block, left, KIND, TILES)
     lane = tl.arange(0, ROW)[None, :]
@@ -79,9 +83,9 @@ def encode_rotated(
 
 @triton.jit
 def _store_of_buckets(target, values, left, TILES: tl.constexpr):
-    """Writes what each lane of a bucket has, once: lane 0 does.
+    """Write a value that all lanes of a bucket have.
 
-    The pointers count the lanes for Triton's sake, which else takes another layout, and seconds to get there.
+    The pointers include the lanes, since Triton otherwise chooses another layout, with seconds of compile time.
     """
     tile = tl.arange(0, TILES)[:, None]
     lane = tl.arange(0, ROW)[None, :]
@@ -90,7 +94,10 @@ def _store_of_buckets(target, values, left, TILES: tl.constexpr):
 
 @triton.jit
 def _nearest(magnitude, units, BITS: tl.constexpr):
-    """The number of thresholds, times the units, that the magnitudes exceed: bit by bit, from the highest."""
+    """Return the number of thresholds that magnitudes exceed.
+
+    Thresholds are multiplied by the units; bits are found from the highest.
+    """
     if BITS == 1:
         index = tl.zeros(magnitude.shape, tl.uint32)
     elif BITS == 2:
@@ -112,7 +119,7 @@ def _nearest(magnitude, units, BITS: tl.constexpr):
 
 @triton.jit
 def _level_of(index, levels, BITS: tl.constexpr):
-    """The positive levels of these numbers; ``levels`` has them by lane."""
+    """Return the positive levels with these indices; ``levels`` has them by lane."""
     if BITS == 1:
         values = tl.full(index.shape, level(1, 0), tl.float32)
     elif BITS == 2:
@@ -124,10 +131,10 @@ def _level_of(index, levels, BITS: tl.constexpr):
 
 @triton.jit
 def _rotated(table, row, block, left, KIND: tl.constexpr, TILES: tl.constexpr):
-    """Buckets of coordinates, and of each bucket, in all lanes, the unit of its thresholds and the sum of squares.
+    """Return buckets' coordinates, and each bucket's unit and sum of squares.
 
-    The sum is NaN for a bucket that is not finite, which, like one that counts as zeros, has no other coordinates than
-    zeros.
+    The unit of thresholds and the sum are in all lanes. The sum is NaN for a bucket that is not finite; its coordinates
+    are zeros, as those of a bucket that counts as zeros.
     """
     first = block * (TILES * TILE)
     source = float_pointer(tl.load(row + SOURCE), KIND, False) + first
@@ -136,7 +143,7 @@ def _rotated(table, row, block, left, KIND: tl.constexpr, TILES: tl.constexpr):
     usable = (maxima >= _MIN_NORM_BITS) & (maxima < INF_BITS)
     shift = tl.where(usable, tl.minimum((maxima >> 23) - 127, _LARGEST_SHIFT), 0)
     factor = ((127 - shift) << 23).to(tl.float32, bitcast=True)
-    smallest = tl.where(usable, _SMALLEST, float("nan"))  # nothing is as large as NaN
+    smallest = tl.where(usable, _SMALLEST, float("nan"))  # no number is at least NaN
     x = x * factor[:, None, :]
     x = tl.where(tl.abs(x) >= smallest[:, None, :], x, 0.0)
     squares = lane_sums(x * x)
@@ -159,11 +166,11 @@ def _rotated(table, row, block, left, KIND: tl.constexpr, TILES: tl.constexpr):
 
 @triton.jit
 def rotate(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.constexpr):
-    """Coordinates, and of each bucket its sum of squares and the unit of its thresholds. A program takes ``TILES``.
+    """Compute coordinates, and each bucket's sum of squares and unit of thresholds.
 
-    The list of pointers holds the key.
+    ``TILES`` per program. The list of pointers has the key.
     """
-    row, block = place(table, owners)
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     x, units, squares = _rotated(table, row, block, left, KIND, TILES)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.float32)) + block * (TILES * TILE)
@@ -176,8 +183,11 @@ def rotate(table, owners, KIND: tl.constexpr, ALIGNED: tl.constexpr, TILES: tl.c
 
 @triton.jit
 def round_to_trellis(table, owners, BITS: tl.constexpr, TILES: tl.constexpr):
-    """Packed codes, and the buckets' scales, of what `rotate` has made. A program takes ``TILES`` tiles."""
-    row, block = place(table, owners)
+    """Encode the coordinates of `rotate` as packed codes and scales.
+
+    ``TILES`` tiles per program.
+    """
+    row, block = row_and_block(table, owners)
     left = elements_left(row, block * (TILES * TILE), TILES * TILE)
     if left == TILES * TILE:
         _round_to_trellis(row, block, left, BITS, TILES, WHOLE=True)

@@ -1,6 +1,6 @@
-"""What codecs do with many segments of tensors at once: some launches and one upload, however many segments there are.
+"""Kernels for many segments in a few launches and one upload.
 
-A segment is a run of the elements of one tensor. Payloads are int32 words; ``at[i]`` is where that of segment i begins.
+A segment is a range of the elements of one tensor. Payloads are int32 words; ``at[i]`` is the offset of segment i.
 Norms and codes: the norms of its buckets, then its codes. Rotated codes: the word of the step, if there are elements,
 then codes, then scales.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from horovod_quant.kernels.layout import ROW, TILE, ceil_div, sum_words
-from horovod_quant.kernels.segment_places import code_places, flag_places, keys_of_batch, rotated_places
+from horovod_quant.kernels.segment_offsets import code_offsets, flag_offsets, keys_of_batch, rotated_offsets
 from horovod_quant.kernels.segments import Batch, Rounder, SegmentKernels, split_points
 from horovod_quant.kernels.triton import arrays, each, each_bits, each_rotated
 from horovod_quant.kernels.triton.arguments import current_device
@@ -24,9 +24,10 @@ from horovod_quant.kernels.triton.table import SegmentTable, before, counts_of
 
 
 class TritonSegments(SegmentKernels):
-    """See the module. A ``batch`` here has ``values``, ``elements``, ``starts``, ``chains``, ``steps`` and a ``table``.
+    """Triton kernels for many segments: see the module.
 
-    A ``rounder`` has ``domain``, ``rank`` and ``size``: it selects the random bits.
+    A ``batch`` here has ``values``, ``elements``, ``starts``, ``chains``, ``steps`` and a ``table``. A ``rounder`` has
+    ``domain``, ``rank`` and ``size``: it selects the random bits.
 
     Args:
         kernels: the backend.
@@ -36,8 +37,8 @@ class TritonSegments(SegmentKernels):
         self._kernels = kernels
 
     def empty(self, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
-        """Arrays for float32 results that are temporary."""
-        # Each begins at a multiple of 16 bytes, as whole vectors are read from.
+        """Return arrays for temporary float32 results."""
+        # Each begins at a multiple of 16 bytes, for vector loads.
         at = split_points([ceil_div(length, ROW) * ROW for length in lengths])
         memory = torch.empty(at[-1], dtype=torch.float32, device=current_device())
         return [memory[start : start + length] for start, length in zip(at, lengths)]
@@ -45,7 +46,7 @@ class TritonSegments(SegmentKernels):
     def decode_sources(
         self, outs: Sequence[Any], sources: Sequence[Any], decode: Callable[..., Any]
     ) -> Sequence[Any]:
-        """Decode into ``outs`` what came in several pieces, together."""
+        """Decode several sources into ``outs`` in one batch."""
         with batch():
             for source in sources:
                 decode(source, [outs[one.tensor][one.start : one.stop] for one in source[2]])
@@ -56,7 +57,7 @@ class TritonSegments(SegmentKernels):
     ) -> torch.Tensor:
         table, keys = _table(segments), keys_of_batch(segments, rounder)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
-        norms_at, words_at = code_places(tuple(at), segments.elements, bucket_size)
+        norms_at, words_at = code_offsets(tuple(at), segments.elements, bucket_size)
         with batch():
             if norm == "max":
                 norms = out.view(torch.float32)
@@ -82,7 +83,7 @@ class TritonSegments(SegmentKernels):
         outs: Sequence[Any],
     ) -> Sequence[Any]:
         elements = tuple([out.shape[0] for out in outs])
-        norms_at, words_at = code_places(tuple(at), elements, bucket_size)
+        norms_at, words_at = code_offsets(tuple(at), elements, bucket_size)
         with batch():
             each.decode_codes_each(levels, payloads, words_at, norms_at, bucket_size, bits, factor, outs)
         return outs
@@ -90,9 +91,12 @@ class TritonSegments(SegmentKernels):
     def encode_rotated(
         self, bits: int, trellis: bool, segments: Batch, rounder: Rounder, at: Any, step_words: Any = None
     ) -> torch.Tensor:
-        """With ``step_words`` of `step_words` the steps are those."""
+        """Encode rotated codes.
+
+        The steps are those in ``step_words``, a result of `step_words`, if given.
+        """
         table = _table(segments)
-        filled, words_at, scales_at = rotated_places(tuple(at), segments.elements, bits)
+        filled, words_at, scales_at = rotated_offsets(tuple(at), segments.elements, bits)
         out = torch.empty(at[-1], dtype=torch.int32, device=table.device)
         with batch():
             if step_words is None:
@@ -111,9 +115,9 @@ class TritonSegments(SegmentKernels):
     def step_words(
         self, payload: torch.Tensor, at: Sequence[int], elements: Sequence[int]
     ) -> each_rotated.StepWords:
-        """The steps in a payload, which only kernels read."""
-        places = np.array(at[: len(elements)], np.int64)
-        return each_rotated.StepWords(payload.data_ptr() + 4 * places, payload)
+        """Return the addresses of a payload's steps, for kernels alone."""
+        offsets = np.array(at[: len(elements)], np.int64)
+        return each_rotated.StepWords(payload.data_ptr() + 4 * offsets, payload)
 
     def decode_rotated(
         self,
@@ -126,8 +130,11 @@ class TritonSegments(SegmentKernels):
         factor: Any,
         outs: Sequence[Any],
     ) -> Sequence[Any]:
-        """Payload r was encoded by rank r of the domain."""
-        _, words_at, scales_at = rotated_places(tuple(at), segments.elements, bits)
+        """Decode the sum of payloads.
+
+        Rank r of the domain has encoded payload r.
+        """
+        _, words_at, scales_at = rotated_offsets(tuple(at), segments.elements, bits)
         keys = [
             each_rotated.keys_of_words(
                 segments.chains, domain, self.step_words(payload, at, segments.elements).addresses, rank
@@ -143,7 +150,10 @@ class TritonSegments(SegmentKernels):
     # ---- sums: all norms in one array, and all digits in another, with one word at its end that is 1
 
     def norms(self, norm: str, bucket_size: int, segments: Batch) -> torch.Tensor:
-        """Of all segments, one after another: maxima, float32, or with ``"l2"`` sums of squares, float64."""
+        """Return all segments' norms, concatenated.
+
+        They are maxima, float32, or with ``"l2"`` sums of squares, float64.
+        """
         compute = each.bucket_maxima_each if norm == "max" else each.bucket_square_sums_each
         with batch():
             return compute(_table(segments), bucket_size)
@@ -158,7 +168,7 @@ class TritonSegments(SegmentKernels):
         norms: torch.Tensor,
         norm_at: Sequence[int],
     ) -> torch.Tensor:
-        """The digits of all segments, one after another, and the word."""
+        """Encode the digits of all segments, concatenated, and the word."""
         table = _table(segments)
         words = int(table.words(sum_words, width).sum())
         out = torch.empty(words + 1, dtype=torch.int32, device=table.device)
@@ -210,7 +220,7 @@ class TritonSegments(SegmentKernels):
     # ---- one bit: the payload of a segment is its bits, in whole tiles, and then a flag for each tile
 
     def binarize(self, segments: Batch, rounder: Rounder, at: Any) -> torch.Tensor:
-        """Update the states; the payloads of all segments, which begin at ``at[i]``."""
+        """Update the states, and encode the payloads at offsets ``at[i]``."""
         momenta, scales, betas = zip(*segments.states) if segments.states else ((), (), ())
         table, words_at = _table(segments), np.array(at, np.int64)[:-1]
         counts = table.counts(TILE)
@@ -232,7 +242,7 @@ class TritonSegments(SegmentKernels):
     def vote(
         self, payloads: Sequence[torch.Tensor], segments: Batch, rounder: Rounder, at: Sequence[int]
     ) -> torch.Tensor:
-        """The payload of one bit an element, drawn from the average over the payloads."""
+        """Encode one bit per element, drawn from the average over the payloads."""
         words_at = np.array(at, np.int64)[: len(segments.elements)]
         counts = counts_of(segments.elements, TILE)
         out = torch.empty(at[-1], dtype=torch.int32, device=payloads[0].device)
@@ -245,9 +255,9 @@ class TritonSegments(SegmentKernels):
     def decode_signs(
         self, payload: torch.Tensor, segments: Batch, at: Sequence[int], factor: Any, outs: Sequence[Any]
     ) -> Sequence[Any]:
-        """Write plus or minus the factor, and NaN to the tiles that are flagged."""
+        """Write plus or minus the factor, and NaN to the flagged tiles."""
         table = SegmentTable(outs, "out")
-        words_at, tile_words, tile_bits = _flag_places(tuple(at), table.elements, payload.device)
+        words_at, tile_words, tile_bits = _flag_offsets(tuple(at), table.elements, payload.device)
         flags = torch.empty(len(tile_words), dtype=torch.bool, device=payload.device)
         with batch():
             each_bits.flags_in(payload, tile_words, tile_bits, flags)
@@ -263,9 +273,9 @@ def _table(segments: Batch) -> SegmentTable:
 
 
 @lru_cache(maxsize=256)
-def _flag_places(
+def _flag_offsets(
     at: tuple[int, ...], elements: tuple[int, ...], device: torch.device
 ) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
-    """`flag_places`, of which the tiles' are on the device."""
-    first, words, bits = flag_places(at, elements)
+    """Return `flag_offsets` with the tiles' offsets on the device."""
+    first, words, bits = flag_offsets(at, elements)
     return first, torch.from_numpy(words).to(device), torch.from_numpy(bits).to(device)

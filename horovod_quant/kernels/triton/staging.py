@@ -1,8 +1,8 @@
-"""Tables on their way to the GPU: numbers are written to pinned memory, which one copy uploads.
+"""Upload of tables to the GPU by one copy from pinned memory.
 
-A *slot* is pinned memory with device memory of the same size. It is taken for the tables of a batch, uploaded on the
-current stream, and released when the batch has been launched there, which an event marks. It is taken again when that
-event has passed: the copy has then read the pinned memory, and the kernels have read the device memory.
+A *slot* is pinned memory with device memory of the same size. It is used for the tables of a batch, uploaded on the
+current stream, and released when the batch has been launched there, which an event records. It is reused when that
+event has completed: the copy has then read the pinned memory, and the kernels have read the device memory.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-_EVEN = 2  # numbers: tables begin at multiples of 16 bytes, for which kernels are compiled
-_LEAST = 512  # numbers of a slot
-_MOST_SLOTS = 64  # of a size: then the host waits
+_EVEN = 2  # tables begin at multiples of 2 numbers, 16 bytes, for which kernels are compiled
+_LEAST = 512  # minimum numbers of a slot
+_MOST_SLOTS = 64  # maximum slots of a size: then the host waits
 
 _kept = threading.local()
 
@@ -26,7 +26,7 @@ class Uploaded:
     """Tables in the memory of a device.
 
     Attributes:
-        offsets: of each table, in numbers.
+        offsets: the offset of each table, in numbers.
     """
 
     def __init__(
@@ -42,7 +42,10 @@ class Uploaded:
         return self._memory[self.offsets[number] :]
 
     def release(self) -> None:
-        """To be called when all that reads the tables has been launched, on the same stream."""
+        """Release the slot.
+
+        To be called when all kernels that read it have been launched on the same stream.
+        """
         if self._slot is not None:
             self._slot.release()
 
@@ -60,7 +63,10 @@ class _Slot:
         return not self._is_taken and self._event.query()
 
     def wait(self) -> bool:
-        """Waits until it is free; False if it never will be, because this batch is using it."""
+        """Wait until it is free.
+
+        Return False if the present batch is using it.
+        """
         if self._is_taken:
             return False
         self._event.synchronize()
@@ -78,7 +84,10 @@ class _Slot:
 
 
 def upload(tables: Sequence[np.ndarray], device: torch.device, stream: int) -> Uploaded:
-    """One copy of all tables to the device, on the current stream, whose number is ``stream``. It waits for nothing."""
+    """Copy all tables to the device at once, without waiting.
+
+    It runs on the current stream, with the handle ``stream``.
+    """
     offsets, end = [], 0
     for table in tables:
         offsets.append(end)
@@ -101,7 +110,10 @@ def _write(array: np.ndarray, tables: Sequence[np.ndarray], offsets: Sequence[in
 
 
 def _free_slot(numbers: int, device: torch.device, stream: int) -> _Slot:
-    """One of this thread's. Of a stream's own, because its device memory is the stream's."""
+    """Return a free slot of this thread and stream.
+
+    Its device memory belongs to the stream.
+    """
     rings: dict[Any, deque[_Slot]] = _kept.__dict__.setdefault("rings", {})
     ring = rings.setdefault((device, stream, numbers), deque())
     if ring and (ring[0].is_free() or (len(ring) >= _MOST_SLOTS and ring[0].wait())):
@@ -113,6 +125,6 @@ def _free_slot(numbers: int, device: torch.device, stream: int) -> _Slot:
 
 
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The array's elements in the device's memory, without waiting for them."""
+    """Copy an array to the device without waiting."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Where many tensors are, as numpy arrays of addresses and lengths, for launches over all of them."""
+"""Addresses and lengths of many tensors as numpy arrays."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 _VECTOR = 15
 
 Step = tuple[Kernel, int, Mapping[str, Any], frozenset]
-"""A launch: the kernel, the elements that a program takes, its constants, and the names of its entries."""
+"""A launch: the kernel, the elements per program, its constants, and the names of its entries."""
 
 
 class Group(NamedTuple):
-    """Those of a table's tensors that can share a launch, because they have one type and one alignment.
+    """Tensors of a table with one type and alignment, for one launch.
 
     Attributes:
         kind: the type.
-        aligned: true if all begin at multiples of 16 bytes.
+        aligned: True if all begin at multiples of 16 bytes.
         which: numbers of the tensors; None for all.
     """
 
@@ -46,13 +46,13 @@ class Group(NamedTuple):
 
 
 class SegmentTable:
-    """Tensors of floating-point types, each contiguous, or spans of such tensors.
+    """Contiguous tensors of floating-point types, or a `BufferView` of each.
 
     Attributes:
-        addresses, lengths: int64, of each.
-        elements: the lengths.
+        addresses, lengths: int64 arrays.
+        elements: the lengths as a tuple.
         groups: the tensors by type and alignment.
-        device: where they are.
+        device: the tensors' device.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor | BufferView], name: str = "x") -> None:
@@ -100,19 +100,19 @@ class SegmentTable:
 
     @property
     def range(self) -> tuple[np.ndarray, np.ndarray]:
-        """The addresses of all elements: first, and behind the last."""
+        """Return the address ranges of all tensors: first and end."""
         return self.addresses, self.addresses + self.sizes
 
     def counts(self, unit: int) -> np.ndarray:
-        """How many units each tensor's elements fill."""
+        """Return the number of units that each tensor's elements fill."""
         return counts_of(self.elements, unit)
 
     def words(self, function: Callable[[int, int], int], width: int) -> np.ndarray:
-        """What a function of `layout` says for each tensor."""
+        """Return the values of a function of `layout` for all tensors."""
         return words_of(function, self.elements, width)
 
     def longest(self, group: Group) -> Any:
-        """The tensor of a group that has most elements, flat."""
+        """Return the tensor of a group with the most elements, flat."""
         lengths = group.of(self.lengths)
         number = int(lengths.argmax())
         found = self.kept[number if group.which is None else int(group.which[number])]
@@ -121,7 +121,7 @@ class SegmentTable:
 
 
 def table_of(outs: Sequence[Any], table: SegmentTable | None) -> SegmentTable:
-    """That of ``outs``: ``table``, if it is of these very tensors."""
+    """Return the table of ``outs``: ``table``, if it describes exactly these tensors."""
     if table is not None and len(table) == len(outs) and all(map(operator.is_, table.kept, outs)):
         return table
     return SegmentTable(outs, "out")
@@ -142,7 +142,7 @@ def _groups(kinds: Sequence[str], addresses: np.ndarray) -> list[Group]:
     return [Group(*one, np.array(numbers)) for one, numbers in found.items()]
 
 
-# What follows from the lengths of tensors is computed once: every step's have the same. Nobody writes to it.
+# Results that depend only on lengths are cached, since these are the same in every step; they are never modified.
 
 
 @functools.lru_cache(maxsize=1024)
@@ -156,7 +156,7 @@ def words_of(function: Callable[[int, int], int], elements: tuple[int, ...], wid
 
 
 def before(counts: np.ndarray) -> np.ndarray:
-    """Where each tensor's share begins, if these are the shares' lengths."""
+    """Return the offset of each part, from the parts' lengths."""
     return np.cumsum(counts) - counts
 
 
@@ -168,9 +168,9 @@ _steps: dict[Any, list[Step]] = {}
 
 
 def steps_of(key: Any, call: Callable[[], Any]) -> list[Step]:
-    """How the function for one tensor would launch, found out by calling it once for each key.
+    """Return the launches of the function for one tensor.
 
-    So program sizes and constants are those of the single function, whatever it chooses.
+    They are recorded by one call for each key. So program sizes and constants always equal those of that function.
     """
     found = _steps.get(key)
     if found is None:
@@ -191,7 +191,7 @@ def launch(
     pointers: np.ndarray | None = None,
     kept: Any = None,
 ) -> None:
-    """A launch over tensors with these numbers of elements and these columns."""
+    """Launch over tensors with these numbers of elements and these columns."""
     kernel, per_program, constants, names = step
     if names != columns.keys():
         raise AssertionError(f"{kernel.function.__name__} takes {sorted(names)}, not {sorted(columns)}")

@@ -1,7 +1,7 @@
-"""Device functions for whole tiles: a program's elements, codes and norms as tensors ``[TILES, 32, 32]``.
+"""Device functions for whole tiles, as tensors ``[TILES, 32, 32]``.
 
-That is tile, row, lane: with as many warps as tiles each warp has a tile, and its thread i element i of each row, in
-registers. One load or store has all rows: Triton's compiler takes seconds for as many of them as there are rows.
+The axes are tile, row, lane: with one warp per tile each warp has a tile, and its thread i element i of each row, in
+registers. One load or store has all rows: with one of them per row Triton's compiler takes seconds.
 """
 
 import math
@@ -15,13 +15,19 @@ from horovod_quant.kernels.triton.elements import ROW, TILE, read, read_values, 
 
 @triton.constexpr_function
 def rows_alike(bucket, rows):
-    """How many consecutive rows are of one bucket at least, in each group of ``rows`` rows of a tensor."""
+    """Return the number of consecutive rows always in one bucket.
+
+    It applies to each group of ``rows`` rows.
+    """
     return math.gcd(bucket // layout.ROW, rows, 32)
 
 
 @triton.jit
 def read_norms(norms, first, left, BUCKET: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr = TILE):
-    """The norms of a program's rows, ``[TILES, groups, 1]``: one for each group of `rows_alike`."""
+    """Read the norms of a program's rows, ``[TILES, groups, 1]``.
+
+    One for each group of `rows_alike`.
+    """
     ALIKE: tl.constexpr = rows_alike(BUCKET, SIZE // ROW)
     GROUPS: tl.constexpr = 32 // ALIKE
     group = tl.arange(0, GROUPS)[None, :, None] * ALIKE
@@ -33,7 +39,10 @@ def read_norms(norms, first, left, BUCKET: tl.constexpr, TILES: tl.constexpr, SI
 
 @triton.jit
 def of_rows(values):
-    """What groups of rows have, ``[TILES, groups, 1]``, for each element: ``[TILES, 32, 32]``."""
+    """Broadcast values of groups of rows to elements.
+
+    The shape ``[TILES, groups, 1]`` becomes ``[TILES, 32, 32]``.
+    """
     TILES: tl.constexpr = values.shape[0]
     GROUPS: tl.constexpr = values.shape[1]
     wide = tl.broadcast_to(values[:, :, None, :], [TILES, GROUPS, 32 // GROUPS, ROW])
@@ -42,13 +51,16 @@ def of_rows(values):
 
 @triton.jit
 def rows_offsets():
-    """Of the first elements of a tile's rows, ``[1, 32, 1]``."""
+    """Return the offsets of a tile's rows, ``[1, 32, 1]``."""
     return tl.arange(0, 32)[None, :, None] * ROW
 
 
 @triton.jit
 def tiles_offsets(TILES: tl.constexpr, SIZE: tl.constexpr = TILE):
-    """Of the elements of each tile's first row, ``[TILES, 1, 32]``, in tiles of ``SIZE`` elements."""
+    """Return offsets of each tile's first row, ``[TILES, 1, 32]``.
+
+    A tile has ``SIZE`` elements.
+    """
     return tl.arange(0, TILES)[:, None, None] * SIZE + tl.arange(0, ROW)[None, None, :]
 
 
@@ -56,7 +68,10 @@ def tiles_offsets(TILES: tl.constexpr, SIZE: tl.constexpr = TILE):
 def read_tiles(
     source, left, KIND: tl.constexpr, TILES: tl.constexpr, VALUES: tl.constexpr, SIZE: tl.constexpr = TILE
 ):
-    """A program's elements ``[TILES, 32, 32]``, of which there are ``left``; by `read_values` if ``VALUES``."""
+    """Read a program's ``left`` elements as ``[TILES, 32, 32]``.
+
+    It uses `read_values` if ``VALUES``.
+    """
     source = source + tiles_offsets(TILES, SIZE)
     if left == TILES * SIZE:
         x = _read(source, rows_offsets(), _rows(TILES, SIZE), KIND, VALUES)
@@ -78,7 +93,10 @@ def write_tiles(target, values, left, KIND: tl.constexpr, TILES: tl.constexpr, S
 
 @triton.jit
 def _rows(TILES: tl.constexpr, SIZE: tl.constexpr):
-    """Where tiles of ``SIZE`` elements have rows: everywhere, if that is 32 rows."""
+    """Return the mask of a tile's rows, all true for 32 rows.
+
+    A tile has ``SIZE`` elements.
+    """
     if SIZE == TILE:
         there = tl.full([TILES, 32, ROW], True, tl.int1)
     else:
@@ -97,7 +115,10 @@ def _read(source, offsets, inside, KIND: tl.constexpr, VALUES: tl.constexpr):
 
 @triton.jit
 def write_codes(target, codes, word_rows, BITS: tl.constexpr, TILES: tl.constexpr):
-    """Packs a program's codes ``[TILES, 32, 32]`` as dense streams of bits, one a lane, into rows of words."""
+    """Pack a program's codes as dense bit streams, one per lane.
+
+    The codes ``[TILES, 32, 32]`` become rows of words.
+    """
     tile = tl.arange(0, TILES)[:, None, None]
     lane = tl.arange(0, ROW)[None, None, :]
     shift = tl.arange(0, 32)[None, :, None] * BITS
@@ -120,7 +141,7 @@ def write_codes(target, codes, word_rows, BITS: tl.constexpr, TILES: tl.constexp
 
 @triton.jit
 def read_codes(source, word_rows, BITS: tl.constexpr, TILES: tl.constexpr):
-    """What `write_codes` has packed."""
+    """Unpack the codes of `write_codes`."""
     shift = tl.arange(0, 32)[None, :, None] * BITS
     if 32 % BITS == 0:
         number = tl.arange(0, TILES)[:, None, None] * BITS + tl.arange(0, BITS)[None, :, None]
@@ -145,5 +166,8 @@ def read_codes(source, word_rows, BITS: tl.constexpr, TILES: tl.constexpr):
 
 @triton.constexpr_function
 def words_of_a_tile(width):
-    """How many rows of words with digits make a tile, of 32 rows of elements or a few less."""
+    """Return the rows of words per tile of digits.
+
+    A tile has 32 rows of elements or a few less.
+    """
     return max(1, 32 // (32 // width))

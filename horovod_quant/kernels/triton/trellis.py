@@ -1,6 +1,6 @@
-"""Device functions for trellis-coded quantization: `horovod_quant.kernels.trellis` says what it means.
+"""Device functions for trellis-coded quantization, which `horovod_quant.kernels.trellis` defines.
 
-A bucket has at most 32 rows, so one word a lane holds a bit of each: the decisions of a state, or the branches.
+A bucket has at most 32 rows, so one word per lane has a bit of each: the decisions of a state, or the branches.
 """
 
 import triton
@@ -13,7 +13,7 @@ _FAR = tl.constexpr(float(trellis.FAR))
 ROWS = tl.constexpr(TILE.value // ROW.value)
 LAST_OF_A_SUM = tl.constexpr(rotation.ROWS_OF_A_SUM - 1)  # a power of two less 1
 
-# By the number of subsets, of which the first row has two, and by bits.
+# By the number of subsets (two in the first row), and by bits.
 _LEVELS = {
     subsets: {bits: trellis.ascending(positive[bits]) for bits in positive}
     for subsets, positive in ((2, rotation.LEVELS), (4, trellis.LEVELS))
@@ -41,7 +41,10 @@ def _middle(bits, subsets, i):
 def write_trellis_codes(
     source, target, left, word_rows, units, BITS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr
 ):
-    """Packed codes of tiles' coordinates; the sums of the products of coordinates and their levels, by lane."""
+    """Write packed codes of tiles' coordinates.
+
+    Return the sums of coordinates times levels, by lane.
+    """
     paths = _best_paths(source, left, units, BITS, TILES, WHOLE)
     tile = tl.arange(0, TILES)[:, None]
     lane = tl.arange(0, ROW)[None, :]
@@ -72,7 +75,10 @@ def write_trellis_codes(
 
 @triton.jit
 def _best_paths(source, left, units, BITS: tl.constexpr, TILES: tl.constexpr, WHOLE: tl.constexpr):
-    """The branches of the codes in each tile's lanes, uint32: bit r is that of row r."""
+    """Return the branches of the codes in each lane, uint32.
+
+    Bit r is the branch in row r.
+    """
     tile = tl.arange(0, TILES)[:, None] * TILE
     offsets = tile + tl.arange(0, ROW)[None, :]
     z = tl.load(source + offsets, mask=below(offsets, left, WHOLE), other=0.0)
@@ -117,7 +123,10 @@ def _best_paths(source, left, units, BITS: tl.constexpr, TILES: tl.constexpr, WH
 
 @triton.jit
 def _extended(least, decisions, low, high, is_there, row):
-    """A state's least sum and decisions with one more row: two sums, of sequences with b'' = 0 and with 1."""
+    """Extend a state's least sum and decisions by a row.
+
+    The arguments have the sums with b'' = 0 and b'' = 1.
+    """
     is_high = is_there & (high < low)
     least = tl.where(is_there, tl.where(is_high, high, low), least)
     return least, decisions | (is_high.to(tl.uint32) << row)
@@ -125,7 +134,7 @@ def _extended(least, decisions, low, high, is_there, row):
 
 @triton.jit
 def _distance(z, units, SUBSET: tl.constexpr, SUBSETS: tl.constexpr, BITS: tl.constexpr):
-    """Of the subset's nearest level."""
+    """Return the distance of the subset's nearest level."""
     nearest = units * _level(BITS, SUBSETS, SUBSET)
     for i in tl.static_range(SUBSET, SUBSET + SUBSETS * (2 ** (BITS - 1) - 1), SUBSETS):
         is_above = z > units * _middle(BITS, SUBSETS, i)
@@ -136,20 +145,20 @@ def _distance(z, units, SUBSET: tl.constexpr, SUBSETS: tl.constexpr, BITS: tl.co
 
 @triton.jit
 def _codes_and_levels(z, units, branch, subset, SUBSETS: tl.constexpr, BITS: tl.constexpr):
-    place = _place(z, units, subset, SUBSETS, BITS)
-    return place * 2 + branch, _levels_at(place * SUBSETS + subset, SUBSETS, BITS)
+    index = _nearest_index(z, units, subset, SUBSETS, BITS)
+    return index * 2 + branch, _levels_at(index * SUBSETS + subset, SUBSETS, BITS)
 
 
 @triton.jit
-def _place(z, units, subset, SUBSETS: tl.constexpr, BITS: tl.constexpr):
-    """Of the nearest level in subsets of the lanes' own."""
-    place = tl.zeros(z.shape, tl.uint32)
+def _nearest_index(z, units, subset, SUBSETS: tl.constexpr, BITS: tl.constexpr):
+    """Return the index of the nearest level in each lane's subset."""
+    index = tl.zeros(z.shape, tl.uint32)
     for i in tl.static_range(2 ** (BITS - 1) - 1):
         middles = tl.full(z.shape, _middle(BITS, SUBSETS, i * SUBSETS), tl.float32)
         for other in tl.static_range(1, SUBSETS):
             middles = tl.where(subset >= other, _middle(BITS, SUBSETS, i * SUBSETS + other), middles)
-        place = place + (z > units * middles).to(tl.uint32)
-    return place
+        index = index + (z > units * middles).to(tl.uint32)
+    return index
 
 
 # ---- back --------------------------------------------------------------------------------------------------------
@@ -157,7 +166,7 @@ def _place(z, units, subset, SUBSETS: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def ascending_levels(SUBSETS: tl.constexpr, BITS: tl.constexpr, TILES: tl.constexpr):
-    """The levels of all subsets, at most 32, by lane."""
+    """Return the levels of all subsets, at most 32, by lane."""
     lane = tl.arange(0, ROW)[None, :]
     levels = tl.zeros([TILES, ROW], tl.float32)
     for i in tl.static_range(SUBSETS * 2**BITS // 2):
@@ -167,7 +176,10 @@ def ascending_levels(SUBSETS: tl.constexpr, BITS: tl.constexpr, TILES: tl.conste
 
 @triton.jit
 def _levels_at(index, SUBSETS: tl.constexpr, BITS: tl.constexpr):
-    """Of the levels in ascending order: the lower half has the magnitudes of the upper one, from the end."""
+    """Return levels by ascending index.
+
+    The lower half has the negated magnitudes of the upper half, reversed.
+    """
     HALF: tl.constexpr = SUBSETS * 2**BITS // 4
     number = tl.where(index < HALF, HALF - 1 - index, index - HALF)
     values = tl.full(index.shape, _level(BITS, SUBSETS, HALF), tl.float32)

@@ -1,16 +1,23 @@
-"""Kernels that work on whole arrays: copies, conversions, sums of workers' arrays."""
+"""Kernels for whole arrays: copies, conversions, sums of workers' arrays."""
 
 import triton
 import triton.language as tl
 
 from horovod_quant.kernels.triton.columns import FACTOR, NORMS, NUMBER, POINTERS, SOURCE, TARGET
-from horovod_quant.kernels.triton.elements import elements_left, float_bits, float_pointer, place, read, write
+from horovod_quant.kernels.triton.elements import (
+    elements_left,
+    float_bits,
+    float_pointer,
+    read,
+    row_and_block,
+    write,
+)
 
 
 @triton.jit
 def copy_words(table, owners, COUNT: tl.constexpr):
-    """Copies 4-byte words. A program takes ``COUNT``."""
-    row, block = place(table, owners)
+    """Copy 4-byte words; ``COUNT`` per program."""
+    row, block = row_and_block(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
     offsets = tl.arange(0, COUNT)
@@ -21,8 +28,8 @@ def copy_words(table, owners, COUNT: tl.constexpr):
 
 @triton.jit
 def any_bits(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
-    """The bits that are set in any of several arrays of 4-byte words, to which the list of pointers leads."""
-    row, block = place(table, owners)
+    """Write the bitwise or of arrays of 4-byte words."""
+    row, block = row_and_block(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
     offsets = tl.arange(0, COUNT)
@@ -38,8 +45,8 @@ def any_bits(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def write_word(table, owners):
-    """Writes a number."""
-    row, _ = place(table, owners)
+    """Write a number to a word."""
+    row, _ = row_and_block(table, owners)
     target = tl.load(row + TARGET).to(tl.pointer_type(tl.uint32))
     tl.store(target, tl.load(row + NUMBER).to(tl.uint32))
 
@@ -49,8 +56,11 @@ def convert(
     table, owners,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, TARGET_KIND: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """Elements as float32, times a factor, as another type. A program takes ``COUNT``."""
-    row, block = place(table, owners)
+    """Convert elements to another type, by float32 times a factor.
+
+    ``COUNT`` per program.
+    """
+    row, block = row_and_block(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
     offsets = tl.arange(0, COUNT)
@@ -64,8 +74,11 @@ def shorten(
     table, owners,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """Elements as float32, scaled down to a norm of at most the factor where they have a larger finite one."""
-    row, block = place(table, owners)
+    """Scale elements in float32 down to a maximum norm.
+
+    The factor is the maximum, for a larger finite norm.
+    """
+    row, block = row_and_block(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
     offsets = tl.arange(0, COUNT)
@@ -80,8 +93,11 @@ def shorten(
 
 @triton.jit
 def mean(table, owners, WORKERS: tl.constexpr, COUNT: tl.constexpr):
-    """The sum of float32 arrays in their order, times a factor. The list of pointers holds the arrays."""
-    row, block = place(table, owners)
+    """Write the sum of float32 arrays in order, times a factor.
+
+    The list of pointers has the arrays.
+    """
+    row, block = row_and_block(table, owners)
     first = block * COUNT
     left = elements_left(row, first, COUNT)
     offsets = tl.arange(0, COUNT)

@@ -1,7 +1,7 @@
-"""Whether every worker has taken part in a step, told by a gradient that Horovod reduces anyway.
+"""Participation probe: shows whether every worker participated in a step.
 
-Workers that have called ``hvd.join()`` add nothing: Horovod adds zeros for them. So a gradient takes along a number, 1,
-and its sum tells how many there are. That takes no operation more, and nobody waits for it.
+Horovod adds zeros for workers that have called ``hvd.join()``. So one gradient of the step carries an additional 1, and
+the sum of these is the active worker count. This needs no additional operation, and no worker waits for it.
 """
 
 from __future__ import annotations
@@ -13,28 +13,33 @@ import torch
 from horovod_quant.torch.caller import OptimizerCall
 
 
-def least_for_all(call: OptimizerCall) -> float:
-    """What the sum is above if every worker is there, and below if one is not."""
+def probe_bound(call: OptimizerCall) -> float:
+    """Return the bound of the probe's sum for full participation.
+
+    The sum exceeds it only if every worker participates.
+    """
     from horovod.torch.mpi_ops import Sum
 
     size = call.process_set.size()
     return (size if call.op == Sum else 1.0) * (1 - 0.5 / size)
 
 
-def lengthened(sent: torch.Tensor) -> torch.Tensor:
-    """What Horovod shall reduce instead of a gradient: flat, with a 1 behind it, in float32 at least: what Horovod
-    multiplies by on the way need not fit into a narrower type.
+def with_probe(sent: torch.Tensor) -> torch.Tensor:
+    """Return a flat copy of a gradient, followed by the probe.
+
+    The probe is a 1. In float32 at least, since the factors by which Horovod multiplies may not fit into a narrower
+    type.
     """
     flat = sent.detach().reshape(-1)
     flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
     return torch.cat([flat, flat.new_ones(1)])
 
 
-class Witness:
-    """Of an optimizer's parameters the one whose gradient takes the number along.
+class ParticipationProbe:
+    """Choice of the parameter whose gradient carries the participation probe.
 
     Attributes:
-        name: of that parameter; None if there is none.
+        name: the parameter's name; None if there is none.
     """
 
     def __init__(self) -> None:
@@ -43,10 +48,10 @@ class Witness:
         self.name: str | None = None
 
     def choose(self, expected: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """To be called for each step: the parameters may be others than before, on all workers alike.
+        """Choose a small parameter, of one dimension if there is one.
 
-        A small one, of one dimension if there is such: gradients that Horovod gathers, because they are sparse, have
-        two.
+        To be called for each step, since the parameters may change, on all workers alike. Sparse gradients, which
+        Horovod gathers, have two dimensions.
 
         Args:
             expected: names and parameters.

@@ -1,4 +1,4 @@
-"""The steps of one optimizer whose method `horovod_quant.torch.auto` finds: which method each has, and their times."""
+"""Tuning session of `Auto` for one optimizer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from horovod_quant.autotune.trial import Report, Trial, Turn, evaluate
+from horovod_quant.autotune.trial import Report, Trial, TrialStep, evaluate
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.kernels import notices
-from horovod_quant.torch.attendance import Witness
 from horovod_quant.torch.caller import OptimizerCall
 from horovod_quant.torch.control import ActiveRankQuery, Question
+from horovod_quant.torch.participation import ParticipationProbe
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 if TYPE_CHECKING:
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 _PROGRESS = 20
 """Steps of a trial between two lines of the log."""
 
-_MOST_UNTOLD = 20
-_UNTOLD = (
-    "horovod_quant: Auto cannot tell which workers take part in the steps of the optimizer of %s, so it chooses "
+_MOST_UNKNOWN = 20
+_UNKNOWN = (
+    "horovod_quant: Auto cannot tell which workers participate in the steps of the optimizer of %s, so it chooses "
     "nothing: Horovod sums no gradient of %s, perhaps because that gradient is sparse (use sparse_as_dense=True), or "
     "because no backward pass reaches the parameter and optimizer._requires_update is empty"
 )
 
 
-class Handed:
-    """How often a gradient has gone to Horovod as it is since that was last counted, and the bytes of each time."""
+class Passthrough:
+    """Uncompressed reductions of a gradient since the last count."""
 
     def __init__(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> None:
         self.name = call.name
@@ -43,20 +43,20 @@ class Handed:
         self.times = 0
 
 
-class Course:
-    """One optimizer's steps: what method each has, and what they have taken.
+class TuningSession:
+    """Methods and times of one optimizer's steps.
 
     Args:
         auto: the compressor.
-        label: of the optimizer, the same on every worker.
+        label: the optimizer's label, the same on every worker.
         elements: numbers of elements of the optimizer's gradients, by name.
 
     Attributes:
-        key: under which the choice is kept: it tells models of the same names and other sizes apart.
-        policy: of the step under way; None where Horovod reduces all gradients.
-        is_counting: whether it matters who takes part in the step under way.
-        is_horovods: whether Horovod reduces all gradients of the step under way and those that follow.
-        witness: whose gradient tells who does.
+        key: the key of the choice; it differs between models with the same names and other sizes.
+        policy: the policy of the current step; None where Horovod reduces all gradients.
+        is_counting: whether the current step counts if all workers participate.
+        is_horovods: whether Horovod reduces all gradients of the current step and of the following ones.
+        probe: the participation probe, carried by one gradient.
     """
 
     def __init__(self, auto: Auto, label: str, elements: Mapping[str, int]) -> None:
@@ -64,18 +64,21 @@ class Course:
         self.label = label
         digest = hashlib.blake2b(repr(sorted(elements.items())).encode(), digest_size=8)
         self.key = f"{label} {digest.hexdigest()}"
-        self.witness = Witness()
+        self.probe = ParticipationProbe()
         self.policy: Policy | None = None
         self.is_counting = True
         self.is_horovods = False
         self._session: Any = None
         self._delivering = False
-        self._handed: dict[Any, Handed] = {}
+        self._passthroughs: dict[Any, Passthrough] = {}
 
     # ---- a step ----------------------------------------------------------------------------------------------
 
     def arrive(self, call: OptimizerCall, tensor: torch.Tensor) -> None:
-        """To be called for each gradient, before anything is done with it."""
+        """Begin a step with its first gradient.
+
+        To be called first for each gradient.
+        """
         from horovod.torch import mpi_ops
 
         if mpi_ops._handle_map is not self._session:
@@ -87,84 +90,93 @@ class Course:
         self._begin_step(call, tensor.device)
 
     def _open(self, call: OptimizerCall) -> None:
-        """Horovod has been initialized: nothing from before counts, but for what was chosen."""
+        """Reset all but the choice: Horovod has been initialized again."""
         self._candidates = self._auto.candidates_for(call)
         self._process_set = call.process_set
         self._phase: Literal["opening", "trial", "closing", "chosen"] = "opening"
         self._trial = Trial(len(self._candidates))
         self._auto.note_progress(self, call.process_set.size(), *self._trial.progress)
-        self._chosen = 0  # none, as long as nothing is
+        self._chosen = 0  # no compression
         self._counted = 0  # steps since the choice
-        self._untold = 0  # steps in which no gradient has told who takes part
-        self._turn: Turn | None = None
-        self._handed = {}
-        self._last: Any = None  # the moment of the latest result
+        self._unknown = 0  # steps without a result of the participation probe
+        self._trial_step: TrialStep | None = None
+        self._passthroughs = {}
+        self._last: Any = None  # time of the latest result
 
     def _begin_step(self, call: OptimizerCall, device: torch.device) -> None:
         self._delivering = False
         self._is_complete = False
-        self._turn = self._trial.turn if self._phase == "trial" else None
-        number = self._chosen if self._turn is None else self._turn.method
+        self._trial_step = self._trial.current if self._phase == "trial" else None
+        number = self._chosen if self._trial_step is None else self._trial_step.method
         self.policy = self._auto.policy_for(self._candidates[number])
         self.is_horovods = self._phase == "chosen" and self.policy is None
         self.is_counting = self._phase != "chosen" or self._auto.again_after > 0
         if not self.is_horovods:
-            self._handed = {}
+            self._passthroughs = {}
         if self.is_counting:
-            self.witness.choose(call.expected())
-            self._untold += 1
-            if self._untold == _MOST_UNTOLD:
-                notices.log(logging.WARNING, _UNTOLD, self.label, self.witness.name)
+            self.probe.choose(call.expected())
+            self._unknown += 1
+            if self._unknown == _MOST_UNKNOWN:
+                notices.log(logging.WARNING, _UNKNOWN, self.label, self.probe.name)
         self._before, self._last = self._last, None
         self._first = _now(device)
 
     def note_delivery(self, device: torch.device) -> None:
-        """To be called when a gradient's result is there: after all of a step's gradients have come."""
+        """Record the time of a gradient's result.
+
+        All gradients of the step have arrived before.
+        """
         self._delivering = True
         self._last = _now(device)
 
     def _record(self) -> None:
-        """The step before is over: the last result was the last of all."""
-        if self._turn is not None and self._is_complete and self._before is not None:
+        """Record the time of the step before, which is over."""
+        if self._trial_step is not None and self._is_complete and self._before is not None:
             self._trial.record(
-                self._turn, _seconds(self._first, self._last), _seconds(self._before, self._last)
+                self._trial_step, _seconds(self._first, self._last), _seconds(self._before, self._last)
             )
 
-    # ---- steps that are Horovod's alone ----------------------------------------------------------------------
+    # ---- uncompressed steps ----------------------------------------------------------------------------------
 
-    def hand_through(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> Handed:
-        """From now on the parameter's gradients may go to Horovod as they come: no more than a glance at each."""
-        self._handed[call.parameter] = handed = Handed(call, tensor, size)
-        return handed
+    def pass_through(self, call: OptimizerCall, tensor: torch.Tensor, size: int) -> Passthrough:
+        """Let Horovod reduce the parameter's gradients from now on.
 
-    def hands_through(self, parameter: Any, tensor: torch.Tensor) -> bool:
-        """Whether a gradient may; counts it."""
+        The work for each is minimal.
+        """
+        self._passthroughs[call.parameter] = passed = Passthrough(call, tensor, size)
+        return passed
+
+    def passes_through(self, parameter: Any, tensor: torch.Tensor) -> bool:
+        """Return whether Horovod can reduce a gradient; count it if so."""
         from horovod.torch import mpi_ops
 
-        handed = self._handed.get(parameter)
-        if handed is None or self._delivering or mpi_ops._handle_map is not self._session:
+        passed = self._passthroughs.get(parameter)
+        if passed is None or self._delivering or mpi_ops._handle_map is not self._session:
             return False
-        if not tensor.is_contiguous() or tensor.device != handed.device:
+        if not tensor.is_contiguous() or tensor.device != passed.device:
             return False
-        if self.is_counting and self.witness.is_of(parameter):
+        if self.is_counting and self.probe.is_of(parameter):
             return False
-        handed.times += 1
+        passed.times += 1
         return True
 
     # ---- a step that counts ----------------------------------------------------------------------------------
 
-    def attend(self, everybody: bool) -> None:
-        """To be called once in a step, after ``synchronize`` has begun, with whether every worker takes part."""
-        self._is_complete = everybody
-        self._untold = 0
-        if not everybody:
+    def note_participation(self, is_complete: bool) -> None:
+        """Record whether all workers participate.
+
+        To be called once in a step, after ``synchronize`` has begun.
+        """
+        self._is_complete = is_complete
+        self._unknown = 0
+        if not is_complete:
             return
         if self._phase == "opening":
             self._compare()
         elif self._phase == "trial":
             self._trial.count_step()
             self._note_progress()
-            if self._trial.turn is None:
+            if self._trial.current is None:
                 self._phase = "closing"
         elif self._phase == "closing":
             self._decide()
@@ -185,7 +197,7 @@ class Course:
             notices.log(logging.INFO, "horovod_quant: Auto: %s", report)
 
     def _compare(self) -> None:
-        """All workers have the same arguments; what any of them has chosen before counts for all."""
+        """Compare arguments, and adopt an earlier choice of any worker."""
         size = self._process_set.size()
         if size > 1:
             ActiveRankQuery(Question(self._process_set, self.label, self._auto.arguments())).answer()
@@ -214,16 +226,22 @@ class Course:
         self._phase, self._counted = "chosen", 0
 
     def _sum(self, numbers: Sequence[int], what: str) -> list[int]:
-        """Over all workers; waits for them. For steps that Horovod reduces itself."""
+        """Sum over all workers, and wait for them.
+
+        To be called only in steps that Horovod reduces.
+        """
         import horovod.torch as hvd
 
-        own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        local = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         name = f"horovod_quant.{self.label}.{what}"
-        return hvd.allreduce(own, op=hvd.Sum, name=name, process_set=self._process_set).tolist()
+        return hvd.allreduce(local, op=hvd.Sum, name=name, process_set=self._process_set).tolist()
 
 
 def _now(device: torch.device) -> Any:
-    """A moment: of the device's current stream, where the gradients are on a GPU."""
+    """Return a time stamp.
+
+    On a GPU it is an event on the current stream.
+    """
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

@@ -1,4 +1,4 @@
-"""Where the parts of payloads are, and the keys of their segments, as arrays: for backends with kernels for many."""
+"""Offsets of payloads' parts and keys of segments, as arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod_quant.kernels.segments import Batch, Rounder
 
 
 def keys_of_batch(batch: Batch, rounder: Rounder) -> np.ndarray:
-    """uint32 ``[segments, fields of Key]``."""
+    """Return the keys of a batch's segments, uint32 ``[segments, fields of Key]``."""
     if rounder.size:
         return joint_keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank, rounder.size)
     return keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank)
@@ -23,19 +23,22 @@ def keys_of_batch(batch: Batch, rounder: Rounder) -> np.ndarray:
 
 
 @lru_cache(maxsize=256)
-def code_places(
+def code_offsets(
     at: tuple[int, ...], elements: tuple[int, ...], bucket_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where the norms, and the codes, of each segment begin."""
+    """Return the offsets of each segment's norms and codes."""
     first = np.array(at[: len(elements)], np.int64)
     return first, first + np.array([buckets(count, bucket_size) for count in elements], np.int64)
 
 
 @lru_cache(maxsize=256)
-def rotated_places(
+def rotated_offsets(
     at: tuple[int, ...], elements: tuple[int, ...], bits: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which segments have elements, and so a step; where the codes, and the scales, of each begin."""
+    """Return flags of non-empty segments, and offsets of codes and scales.
+
+    Non-empty segments have a step.
+    """
     first = np.array(at[: len(elements)], np.int64)
     filled = np.array(elements, np.int64) > 0
     lengths = np.array([code_words(rotated_elements(count), bits) for count in elements], np.int64)
@@ -43,8 +46,11 @@ def rotated_places(
 
 
 @lru_cache(maxsize=256)
-def flag_places(at: tuple[int, ...], elements: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where the bits of each segment begin; for each tile the index of the word, and the bit, of its flag."""
+def flag_offsets(at: tuple[int, ...], elements: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the offsets of each segment's bits.
+
+    Also returns the word's index and the bit of each tile's flag.
+    """
     first = np.array(at[: len(elements)], np.int64)
     counts = np.array([tiles(count) for count in elements], np.int64)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
