@@ -222,7 +222,7 @@ def test_more_arguments_than_places_share_them() -> None:
 
 def test_another_release_with_a_further_argument_is_found() -> None:
     same = {**dict.fromkeys(COMMON, "1"), "bits": "4"}
-    newer = {**same, "rounding": "joint"}
+    newer = {**same, "rounding": "correlated"}
     assert different(newer, summed([same, newer]), 2) == ["rounding"]
     assert different(same, summed([same, newer]), 2) == [
         "an argument that this worker's scheme does not have"

@@ -41,6 +41,10 @@ def present(name: str, version: int | None = None, workers: int | None = None) -
         version: of the names in a file; None where a user has written it, who is warned.
         workers: who used the method then, None if that is not known: EDEN's reducers depended on their number.
     """
+    if re.fullmatch("((nu|global-)?qsgd-.*)-joint(-.*)?", name):
+        correlated = name.replace("-joint", "-correlated")
+        notices.deprecated(f"the method {name!r} is now called {correlated!r}", FutureWarning)
+        return correlated
     if version is not None and version >= VERSION:
         return None
     spelled = _spelled(name, workers)

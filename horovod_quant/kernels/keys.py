@@ -4,8 +4,8 @@ A kernel needs one 32-bit random number for each element. It is ``hash32(i, key)
 index and of a key alone, so that any backend computes it in any order. The key comes from what identifies the
 rounding: (seed, tensor name, domain, step, worker).
 
-Workers that add what they round may draw *joint* bits instead of independent ones: every worker takes the same hash
-and makes bits of its own from it, each uniform, such that all workers' numbers in [0, 1) sum to a constant. The
+Workers that add what they round may draw *correlated* bits instead of independent ones: every worker takes the same
+hash and makes bits of its own from it, each uniform, such that all workers' numbers in [0, 1) sum to a constant. The
 error of ``sum_i floor(y_i + u_i)`` is then ``constant - sum_i frac(y_i + u_i)``: half of what it is with independent
 bits where gradients differ, and 1 / n of it where they are equal and n is even. (A relative: correlated quantization;
 Suresh, Sun, Ro, Yu, ICML 2022.)
@@ -105,7 +105,7 @@ class RngKey:
                 self._states[domain] = state
         return state
 
-    def joint(self, domain: str, step: int, rank: int, size: int) -> Key:
+    def correlated(self, domain: str, step: int, rank: int, size: int) -> Key:
         """The key of a rounding whose results ``size`` workers add: the workers' numbers sum to a constant.
 
         Even numbers of workers draw in pairs, u and 1 - u, and each pair's u is the first pair's, shifted by its share
@@ -124,7 +124,7 @@ class RngKey:
 
 
 def _share(rank: int, size: int) -> tuple[int, int, int, int]:
-    """Shift, addend, flip and mirror of one of the workers that draw joint bits."""
+    """Shift, addend, flip and mirror of one of the workers that draw correlated bits."""
     if size == 1:
         return 0, 0, 0, 0
     if size % 2 and rank < 3:
@@ -148,10 +148,10 @@ def keys_of(chains: Sequence[RngKey], domain: str, steps: Sequence[int], worker:
     return keys
 
 
-def joint_keys_of(
+def correlated_keys_of(
     chains: Sequence[RngKey], domain: str, steps: Sequence[int], rank: int, size: int
 ) -> np.ndarray:
-    """The keys that `RngKey.joint` gives, as `keys_of` has them."""
+    """The keys that `RngKey.correlated` gives, as `keys_of` has them."""
     keys = keys_of(chains, domain, steps)
     keys[:, 2:] = _share(rank, size)
     return keys

@@ -172,7 +172,7 @@ def round_uniform(
     With k = fraction_bits(levels): ``y = x * (levels 2^k / norm)``, clamped to ``+-levels 2^k``, is cut to an
     integer, k random bits are added and shifted out: the arithmetic shift rounds down, and the random bits carry
     into the result with the probability of the fraction. With u in [0, 1) for the bits that is ``floor(y + u)``,
-    for elements of either sign, as joint dithers want it.
+    for elements of either sign, as correlated dithers want it.
     """
     k = fraction_bits(levels)
     limit = np.float32(levels << k)

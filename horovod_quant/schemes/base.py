@@ -13,6 +13,7 @@ from typing import Any, Callable, ClassVar, Final, Literal
 
 import numpy as np
 
+from horovod_quant.codecs.arguments import is_correlated
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW
@@ -44,19 +45,19 @@ from horovod_quant.reductions.tensors import (  # noqa: F401
     TensorInfo,
 )
 
-Rounding = Literal["joint", "independent"]
-JOINT: Final = "joint"
+Rounding = Literal["correlated", "independent"]
+CORRELATED: Final = "correlated"
 """How the workers draw the random bits that round their gradients; see `worker_key`."""
 
 
 def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:
     """The key with which a worker rounds its own gradient.
 
-    ``"joint"``: each worker's numbers in [0, 1) are uniform, and the workers' numbers sum to a constant, see
+    ``"correlated"``: each worker's numbers in [0, 1) are uniform, and the workers' numbers sum to a constant, see
     `horovod_quant.kernels.keys`. ``"independent"``: each worker draws its own numbers.
     """
-    if rounding == JOINT:
-        return gradient.keys.joint("worker", gradient.step, workers.rank, workers.size)
+    if is_correlated(rounding):
+        return gradient.keys.correlated("worker", gradient.step, workers.rank, workers.size)
     return gradient.keys.key("worker", gradient.step, workers.rank)
 
 
@@ -239,6 +240,25 @@ class Scheme:
         raise TypeError(
             f"compression={shown}: that is a scheme, not a compressor; use hvq.Compressor({inner})"
         )
+
+
+class WithRounding(Scheme):
+    """A scheme whose argument ``rounding`` says how the workers round their gradients: see `worker_key`."""
+
+    rounding: Rounding
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounding", CORRELATED if is_correlated(self.rounding) else "independent")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Read pickles of version 0.1.0, too, in which correlated rounding was called joint."""
+        former = {"rounding": CORRELATED} if state.get("rounding") == "joint" else {}
+        vars(self).update(state, **former)
+
+    @property
+    def is_correlated(self) -> bool:
+        """True if the workers' errors partly cancel."""
+        return self.rounding == CORRELATED
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,11 +20,11 @@ from horovod_quant.reductions.base import Reduction
 from horovod_quant.reductions.exponential import ExponentialReduction
 from horovod_quant.reductions.integer_allreduce import IntegerAllreduce
 from horovod_quant.schemes.base import (
-    JOINT,
+    CORRELATED,
     Exchange,
     Gradient,
     Rounding,
-    Scheme,
+    WithRounding,
     Workers,
     require_bool,
     require_bucket_size,
@@ -41,7 +41,7 @@ Levels = Literal["uniform", "exponential"]
 
 @register
 @dataclass(frozen=True)
-class GlobalQSGD(Scheme):
+class GlobalQSGD(WithRounding):
     """Global-QSGD with standard (uniform) or exponential dithering.
 
     With ``rotate`` (not in the paper) all workers apply the same rotation to their gradients, which makes every
@@ -58,7 +58,7 @@ class GlobalQSGD(Scheme):
         bucket_size: number of elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts
             as 0. An element or norm outside float32's range turns the bucket into NaN. With ``rotate`` it is 16,384, of
             which each 1,024 are rotated together and have a norm of their own.
-        rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
+        rounding: ``"correlated"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
         rotate: whether to rotate and use the sum's scale. Needs uniform levels, allows no choice of ``norm``, and runs
             its kernels on the host.
 
@@ -70,7 +70,7 @@ class GlobalQSGD(Scheme):
     norm: Norm = "max"
     levels: Levels = "uniform"
     bucket_size: int | None = None
-    rounding: Rounding = JOINT
+    rounding: Rounding = CORRELATED
     rotate: bool = False
 
     presets = {"global-qsgd": {}}
@@ -81,7 +81,7 @@ class GlobalQSGD(Scheme):
     def __post_init__(self) -> None:
         require_choice("norm", self.norm, get_args(Norm))
         require_choice("levels", self.levels, get_args(Levels))
-        require_choice("rounding", self.rounding, get_args(Rounding))
+        super().__post_init__()
         require_bool("rotate", self.rotate)
         if self.rotate:
             self._check_rotated()
@@ -109,13 +109,12 @@ class GlobalQSGD(Scheme):
                 )
 
     def reduction(self, workers: Workers) -> Reduction:
-        correlated = self.rounding == JOINT
         if self.rotate:
             return RotatedSum(self.bits, self.rounding)
         if self.levels == "exponential":
-            return ExponentialReduction(self.bits, self.norm, self._bucket, correlated)
+            return ExponentialReduction(self.bits, self.norm, self._bucket, self.is_correlated)
         codec = SharedScaleSums(self.bits, self.levels_for(workers.size), self.norm, self._bucket)
-        return IntegerAllreduce(codec, correlated)
+        return IntegerAllreduce(codec, self.is_correlated)
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         self.check_workers(workers.size)

@@ -32,7 +32,7 @@ class Hierarchical(Scheme):
     """``inner`` between nodes; each node takes part as one worker that has the mean of its workers' gradients.
 
     1. An alltoall inside the node sends each worker all values of the elements that it owns, in float32, in float16, or
-       as QSGDinf's codes of 8 bits in buckets of 256, with joint rounding among the node's workers.
+       as QSGDinf's codes of 8 bits in buckets of 256, with correlated rounding among the node's workers.
     2. The worker averages them, in the order of the node's workers.
     3. The workers that own the same elements, one per node, run ``inner`` on them.
     4. An allgather inside the node distributes what they have received between the nodes, and everybody decodes it all.

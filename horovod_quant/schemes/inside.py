@@ -12,7 +12,7 @@ from horovod_quant.codecs.floats import Floats
 from horovod_quant.codecs.levels import uniform_levels
 from horovod_quant.codecs.norms_and_codes import NormsAndCodes
 from horovod_quant.codecs.rounding_error import gaussian_error
-from horovod_quant.schemes.base import JOINT
+from horovod_quant.schemes.base import CORRELATED
 
 Inside = Literal["float32", "float16", 8]
 FLOAT32: Final = "float32"
@@ -51,5 +51,5 @@ def error_inside(inside: Inside, workers: int) -> float:
     """The root of the nmse that it adds to the average of so many workers, see `Scheme.expected_nmse`."""
     if inside == 8:
         levels = uniform_levels((1 << (_BITS - 1)) - 1)
-        return gaussian_error(levels, "max", _BUCKET_SIZE, JOINT, workers, False)
+        return gaussian_error(levels, "max", _BUCKET_SIZE, CORRELATED, workers, False)
     return HALF_ERROR if inside == FLOAT16 else 0.0

@@ -36,8 +36,8 @@ class NUQSGD(GatheredScheme):
         bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
             or norm outside float32's range turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        exchange, rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels joint rounding cancels less:
-            0.6 to 0.75 of the error remains where gradients differ.
+        exchange, rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels correlated rounding cancels
+            less: 0.6 to 0.75 of the error remains where gradients differ.
         server_bits: width of the codes that the reducers of an alltoall send, 2 to 16: uniform levels of a bucket's
             largest magnitude. By default ``bits + 2`` where ``exchange="auto"`` is an alltoall. With
             ``exchange="alltoall"`` the default are the workers' own exponential levels, whose error no number of bits

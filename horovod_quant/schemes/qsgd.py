@@ -19,9 +19,10 @@ from horovod_quant.reductions.allgather import AllgatherReduce, RaggedAllgatherR
 from horovod_quant.reductions.base import Reduction
 from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather
 from horovod_quant.schemes.base import (
-    JOINT,
+    CORRELATED,
     Rounding,
     Scheme,
+    WithRounding,
     Workers,
     require_bucket_size,
     require_choice,
@@ -46,12 +47,12 @@ By the alpha-beta model: ``(n - 1) P`` against ``2 (n - 1) / n P`` for payloads 
 
 
 @dataclass(frozen=True)
-class GatheredScheme(Scheme):
+class GatheredScheme(WithRounding):
     """What QSGD and NUQSGD have in common: everything except the levels.
 
     1. Each worker computes the norms of its own buckets.
-    2. It rounds stochastically to the levels and packs the codes. With ``rounding="joint"`` the random bits make the
-       workers' errors partly cancel, although each worker's own distribution stays the same.
+    2. It rounds stochastically to the levels and packs the codes. With ``rounding="correlated"`` the random bits make
+       the workers' errors partly cancel, although each worker's own distribution stays the same.
     3. One allgather distributes a payload of norms and codes.
     4. Each worker decodes every worker's codes with that worker's norms, and adds them in rank order.
 
@@ -69,7 +70,7 @@ class GatheredScheme(Scheme):
     bucket_size: int = 1024
     coding: Coding = "fixed"
     exchange: Route = AUTO
-    rounding: Rounding = JOINT
+    rounding: Rounding = CORRELATED
 
     unbiased = True
     levels: ClassVar[str]
@@ -78,7 +79,7 @@ class GatheredScheme(Scheme):
         require_choice("norm", self.norm, get_args(Norm))
         require_choice("coding", self.coding, get_args(Coding))
         require_choice("exchange", self.exchange, get_args(Route))
-        require_choice("rounding", self.rounding, get_args(Rounding))
+        super().__post_init__()
         require_bucket_size(self.bucket_size)
         use_plain_ints(self, "bits", "bucket_size")
         if self.exchange == ALLTOALL and self.coding != "fixed":
@@ -124,15 +125,14 @@ class GatheredScheme(Scheme):
         raise TypeError(f"{type(self).__name__} defines no levels")
 
     def reduction(self, workers: Workers) -> Reduction:
-        correlated = self.rounding == JOINT
         codec = NormsAndCodes(self.levels, self.bits, self.norm, self.bucket_size)
         if self.coding != "fixed":
-            return RaggedAllgatherReduce(EliasCodes(codec, _ELIAS[self.coding]), correlated)
+            return RaggedAllgatherReduce(EliasCodes(codec, _ELIAS[self.coding]), self.is_correlated)
         resolved = self.for_workers(workers)
         assert isinstance(resolved, GatheredScheme)
         if resolved.exchange == ALLTOALL:
-            return ScatterReduceAllgather(codec, resolved.gather_codec(), correlated)
-        return AllgatherReduce(codec, correlated)
+            return ScatterReduceAllgather(codec, resolved.gather_codec(), self.is_correlated)
+        return AllgatherReduce(codec, self.is_correlated)
 
 
 @register
@@ -150,7 +150,7 @@ class QSGD(GatheredScheme):
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
             allgather would send more than twice the bytes; with Elias coding an allgather.
-        rounding: how the workers round their gradients. ``"joint"``: the workers' random numbers sum to a constant.
+        rounding: how the workers round their gradients. ``"correlated"``: their random numbers sum to a constant.
             Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
             distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:
             each worker draws its own numbers, as in the paper.

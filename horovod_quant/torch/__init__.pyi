@@ -142,7 +142,7 @@ class QSGD(Compressor):
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
             allgather would send more than twice the bytes; with Elias coding an allgather.
-        rounding: how the workers round their gradients. ``"joint"``: the workers' random numbers sum to a constant.
+        rounding: how the workers round their gradients. ``"correlated"``: their random numbers sum to a constant.
             Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
             distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:
             each worker draws its own numbers, as in the paper.
@@ -175,7 +175,7 @@ class QSGD(Compressor):
         bucket_size: int = 256,
         coding: Literal["fixed", "elias", "elias-omega"] = "fixed",
         exchange: Literal["allgather", "alltoall", "auto"] = "auto",
-        rounding: Literal["joint", "independent"] = "joint",
+        rounding: Literal["correlated", "independent"] = "correlated",
         *,
         min_elements: int = 1024,
         exclude: str | Iterable[str] | None = (),
@@ -202,10 +202,10 @@ class NUQSGD(Compressor):
         bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
             or norm outside float32's range turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        exchange: see `horovod_quant.schemes.QSGD`. With unequally spaced levels joint rounding cancels less:
-            0.6 to 0.75 of the error remains where gradients differ.
-        rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels joint rounding cancels less:
-            0.6 to 0.75 of the error remains where gradients differ.
+        exchange: see `horovod_quant.schemes.QSGD`. With unequally spaced levels correlated rounding cancels
+            less: 0.6 to 0.75 of the error remains where gradients differ.
+        rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels correlated rounding cancels
+            less: 0.6 to 0.75 of the error remains where gradients differ.
         server_bits: width of the codes that the reducers of an alltoall send, 2 to 16: uniform levels of a bucket's
             largest magnitude. By default ``bits + 2`` where ``exchange="auto"`` is an alltoall. With
             ``exchange="alltoall"`` the default are the workers' own exponential levels, whose error no number of bits
@@ -239,7 +239,7 @@ class NUQSGD(Compressor):
         bucket_size: int = 1024,
         coding: Literal["fixed", "elias", "elias-omega"] = "fixed",
         exchange: Literal["allgather", "alltoall", "auto"] = "auto",
-        rounding: Literal["joint", "independent"] = "joint",
+        rounding: Literal["correlated", "independent"] = "correlated",
         server_bits: int | None = None,
         *,
         min_elements: int = 1024,
@@ -274,7 +274,7 @@ class GlobalQSGD(Compressor):
         bucket_size: number of elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts
             as 0. An element or norm outside float32's range turns the bucket into NaN. With ``rotate`` it is 16,384, of
             which each 1,024 are rotated together and have a norm of their own.
-        rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
+        rounding: ``"correlated"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
         rotate: whether to rotate and use the sum's scale. Needs uniform levels, allows no choice of ``norm``, and runs
             its kernels on the host.
         min_elements: smaller gradients are left to Horovod, uncompressed.
@@ -305,7 +305,7 @@ class GlobalQSGD(Compressor):
         norm: Literal["max", "l2"] = "max",
         levels: Literal["uniform", "exponential"] = "uniform",
         bucket_size: int | None = None,
-        rounding: Literal["joint", "independent"] = "joint",
+        rounding: Literal["correlated", "independent"] = "correlated",
         rotate: bool = False,
         *,
         min_elements: int = 1024,

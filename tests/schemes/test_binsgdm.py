@@ -138,14 +138,18 @@ def test_flags_of_every_tile_find_their_place(server_bits: int) -> None:
         assert np.isnan(decoded).sum() == sum(min(TILE, len(decoded) - t * TILE) for t in broken)
 
 
-@pytest.mark.parametrize("draw", ["joint", "independent"])
+@pytest.mark.parametrize("draw", ["correlated", "independent"])
 def test_the_servers_bits_have_the_same_law_however_the_workers_bits_depend_on_each_other(draw: str) -> None:
-    """Which is why the workers draw independently: joint draws would gain nothing."""
+    """Which is why the workers draw independently: correlated draws would gain nothing."""
     size, copies = 4, 500
     ratios = np.random.default_rng(1).uniform(-1, 1, (size, TILE)).astype(np.float32)
     chain, words = RngKey(0, "w"), []
     for rank, own in enumerate(ratios):
-        key = chain.joint("worker", 0, rank, size) if draw == "joint" else chain.key("worker", 0, rank)
+        key = (
+            chain.correlated("worker", 0, rank, size)
+            if draw == "correlated"
+            else chain.key("worker", 0, rank)
+        )
         momentum, scale = np.tile(own, copies), np.ones(TILE * copies, np.float32)
         words.append(reference.binarize(0 * scale, momentum, scale, 1.0, key)[0])
     bits = reference.unpack_codes(reference.vote(words, chain.key("server", 0)), 1, TILE * copies)
