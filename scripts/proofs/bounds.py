@@ -278,9 +278,9 @@ def global_qsgd_error_bounds(
 
     Correlated rounding is better on average, but not for every vector: the errors of pairs whose differences equal
     those of their random numbers add up. The sums of the n // 2 pairs (or pairs and a triple) have a variance of at
-    most 1/4 each (a triple: 1), and no more than with independent rounding (a triple: three times as much); at worst their
-    deviations add up. So the bounds are ``dense * m^2 / (4 n)`` with m = n, or n + 1 for odd n, and ``sparse`` times
-    n // 2, or three times as much for odd n. For one worker they are the same.
+    most 1/4 each (a triple: 1), and no more than with independent rounding (a triple: three times as much); at worst
+    their deviations add up. So the bounds are ``dense * m^2 / (4 n)`` with m = n, or n + 1 for odd n, and ``sparse``
+    times n // 2, or three times as much for odd n. For one worker they are the same.
 
     Args:
         gradients: one bucket of every worker, [n, B], finite.
