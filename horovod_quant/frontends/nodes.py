@@ -72,6 +72,30 @@ def hierarchical_process_sets(ranks_per_node: int | None = None) -> list[Any]:
     return [ProcessSet(ranks) for ranks in groups(consecutive(size, ranks_per_node or local_size))]
 
 
+def local_size(basics: Callable[[], Any], hierarchical: bool | int) -> int:
+    """Number of workers of a node, as far as this worker knows; 1 without a hierarchy.
+
+    Args:
+        basics: returns ``mpi_ops._basics`` of Horovod, which has been initialized.
+        hierarchical: True for hosts, or the number of consecutive ranks of a node; False for no hierarchy.
+
+    Raises:
+        ValueError: nodes differ in it.
+        RuntimeError: under elastic training.
+    """
+    if not hierarchical:
+        return 1
+    if int(os.environ.get("HOROVOD_ELASTIC", "0")):
+        raise RuntimeError(
+            "hierarchical: nodes cannot be re-formed under elastic training; leave it out there"
+        )
+    if hierarchical is not True:
+        return hierarchical
+    if not basics().is_homogeneous():
+        raise ValueError(UNEVEN_HOSTS)
+    return basics().local_size()
+
+
 def require_process_sets(basics: Any, hierarchical: bool | int) -> None:
     """Raises RuntimeError if process sets are missing and cannot be added, as far as this worker knows alone.
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from horovod_quant.frontends import step_counts
 from horovod_quant.frontends.stats import Repeated, Stats, TrafficCounter
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.reductions.agreement import different, disagreement, signature, signs_of
@@ -152,13 +153,11 @@ class Averager:
 
     def resume(self, compression: Compressor) -> None:
         """Takes over the counts of a compressor's exchanges."""
-        state = compression.state_dict()
-        self._steps, self._first_step = dict(state["exchanges"]), state.get("forgotten", 0)
+        self._steps, self._first_step = step_counts.read(compression.state_dict())
 
     def steps(self) -> dict[str, Any]:
         """As a compressor's ``state_dict()``."""
-        forgotten = {"forgotten": self._first_step} if self._first_step else {}
-        return {"exchanges": dict(self._steps), **forgotten}
+        return step_counts.saved(self._steps, self._first_step)
 
     def _require_agreement(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
         """Raises ValueError where other workers have other arguments or gradients."""

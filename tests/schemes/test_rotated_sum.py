@@ -31,7 +31,7 @@ from horovod_quant.codecs.rotated_sum_steps import (
     rotated_sum_error,
     rotated_sum_step,
 )
-from horovod_quant.frontends.frontend import require_no_host
+from horovod_quant.frontends.arguments import require_no_host
 from horovod_quant.kernels import native
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import TILE
