@@ -45,6 +45,11 @@ from horovod_quant.reductions.tensors import (  # noqa: F401
     TensorInfo,
 )
 
+Route = Literal["allgather", "alltoall", "auto"]
+ALLGATHER: Final = "allgather"
+ALLTOALL: Final = "alltoall"
+AUTO: Final = "auto"
+
 Rounding = Literal["correlated", "independent"]
 CORRELATED: Final = "correlated"
 """How the workers draw the random bits that round their gradients; see `worker_key`."""

@@ -16,6 +16,10 @@ from horovod_quant.reductions.allgather import AllgatherReduce
 from horovod_quant.reductions.base import Reduction
 from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather
 from horovod_quant.schemes.base import (
+    ALLGATHER,
+    ALLTOALL,
+    AUTO,
+    Route,
     Scheme,
     Workers,
     renamed_arguments,
@@ -24,7 +28,6 @@ from horovod_quant.schemes.base import (
     require_int,
     use_plain_ints,
 )
-from horovod_quant.schemes.qsgd import ALLGATHER, ALLTOALL, AUTO, Route
 from horovod_quant.schemes.registry import register
 
 DEFAULT_BITS = 3

@@ -24,7 +24,7 @@ from horovod_quant.schemes.base import (
     Workers,
     require_whole_nodes,
 )
-from horovod_quant.schemes.inside import FLOAT32, Inside, error_inside, intra_codec, require_inside
+from horovod_quant.schemes.inside import FLOAT32, Inside, intra_codec, nmse_inside, require_inside
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Hierarchical(Scheme):
 
     def expected_nmse(self, workers: int, hosts: int) -> float | None:
         nmse = self.inner.expected_nmse(hosts, hosts)
-        return None if nmse is None else nmse + error_inside(self.inside, workers // hosts) ** 2
+        return None if nmse is None else nmse + nmse_inside(self.inside, workers // hosts)
 
     def fixed_length_proxy(self) -> Scheme:
         return Hierarchical(self.inner.fixed_length_proxy(), self.inside)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from horovod_quant.codecs.levels import exponential_levels, uniform_levels
 from horovod_quant.codecs.norms_and_codes import NormsAndCodes
-from horovod_quant.codecs.rounding_error import gaussian_error
-from horovod_quant.schemes.base import Scheme, Workers, require_int, use_plain_ints
-from horovod_quant.schemes.qsgd import ALLGATHER, ALLTOALL, AUTO, GatheredScheme
+from horovod_quant.schemes.base import ALLGATHER, ALLTOALL, AUTO, Workers, require_int, use_plain_ints
+from horovod_quant.schemes.qsgd import QSGD, Norm
 from horovod_quant.schemes.registry import register
 
 FINER = 2
@@ -26,7 +24,7 @@ and 0.060 with uniform levels of 5 and 6 bits (tests/schemes/test_nuqsgd.py meas
 
 @register
 @dataclass(frozen=True)
-class NUQSGD(GatheredScheme):
+class NUQSGD(QSGD):
     """NUQSGD: ``2^(bits-1) - 1`` non-zero exponential levels, so s = ``2^(bits-1) - 2``.
 
     Args:
@@ -47,14 +45,16 @@ class NUQSGD(GatheredScheme):
         ValueError: an argument is out of range, or ``server_bits`` is given to an allgather.
     """
 
+    norm: Norm = "l2"
+    bucket_size: int = 1024
     server_bits: int | None = None
 
     presets = {"nuqsgd": {}}
     compared = ("nuqsgd-4",)
     levels = "exponential"
+    most_bits = 8
 
     def __post_init__(self) -> None:
-        require_int("bits", self.bits, 2, 8)
         super().__post_init__()
         if self.server_bits is None:
             return
@@ -66,24 +66,13 @@ class NUQSGD(GatheredScheme):
                 f"exchange='auto' and coding='fixed'"
             )
 
-    def for_workers(self, workers: Workers) -> Scheme:
+    def for_workers(self, workers: Workers) -> NUQSGD:
         """With ``exchange="auto"`` and an alltoall: reducers with finer, uniform levels."""
-        found = super().for_workers(workers)
-        assert isinstance(found, NUQSGD)
         if self.exchange != AUTO:
             return self
-        if found.exchange != ALLTOALL:
-            return replace(found, server_bits=None)
-        return replace(found, server_bits=self.server_bits or self.bits + FINER)
-
-    def grid(self):
-        return exponential_levels((1 << (self.bits - 1)) - 2)
-
-    def reducer_nmse(self) -> float:
-        if self.server_bits is None:
-            return super().reducer_nmse()
-        levels = uniform_levels((1 << (self.server_bits - 1)) - 1)
-        return gaussian_error(levels, "max", self.bucket_size, "independent", 1) ** 2
+        exchange = self.exchange_of(workers.size)
+        finer = self.server_bits or self.bits + FINER
+        return replace(self, exchange=exchange, server_bits=finer if exchange == ALLTOALL else None)
 
     def gather_codec(self) -> NormsAndCodes:
         if self.server_bits is None:

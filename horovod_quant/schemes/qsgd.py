@@ -7,21 +7,20 @@ distributes norms and codes, and every worker decodes and adds all of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Literal, get_args
-
-import numpy as np
+from typing import ClassVar, Literal, get_args
 
 from horovod_quant.codecs.elias import EliasCodes
-from horovod_quant.codecs.levels import uniform_levels
 from horovod_quant.codecs.norms_and_codes import NormsAndCodes
-from horovod_quant.codecs.rounding_error import gaussian_error
 from horovod_quant.reductions.allgather import AllgatherReduce, RaggedAllgatherReduce
 from horovod_quant.reductions.base import Reduction
 from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather
 from horovod_quant.schemes.base import (
+    ALLGATHER,
+    ALLTOALL,
+    AUTO,
     CORRELATED,
     Rounding,
-    Scheme,
+    Route,
     WithRounding,
     Workers,
     require_bucket_size,
@@ -33,22 +32,19 @@ from horovod_quant.schemes.registry import register
 
 Norm = Literal["l2", "max"]
 Coding = Literal["fixed", "elias", "elias-omega"]
-Route = Literal["allgather", "alltoall", "auto"]
-ALLGATHER: Final = "allgather"
-ALLTOALL: Final = "alltoall"
-AUTO: Final = "auto"
 _ELIAS = {"elias": "gamma", "elias-omega": "omega"}
 
 MOST_GATHERED = 4
-"""The most workers for which an allgather moves at most twice the bytes of an alltoall and an allgather of chunks.
+"""The most workers for which an allgather moves at most twice the bytes of an alltoall and an allgather of shards.
 
 By the alpha-beta model: ``(n - 1) P`` against ``2 (n - 1) / n P`` for payloads of P bytes.
 """
 
 
+@register
 @dataclass(frozen=True)
-class GatheredScheme(WithRounding):
-    """What QSGD and NUQSGD have in common: everything except the levels.
+class QSGD(WithRounding):
+    """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
 
     1. Each worker computes the norms of its own buckets.
     2. It rounds stochastically to the levels and packs the codes. With ``rounding="correlated"`` the random bits make
@@ -63,83 +59,6 @@ class GatheredScheme(WithRounding):
        reducers' norms and codes.
 
     This is unbiased as well, but the second rounding adds an error that does not shrink with the number of workers.
-    """
-
-    bits: int = 4
-    norm: Norm = "l2"
-    bucket_size: int = 1024
-    coding: Coding = "fixed"
-    exchange: Route = AUTO
-    rounding: Rounding = CORRELATED
-
-    unbiased = True
-    levels: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        require_choice("norm", self.norm, get_args(Norm))
-        require_choice("coding", self.coding, get_args(Coding))
-        require_choice("exchange", self.exchange, get_args(Route))
-        super().__post_init__()
-        require_bucket_size(self.bucket_size)
-        use_plain_ints(self, "bits", "bucket_size")
-        if self.exchange == ALLTOALL and self.coding != "fixed":
-            raise ValueError(
-                f"coding={self.coding!r}: an alltoall needs pieces of known length; use coding='fixed' or an allgather"
-            )
-
-    def for_workers(self, workers: Workers) -> Scheme:
-        """With ``exchange="auto"``: an alltoall where an allgather would move more than twice the bytes."""
-        if self.exchange != AUTO:
-            return self
-        few = workers.size <= MOST_GATHERED or self.coding != "fixed"
-        return replace(self, exchange=ALLGATHER if few else ALLTOALL)
-
-    def fixed_length_proxy(self) -> Scheme:
-        """With ``coding="elias"``: codes of fixed width; Elias codes exceed their bytes by at most 8 per stream."""
-        return replace(self, coding="fixed")
-
-    def host_requirement(self) -> str | None:
-        return super().host_requirement() if self.coding == "fixed" else f"coding={self.coding!r}"
-
-    def levels_left(self, workers: int, hosts: int) -> int:
-        return (1 << (self.bits - 1)) - 1
-
-    def expected_nmse(self, workers: int, hosts: int) -> float:
-        """Of the exchange that so many workers run; the same for any even number of workers with the same exchange."""
-        resolved = self.for_workers(Workers(0, workers))
-        assert isinstance(resolved, GatheredScheme)
-        nmse = gaussian_error(self.grid(), self.norm, self.bucket_size, self.rounding, workers) ** 2
-        # A reducer rounds an average that has the workers' errors in it.
-        return nmse + (resolved.reducer_nmse() * (1 + nmse) if resolved.exchange == ALLTOALL else 0.0)
-
-    def reducer_nmse(self) -> float:
-        """What the rounding of an average adds, relative to the average's own square."""
-        return gaussian_error(self.grid(), self.norm, self.bucket_size, "independent", 1) ** 2
-
-    def gather_codec(self) -> NormsAndCodes:
-        """The codec of what the reducers of an alltoall send."""
-        return NormsAndCodes(self.levels, self.bits, self.norm, self.bucket_size)
-
-    def grid(self) -> np.ndarray:
-        """The levels, from 0 to 1."""
-        raise TypeError(f"{type(self).__name__} defines no levels")
-
-    def reduction(self, workers: Workers) -> Reduction:
-        codec = NormsAndCodes(self.levels, self.bits, self.norm, self.bucket_size)
-        if self.coding != "fixed":
-            return RaggedAllgatherReduce(EliasCodes(codec, _ELIAS[self.coding]), self.is_correlated)
-        resolved = self.for_workers(workers)
-        assert isinstance(resolved, GatheredScheme)
-        if resolved.exchange == ALLTOALL:
-            return ScatterReduceAllgather(codec, resolved.gather_codec(), self.is_correlated)
-        return AllgatherReduce(codec, self.is_correlated)
-
-
-@register
-@dataclass(frozen=True)
-class QSGD(GatheredScheme):
-    """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
-
     The defaults are what docs/results.md recommends.
 
     Args:
@@ -159,17 +78,71 @@ class QSGD(GatheredScheme):
         ValueError: an argument is out of range.
     """
 
+    bits: int = 4
     norm: Norm = "max"
     bucket_size: int = 256
+    coding: Coding = "fixed"
+    exchange: Route = AUTO
+    rounding: Rounding = CORRELATED
 
     presets = {"qsgd": {}}
     variants = ({"norm": "l2"}, {"exchange": ALLTOALL})
     compared = ("qsgd-4",)
-    levels = "uniform"
+    unbiased = True
+    levels: ClassVar[str] = "uniform"
+    most_bits: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
-        require_int("bits", self.bits, 2, 16)
         super().__post_init__()
+        require_int("bits", self.bits, 2, self.most_bits)
+        require_choice("norm", self.norm, get_args(Norm))
+        require_choice("coding", self.coding, get_args(Coding))
+        require_choice("exchange", self.exchange, get_args(Route))
+        require_bucket_size(self.bucket_size)
+        use_plain_ints(self, "bits", "bucket_size")
+        if self.exchange == ALLTOALL and self.coding != "fixed":
+            raise ValueError(
+                f"coding={self.coding!r}: an alltoall needs pieces of known length; use coding='fixed' or an allgather"
+            )
 
-    def grid(self):
-        return uniform_levels((1 << (self.bits - 1)) - 1)
+    def exchange_of(self, workers: int) -> Route:
+        """With ``exchange="auto"``: an alltoall where an allgather would move more than twice the bytes."""
+        if self.exchange != AUTO:
+            return self.exchange
+        return ALLGATHER if workers <= MOST_GATHERED or self.coding != "fixed" else ALLTOALL
+
+    def for_workers(self, workers: Workers) -> QSGD:
+        return self if self.exchange != AUTO else replace(self, exchange=self.exchange_of(workers.size))
+
+    def reduction(self, workers: Workers) -> Reduction:
+        codec, resolved = self.codec(), self.for_workers(workers)
+        if self.coding != "fixed":
+            return RaggedAllgatherReduce(EliasCodes(codec, _ELIAS[self.coding]), self.is_correlated)
+        if resolved.exchange == ALLTOALL:
+            return ScatterReduceAllgather(codec, resolved.gather_codec(), self.is_correlated)
+        return AllgatherReduce(codec, self.is_correlated)
+
+    def codec(self) -> NormsAndCodes:
+        return NormsAndCodes(self.levels, self.bits, self.norm, self.bucket_size)
+
+    def gather_codec(self) -> NormsAndCodes:
+        """The codec of what the reducers of an alltoall send."""
+        return self.codec()
+
+    def fixed_length_proxy(self) -> QSGD:
+        """With ``coding="elias"``: codes of fixed width; Elias codes exceed their bytes by at most 8 per stream."""
+        return replace(self, coding="fixed")
+
+    def host_requirement(self) -> str | None:
+        return super().host_requirement() if self.coding == "fixed" else f"coding={self.coding!r}"
+
+    def levels_left(self, workers: int, hosts: int) -> int:
+        return (1 << (self.bits - 1)) - 1
+
+    def expected_nmse(self, workers: int, hosts: int) -> float:
+        """The same for any even number of workers with the same exchange."""
+        resolved = self.for_workers(Workers(0, workers))
+        nmse = self.codec().nmse(workers, self.rounding)
+        if resolved.exchange != ALLTOALL:
+            return nmse
+        return nmse + resolved.gather_codec().nmse() * (1 + nmse)  # the average has the workers' errors in it

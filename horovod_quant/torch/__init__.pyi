@@ -132,6 +132,19 @@ class Auto(_auto.Auto):
 class QSGD(Compressor):
     """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
 
+    1. Each worker computes the norms of its own buckets.
+    2. It rounds stochastically to the levels and packs the codes. With ``rounding="correlated"`` the random bits make
+       the workers' errors partly cancel, although each worker's own distribution stays the same.
+    3. One allgather distributes a payload of norms and codes.
+    4. Each worker decodes every worker's codes with that worker's norms, and adds them in rank order.
+
+    With ``exchange="alltoall"``, which ``"auto"`` chooses from 5 workers on, steps 3 and 4 are:
+
+    3. An alltoall sends all workers' norms and codes of a shard to the rank that reduces the shard.
+    4. The reducer decodes and averages them, and rounds the average in the same way; an allgather distributes the
+       reducers' norms and codes.
+
+    This is unbiased as well, but the second rounding adds an error that does not shrink with the number of workers.
     The defaults are what docs/results.md recommends.
 
     Args:
