@@ -1,6 +1,6 @@
 """The step of a rotated sum: how far apart levels are for which the sum of all workers fits its fields.
 
-What is here decides bits on the wire, and the error that follows from the step: `horovod_quant.schemes.rotated_sum`.
+What is here decides bits on the wire, and the error that follows from the step: `horovod_quant.reductions.rotated_sum`.
 """
 
 from __future__ import annotations

@@ -29,11 +29,14 @@ class Reduction(Protocol):
 
         A hierarchical reduction then sends averages in float32 inside a node.
         """
+        return None
 
     def decode_received(
         self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         """The result, from what any worker has received."""
+        name = type(self).__name__
+        raise TypeError(f"{name}.received_lengths: define {name}.decode_received as well")
 
 
 def whole_batch(gradients: Sequence[Gradient]) -> Batch:

@@ -308,7 +308,7 @@ def _split_body(body: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Reduction):
     """The reduction of a single worker: the gradients as they are."""
 
     @property
@@ -323,14 +323,6 @@ class Exact:
 
         yield from ()
         return Decoded(1, decode=decode)
-
-    def received_lengths(self, elements: Sequence[int], workers: Workers) -> None:
-        return None
-
-    def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
-    ) -> Decoded:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

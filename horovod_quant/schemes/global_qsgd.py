@@ -1,7 +1,7 @@
 """Global-QSGD: Practical Floatless Quantization for Distributed Learning with Theoretical Guarantees.
 
 Xin, Canini, Richtarik, Horvath. 2023 (ECAI 2025). All workers share one scale, so that an ordinary allreduce can sum
-their integers. With ``rotate=True`` it is the scale of the sum: `horovod_quant.schemes.rotated_sum`.
+their integers. With ``rotate=True`` it is the scale of the sum: `horovod_quant.reductions.rotated_sum`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from horovod_quant.kernels.layout import TILE
 from horovod_quant.reductions.base import Reduction
 from horovod_quant.reductions.exponential import ExponentialReduction
 from horovod_quant.reductions.integer_allreduce import IntegerAllreduce
+from horovod_quant.reductions.rotated_sum import SHARED, RotatedSum
 from horovod_quant.schemes.base import (
     CORRELATED,
     Exchange,
@@ -33,7 +34,6 @@ from horovod_quant.schemes.base import (
     use_plain_ints,
 )
 from horovod_quant.schemes.registry import register
-from horovod_quant.schemes.rotated_sum import SHARED, RotatedSum
 
 Norm = Literal["max", "l2"]
 Levels = Literal["uniform", "exponential"]

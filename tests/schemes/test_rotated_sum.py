@@ -35,9 +35,9 @@ from horovod_quant.frontends.arguments import require_no_host
 from horovod_quant.kernels import native
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import TILE
+from horovod_quant.reductions.rotated_sum import SHARED
 from horovod_quant.schemes import GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Gradient, Workers
-from horovod_quant.schemes.rotated_sum import SHARED
 
 ROTATED = GlobalQSGD(8, rotate=True)
 WORKERS = 4
