@@ -14,7 +14,7 @@ from horovod_quant.kernels.layout import buckets, code_words
 from horovod_quant.kernels.segments import Batch, Rounder, split_points
 
 STREAM_ELEMENTS = 2**28
-"""Elements of a tensor that share an Elias stream: whole tiles; `entropy` counts no more than twice as many."""
+"""Elements of a tensor that share an Elias stream: whole tiles; `entropy` counts up to twice that number."""
 
 
 class Body:

@@ -15,7 +15,7 @@ SPREAD = (
     "BinSGDM: momentum and scale are split among the workers of each node, because the exchange is hierarchical; call "
     "the optimizer's gather_state() on all workers first"
 )
-"""For whoever wants the whole state of a worker that keeps a part of it."""
+"""For callers that ask a worker for the whole state, of which it keeps a part."""
 
 WITHOUT_ITS_COMPRESSOR = (
     "BinSGDM: Horovod's optimizer has another compression, so gradients travel without quantization and become bits "
@@ -32,11 +32,11 @@ def require_beta(beta: Any) -> None:
         raise ValueError(f"beta={beta!r}: use a number from 0 up to but not including 1")
 
 
-def require_same_beta(told: float | None, betas: Iterable[float]) -> None:
-    """Raises ValueError when the optimizer has other values than its compressor was told, None if it was told none."""
+def require_same_beta(given: float | None, betas: Iterable[float]) -> None:
+    """Raises ValueError when the optimizer has other values than its compressor was given; None for none."""
     found = sorted(set(betas))
-    if told is not None and found != [told]:
-        raise ValueError(f"beta={told!r}: the optimizer has beta={found}; use the same value for both")
+    if given is not None and found != [given]:
+        raise ValueError(f"beta={given!r}: the optimizer has beta={found}; use the same value for both")
 
 
 def require_step_sizes(**values: Any) -> None:
@@ -61,7 +61,7 @@ def moves_by_averages(scheme: Scheme) -> bool:
     """Whether what it exchanges are averages of the workers' bits; otherwise they are bits, of which signs suffice.
 
     Averages lose their unit to whatever multiplies them on the way to the optimizer (a loss scale, clipping, a sum). So
-    the largest one's magnitude is told apart from them.
+    the largest one's magnitude is sent beside them.
     """
     return getattr(inner_of(scheme), "server_bits", 1) > 1
 

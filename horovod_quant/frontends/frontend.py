@@ -49,8 +49,8 @@ class BaseCompressor(metaclass=CompressorClass):
         named_parameters: (name, parameter) pairs that name the gradients; by default they have Horovod's names.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.

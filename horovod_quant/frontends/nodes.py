@@ -18,7 +18,7 @@ _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
 
 
 class Nodes(NamedTuple):
-    """Who takes part in an exchange, and the process set of each group of `horovod_quant.schemes.base`."""
+    """The workers of an exchange, and the process set of each group of `horovod_quant.schemes.base`."""
 
     workers: Workers
     process_sets: Mapping[str, Any]
@@ -65,8 +65,8 @@ def hierarchical_process_sets(ranks_per_node: int | None = None) -> list[Any]:
     found = [(total, local) for total, local in _SIZES.items() if total in os.environ and local in os.environ]
     if not found:
         raise RuntimeError(
-            "hierarchical_process_sets(): neither horovodrun nor mpirun has told this process how many workers there "
-            'are; use hvd.init(process_sets="dynamic") instead'
+            "hierarchical_process_sets(): neither horovodrun nor mpirun has set the number of workers in the "
+            'environment; use hvd.init(process_sets="dynamic") instead'
         )
     size, local_size = (int(os.environ[name]) for name in found[0])
     return [ProcessSet(ranks) for ranks in groups(consecutive(size, ranks_per_node or local_size))]
@@ -165,21 +165,21 @@ def _find(hvd: Any, basics: Any, hierarchical: bool | int, gather: Callable) -> 
     number = next(i for i, ranks in enumerate(nodes) if rank in ranks)
     place, local_size = nodes[number].index(rank), len(nodes[number])
     workers = Workers(local_size * number + place, size, local_size=local_size)
-    everybody = hvd.global_process_set
+    all_workers = hvd.global_process_set
     wanted = groups(nodes)
-    if not wanted:  # one node, or nodes of one worker: there is nobody else
-        return Nodes(workers, {ALL: everybody, LOCAL: everybody})
+    if not wanted:  # one node, or nodes of one worker: there are no others
+        return Nodes(workers, {ALL: all_workers, LOCAL: all_workers})
     process_sets = _process_sets(hvd, basics, wanted)
     local, cross = process_sets[number], process_sets[len(nodes) + place]
-    return Nodes(workers, {ALL: everybody, LOCAL: local, CROSS: cross})
+    return Nodes(workers, {ALL: all_workers, LOCAL: local, CROSS: cross})
 
 
 def _hosts(basics: Any, gather: Callable[[list[int]], list[list[int]]]) -> list[list[int]]:
     """The ranks of each host, which need not be consecutive."""
-    everyone = gather([basics.cross_rank(), basics.local_size()])
+    of_all = gather([basics.cross_rank(), basics.local_size()])
     hosts: dict[int, list[int]] = {}
-    if len({local_size for _, local_size in everyone}) == 1:
-        for rank, (host, _) in enumerate(everyone):
+    if len({local_size for _, local_size in of_all}) == 1:
+        for rank, (host, _) in enumerate(of_all):
             hosts.setdefault(host, []).append(rank)
     if len({len(ranks) for ranks in hosts.values()}) != 1:
         raise ValueError(UNEVEN_HOSTS)

@@ -64,8 +64,8 @@ class Stats(NamedTuple):
         """Figures for TensorBoard, Weights & Biases or MLflow; empty while nothing has been sent.
 
         Returns:
-            ``horovod_quant/mb_sent_per_step`` (10^6 bytes), ``horovod_quant/compression_ratio`` (float32's bytes by
-            those sent), and where they are measured ``horovod_quant/nmse`` and ``horovod_quant/ms_waited_per_step``.
+            ``horovod_quant/mb_sent_per_step`` (10^6 bytes), ``horovod_quant/compression_ratio`` (bytes in float32
+            by those sent), and where they are measured ``horovod_quant/nmse`` and ``horovod_quant/ms_waited_per_step``.
         """
         if not self.steps or not self.total.bytes_sent:
             return {}

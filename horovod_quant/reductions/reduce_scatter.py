@@ -37,8 +37,8 @@ class ReduceScatter:
         """Reduce shards.
 
         Args:
-            gradients: for each rank, one after another, the tensors of its shard. All shards have as many tensors, with
-                as many elements.
+            gradients: for each rank, one after another, the tensors of its shard. All shards have tensors of the same
+                lengths.
             workers: who takes part.
             kernels: a backend.
 

@@ -1,7 +1,7 @@
-"""What a scheme is: a generator over collectives, written once and run by every exchange.
+"""The base class of schemes, and what schemes import.
 
-A scheme computes with kernels and *yields* a request wherever it needs the other workers; whoever runs it (the
-simulator, mpi4py, Horovod) performs the collective and sends the result back in. It imports no framework.
+A scheme computes with kernels and *yields* a request wherever it needs the other workers; a transport (the simulator,
+mpi4py, Horovod) performs the collective and sends the result back in. A scheme imports no framework.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Scheme:
 
     @property
     def extra_compute(self) -> bool:
-        """Whether its arguments buy a smaller error by work alone: other arguments send as many bytes with less work.
+        """True if its arguments lower the nmse by computing alone: others send the same bytes with less work.
 
         Where a smaller error is not needed, ``Auto`` and `horovod_quant.autotune.candidates` prefer those.
         """
@@ -166,9 +166,9 @@ class Scheme:
         return self.reduction(workers).run(gradients, workers, kernels)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
-        """Lengths and types of `Decoded.received`, for gradients with so many elements; None if there is none.
+        """Lengths and dtypes of `Decoded.received`, for gradients with these lengths; None if there is none.
 
-        int32 and float32 arrays have these lengths exactly. uint8 arrays, all or none, have about as many bytes.
+        int32 and float32 arrays have these lengths exactly. For uint8 arrays, all or none, they are estimates.
         """
         if type(self).reduction is Scheme.reduction:
             return None

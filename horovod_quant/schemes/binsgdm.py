@@ -48,7 +48,7 @@ class BinSGDM(Scheme):
 
     compared = ("binsgdm",)
     own_optimizer = "BinSGDM"
-    own_steps = 2  # docs/results.md: with as many steps as Adam the loss stays above Adam's
+    own_steps = 2  # docs/results.md: with the steps of Adam the loss stays above Adam's
 
     def __post_init__(self) -> None:
         require_int("server_bits", self.server_bits, 1, MOST_SERVER_BITS)

@@ -34,9 +34,9 @@ DEFAULT_BITS = 3
 MOST_BITS = 4
 
 MOST_GATHERED = 2
-"""Workers with whom ``exchange="auto"`` is an allgather: it has half of the error of an alltoall of as many bits.
+"""Workers with whom ``exchange="auto"`` is an allgather: it has half of the nmse of an alltoall of the same width.
 
-For that error an alltoall needs half a bit more each way (a bit is worth a factor of 3.7). An allgather sends
+For that nmse an alltoall needs half a bit more each way (a bit is worth a factor of 3.7). An allgather sends
 ``(n - 1) b`` bits an element, that alltoall ``(n - 1) / n (2 b + 1)``: fewer with 3 workers, but for one bit, and more
 with 2. The kernels' time agrees: an element takes 1.1 ns to encode and 0.75 to decode (AVX-512, one thread), so an
 allgather of 2 takes 2.6 and an alltoall 3.1; of 3 both take about 3.2, and of 4 the allgather 4.1 and the alltoall 2.9.
@@ -59,7 +59,7 @@ class Widths(NamedTuple):
     trellis: bool = False
 
     def bits_sent(self, workers: int) -> int:
-        """For an element, by one of so many workers, times ``n / (n - 1)``."""
+        """For an element, by one of N workers, times ``n / (n - 1)``."""
         return workers * self.bits if self.exchange == ALLGATHER else self.bits + self.server_bits
 
     def nmse(self, ratio: float = 1.0) -> float:
@@ -69,8 +69,8 @@ class Widths(NamedTuple):
 
     def reduction(self) -> Reduction:
         # With a rotation that all workers share, one inverse rotation would do for the sum. But equal gradients would
-        # have equal errors then, of which n times as much is left (with half of the energy in common 4% more at one
-        # bit, 2% at three), and with two workers that would save no more than a quarter of the kernels' time.
+        # have equal errors then, of which n times more is left (with half of the energy in common 4% more at one bit,
+        # 2% at three), and with two workers that would save no more than a quarter of the kernels' time.
         codes = RotatedCodes(self.bits, self.trellis)
         if self.exchange == ALLGATHER:
             return AllgatherReduce(codes)
@@ -105,7 +105,7 @@ class EDEN(Scheme):
 
     Args:
         bits: width of a code, 1 to 4; 3 unless ``nmse`` is given. A bucket whose largest magnitude is below 2^-96
-            counts as 0. An element outside float32's range turns its bucket into NaN.
+            counts as 0. An element outside the range of float32 turns its bucket into NaN.
         server_bits: width of the reducers' codes. The error of the second rounding does not shrink with the number of
             workers, so ``"auto"`` uses the fewest bits that keep it to at most the remaining error of the workers: one
             more than ``bits`` for up to 28 workers, more from there on, at most 4. Width 3 with ``server_bits=3`` sends
@@ -200,7 +200,7 @@ class EDEN(Scheme):
         return self.widths(workers).nmse()
 
     def widths(self, workers: int) -> Widths:
-        """What so many workers run."""
+        """What N workers run."""
         if self.nmse is not None:
             fitting = [widths for widths in self._possible() if widths.nmse() <= self.nmse]
             ratio = _usual_ratio(workers)

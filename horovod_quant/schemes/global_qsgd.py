@@ -56,8 +56,8 @@ class GlobalQSGD(WithRounding):
             all squares; for the same width about sqrt(n) times more levels, on a larger scale).
         levels: ``"uniform"`` or ``"exponential"``.
         bucket_size: number of elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts
-            as 0. An element or norm outside float32's range turns the bucket into NaN. With ``rotate`` it is 16,384, of
-            which each 1,024 are rotated together and have a norm of their own.
+            as 0. An element or norm outside the range of float32 turns the bucket into NaN. With ``rotate`` it is
+            16,384, of which each 1,024 are rotated together and have a norm of their own.
         rounding: ``"correlated"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
         rotate: whether to rotate and use the sum's scale. Needs uniform levels, allows no choice of ``norm``, and runs
             its kernels on the host.

@@ -35,7 +35,7 @@ class Hierarchical(Scheme):
        as QSGDinf's codes of 8 bits in buckets of 256, with correlated rounding among the node's workers.
     2. The worker averages them, in the order of the node's workers.
     3. The workers that own the same elements, one per node, run ``inner`` on them.
-    4. An allgather inside the node distributes what they have received between the nodes, and everybody decodes it all.
+    4. An allgather inside the node distributes what they have received between the nodes, and all decode it.
        The averages travel instead, in float32, where they have no more bytes, or ``inner`` cannot decode elsewhere.
 
     With one worker per node the exchange is that of ``inner``, bit for bit. On a single node ``inner`` quantizes
@@ -48,7 +48,7 @@ class Hierarchical(Scheme):
             more, which it does not hold, becomes NaN on all workers, as infinities do.
 
     Attributes:
-        nodes: their number, where `for_workers` has told it. It decides what travels in step 4.
+        nodes: their number, which `for_workers` sets. It decides what travels in step 4.
     """
 
     inner: Scheme
@@ -112,7 +112,7 @@ def inner_of(scheme: Scheme) -> Scheme:
 
 @dataclass(frozen=True)
 class Unquantized(Scheme):
-    """The exchange of one worker with nobody: the gradients as they are."""
+    """The exchange of a single worker: the gradients as they are."""
 
     def reduction(self, workers: Workers) -> Reduction:
         return Exact()

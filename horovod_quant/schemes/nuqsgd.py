@@ -32,7 +32,7 @@ class NUQSGD(QSGD):
             float; more would add levels that no gradient uses.)
         norm: ``"l2"`` or ``"max"``, computed per bucket and worker.
         bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
-            or norm outside float32's range turns the bucket into NaN.
+            or norm outside the range of float32 turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange, rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels correlated rounding cancels
             less: 0.6 to 0.75 of the error remains where gradients differ.

@@ -65,7 +65,7 @@ class QSGD(WithRounding):
         bits: width of a code, 2 to 16: a sign and a magnitude.
         norm: ``"max"`` or ``"l2"``, computed per bucket and worker. The l2 norm needs 8 bits: 4 give too few levels.
         bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
-            or norm outside float32's range turns the bucket into NaN.
+            or norm outside the range of float32 turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
             allgather would send more than twice the bytes; with Elias coding an allgather.

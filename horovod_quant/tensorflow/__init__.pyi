@@ -40,8 +40,8 @@ class Compressor(_compressor.Compressor):
         named_parameters: (name, variable) pairs; by default the variables' own names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -90,7 +90,7 @@ class QSGD(Compressor):
         bits: width of a code, 2 to 16: a sign and a magnitude.
         norm: ``"max"`` or ``"l2"``, computed per bucket and worker. The l2 norm needs 8 bits: 4 give too few levels.
         bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
-            or norm outside float32's range turns the bucket into NaN.
+            or norm outside the range of float32 turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
             allgather would send more than twice the bytes; with Elias coding an allgather.
@@ -109,8 +109,8 @@ class QSGD(Compressor):
         named_parameters: (name, variable) pairs; by default the variables' own names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -149,7 +149,7 @@ class NUQSGD(Compressor):
             float; more would add levels that no gradient uses.)
         norm: ``"l2"`` or ``"max"``, computed per bucket and worker.
         bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
-            or norm outside float32's range turns the bucket into NaN.
+            or norm outside the range of float32 turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: see `horovod_quant.schemes.QSGD`. With unequally spaced levels correlated rounding cancels
             less: 0.6 to 0.75 of the error remains where gradients differ.
@@ -170,8 +170,8 @@ class NUQSGD(Compressor):
         named_parameters: (name, variable) pairs; by default the variables' own names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -218,8 +218,8 @@ class GlobalQSGD(Compressor):
             all squares; for the same width about sqrt(n) times more levels, on a larger scale).
         levels: ``"uniform"`` or ``"exponential"``.
         bucket_size: number of elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts
-            as 0. An element or norm outside float32's range turns the bucket into NaN. With ``rotate`` it is 16,384, of
-            which each 1,024 are rotated together and have a norm of their own.
+            as 0. An element or norm outside the range of float32 turns the bucket into NaN. With ``rotate`` it is
+            16,384, of which each 1,024 are rotated together and have a norm of their own.
         rounding: ``"correlated"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
         rotate: whether to rotate and use the sum's scale. Needs uniform levels, allows no choice of ``norm``, and runs
             its kernels on the host.
@@ -234,8 +234,8 @@ class GlobalQSGD(Compressor):
         named_parameters: (name, variable) pairs; by default the variables' own names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -292,7 +292,7 @@ class EDEN(Compressor):
 
     Args:
         bits: width of a code, 1 to 4; 3 unless ``nmse`` is given. A bucket whose largest magnitude is below 2^-96
-            counts as 0. An element outside float32's range turns its bucket into NaN.
+            counts as 0. An element outside the range of float32 turns its bucket into NaN.
         server_bits: width of the reducers' codes. The error of the second rounding does not shrink with the number of
             workers, so ``"auto"`` uses the fewest bits that keep it to at most the remaining error of the workers: one
             more than ``bits`` for up to 28 workers, more from there on, at most 4. Width 3 with ``server_bits=3`` sends
@@ -316,8 +316,8 @@ class EDEN(Compressor):
         named_parameters: (name, variable) pairs; by default the variables' own names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
@@ -384,8 +384,8 @@ class BinSGDM(Compressor):
         named_parameters: (name, variable) pairs; by default the variables' own names are used.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from horovod_quant.frontends.nodes import Nodes, flat
-from horovod_quant.reductions.agreement import COMMON, PLACES, SIGNS
+from horovod_quant.reductions.agreement import COMMON, SIGNS, SLOTS
 from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, Collective, Workers
 from horovod_quant.tensorflow.horovod_call import HorovodCall
 from horovod_quant.tensorflow.refusal import require
@@ -165,9 +165,9 @@ def _check_roll(scope: Scope) -> tf.Tensor:
         tf.minimum(count, 1) * tf.constant([1, *scope.signature]), op=hvd.Sum, name=name,
         process_set=scope.process_set, ignore_name_scope=scope.ignore_name_scope,
     )  # fmt: skip
-    agreed = tf.reduce_all(tf.reshape(tf.equal(tf.abs(total[1:]), total[0]), [PLACES, SIGNS]), axis=1)
-    # As `agreement.is_told`: of schemes that are different themselves their arguments are left out.
-    told = tf.logical_and(tf.logical_not(agreed), tf.logical_or(agreed[0], tf.range(PLACES) < len(COMMON)))
+    agreed = tf.reduce_all(tf.reshape(tf.equal(tf.abs(total[1:]), total[0]), [SLOTS, SIGNS]), axis=1)
+    # As `agreement.different`: of schemes that are different themselves their arguments are left out.
+    told = tf.logical_and(tf.logical_not(agreed), tf.logical_or(agreed[0], tf.range(SLOTS) < len(COMMON)))
     checks = [
         require(tf.equal(total[0], count), [_JOINED], scope.gradient),
         require(

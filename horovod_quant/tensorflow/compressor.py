@@ -21,7 +21,7 @@ from horovod_quant.frontends.stats import OTHER_NAMES, Stats, total_of
 from horovod_quant.frontends.step_counts import UNNAMED
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import RngKey
-from horovod_quant.reductions.agreement import SIGNS, labels, signature
+from horovod_quant.reductions.agreement import SIGNS, fingerprint_of, labels
 from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.callbacks import CallbackExchange
@@ -407,7 +407,7 @@ class Compressor(BaseCompressor):
     def _exchange(self, members: list[Member], call: HorovodCall) -> TracedExchange | CallbackExchange:
         arguments = self._arguments()
         scope = scope_of(call, members[0].tensor)
-        scope = scope._replace(signature=tuple(signature(arguments)), labels=tuple(labels(arguments)))
+        scope = scope._replace(signature=tuple(fingerprint_of(arguments)), labels=tuple(labels(arguments)))
         if self.hierarchical:
             found = self._nodes()
             scope = scope._replace(nodes=found)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from horovod_quant.frontends import step_counts
 from horovod_quant.frontends.stats import Repeated, Stats, TrafficCounter
 from horovod_quant.kernels.keys import RngKey
-from horovod_quant.reductions.agreement import different, disagreement, signature, signs_of
+from horovod_quant.reductions.agreement import different, disagreement, fingerprint_of, signs_of
 from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.compressor import Compressor
@@ -162,13 +162,13 @@ class Averager:
     def _require_agreement(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
         """Raises ValueError where other workers have other arguments or gradients."""
         workers = self.groups.workers
-        own = [*signature(self._arguments), *signs_of(str(sorted(shapes.items())))]
+        own = [*fingerprint_of(self._arguments), *signs_of(str(sorted(shapes.items())))]
         total = (
             self.groups.connections[ALL]
             .allreduce_(torch.tensor(own, dtype=torch.int32, device=device))
             .tolist()
         )
-        names = len(total) - len(signature(self._arguments))
+        names = len(total) - len(fingerprint_of(self._arguments))
         if unequal := different(self._arguments, total[:-names], workers.size):
             raise ValueError(disagreement(self._arguments, unequal))
         if any(abs(value) != workers.size for value in total[-names:]):
