@@ -15,7 +15,7 @@ from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.kernels.layout import TILE, code_words, tiles
 from horovod_quant.kernels.reference import per_element, store_float32
-from horovod_quant.kernels.segments import Batch, Rounder
+from horovod_quant.kernels.segments import Batch, Rounder, Segment
 from horovod_quant.reductions.base import whole_batch, worker_rounder
 from horovod_quant.reductions.integer_allreduce import bytes_between, collective_of_norms, shared_norms
 from horovod_quant.reductions.requests import (
@@ -27,7 +27,7 @@ from horovod_quant.reductions.requests import (
     split_points,
     validated,
 )
-from horovod_quant.reductions.shards import Chunks, Run, chunks_of
+from horovod_quant.reductions.shards import shards_of
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 
@@ -59,14 +59,15 @@ class ExponentialReduction:
         norms = yield from shared_norms(batch, self.norm, self.bucket_size, workers, kernels)
         if workers.custom_reduction:
             return (yield from self._pairwise(batch, norms, workers, kernels))
-        chunks = chunks_of(batch.elements, workers.size)
-        splits = [self._words(chunks.tile_count(rank)) for rank in range(workers.size)]
-        sizes = chunks.parts(4 * self._words(1))
+        shards = shards_of(batch.elements, workers.size, TILE)
+        tile_counts = [sum(tiles(segment.elements) for segment in segments) for segments in shards.of]
+        splits = list(map(self._words, tile_counts))
+        sizes = [4 * self._words(tiles(count)) for count in batch.elements]
         received = yield from validated(
             Alltoall(self._encoded(batch, norms, workers, kernels), splits, sizes), workers
         )
         request = Allgather(
-            self._reduced(chunks, batch, received, workers, kernels),
+            self._reduced(shards.of[workers.rank], batch, received, workers, kernels),
             [size / workers.size for size in sizes],
             splits,
         )
@@ -120,29 +121,28 @@ class ExponentialReduction:
         return [(used, np.int32, encode), (unused, np.int32, lambda out: np.zeros(unused, np.int32))]
 
     def _reduced(
-        self, chunks: Chunks, batch: Batch, received: Sequence[Any], workers: Workers, kernels: Any
+        self, shard: Sequence[Segment], batch: Batch, received: Sequence[Any], workers: Workers, kernels: Any
     ) -> Any:
         """The average of the codes of all workers for the shard of this rank, rounded to codes again."""
 
-        def average(run: Run, out: Any) -> Any:
-            local = slice(self._words(run.tile), self._words(run.tile + run.tile_count))
-            units = [np.ones(run.tile_count, np.float32)] * workers.size
-            total = kernels.decode_exponential(
-                [words[local] for words in received],
-                units,
-                TILE,
-                self.bits,
-                1.0,
-                kernels.empty(run.elements),
-            )
-            key = Rounder(REDUCER).key(batch.chains[run.gradient], batch.steps[run.gradient])
-            size = np.full(run.tile_count, workers.size, np.float32)
-            start = batch.starts[run.gradient] + run.start
+        def average(at: int, piece: Segment, out: Any) -> Any:
+            count = tiles(piece.elements)
+            codes = [words[at : at + self._words(count)] for words in received]
+            units = [np.ones(count, np.float32)] * workers.size
+            total = kernels.empty(piece.elements)
+            total = kernels.decode_exponential(codes, units, TILE, self.bits, 1.0, total)
+            key = Rounder(REDUCER).key(batch.chains[piece.tensor], batch.steps[piece.tensor])
+            size = np.full(count, workers.size, np.float32)
+            start = batch.starts[piece.tensor] + piece.start
             return kernels.encode_exponential(total, size, TILE, self.bits, key, start, out)
 
         parts: list[Part] = []
-        for run in chunks.pieces(workers.rank, kernels.TILES_AT_A_TIME):
-            parts += self._whole_tiles(run.elements, partial(average, run))
+        at, most = 0, kernels.TILES_AT_A_TIME * TILE
+        for segment in shard:
+            for start in range(segment.start, segment.stop, most):
+                piece = Segment(segment.tensor, start, min(segment.stop, start + most))
+                parts += self._whole_tiles(piece.elements, partial(average, at, piece))
+                at += self._words(tiles(piece.elements))
         return kernels.pack([*parts, no_part(np.int32)])
 
     def _pairwise(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from horovod_quant.reductions.requests import (
     split_ragged,
     validated,
 )
-from horovod_quant.reductions.shards import owned_range
+from horovod_quant.reductions.shards import Ranges, ranges_of
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 FLOAT32, WORDS, BYTES = "float32", "int32", "uint8"
@@ -71,7 +71,7 @@ class HierarchicalReduction:
         return (Collective(Alltoall, self.intra.dtype, group=LOCAL), *inter, last)
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        ranges = _ranges(
+        ranges = ranges_of(
             tuple([gradient.keys.name for gradient in gradients]),
             tuple([gradient.elements for gradient in gradients]),
             workers.local_size,
@@ -212,72 +212,6 @@ class HierarchicalReduction:
                 f"begin has returned {lengths}"
             )
         return found.received
-
-
-class Ranges:
-    """Which elements of each tensor the workers of a node own.
-
-    Attributes:
-        of: for each worker, a segment of each tensor.
-        segments: of all workers, one after another.
-        tensors: their number.
-    """
-
-    def __init__(self, names: tuple[str, ...], elements: tuple[int, ...], owners: int, unit: int) -> None:
-        self.tensors = len(elements)
-        self.of = [
-            [
-                Segment(i, *owned_range(name, count, owners, owner, unit))
-                for i, (name, count) in enumerate(zip(names, elements))
-            ]
-            for owner in range(owners)
-        ]
-        self.segments = [segment for segments in self.of for segment in segments]
-        self._elements = [tuple([segment.elements for segment in segments]) for segments in self.of]
-        self._by_tensor: dict[Codec, list[int]] = {}
-        counts = np.array(self._elements, np.float64).reshape(owners, self.tensors)
-        self._weights = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        # Where an owner has nothing of a tensor, there is nothing to decode.
-        self._filled = [[i for i, each in enumerate(segments) if each.elements] for segments in self.of]
-        self._filled_segments = [
-            [segments[i] for i in filled] for segments, filled in zip(self.of, self._filled)
-        ]
-
-    def lengths(self, codec: Codec) -> list[int]:
-        """Of the payload of each owner's segments."""
-        return [offsets[-1] for offsets in map(codec.offsets, self._elements)]
-
-    def lengths_by_tensor(self, codec: Codec) -> list[int]:
-        """Of the payloads of each tensor's segments."""
-        if codec not in self._by_tensor:
-            self._by_tensor[codec] = self._found_lengths(codec)
-        return self._by_tensor[codec]
-
-    def _found_lengths(self, codec: Codec) -> list[int]:
-        found = [0] * self.tensors
-        for segment in self.segments:
-            found[segment.tensor] += codec.words(segment.elements)
-        return found
-
-    def parts_of(self, tensors: Sequence[int]) -> list[tuple[list[int], list[Segment]]]:
-        """For each owner those of these tensors of which it has elements; its segments, numbered by their places."""
-        if len(tensors) == self.tensors and list(tensors) == list(range(self.tensors)):
-            return list(zip(self._filled, self._filled_segments))
-        found = []
-        for segments in self.of:
-            places = [place for place, i in enumerate(tensors) if segments[i].elements]
-            local = [segments[tensors[place]]._replace(tensor=place) for place in places]
-            found.append(([tensors[place] for place in places], local))
-        return found
-
-    def shares(self, sizes: Sequence[int], owners: Sequence[int]) -> list[float]:
-        """Bytes of some owners' arrays that belong to each tensor, in proportion to the elements."""
-        return (np.array(sizes, np.float64) @ self._weights[list(owners)]).tolist()
-
-
-@lru_cache(maxsize=64)  # the groups of every step have the same tensors
-def _ranges(names: tuple[str, ...], elements: tuple[int, ...], owners: int, unit: int) -> Ranges:
-    return Ranges(names, elements, owners, unit)
 
 
 def _extents_of(extents: Sequence[TensorInfo], segments: Sequence[Segment]) -> list[TensorInfo]:

@@ -54,7 +54,8 @@ class ScatterReduceAllgather:
         payload = self.scatter.encode(
             kernels, batch, worker_rounder(self.scatter.domain, workers, self.correlated)
         )
-        return Alltoall(payload, shards.lengths(self.scatter), shards.bytes_by_tensor(self.scatter))
+        sizes = [4 * length for length in shards.lengths_by_tensor(self.scatter)]
+        return Alltoall(payload, shards.lengths(self.scatter), sizes)
 
     def _to_workers(
         self,
@@ -67,7 +68,7 @@ class ScatterReduceAllgather:
         batch = segments_batch(gradients, shards.of[workers.rank], with_values=False)
         at = self.scatter.offsets(batch.elements)
         payload = self.scatter.reduce(kernels, received, at, batch, self.gather)
-        sizes = [size / workers.size for size in shards.bytes_by_tensor(self.gather)]
+        sizes = [4 * length / workers.size for length in shards.lengths_by_tensor(self.gather)]
         return Allgather(payload, sizes, shards.lengths(self.gather))
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:

@@ -165,6 +165,10 @@ class Scheme:
         """
         return self.reduction(workers).run(gradients, workers, kernels)
 
+    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        """As `begin`: a scheme is a `Reduction`."""
+        return self.begin(gradients, workers, kernels)
+
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
         """Lengths and dtypes of `Decoded.received`, for gradients with these lengths; None if there is none.
 
@@ -175,9 +179,9 @@ class Scheme:
         return self.reduction(workers).received_lengths(elements, workers)
 
     def decode_received(
-        self, received: Sequence[Any], extents: Sequence[TensorInfo], workers: Workers, kernels: Any
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
-        """The result of an exchange of gradients with these extents, from what some worker has received.
+        """The result of an exchange of these tensors, from what some worker has received.
 
         A hierarchical exchange calls it for each part of a gradient, wherever that part was exchanged. So it may depend
         neither on this worker's own gradients and steps nor on its rank. Only needed with `received_lengths`.
@@ -185,7 +189,7 @@ class Scheme:
         if type(self).reduction is Scheme.reduction:
             name = type(self).__name__
             raise TypeError(f"{name}.received_lengths: define {name}.decode_received as well")
-        return self.reduction(workers).decode_received(received, extents, workers, kernels)
+        return self.reduction(workers).decode_received(received, tensors, workers, kernels)
 
     def for_workers(self, workers: Workers) -> Scheme:
         """The scheme that these workers run, where it depends on their number; the same on all of them.
@@ -266,31 +270,6 @@ class WithRounding(Scheme):
         return self.rounding == CORRELATED
 
 
-@dataclasses.dataclass(frozen=True)
-class OfScheme:
-    """A scheme as a reduction, whether it has one or defines `Scheme.begin` itself."""
-
-    scheme: Scheme
-
-    def __str__(self) -> str:
-        return str(self.scheme)
-
-    @property
-    def collectives(self) -> tuple[Collective, ...]:
-        return self.scheme.collectives
-
-    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        return self.scheme.begin(gradients, workers, kernels)
-
-    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
-        return self.scheme.received_lengths(elements, workers)
-
-    def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
-    ) -> Decoded:
-        return self.scheme.decode_received(received, tensors, workers, kernels)
-
-
 def with_explained_errors(
     scheme: Scheme, gradients: Sequence[Gradient], workers: Workers, kernels: Any, arrays: str
 ) -> Exchange:
@@ -303,7 +282,7 @@ def with_explained_errors(
         TypeError: the scheme needs something of its arrays or kernels that only numpy has.
     """
 
-    def told(action: Callable[[], Any]) -> Any:
+    def explained(action: Callable[[], Any]) -> Any:
         try:
             return action()
         except (AttributeError, NotImplementedError, TypeError) as error:
@@ -313,17 +292,17 @@ def with_explained_errors(
                 f"{' '.join(str(error).split())}"
             ) from error
 
-    exchange = told(lambda: scheme.begin(gradients, workers, kernels))
+    exchange = explained(lambda: scheme.begin(gradients, workers, kernels))
     reply: Any = None
     while True:
         try:
-            request = told(lambda: exchange.send(reply))  # noqa: B023
+            request = explained(lambda: exchange.send(reply))  # noqa: B023
         except StopIteration as stop:
             found: Decoded = stop.value
             break
         reply = yield request
     decode = found.decode
-    found.decode = lambda indices, factor, outs: told(lambda: decode(indices, factor, outs))
+    found.decode = lambda indices, factor, outs: explained(lambda: decode(indices, factor, outs))
     return found
 
 

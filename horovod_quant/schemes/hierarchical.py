@@ -19,7 +19,6 @@ from horovod_quant.schemes.base import (
     Collective,
     Exchange,
     Gradient,
-    OfScheme,
     Scheme,
     Workers,
     require_whole_nodes,
@@ -67,7 +66,7 @@ class Hierarchical(Scheme):
         return self._reduction().run(gradients, workers, kernels)
 
     def _reduction(self) -> HierarchicalReduction:
-        return HierarchicalReduction(intra_codec(self.inside), OfScheme(self.inner), self._unit)
+        return HierarchicalReduction(intra_codec(self.inside), self.inner, self._unit)
 
     @property
     def _unit(self) -> int:
@@ -125,4 +124,4 @@ class Single(Scheme):
     inner: Scheme
 
     def reduction(self, workers: Workers) -> Reduction:
-        return Alone(OfScheme(self.inner))
+        return Alone(self.inner)
