@@ -1,7 +1,7 @@
 """Which workers share a node, and the Horovod process sets that a hierarchical exchange uses.
 
 A node is a host, or a number of consecutive ranks chosen by the user. Each node is a process set (the group LOCAL), and
-so are the workers with the same place on their nodes (CROSS).
+so are the workers with the same local rank (CROSS).
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ def require_process_sets(basics: Any, hierarchical: bool | int) -> None:
     """
     size, by_host = basics.size(), hierarchical is True
     existing = list(map(tuple, _table(basics).values()))
-    wanted = groups(consecutive(size, basics.local_size() if by_host else int(hierarchical)))
+    needed = groups(consecutive(size, basics.local_size() if by_host else int(hierarchical)))
     if by_host:  # whose ranks are not known here: their numbers have to do
-        missing = wanted if len(existing) <= len(wanted) else []
+        missing = needed if len(existing) <= len(needed) else []
     else:
-        missing = [ranks for ranks in wanted if tuple(ranks) not in existing]
+        missing = [ranks for ranks in needed if tuple(ranks) not in existing]
     if missing and os.environ.get(_DYNAMIC, "0") in ("", "0"):
         raise RuntimeError(_missing(missing[0], f"{_DYNAMIC} is not set"))
 
@@ -144,7 +144,7 @@ def find(
 
 
 class _Found(NamedTuple):
-    """Nodes, with what tells whether they are those of this time; holds the session, lest another take its place."""
+    """Nodes, and what they were found for; a reference to the session, lest another have its id."""
 
     session: Any
     table: dict[int, list[int]]
@@ -163,14 +163,14 @@ def _find(hvd: Any, basics: Any, hierarchical: bool | int, gather: Callable) -> 
     size, rank = hvd.size(), hvd.rank()
     nodes = _hosts(basics, gather) if hierarchical is True else consecutive(size, int(hierarchical))
     number = next(i for i, ranks in enumerate(nodes) if rank in ranks)
-    place, local_size = nodes[number].index(rank), len(nodes[number])
-    workers = Workers(local_size * number + place, size, local_size=local_size)
+    local_rank, local_size = nodes[number].index(rank), len(nodes[number])
+    workers = Workers(local_size * number + local_rank, size, local_size=local_size)
     all_workers = hvd.global_process_set
-    wanted = groups(nodes)
-    if not wanted:  # one node, or nodes of one worker: there are no others
+    needed = groups(nodes)
+    if not needed:  # one node, or nodes of one worker: there are no others
         return Nodes(workers, {ALL: all_workers, LOCAL: all_workers})
-    process_sets = _process_sets(hvd, basics, wanted)
-    local, cross = process_sets[number], process_sets[len(nodes) + place]
+    process_sets = _process_sets(hvd, basics, needed)
+    local, cross = process_sets[number], process_sets[len(nodes) + local_rank]
     return Nodes(workers, {ALL: all_workers, LOCAL: local, CROSS: cross})
 
 
@@ -186,10 +186,10 @@ def _hosts(basics: Any, gather: Callable[[list[int]], list[list[int]]]) -> list[
     return [hosts[host] for host in sorted(hosts)]
 
 
-def _process_sets(hvd: Any, basics: Any, wanted: list[list[int]]) -> list[Any]:
+def _process_sets(hvd: Any, basics: Any, needed: list[list[int]]) -> list[Any]:
     existing = {tuple(ranks): number for number, ranks in _table(basics).items()}
     process_sets = []
-    for ranks in wanted:
+    for ranks in needed:
         if tuple(ranks) in existing:
             process_sets.append(hvd.ProcessSet(ranks))
             process_sets[-1].process_set_id = existing[tuple(ranks)]

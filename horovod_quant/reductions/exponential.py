@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
 from horovod_quant.codecs.base import REDUCER
 from horovod_quant.codecs.shared_scale import norm_offsets
-from horovod_quant.kernels.arrays import Part, no_part
+from horovod_quant.kernels.arrays import Part, no_part, whole_tiles
 from horovod_quant.kernels.buffer_view import as_array
-from horovod_quant.kernels.layout import TILE, code_words, tiles
+from horovod_quant.kernels.layout import TILE, tiles
 from horovod_quant.kernels.reference import per_element, store_float32
 from horovod_quant.kernels.segments import Batch, Rounder, Segment
 from horovod_quant.reductions.base import whole_batch, worker_rounder
@@ -73,7 +73,7 @@ class ExponentialReduction:
         )
         del received  # before the gathered shards come
         gathered = kernels.concatenate((yield from validated(request, workers)))
-        return self.decode_received([norms, gathered], [each.extent for each in gradients], workers, kernels)
+        return self.decode_received([norms, gathered], [each.info for each in gradients], workers, kernels)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
         """The norms, and the codes of the reducers."""
@@ -111,14 +111,8 @@ class ExponentialReduction:
 
         parts: list[Part] = []
         for i, count in enumerate(batch.elements):
-            parts += self._whole_tiles(count, partial(encode, i))
+            parts += whole_tiles(count, self.bits, partial(encode, i))
         return kernels.pack([*parts, no_part(np.int32)])
-
-    def _whole_tiles(self, elements: int, encode: Callable[[Any], Any]) -> list[Part]:
-        """The codes of ``elements`` elements, then zeros up to whole tiles."""
-        used = code_words(elements, self.bits)
-        unused = self._words(tiles(elements)) - used
-        return [(used, np.int32, encode), (unused, np.int32, lambda out: np.zeros(unused, np.int32))]
 
     def _reduced(
         self, shard: Sequence[Segment], batch: Batch, received: Sequence[Any], workers: Workers, kernels: Any
@@ -141,7 +135,7 @@ class ExponentialReduction:
         for segment in shard:
             for start in range(segment.start, segment.stop, most):
                 piece = Segment(segment.tensor, start, min(segment.stop, start + most))
-                parts += self._whole_tiles(piece.elements, partial(average, at, piece))
+                parts += whole_tiles(piece.elements, self.bits, partial(average, at, piece))
                 at += self._words(tiles(piece.elements))
         return kernels.pack([*parts, no_part(np.int32)])
 

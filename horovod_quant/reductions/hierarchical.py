@@ -13,7 +13,7 @@ from horovod_quant.codecs.base import Codec
 from horovod_quant.codecs.floats import Floats
 from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.entropy import CorruptPayloadError
-from horovod_quant.kernels.segments import Rounder, Segment, Source, segment_kernels, split_points
+from horovod_quant.kernels.segments import Rounder, Source, segment_kernels, split_points
 from horovod_quant.reductions.base import Reduction, segments_batch, whole_batch
 from horovod_quant.reductions.requests import (
     CROSS,
@@ -84,8 +84,8 @@ class HierarchicalReduction:
         returned = self.returned(workers)
         if returned == FLOAT32:
             return (yield from self._gather_averages(found, ranges, workers, kernels, again))
-        extents = [each.extent for each in gradients]
-        return (yield from self._gather_received(found, extents, ranges, workers, kernels, again))
+        infos = [each.info for each in gradients]
+        return (yield from self._gather_received(found, infos, ranges, workers, kernels, again))
 
     def _to_owners(
         self, gradients: Sequence[Gradient], ranges: Ranges, workers: Workers, kernels: Any
@@ -135,9 +135,9 @@ class HierarchicalReduction:
                 return segment_kernels(kernels).scale(arrays, factor * workers.size, parts)
 
             sources = []
-            for owner, (places, segments) in enumerate(ranges.parts_of(tensors)):
+            for owner, (indices, segments) in enumerate(ranges.parts_of(tensors)):
                 at = offsets[owner]
-                sources.append(([gathered[owner][at[i] : at[i + 1]] for i in places], places, segments))
+                sources.append(([gathered[owner][at[i] : at[i + 1]] for i in indices], indices, segments))
             return segment_kernels(kernels).decode_sources(outs, sources, decode_part)
 
         return Decoded(workers.size, exchanged_again=again, decode=decode)
@@ -145,7 +145,7 @@ class HierarchicalReduction:
     def _gather_received(
         self,
         found: Decoded,
-        extents: Sequence[TensorInfo],
+        infos: Sequence[TensorInfo],
         ranges: Ranges,
         workers: Workers,
         kernels: Any,
@@ -175,19 +175,19 @@ class HierarchicalReduction:
             sizes = [size / workers.local_size for size in shares]
             arrays = yield from validated(Allgather(words, sizes, lengths, group=LOCAL), workers)
             pieces = [_split_words(array, layout, kernels) for array, layout in zip(arrays, layouts)]
-        owners = [
-            self.inter.decode_received(piece, _extents_of(extents, segments), inter_workers, kernels)
-            for piece, segments in zip(pieces, ranges.of)
-        ]
+        owners = []
+        for piece, segments in zip(pieces, ranges.of):
+            owned = [TensorInfo(info.keys, each.elements, each.start) for info, each in zip(infos, segments)]
+            owners.append(self.inter.decode_received(piece, owned, inter_workers, kernels))
 
         def decode(tensors: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
             def decode_part(source: Source, parts: Sequence[Any]) -> Sequence[Any]:
-                owner, places, _ = source
-                return owner.decode(places, factor * workers.local_size, parts)
+                owner, indices, _ = source
+                return owner.decode(indices, factor * workers.local_size, parts)
 
             sources = [
-                (owner, places, segments)
-                for owner, (places, segments) in zip(owners, ranges.parts_of(tensors))
+                (owner, indices, segments)
+                for owner, (indices, segments) in zip(owners, ranges.parts_of(tensors))
             ]
             return segment_kernels(kernels).decode_sources(outs, sources, decode_part)
 
@@ -212,12 +212,6 @@ class HierarchicalReduction:
                 f"begin has returned {lengths}"
             )
         return found.received
-
-
-def _extents_of(extents: Sequence[TensorInfo], segments: Sequence[Segment]) -> list[TensorInfo]:
-    return [
-        TensorInfo(extent.keys, segment.elements, segment.start) for extent, segment in zip(extents, segments)
-    ]
 
 
 def _as_it_is(array: Any, out: Any) -> Any:

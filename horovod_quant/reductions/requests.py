@@ -11,7 +11,7 @@ from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.segments import split_points as split_points
 
 ALL, LOCAL, CROSS = "all", "local", "cross"
-"""Groups of workers: all; those of one node; those with the same place on their nodes, one per node."""
+"""Groups of workers: all; those of one node; those with the same local rank, one per node."""
 
 
 class Workers(NamedTuple):
@@ -27,7 +27,7 @@ class Workers(NamedTuple):
 
     @property
     def local_rank(self) -> int:
-        """This worker's place on its node: its rank in the group LOCAL."""
+        """Rank of this worker in its node, the group LOCAL."""
         return self.rank % self.local_size
 
     @property

@@ -36,7 +36,7 @@ SHARED = BUCKETS_OF_AN_ESTIMATE * TILE
 """Elements that share an estimate, and are NaN together."""
 
 _EXACT_BITS = 60
-"""Of a sum that is exchanged again; three more are room for what its estimate was rounded down."""
+"""Of a sum that is resent; three more are room for what its estimate was rounded down."""
 
 _STEP_BITS = np.uint32(0xFFFFF000)
 """What is kept of a step: so the last bits of a sum that a transport adds in another order do not matter."""
@@ -128,12 +128,12 @@ class RotatedSum(Reduction):
         words = yield from validated(Allreduce(words, "sum", bytes_between(at, 4)), workers)
         sums = [words[at[i] : at[i] + word_counts[i]] for i in range(len(gradients))]
 
-        wrapped = []
+        overflowed = []
         for i, gradient in enumerate(gradients):
             found = kernels.rotated_sum_checks(sums[i], bits, gradient.elements)
             sent = words[at[i] + word_counts[i] : at[i + 1]]
-            wrapped.append(np.flatnonzero((found != sent) & (steps[i] > 0) & (steps[i] < np.inf)).tolist())
-        exact = yield from _exchange_again(gradients, wrapped, energies, workers, kernels)
+            overflowed.append(np.flatnonzero((found != sent) & (steps[i] > 0) & (steps[i] < np.inf)).tolist())
+        exact = yield from _resend(gradients, overflowed, energies, workers, kernels)
 
         # What decoding needs of the gradients, without their values, which are not to be kept.
         sources = [(_sign_key(gradient), gradient.start) for gradient in gradients]
@@ -141,14 +141,14 @@ class RotatedSum(Reduction):
         def write(i: int, factor: float, out: Any) -> Any:
             signs, start = sources[i]
             kernels.decode_rotated_sum(sums[i], steps[i], bits, signs, factor, out, start)
-            for bucket, values in zip(wrapped[i], exact[i]):
+            for bucket, values in zip(overflowed[i], exact[i]):
                 with np.errstate(over="ignore"):
                     store_float32(
                         (values * factor).astype(np.float32), out[bucket * TILE : (bucket + 1) * TILE]
                     )
             return out
 
-        return Decoded(words[-1], write, [len(buckets) for buckets in wrapped])
+        return Decoded(words[-1], write, [len(buckets) for buckets in overflowed])
 
 
 # ---- what the steps follow from
@@ -245,12 +245,12 @@ def _sum_parts(gradient: Gradient, steps: np.ndarray, bits: int, key: Key, kerne
     ]
 
 
-# ---- what is exchanged again
+# ---- what is resent
 
 
-def _exchange_again(
+def _resend(
     gradients: Sequence[Gradient],
-    wrapped: list[list[int]],
+    overflowed: list[list[int]],
     energies: list[np.ndarray],
     workers: Workers,
     kernels: Any,
@@ -258,23 +258,23 @@ def _exchange_again(
     """For each gradient the exact sums of those buckets' elements, float64."""
     units = [
         [_unit(float(own[bucket]), workers.size) for bucket in buckets]
-        for own, buckets in zip(energies, wrapped)
+        for own, buckets in zip(energies, overflowed)
     ]
     lengths = [
         [min(TILE, gradient.elements - bucket * TILE) for bucket in buckets]
-        for gradient, buckets in zip(gradients, wrapped)
+        for gradient, buckets in zip(gradients, overflowed)
     ]
 
-    def integers(i: int, place: int, out: Any) -> np.ndarray:
-        low = wrapped[i][place] * TILE
-        values = as_float32(gradients[i].values[low : low + lengths[i][place]])
+    def integers(i: int, k: int, out: Any) -> np.ndarray:
+        low = overflowed[i][k] * TILE
+        values = as_float32(gradients[i].values[low : low + lengths[i][k]])
         with np.errstate(all="ignore"):
-            return np.rint(values.astype(np.float64) / units[i][place]).astype(np.int64)
+            return np.rint(values.astype(np.float64) / units[i][k]).astype(np.int64)
 
     parts: list[Part] = [
-        (length, np.int64, partial(integers, i, place))
+        (length, np.int64, partial(integers, i, k))
         for i, own in enumerate(lengths)
-        for place, length in enumerate(own)
+        for k, length in enumerate(own)
     ]
     # Never empty: not every transport takes an array without elements.
     array = kernels.pack([*parts, (1, np.int64, lambda out: np.zeros(1, np.int64))])

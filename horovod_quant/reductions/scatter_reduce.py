@@ -45,7 +45,7 @@ class ScatterReduceAllgather:
         received = yield from validated(self._to_reducers(gradients, shards, workers, kernels), workers)
         request = self._to_workers(gradients, shards, received, workers, kernels)
         gathered = yield from validated(request, workers)
-        return self.decode_received(gathered, [each.extent for each in gradients], workers, kernels)
+        return self.decode_received(gathered, [each.info for each in gradients], workers, kernels)
 
     def _to_reducers(
         self, gradients: Sequence[Gradient], shards: Shards, workers: Workers, kernels: Any
@@ -80,17 +80,17 @@ class ScatterReduceAllgather:
     ) -> Decoded:
         shards = self._shards([tensor.elements for tensor in tensors], workers)
 
-        def decode(places: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+        def decode(indices: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
             of_codes = factor if self.gather.of_sums else factor * workers.size
 
             def decode_shard(source: Source, parts: Sequence[Any]) -> Sequence[Any]:
                 payloads, at, segments = source
-                batch = received_batch([tensors[i] for i in places], segments)
+                batch = received_batch([tensors[i] for i in indices], segments)
                 return self.gather.decode(kernels, payloads, at, batch, REDUCER, of_codes, parts)
 
             sources = [
                 ([received[part.rank]], part.at, part.segments)
-                for part in shards.parts_of(self.gather, places)
+                for part in shards.parts_of(self.gather, indices)
             ]
             return segment_kernels(kernels).decode_sources(outs, sources, decode_shard)
 

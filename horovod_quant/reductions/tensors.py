@@ -30,10 +30,6 @@ class TensorInfo(NamedTuple):
     elements: int
     start: int = 0
 
-    @property
-    def stop(self) -> int:
-        return self.start + self.elements
-
 
 class Gradient:
     """One tensor of a group: its elements (flat, read-only), the source of its keys, and its state.
@@ -47,7 +43,7 @@ class Gradient:
 
     # No tuple, because what is made anew for every gradient in every step wakes Python's garbage collector, which then
     # visits all objects of a framework: the frontend for PyTorch uses one again when its exchange is over.
-    __slots__ = ("_extent", "held", "keys", "start", "state", "step")
+    __slots__ = ("_info", "held", "keys", "start", "state", "step")
 
     def __init__(
         self,
@@ -58,7 +54,7 @@ class Gradient:
         start: int = 0,
     ) -> None:
         self.held = values
-        self._extent: TensorInfo | None = None
+        self._info: TensorInfo | None = None
         self.keys = keys
         self.step = step
         self.state = state
@@ -77,10 +73,10 @@ class Gradient:
         return self.held.shape[0]
 
     @property
-    def extent(self) -> TensorInfo:
-        if self._extent is None:
-            self._extent = TensorInfo(self.keys, self.elements, self.start)
-        return self._extent
+    def info(self) -> TensorInfo:
+        if self._info is None:
+            self._info = TensorInfo(self.keys, self.elements, self.start)
+        return self._info
 
 
 class Decoded:

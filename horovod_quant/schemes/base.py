@@ -86,13 +86,13 @@ class Scheme:
       calls numpy itself declares ``host_only = True``.
     - **An answer belongs to this exchange** and does not change until everything is decoded. An array that was sent is
       consumed: a transport may add in place and answer with the same memory. So do not send what you read again.
-    - **``out=`` is a place, not a promise.** An encoding kernel given ``out`` (as `kernels.assemble` gives it to what
-      fills a part) writes there and returns it; without ``out``, or where the backend's arrays cannot be written to, it
-      returns another array. Use what is returned. A decoding kernel always needs the ``out`` given to `Decoded.write`,
-      or one from ``kernels.empty``; return what the kernel returns.
-    - **Random bits come only from keys**: ``gradient.keys.key(stage, gradient.step, rank)`` for what only this worker
+    - **``out=`` is a destination, not a promise.** An encoding kernel given ``out`` (as ``kernels.pack`` gives it to
+      what fills a part) writes there and returns it; without ``out``, or where the backend's arrays cannot be written
+      to, it returns another array. Use what is returned. A decoding kernel always needs the ``out`` given to
+      `Decoded.write`, or one from ``kernels.empty``; return what the kernel returns.
+    - **Random bits come only from keys**: ``gradient.keys.key(domain, gradient.step, rank)`` for what only this worker
       rounds, or `worker_key`, with which the workers' errors partly cancel; no rank for what any worker might round
-      and all must round identically. Use one key per rounding: another stage name gives other bits. Draw from nothing
+      and all must round identically. Use one key per rounding: another domain gives other bits. Draw from nothing
       else, or runs cannot be reproduced.
     - **``gradient.step`` is this worker's own count.** Others may differ: a worker may have started later (elastic
       training) or missed steps (``hvd.join()``). No result may need equal counts: where others need the key to decode,

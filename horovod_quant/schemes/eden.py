@@ -46,7 +46,7 @@ IN_COMMON = 0.1
 """Share of a gradient's energy that ``server_bits="auto"`` takes all workers to have in common.
 
 4 workers' gradients of a character model had as much in the middle of a training, and 16 workers' a fifth of it. The
-larger it is, the less do the workers' errors count beside the server's.
+larger it is, the less do the workers' errors count beside those of the reducer.
 """
 
 
@@ -84,14 +84,14 @@ class EDEN(Scheme):
 
     1. Each worker rotates its buckets with its own random signs, rounds to the nearest level, and chooses the scale
        that makes the component along the bucket exact.
-    2. An alltoall sends all workers' codes and scales of a chunk to the worker that serves the chunk.
-    3. The server decodes and averages them, and encodes the average with a different rotation: reusing a worker's would
-       make the result biased.
-    4. An allgather distributes the servers' codes and scales.
+    2. An alltoall sends all workers' codes and scales of a shard to the rank that reduces the shard.
+    3. The reducer decodes and averages them, and encodes the average with a different rotation: with that of a worker
+       the result would be biased.
+    4. An allgather distributes the reducers' codes and scales.
 
     With two workers there is an allgather after step 1 instead; each worker decodes and adds all workers' codes.
 
-    The number of the step that selected the signs is sent with the codes, one word for each server's part of a
+    The number of the step that selected the signs is sent with the codes, one word for each reducer's part of a
     gradient, so the workers' counts need not be equal.
 
     Rounding adds a constant fraction of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096
@@ -217,10 +217,10 @@ class EDEN(Scheme):
         """What there is to choose from by nmse."""
         every = range(1, MOST_BITS + 1)
         gathered = [Widths(bits, bits, ALLGATHER, self.trellis) for bits in every]
-        served = [
+        scattered = [
             Widths(bits, server_bits, ALLTOALL, self.trellis) for bits in every for server_bits in every
         ]
-        return [widths for widths in gathered + served if self.exchange in (AUTO, widths.exchange)]
+        return [widths for widths in gathered + scattered if self.exchange in (AUTO, widths.exchange)]
 
 
 def balanced(bits: int, workers: int, trellis: bool = False, share: float = 1.0) -> int:

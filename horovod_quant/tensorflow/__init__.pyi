@@ -271,14 +271,14 @@ class EDEN(Compressor):
 
     1. Each worker rotates its buckets with its own random signs, rounds to the nearest level, and chooses the scale
        that makes the component along the bucket exact.
-    2. An alltoall sends all workers' codes and scales of a chunk to the worker that serves the chunk.
-    3. The server decodes and averages them, and encodes the average with a different rotation: reusing a worker's would
-       make the result biased.
-    4. An allgather distributes the servers' codes and scales.
+    2. An alltoall sends all workers' codes and scales of a shard to the rank that reduces the shard.
+    3. The reducer decodes and averages them, and encodes the average with a different rotation: with that of a worker
+       the result would be biased.
+    4. An allgather distributes the reducers' codes and scales.
 
     With two workers there is an allgather after step 1 instead; each worker decodes and adds all workers' codes.
 
-    The number of the step that selected the signs is sent with the codes, one word for each server's part of a
+    The number of the step that selected the signs is sent with the codes, one word for each reducer's part of a
     gradient, so the workers' counts need not be equal.
 
     Rounding adds a constant fraction of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096
@@ -351,14 +351,14 @@ class BinSGDM(Compressor):
     """BinSGDM's 1-bit allreduce.
 
     1. Each worker updates its momentum and scale, and draws one bit per element.
-    2. An alltoall sends all workers' bits of a chunk to the worker that serves the chunk.
-    3. The server averages the n bits of each element and draws one bit from the average.
-    4. An allgather distributes the servers' bits.
+    2. An alltoall sends all workers' bits of a shard to the rank that reduces the shard.
+    3. The reducer averages the n bits of each element and draws one bit from the average.
+    4. An allgather distributes the reducers' bits.
 
     A tile (1,024 elements) with a non-finite gradient on any worker decodes to NaN on all workers; one flag bit per
     tile travels with the signs.
 
-    With ``server_bits`` above 1 (not in the paper) the servers return the average itself, and the optimizer moves each
+    With ``server_bits`` above 1 (not in the paper) the reducers return the average itself, and the optimizer moves each
     element by it instead of by +1 or -1. One bit up and ``server_bits`` down are ``(1 + server_bits) / 2`` times the
     default's bytes.
 
@@ -369,7 +369,7 @@ class BinSGDM(Compressor):
 
     Args:
         beta: None, or the optimizer's ``beta`` again, to have it checked; the optimizer's is the one that is used.
-        server_bits: bits of an element that the servers return, 1 to 8. 1: a bit drawn from the average, as in the
+        server_bits: bits of an element that the reducers return, 1 to 8. 1: a bit drawn from the average, as in the
             paper. More: a sign, and a magnitude of one bit less. They hold the exact average of up to
             ``2^(server_bits - 1)`` workers, and of any even number of workers below ``2^server_bits``: 3 bits do for 4
             workers. With more workers it is rounded at random, without bias.
