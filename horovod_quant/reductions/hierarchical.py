@@ -14,12 +14,11 @@ from horovod_quant.codecs.floats import Floats
 from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.segments import Rounder, Source, segment_kernels, split_points
-from horovod_quant.reductions.base import Reduction, segments_batch, whole_batch
+from horovod_quant.reductions.base import Reduction, segments_batch
 from horovod_quant.reductions.requests import (
     CROSS,
     LOCAL,
     Allgather,
-    Allreduce,
     Alltoall,
     Collective,
     Request,
@@ -235,55 +234,9 @@ def _split_body(body: np.ndarray, count: int) -> list[np.ndarray]:
     return pieces
 
 
-@dataclass(frozen=True)
-class Exact(Reduction):
-    """The reduction of a single worker: the gradients as they are."""
-
-    @property
-    def collectives(self) -> tuple[Collective, ...]:
-        return ()
-
-    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        batch = whole_batch(gradients)
-
-        def decode(tensors: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
-            return segment_kernels(kernels).scale([batch.values[i] for i in tensors], factor, outs)
-
-        yield from ()
-        return Decoded(1, decode=decode)
-
-
-@dataclass(frozen=True)
-class Alone:
-    """The reduction of one worker with itself."""
-
-    inner: Reduction
-
-    @property
-    def collectives(self) -> tuple[Collective, ...]:
-        return ()
-
-    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        return (yield from map_requests(self.inner.run(gradients, workers, kernels), _alone))
-
-    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
-        return self.inner.received_lengths(elements, workers)
-
-    def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
-    ) -> Decoded:
-        return self.inner.decode_received(received, tensors, workers, kernels)
-
-
 def between(workers: Workers) -> Workers:
     """Those that own the same elements, one of each node. Reductions of one's own are not asked for."""
     return Workers(workers.node, workers.nodes)
-
-
-def _alone(request: Any) -> Any:
-    """What a single worker gets."""
-    yield from ()
-    return request.array if isinstance(request, Allreduce) else [request.array]
 
 
 def _between_nodes(request: Any) -> Any:

@@ -328,15 +328,15 @@ def renamed_arguments(kind: type[Scheme], given: Mapping[str, Any]) -> dict[str,
     return found
 
 
-def use_plain_ints(scheme: Scheme, *names: str) -> None:
-    """Converts numpy integers among the arguments to Python's, which alone have all methods that kernels use."""
-    for name in names:
-        object.__setattr__(scheme, name, int(getattr(scheme, name)))
-
-
 def require_int(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
         raise ValueError(f"{name}={value!r}: use an integer from {low} to {high}")
+
+
+def use_int(scheme: Scheme, name: str, low: int, high: int) -> None:
+    """Require an integer argument, and make it one of Python's, which alone have all methods that kernels use."""
+    require_int(name, getattr(scheme, name), low, high)
+    object.__setattr__(scheme, name, int(getattr(scheme, name)))
 
 
 def require_number(name: str, value: Any, low: float, high: float) -> None:
@@ -366,6 +366,12 @@ def require_whole_nodes(size: int, local_size: int) -> None:
         raise ValueError(
             f"hierarchical: {size} workers cannot form nodes of {local_size}; start the same number on every node"
         )
+
+
+def use_bucket_size(scheme: Any) -> None:
+    """As `use_int`, of the argument ``bucket_size``."""
+    require_bucket_size(scheme.bucket_size)
+    object.__setattr__(scheme, "bucket_size", int(scheme.bucket_size))
 
 
 def require_bucket_size(value: Any) -> None:

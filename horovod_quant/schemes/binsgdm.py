@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from horovod_quant.codecs.signs import SignAverages, Signs
 from horovod_quant.reductions.base import Reduction
 from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather
-from horovod_quant.schemes.base import Scheme, Workers, require_int, use_plain_ints
+from horovod_quant.schemes.base import Scheme, Workers, use_int
 from horovod_quant.schemes.registry import register
 
 MOST_SERVER_BITS = 8
@@ -51,8 +51,7 @@ class BinSGDM(Scheme):
     own_steps = 2  # docs/results.md: with the steps of Adam the loss stays above Adam's
 
     def __post_init__(self) -> None:
-        require_int("server_bits", self.server_bits, 1, MOST_SERVER_BITS)
-        use_plain_ints(self, "server_bits")
+        use_int(self, "server_bits", 1, MOST_SERVER_BITS)
 
     def reduction(self, workers: Workers) -> Reduction:
         gather = Signs() if self.server_bits == 1 else SignAverages(self.server_bits, workers.size)

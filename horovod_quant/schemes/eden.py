@@ -25,8 +25,7 @@ from horovod_quant.schemes.base import (
     renamed_arguments,
     require_bool,
     require_choice,
-    require_int,
-    use_plain_ints,
+    use_int,
 )
 from horovod_quant.schemes.registry import register
 
@@ -148,15 +147,13 @@ class EDEN(Scheme):
                 f"server_bits={self.server_bits!r}: use 'auto', or an integer from 1 to {MOST_BITS}"
             )
         if self.server_bits != AUTO:
-            require_int("server_bits", self.server_bits, 1, MOST_BITS)
-            use_plain_ints(self, "server_bits")
+            use_int(self, "server_bits", 1, MOST_BITS)
         if self.nmse is not None:
             self._check_nmse(self.nmse)
             return
         if self.bits is None:
             object.__setattr__(self, "bits", DEFAULT_BITS)
-        require_int("bits", self.bits, 1, MOST_BITS)
-        use_plain_ints(self, "bits")
+        use_int(self, "bits", 1, MOST_BITS)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Reads what version 0.1.0 has pickled, too."""

@@ -28,10 +28,10 @@ from horovod_quant.schemes.base import (
     WithRounding,
     Workers,
     require_bool,
-    require_bucket_size,
     require_choice,
     require_int,
-    use_plain_ints,
+    use_bucket_size,
+    use_int,
 )
 from horovod_quant.schemes.registry import register
 
@@ -87,9 +87,8 @@ class GlobalQSGD(WithRounding):
             self._check_rotated()
         if self.bucket_size is None:
             object.__setattr__(self, "bucket_size", SHARED if self.rotate else TILE)
-        require_int("bits", self.bits, 2, 16 if self.levels == "uniform" else 8)
-        require_bucket_size(self.bucket_size)
-        use_plain_ints(self, "bits", "bucket_size")
+        use_int(self, "bits", 2, 16 if self.levels == "uniform" else 8)
+        use_bucket_size(self)
         if self.levels == "exponential" and TILE % self._bucket and self._bucket % TILE:
             raise ValueError(
                 f"bucket_size={self.bucket_size!r}: with levels='exponential' use a divisor or a multiple of {TILE}"

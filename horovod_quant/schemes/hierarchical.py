@@ -12,15 +12,20 @@ from math import lcm
 from typing import Any
 
 from horovod_quant.kernels.layout import TILE
-from horovod_quant.reductions.base import Reduction
-from horovod_quant.reductions.hierarchical import Alone, Exact, HierarchicalReduction, between
+from horovod_quant.kernels.segments import segment_kernels
+from horovod_quant.reductions.base import whole_batch
+from horovod_quant.reductions.hierarchical import HierarchicalReduction, between
 from horovod_quant.reductions.shards import owned_range
 from horovod_quant.schemes.base import (
+    Allreduce,
     Collective,
+    Decoded,
     Exchange,
     Gradient,
     Scheme,
+    TensorInfo,
     Workers,
+    map_requests,
     require_whole_nodes,
 )
 from horovod_quant.schemes.inside import FLOAT32, Inside, intra_codec, nmse_inside, require_inside
@@ -111,17 +116,40 @@ def inner_of(scheme: Scheme) -> Scheme:
 
 @dataclass(frozen=True)
 class Unquantized(Scheme):
-    """The exchange of a single worker: the gradients as they are."""
+    """The exchange of a single node: the averages as they are."""
 
-    def reduction(self, workers: Workers) -> Reduction:
-        return Exact()
+    collectives = ()
+
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        batch = whole_batch(gradients)
+
+        def decode(tensors: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+            return segment_kernels(kernels).scale([batch.values[i] for i in tensors], factor, outs)
+
+        yield from ()
+        return Decoded(1, decode=decode)
 
 
 @dataclass(frozen=True)
 class Single(Scheme):
-    """The exchange of one worker with itself."""
+    """The exchange of a single node by a scheme with an optimizer of its own."""
 
     inner: Scheme
+    collectives = ()
 
-    def reduction(self, workers: Workers) -> Reduction:
-        return Alone(self.inner)
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        return (yield from map_requests(self.inner.begin(gradients, workers, kernels), _sent_back))
+
+    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
+        return self.inner.received_lengths(elements, workers)
+
+    def decode_received(
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
+    ) -> Decoded:
+        return self.inner.decode_received(received, tensors, workers, kernels)
+
+
+def _sent_back(request: Any) -> Any:
+    """The answer to a single worker."""
+    yield from ()
+    return request.array if isinstance(request, Allreduce) else [request.array]

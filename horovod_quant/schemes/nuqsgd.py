@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from horovod_quant.codecs.norms_and_codes import NormsAndCodes
-from horovod_quant.schemes.base import ALLGATHER, ALLTOALL, AUTO, Workers, require_int, use_plain_ints
+from horovod_quant.schemes.base import ALLGATHER, ALLTOALL, AUTO, Workers, use_int
 from horovod_quant.schemes.qsgd import QSGD, Norm
 from horovod_quant.schemes.registry import register
 
@@ -58,8 +58,7 @@ class NUQSGD(QSGD):
         super().__post_init__()
         if self.server_bits is None:
             return
-        require_int("server_bits", self.server_bits, 2, 16)
-        use_plain_ints(self, "server_bits")
+        use_int(self, "server_bits", 2, 16)
         if self.exchange == ALLGATHER or self.coding != "fixed":
             raise ValueError(
                 f"server_bits={self.server_bits!r}: an allgather has no second rounding; leave it out, or use "

@@ -23,10 +23,9 @@ from horovod_quant.schemes.base import (
     Route,
     WithRounding,
     Workers,
-    require_bucket_size,
     require_choice,
-    require_int,
-    use_plain_ints,
+    use_bucket_size,
+    use_int,
 )
 from horovod_quant.schemes.registry import register
 
@@ -94,12 +93,11 @@ class QSGD(WithRounding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_int("bits", self.bits, 2, self.most_bits)
+        use_int(self, "bits", 2, self.most_bits)
         require_choice("norm", self.norm, get_args(Norm))
         require_choice("coding", self.coding, get_args(Coding))
         require_choice("exchange", self.exchange, get_args(Route))
-        require_bucket_size(self.bucket_size)
-        use_plain_ints(self, "bits", "bucket_size")
+        use_bucket_size(self)
         if self.exchange == ALLTOALL and self.coding != "fixed":
             raise ValueError(
                 f"coding={self.coding!r}: an alltoall needs pieces of known length; use coding='fixed' or an allgather"

@@ -103,20 +103,18 @@ def check(scheme_class: Any) -> None:
     ):
         if declared in names:
             raise TypeError(f"{name}.{declared}: declare it without a type; with one it is an argument")
+    given = [("variants", variant) for variant in vars(scheme_class).get("variants", ())]
     for family, preset in families_of(scheme_class).items():
+        given.append((f"presets[{family!r}]", preset))
         if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", family) or family in HOROVODS_OWN:
             raise ValueError(
                 f"{name}.presets: {family!r} is not a name; use small letters, digits and hyphens"
             )
-        for argument in preset:
+    for where, arguments in given:
+        for argument in arguments:
             if argument not in names:
                 usable = ", ".join(names) or "no arguments (it has none)"
-                raise ValueError(f"{name}.presets[{family!r}]: no argument {argument!r}; use {usable}")
-    for variant in vars(scheme_class).get("variants", ()):
-        for argument in variant:
-            if argument not in names:
-                usable = ", ".join(names) or "no arguments (it has none)"
-                raise ValueError(f"{name}.variants: no argument {argument!r}; use {usable}")
+                raise ValueError(f"{name}.{where}: no argument {argument!r}; use {usable}")
     for method in compared_of(scheme_class):
         if not any(re.fullmatch(f"{family}(-.+)?", method) for family in families_of(scheme_class)):
             raise ValueError(
