@@ -27,7 +27,7 @@ NO_PROCESS_SET = (
 
 
 class CompressorClass(type):
-    """What the compressors' classes are: one that Horovod asks to compress says what is missing.
+    """Metaclass of compressors: a class that Horovod asks to compress explains itself.
 
     Horovod's own compressors are classes. Instances have methods of the same names, which cost them nothing more.
     """
@@ -38,7 +38,7 @@ class CompressorClass(type):
 
 
 def _of_instances(owner: type, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of the class's instances, which explains itself when it is called on anything else."""
+    """The method, with an explanation where no instance is given."""
 
     @functools.wraps(method)
     def call(*given: Any, **named: Any) -> Any:
@@ -136,7 +136,7 @@ def named_pairs(named_parameters: Any) -> list[tuple[str, Any]]:
 
 
 def require_no_host(scheme: Scheme, kernels: str) -> None:
-    """Raises ValueError where a scheme needs numpy's arrays, and kernels of a framework were asked for by name."""
+    """Raise ValueError where a scheme cannot run on a framework's kernels."""
     needs = scheme.host_requirement()
     if needs is not None:
         raise ValueError(
@@ -146,7 +146,7 @@ def require_no_host(scheme: Scheme, kernels: str) -> None:
 
 
 def in_short(value: Any) -> str:
-    """For messages: of a mapping the keys alone, of anything else the beginning."""
+    """A short text for messages: the keys of a mapping, otherwise the beginning."""
     if isinstance(value, Mapping) and value:
         keys = ", ".join(repr(key)[:40] for key in list(value)[:6])
         return f"<{type(value).__name__} with the keys {keys}{', ...' * (len(value) > 6)}>"

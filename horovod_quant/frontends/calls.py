@@ -1,4 +1,4 @@
-"""Checks of Horovod's calls, with a compressor, of its operations."""
+"""Checks of calls of Horovod's operations with a compressor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from horovod_quant.frontends.arguments import NO_PROCESS_SET
 
 
 def check_process_set(given: Any, used: Any, hierarchical: bool) -> None:
-    """Raises ValueError unless a compressor with ``process_set=given`` can reduce over the process set ``used``."""
+    """Raise ValueError unless the compressor can reduce over the used process set."""
     if given is not None and used is not given:
         raise ValueError(f"process_set={given}: Horovod reduces over {used}; use the same for both")
     if hierarchical and used.process_set_id != 0:
@@ -17,7 +17,7 @@ def check_process_set(given: Any, used: Any, hierarchical: bool) -> None:
 
 
 def check_operation(compressor: Any, op: Any, usable: Sequence[Any], adasum: Any) -> None:
-    """Raises ValueError unless the operation is usable, or None."""
+    """Raise ValueError unless the operation is usable, or None."""
     if op is not None and op not in usable:
         shown = "Adasum" if op == adasum else repr(op)
         raise ValueError(
@@ -26,7 +26,7 @@ def check_operation(compressor: Any, op: Any, usable: Sequence[Any], adasum: Any
 
 
 def check_dtype(name: str, dtype: Any, usable: Sequence[Any]) -> None:
-    """Raises TypeError unless gradients of the dtype can be quantized."""
+    """Raise TypeError unless gradients of the dtype can be quantized."""
     if dtype not in usable:
         raise TypeError(
             f"{name}: a gradient of dtype {dtype} cannot be quantized; use float16, bfloat16, float32 or "

@@ -1,4 +1,4 @@
-"""The fingerprint of a gradient, by which workers notice that they mean different ones."""
+"""The fingerprint of a gradient, by which workers notice different ones."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from horovod_quant.schemes.base import Scheme
 
 @functools.lru_cache(maxsize=4096)
 def fingerprint(name: str, shape: Any, dtype: Any, scheme: Scheme, seed: int) -> tuple[float, ...]:
-    """Numbers +1 or -1 that depend on what all workers must have in common."""
+    """Signs that depend on what workers must have in common."""
     return tuple(map(float, signs_of(f"{name} {shape} {dtype} {scheme} {seed} {WIRE_VERSION}")))

@@ -122,11 +122,11 @@ class BaseCompressor(metaclass=CompressorClass):
         raise NotImplementedError
 
     def _is_initialized(self) -> bool:
-        """Whether Horovod knows its workers."""
+        """True if Horovod knows its workers."""
         return self._basics().is_initialized()
 
     def _check_workers(self, size: int) -> None:
-        """Raises ValueError when the arguments cannot serve this number of workers, or nodes like these."""
+        """Raise ValueError when the arguments cannot serve these workers or nodes."""
         local_size = self._local_size()
         self.policy.check_workers(size, local_size)
         basics = self._basics()
@@ -144,7 +144,7 @@ class BaseCompressor(metaclass=CompressorClass):
         kernel_backends.get(self._kernels)
 
     def _attach(self, process_set: Any, named_parameters: Sequence[tuple[str, Any]] | None) -> None:
-        """Makes what belongs to this process, in which Horovod has its own process sets, parameters and operations."""
+        """Make what belongs to this process and its session of Horovod."""
         self.policy.is_off = switch.is_off(self.own_optimizer)
         lasting = set(vars(self))
         self._process_set = process_set
@@ -157,18 +157,18 @@ class BaseCompressor(metaclass=CompressorClass):
         self._attached = {*vars(self), "_attached"} - lasting
 
     def _name_parameters(self, named_parameters: Sequence[tuple[str, Any]] | None) -> None:
-        """Takes the gradients' names."""
+        """Take the names of the gradients."""
         raise NotImplementedError
 
     def _bind(self) -> None:
-        """Makes a frontend's own part of it."""
+        """Make the part of a frontend."""
         raise NotImplementedError
 
     _in_copies: tuple[str, ...] = ()
     """Of what `_attach` makes, the names that copies keep."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what `_attach` has made."""
+        """The attributes, except those that `_attach` has made."""
         left_out = self._attached.difference(self._in_copies)
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
@@ -188,7 +188,7 @@ class BaseCompressor(metaclass=CompressorClass):
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """How often each gradient has been exchanged, by name: besides the seed, all that the random bits depend on.
+        """Number of exchanges of each gradient, by name: with the seed, all that the random bits depend on.
 
         Of a script's own allreduces the last 1,024 names are kept; "forgotten" is the count from which other names
         start, once there are more.
@@ -200,7 +200,7 @@ class BaseCompressor(metaclass=CompressorClass):
         return step_counts.saved(self._exchange_counts(), self._first_step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises:
             ValueError: ``state`` is something else.
@@ -209,11 +209,11 @@ class BaseCompressor(metaclass=CompressorClass):
         self._resume_at(*step_counts.read(state))
 
     def _arguments(self) -> dict[str, str]:
-        """What must be the same on all workers: see `horovod_quant.reductions.agreement`."""
+        """Arguments that must be the same on all workers, see `horovod_quant.reductions.agreement`."""
         return compared_arguments(self, self._choosing_arguments())
 
     def _choosing_arguments(self) -> dict[str, Any]:
-        """Of `_arguments`, the class, as "compression", and what says how gradients are compressed."""
+        """Arguments that choose schemes, with the class as "compression"."""
         inner = inner_of(self.policy.scheme)
         own = {argument: getattr(inner, argument) for argument in argument_names(inner)}
         return {"compression": type(inner).__name__, **own}
@@ -233,7 +233,7 @@ class BaseCompressor(metaclass=CompressorClass):
         return nodes.local_size(self._basics, self.hierarchical)
 
     def _warn_if_nothing_is_compressed(self, elements: Mapping[str, int]) -> None:
-        """Warn once if no gradient is compressed of a model with these numbers of elements, by name."""
+        """Warn once if no gradient with these elements, by name, is compressed."""
         if not self._said_nothing_is_compressed:
             self._said_nothing_is_compressed = no_gain.warn_if_nothing_is_compressed(
                 type(self).__name__, self.policy, elements
@@ -244,7 +244,7 @@ class BaseCompressor(metaclass=CompressorClass):
         return fingerprint(name, shape, dtype, scheme, self.seed)
 
     def _factor(self, name: str, expected: Sequence[float], output: Sequence[float]) -> float:
-        """What Horovod has multiplied the sum over the workers by, from the control tensor that came back.
+        """The factor of Horovod's sums, from the reduced control tensor.
 
         Raises:
             RuntimeError: the workers meant different gradients.

@@ -1,4 +1,4 @@
-"""Which gradients share their collectives in PyTorch: a group is of one scheme and of about ``group_bytes``."""
+"""Groups of gradients of one scheme that share collectives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Member(NamedTuple):
 
 
 def cut(members: Sequence[Member], group_bytes: int, operations: int) -> list[list[str]]:
-    """Cut gradients into groups of one scheme each, in the order in which their last members come.
+    """Cut gradients into groups of one scheme, ordered by last members.
 
     Args:
         members: the gradients, in the order in which they come.

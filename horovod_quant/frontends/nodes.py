@@ -1,4 +1,4 @@
-"""Which workers share a node, and the Horovod process sets that a hierarchical exchange uses.
+"""Nodes of workers, and the process sets of hierarchical exchanges.
 
 A node is a host, or a number of consecutive ranks chosen by the user. Each node is a process set (the group LOCAL), and
 so are the workers with the same local rank (CROSS).
@@ -18,7 +18,7 @@ _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
 
 
 class Nodes(NamedTuple):
-    """The workers of an exchange, and the process set of each group of `horovod_quant.schemes.base`."""
+    """Workers of an exchange, and the process set of each group."""
 
     workers: Workers
     process_sets: Mapping[str, Any]
@@ -30,7 +30,7 @@ def flat(process_set: Any) -> Nodes:
 
 
 def groups(nodes: list[list[int]]) -> list[list[int]]:
-    """The ranks of every process set that the nodes need, in the order in which they are made."""
+    """Ranks of the process sets that nodes need, in order of creation."""
     if len(nodes) == 1 or len(nodes[0]) == 1:
         return []
     return [*nodes, *(list(cross) for cross in zip(*nodes))]
@@ -97,7 +97,7 @@ def local_size(basics: Callable[[], Any], hierarchical: bool | int) -> int:
 
 
 def require_process_sets(basics: Any, hierarchical: bool | int) -> None:
-    """Raises RuntimeError if process sets are missing and cannot be added, as far as this worker knows alone.
+    """Raise RuntimeError if this worker knows of missing process sets.
 
     Args:
         basics: ``mpi_ops._basics`` of Horovod, which has been initialized.
@@ -155,7 +155,7 @@ _found: dict[tuple, _Found] = {}
 
 
 def _table(basics: Any) -> dict[int, list[int]]:
-    """The ranks of each process set, by its number, as all workers know them."""
+    """Ranks of the process sets, by number; the same on all workers."""
     return basics._get_process_set_ids_and_ranks()
 
 

@@ -1,4 +1,4 @@
-"""What a compressor has sent, and what float32 would have sent."""
+"""Statistics of a compressor: bytes sent, and bytes in float32."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def total_of(parameters: Mapping[str, tuple[float, float, int]], steps: int) -> 
 
 
 class Repeated:
-    """What is sent for a gradient if it is the same number of bytes every time.
+    """Counter of sends that have the same length every time.
 
     Attributes:
         times: how often it was sent so far; the sender adds one.
@@ -125,7 +125,7 @@ class Repeated:
         self._added = 0
 
     def take(self) -> int:
-        """How often since this was last asked."""
+        """Number of sends since the last call."""
         times = self.times
         new, self._added = times - self._added, times
         return new
@@ -136,7 +136,7 @@ _GROUPS = 256
 
 
 class TrafficCounter:
-    """Adds up what is sent, from any thread.
+    """Counters of what is sent, for any thread.
 
     Attributes:
         seconds_waited: time in which the training waited for exchanges, where a frontend adds it up.
@@ -153,7 +153,7 @@ class TrafficCounter:
         self._groups: dict[tuple[tuple[str, ...], tuple[float, ...]], int] = {}
 
     def expect(self, name: str, float32_bytes: float, times: int = 1) -> None:
-        """Counts exchanges of a gradient, and what all of them would send in float32."""
+        """Count exchanges of a gradient, and their bytes in float32."""
         with self._lock:
             self._expected[name] = self._expected.get(name, 0.0) + float32_bytes
             self._times[name] = self._times.get(name, 0) + times
@@ -163,7 +163,7 @@ class TrafficCounter:
             self._sent[name] = self._sent.get(name, 0.0) + sent
 
     def count_all(self, names: Iterable[str], sent: Iterable[float]) -> None:
-        """Counts for several names at once."""
+        """Count for several names at once."""
         with self._lock:
             self._add_all(names, sent, 1)
 
@@ -185,7 +185,7 @@ class TrafficCounter:
         self._groups.clear()
 
     def repeated(self, name: str, float32_bytes: float, sent_bytes: float) -> Repeated:
-        """For repeated sends of known size: costs only one addition each time."""
+        """A counter of repeated sends, which costs one addition each time."""
         key = name, float32_bytes, sent_bytes
         with self._lock:
             self._expected.setdefault(name, 0.0)
@@ -201,13 +201,13 @@ class TrafficCounter:
                 self._times[name] = self._times.get(name, 0) + times
 
     def count_again(self, name: str, buckets: int) -> None:
-        """Counts buckets that were exchanged a second time."""
+        """Count buckets that were exchanged a second time."""
         if buckets:
             with self._lock:
                 self._again[name] = self._again.get(name, 0) + buckets
 
     def merge(self, of: str, into: str) -> list[str]:
-        """Counts what was sent in the operation ``of`` as sent for ``into``; returns the names that it had."""
+        """Count what was sent in the operation ``of`` as sent for ``into``; return the names that it had."""
         with self._lock:
             self._add_up()
             merged = [name for name in self._expected if name == of or _is_member(name, of)]
@@ -231,6 +231,6 @@ class TrafficCounter:
 
 
 def _is_member(name: str, of: str) -> bool:
-    """Whether it is the name of a tensor of a grouped operation."""
+    """True for the name of a tensor of a grouped operation."""
     prefix, _, position = name.rpartition(".")
     return prefix == of and position.isdigit()

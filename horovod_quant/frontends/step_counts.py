@@ -1,4 +1,4 @@
-"""How often each gradient has been exchanged, by name: what random bits depend on besides the seed."""
+"""Numbers of exchanges by gradient, which with the seed select random bits."""
 
 from __future__ import annotations
 

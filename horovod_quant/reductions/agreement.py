@@ -1,4 +1,4 @@
-"""The fingerprint of a compressor's arguments, by whose sum workers notice that they differ.
+"""The fingerprint of the arguments of compressors, which workers compare.
 
 Each argument has a slot, where the signs of its text are added up. The slots do not depend on the scheme, so that
 workers with different schemes, or with other versions, send arrays of the same length: one for each argument of

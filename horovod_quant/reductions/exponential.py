@@ -117,7 +117,7 @@ class ExponentialReduction:
     def _reduced(
         self, shard: Sequence[Segment], batch: Batch, received: Sequence[Any], workers: Workers, kernels: Any
     ) -> Any:
-        """The average of the codes of all workers for the shard of this rank, rounded to codes again."""
+        """Codes of the averages over all workers, for this rank's shard."""
 
         def average(at: int, piece: Segment, out: Any) -> Any:
             count = tiles(piece.elements)
@@ -142,7 +142,10 @@ class ExponentialReduction:
     def _pairwise(
         self, batch: Batch, norms: Any, workers: Workers, kernels: Any
     ) -> Generator[Any, Any, Decoded]:
-        """n - 1 additions can raise the largest level by n - 1; the indices travel as int8 or int16, which has room."""
+        """Reduce pair by pair, by a reduction of the transport.
+
+        n - 1 additions can raise the largest level by n - 1; the indices travel as int8 or int16, which has room.
+        """
         highest = (1 << (self.bits - 1)) - 1 + workers.size - 1
         if highest > 32767:
             raise ValueError(f"{workers.size} workers are too many to reduce exponential levels pairwise")

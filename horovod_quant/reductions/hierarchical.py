@@ -1,4 +1,4 @@
-"""Two reductions nested: gradients are averaged inside a node, and another reduction runs between the nodes."""
+"""Nested reductions: averages inside a node, and any reduction between nodes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class HierarchicalReduction:
     unit: int
 
     def returned(self, workers: Workers) -> str:
-        """What travels in step 5: averages, where what was received is no shorter, or only this rank can decode it."""
+        """The dtype of step 5: of averages, where what was received is no shorter, or only this rank can decode it."""
         lengths = self.inter.received_lengths([_LARGE], between(workers))
         if lengths is None or sum(n * np.dtype(dtype).itemsize for n, dtype in lengths) >= 4 * _LARGE:
             return FLOAT32
@@ -104,7 +104,7 @@ class HierarchicalReduction:
         workers: Workers,
         kernels: Any,
     ) -> list[Gradient]:
-        """What this worker owns of the gradients, averaged over its node."""
+        """The averages over the node that this worker owns."""
         local = ranges.of[workers.local_rank]
         batch = segments_batch(gradients, local, with_values=False)
         averages = self.intra.averages(kernels, pieces, self.intra.offsets(batch.elements), batch)
@@ -150,7 +150,7 @@ class HierarchicalReduction:
         kernels: Any,
         again: Sequence[int],
     ) -> Generator[Request, Any, Decoded]:
-        """Gathers what has come from other nodes."""
+        """Gather what has come from other nodes."""
         inter_workers = between(workers)
         layouts = [
             self.inter.received_lengths([segment.elements for segment in segments], inter_workers) or ()
@@ -193,7 +193,7 @@ class HierarchicalReduction:
         return Decoded(workers.size, exchanged_again=again, decode=decode)
 
     def _received(self, found: Decoded, layout: Sequence[tuple[int, Any]], is_ragged: bool) -> Sequence[Any]:
-        """What this worker has received between the nodes.
+        """The arrays that this worker has received between the nodes.
 
         Raises:
             TypeError: it is not what ``inter`` has promised.
@@ -235,7 +235,7 @@ def _split_body(body: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 def between(workers: Workers) -> Workers:
-    """Those that own the same elements, one of each node. Reductions of one's own are not asked for."""
+    """The workers that own the same elements, one of each node. They use no custom reductions."""
     return Workers(workers.node, workers.nodes)
 
 

@@ -57,7 +57,7 @@ class ReduceScatter:
 
 
 def reduce_scatter_of(reduction: Reduction) -> ReduceScatter | None:
-    """With the codec that workers use in another reduction; None if they do not send payloads of known length."""
+    """The reduce-scatter with the codec of another reduction; None if its payloads have no known length."""
     if isinstance(reduction, AllgatherReduce):
         return ReduceScatter(reduction.codec, reduction.correlated)
     if isinstance(reduction, ScatterReduceAllgather):

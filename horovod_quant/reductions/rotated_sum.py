@@ -43,7 +43,7 @@ _STEP_BITS = np.uint32(0xFFFFF000)
 
 
 class _Pieces(NamedTuple):
-    """Buckets of a gradient, from the first on, in groups of equal size that share an estimate."""
+    """Consecutive buckets, in groups of equal size that share an estimate."""
 
     first: int
     buckets: int
@@ -51,7 +51,7 @@ class _Pieces(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Of each bucket."""
+        """Number of samples of each bucket."""
         return ceil_div(SAMPLES, self.buckets // self.groups)
 
     @property
@@ -255,7 +255,7 @@ def _resend(
     workers: Workers,
     kernels: Any,
 ) -> Any:
-    """For each gradient the exact sums of those buckets' elements, float64."""
+    """Allreduce the overflowed buckets; return their exact sums, float64, for each gradient."""
     units = [
         [_unit(float(own[bucket]), workers.size) for bucket in buckets]
         for own, buckets in zip(energies, overflowed)
@@ -291,5 +291,5 @@ def _resend(
 
 
 def _unit(energy: float, size: int) -> float:
-    """A power of two of which no sum of a bucket's elements has more than 2^60, by Cauchy and Schwarz."""
+    """A power of two with room for sums, by Cauchy and Schwarz."""
     return math.ldexp(1.0, math.frexp(math.sqrt(size) * math.sqrt(energy))[1] - _EXACT_BITS)

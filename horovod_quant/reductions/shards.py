@@ -1,4 +1,4 @@
-"""Which segments of the tensors of a group each rank reduces, or each worker of a node owns."""
+"""Segments that ranks reduce, or that workers of a node own."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class _Segments:
         self._by_tensor: dict[Codec, list[int]] = {}
 
     def lengths(self, codec: Codec) -> list[int]:
-        """Of the payload of each rank's segments."""
+        """Lengths of the payloads of each rank's segments."""
         return [codec.offsets(elements)[-1] for elements in self._elements]
 
     def lengths_by_tensor(self, codec: Codec) -> list[int]:
-        """Of the payloads of each tensor's segments. The same list every time, to be left as it is."""
+        """Lengths of the payloads of each tensor's segments. The same list every time, to be left as it is."""
         if codec not in self._by_tensor:
             found = self._by_tensor[codec] = [0] * self.tensors
             for segment in self.segments:
@@ -52,7 +52,7 @@ class _Segments:
 
 
 class Part(NamedTuple):
-    """Segments that a rank reduces, and where each begins in the payload of their shard."""
+    """Segments that a rank reduces, with their offsets in the payload."""
 
     rank: int
     at: Sequence[int]
@@ -79,7 +79,7 @@ class Shards(_Segments):
         self._parts: dict[Codec, tuple[list[Part], list[list[Part]]]] = {}
 
     def parts_of(self, codec: Codec, tensors: Sequence[int]) -> Sequence[Part]:
-        """The parts of the payloads of ``codec`` with segments of these tensors, numbered by their positions."""
+        """Parts of payloads with segments of these tensors, numbered by position."""
         if codec not in self._parts:
             self._parts[codec] = self._found_parts(codec)
         all_parts, by_tensor = self._parts[codec]
@@ -94,7 +94,7 @@ class Shards(_Segments):
         ]
 
     def _found_parts(self, codec: Codec) -> tuple[list[Part], list[list[Part]]]:
-        """Of all tensors, and of each alone."""
+        """The parts of all tensors, and of each alone."""
         by_tensor: list[list[Part]] = [[] for _ in range(self.tensors)]
         found = []
         for rank, (elements, segments) in enumerate(zip(self._elements, self.of)):
@@ -117,7 +117,7 @@ _shards_of = lru_cache(maxsize=64)(Shards)
 
 
 class Ranges(_Segments):
-    """A segment of each tensor for each worker of a node, which owns it.
+    """Segments that each worker of a node owns, one a tensor.
 
     Args:
         names: of the tensors.
@@ -144,7 +144,7 @@ class Ranges(_Segments):
         ]
 
     def parts_of(self, tensors: Sequence[int]) -> list[tuple[list[int], list[Segment]]]:
-        """For each owner those of these tensors of which it has elements; its segments, numbered by their positions."""
+        """Tensors among these of each owner, and their segments."""
         if self._is_all(tensors):
             return list(zip(self._filled, self._filled_segments))
         found = []
@@ -155,7 +155,7 @@ class Ranges(_Segments):
         return found
 
     def shares(self, sizes: Sequence[int], owners: Sequence[int]) -> list[float]:
-        """Bytes of some owners' arrays that belong to each tensor, in proportion to the elements."""
+        """Bytes of some owners' arrays by tensor, in proportion to elements."""
         return (np.array(sizes, np.float64) @ self._weights[list(owners)]).tolist()
 
 

@@ -13,7 +13,7 @@ from horovod_quant.reductions.requests import Request
 
 
 class BinaryState(NamedTuple):
-    """BinSGDM's state of one gradient on one worker, for the elements given by `Scheme.owned`.
+    """BinSGDM's state of one gradient, for the elements given by `Scheme.owned`.
 
     Two float32 arrays, updated in place; kernels for many segments take a `BufferView` of each.
     """
@@ -24,7 +24,7 @@ class BinaryState(NamedTuple):
 
 
 class TensorInfo(NamedTuple):
-    """What decoding may need to know of a gradient: all workers have the same."""
+    """A gradient as decoding knows it; all workers have the same."""
 
     keys: RngKey
     elements: int
@@ -61,7 +61,7 @@ class Gradient:
         self.start = start
 
     def replaced(self, values: np.ndarray, start: int | None = None) -> Gradient:
-        """The same gradient with other elements, by default the same number."""
+        """The gradient with other elements, by default the same number."""
         return Gradient(values, self.keys, self.step, self.state, self.start if start is None else start)
 
     @property
@@ -109,7 +109,7 @@ class Decoded:
         self.decode = _each_alone(write) if decode is None else decode  # type: ignore[arg-type]
 
     def write(self, i: int, factor: Any, out: Any) -> Any:
-        """Decode the sum of one gradient, times ``factor``, into ``out``, and return it."""
+        """Decode the sum of one gradient, times ``factor``; return ``out``."""
         return self.decode([i], factor, [out])[0]
 
 

@@ -56,7 +56,7 @@ CORRELATED: Final = "correlated"
 
 
 def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:
-    """The key with which a worker rounds its own gradient.
+    """The key with which a worker rounds its gradient.
 
     ``"correlated"``: each worker's numbers in [0, 1) are uniform, and the workers' numbers sum to a constant, see
     `horovod_quant.kernels.keys`. ``"independent"``: each worker draws its own numbers.
@@ -144,19 +144,19 @@ class Scheme:
         return False
 
     def reduction(self, workers: Workers) -> Reduction:
-        """What carries the payloads of this scheme among these workers; required, unless `begin` is defined."""
+        """The reduction of this scheme for these workers; required, unless `begin` is defined."""
         raise TypeError(f"{type(self).__name__} defines no exchange")
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives of an exchange, in order, on a transport without custom reductions.
+        """The collectives of an exchange, in order, without custom reductions.
 
         By default those of `reduction`, where it depends on the number of workers, with many of them.
         """
         return self.reduction(_MANY_WORKERS).collectives
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        """Starts the exchange of a group of gradients; a generator. By default that of `reduction`.
+        """Start the exchange of a group of gradients; a generator. By default that of `reduction`.
 
         Args:
             gradients: the group, in the same order on every worker.
@@ -166,7 +166,7 @@ class Scheme:
         return self.reduction(workers).run(gradients, workers, kernels)
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        """As `begin`: a scheme is a `Reduction`."""
+        """Do the same as `begin`: a scheme is a `Reduction`."""
         return self.begin(gradients, workers, kernels)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
@@ -181,7 +181,7 @@ class Scheme:
     def decode_received(
         self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
-        """The result of an exchange of these tensors, from what some worker has received.
+        """The result of an exchange, from what any worker has received.
 
         A hierarchical exchange calls it for each part of a gradient, wherever that part was exchanged. So it may depend
         neither on this worker's own gradients and steps nor on its rank. Only needed with `received_lengths`.
@@ -200,7 +200,7 @@ class Scheme:
         return self
 
     def check_workers(self, size: int) -> None:
-        """Raises ValueError if the scheme's arguments do not work with ``size`` workers."""
+        """Raise ValueError if the arguments do not work with ``size`` workers."""
 
     def owned(self, name: str, elements: int, workers: Workers) -> tuple[int, int]:
         """The elements of a tensor whose state this worker keeps: start, and stop (exclusive)."""
@@ -239,11 +239,11 @@ class Scheme:
         return self
 
     def host_requirement(self) -> str | None:
-        """The argument or declaration because of which it needs arrays in host memory; None if it does not."""
+        """The argument or declaration that needs arrays in host memory; None if none."""
         return "host_only=True" if self.host_only else None
 
     def compress(self, tensor: Any = None) -> Any:
-        """Raises TypeError: Horovod calls it when given a scheme instead of a compressor."""
+        """Raise TypeError: Horovod calls it when given a scheme instead of a compressor."""
         shown = repr(self) if isinstance(self, Scheme) else "a scheme's class"
         inner = repr(self) if isinstance(self, Scheme) else "..."
         raise TypeError(
@@ -260,7 +260,7 @@ class WithRounding(Scheme):
         object.__setattr__(self, "rounding", CORRELATED if is_correlated(self.rounding) else "independent")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Read pickles of version 0.1.0, too, in which correlated rounding was called joint."""
+        """Read pickles of version 0.1.0, too, with its word for correlated rounding."""
         former = {"rounding": CORRELATED} if state.get("rounding") == "joint" else {}
         vars(self).update(state, **former)
 
@@ -273,7 +273,9 @@ class WithRounding(Scheme):
 def with_explained_errors(
     scheme: Scheme, gradients: Sequence[Gradient], workers: Workers, kernels: Any, arrays: str
 ) -> Exchange:
-    """``scheme.begin`` on a framework's tensors, with an explanation if it fails because they are not numpy arrays.
+    """Run ``scheme.begin`` on a framework's tensors, and explain errors.
+
+    It fails where a scheme needs numpy arrays.
 
     Args:
         arrays: what the tensors are, for the message.
@@ -307,7 +309,7 @@ def with_explained_errors(
 
 
 def argument_names(scheme: Any) -> list[str]:
-    """Of a scheme or its class."""
+    """Names of the arguments of a scheme or its class."""
     return [field.name for field in dataclasses.fields(scheme) if field.init]
 
 
@@ -334,7 +336,10 @@ def require_int(name: str, value: Any, low: int, high: int) -> None:
 
 
 def use_int(scheme: Scheme, name: str, low: int, high: int) -> None:
-    """Require an integer argument, and make it one of Python's, which alone have all methods that kernels use."""
+    """Require an integer argument, and make it a plain int.
+
+    Integers of numpy lack methods that kernels use.
+    """
     require_int(name, getattr(scheme, name), low, high)
     object.__setattr__(scheme, name, int(getattr(scheme, name)))
 
@@ -345,7 +350,7 @@ def require_number(name: str, value: Any, low: float, high: float) -> None:
 
 
 def require_bool(name: str, value: Any) -> None:
-    """Raises ValueError unless it is True or False."""
+    """Raise ValueError unless it is True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name}={value!r}: use True or False")
 
@@ -369,7 +374,7 @@ def require_whole_nodes(size: int, local_size: int) -> None:
 
 
 def use_bucket_size(scheme: Any) -> None:
-    """As `use_int`, of the argument ``bucket_size``."""
+    """Require a bucket size, and make it a plain int."""
     require_bucket_size(scheme.bucket_size)
     object.__setattr__(scheme, "bucket_size", int(scheme.bucket_size))
 

@@ -50,7 +50,7 @@ larger it is, the less do the workers' errors count beside those of the reducer.
 
 
 class Widths(NamedTuple):
-    """What some number of workers run."""
+    """Widths and exchange of some number of workers."""
 
     bits: int
     server_bits: int
@@ -58,7 +58,7 @@ class Widths(NamedTuple):
     trellis: bool = False
 
     def bits_sent(self, workers: int) -> int:
-        """For an element, by one of N workers, times ``n / (n - 1)``."""
+        """Bits that a worker sends for an element, times ``n / (n - 1)``."""
         return workers * self.bits if self.exchange == ALLGATHER else self.bits + self.server_bits
 
     def nmse(self, ratio: float = 1.0) -> float:
@@ -156,7 +156,7 @@ class EDEN(Scheme):
         use_int(self, "bits", 1, MOST_BITS)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Reads what version 0.1.0 has pickled, too."""
+        """Read pickles of version 0.1.0, too."""
         if "error" in state:
             state = {**state, "nmse": state["error"]}
             del state["error"]
@@ -186,18 +186,18 @@ class EDEN(Scheme):
         return self.widths(workers.size).reduction()
 
     def for_workers(self, workers: Workers) -> Scheme:
-        """This scheme with all choices made that depend on the number of workers."""
+        """The scheme with all choices that depend on the number of workers."""
         return replace(self, nmse=None, **self.widths(workers.size)._asdict())
 
     def levels_left(self, workers: int, hosts: int) -> int | None:
         return None if self.bits is None else 1 << (self.bits - 1)
 
     def expected_nmse(self, workers: int, hosts: int) -> float:
-        """The same for any number of workers with the same settings: errors average out, as such gradients do."""
+        """The nmse, independent of the number of workers: errors average out, as such gradients do."""
         return self.widths(workers).nmse()
 
     def widths(self, workers: int) -> Widths:
-        """What N workers run."""
+        """Widths and exchange of N workers."""
         if self.nmse is not None:
             fitting = [widths for widths in self._possible() if widths.nmse() <= self.nmse]
             ratio = _usual_ratio(workers)
@@ -211,7 +211,7 @@ class EDEN(Scheme):
         return Widths(self.bits, server_bits, exchange, self.trellis)
 
     def _possible(self) -> list[Widths]:
-        """What there is to choose from by nmse."""
+        """The choices for a given nmse."""
         every = range(1, MOST_BITS + 1)
         gathered = [Widths(bits, bits, ALLGATHER, self.trellis) for bits in every]
         scattered = [
@@ -221,12 +221,12 @@ class EDEN(Scheme):
 
 
 def balanced(bits: int, workers: int, trellis: bool = False, share: float = 1.0) -> int:
-    """What ``server_bits="auto"`` is: the reducers add at most ``share`` times the workers' remaining error."""
+    """The width of reducers that add at most this share of nmse."""
     left = share * _usual_ratio(workers) * eden_variance_factor(bits, trellis)
     fitting = (more for more in range(bits, MOST_BITS) if eden_variance_factor(more, trellis) <= left)
     return next(fitting, MOST_BITS)
 
 
 def _usual_ratio(workers: int) -> float:
-    """Of energies, see `horovod_quant.codecs.rotated_codes.eden_error`."""
+    """The assumed ratio of energies, see `horovod_quant.codecs.rotated_codes.eden_error`."""
     return 1 / (1 + (workers - 1) * IN_COMMON)

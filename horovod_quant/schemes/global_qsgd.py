@@ -120,7 +120,7 @@ class GlobalQSGD(WithRounding):
         return (yield from super().begin(gradients, workers, kernels))
 
     def levels_for(self, size: int) -> int:
-        """Largest number s of uniform levels for which the sum of ``size`` integers fits ``bits`` bits; 0 if none does.
+        """The most uniform levels whose sum over the workers fits; 0 if none does.
 
         A field holds sums up to ``M = 2^(bits-1) - 1``. Each integer is at most s, so ``s = M // n`` always fits;
         with the l2 norm Cauchy-Schwarz bounds the sum by ``s sqrt(n) + n`` as well.
@@ -140,7 +140,7 @@ class GlobalQSGD(WithRounding):
         return self.levels_for(workers) if self.levels == "uniform" else (1 << (self.bits - 1)) - 1
 
     def expected_nmse(self, workers: int, hosts: int) -> float:
-        """It grows with the number of workers: the scale grows, and fewer levels are left."""
+        """The nmse, which grows with the number of workers: the scale grows, and fewer levels are left."""
         if self.rotate:
             return rotated_sum_error(self.bits, workers, self.rounding)
         uniform, levels = self.levels == "uniform", self.levels_left(workers, hosts)

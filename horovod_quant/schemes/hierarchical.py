@@ -64,7 +64,7 @@ class Hierarchical(Scheme):
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Those of nodes with several workers, see `for_workers`; by default, of two nodes."""
+        """The collectives of nodes with several workers, see `for_workers`; by default, of two nodes."""
         return self._reduction().collectives_of(Workers(0, self.nodes))
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
@@ -75,7 +75,7 @@ class Hierarchical(Scheme):
 
     @property
     def _unit(self) -> int:
-        """Whole buckets and whole tiles."""
+        """Length of the smallest range: whole buckets and whole tiles."""
         return lcm(getattr(self.inner, "bucket_size", TILE), TILE)
 
     def for_workers(self, workers: Workers) -> Scheme:
@@ -92,7 +92,7 @@ class Hierarchical(Scheme):
         return found
 
     def owned(self, name: str, elements: int, workers: Workers) -> tuple[int, int]:
-        """About 1 / local_size of the elements."""
+        """The range of this worker, about 1 / local_size of the elements."""
         return owned_range(name, elements, workers.local_size, workers.local_rank, self._unit)
 
     def levels_left(self, workers: int, hosts: int) -> int | None:
@@ -132,7 +132,7 @@ class Unquantized(Scheme):
 
 @dataclass(frozen=True)
 class Single(Scheme):
-    """The exchange of a single node by a scheme with an optimizer of its own."""
+    """The exchange of a single node with a scheme's own optimizer."""
 
     inner: Scheme
     collectives = ()

@@ -1,4 +1,4 @@
-"""How gradients travel to the workers of a node that average them: as float32, as float16, or as codes of 8 bits."""
+"""Codecs inside a node: float32, float16, or codes of 8 bits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def intra_codec(inside: Inside) -> Codec:
 
 
 def nmse_inside(inside: Inside, workers: int) -> float:
-    """What it adds to the average of N workers, see `Scheme.expected_nmse`."""
+    """The nmse that averaging N workers in a node adds, see `Scheme.expected_nmse`."""
     codec = intra_codec(inside)
     if isinstance(codec, NormsAndCodes):
         return codec.nmse(workers, CORRELATED)

@@ -66,7 +66,10 @@ class NUQSGD(QSGD):
             )
 
     def for_workers(self, workers: Workers) -> NUQSGD:
-        """With ``exchange="auto"`` and an alltoall: reducers with finer, uniform levels."""
+        """The scheme for these workers.
+
+        With ``exchange="auto"`` and an alltoall reducers have finer, uniform levels.
+        """
         if self.exchange != AUTO:
             return self
         exchange = self.exchange_of(workers.size)

@@ -43,7 +43,7 @@ By the alpha-beta model: ``(n - 1) P`` against ``2 (n - 1) / n P`` for payloads 
 @register
 @dataclass(frozen=True)
 class QSGD(WithRounding):
-    """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
+    """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``), with uniform levels.
 
     1. Each worker computes the norms of its own buckets.
     2. It rounds stochastically to the levels and packs the codes. With ``rounding="correlated"`` the random bits make
@@ -104,7 +104,7 @@ class QSGD(WithRounding):
             )
 
     def exchange_of(self, workers: int) -> Route:
-        """With ``exchange="auto"``: an alltoall where an allgather would move more than twice the bytes."""
+        """The exchange; with ``"auto"`` an alltoall where an allgather would move more than 2× the bytes."""
         if self.exchange != AUTO:
             return self.exchange
         return ALLGATHER if workers <= MOST_GATHERED or self.coding != "fixed" else ALLTOALL
@@ -128,7 +128,10 @@ class QSGD(WithRounding):
         return self.codec()
 
     def fixed_length_proxy(self) -> QSGD:
-        """With ``coding="elias"``: codes of fixed width; Elias codes exceed their bytes by at most 8 per stream."""
+        """The scheme with codes of fixed width.
+
+        Elias codes exceed their bytes by at most 8 per stream.
+        """
         return replace(self, coding="fixed")
 
     def host_requirement(self) -> str | None:
@@ -138,7 +141,7 @@ class QSGD(WithRounding):
         return (1 << (self.bits - 1)) - 1
 
     def expected_nmse(self, workers: int, hosts: int) -> float:
-        """The same for any even number of workers with the same exchange."""
+        """The nmse, the same for even numbers of workers with one exchange."""
         resolved = self.for_workers(Workers(0, workers))
         nmse = self.codec().nmse(workers, self.rounding)
         if resolved.exchange != ALLTOALL:

@@ -130,7 +130,7 @@ class Auto(_auto.Auto):
     ) -> None: ...
 
 class QSGD(Compressor):
-    """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
+    """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``), with uniform levels.
 
     1. Each worker computes the norms of its own buckets.
     2. It rounds stochastically to the levels and packs the codes. With ``rounding="correlated"`` the random bits make
