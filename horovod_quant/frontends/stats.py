@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -145,22 +146,21 @@ class TrafficCounter:
     def __init__(self) -> None:
         self.seconds_waited = 0.0
         self._lock = threading.Lock()
-        self._sent: dict[str, float] = {}
-        self._expected: dict[str, float] = {}
-        self._again: dict[str, int] = {}
-        self._times: dict[str, int] = {}
+        self._sent: dict[str, float] = defaultdict(float)
+        self._expected: dict[str, float] = defaultdict(float)
+        self._again: dict[str, int] = defaultdict(int)
+        self._times: dict[str, int] = defaultdict(int)
         self._repeated: dict[tuple[str, float, float], Repeated] = {}
         self._groups: dict[tuple[tuple[str, ...], tuple[float, ...]], int] = {}
 
     def expect(self, name: str, float32_bytes: float, times: int = 1) -> None:
         """Count exchanges of a gradient, and their bytes in float32."""
         with self._lock:
-            self._expected[name] = self._expected.get(name, 0.0) + float32_bytes
-            self._times[name] = self._times.get(name, 0) + times
+            self._expected[name] += float32_bytes
+            self._times[name] += times
 
     def count(self, name: str, sent: float) -> None:
-        with self._lock:
-            self._sent[name] = self._sent.get(name, 0.0) + sent
+        self.count_all([name], [sent])
 
     def count_all(self, names: Iterable[str], sent: Iterable[float]) -> None:
         """Count for several names at once."""
@@ -177,7 +177,7 @@ class TrafficCounter:
 
     def _add_all(self, names: Iterable[str], sent: Iterable[float], times: int) -> None:
         for name, each in zip(names, sent):
-            self._sent[name] = self._sent.get(name, 0.0) + times * each
+            self._sent[name] += times * each
 
     def _add_groups(self) -> None:
         for (names, sent), times in self._groups.items():
@@ -196,26 +196,25 @@ class TrafficCounter:
         for repeated in self._repeated.values():
             name, times = repeated.name, repeated.take()
             if times:
-                self._expected[name] = self._expected.get(name, 0.0) + times * repeated.float32_bytes
-                self._sent[name] = self._sent.get(name, 0.0) + times * repeated.sent_bytes
-                self._times[name] = self._times.get(name, 0) + times
+                self._expected[name] += times * repeated.float32_bytes
+                self._sent[name] += times * repeated.sent_bytes
+                self._times[name] += times
 
     def count_again(self, name: str, buckets: int) -> None:
         """Count buckets that were exchanged a second time."""
         if buckets:
             with self._lock:
-                self._again[name] = self._again.get(name, 0) + buckets
+                self._again[name] += buckets
 
     def merge(self, of: str, into: str) -> list[str]:
         """Count what was sent in the operation ``of`` as sent for ``into``; return the names that it had."""
         with self._lock:
             self._add_up()
             merged = [name for name in self._expected if name == of or _is_member(name, of)]
-            for counts in (self._sent, self._expected):
-                for name in merged:
-                    counts[into] = counts.get(into, 0.0) + counts.pop(name, 0.0)
             for name in merged:
-                self._again[into] = self._again.get(into, 0) + self._again.pop(name, 0)
+                self._sent[into] += self._sent.pop(name, 0.0)
+                self._expected[into] += self._expected.pop(name, 0.0)
+                self._again[into] += self._again.pop(name, 0)
                 self._times.pop(name, None)
         return merged
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from horovod_quant.codecs.base import Codec
-from horovod_quant.codecs.elias import EliasCodes
+from horovod_quant.codecs.elias import Body, EliasCodes
 from horovod_quant.kernels.segments import Segment
 from horovod_quant.reductions.base import received_batch, whole_batch, worker_rounder
 from horovod_quant.reductions.requests import Allgather, Collective, Workers, ragged_payload, validated
@@ -91,7 +91,7 @@ class RaggedAllgatherReduce:
         self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         elements = [tensor.elements for tensor in tensors]
-        bodies = [self.codec.split(body, elements) for body in received]
+        bodies = [Body(body, self.codec, elements) for body in received]
 
         def write(i: int, factor: Any, out: Any) -> Any:
             return self.codec.decode(kernels, bodies, i, factor, out)

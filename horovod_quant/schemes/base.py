@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable, ClassVar, Final, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
@@ -283,29 +284,22 @@ def with_explained_errors(
     Raises:
         TypeError: the scheme needs something of its arrays or kernels that only numpy has.
     """
-
-    def explained(action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except (AttributeError, NotImplementedError, TypeError) as error:
-            raise TypeError(
-                f"{scheme} cannot be run on {arrays}. If it computes with numpy, declare host_only = True in its "
-                f"class, or use kernels='native'; if not, use only functions of kernels. The error was: "
-                f"{' '.join(str(error).split())}"
-            ) from error
-
-    exchange = explained(lambda: scheme.begin(gradients, workers, kernels))
-    reply: Any = None
-    while True:
-        try:
-            request = explained(lambda: exchange.send(reply))  # noqa: B023
-        except StopIteration as stop:
-            found: Decoded = stop.value
-            break
-        reply = yield request
-    decode = found.decode
-    found.decode = lambda indices, factor, outs: explained(lambda: decode(indices, factor, outs))
+    with _explained(scheme, arrays):
+        found: Decoded = yield from scheme.begin(gradients, workers, kernels)
+    found.decode = _explained(scheme, arrays)(found.decode)
     return found
+
+
+@contextmanager
+def _explained(scheme: Scheme, arrays: str) -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, NotImplementedError, TypeError) as error:
+        raise TypeError(
+            f"{scheme} cannot be run on {arrays}. If it computes with numpy, declare host_only = True in its "
+            f"class, or use kernels='native'; if not, use only functions of kernels. The error was: "
+            f"{' '.join(str(error).split())}"
+        ) from error
 
 
 def argument_names(scheme: Any) -> list[str]:
