@@ -256,37 +256,26 @@ def _resend(
     kernels: Any,
 ) -> Any:
     """Allreduce the overflowed buckets; return their exact sums, float64, for each gradient."""
-    units = [
-        [_unit(float(own[bucket]), workers.size) for bucket in buckets]
-        for own, buckets in zip(energies, overflowed)
-    ]
-    lengths = [
-        [min(TILE, gradient.elements - bucket * TILE) for bucket in buckets]
-        for gradient, buckets in zip(gradients, overflowed)
-    ]
+    pieces = [(i, bucket) for i, buckets in enumerate(overflowed) for bucket in buckets]
+    lengths = [min(TILE, gradients[i].elements - bucket * TILE) for i, bucket in pieces]
+    units = [_unit(float(energies[i][bucket]), workers.size) for i, bucket in pieces]
 
-    def integers(i: int, k: int, out: Any) -> np.ndarray:
-        low = overflowed[i][k] * TILE
-        values = as_float32(gradients[i].values[low : low + lengths[i][k]])
+    def integers(k: int, out: Any) -> np.ndarray:
+        i, bucket = pieces[k]
+        values = as_float32(gradients[i].values[bucket * TILE : bucket * TILE + lengths[k]])
         with np.errstate(all="ignore"):
-            return np.rint(values.astype(np.float64) / units[i][k]).astype(np.int64)
+            return np.rint(values.astype(np.float64) / units[k]).astype(np.int64)
 
-    parts: list[Part] = [
-        (length, np.int64, partial(integers, i, k))
-        for i, own in enumerate(lengths)
-        for k, length in enumerate(own)
-    ]
+    parts: list[Part] = [(length, np.int64, partial(integers, k)) for k, length in enumerate(lengths)]
     # Never empty: not every transport takes an array without elements.
     array = kernels.pack([*parts, (1, np.int64, lambda out: np.zeros(1, np.int64))])
-    request = Allreduce(array, "sum", [8 * sum(own) for own in lengths])
-    total = yield from validated(request, workers)
-    found: list[list[np.ndarray]] = []
-    position = 0
-    for own, own_units in zip(lengths, units):
-        found.append([])
-        for length, unit in zip(own, own_units):
-            found[-1].append(total[position : position + length].astype(np.float64) * unit)
-            position += length
+    sizes = [0] * len(gradients)
+    for (i, _), length in zip(pieces, lengths):
+        sizes[i] += 8 * length
+    total = yield from validated(Allreduce(array, "sum", sizes), workers)
+    found: list[list[np.ndarray]] = [[] for _ in gradients]
+    for (i, _), at, length, unit in zip(pieces, split_points(lengths), lengths, units):
+        found[i].append(total[at : at + length].astype(np.float64) * unit)
     return found
 
 
