@@ -116,7 +116,7 @@ class Collective(NamedTuple):
     swap: bool = False
 
     @property
-    def needs_everybody(self) -> bool:
+    def needs_all_workers(self) -> bool:
         """True if it fails where a worker has called ``hvd.join()``."""
         return self.request is not Allreduce or self.group != ALL or self.swap
 

@@ -46,7 +46,7 @@ from horovod_quant.reductions.tensors import (  # noqa: F401
     TensorInfo,
 )
 
-Route = Literal["allgather", "alltoall", "auto"]
+ExchangeKind = Literal["allgather", "alltoall", "auto"]
 ALLGATHER: Final = "allgather"
 ALLTOALL: Final = "alltoall"
 AUTO: Final = "auto"

@@ -19,7 +19,7 @@ from horovod_quant.schemes.base import (
     ALLGATHER,
     ALLTOALL,
     AUTO,
-    Route,
+    ExchangeKind,
     Scheme,
     Workers,
     renamed_arguments,
@@ -54,7 +54,7 @@ class Widths(NamedTuple):
 
     bits: int
     server_bits: int
-    exchange: Route
+    exchange: ExchangeKind
     trellis: bool = False
 
     def bits_sent(self, workers: int) -> int:
@@ -124,7 +124,7 @@ class EDEN(Scheme):
 
     bits: int | None = None
     server_bits: int | str = AUTO
-    exchange: Route = AUTO
+    exchange: ExchangeKind = AUTO
     nmse: float | None = None
     trellis: bool = False
     error: InitVar[Any] = None  # the former name of nmse
@@ -140,7 +140,7 @@ class EDEN(Scheme):
         if error is not None:
             for name, value in renamed_arguments(EDEN, {"error": error}).items():
                 object.__setattr__(self, name, value)
-        require_choice("exchange", self.exchange, get_args(Route))
+        require_choice("exchange", self.exchange, get_args(ExchangeKind))
         require_bool("trellis", self.trellis)
         if isinstance(self.server_bits, str) and self.server_bits != AUTO:
             raise ValueError(

@@ -19,8 +19,8 @@ from horovod_quant.schemes.base import (
     ALLTOALL,
     AUTO,
     CORRELATED,
+    ExchangeKind,
     Rounding,
-    Route,
     WithRounding,
     Workers,
     require_choice,
@@ -81,7 +81,7 @@ class QSGD(WithRounding):
     norm: Norm = "max"
     bucket_size: int = 256
     coding: Coding = "fixed"
-    exchange: Route = AUTO
+    exchange: ExchangeKind = AUTO
     rounding: Rounding = CORRELATED
 
     presets = {"qsgd": {}}
@@ -96,14 +96,14 @@ class QSGD(WithRounding):
         use_int(self, "bits", 2, self.most_bits)
         require_choice("norm", self.norm, get_args(Norm))
         require_choice("coding", self.coding, get_args(Coding))
-        require_choice("exchange", self.exchange, get_args(Route))
+        require_choice("exchange", self.exchange, get_args(ExchangeKind))
         use_bucket_size(self)
         if self.exchange == ALLTOALL and self.coding != "fixed":
             raise ValueError(
                 f"coding={self.coding!r}: an alltoall needs pieces of known length; use coding='fixed' or an allgather"
             )
 
-    def exchange_of(self, workers: int) -> Route:
+    def exchange_of(self, workers: int) -> ExchangeKind:
         """The exchange; with ``"auto"`` an alltoall where an allgather would move more than 2× the bytes."""
         if self.exchange != AUTO:
             return self.exchange

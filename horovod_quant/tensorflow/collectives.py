@@ -71,7 +71,7 @@ def perform(
     import horovod.tensorflow as hvd
 
     collective = collectives[stage]
-    if collective.needs_everybody and not _need_everybody(collectives[:stage]):
+    if collective.needs_all_workers and not _need_everybody(collectives[:stage]):
         array = _after(_roll_call(scope), array)
     group = scope.process_set if scope.nodes is None else scope.nodes.process_sets[collective.group]
     named = {
@@ -114,7 +114,7 @@ def _after(zero: tf.Tensor, array: tf.Tensor) -> tf.Tensor:
 
 
 def _need_everybody(collectives: Sequence[Collective]) -> bool:
-    return any(collective.needs_everybody for collective in collectives)
+    return any(collective.needs_all_workers for collective in collectives)
 
 
 def _roll_call(scope: Scope) -> tf.Tensor:
