@@ -26,7 +26,7 @@ from horovod_quant.autotune import candidates, trial
 from horovod_quant.bench.command import Plan, Run, run_plan
 from horovod_quant.bench.variants import Options, Variant
 from horovod_quant.cli.problem import Problem
-from horovod_quant.frontends.frontend import GROUP_BYTES
+from horovod_quant.frontends.arguments import GROUP_BYTES
 from horovod_quant.frontends.methods import NONE, parse
 from horovod_quant.schemes.base import Workers
 

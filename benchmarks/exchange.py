@@ -47,7 +47,7 @@ from horovod_quant.bench.command import Plan, Run, run_plan
 from horovod_quant.bench.report import shown
 from horovod_quant.bench.variants import DDP, DDPS_OWN, Options, Variant
 from horovod_quant.cli.problem import Problem
-from horovod_quant.frontends.frontend import GROUP_BYTES
+from horovod_quant.frontends.arguments import GROUP_BYTES
 from horovod_quant.frontends.methods import FP16, NONE, compared, families, parse
 
 NOTHING = "no exchange"

@@ -29,7 +29,7 @@ from rich.table import Table  # noqa: E402
 
 from horovod_quant.analysis.models import MODELS  # noqa: E402
 from horovod_quant.frontends import methods  # noqa: E402
-from horovod_quant.frontends.frontend import GROUP_BYTES  # noqa: E402
+from horovod_quant.frontends.arguments import GROUP_BYTES  # noqa: E402
 from horovod_quant.kernels.keys import RngKey  # noqa: E402
 from horovod_quant.kernels.triton import (  # noqa: E402
     arguments,

@@ -83,7 +83,7 @@ def fp16_cast(source: np.ndarray) -> Callable[[], Any]:
 def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
     rng = np.random.default_rng(1)
     chain = RngKey(0, "benchmark")
-    key, own_key = chain.joint("worker", 0, 1, WORKERS), chain.key("worker", 0)
+    key, own_key = chain.correlated("worker", 0, 1, WORKERS), chain.key("worker", 0)
     x = rng.standard_normal(elements, np.float32) * np.float32(1e-3)
     out = np.zeros(elements, np.float32)
     norms = k.bucket_maxima(x, bucket_size)

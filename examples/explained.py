@@ -62,7 +62,7 @@ alike = np.stack([shared + 0.01 * random.standard_normal(4096) for _ in range(ma
 )
 
 figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-for rounding, label in (("independent", "independent rounding"), ("joint", "correlated rounding")):
+for rounding, label in (("independent", "independent rounding"), ("correlated", "correlated rounding")):
     errors = [nmse(QSGD(bits=4, rounding=rounding), alike[:size]) for size in WORKERS]
     axes.loglog(WORKERS, errors, "o-", base=2, label=label)
 axes.set(xlabel="workers", ylabel="nmse of the average", title="Similar gradients, QSGD with 4 bits")

@@ -59,7 +59,7 @@ PARSERS = {
     "benchmarks/auto.py": "benchmarks/auto.py",
     "benchmarks/exchange.py": "benchmarks/exchange.py",
     "benchmarks/gpu_host.py": "benchmarks/gpu_host.py",
-    "benchmarks/joint_rounding.py": "benchmarks/joint_rounding.py",
+    "benchmarks/correlated_rounding.py": "benchmarks/correlated_rounding.py",
     "benchmarks/kernels.py": "benchmarks/kernels.py",
     "examples/terngrad.py": "examples/terngrad.py",
     "examples/torch_char_transformer.py": "examples/torch_char_transformer.py",

@@ -78,12 +78,12 @@ SCHEMES = {
 _words = st.integers(0, ALL_ONES)
 _all_or_none = st.sampled_from([0, ALL_ONES])
 plain_keys = st.builds(Key, _words, _words, st.just(0), st.just(0), st.just(0), st.just(0))
-joint_keys = st.tuples(st.integers(0, 2**40), st.integers(1, 9), st.integers(0, 8)).map(
-    lambda drawn: RngKey(0, "w").joint("worker", drawn[0], drawn[2] % drawn[1], drawn[1])
+correlated_keys = st.tuples(st.integers(0, 2**40), st.integers(1, 9), st.integers(0, 8)).map(
+    lambda drawn: RngKey(0, "w").correlated("worker", drawn[0], drawn[2] % drawn[1], drawn[1])
 )
 keys = st.one_of(
     plain_keys,
-    joint_keys,
+    correlated_keys,
     st.builds(Key, _words, _words, st.integers(0, 3), _words, _all_or_none, _all_or_none),
 )
 """Of any rounding: of one worker, of workers that draw jointly, and whatever the kernels take besides."""

@@ -10,11 +10,11 @@ import numpy as np
 from helpers import SCHEMES, gaussian, owned_states
 
 from horovod_quant.kernels.layout import TILE
+from horovod_quant.reductions.rotated_sum import SHARED
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.inside import Inside
-from horovod_quant.schemes.rotated_sum import SHARED
 
 
 class Case(NamedTuple):

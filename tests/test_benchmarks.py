@@ -257,9 +257,9 @@ def assert_sane(method: str, result: dict[str, Any], has_phases: bool) -> None:
             assert cpu >= 0, (method, phase)
 
 
-def test_joint_rounding_leaves_less_of_the_error() -> None:
+def test_correlated_rounding_leaves_less_of_the_error() -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "joint_rounding.py", "--elements", "4096"],
+        [sys.executable, ROOT / "benchmarks" / "correlated_rounding.py", "--elements", "4096"],
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -267,8 +267,8 @@ def test_joint_rounding_leaves_less_of_the_error() -> None:
     assert len(rows) == 15
     shares = []
     for _, *cells in rows:
-        independent, joint = zip(*(map(float, cell.split(",")) for cell in cells))
-        shares.append(sum(joint) / sum(independent))
+        independent, correlated = zip(*(map(float, cell.split(",")) for cell in cells))
+        shares.append(sum(correlated) / sum(independent))
     assert max(shares[:9]) < 0.7
     # An alltoall's second rounding, and exponential levels, gain less or nothing.
     assert max(shares[9:]) < 1.05

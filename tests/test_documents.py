@@ -217,7 +217,7 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun -np 4": PART,
     "torchrun --nproc-per-node 4": PART,
     "horovodrun -np 4 python benchmarks/auto.py": RunBy("tests/test_benchmarks.py", '"auto.py"'),
-    "python benchmarks/joint_rounding.py": RunBy("tests/test_benchmarks.py", '"joint_rounding.py"'),
+    "python benchmarks/correlated_rounding.py": RunBy("tests/test_benchmarks.py", '"correlated_rounding.py"'),
     "benchmarks/exchange.py --framework tensorflow --groups 4": EXCHANGE,
     "horovodrun --gloo -np 4 -H host1:1,host2:1,host3:1,host4:1 python benchmarks/exchange.py --methods none "
     "global-qsgd-8 eden-3 --backward 0.3 --group-bytes 8 32 64 128": EXCHANGE,

@@ -15,10 +15,10 @@ import pytest
 from horovod_quant.reductions import agreement
 from horovod_quant.reductions.agreement import (
     COMMON,
-    FIELD_PLACES,
+    FIELD_SLOTS,
     different,
     disagreement,
-    signature,
+    fingerprint_of,
     signs_of,
 )
 from horovod_quant.schemes import QSGD, BinSGDM, Hierarchical
@@ -181,7 +181,7 @@ def test_carriers_of_different_names_have_different_signs() -> None:
 
 
 def summed(workers: list[dict[str, str]]) -> list[int]:
-    return [sum(signs) for signs in zip(*map(signature, workers))]
+    return [sum(signs) for signs in zip(*map(fingerprint_of, workers))]
 
 
 def test_an_argument_that_differs_is_found() -> None:
@@ -197,16 +197,16 @@ def test_schemes_that_differ_are_found_whatever_their_arguments_are() -> None:
         {**dict.fromkeys(COMMON, "1"), "compression": name, **fields}
         for name, fields in (("QSGD", {"bits": "4", "norm": "l2"}), ("Another", {"share": "0.5"}))
     )
-    assert len(signature(own)) == len(signature(other))
+    assert len(fingerprint_of(own)) == len(fingerprint_of(other))
     for mine in (own, other):
         assert different(mine, summed([own, other]), 2) == ["compression"]
 
 
 def test_another_wire_format_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     same = {**dict.fromkeys(COMMON, "1"), "compression": "QSGD", "bits": "4"}
-    before = signature(same)
+    before = fingerprint_of(same)
     monkeypatch.setattr(agreement, "WIRE_VERSION", agreement.WIRE_VERSION + 1)
-    now = signature(same)
+    now = fingerprint_of(same)
     assert different(same, [sum(signs) for signs in zip(before, now)], 2) == ["compression"]
     assert (
         f"compression=QSGD (wire format {agreement.WIRE_VERSION}) here, but not on all other workers"
@@ -214,15 +214,15 @@ def test_another_wire_format_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_more_arguments_than_places_share_them() -> None:
-    same = {**dict.fromkeys(COMMON, "1"), **{f"field{i}": "0" for i in range(FIELD_PLACES + 1)}}
-    other = {**same, f"field{FIELD_PLACES}": "1"}
-    assert different(same, summed([same, other]), 2) == [f"field0, field{FIELD_PLACES}"]
+def test_more_arguments_than_slots_share_them() -> None:
+    same = {**dict.fromkeys(COMMON, "1"), **{f"field{i}": "0" for i in range(FIELD_SLOTS + 1)}}
+    other = {**same, f"field{FIELD_SLOTS}": "1"}
+    assert different(same, summed([same, other]), 2) == [f"field0, field{FIELD_SLOTS}"]
 
 
 def test_another_release_with_a_further_argument_is_found() -> None:
     same = {**dict.fromkeys(COMMON, "1"), "bits": "4"}
-    newer = {**same, "rounding": "joint"}
+    newer = {**same, "rounding": "correlated"}
     assert different(newer, summed([same, newer]), 2) == ["rounding"]
     assert different(same, summed([same, newer]), 2) == [
         "an argument that this worker's scheme does not have"

@@ -7,7 +7,7 @@ import pytest
 
 from horovod_quant import schemes
 from horovod_quant.frontends import former_names, methods
-from horovod_quant.frontends.frontend import GROUP_BYTES
+from horovod_quant.frontends.arguments import GROUP_BYTES
 from horovod_quant.frontends.methods import compared, families, parse
 from horovod_quant.schemes import registry
 

@@ -27,7 +27,7 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     ),
     (lambda hvq: hvq.BinSGDM(betas=0.9), "BinSGDM() has no argument 'betas'; did you mean 'beta'?"),
     (
-        lambda hvq: hvq.QSGD(4, "l2", 1024, "fixed", "auto", "joint", 0),
+        lambda hvq: hvq.QSGD(4, "l2", 1024, "fixed", "auto", "correlated", 0),
         "QSGD(): too many positional arguments",
     ),
     (lambda hvq: hvq.QSGD(4, bits=4), "QSGD(): multiple values for argument 'bits'"),
@@ -256,4 +256,4 @@ def test_shares_and_steps_of_measurements_are_checked() -> None:
         hvq.QSGD(nmse_every=-1)
     with pytest.raises(ValueError, match="nmse_share=2: use a number from 0 to 1"):
         hvq.QSGD(nmse_share=2)
-    assert repr(hvq.QSGD(nmse_every=100)).endswith("rounding='joint', nmse_every=100)")
+    assert repr(hvq.QSGD(nmse_every=100)).endswith("rounding='correlated', nmse_every=100)")

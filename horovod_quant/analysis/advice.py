@@ -16,7 +16,7 @@ from horovod_quant.frontends import methods
 from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.hierarchical import inner_of
-from horovod_quant.schemes.inside import FLOAT32, HALF_ERROR, Inside
+from horovod_quant.schemes.inside import FLOAT16_NMSE, FLOAT32, Inside
 
 LEAST_SPEED_UP = 1.05
 """From here on a method pays: the model is not accurate enough for less to mean anything."""
@@ -257,7 +257,7 @@ def nmse_of(choice: Choice, setting: Setting) -> float | None:
     return method.expected_nmse(network.workers, network.hosts)
 
 
-_FLOAT_NMSES = {NONE: 0.0, methods.FP16: HALF_ERROR**2}
+_FLOAT_NMSES = {NONE: 0.0, methods.FP16: FLOAT16_NMSE}
 
 
 def refusal_of(choice: Choice, setting: Setting) -> str | None:

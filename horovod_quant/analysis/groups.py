@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 
 from horovod_quant.analysis.models import Shapes
-from horovod_quant.frontends.frontend import GROUP_BYTES, MIN_ELEMENTS
+from horovod_quant.frontends.arguments import GROUP_BYTES, MIN_ELEMENTS
 from horovod_quant.frontends.groups import Member, cut
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.schemes.base import Allreduce, Scheme

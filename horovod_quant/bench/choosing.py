@@ -11,7 +11,7 @@ from horovod_quant.analysis.advice import LEAST_SPEED_UP, MOST_NMSE, Row, choice
 from horovod_quant.analysis.recommendation import NOTHING_FASTER, first, is_fine
 from horovod_quant.analysis.units import show_seconds
 from horovod_quant.bench.variants import DDP, Variant
-from horovod_quant.frontends.frontend import GROUP_BYTES
+from horovod_quant.frontends.arguments import GROUP_BYTES
 from horovod_quant.frontends.methods import FP16, NONE
 
 DDPS_CODE = {

@@ -23,7 +23,7 @@ from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import parse_rate, parse_seconds, show_seconds
 from horovod_quant.cli.problem import Problem, write_line
 from horovod_quant.frontends import former_names, methods
-from horovod_quant.frontends.frontend import GROUP_BYTES
+from horovod_quant.frontends.arguments import GROUP_BYTES
 from horovod_quant.schemes.base import require_int, require_number
 from horovod_quant.schemes.inside import FLOAT32, Inside
 

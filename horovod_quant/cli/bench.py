@@ -26,7 +26,7 @@ from horovod_quant.cli import probe
 from horovod_quant.cli.launch_context import TORCHRUN, find_launch_context
 from horovod_quant.cli.probe import FRAMEWORKS
 from horovod_quant.cli.problem import Problem
-from horovod_quant.frontends.frontend import GROUP_BYTES
+from horovod_quant.frontends.arguments import GROUP_BYTES
 from horovod_quant.frontends.methods import FP16, NONE, compared, families, parse
 from horovod_quant.schemes.base import require_int
 

@@ -18,7 +18,11 @@ STREAM_ELEMENTS = 2**28
 
 
 class Body:
-    """A payload, split into the norms and streams of each tensor."""
+    """A payload, split into the norms and streams of each tensor.
+
+    Raises:
+        CorruptPayloadError: lengths in it contradict its own.
+    """
 
     def __init__(self, body: np.ndarray, codec: EliasCodes, elements: Sequence[int]) -> None:
         counts = [len(stream_bounds(count)) for count in elements]
@@ -68,14 +72,6 @@ class EliasCodes:
         all_norms = np.concatenate([np.zeros(0, np.int32), *norms])
         parts = [stream for local in streams for stream in local]
         return [lengths.view(np.uint8), all_norms.view(np.uint8), *parts], sizes
-
-    def split(self, body: np.ndarray, elements: Sequence[int]) -> Body:
-        """Split a payload into norms and streams.
-
-        Raises:
-            CorruptPayloadError: the lengths in it contradict its length.
-        """
-        return Body(body, self, elements)
 
     def decode(self, kernels: Any, bodies: Sequence[Body], i: int, factor: Any, out: Any) -> Any:
         """Write the sum over the payloads of tensor i, times a factor."""

@@ -8,6 +8,8 @@ from math import lcm
 from typing import Any
 
 from horovod_quant.codecs.base import Codec
+from horovod_quant.codecs.levels import exponential_levels, uniform_levels
+from horovod_quant.codecs.rounding_error import gaussian_error
 from horovod_quant.kernels.layout import TILE, buckets, code_words
 from horovod_quant.kernels.segments import Batch, Rounder, segment_kernels
 
@@ -34,6 +36,12 @@ class NormsAndCodes(Codec):
 
     def words(self, elements: int) -> int:
         return buckets(elements, self.bucket_size) + code_words(elements, self.bits)
+
+    def nmse(self, workers: int = 1, rounding: str = "independent") -> float:
+        """What rounding adds to the average of independent Gaussian gradients, see `gaussian_error`."""
+        top = (1 << (self.bits - 1)) - 1
+        grid = uniform_levels(top) if self.levels == "uniform" else exponential_levels(top - 1)
+        return gaussian_error(grid, self.norm, self.bucket_size, rounding, workers) ** 2
 
     def encode(self, kernels: Any, batch: Batch, rounder: Rounder) -> Any:
         return segment_kernels(kernels).encode_codes(

@@ -1,6 +1,6 @@
 """Step size of a rotated sum, by which sums fit their fields.
 
-It determines bits on the wire and the nmse of `horovod_quant.schemes.rotated_sum`.
+It determines bits on the wire and the nmse of `horovod_quant.reductions.rotated_sum`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from horovod_quant.codecs.arguments import positive_int
+from horovod_quant.codecs.arguments import is_correlated, positive_int
 
 OVERFLOWS = 5e-7
 """Design probability that a bucket of a rotated sum has a sum outside its field.
@@ -29,7 +29,7 @@ LEAST_SHARE = 0.5
 _COORDINATES = 1024  # per bucket
 
 
-def rotated_sum_step(bits: int, workers: int, rounding: str = "joint") -> float:
+def rotated_sum_step(bits: int, workers: int, rounding: str = "correlated") -> float:
     """Return the step size of a rotated sum.
 
     Its unit is the standard deviation of the sum's coordinates. It is the smallest step size for which a bucket's
@@ -48,7 +48,7 @@ def rotated_sum_step(bits: int, workers: int, rounding: str = "joint") -> float:
     Args:
         bits: width of a field, 2 to 8.
         workers: number of workers ``n``.
-        rounding: ``"joint"``, or ``"independent"``, where each worker's fraction replaces that of a pair.
+        rounding: ``"correlated"``, or ``"independent"``, where each worker's fraction replaces that of a pair.
 
     Returns:
         A ratio, without unit.
@@ -62,13 +62,13 @@ def rotated_sum_step(bits: int, workers: int, rounding: str = "joint") -> float:
     bits, workers = positive_int("bits", bits), positive_int("workers", workers)
     if not 2 <= bits <= 8:
         raise ValueError(f"bits={bits!r}: use 2 to 8")
-    return _rotated_sum_step(bits, workers, is_joint(rounding))
+    return _rotated_sum_step(bits, workers, is_correlated(rounding))
 
 
 @functools.lru_cache(maxsize=256)
-def _rotated_sum_step(bits: int, workers: int, joint: bool) -> float:
+def _rotated_sum_step(bits: int, workers: int, correlated: bool) -> float:
     room, exponent = float(1 << (bits - 1)), _tail_exponent()
-    terms, deviation = _rounded_sums(workers, joint, alike=True)
+    terms, deviation = _rounded_sums(workers, correlated, alike=True)
     deviation *= math.sqrt(1 / LEAST_SHARE / workers)
     normal = np.array([NormalDist().inv_cdf((k + 0.5) / 256) for k in range(256)])
     s = np.geomspace(1e-2, 12.0, 200)
@@ -114,7 +114,7 @@ def estimate_margin(samples: int) -> float:
     return round(samples * math.expm1(twice / samples) / twice * 2**20) / 2**20
 
 
-def rotated_sum_error(bits: int, workers: int, rounding: str = "joint") -> float:
+def rotated_sum_error(bits: int, workers: int, rounding: str = "correlated") -> float:
     """Return the nmse ``E||estimate - average||^2 / ||average||^2`` of a rotated sum.
 
     For independent gradients of equal norms: the variance of the rounding times the square of the step size. It does
@@ -123,7 +123,7 @@ def rotated_sum_error(bits: int, workers: int, rounding: str = "joint") -> float
     Args:
         bits: width of a field, 2 to 8.
         workers: number of workers.
-        rounding: ``"joint"`` or ``"independent"``.
+        rounding: ``"correlated"`` or ``"independent"``.
 
     Returns:
         A ratio of variances, without unit.
@@ -134,7 +134,7 @@ def rotated_sum_error(bits: int, workers: int, rounding: str = "joint") -> float
     Source: `rotated_sum_step`; for correlated rounding the variance of a pair's fraction, averaged over the fractions.
     """
     step = rotated_sum_step(bits, workers, rounding) * math.sqrt(min(estimate_margin(SAMPLES), workers))
-    terms, deviation = _rounded_sums(workers, is_joint(rounding), alike=False)
+    terms, deviation = _rounded_sums(workers, is_correlated(rounding), alike=False)
     return step**2 * terms * _fraction_variance(deviation / math.sqrt(workers) / step)
 
 
@@ -146,17 +146,17 @@ def _tail_exponent() -> float:
     return NormalDist().inv_cdf(OVERFLOWS / (2 * _COORDINATES)) ** 2 / 2
 
 
-def _rounded_sums(workers: int, joint: bool, alike: bool) -> tuple[float, float]:
+def _rounded_sums(workers: int, correlated: bool, alike: bool) -> tuple[float, float]:
     """Return the number and deviation of a sum's independent roundings.
 
     The deviation's unit is a worker's.
 
     Args:
         workers: number of workers.
-        joint: True for correlated rounding, by pairs.
+        correlated: True for correlated rounding, by pairs.
         alike: True if the two gradients of a pair are equal, False if they are independent.
     """
-    if not joint or workers == 1:
+    if not correlated or workers == 1:
         return workers, 1.0
     return workers / 2, 2.0 if alike else math.sqrt(2)
 
@@ -170,9 +170,3 @@ def _fraction_variance(deviation: float) -> float:
         return deviation * math.sqrt(2 / math.pi) - deviation**2
     k = np.arange(1, 20)
     return float(1 / 6 - (np.exp(-2 * (math.pi * k * deviation) ** 2) / (math.pi * k) ** 2).sum())
-
-
-def is_joint(rounding: str) -> bool:
-    if rounding not in ("joint", "independent"):
-        raise ValueError(f"rounding={rounding!r} is unknown; use 'joint' or 'independent'")
-    return rounding == "joint"

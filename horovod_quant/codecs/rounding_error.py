@@ -13,6 +13,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from horovod_quant.codecs.arguments import is_correlated
 from horovod_quant.kernels.keys import ALL_ONES, RngKey
 
 _Floats = npt.NDArray[np.float64]
@@ -49,14 +50,14 @@ def rounding_variance(r: npt.ArrayLike, levels: npt.ArrayLike) -> _Floats:
     return np.asarray((grid[above] - ratios) * (ratios - grid[above - 1]))
 
 
-def joint_dither(rank: int, size: int) -> tuple[int, float]:
+def correlated_dither(rank: int, size: int) -> tuple[int, float]:
     """Return c and a of a worker's dither ``frac(c U + a)``.
 
     All workers share the uniform U.
 
-    Source: `horovod_quant.kernels.keys.RngKey.joint`.
+    Source: `horovod_quant.kernels.keys.RngKey.correlated`.
     """
-    key = RngKey(0, "").joint("", 0, rank, size)
+    key = RngKey(0, "").correlated("", 0, rank, size)
     sign = -1 if key.flip else 1
     return sign << key.shift, sign * key.addend / (ALL_ONES + 1)
 
@@ -83,13 +84,13 @@ def gaussian_error(
         grid: the levels, from 0 to 1, to which magnitudes divided by the norm are rounded stochastically.
         norm: ``"max"`` or ``"l2"``.
         elements: number of elements that share a norm; of all workers, if the workers share it.
-        rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.base.worker_key`.
+        rounding: ``"correlated"`` or ``"independent"``, see `horovod_quant.schemes.base.worker_key`.
         workers: number of workers that round.
         again: True if the reducer rounds the average once more.
     """
-    drawing = (
-        1 if rounding != "joint" else workers if workers % 2 else 2
-    )  # any number of pairs equals one pair
+    drawing = 1
+    if is_correlated(rounding):
+        drawing = workers if workers % 2 else 2  # any number of pairs equals one pair
     scale, one, cancelled = _variances(np.asarray(grid, np.float64).tobytes(), norm, elements, drawing)
     return scale * math.sqrt((one - cancelled + one * again) / float((_values() ** 2).mean()))
 
@@ -129,7 +130,7 @@ def _cancelled(ratios: np.ndarray, grid: np.ndarray, workers: int) -> float:
         return (ups[0] - ups[1]) / 2
 
     common = (np.arange(_NUMBERS) + 0.5) / _NUMBERS
-    unpaired = [joint_dither(rank, workers) for rank in range(3)] if workers % 2 else []
+    unpaired = [correlated_dither(rank, workers) for rank in range(3)] if workers % 2 else []
     left = np.sum([mean_error(np.mod(c * common + a, 1.0)) for c, a in unpaired], axis=0)
     return float(mean_error(common).var() - left.var() / workers)
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from horovod_quant.codecs.base import REDUCER, Codec
-from horovod_quant.kernels.arrays import Part, no_part
+from horovod_quant.kernels.arrays import Part, no_part, whole_tiles
 from horovod_quant.kernels.buffer_view import as_array
-from horovod_quant.kernels.layout import ROW, TILE, ceil_div, code_words, tiles
+from horovod_quant.kernels.layout import ROW, TILE, ceil_div, tiles
 from horovod_quant.kernels.reference import uniform_levels
 from horovod_quant.kernels.segments import Batch, Rounder, any_flags, segment_kernels
 
@@ -90,9 +90,8 @@ class SignAverages(Codec):
         for i, elements in enumerate(batch.elements):
             for first in range(0, tiles(elements), most):
                 count = min(elements - first * TILE, most * TILE)
-                parts += self._in_whole_tiles(
-                    count, partial(self._average, kernels, payloads, at[i], batch, i, first, count)
-                )
+                average = partial(self._average, kernels, payloads, at[i], batch, i, first, count)
+                parts += whole_tiles(count, self.bits, average)
             parts.append(any_flags(payloads, at[i] + ROW * tiles(elements), elements))
         return kernels.pack([*parts, no_part(np.int32)])
 
@@ -114,12 +113,6 @@ class SignAverages(Codec):
         start = batch.starts[i] + first * TILE
         reach = self._reaches(tiles(elements))
         return kernels.encode_uniform_codes(total, reach, TILE, self.bits, key, start, out)
-
-    def _in_whole_tiles(self, elements: int, encode: Any) -> list[Part]:
-        """Return codes, and zeros up to the end of the tile."""
-        used = code_words(elements, self.bits)
-        unused = tiles(elements) * ROW * self.bits - used
-        return [(used, np.int32, encode), (unused, np.int32, lambda out: np.zeros(unused, np.int32))]
 
     def decode(
         self,

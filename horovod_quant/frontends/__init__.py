@@ -1,1 +1,1 @@
-"""What the frontends for PyTorch and TensorFlow share."""
+"""Parts that the frontends for PyTorch and TensorFlow share."""

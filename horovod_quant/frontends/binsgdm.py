@@ -1,4 +1,4 @@
-"""What BinSGDM's optimizers of PyTorch and TensorFlow share: checks of arguments, clipping, a message, what arrives."""
+"""Checks, clipping and messages of BinSGDM's optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPREAD = (
     "BinSGDM: momentum and scale are split among the workers of each node, because the exchange is hierarchical; call "
     "the optimizer's gather_state() on all workers first"
 )
-"""For whoever wants the whole state of a worker that keeps a part of it."""
+"""For callers that ask a worker for the whole state, of which it keeps a part."""
 
 WITHOUT_ITS_COMPRESSOR = (
     "BinSGDM: Horovod's optimizer has another compression, so gradients travel without quantization and become bits "
@@ -27,27 +27,27 @@ _INFINITY = float("inf")
 
 
 def require_beta(beta: Any) -> None:
-    """Raises ValueError unless ``0 <= beta < 1``."""
+    """Raise ValueError unless ``0 <= beta < 1``."""
     if not _is_between(0, beta, 1):
         raise ValueError(f"beta={beta!r}: use a number from 0 up to but not including 1")
 
 
-def require_same_beta(told: float | None, betas: Iterable[float]) -> None:
-    """Raises ValueError when the optimizer has other values than its compressor was told, None if it was told none."""
+def require_same_beta(given: float | None, betas: Iterable[float]) -> None:
+    """Raise ValueError when optimizer and compressor differ in ``beta``; None if it was not given."""
     found = sorted(set(betas))
-    if told is not None and found != [told]:
-        raise ValueError(f"beta={told!r}: the optimizer has beta={found}; use the same value for both")
+    if given is not None and found != [given]:
+        raise ValueError(f"beta={given!r}: the optimizer has beta={found}; use the same value for both")
 
 
 def require_step_sizes(**values: Any) -> None:
-    """Raises ValueError unless each is finite and not negative."""
+    """Raise ValueError unless each is finite and not negative."""
     for name, value in values.items():
         if not _is_between(0, value, _INFINITY):
             raise ValueError(f"{name}={value!r}: use a finite, non-negative number")
 
 
 def require_clip_norm(clip_norm: Any) -> None:
-    """Raises ValueError unless it is None, or finite and positive."""
+    """Raise ValueError unless it is None, or finite and positive."""
     if clip_norm is not None and (not _is_between(0, clip_norm, _INFINITY) or clip_norm == 0):
         raise ValueError(f"clip_norm={clip_norm!r}: use a positive, finite number, or None for no limit")
 
@@ -58,16 +58,16 @@ def clipped(kernels: Any, values: Any, clip_norm: float | None) -> Any:
 
 
 def moves_by_averages(scheme: Scheme) -> bool:
-    """Whether what it exchanges are averages of the workers' bits; otherwise they are bits, of which signs suffice.
+    """True if it exchanges averages of the workers' bits; False for bits.
 
     Averages lose their unit to whatever multiplies them on the way to the optimizer (a loss scale, clipping, a sum). So
-    the largest one's magnitude is told apart from them.
+    the largest one's magnitude is sent beside them.
     """
     return getattr(inner_of(scheme), "server_bits", 1) > 1
 
 
 def _is_between(low: float, value: Any, high: float) -> bool:
-    """Whether ``low <= value < high``; not of what is no number."""
+    """True if ``low <= value < high``, and it is a number."""
     if isinstance(value, bool):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Makes a frontend's classes from the schemes: ``hvq.QSGD(bits=4)`` is a ``hvq.Compressor(schemes.QSGD(bits=4))``.
+"""Classes of compressors made of schemes: ``hvq.QSGD(bits=4)`` is ``hvq.Compressor(schemes.QSGD(bits=4))``.
 
 Signature and documentation come from the scheme's fields and from the constructors of the frontend's own class, so
 that nothing is written twice. scripts/write_stubs writes what type checkers see from the same source.
@@ -58,15 +58,15 @@ class Classes:
         return self._made[scheme_class]
 
     def own_names(self) -> list[str]:
-        """Of this package's schemes."""
+        """Names of this package's schemes."""
         return [scheme_class.__name__ for scheme_class in registry.own()]
 
     def names(self) -> list[str]:
-        """Of all schemes."""
+        """Names of all schemes."""
         return [scheme_class.__name__ for scheme_class in registry.registered()]
 
     def base_of(self, scheme_class: type[Scheme]) -> type:
-        """What a scheme's class is derived from."""
+        """The base of the class of a scheme."""
         wanted = scheme_class.own_optimizer
         if wanted is None:
             return self._base
@@ -140,12 +140,12 @@ def signature_of(base: type, scheme_class: type[Scheme] | None = None) -> Signat
 
 
 def _written_signature(constructor: Any) -> Signature:
-    """As in the source."""
+    """The signature in the source."""
     return getattr(constructor, "_written", None) or inspect.signature(constructor)
 
 
 def _describe_constructor(base: type) -> None:
-    """Makes ``inspect.signature`` show what the constructors of the classes above take, too."""
+    """Make ``inspect.signature`` show the arguments of base classes, too."""
     constructor: Any = vars(base)["__init__"]
     whole, constructor._written = signature_of(base), inspect.signature(constructor)
     _set_signature(constructor, whole)
@@ -184,7 +184,7 @@ def _bound(signature: Signature, name: str, given: tuple, named: dict[str, Any])
 
 
 def refuse_unknown(name: str, unknown: Sequence[str], known: Iterable[str]) -> None:
-    """Raises TypeError where a class was given arguments that it does not have."""
+    """Raise TypeError for arguments that a class does not have."""
     if not unknown:
         return
     usable = list(known)

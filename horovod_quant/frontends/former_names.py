@@ -34,13 +34,17 @@ _ANOTHER_MEANING = ("qsgd", "nuqsgd", "eden")
 
 
 def present(name: str, version: int | None = None, workers: int | None = None) -> str | None:
-    """How a former name is spelled today; None where it still has its meaning, or never had one.
+    """The present spelling of a former name; None where it has its meaning still, or never had one.
 
     Args:
         name: of a method.
         version: of the names in a file; None where a user has written it, who is warned.
         workers: who used the method then, None if that is not known: EDEN's reducers depended on their number.
     """
+    if re.fullmatch("((nu|global-)?qsgd-.*)-joint(-.*)?", name):
+        correlated = name.replace("-joint", "-correlated")
+        notices.deprecated(f"the method {name!r} is now called {correlated!r}", FutureWarning)
+        return correlated
     if version is not None and version >= VERSION:
         return None
     spelled = _spelled(name, workers)
@@ -52,7 +56,7 @@ def present(name: str, version: int | None = None, workers: int | None = None) -
 
 
 def warn_of_another_meaning(names: Iterable[str]) -> None:
-    """Once for each name: to be called with the names that a user has written."""
+    """Warn of names that a user has written, once for each."""
     for name in names:
         spelled = _spelled(name, None)
         if spelled not in (None, name) and _family(name) in _ANOTHER_MEANING and name not in _warned:
@@ -79,7 +83,10 @@ def _spelled(name: str, workers: int | None) -> str | None:
 
 
 def _server(family: str, bits: int, workers: int | None) -> str:
-    """What spells the width of EDEN's reducers, which added up to twice the workers' error."""
+    """The spelling of the width of reducers in version 0.1.0.
+
+    They added up to twice the workers' nmse.
+    """
     if not family.startswith("eden") or not 1 <= bits < MOST_BITS or (workers or 3) <= MOST_GATHERED:
         return ""
     trellis = family == "eden-trellis"

@@ -1,4 +1,4 @@
-"""Which gradients share their collectives in PyTorch: a group is of one scheme and of about ``group_bytes``."""
+"""Groups of gradients of one scheme that share collectives."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class Member(NamedTuple):
     bytes: int
 
 
-def cut(placed: Sequence[Member], group_bytes: int, operations: int) -> list[list[str]]:
-    """Cut gradients into groups of one scheme each, in the order in which their last members come.
+def cut(members: Sequence[Member], group_bytes: int, operations: int) -> list[list[str]]:
+    """Cut gradients into groups of one scheme, ordered by last members.
 
     Args:
-        placed: the gradients, in the order in which they come.
+        members: the gradients, in the order in which they come.
         group_bytes: of gradients that share a group; more, where Horovod's cache would overflow.
         operations: number of operations that the optimizer itself takes in a step.
 
     Returns:
         The names of each group's gradients.
     """
-    total = sum(member.bytes for member in placed)
-    deepest = max((len(member.scheme.collectives) for member in placed), default=0)
+    total = sum(member.bytes for member in members)
+    deepest = max((len(member.scheme.collectives) for member in members), default=0)
     collectives = max(deepest, _COLLECTIVES_PER_GROUP)
     most_groups = max(_FEWEST_GROUPS, (_CACHE_ENTRIES - operations) // collectives)
     room_of_group = max(group_bytes, total // most_groups)
     open_groups: dict[Scheme, list[str]] = {}
     room: dict[Scheme, int] = {}
     groups: list[list[str]] = []
-    for member in placed:
+    for member in members:
         scheme = member.scheme
         if scheme in open_groups and member.bytes > room[scheme]:
             groups.append(open_groups.pop(scheme))
@@ -49,5 +49,5 @@ def cut(placed: Sequence[Member], group_bytes: int, operations: int) -> list[lis
         open_groups[scheme].append(member.name)
         room[scheme] -= member.bytes
     groups.extend(open_groups.values())
-    at = {member.name: position for position, member in enumerate(placed)}
+    at = {member.name: position for position, member in enumerate(members)}
     return sorted(groups, key=lambda names: at[names[-1]])

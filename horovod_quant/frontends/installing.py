@@ -1,4 +1,4 @@
-"""Where it is written how to install Horovod."""
+"""Path of the page about installing Horovod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of methods, such as ``global-qsgd-8``, that commands, scripts and documents use.
+"""Names of methods, such as ``global-qsgd-8``, in commands, scripts and documents.
 
 A name says which scheme and which arguments: one of the scheme's short names (`presets` of
 `horovod_quant.schemes.base.Scheme`), the number of bits if the preset leaves the argument ``bits`` open, and whatever
@@ -71,7 +71,7 @@ class Method(NamedTuple):
         return getattr(hvq, self.class_name)(**{**self.arguments, **options})
 
     def code(self, **options: Any) -> str:
-        """What to write after ``compression=`` in a script: ``hvq.QSGD(bits=4, norm='l2')``, ``hvd.Compression.fp16``.
+        """The code after ``compression=``: ``hvq.QSGD(bits=4, norm='l2')``, ``hvd.Compression.fp16``.
 
         Args:
             **options: further arguments of the compressor; Horovod's own accept none.
@@ -90,7 +90,7 @@ class Family(NamedTuple):
 
 
 def every_family() -> list[Family]:
-    """All methods that commands consider: Horovod's own, and each short name and variant with all possible bits.
+    """The methods that commands consider: Horovod's own, and each short name and variant with all possible bits.
 
     Methods that lack an argument are left out, as are those that another package's scheme refuses.
     """
@@ -122,7 +122,7 @@ def compared() -> list[str]:
 
 
 def examples() -> dict[str, Scheme]:
-    """A scheme for each short name, with defaults for what the name leaves open, where such a scheme can be made."""
+    """A scheme with defaults for each short name, where possible."""
     found = {}
     for name, kind, preset in _presets():
         for variant in ({}, *_variants(kind)):
@@ -184,7 +184,7 @@ def _find(name: str) -> Method | None:
 def _method(
     short: str, kind: type[Scheme], preset: Mapping[str, Any], bits: int | None, spelled: Mapping[str, Any]
 ) -> Method:
-    """Raises ValueError for arguments that the scheme refuses or lacks."""
+    """Make a method; raise ValueError for arguments that the scheme refuses or lacks."""
     usual = _defaults(kind)
     differing = {
         name: value for name, value in spelled.items() if name in preset or value != usual.get(name, value)
@@ -203,7 +203,7 @@ def _method(
 
 
 def _spelled(kind: type[Scheme], arguments: Mapping[str, Any]) -> list[str]:
-    """The words of a name that say what differs from the defaults, in the order of the scheme's fields."""
+    """Words of a name for what differs from the defaults."""
     usual = _defaults(kind)
     found = []
     for field in _fields(kind):
@@ -239,7 +239,7 @@ def _read(kind: type[Scheme], text: str) -> dict[str, Any] | None:
 
 
 def _fields(kind: type[Scheme]) -> dict[str, tuple[Any, ...]]:
-    """The arguments that names can spell out, each with its choices, or with none where it is a number."""
+    """Arguments that names can spell out, with choices; none for numbers."""
     try:
         hints = typing.get_type_hints(kind)
     except (TypeError, NameError):
@@ -271,7 +271,7 @@ def _defaults(kind: type[Scheme]) -> dict[str, Any]:
 
 
 def _nearest(name: str) -> str:
-    """What to write instead: the methods of a class of that name, a name like it, or all names."""
+    """The remedy: methods of a class of that name, a name like it, or all names."""
     known = families()
     kind = registry.find(name)
     shorts = [short for short, found, _ in _presets() if found is kind]
@@ -300,5 +300,5 @@ def _variants(kind: type[Scheme]) -> Sequence[Mapping[str, Any]]:
 
 
 def _has_bits(kind: type[Scheme], preset: Mapping[str, Any]) -> bool:
-    """Whether a method's name has the bits."""
+    """True if a method's name has the bits."""
     return "bits" in argument_names(kind) and "bits" not in preset

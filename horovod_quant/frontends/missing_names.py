@@ -1,4 +1,4 @@
-"""What to write instead of a name that a module does not have."""
+"""Remedies for names that a module does not have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ELSEWHERE = {
 
 
 def message(module: str, name: str, known: Iterable[str]) -> str:
-    """Of an AttributeError for a module without that name."""
+    """The message of an AttributeError for a module without that name."""
     lacking = f"module {module!r} has no attribute {name!r}"
     if name.startswith("__"):  # Python itself asks
         return lacking

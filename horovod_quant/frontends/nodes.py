@@ -1,7 +1,7 @@
-"""Which workers share a node, and the Horovod process sets that a hierarchical exchange uses.
+"""Nodes of workers, and the process sets of hierarchical exchanges.
 
 A node is a host, or a number of consecutive ranks chosen by the user. Each node is a process set (the group LOCAL), and
-so are the workers with the same place on their nodes (CROSS).
+so are the workers with the same local rank (CROSS).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
 
 
 class Nodes(NamedTuple):
-    """Who takes part in an exchange, and the process set of each group of `horovod_quant.schemes.base`."""
+    """Workers of an exchange, and the process set of each group."""
 
     workers: Workers
     process_sets: Mapping[str, Any]
@@ -30,7 +30,7 @@ def flat(process_set: Any) -> Nodes:
 
 
 def groups(nodes: list[list[int]]) -> list[list[int]]:
-    """The ranks of every process set that the nodes need, in the order in which they are made."""
+    """Ranks of the process sets that nodes need, in order of creation."""
     if len(nodes) == 1 or len(nodes[0]) == 1:
         return []
     return [*nodes, *(list(cross) for cross in zip(*nodes))]
@@ -65,15 +65,39 @@ def hierarchical_process_sets(ranks_per_node: int | None = None) -> list[Any]:
     found = [(total, local) for total, local in _SIZES.items() if total in os.environ and local in os.environ]
     if not found:
         raise RuntimeError(
-            "hierarchical_process_sets(): neither horovodrun nor mpirun has told this process how many workers there "
-            'are; use hvd.init(process_sets="dynamic") instead'
+            "hierarchical_process_sets(): neither horovodrun nor mpirun has set the number of workers in the "
+            'environment; use hvd.init(process_sets="dynamic") instead'
         )
     size, local_size = (int(os.environ[name]) for name in found[0])
     return [ProcessSet(ranks) for ranks in groups(consecutive(size, ranks_per_node or local_size))]
 
 
+def local_size(basics: Callable[[], Any], hierarchical: bool | int) -> int:
+    """Number of workers of a node, as far as this worker knows; 1 without a hierarchy.
+
+    Args:
+        basics: returns ``mpi_ops._basics`` of Horovod, which has been initialized.
+        hierarchical: True for hosts, or the number of consecutive ranks of a node; False for no hierarchy.
+
+    Raises:
+        ValueError: nodes differ in it.
+        RuntimeError: under elastic training.
+    """
+    if not hierarchical:
+        return 1
+    if int(os.environ.get("HOROVOD_ELASTIC", "0")):
+        raise RuntimeError(
+            "hierarchical: nodes cannot be re-formed under elastic training; leave it out there"
+        )
+    if hierarchical is not True:
+        return hierarchical
+    if not basics().is_homogeneous():
+        raise ValueError(UNEVEN_HOSTS)
+    return basics().local_size()
+
+
 def require_process_sets(basics: Any, hierarchical: bool | int) -> None:
-    """Raises RuntimeError if process sets are missing and cannot be added, as far as this worker knows alone.
+    """Raise RuntimeError if this worker knows of missing process sets.
 
     Args:
         basics: ``mpi_ops._basics`` of Horovod, which has been initialized.
@@ -81,11 +105,11 @@ def require_process_sets(basics: Any, hierarchical: bool | int) -> None:
     """
     size, by_host = basics.size(), hierarchical is True
     existing = list(map(tuple, _table(basics).values()))
-    wanted = groups(consecutive(size, basics.local_size() if by_host else int(hierarchical)))
+    needed = groups(consecutive(size, basics.local_size() if by_host else int(hierarchical)))
     if by_host:  # whose ranks are not known here: their numbers have to do
-        missing = wanted if len(existing) <= len(wanted) else []
+        missing = needed if len(existing) <= len(needed) else []
     else:
-        missing = [ranks for ranks in wanted if tuple(ranks) not in existing]
+        missing = [ranks for ranks in needed if tuple(ranks) not in existing]
     if missing and os.environ.get(_DYNAMIC, "0") in ("", "0"):
         raise RuntimeError(_missing(missing[0], f"{_DYNAMIC} is not set"))
 
@@ -120,7 +144,7 @@ def find(
 
 
 class _Found(NamedTuple):
-    """Nodes, with what tells whether they are those of this time; holds the session, lest another take its place."""
+    """Nodes, and what they were found for; a reference to the session, lest another have its id."""
 
     session: Any
     table: dict[int, list[int]]
@@ -131,7 +155,7 @@ _found: dict[tuple, _Found] = {}
 
 
 def _table(basics: Any) -> dict[int, list[int]]:
-    """The ranks of each process set, by its number, as all workers know them."""
+    """Ranks of the process sets, by number; the same on all workers."""
     return basics._get_process_set_ids_and_ranks()
 
 
@@ -139,33 +163,33 @@ def _find(hvd: Any, basics: Any, hierarchical: bool | int, gather: Callable) -> 
     size, rank = hvd.size(), hvd.rank()
     nodes = _hosts(basics, gather) if hierarchical is True else consecutive(size, int(hierarchical))
     number = next(i for i, ranks in enumerate(nodes) if rank in ranks)
-    place, local_size = nodes[number].index(rank), len(nodes[number])
-    workers = Workers(local_size * number + place, size, local_size=local_size)
-    everybody = hvd.global_process_set
-    wanted = groups(nodes)
-    if not wanted:  # one node, or nodes of one worker: there is nobody else
-        return Nodes(workers, {ALL: everybody, LOCAL: everybody})
-    process_sets = _process_sets(hvd, basics, wanted)
-    local, cross = process_sets[number], process_sets[len(nodes) + place]
-    return Nodes(workers, {ALL: everybody, LOCAL: local, CROSS: cross})
+    local_rank, local_size = nodes[number].index(rank), len(nodes[number])
+    workers = Workers(local_size * number + local_rank, size, local_size=local_size)
+    all_workers = hvd.global_process_set
+    needed = groups(nodes)
+    if not needed:  # one node, or nodes of one worker: there are no others
+        return Nodes(workers, {ALL: all_workers, LOCAL: all_workers})
+    process_sets = _process_sets(hvd, basics, needed)
+    local, cross = process_sets[number], process_sets[len(nodes) + local_rank]
+    return Nodes(workers, {ALL: all_workers, LOCAL: local, CROSS: cross})
 
 
 def _hosts(basics: Any, gather: Callable[[list[int]], list[list[int]]]) -> list[list[int]]:
     """The ranks of each host, which need not be consecutive."""
-    everyone = gather([basics.cross_rank(), basics.local_size()])
+    of_all = gather([basics.cross_rank(), basics.local_size()])
     hosts: dict[int, list[int]] = {}
-    if len({local_size for _, local_size in everyone}) == 1:
-        for rank, (host, _) in enumerate(everyone):
+    if len({local_size for _, local_size in of_all}) == 1:
+        for rank, (host, _) in enumerate(of_all):
             hosts.setdefault(host, []).append(rank)
     if len({len(ranks) for ranks in hosts.values()}) != 1:
         raise ValueError(UNEVEN_HOSTS)
     return [hosts[host] for host in sorted(hosts)]
 
 
-def _process_sets(hvd: Any, basics: Any, wanted: list[list[int]]) -> list[Any]:
+def _process_sets(hvd: Any, basics: Any, needed: list[list[int]]) -> list[Any]:
     existing = {tuple(ranks): number for number, ranks in _table(basics).items()}
     process_sets = []
-    for ranks in wanted:
+    for ranks in needed:
         if tuple(ranks) in existing:
             process_sets.append(hvd.ProcessSet(ranks))
             process_sets[-1].process_set_id = existing[tuple(ranks)]

@@ -1,4 +1,4 @@
-"""Which gradients are compressed, and how: one small object instead of flags spread over the code."""
+"""The choice of a scheme for each gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REMEMBERED = 10_000
 
 
 class Policy:
-    """Chooses a scheme for a gradient from its name and size alone, so that all workers make the same choice.
+    """Chooser of schemes by name and size, alike on all workers.
 
     Args:
         scheme: the scheme of all gradients without an override.
@@ -60,7 +60,7 @@ class Policy:
         return [self.scheme, *(scheme for _, scheme in self.overrides)]
 
     def given_overrides(self) -> dict[str, dict[str, Any]]:
-        """The overrides as they were given, but for what they left as it was."""
+        """The overrides that differ from the scheme, as they were given."""
         usual = inner_of(self.scheme)
         return {
             pattern: {
@@ -89,7 +89,7 @@ class Policy:
         return next((scheme for pattern, scheme in self.overrides if fnmatchcase(name, pattern)), self.scheme)
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raises ValueError when a pattern matches none of the names: a misspelt pattern would go unnoticed."""
+        """Raise ValueError when a pattern matches no name: a misspelt pattern would go unnoticed."""
         known = list(names)
         patterns = [("exclude", pattern) for pattern in self.exclude]
         patterns += [("overrides", pattern) for pattern, _ in self.overrides]
@@ -99,17 +99,17 @@ class Policy:
                 raise ValueError(f"{argument}: {pattern!r} matches no parameter; the parameters are {shown}")
 
     def compresses_any(self, elements: Mapping[str, int]) -> bool:
-        """Whether it chooses a scheme for some gradient; ``elements`` are their numbers, by name."""
+        """True if it chooses a scheme for any gradient; ``elements`` are their lengths, by name."""
         return any(self.scheme_for(name, count) is not None for name, count in elements.items())
 
     def check_workers(self, size: int, local_size: int = 1) -> None:
-        """Raises ValueError when a scheme's arguments cannot serve ``size`` workers on nodes of ``local_size``."""
+        """Raise ValueError when a scheme cannot serve ``size`` workers on such nodes."""
         for scheme in self.schemes:
             scheme.for_workers(Workers(0, size, local_size=local_size)).check_workers(size)
 
 
 def _patterns(exclude: Any) -> list[str]:
-    """In an order that is the same on all workers: a set has none."""
+    """The patterns, in an order that is the same on all workers: a set has none."""
     if exclude is None or isinstance(exclude, str):
         return [] if exclude is None else [exclude]
     if isinstance(exclude, (bytes, Mapping)) or not isinstance(exclude, Iterable):

@@ -1,8 +1,9 @@
-"""What a compressor has sent, and what float32 would have sent."""
+"""Statistics of a compressor: bytes sent, and bytes in float32."""
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -64,8 +65,8 @@ class Stats(NamedTuple):
         """Figures for TensorBoard, Weights & Biases or MLflow; empty while nothing has been sent.
 
         Returns:
-            ``horovod_quant/mb_sent_per_step`` (10^6 bytes), ``horovod_quant/compression_ratio`` (float32's bytes by
-            those sent), and where they are measured ``horovod_quant/nmse`` and ``horovod_quant/ms_waited_per_step``.
+            ``horovod_quant/mb_sent_per_step`` (10^6 bytes), ``horovod_quant/compression_ratio`` (bytes in float32
+            by those sent), and where they are measured ``horovod_quant/nmse`` and ``horovod_quant/ms_waited_per_step``.
         """
         if not self.steps or not self.total.bytes_sent:
             return {}
@@ -109,7 +110,7 @@ def total_of(parameters: Mapping[str, tuple[float, float, int]], steps: int) -> 
 
 
 class Repeated:
-    """What is sent for a gradient if it is the same number of bytes every time.
+    """Counter of sends that have the same length every time.
 
     Attributes:
         times: how often it was sent so far; the sender adds one.
@@ -125,7 +126,7 @@ class Repeated:
         self._added = 0
 
     def take(self) -> int:
-        """How often since this was last asked."""
+        """Number of sends since the last call."""
         times = self.times
         new, self._added = times - self._added, times
         return new
@@ -136,7 +137,7 @@ _GROUPS = 256
 
 
 class TrafficCounter:
-    """Adds up what is sent, from any thread.
+    """Counters of what is sent, for any thread.
 
     Attributes:
         seconds_waited: time in which the training waited for exchanges, where a frontend adds it up.
@@ -145,25 +146,24 @@ class TrafficCounter:
     def __init__(self) -> None:
         self.seconds_waited = 0.0
         self._lock = threading.Lock()
-        self._sent: dict[str, float] = {}
-        self._expected: dict[str, float] = {}
-        self._again: dict[str, int] = {}
-        self._times: dict[str, int] = {}
+        self._sent: dict[str, float] = defaultdict(float)
+        self._expected: dict[str, float] = defaultdict(float)
+        self._again: dict[str, int] = defaultdict(int)
+        self._times: dict[str, int] = defaultdict(int)
         self._repeated: dict[tuple[str, float, float], Repeated] = {}
         self._groups: dict[tuple[tuple[str, ...], tuple[float, ...]], int] = {}
 
     def expect(self, name: str, float32_bytes: float, times: int = 1) -> None:
-        """Counts exchanges of a gradient, and what all of them would send in float32."""
+        """Count exchanges of a gradient, and their bytes in float32."""
         with self._lock:
-            self._expected[name] = self._expected.get(name, 0.0) + float32_bytes
-            self._times[name] = self._times.get(name, 0) + times
+            self._expected[name] += float32_bytes
+            self._times[name] += times
 
     def count(self, name: str, sent: float) -> None:
-        with self._lock:
-            self._sent[name] = self._sent.get(name, 0.0) + sent
+        self.count_all([name], [sent])
 
     def count_all(self, names: Iterable[str], sent: Iterable[float]) -> None:
-        """Counts for several names at once."""
+        """Count for several names at once."""
         with self._lock:
             self._add_all(names, sent, 1)
 
@@ -177,7 +177,7 @@ class TrafficCounter:
 
     def _add_all(self, names: Iterable[str], sent: Iterable[float], times: int) -> None:
         for name, each in zip(names, sent):
-            self._sent[name] = self._sent.get(name, 0.0) + times * each
+            self._sent[name] += times * each
 
     def _add_groups(self) -> None:
         for (names, sent), times in self._groups.items():
@@ -185,7 +185,7 @@ class TrafficCounter:
         self._groups.clear()
 
     def repeated(self, name: str, float32_bytes: float, sent_bytes: float) -> Repeated:
-        """For repeated sends of known size: costs only one addition each time."""
+        """A counter of repeated sends, which costs one addition each time."""
         key = name, float32_bytes, sent_bytes
         with self._lock:
             self._expected.setdefault(name, 0.0)
@@ -196,26 +196,25 @@ class TrafficCounter:
         for repeated in self._repeated.values():
             name, times = repeated.name, repeated.take()
             if times:
-                self._expected[name] = self._expected.get(name, 0.0) + times * repeated.float32_bytes
-                self._sent[name] = self._sent.get(name, 0.0) + times * repeated.sent_bytes
-                self._times[name] = self._times.get(name, 0) + times
+                self._expected[name] += times * repeated.float32_bytes
+                self._sent[name] += times * repeated.sent_bytes
+                self._times[name] += times
 
     def count_again(self, name: str, buckets: int) -> None:
-        """Counts buckets that were exchanged a second time."""
+        """Count buckets that were exchanged a second time."""
         if buckets:
             with self._lock:
-                self._again[name] = self._again.get(name, 0) + buckets
+                self._again[name] += buckets
 
     def merge(self, of: str, into: str) -> list[str]:
-        """Counts what was sent in the operation ``of`` as sent for ``into``; returns the names that it had."""
+        """Count what was sent in the operation ``of`` as sent for ``into``; return the names that it had."""
         with self._lock:
             self._add_up()
             merged = [name for name in self._expected if name == of or _is_member(name, of)]
-            for counts in (self._sent, self._expected):
-                for name in merged:
-                    counts[into] = counts.get(into, 0.0) + counts.pop(name, 0.0)
             for name in merged:
-                self._again[into] = self._again.get(into, 0) + self._again.pop(name, 0)
+                self._sent[into] += self._sent.pop(name, 0.0)
+                self._expected[into] += self._expected.pop(name, 0.0)
+                self._again[into] += self._again.pop(name, 0)
                 self._times.pop(name, None)
         return merged
 
@@ -231,6 +230,6 @@ class TrafficCounter:
 
 
 def _is_member(name: str, of: str) -> bool:
-    """Whether it is the name of a tensor of a grouped operation."""
+    """True for the name of a tensor of a grouped operation."""
     prefix, _, position = name.rpartition(".")
     return prefix == of and position.isdigit()

@@ -12,13 +12,17 @@ VARIABLE = "HOROVOD_QUANT_DISABLE"
 _logged = False
 
 
-def is_off() -> bool:
+def is_off(own_optimizer: str | None = None) -> bool:
     """True if compression is switched off; the first time it is logged.
 
     Workers that differ in it get Horovod's error about mismatched shapes in the first step.
 
+    Args:
+        own_optimizer: of the compressor, which cannot step without it.
+
     Raises:
         ValueError: the variable has another value than 0 or 1.
+        RuntimeError: compression is switched off, and there is such an optimizer.
     """
     global _logged
     value = os.environ.get(VARIABLE, "0").strip()
@@ -28,5 +32,10 @@ def is_off() -> bool:
         _logged = True
         notices.log(
             logging.WARNING, "horovod_quant: %s=1: Horovod reduces all gradients, uncompressed", VARIABLE
+        )
+    if value == "1" and own_optimizer is not None:
+        raise RuntimeError(
+            f"{VARIABLE}=1: the optimizer {own_optimizer} steps by the bits that its compressor sends; "
+            f"train with another optimizer, or unset the variable"
         )
     return value == "1"

@@ -12,7 +12,7 @@ from typing import Any, Callable
 import numpy as np
 
 from horovod_quant.kernels.keys import ALL_ONES, Key, RngKey
-from horovod_quant.kernels.layout import TILE, ceil_div
+from horovod_quant.kernels.layout import TILE, ceil_div, code_words, tiles
 
 _ALIGNMENT = 64
 
@@ -28,6 +28,13 @@ Part = tuple[int, Any, Callable[[np.ndarray], Any]]
 def no_part(dtype: Any) -> Part:
     """Return an empty part, which sets an array's type."""
     return 0, dtype, lambda out: np.zeros(0, dtype)
+
+
+def whole_tiles(elements: int, bits: int, encode: Callable[[Any], Any]) -> list[Part]:
+    """The codes of some elements, then zeros up to the end of the last tile."""
+    used = code_words(elements, bits)
+    unused = code_words(tiles(elements) * TILE, bits) - used
+    return [(used, np.int32, encode), (unused, np.int32, lambda out: np.zeros(unused, np.int32))]
 
 
 def address(array: np.ndarray) -> int:

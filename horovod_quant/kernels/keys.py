@@ -105,7 +105,7 @@ class RngKey:
                 self._states[domain] = state
         return state
 
-    def joint(self, domain: str, step: int, rank: int, size: int) -> Key:
+    def correlated(self, domain: str, step: int, rank: int, size: int) -> Key:
         """Return the key of a correlated rounding.
 
         The random numbers of ``size`` workers sum to a constant. Even numbers of workers draw in pairs, u and 1 - u,
@@ -151,10 +151,10 @@ def keys_of(chains: Sequence[RngKey], domain: str, steps: Sequence[int], worker:
     return keys
 
 
-def joint_keys_of(
+def correlated_keys_of(
     chains: Sequence[RngKey], domain: str, steps: Sequence[int], rank: int, size: int
 ) -> np.ndarray:
-    """Return the keys of `RngKey.joint`, in the format of `keys_of`."""
+    """Return the keys of `RngKey.correlated`, in the format of `keys_of`."""
     keys = keys_of(chains, domain, steps)
     keys[:, 2:] = _share(rank, size)
     return keys

@@ -14,7 +14,7 @@ namespace ISA {
 constexpr u32 WEYL = 0x9E3779B9;
 
 // How random bits are made of the hash: they are the hash itself; it is added to a constant, or subtracted from one, as
-// by joint keys of all but one of an odd number of workers; as any key says.
+// by correlated keys of all but one of an odd number of workers; as any key says.
 enum Bits { PLAIN, SUM, DIFFERENCE, GENERAL };
 
 // keys.hash32: the counter of a row's first element, then the bits of a lane. ((h << shift) + addend) ^ flip, where the
@@ -48,7 +48,7 @@ struct Random {
       default: return factor * h + addend;
     }
   }
-  // A magnitude in units of 2^-FRACTION, rounded by the bits h, and its sign. With the mirror of joint keys that is
+  // A magnitude in units of 2^-FRACTION, rounded by the bits h, and its sign. The mirror of correlated keys makes that
   // floor(y + u) of the element.
   template <i64 FRACTION>
   INLINE i32 rounded(i32 magnitude, u32 h, bool negative) const {
@@ -73,7 +73,7 @@ INLINE void with_random(const Key* key, i64 start, Use use) {
     use(Random<SUM>(*key, start));
 }
 
-// As `with_random`, for what need not be fast with joint keys.
+// As `with_random`, for what need not be fast with correlated keys.
 template <class Use>
 INLINE void with_any_random(const Key* key, i64 start, Use use) {
   if (!(key->shift | key->addend | key->flip | key->mirror))

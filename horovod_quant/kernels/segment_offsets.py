@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from horovod_quant.kernels.keys import joint_keys_of, keys_of
+from horovod_quant.kernels.keys import correlated_keys_of, keys_of
 from horovod_quant.kernels.layout import ROW, buckets, code_words, tiles
 from horovod_quant.kernels.rotation import rotated_elements
 from horovod_quant.kernels.segments import Batch, Rounder
@@ -15,7 +15,7 @@ from horovod_quant.kernels.segments import Batch, Rounder
 def keys_of_batch(batch: Batch, rounder: Rounder) -> np.ndarray:
     """Return the keys of a batch's segments, uint32 ``[segments, fields of Key]``."""
     if rounder.size:
-        return joint_keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank, rounder.size)
+        return correlated_keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank, rounder.size)
     return keys_of(batch.chains, rounder.domain, batch.steps, rounder.rank)
 
 

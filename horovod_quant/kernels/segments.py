@@ -50,7 +50,7 @@ class Rounder(NamedTuple):
 
     def key(self, chain: RngKey, step: Any) -> Key:
         if self.size:
-            return chain.joint(self.domain, step, self.rank, self.size)
+            return chain.correlated(self.domain, step, self.rank, self.size)
         return chain.key(self.domain, step, self.rank)
 
 

@@ -1,8 +1,8 @@
-"""Whether all workers have given their compressors the same arguments: what they send, and what its sum tells.
+"""The fingerprint of the arguments of compressors, which workers compare.
 
-Each argument has a place, where its text's signs are added up. There are as many for every scheme, so that workers with
-different ones, or with other versions, send arrays of the same length: one for each of the compressors' own arguments,
-and `FIELD_PLACES` for the scheme's, in the order of its fields.
+Each argument has a slot, where the signs of its text are added up. The slots do not depend on the scheme, so that
+workers with different schemes, or with other versions, send arrays of the same length: one for each argument of
+compressors, and `FIELD_SLOTS` for those of the scheme, in the order of its fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 SIGNS = 16
-"""Signs that stand for a text. Texts that differ have the same ones once in 65,536 times."""
+"""Signs of a text. Texts that differ have the same ones once in 65,536 times."""
 
 COMMON = (
     "compression", "min_elements", "exclude", "overrides", "seed", "hierarchical", "inside", "group_bytes", "overlap",
@@ -21,10 +21,10 @@ COMMON = (
 WIRE_VERSION = 2
 """Of the layouts of payloads, raised with each change of one: it is compared with the scheme's name."""
 
-FIELD_PLACES = 8
-"""For a scheme's arguments; those of one with more share places."""
+FIELD_SLOTS = 8
+"""For the arguments of a scheme; those of one with more share slots."""
 
-PLACES = len(COMMON) + FIELD_PLACES
+SLOTS = len(COMMON) + FIELD_SLOTS
 
 _NO_FIELD = "an argument that this worker's scheme does not have"
 
@@ -35,45 +35,41 @@ def signs_of(text: str) -> tuple[int, ...]:
     return tuple(1 if digest >> bit & 1 else -1 for bit in range(SIGNS))
 
 
-def signature(arguments: Mapping[str, str]) -> list[int]:
-    """Signs of each place, for a sum over the workers.
+def fingerprint_of(arguments: Mapping[str, str]) -> list[int]:
+    """Signs of each slot, for a sum over the workers.
 
     Args:
         arguments: those in `COMMON`, and the scheme's in the order of its fields.
     """
     texts = [f"{arguments[COMMON[0]]}, wire format {WIRE_VERSION}"]
     texts += [arguments.get(name, "") for name in COMMON[1:]]
-    texts += ["; ".join(f"{name}={arguments[name]}" for name in names) for names in _field_places(arguments)]
+    texts += ["; ".join(f"{name}={arguments[name]}" for name in names) for names in _field_slots(arguments)]
     return [sign for text in texts for sign in signs_of(text)]
 
 
 def labels(arguments: Mapping[str, str]) -> list[str]:
-    """What to call each place."""
-    return [*COMMON, *(", ".join(names) or _NO_FIELD for names in _field_places(arguments))]
-
-
-def is_told(equal: Sequence[bool]) -> list[bool]:
-    """Which places to name: not a scheme's arguments where the schemes themselves are different."""
-    return [not same and (equal[0] or place < len(COMMON)) for place, same in enumerate(equal)]
+    """Names of the slots."""
+    return [*COMMON, *(", ".join(names) or _NO_FIELD for names in _field_slots(arguments))]
 
 
 def different(arguments: Mapping[str, str], total: Sequence[int], workers: int) -> list[str]:
-    """The arguments that are not the same on all.
+    """The arguments that are not the same on all; of a scheme none, where schemes themselves are different.
 
     Args:
         arguments: this worker's.
-        total: the sum of the signatures.
-        workers: how many have added theirs.
+        total: the sum of the fingerprints.
+        workers: the number of those that have added theirs.
     """
     equal = [
-        all(abs(value) == workers for value in total[SIGNS * place : SIGNS * (place + 1)])
-        for place in range(PLACES)
+        all(abs(value) == workers for value in total[SIGNS * slot : SIGNS * (slot + 1)])
+        for slot in range(SLOTS)
     ]
-    return [label for label, told in zip(labels(arguments), is_told(equal)) if told]
+    named = labels(arguments) if equal[0] else COMMON
+    return [label for label, same in zip(named, equal) if not same]
 
 
 def disagreement(arguments: Mapping[str, str], names: Sequence[str]) -> str:
-    """What to tell the user of this worker."""
+    """The message for the user of this worker."""
     described = ", ".join(f"{name}={arguments[name]}" if name in arguments else name for name in names)
     if COMMON[0] in names:
         return (
@@ -86,7 +82,7 @@ def disagreement(arguments: Mapping[str, str], names: Sequence[str]) -> str:
     )
 
 
-def _field_places(arguments: Mapping[str, str]) -> list[list[str]]:
-    """The names of the scheme's arguments in each of their places."""
+def _field_slots(arguments: Mapping[str, str]) -> list[list[str]]:
+    """The names of the scheme's arguments in each of their slots."""
     names = [name for name in arguments if name not in COMMON]
-    return [names[place::FIELD_PLACES] for place in range(FIELD_PLACES)]
+    return [names[slot::FIELD_SLOTS] for slot in range(FIELD_SLOTS)]

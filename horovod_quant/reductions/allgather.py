@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from horovod_quant.codecs.base import Codec
-from horovod_quant.codecs.elias import EliasCodes
+from horovod_quant.codecs.elias import Body, EliasCodes
 from horovod_quant.kernels.segments import Segment
 from horovod_quant.reductions.base import received_batch, whole_batch, worker_rounder
 from horovod_quant.reductions.requests import Allgather, Collective, Workers, ragged_payload, validated
@@ -41,7 +41,7 @@ class AllgatherReduce:
         # The length of an empty array does not tell the number of workers.
         lengths = None if at[-1] else [0] * workers.size
         payloads = yield from validated(Allgather(payload, sizes, lengths), workers)
-        return self.decode_received(payloads, [each.extent for each in gradients], workers, kernels)
+        return self.decode_received(payloads, [each.info for each in gradients], workers, kernels)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
         return [(self.codec.offsets(tuple(elements))[-1], np.int32)] * workers.size
@@ -51,9 +51,9 @@ class AllgatherReduce:
     ) -> Decoded:
         at = self.codec.offsets(tuple([tensor.elements for tensor in tensors]))
 
-        def decode(places: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
-            batch = received_batch(tensors, [Segment(i, 0, tensors[i].elements) for i in places])
-            starts = [at[i] for i in places]
+        def decode(indices: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+            batch = received_batch(tensors, [Segment(i, 0, tensors[i].elements) for i in indices])
+            starts = [at[i] for i in indices]
             return self.codec.decode(kernels, received, starts, batch, self.codec.domain, factor, outs)
 
         return Decoded(len(received), decode=decode, received=received)
@@ -77,7 +77,7 @@ class RaggedAllgatherReduce:
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         bodies = yield from validated(self._request(gradients, workers, kernels), workers)
-        return self.decode_received(bodies, [each.extent for each in gradients], workers, kernels)
+        return self.decode_received(bodies, [each.info for each in gradients], workers, kernels)
 
     def _request(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Allgather:
         rounder = worker_rounder(self.codec.domain, workers, self.correlated)
@@ -91,7 +91,7 @@ class RaggedAllgatherReduce:
         self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         elements = [tensor.elements for tensor in tensors]
-        bodies = [self.codec.split(body, elements) for body in received]
+        bodies = [Body(body, self.codec, elements) for body in received]
 
         def write(i: int, factor: Any, out: Any) -> Any:
             return self.codec.decode(kernels, bodies, i, factor, out)

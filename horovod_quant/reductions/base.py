@@ -1,4 +1,4 @@
-"""What a reduction is, and what reductions share."""
+"""The protocol of reductions, and what they share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Reduction(Protocol):
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """In order."""
+        """The collectives, in order."""
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         """Reduce a group of gradients; a generator of requests, which returns a `Decoded`."""
@@ -29,11 +29,14 @@ class Reduction(Protocol):
 
         A hierarchical reduction then sends averages in float32 inside a node.
         """
+        return None
 
     def decode_received(
         self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
         """The result, from what any worker has received."""
+        name = type(self).__name__
+        raise TypeError(f"{name}.received_lengths: define {name}.decode_received as well")
 
 
 def whole_batch(gradients: Sequence[Gradient]) -> Batch:
@@ -83,5 +86,5 @@ def received_batch(tensors: Sequence[TensorInfo], segments: Sequence[Segment]) -
 
 
 def worker_rounder(domain: str, workers: Workers, correlated: bool) -> Rounder:
-    """Who rounds the gradient of this worker."""
+    """The rounder of the gradient of this worker."""
     return Rounder(domain, workers.rank, workers.size if correlated else 0)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
 from horovod_quant.codecs.base import REDUCER
 from horovod_quant.codecs.shared_scale import norm_offsets
-from horovod_quant.kernels.arrays import Part, no_part
+from horovod_quant.kernels.arrays import Part, no_part, whole_tiles
 from horovod_quant.kernels.buffer_view import as_array
-from horovod_quant.kernels.layout import TILE, code_words, tiles
+from horovod_quant.kernels.layout import TILE, tiles
 from horovod_quant.kernels.reference import per_element, store_float32
-from horovod_quant.kernels.segments import Batch, Rounder
+from horovod_quant.kernels.segments import Batch, Rounder, Segment
 from horovod_quant.reductions.base import whole_batch, worker_rounder
 from horovod_quant.reductions.integer_allreduce import bytes_between, collective_of_norms, shared_norms
 from horovod_quant.reductions.requests import (
@@ -27,7 +27,7 @@ from horovod_quant.reductions.requests import (
     split_points,
     validated,
 )
-from horovod_quant.reductions.shards import Chunks, Run, chunks_of
+from horovod_quant.reductions.shards import shards_of
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 
@@ -59,20 +59,21 @@ class ExponentialReduction:
         norms = yield from shared_norms(batch, self.norm, self.bucket_size, workers, kernels)
         if workers.custom_reduction:
             return (yield from self._pairwise(batch, norms, workers, kernels))
-        chunks = chunks_of(batch.elements, workers.size)
-        splits = [self._words(chunks.tile_count(rank)) for rank in range(workers.size)]
-        sizes = chunks.parts(4 * self._words(1))
+        shards = shards_of(batch.elements, workers.size, TILE)
+        tile_counts = [sum(tiles(segment.elements) for segment in segments) for segments in shards.of]
+        splits = list(map(self._words, tile_counts))
+        sizes = [4 * self._words(tiles(count)) for count in batch.elements]
         received = yield from validated(
             Alltoall(self._encoded(batch, norms, workers, kernels), splits, sizes), workers
         )
         request = Allgather(
-            self._reduced(chunks, batch, received, workers, kernels),
+            self._reduced(shards.of[workers.rank], batch, received, workers, kernels),
             [size / workers.size for size in sizes],
             splits,
         )
         del received  # before the gathered shards come
         gathered = kernels.concatenate((yield from validated(request, workers)))
-        return self.decode_received([norms, gathered], [each.extent for each in gradients], workers, kernels)
+        return self.decode_received([norms, gathered], [each.info for each in gradients], workers, kernels)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
         """The norms, and the codes of the reducers."""
@@ -110,45 +111,41 @@ class ExponentialReduction:
 
         parts: list[Part] = []
         for i, count in enumerate(batch.elements):
-            parts += self._whole_tiles(count, partial(encode, i))
+            parts += whole_tiles(count, self.bits, partial(encode, i))
         return kernels.pack([*parts, no_part(np.int32)])
 
-    def _whole_tiles(self, elements: int, encode: Callable[[Any], Any]) -> list[Part]:
-        """The codes of ``elements`` elements, then zeros up to whole tiles."""
-        used = code_words(elements, self.bits)
-        unused = self._words(tiles(elements)) - used
-        return [(used, np.int32, encode), (unused, np.int32, lambda out: np.zeros(unused, np.int32))]
-
     def _reduced(
-        self, chunks: Chunks, batch: Batch, received: Sequence[Any], workers: Workers, kernels: Any
+        self, shard: Sequence[Segment], batch: Batch, received: Sequence[Any], workers: Workers, kernels: Any
     ) -> Any:
-        """The average of the codes of all workers for the shard of this rank, rounded to codes again."""
+        """Codes of the averages over all workers, for this rank's shard."""
 
-        def average(run: Run, out: Any) -> Any:
-            local = slice(self._words(run.tile), self._words(run.tile + run.tile_count))
-            units = [np.ones(run.tile_count, np.float32)] * workers.size
-            total = kernels.decode_exponential(
-                [words[local] for words in received],
-                units,
-                TILE,
-                self.bits,
-                1.0,
-                kernels.empty(run.elements),
-            )
-            key = Rounder(REDUCER).key(batch.chains[run.gradient], batch.steps[run.gradient])
-            size = np.full(run.tile_count, workers.size, np.float32)
-            start = batch.starts[run.gradient] + run.start
+        def average(at: int, piece: Segment, out: Any) -> Any:
+            count = tiles(piece.elements)
+            codes = [words[at : at + self._words(count)] for words in received]
+            units = [np.ones(count, np.float32)] * workers.size
+            total = kernels.empty(piece.elements)
+            total = kernels.decode_exponential(codes, units, TILE, self.bits, 1.0, total)
+            key = Rounder(REDUCER).key(batch.chains[piece.tensor], batch.steps[piece.tensor])
+            size = np.full(count, workers.size, np.float32)
+            start = batch.starts[piece.tensor] + piece.start
             return kernels.encode_exponential(total, size, TILE, self.bits, key, start, out)
 
         parts: list[Part] = []
-        for run in chunks.pieces(workers.rank, kernels.TILES_AT_A_TIME):
-            parts += self._whole_tiles(run.elements, partial(average, run))
+        at, most = 0, kernels.TILES_AT_A_TIME * TILE
+        for segment in shard:
+            for start in range(segment.start, segment.stop, most):
+                piece = Segment(segment.tensor, start, min(segment.stop, start + most))
+                parts += whole_tiles(piece.elements, self.bits, partial(average, at, piece))
+                at += self._words(tiles(piece.elements))
         return kernels.pack([*parts, no_part(np.int32)])
 
     def _pairwise(
         self, batch: Batch, norms: Any, workers: Workers, kernels: Any
     ) -> Generator[Any, Any, Decoded]:
-        """n - 1 additions can raise the largest level by n - 1; the indices travel as int8 or int16, which has room."""
+        """Reduce pair by pair, by a reduction of the transport.
+
+        n - 1 additions can raise the largest level by n - 1; the indices travel as int8 or int16, which has room.
+        """
         highest = (1 << (self.bits - 1)) - 1 + workers.size - 1
         if highest > 32767:
             raise ValueError(f"{workers.size} workers are too many to reduce exponential levels pairwise")

@@ -1,10 +1,10 @@
-"""Two reductions nested: gradients are averaged inside a node, and another reduction runs between the nodes."""
+"""Nested reductions: averages inside a node, and any reduction between nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,12 @@ from horovod_quant.codecs.base import Codec
 from horovod_quant.codecs.floats import Floats
 from horovod_quant.kernels.arrays import Part, no_part
 from horovod_quant.kernels.entropy import CorruptPayloadError
-from horovod_quant.kernels.segments import Rounder, Segment, Source, segment_kernels, split_points
-from horovod_quant.reductions.base import Reduction, segments_batch, whole_batch
+from horovod_quant.kernels.segments import Rounder, Source, segment_kernels, split_points
+from horovod_quant.reductions.base import Reduction, segments_batch
 from horovod_quant.reductions.requests import (
     CROSS,
     LOCAL,
     Allgather,
-    Allreduce,
     Alltoall,
     Collective,
     Request,
@@ -29,7 +28,7 @@ from horovod_quant.reductions.requests import (
     split_ragged,
     validated,
 )
-from horovod_quant.reductions.shards import owned_range
+from horovod_quant.reductions.shards import Ranges, ranges_of
 from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient, TensorInfo
 
 FLOAT32, WORDS, BYTES = "float32", "int32", "uint8"
@@ -59,7 +58,7 @@ class HierarchicalReduction:
     unit: int
 
     def returned(self, workers: Workers) -> str:
-        """What travels in step 5: averages, where what was received is no shorter, or only this rank can decode it."""
+        """The dtype of step 5: of averages, where what was received is no shorter, or only this rank can decode it."""
         lengths = self.inter.received_lengths([_LARGE], between(workers))
         if lengths is None or sum(n * np.dtype(dtype).itemsize for n, dtype in lengths) >= 4 * _LARGE:
             return FLOAT32
@@ -71,7 +70,7 @@ class HierarchicalReduction:
         return (Collective(Alltoall, self.intra.dtype, group=LOCAL), *inter, last)
 
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        ranges = _ranges(
+        ranges = ranges_of(
             tuple([gradient.keys.name for gradient in gradients]),
             tuple([gradient.elements for gradient in gradients]),
             workers.local_size,
@@ -84,8 +83,8 @@ class HierarchicalReduction:
         returned = self.returned(workers)
         if returned == FLOAT32:
             return (yield from self._gather_averages(found, ranges, workers, kernels, again))
-        extents = [each.extent for each in gradients]
-        return (yield from self._gather_received(found, extents, ranges, workers, kernels, again))
+        infos = [each.info for each in gradients]
+        return (yield from self._gather_received(found, infos, ranges, workers, kernels, again))
 
     def _to_owners(
         self, gradients: Sequence[Gradient], ranges: Ranges, workers: Workers, kernels: Any
@@ -105,7 +104,7 @@ class HierarchicalReduction:
         workers: Workers,
         kernels: Any,
     ) -> list[Gradient]:
-        """What this worker owns of the gradients, averaged over its node."""
+        """The averages over the node that this worker owns."""
         local = ranges.of[workers.local_rank]
         batch = segments_batch(gradients, local, with_values=False)
         averages = self.intra.averages(kernels, pieces, self.intra.offsets(batch.elements), batch)
@@ -135,9 +134,9 @@ class HierarchicalReduction:
                 return segment_kernels(kernels).scale(arrays, factor * workers.size, parts)
 
             sources = []
-            for owner, (places, segments) in enumerate(ranges.parts_of(tensors)):
+            for owner, (indices, segments) in enumerate(ranges.parts_of(tensors)):
                 at = offsets[owner]
-                sources.append(([gathered[owner][at[i] : at[i + 1]] for i in places], places, segments))
+                sources.append(([gathered[owner][at[i] : at[i + 1]] for i in indices], indices, segments))
             return segment_kernels(kernels).decode_sources(outs, sources, decode_part)
 
         return Decoded(workers.size, exchanged_again=again, decode=decode)
@@ -145,13 +144,13 @@ class HierarchicalReduction:
     def _gather_received(
         self,
         found: Decoded,
-        extents: Sequence[TensorInfo],
+        infos: Sequence[TensorInfo],
         ranges: Ranges,
         workers: Workers,
         kernels: Any,
         again: Sequence[int],
     ) -> Generator[Request, Any, Decoded]:
-        """Gathers what has come from other nodes."""
+        """Gather what has come from other nodes."""
         inter_workers = between(workers)
         layouts = [
             self.inter.received_lengths([segment.elements for segment in segments], inter_workers) or ()
@@ -175,26 +174,26 @@ class HierarchicalReduction:
             sizes = [size / workers.local_size for size in shares]
             arrays = yield from validated(Allgather(words, sizes, lengths, group=LOCAL), workers)
             pieces = [_split_words(array, layout, kernels) for array, layout in zip(arrays, layouts)]
-        owners = [
-            self.inter.decode_received(piece, _extents_of(extents, segments), inter_workers, kernels)
-            for piece, segments in zip(pieces, ranges.of)
-        ]
+        owners = []
+        for piece, segments in zip(pieces, ranges.of):
+            owned = [TensorInfo(info.keys, each.elements, each.start) for info, each in zip(infos, segments)]
+            owners.append(self.inter.decode_received(piece, owned, inter_workers, kernels))
 
         def decode(tensors: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
             def decode_part(source: Source, parts: Sequence[Any]) -> Sequence[Any]:
-                owner, places, _ = source
-                return owner.decode(places, factor * workers.local_size, parts)
+                owner, indices, _ = source
+                return owner.decode(indices, factor * workers.local_size, parts)
 
             sources = [
-                (owner, places, segments)
-                for owner, (places, segments) in zip(owners, ranges.parts_of(tensors))
+                (owner, indices, segments)
+                for owner, (indices, segments) in zip(owners, ranges.parts_of(tensors))
             ]
             return segment_kernels(kernels).decode_sources(outs, sources, decode_part)
 
         return Decoded(workers.size, exchanged_again=again, decode=decode)
 
     def _received(self, found: Decoded, layout: Sequence[tuple[int, Any]], is_ragged: bool) -> Sequence[Any]:
-        """What this worker has received between the nodes.
+        """The arrays that this worker has received between the nodes.
 
         Raises:
             TypeError: it is not what ``inter`` has promised.
@@ -212,78 +211,6 @@ class HierarchicalReduction:
                 f"begin has returned {lengths}"
             )
         return found.received
-
-
-class Ranges:
-    """Which elements of each tensor the workers of a node own.
-
-    Attributes:
-        of: for each worker, a segment of each tensor.
-        segments: of all workers, one after another.
-        tensors: their number.
-    """
-
-    def __init__(self, names: tuple[str, ...], elements: tuple[int, ...], owners: int, unit: int) -> None:
-        self.tensors = len(elements)
-        self.of = [
-            [
-                Segment(i, *owned_range(name, count, owners, owner, unit))
-                for i, (name, count) in enumerate(zip(names, elements))
-            ]
-            for owner in range(owners)
-        ]
-        self.segments = [segment for segments in self.of for segment in segments]
-        self._elements = [tuple([segment.elements for segment in segments]) for segments in self.of]
-        self._by_tensor: dict[Codec, list[int]] = {}
-        counts = np.array(self._elements, np.float64).reshape(owners, self.tensors)
-        self._weights = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        # Where an owner has nothing of a tensor, there is nothing to decode.
-        self._filled = [[i for i, each in enumerate(segments) if each.elements] for segments in self.of]
-        self._filled_segments = [
-            [segments[i] for i in filled] for segments, filled in zip(self.of, self._filled)
-        ]
-
-    def lengths(self, codec: Codec) -> list[int]:
-        """Of the payload of each owner's segments."""
-        return [offsets[-1] for offsets in map(codec.offsets, self._elements)]
-
-    def lengths_by_tensor(self, codec: Codec) -> list[int]:
-        """Of the payloads of each tensor's segments."""
-        if codec not in self._by_tensor:
-            self._by_tensor[codec] = self._found_lengths(codec)
-        return self._by_tensor[codec]
-
-    def _found_lengths(self, codec: Codec) -> list[int]:
-        found = [0] * self.tensors
-        for segment in self.segments:
-            found[segment.tensor] += codec.words(segment.elements)
-        return found
-
-    def parts_of(self, tensors: Sequence[int]) -> list[tuple[list[int], list[Segment]]]:
-        """For each owner those of these tensors of which it has elements; its segments, numbered by their places."""
-        if len(tensors) == self.tensors and list(tensors) == list(range(self.tensors)):
-            return list(zip(self._filled, self._filled_segments))
-        found = []
-        for segments in self.of:
-            places = [place for place, i in enumerate(tensors) if segments[i].elements]
-            local = [segments[tensors[place]]._replace(tensor=place) for place in places]
-            found.append(([tensors[place] for place in places], local))
-        return found
-
-    def shares(self, sizes: Sequence[int], owners: Sequence[int]) -> list[float]:
-        """Bytes of some owners' arrays that belong to each tensor, in proportion to the elements."""
-        return (np.array(sizes, np.float64) @ self._weights[list(owners)]).tolist()
-
-
-@lru_cache(maxsize=64)  # the groups of every step have the same tensors
-def _ranges(names: tuple[str, ...], elements: tuple[int, ...], owners: int, unit: int) -> Ranges:
-    return Ranges(names, elements, owners, unit)
-
-
-def _extents_of(extents: Sequence[TensorInfo], segments: Sequence[Segment]) -> list[TensorInfo]:
-    return [
-        TensorInfo(extent.keys, segment.elements, segment.start) for extent, segment in zip(extents, segments)
-    ]
 
 
 def _as_it_is(array: Any, out: Any) -> Any:
@@ -307,63 +234,9 @@ def _split_body(body: np.ndarray, count: int) -> list[np.ndarray]:
     return pieces
 
 
-@dataclass(frozen=True)
-class Exact:
-    """The reduction of a single worker: the gradients as they are."""
-
-    @property
-    def collectives(self) -> tuple[Collective, ...]:
-        return ()
-
-    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        batch = whole_batch(gradients)
-
-        def decode(tensors: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
-            return segment_kernels(kernels).scale([batch.values[i] for i in tensors], factor, outs)
-
-        yield from ()
-        return Decoded(1, decode=decode)
-
-    def received_lengths(self, elements: Sequence[int], workers: Workers) -> None:
-        return None
-
-    def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
-    ) -> Decoded:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Alone:
-    """The reduction of one worker with itself."""
-
-    inner: Reduction
-
-    @property
-    def collectives(self) -> tuple[Collective, ...]:
-        return ()
-
-    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        return (yield from map_requests(self.inner.run(gradients, workers, kernels), _alone))
-
-    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
-        return self.inner.received_lengths(elements, workers)
-
-    def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
-    ) -> Decoded:
-        return self.inner.decode_received(received, tensors, workers, kernels)
-
-
 def between(workers: Workers) -> Workers:
-    """Those that own the same elements, one of each node. Reductions of one's own are not asked for."""
+    """The workers that own the same elements, one of each node. They use no custom reductions."""
     return Workers(workers.node, workers.nodes)
-
-
-def _alone(request: Any) -> Any:
-    """What a single worker gets."""
-    yield from ()
-    return request.array if isinstance(request, Allreduce) else [request.array]
 
 
 def _between_nodes(request: Any) -> Any:

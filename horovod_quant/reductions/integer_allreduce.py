@@ -42,7 +42,7 @@ class IntegerAllreduce:
         return self._decoded(norms, words, batch.elements, kernels, batch.table)
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
-        """The norms, and the sums with the number of those who have taken part."""
+        """Lengths of norms, and of sums with the active worker count."""
         norm_at, word_at = self.codec.offsets(tuple(elements))
         return [(norm_at[-1], np.float32), (word_at[-1] + 1, np.int32)]
 
@@ -62,7 +62,7 @@ class IntegerAllreduce:
 
 
 def collective_of_norms(norm: str) -> Collective:
-    """That of `shared_norms`."""
+    """The collective of `shared_norms`."""
     return (
         Collective(Allreduce, "float32", "max") if norm == "max" else Collective(Allreduce, "float64", "sum")
     )

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod_quant.codecs.base import Codec
-from horovod_quant.kernels.segments import Segment
 from horovod_quant.reductions.allgather import AllgatherReduce
-from horovod_quant.reductions.base import Reduction, received_batch, whole_batch, worker_rounder
+from horovod_quant.reductions.base import Reduction, whole_batch, worker_rounder
 from horovod_quant.reductions.requests import Alltoall, Collective, Workers, validated
 from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather
-from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient
+from horovod_quant.reductions.tensors import Exchange, Gradient
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,8 @@ class ReduceScatter:
         """Reduce shards.
 
         Args:
-            gradients: for each rank, one after another, the tensors of its shard. All shards have as many tensors, with
-                as many elements.
+            gradients: for each rank, one after another, the tensors of its shard. All shards have tensors of the same
+                lengths.
             workers: who takes part.
             kernels: a backend.
 
@@ -53,18 +52,12 @@ class ReduceScatter:
         sizes = [4 * workers.size * (stop - start) for start, stop in zip(at, at[1:])]
         request = Alltoall(payload, [at[-1]] * workers.size, sizes)
         payloads = yield from validated(request, workers)
-        tensors = [gradient.extent for gradient in local]
-
-        def decode(places: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
-            batch = received_batch(tensors, [Segment(i, 0, tensors[i].elements) for i in places])
-            starts = [at[i] for i in places]
-            return self.codec.decode(kernels, payloads, starts, batch, self.codec.domain, factor, outs)
-
-        return Decoded(workers.size, decode=decode)
+        tensors = [gradient.info for gradient in local]
+        return AllgatherReduce(self.codec).decode_received(payloads, tensors, workers, kernels)
 
 
 def reduce_scatter_of(reduction: Reduction) -> ReduceScatter | None:
-    """With the codec that workers use in another reduction; None if they do not send payloads of known length."""
+    """The reduce-scatter with the codec of another reduction; None if its payloads have no known length."""
     if isinstance(reduction, AllgatherReduce):
         return ReduceScatter(reduction.codec, reduction.correlated)
     if isinstance(reduction, ScatterReduceAllgather):

@@ -1,4 +1,4 @@
-"""What an exchange asks of its transport: requests, and who takes part."""
+"""Requests of an exchange to its transport, and the workers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from horovod_quant.kernels.entropy import CorruptPayloadError
 from horovod_quant.kernels.segments import split_points as split_points
 
 ALL, LOCAL, CROSS = "all", "local", "cross"
-"""Groups of workers: all; those of one node; those with the same place on their nodes, one per node."""
+"""Groups of workers: all; those of one node; those with the same local rank, one per node."""
 
 
 class Workers(NamedTuple):
-    """This worker's rank, the number of workers, and what their transport can do.
+    """Rank and number of workers, and what their transport can do.
 
     The ``local_size`` workers of a node have consecutive ranks; it is 1 unless the exchange is hierarchical.
     """
@@ -27,7 +27,7 @@ class Workers(NamedTuple):
 
     @property
     def local_rank(self) -> int:
-        """This worker's place on its node: its rank in the group LOCAL."""
+        """Rank of this worker in its node, the group LOCAL."""
         return self.rank % self.local_size
 
     @property
@@ -62,7 +62,7 @@ class Allreduce(NamedTuple):
 
 
 class Allgather(NamedTuple):
-    """All workers' arrays; answered with a list of n arrays in rank order.
+    """Allgather; answered with a list of n arrays in rank order.
 
     ``lengths`` are the lengths of the n arrays where they differ. ``ragged``: the lengths are unknown, and each array
     is a uint8 payload made by `ragged_payload`; the answer has the bodies, without their lengths: see `split_gathered`.
@@ -104,7 +104,7 @@ Request = Union[Allreduce, Allgather, Alltoall, CustomAllreduce]
 
 
 class Collective(NamedTuple):
-    """What is known of a request in advance: its type, the array's dtype, an allreduce's operation, and the group.
+    """A request as it is known in advance: type, dtype, operation, and group.
 
     ``swap``: whether it is a sum that replaces a gather, see `transports.pairwise_via_allreduce`.
     """
@@ -116,13 +116,13 @@ class Collective(NamedTuple):
     swap: bool = False
 
     @property
-    def needs_everybody(self) -> bool:
-        """Whether it fails, hangs or is wrong when Horovod adds zeros for a worker that has called ``hvd.join()``."""
+    def needs_all_workers(self) -> bool:
+        """True if it fails where a worker has called ``hvd.join()``."""
         return self.request is not Allreduce or self.group != ALL or self.swap
 
 
 def ragged_payload(*body: np.ndarray) -> np.ndarray:
-    """A uint8 payload that starts with its own length (8 bytes), followed by the parts of ``body``."""
+    """A uint8 payload: the length of the body in 8 bytes, and the body."""
     return np.concatenate([np.array([sum(map(len, body))], "<i8").view(np.uint8), *body])
 
 
@@ -140,7 +140,7 @@ def map_requests(
 
 
 def validated(request: Request, workers: Workers) -> Generator[Request, Any, Any]:
-    """Yields a request and returns its answer, if it has the lengths that the request implies.
+    """Yield a request; return its answer if its lengths are right.
 
     Raises:
         ValueError: it has other lengths.
@@ -163,7 +163,7 @@ def validated(request: Request, workers: Workers) -> Generator[Request, Any, Any
 
 
 def check_pieces(pieces: Sequence[Any], lengths: Sequence[int]) -> None:
-    """Raises ValueError if a worker's piece is missing or has the wrong length."""
+    """Raise ValueError if a piece is missing or has the wrong length."""
     _check_count(pieces, len(lengths))
     for worker, (piece, length) in enumerate(zip(pieces, lengths)):
         if piece.shape[0] != length:
@@ -179,7 +179,7 @@ def _check_count(pieces: Sequence[Any], size: int) -> None:
 
 
 def split_gathered(buffer: np.ndarray, request: Allgather) -> list[np.ndarray]:
-    """Cuts the concatenation that a transport's allgather returns into the workers' arrays.
+    """Cut the concatenation that an allgather returns into the workers' arrays.
 
     Raises:
         ValueError: the lengths do not add up to the buffer.
@@ -198,7 +198,7 @@ def split_gathered(buffer: np.ndarray, request: Allgather) -> list[np.ndarray]:
 
 
 def split_ragged(buffer: np.ndarray) -> list[np.ndarray]:
-    """Undoes the concatenation of ragged payloads; returns their bodies.
+    """Undo the concatenation of ragged payloads; return their bodies.
 
     Raises:
         ValueError: the lengths do not add up to the buffer.

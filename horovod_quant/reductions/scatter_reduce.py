@@ -45,7 +45,7 @@ class ScatterReduceAllgather:
         received = yield from validated(self._to_reducers(gradients, shards, workers, kernels), workers)
         request = self._to_workers(gradients, shards, received, workers, kernels)
         gathered = yield from validated(request, workers)
-        return self.decode_received(gathered, [each.extent for each in gradients], workers, kernels)
+        return self.decode_received(gathered, [each.info for each in gradients], workers, kernels)
 
     def _to_reducers(
         self, gradients: Sequence[Gradient], shards: Shards, workers: Workers, kernels: Any
@@ -54,7 +54,8 @@ class ScatterReduceAllgather:
         payload = self.scatter.encode(
             kernels, batch, worker_rounder(self.scatter.domain, workers, self.correlated)
         )
-        return Alltoall(payload, shards.lengths(self.scatter), shards.bytes_by_tensor(self.scatter))
+        sizes = [4 * length for length in shards.lengths_by_tensor(self.scatter)]
+        return Alltoall(payload, shards.lengths(self.scatter), sizes)
 
     def _to_workers(
         self,
@@ -67,7 +68,7 @@ class ScatterReduceAllgather:
         batch = segments_batch(gradients, shards.of[workers.rank], with_values=False)
         at = self.scatter.offsets(batch.elements)
         payload = self.scatter.reduce(kernels, received, at, batch, self.gather)
-        sizes = [size / workers.size for size in shards.bytes_by_tensor(self.gather)]
+        sizes = [4 * length / workers.size for length in shards.lengths_by_tensor(self.gather)]
         return Allgather(payload, sizes, shards.lengths(self.gather))
 
     def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]]:
@@ -79,17 +80,17 @@ class ScatterReduceAllgather:
     ) -> Decoded:
         shards = self._shards([tensor.elements for tensor in tensors], workers)
 
-        def decode(places: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+        def decode(indices: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
             of_codes = factor if self.gather.of_sums else factor * workers.size
 
             def decode_shard(source: Source, parts: Sequence[Any]) -> Sequence[Any]:
                 payloads, at, segments = source
-                batch = received_batch([tensors[i] for i in places], segments)
+                batch = received_batch([tensors[i] for i in indices], segments)
                 return self.gather.decode(kernels, payloads, at, batch, REDUCER, of_codes, parts)
 
             sources = [
                 ([received[part.rank]], part.at, part.segments)
-                for part in shards.parts_of(self.gather, places)
+                for part in shards.parts_of(self.gather, indices)
             ]
             return segment_kernels(kernels).decode_sources(outs, sources, decode_shard)
 

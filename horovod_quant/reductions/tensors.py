@@ -13,7 +13,7 @@ from horovod_quant.reductions.requests import Request
 
 
 class BinaryState(NamedTuple):
-    """BinSGDM's state of one gradient on one worker, for the elements given by `Scheme.owned`.
+    """BinSGDM's state of one gradient, for the elements given by `Scheme.owned`.
 
     Two float32 arrays, updated in place; kernels for many segments take a `BufferView` of each.
     """
@@ -24,15 +24,11 @@ class BinaryState(NamedTuple):
 
 
 class TensorInfo(NamedTuple):
-    """What decoding may need to know of a gradient: all workers have the same."""
+    """A gradient as decoding knows it; all workers have the same."""
 
     keys: RngKey
     elements: int
     start: int = 0
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.elements
 
 
 class Gradient:
@@ -47,7 +43,7 @@ class Gradient:
 
     # No tuple, because what is made anew for every gradient in every step wakes Python's garbage collector, which then
     # visits all objects of a framework: the frontend for PyTorch uses one again when its exchange is over.
-    __slots__ = ("_extent", "held", "keys", "start", "state", "step")
+    __slots__ = ("_info", "held", "keys", "start", "state", "step")
 
     def __init__(
         self,
@@ -58,14 +54,14 @@ class Gradient:
         start: int = 0,
     ) -> None:
         self.held = values
-        self._extent: TensorInfo | None = None
+        self._info: TensorInfo | None = None
         self.keys = keys
         self.step = step
         self.state = state
         self.start = start
 
     def replaced(self, values: np.ndarray, start: int | None = None) -> Gradient:
-        """The same gradient with other elements, by default the same number."""
+        """The gradient with other elements, by default the same number."""
         return Gradient(values, self.keys, self.step, self.state, self.start if start is None else start)
 
     @property
@@ -77,10 +73,10 @@ class Gradient:
         return self.held.shape[0]
 
     @property
-    def extent(self) -> TensorInfo:
-        if self._extent is None:
-            self._extent = TensorInfo(self.keys, self.elements, self.start)
-        return self._extent
+    def info(self) -> TensorInfo:
+        if self._info is None:
+            self._info = TensorInfo(self.keys, self.elements, self.start)
+        return self._info
 
 
 class Decoded:
@@ -113,7 +109,7 @@ class Decoded:
         self.decode = _each_alone(write) if decode is None else decode  # type: ignore[arg-type]
 
     def write(self, i: int, factor: Any, out: Any) -> Any:
-        """Decode the sum of one gradient, times ``factor``, into ``out``, and return it."""
+        """Decode the sum of one gradient, times ``factor``; return ``out``."""
         return self.decode([i], factor, [out])[0]
 
 

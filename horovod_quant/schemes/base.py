@@ -1,18 +1,20 @@
-"""What a scheme is: a generator over collectives, written once and run by every exchange.
+"""The base class of schemes, and what schemes import.
 
-A scheme computes with kernels and *yields* a request wherever it needs the other workers; whoever runs it (the
-simulator, mpi4py, Horovod) performs the collective and sends the result back in. It imports no framework.
+A scheme computes with kernels and *yields* a request wherever it needs the other workers; a transport (the simulator,
+mpi4py, Horovod) performs the collective and sends the result back in. A scheme imports no framework.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable, ClassVar, Final, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
+from horovod_quant.codecs.arguments import is_correlated
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import ROW
@@ -44,19 +46,24 @@ from horovod_quant.reductions.tensors import (  # noqa: F401
     TensorInfo,
 )
 
-Rounding = Literal["joint", "independent"]
-JOINT: Final = "joint"
+ExchangeKind = Literal["allgather", "alltoall", "auto"]
+ALLGATHER: Final = "allgather"
+ALLTOALL: Final = "alltoall"
+AUTO: Final = "auto"
+
+Rounding = Literal["correlated", "independent"]
+CORRELATED: Final = "correlated"
 """How the workers draw the random bits that round their gradients; see `worker_key`."""
 
 
 def worker_key(gradient: Gradient, workers: Workers, rounding: str) -> Key:
-    """The key with which a worker rounds its own gradient.
+    """The key with which a worker rounds its gradient.
 
-    ``"joint"``: each worker's numbers in [0, 1) are uniform, and the workers' numbers sum to a constant, see
+    ``"correlated"``: each worker's numbers in [0, 1) are uniform, and the workers' numbers sum to a constant, see
     `horovod_quant.kernels.keys`. ``"independent"``: each worker draws its own numbers.
     """
-    if rounding == JOINT:
-        return gradient.keys.joint("worker", gradient.step, workers.rank, workers.size)
+    if is_correlated(rounding):
+        return gradient.keys.correlated("worker", gradient.step, workers.rank, workers.size)
     return gradient.keys.key("worker", gradient.step, workers.rank)
 
 
@@ -80,13 +87,13 @@ class Scheme:
       calls numpy itself declares ``host_only = True``.
     - **An answer belongs to this exchange** and does not change until everything is decoded. An array that was sent is
       consumed: a transport may add in place and answer with the same memory. So do not send what you read again.
-    - **``out=`` is a place, not a promise.** An encoding kernel given ``out`` (as `kernels.assemble` gives it to what
-      fills a part) writes there and returns it; without ``out``, or where the backend's arrays cannot be written to, it
-      returns another array. Use what is returned. A decoding kernel always needs the ``out`` given to `Decoded.write`,
-      or one from ``kernels.empty``; return what the kernel returns.
-    - **Random bits come only from keys**: ``gradient.keys.key(stage, gradient.step, rank)`` for what only this worker
+    - **``out=`` is a destination, not a promise.** An encoding kernel given ``out`` (as ``kernels.pack`` gives it to
+      what fills a part) writes there and returns it; without ``out``, or where the backend's arrays cannot be written
+      to, it returns another array. Use what is returned. A decoding kernel always needs the ``out`` given to
+      `Decoded.write`, or one from ``kernels.empty``; return what the kernel returns.
+    - **Random bits come only from keys**: ``gradient.keys.key(domain, gradient.step, rank)`` for what only this worker
       rounds, or `worker_key`, with which the workers' errors partly cancel; no rank for what any worker might round
-      and all must round identically. Use one key per rounding: another stage name gives other bits. Draw from nothing
+      and all must round identically. Use one key per rounding: another domain gives other bits. Draw from nothing
       else, or runs cannot be reproduced.
     - **``gradient.step`` is this worker's own count.** Others may differ: a worker may have started later (elastic
       training) or missed steps (``hvd.join()``). No result may need equal counts: where others need the key to decode,
@@ -131,26 +138,26 @@ class Scheme:
 
     @property
     def extra_compute(self) -> bool:
-        """Whether its arguments buy a smaller error by work alone: other arguments send as many bytes with less work.
+        """True if its arguments lower the nmse by computing alone: others send the same bytes with less work.
 
         Where a smaller error is not needed, ``Auto`` and `horovod_quant.autotune.candidates` prefer those.
         """
         return False
 
     def reduction(self, workers: Workers) -> Reduction:
-        """What carries the payloads of this scheme among these workers; required, unless `begin` is defined."""
+        """The reduction of this scheme for these workers; required, unless `begin` is defined."""
         raise TypeError(f"{type(self).__name__} defines no exchange")
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives of an exchange, in order, on a transport without custom reductions.
+        """The collectives of an exchange, in order, without custom reductions.
 
         By default those of `reduction`, where it depends on the number of workers, with many of them.
         """
         return self.reduction(_MANY_WORKERS).collectives
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        """Starts the exchange of a group of gradients; a generator. By default that of `reduction`.
+        """Start the exchange of a group of gradients; a generator. By default that of `reduction`.
 
         Args:
             gradients: the group, in the same order on every worker.
@@ -159,19 +166,23 @@ class Scheme:
         """
         return self.reduction(workers).run(gradients, workers, kernels)
 
-    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
-        """Lengths and types of `Decoded.received`, for gradients with so many elements; None if there is none.
+    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        """Do the same as `begin`: a scheme is a `Reduction`."""
+        return self.begin(gradients, workers, kernels)
 
-        int32 and float32 arrays have these lengths exactly. uint8 arrays, all or none, have about as many bytes.
+    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
+        """Lengths and dtypes of `Decoded.received`, for gradients with these lengths; None if there is none.
+
+        int32 and float32 arrays have these lengths exactly. For uint8 arrays, all or none, they are estimates.
         """
         if type(self).reduction is Scheme.reduction:
             return None
         return self.reduction(workers).received_lengths(elements, workers)
 
     def decode_received(
-        self, received: Sequence[Any], extents: Sequence[TensorInfo], workers: Workers, kernels: Any
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
     ) -> Decoded:
-        """The result of an exchange of gradients with these extents, from what some worker has received.
+        """The result of an exchange, from what any worker has received.
 
         A hierarchical exchange calls it for each part of a gradient, wherever that part was exchanged. So it may depend
         neither on this worker's own gradients and steps nor on its rank. Only needed with `received_lengths`.
@@ -179,7 +190,7 @@ class Scheme:
         if type(self).reduction is Scheme.reduction:
             name = type(self).__name__
             raise TypeError(f"{name}.received_lengths: define {name}.decode_received as well")
-        return self.reduction(workers).decode_received(received, extents, workers, kernels)
+        return self.reduction(workers).decode_received(received, tensors, workers, kernels)
 
     def for_workers(self, workers: Workers) -> Scheme:
         """The scheme that these workers run, where it depends on their number; the same on all of them.
@@ -190,7 +201,7 @@ class Scheme:
         return self
 
     def check_workers(self, size: int) -> None:
-        """Raises ValueError if the scheme's arguments do not work with ``size`` workers."""
+        """Raise ValueError if the arguments do not work with ``size`` workers."""
 
     def owned(self, name: str, elements: int, workers: Workers) -> tuple[int, int]:
         """The elements of a tensor whose state this worker keeps: start, and stop (exclusive)."""
@@ -229,11 +240,11 @@ class Scheme:
         return self
 
     def host_requirement(self) -> str | None:
-        """The argument or declaration because of which it needs arrays in host memory; None if it does not."""
+        """The argument or declaration that needs arrays in host memory; None if none."""
         return "host_only=True" if self.host_only else None
 
     def compress(self, tensor: Any = None) -> Any:
-        """Raises TypeError: Horovod calls it when given a scheme instead of a compressor."""
+        """Raise TypeError: Horovod calls it when given a scheme instead of a compressor."""
         shown = repr(self) if isinstance(self, Scheme) else "a scheme's class"
         inner = repr(self) if isinstance(self, Scheme) else "..."
         raise TypeError(
@@ -241,35 +252,31 @@ class Scheme:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class OfScheme:
-    """A scheme as a reduction, whether it has one or defines `Scheme.begin` itself."""
+class WithRounding(Scheme):
+    """A scheme whose argument ``rounding`` says how the workers round their gradients: see `worker_key`."""
 
-    scheme: Scheme
+    rounding: Rounding
 
-    def __str__(self) -> str:
-        return str(self.scheme)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounding", CORRELATED if is_correlated(self.rounding) else "independent")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Read pickles of version 0.1.0, too, with its word for correlated rounding."""
+        former = {"rounding": CORRELATED} if state.get("rounding") == "joint" else {}
+        vars(self).update(state, **former)
 
     @property
-    def collectives(self) -> tuple[Collective, ...]:
-        return self.scheme.collectives
-
-    def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
-        return self.scheme.begin(gradients, workers, kernels)
-
-    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
-        return self.scheme.received_lengths(elements, workers)
-
-    def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
-    ) -> Decoded:
-        return self.scheme.decode_received(received, tensors, workers, kernels)
+    def is_correlated(self) -> bool:
+        """True if the workers' errors partly cancel."""
+        return self.rounding == CORRELATED
 
 
 def with_explained_errors(
     scheme: Scheme, gradients: Sequence[Gradient], workers: Workers, kernels: Any, arrays: str
 ) -> Exchange:
-    """``scheme.begin`` on a framework's tensors, with an explanation if it fails because they are not numpy arrays.
+    """Run ``scheme.begin`` on a framework's tensors, and explain errors.
+
+    It fails where a scheme needs numpy arrays.
 
     Args:
         arrays: what the tensors are, for the message.
@@ -277,33 +284,26 @@ def with_explained_errors(
     Raises:
         TypeError: the scheme needs something of its arrays or kernels that only numpy has.
     """
-
-    def told(action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except (AttributeError, NotImplementedError, TypeError) as error:
-            raise TypeError(
-                f"{scheme} cannot be run on {arrays}. If it computes with numpy, declare host_only = True in its "
-                f"class, or use kernels='native'; if not, use only functions of kernels. The error was: "
-                f"{' '.join(str(error).split())}"
-            ) from error
-
-    exchange = told(lambda: scheme.begin(gradients, workers, kernels))
-    reply: Any = None
-    while True:
-        try:
-            request = told(lambda: exchange.send(reply))  # noqa: B023
-        except StopIteration as stop:
-            found: Decoded = stop.value
-            break
-        reply = yield request
-    decode = found.decode
-    found.decode = lambda indices, factor, outs: told(lambda: decode(indices, factor, outs))
+    with _explained(scheme, arrays):
+        found: Decoded = yield from scheme.begin(gradients, workers, kernels)
+    found.decode = _explained(scheme, arrays)(found.decode)
     return found
 
 
+@contextmanager
+def _explained(scheme: Scheme, arrays: str) -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, NotImplementedError, TypeError) as error:
+        raise TypeError(
+            f"{scheme} cannot be run on {arrays}. If it computes with numpy, declare host_only = True in its "
+            f"class, or use kernels='native'; if not, use only functions of kernels. The error was: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+
+
 def argument_names(scheme: Any) -> list[str]:
-    """Of a scheme or its class."""
+    """Names of the arguments of a scheme or its class."""
     return [field.name for field in dataclasses.fields(scheme) if field.init]
 
 
@@ -324,15 +324,18 @@ def renamed_arguments(kind: type[Scheme], given: Mapping[str, Any]) -> dict[str,
     return found
 
 
-def use_plain_ints(scheme: Scheme, *names: str) -> None:
-    """Converts numpy integers among the arguments to Python's, which alone have all methods that kernels use."""
-    for name in names:
-        object.__setattr__(scheme, name, int(getattr(scheme, name)))
-
-
 def require_int(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
         raise ValueError(f"{name}={value!r}: use an integer from {low} to {high}")
+
+
+def use_int(scheme: Scheme, name: str, low: int, high: int) -> None:
+    """Require an integer argument, and make it a plain int.
+
+    Integers of numpy lack methods that kernels use.
+    """
+    require_int(name, getattr(scheme, name), low, high)
+    object.__setattr__(scheme, name, int(getattr(scheme, name)))
 
 
 def require_number(name: str, value: Any, low: float, high: float) -> None:
@@ -341,7 +344,7 @@ def require_number(name: str, value: Any, low: float, high: float) -> None:
 
 
 def require_bool(name: str, value: Any) -> None:
-    """Raises ValueError unless it is True or False."""
+    """Raise ValueError unless it is True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name}={value!r}: use True or False")
 
@@ -362,6 +365,12 @@ def require_whole_nodes(size: int, local_size: int) -> None:
         raise ValueError(
             f"hierarchical: {size} workers cannot form nodes of {local_size}; start the same number on every node"
         )
+
+
+def use_bucket_size(scheme: Any) -> None:
+    """Require a bucket size, and make it a plain int."""
+    require_bucket_size(scheme.bucket_size)
+    object.__setattr__(scheme, "bucket_size", int(scheme.bucket_size))
 
 
 def require_bucket_size(value: Any) -> None:

@@ -16,24 +16,26 @@ from horovod_quant.reductions.allgather import AllgatherReduce
 from horovod_quant.reductions.base import Reduction
 from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather
 from horovod_quant.schemes.base import (
+    ALLGATHER,
+    ALLTOALL,
+    AUTO,
+    ExchangeKind,
     Scheme,
     Workers,
     renamed_arguments,
     require_bool,
     require_choice,
-    require_int,
-    use_plain_ints,
+    use_int,
 )
-from horovod_quant.schemes.qsgd import ALLGATHER, ALLTOALL, AUTO, Route
 from horovod_quant.schemes.registry import register
 
 DEFAULT_BITS = 3
 MOST_BITS = 4
 
 MOST_GATHERED = 2
-"""Workers with whom ``exchange="auto"`` is an allgather: it has half of the error of an alltoall of as many bits.
+"""Workers with whom ``exchange="auto"`` is an allgather: it has half of the nmse of an alltoall of the same width.
 
-For that error an alltoall needs half a bit more each way (a bit is worth a factor of 3.7). An allgather sends
+For that nmse an alltoall needs half a bit more each way (a bit is worth a factor of 3.7). An allgather sends
 ``(n - 1) b`` bits an element, that alltoall ``(n - 1) / n (2 b + 1)``: fewer with 3 workers, but for one bit, and more
 with 2. The kernels' time agrees: an element takes 1.1 ns to encode and 0.75 to decode (AVX-512, one thread), so an
 allgather of 2 takes 2.6 and an alltoall 3.1; of 3 both take about 3.2, and of 4 the allgather 4.1 and the alltoall 2.9.
@@ -43,20 +45,20 @@ IN_COMMON = 0.1
 """Share of a gradient's energy that ``server_bits="auto"`` takes all workers to have in common.
 
 4 workers' gradients of a character model had as much in the middle of a training, and 16 workers' a fifth of it. The
-larger it is, the less do the workers' errors count beside the server's.
+larger it is, the less do the workers' errors count beside those of the reducer.
 """
 
 
 class Widths(NamedTuple):
-    """What some number of workers run."""
+    """Widths and exchange of some number of workers."""
 
     bits: int
     server_bits: int
-    exchange: Route
+    exchange: ExchangeKind
     trellis: bool = False
 
     def bits_sent(self, workers: int) -> int:
-        """For an element, by one of so many workers, times ``n / (n - 1)``."""
+        """Bits that a worker sends for an element, times ``n / (n - 1)``."""
         return workers * self.bits if self.exchange == ALLGATHER else self.bits + self.server_bits
 
     def nmse(self, ratio: float = 1.0) -> float:
@@ -66,8 +68,8 @@ class Widths(NamedTuple):
 
     def reduction(self) -> Reduction:
         # With a rotation that all workers share, one inverse rotation would do for the sum. But equal gradients would
-        # have equal errors then, of which n times as much is left (with half of the energy in common 4% more at one
-        # bit, 2% at three), and with two workers that would save no more than a quarter of the kernels' time.
+        # have equal errors then, of which n times more is left (with half of the energy in common 4% more at one bit,
+        # 2% at three), and with two workers that would save no more than a quarter of the kernels' time.
         codes = RotatedCodes(self.bits, self.trellis)
         if self.exchange == ALLGATHER:
             return AllgatherReduce(codes)
@@ -81,14 +83,14 @@ class EDEN(Scheme):
 
     1. Each worker rotates its buckets with its own random signs, rounds to the nearest level, and chooses the scale
        that makes the component along the bucket exact.
-    2. An alltoall sends all workers' codes and scales of a chunk to the worker that serves the chunk.
-    3. The server decodes and averages them, and encodes the average with a different rotation: reusing a worker's would
-       make the result biased.
-    4. An allgather distributes the servers' codes and scales.
+    2. An alltoall sends all workers' codes and scales of a shard to the rank that reduces the shard.
+    3. The reducer decodes and averages them, and encodes the average with a different rotation: with that of a worker
+       the result would be biased.
+    4. An allgather distributes the reducers' codes and scales.
 
     With two workers there is an allgather after step 1 instead; each worker decodes and adds all workers' codes.
 
-    The number of the step that selected the signs is sent with the codes, one word for each server's part of a
+    The number of the step that selected the signs is sent with the codes, one word for each reducer's part of a
     gradient, so the workers' counts need not be equal.
 
     Rounding adds a constant fraction of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096
@@ -102,7 +104,7 @@ class EDEN(Scheme):
 
     Args:
         bits: width of a code, 1 to 4; 3 unless ``nmse`` is given. A bucket whose largest magnitude is below 2^-96
-            counts as 0. An element outside float32's range turns its bucket into NaN.
+            counts as 0. An element outside the range of float32 turns its bucket into NaN.
         server_bits: width of the reducers' codes. The error of the second rounding does not shrink with the number of
             workers, so ``"auto"`` uses the fewest bits that keep it to at most the remaining error of the workers: one
             more than ``bits`` for up to 28 workers, more from there on, at most 4. Width 3 with ``server_bits=3`` sends
@@ -122,7 +124,7 @@ class EDEN(Scheme):
 
     bits: int | None = None
     server_bits: int | str = AUTO
-    exchange: Route = AUTO
+    exchange: ExchangeKind = AUTO
     nmse: float | None = None
     trellis: bool = False
     error: InitVar[Any] = None  # the former name of nmse
@@ -138,25 +140,23 @@ class EDEN(Scheme):
         if error is not None:
             for name, value in renamed_arguments(EDEN, {"error": error}).items():
                 object.__setattr__(self, name, value)
-        require_choice("exchange", self.exchange, get_args(Route))
+        require_choice("exchange", self.exchange, get_args(ExchangeKind))
         require_bool("trellis", self.trellis)
         if isinstance(self.server_bits, str) and self.server_bits != AUTO:
             raise ValueError(
                 f"server_bits={self.server_bits!r}: use 'auto', or an integer from 1 to {MOST_BITS}"
             )
         if self.server_bits != AUTO:
-            require_int("server_bits", self.server_bits, 1, MOST_BITS)
-            use_plain_ints(self, "server_bits")
+            use_int(self, "server_bits", 1, MOST_BITS)
         if self.nmse is not None:
             self._check_nmse(self.nmse)
             return
         if self.bits is None:
             object.__setattr__(self, "bits", DEFAULT_BITS)
-        require_int("bits", self.bits, 1, MOST_BITS)
-        use_plain_ints(self, "bits")
+        use_int(self, "bits", 1, MOST_BITS)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Reads what version 0.1.0 has pickled, too."""
+        """Read pickles of version 0.1.0, too."""
         if "error" in state:
             state = {**state, "nmse": state["error"]}
             del state["error"]
@@ -186,18 +186,18 @@ class EDEN(Scheme):
         return self.widths(workers.size).reduction()
 
     def for_workers(self, workers: Workers) -> Scheme:
-        """This scheme with all choices made that depend on the number of workers."""
+        """The scheme with all choices that depend on the number of workers."""
         return replace(self, nmse=None, **self.widths(workers.size)._asdict())
 
     def levels_left(self, workers: int, hosts: int) -> int | None:
         return None if self.bits is None else 1 << (self.bits - 1)
 
     def expected_nmse(self, workers: int, hosts: int) -> float:
-        """The same for any number of workers with the same settings: errors average out, as such gradients do."""
+        """The nmse, independent of the number of workers: errors average out, as such gradients do."""
         return self.widths(workers).nmse()
 
     def widths(self, workers: int) -> Widths:
-        """What so many workers run."""
+        """Widths and exchange of N workers."""
         if self.nmse is not None:
             fitting = [widths for widths in self._possible() if widths.nmse() <= self.nmse]
             ratio = _usual_ratio(workers)
@@ -211,22 +211,22 @@ class EDEN(Scheme):
         return Widths(self.bits, server_bits, exchange, self.trellis)
 
     def _possible(self) -> list[Widths]:
-        """What there is to choose from by nmse."""
+        """The choices for a given nmse."""
         every = range(1, MOST_BITS + 1)
         gathered = [Widths(bits, bits, ALLGATHER, self.trellis) for bits in every]
-        served = [
+        scattered = [
             Widths(bits, server_bits, ALLTOALL, self.trellis) for bits in every for server_bits in every
         ]
-        return [widths for widths in gathered + served if self.exchange in (AUTO, widths.exchange)]
+        return [widths for widths in gathered + scattered if self.exchange in (AUTO, widths.exchange)]
 
 
 def balanced(bits: int, workers: int, trellis: bool = False, share: float = 1.0) -> int:
-    """What ``server_bits="auto"`` is: the reducers add at most ``share`` times the workers' remaining error."""
+    """The width of reducers that add at most this share of nmse."""
     left = share * _usual_ratio(workers) * eden_variance_factor(bits, trellis)
     fitting = (more for more in range(bits, MOST_BITS) if eden_variance_factor(more, trellis) <= left)
     return next(fitting, MOST_BITS)
 
 
 def _usual_ratio(workers: int) -> float:
-    """Of energies, see `horovod_quant.codecs.rotated_codes.eden_error`."""
+    """The assumed ratio of energies, see `horovod_quant.codecs.rotated_codes.eden_error`."""
     return 1 / (1 + (workers - 1) * IN_COMMON)

@@ -1,7 +1,7 @@
 """Global-QSGD: Practical Floatless Quantization for Distributed Learning with Theoretical Guarantees.
 
 Xin, Canini, Richtarik, Horvath. 2023 (ECAI 2025). All workers share one scale, so that an ordinary allreduce can sum
-their integers. With ``rotate=True`` it is the scale of the sum: `horovod_quant.schemes.rotated_sum`.
+their integers. With ``rotate=True`` it is the scale of the sum: `horovod_quant.reductions.rotated_sum`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from horovod_quant.kernels.layout import TILE
 from horovod_quant.reductions.base import Reduction
 from horovod_quant.reductions.exponential import ExponentialReduction
 from horovod_quant.reductions.integer_allreduce import IntegerAllreduce
+from horovod_quant.reductions.rotated_sum import SHARED, RotatedSum
 from horovod_quant.schemes.base import (
-    JOINT,
+    CORRELATED,
     Exchange,
     Gradient,
     Rounding,
-    Scheme,
+    WithRounding,
     Workers,
     require_bool,
-    require_bucket_size,
     require_choice,
     require_int,
-    use_plain_ints,
+    use_bucket_size,
+    use_int,
 )
 from horovod_quant.schemes.registry import register
-from horovod_quant.schemes.rotated_sum import SHARED, RotatedSum
 
 Norm = Literal["max", "l2"]
 Levels = Literal["uniform", "exponential"]
@@ -41,7 +41,7 @@ Levels = Literal["uniform", "exponential"]
 
 @register
 @dataclass(frozen=True)
-class GlobalQSGD(Scheme):
+class GlobalQSGD(WithRounding):
     """Global-QSGD with standard (uniform) or exponential dithering.
 
     With ``rotate`` (not in the paper) all workers apply the same rotation to their gradients, which makes every
@@ -56,9 +56,9 @@ class GlobalQSGD(Scheme):
             all squares; for the same width about sqrt(n) times more levels, on a larger scale).
         levels: ``"uniform"`` or ``"exponential"``.
         bucket_size: number of elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts
-            as 0. An element or norm outside float32's range turns the bucket into NaN. With ``rotate`` it is 16,384, of
-            which each 1,024 are rotated together and have a norm of their own.
-        rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
+            as 0. An element or norm outside the range of float32 turns the bucket into NaN. With ``rotate`` it is
+            16,384, of which each 1,024 are rotated together and have a norm of their own.
+        rounding: ``"correlated"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
         rotate: whether to rotate and use the sum's scale. Needs uniform levels, allows no choice of ``norm``, and runs
             its kernels on the host.
 
@@ -70,7 +70,7 @@ class GlobalQSGD(Scheme):
     norm: Norm = "max"
     levels: Levels = "uniform"
     bucket_size: int | None = None
-    rounding: Rounding = JOINT
+    rounding: Rounding = CORRELATED
     rotate: bool = False
 
     presets = {"global-qsgd": {}}
@@ -81,15 +81,14 @@ class GlobalQSGD(Scheme):
     def __post_init__(self) -> None:
         require_choice("norm", self.norm, get_args(Norm))
         require_choice("levels", self.levels, get_args(Levels))
-        require_choice("rounding", self.rounding, get_args(Rounding))
+        super().__post_init__()
         require_bool("rotate", self.rotate)
         if self.rotate:
             self._check_rotated()
         if self.bucket_size is None:
             object.__setattr__(self, "bucket_size", SHARED if self.rotate else TILE)
-        require_int("bits", self.bits, 2, 16 if self.levels == "uniform" else 8)
-        require_bucket_size(self.bucket_size)
-        use_plain_ints(self, "bits", "bucket_size")
+        use_int(self, "bits", 2, 16 if self.levels == "uniform" else 8)
+        use_bucket_size(self)
         if self.levels == "exponential" and TILE % self._bucket and self._bucket % TILE:
             raise ValueError(
                 f"bucket_size={self.bucket_size!r}: with levels='exponential' use a divisor or a multiple of {TILE}"
@@ -109,20 +108,19 @@ class GlobalQSGD(Scheme):
                 )
 
     def reduction(self, workers: Workers) -> Reduction:
-        correlated = self.rounding == JOINT
         if self.rotate:
             return RotatedSum(self.bits, self.rounding)
         if self.levels == "exponential":
-            return ExponentialReduction(self.bits, self.norm, self._bucket, correlated)
+            return ExponentialReduction(self.bits, self.norm, self._bucket, self.is_correlated)
         codec = SharedScaleSums(self.bits, self.levels_for(workers.size), self.norm, self._bucket)
-        return IntegerAllreduce(codec, correlated)
+        return IntegerAllreduce(codec, self.is_correlated)
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         self.check_workers(workers.size)
         return (yield from super().begin(gradients, workers, kernels))
 
     def levels_for(self, size: int) -> int:
-        """Largest number s of uniform levels for which the sum of ``size`` integers fits ``bits`` bits; 0 if none does.
+        """The most uniform levels whose sum over the workers fits; 0 if none does.
 
         A field holds sums up to ``M = 2^(bits-1) - 1``. Each integer is at most s, so ``s = M // n`` always fits;
         with the l2 norm Cauchy-Schwarz bounds the sum by ``s sqrt(n) + n`` as well.
@@ -142,7 +140,7 @@ class GlobalQSGD(Scheme):
         return self.levels_for(workers) if self.levels == "uniform" else (1 << (self.bits - 1)) - 1
 
     def expected_nmse(self, workers: int, hosts: int) -> float:
-        """It grows with the number of workers: the scale grows, and fewer levels are left."""
+        """The nmse, which grows with the number of workers: the scale grows, and fewer levels are left."""
         if self.rotate:
             return rotated_sum_error(self.bits, workers, self.rounding)
         uniform, levels = self.levels == "uniform", self.levels_left(workers, hosts)

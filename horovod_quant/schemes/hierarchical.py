@@ -12,19 +12,23 @@ from math import lcm
 from typing import Any
 
 from horovod_quant.kernels.layout import TILE
-from horovod_quant.reductions.base import Reduction
-from horovod_quant.reductions.hierarchical import Alone, Exact, HierarchicalReduction, between
+from horovod_quant.kernels.segments import segment_kernels
+from horovod_quant.reductions.base import whole_batch
+from horovod_quant.reductions.hierarchical import HierarchicalReduction, between
 from horovod_quant.reductions.shards import owned_range
 from horovod_quant.schemes.base import (
+    Allreduce,
     Collective,
+    Decoded,
     Exchange,
     Gradient,
-    OfScheme,
     Scheme,
+    TensorInfo,
     Workers,
+    map_requests,
     require_whole_nodes,
 )
-from horovod_quant.schemes.inside import FLOAT32, Inside, error_inside, intra_codec, require_inside
+from horovod_quant.schemes.inside import FLOAT32, Inside, intra_codec, nmse_inside, require_inside
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,10 @@ class Hierarchical(Scheme):
     """``inner`` between nodes; each node takes part as one worker that has the mean of its workers' gradients.
 
     1. An alltoall inside the node sends each worker all values of the elements that it owns, in float32, in float16, or
-       as QSGDinf's codes of 8 bits in buckets of 256, with joint rounding among the node's workers.
+       as QSGDinf's codes of 8 bits in buckets of 256, with correlated rounding among the node's workers.
     2. The worker averages them, in the order of the node's workers.
     3. The workers that own the same elements, one per node, run ``inner`` on them.
-    4. An allgather inside the node distributes what they have received between the nodes, and everybody decodes it all.
+    4. An allgather inside the node distributes what they have received between the nodes, and all decode it.
        The averages travel instead, in float32, where they have no more bytes, or ``inner`` cannot decode elsewhere.
 
     With one worker per node the exchange is that of ``inner``, bit for bit. On a single node ``inner`` quantizes
@@ -48,7 +52,7 @@ class Hierarchical(Scheme):
             more, which it does not hold, becomes NaN on all workers, as infinities do.
 
     Attributes:
-        nodes: their number, where `for_workers` has told it. It decides what travels in step 4.
+        nodes: their number, which `for_workers` sets. It decides what travels in step 4.
     """
 
     inner: Scheme
@@ -60,18 +64,18 @@ class Hierarchical(Scheme):
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Those of nodes with several workers, see `for_workers`; by default, of two nodes."""
+        """The collectives of nodes with several workers, see `for_workers`; by default, of two nodes."""
         return self._reduction().collectives_of(Workers(0, self.nodes))
 
     def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         return self._reduction().run(gradients, workers, kernels)
 
     def _reduction(self) -> HierarchicalReduction:
-        return HierarchicalReduction(intra_codec(self.inside), OfScheme(self.inner), self._unit)
+        return HierarchicalReduction(intra_codec(self.inside), self.inner, self._unit)
 
     @property
     def _unit(self) -> int:
-        """Whole buckets and whole tiles."""
+        """Length of the smallest range: whole buckets and whole tiles."""
         return lcm(getattr(self.inner, "bucket_size", TILE), TILE)
 
     def for_workers(self, workers: Workers) -> Scheme:
@@ -88,7 +92,7 @@ class Hierarchical(Scheme):
         return found
 
     def owned(self, name: str, elements: int, workers: Workers) -> tuple[int, int]:
-        """About 1 / local_size of the elements."""
+        """The range of this worker, about 1 / local_size of the elements."""
         return owned_range(name, elements, workers.local_size, workers.local_rank, self._unit)
 
     def levels_left(self, workers: int, hosts: int) -> int | None:
@@ -96,7 +100,7 @@ class Hierarchical(Scheme):
 
     def expected_nmse(self, workers: int, hosts: int) -> float | None:
         nmse = self.inner.expected_nmse(hosts, hosts)
-        return None if nmse is None else nmse + error_inside(self.inside, workers // hosts) ** 2
+        return None if nmse is None else nmse + nmse_inside(self.inside, workers // hosts)
 
     def fixed_length_proxy(self) -> Scheme:
         return Hierarchical(self.inner.fixed_length_proxy(), self.inside)
@@ -112,17 +116,40 @@ def inner_of(scheme: Scheme) -> Scheme:
 
 @dataclass(frozen=True)
 class Unquantized(Scheme):
-    """The exchange of one worker with nobody: the gradients as they are."""
+    """The exchange of a single node: the averages as they are."""
 
-    def reduction(self, workers: Workers) -> Reduction:
-        return Exact()
+    collectives = ()
+
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        batch = whole_batch(gradients)
+
+        def decode(tensors: Sequence[int], factor: Any, outs: Sequence[Any]) -> Sequence[Any]:
+            return segment_kernels(kernels).scale([batch.values[i] for i in tensors], factor, outs)
+
+        yield from ()
+        return Decoded(1, decode=decode)
 
 
 @dataclass(frozen=True)
 class Single(Scheme):
-    """The exchange of one worker with itself."""
+    """The exchange of a single node with a scheme's own optimizer."""
 
     inner: Scheme
+    collectives = ()
 
-    def reduction(self, workers: Workers) -> Reduction:
-        return Alone(OfScheme(self.inner))
+    def begin(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
+        return (yield from map_requests(self.inner.begin(gradients, workers, kernels), _sent_back))
+
+    def received_lengths(self, elements: Sequence[int], workers: Workers) -> Sequence[tuple[int, Any]] | None:
+        return self.inner.received_lengths(elements, workers)
+
+    def decode_received(
+        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
+    ) -> Decoded:
+        return self.inner.decode_received(received, tensors, workers, kernels)
+
+
+def _sent_back(request: Any) -> Any:
+    """The answer to a single worker."""
+    yield from ()
+    return request.array if isinstance(request, Allreduce) else [request.array]

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from horovod_quant.codecs.levels import exponential_levels, uniform_levels
 from horovod_quant.codecs.norms_and_codes import NormsAndCodes
-from horovod_quant.codecs.rounding_error import gaussian_error
-from horovod_quant.schemes.base import Scheme, Workers, require_int, use_plain_ints
-from horovod_quant.schemes.qsgd import ALLGATHER, ALLTOALL, AUTO, GatheredScheme
+from horovod_quant.schemes.base import ALLGATHER, ALLTOALL, AUTO, Workers, use_int
+from horovod_quant.schemes.qsgd import QSGD, Norm
 from horovod_quant.schemes.registry import register
 
 FINER = 2
@@ -26,7 +24,7 @@ and 0.060 with uniform levels of 5 and 6 bits (tests/schemes/test_nuqsgd.py meas
 
 @register
 @dataclass(frozen=True)
-class NUQSGD(GatheredScheme):
+class NUQSGD(QSGD):
     """NUQSGD: ``2^(bits-1) - 1`` non-zero exponential levels, so s = ``2^(bits-1) - 2``.
 
     Args:
@@ -34,10 +32,10 @@ class NUQSGD(GatheredScheme):
             float; more would add levels that no gradient uses.)
         norm: ``"l2"`` or ``"max"``, computed per bucket and worker.
         bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
-            or norm outside float32's range turns the bucket into NaN.
+            or norm outside the range of float32 turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        exchange, rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels joint rounding cancels less:
-            0.6 to 0.75 of the error remains where gradients differ.
+        exchange, rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels correlated rounding cancels
+            less: 0.6 to 0.75 of the error remains where gradients differ.
         server_bits: width of the codes that the reducers of an alltoall send, 2 to 16: uniform levels of a bucket's
             largest magnitude. By default ``bits + 2`` where ``exchange="auto"`` is an alltoall. With
             ``exchange="alltoall"`` the default are the workers' own exponential levels, whose error no number of bits
@@ -47,43 +45,36 @@ class NUQSGD(GatheredScheme):
         ValueError: an argument is out of range, or ``server_bits`` is given to an allgather.
     """
 
+    norm: Norm = "l2"
+    bucket_size: int = 1024
     server_bits: int | None = None
 
     presets = {"nuqsgd": {}}
     compared = ("nuqsgd-4",)
     levels = "exponential"
+    most_bits = 8
 
     def __post_init__(self) -> None:
-        require_int("bits", self.bits, 2, 8)
         super().__post_init__()
         if self.server_bits is None:
             return
-        require_int("server_bits", self.server_bits, 2, 16)
-        use_plain_ints(self, "server_bits")
+        use_int(self, "server_bits", 2, 16)
         if self.exchange == ALLGATHER or self.coding != "fixed":
             raise ValueError(
                 f"server_bits={self.server_bits!r}: an allgather has no second rounding; leave it out, or use "
                 f"exchange='auto' and coding='fixed'"
             )
 
-    def for_workers(self, workers: Workers) -> Scheme:
-        """With ``exchange="auto"`` and an alltoall: reducers with finer, uniform levels."""
-        found = super().for_workers(workers)
-        assert isinstance(found, NUQSGD)
+    def for_workers(self, workers: Workers) -> NUQSGD:
+        """The scheme for these workers.
+
+        With ``exchange="auto"`` and an alltoall reducers have finer, uniform levels.
+        """
         if self.exchange != AUTO:
             return self
-        if found.exchange != ALLTOALL:
-            return replace(found, server_bits=None)
-        return replace(found, server_bits=self.server_bits or self.bits + FINER)
-
-    def grid(self):
-        return exponential_levels((1 << (self.bits - 1)) - 2)
-
-    def reducer_nmse(self) -> float:
-        if self.server_bits is None:
-            return super().reducer_nmse()
-        levels = uniform_levels((1 << (self.server_bits - 1)) - 1)
-        return gaussian_error(levels, "max", self.bucket_size, "independent", 1) ** 2
+        exchange = self.exchange_of(workers.size)
+        finer = self.server_bits or self.bits + FINER
+        return replace(self, exchange=exchange, server_bits=finer if exchange == ALLTOALL else None)
 
     def gather_codec(self) -> NormsAndCodes:
         if self.server_bits is None:

@@ -7,51 +7,47 @@ distributes norms and codes, and every worker decodes and adds all of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Literal, get_args
-
-import numpy as np
+from typing import ClassVar, Literal, get_args
 
 from horovod_quant.codecs.elias import EliasCodes
-from horovod_quant.codecs.levels import uniform_levels
 from horovod_quant.codecs.norms_and_codes import NormsAndCodes
-from horovod_quant.codecs.rounding_error import gaussian_error
 from horovod_quant.reductions.allgather import AllgatherReduce, RaggedAllgatherReduce
 from horovod_quant.reductions.base import Reduction
 from horovod_quant.reductions.scatter_reduce import ScatterReduceAllgather
 from horovod_quant.schemes.base import (
-    JOINT,
+    ALLGATHER,
+    ALLTOALL,
+    AUTO,
+    CORRELATED,
+    ExchangeKind,
     Rounding,
-    Scheme,
+    WithRounding,
     Workers,
-    require_bucket_size,
     require_choice,
-    require_int,
-    use_plain_ints,
+    use_bucket_size,
+    use_int,
 )
 from horovod_quant.schemes.registry import register
 
 Norm = Literal["l2", "max"]
 Coding = Literal["fixed", "elias", "elias-omega"]
-Route = Literal["allgather", "alltoall", "auto"]
-ALLGATHER: Final = "allgather"
-ALLTOALL: Final = "alltoall"
-AUTO: Final = "auto"
 _ELIAS = {"elias": "gamma", "elias-omega": "omega"}
 
 MOST_GATHERED = 4
-"""The most workers for which an allgather moves at most twice the bytes of an alltoall and an allgather of chunks.
+"""The most workers for which an allgather moves at most twice the bytes of an alltoall and an allgather of shards.
 
 By the alpha-beta model: ``(n - 1) P`` against ``2 (n - 1) / n P`` for payloads of P bytes.
 """
 
 
+@register
 @dataclass(frozen=True)
-class GatheredScheme(Scheme):
-    """What QSGD and NUQSGD have in common: everything except the levels.
+class QSGD(WithRounding):
+    """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``), with uniform levels.
 
     1. Each worker computes the norms of its own buckets.
-    2. It rounds stochastically to the levels and packs the codes. With ``rounding="joint"`` the random bits make the
-       workers' errors partly cancel, although each worker's own distribution stays the same.
+    2. It rounds stochastically to the levels and packs the codes. With ``rounding="correlated"`` the random bits make
+       the workers' errors partly cancel, although each worker's own distribution stays the same.
     3. One allgather distributes a payload of norms and codes.
     4. Each worker decodes every worker's codes with that worker's norms, and adds them in rank order.
 
@@ -62,39 +58,80 @@ class GatheredScheme(Scheme):
        reducers' norms and codes.
 
     This is unbiased as well, but the second rounding adds an error that does not shrink with the number of workers.
+    The defaults are what docs/results.md recommends.
+
+    Args:
+        bits: width of a code, 2 to 16: a sign and a magnitude.
+        norm: ``"max"`` or ``"l2"``, computed per bucket and worker. The l2 norm needs 8 bits: 4 give too few levels.
+        bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
+            or norm outside the range of float32 turns the bucket into NaN.
+        coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
+        exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
+            allgather would send more than twice the bytes; with Elias coding an allgather.
+        rounding: how the workers round their gradients. ``"correlated"``: their random numbers sum to a constant.
+            Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
+            distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:
+            each worker draws its own numbers, as in the paper.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
 
     bits: int = 4
-    norm: Norm = "l2"
-    bucket_size: int = 1024
+    norm: Norm = "max"
+    bucket_size: int = 256
     coding: Coding = "fixed"
-    exchange: Route = AUTO
-    rounding: Rounding = JOINT
+    exchange: ExchangeKind = AUTO
+    rounding: Rounding = CORRELATED
 
+    presets = {"qsgd": {}}
+    variants = ({"norm": "l2"}, {"exchange": ALLTOALL})
+    compared = ("qsgd-4",)
     unbiased = True
-    levels: ClassVar[str]
+    levels: ClassVar[str] = "uniform"
+    most_bits: ClassVar[int] = 16
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        use_int(self, "bits", 2, self.most_bits)
         require_choice("norm", self.norm, get_args(Norm))
         require_choice("coding", self.coding, get_args(Coding))
-        require_choice("exchange", self.exchange, get_args(Route))
-        require_choice("rounding", self.rounding, get_args(Rounding))
-        require_bucket_size(self.bucket_size)
-        use_plain_ints(self, "bits", "bucket_size")
+        require_choice("exchange", self.exchange, get_args(ExchangeKind))
+        use_bucket_size(self)
         if self.exchange == ALLTOALL and self.coding != "fixed":
             raise ValueError(
                 f"coding={self.coding!r}: an alltoall needs pieces of known length; use coding='fixed' or an allgather"
             )
 
-    def for_workers(self, workers: Workers) -> Scheme:
-        """With ``exchange="auto"``: an alltoall where an allgather would move more than twice the bytes."""
+    def exchange_of(self, workers: int) -> ExchangeKind:
+        """The exchange; with ``"auto"`` an alltoall where an allgather would move more than 2× the bytes."""
         if self.exchange != AUTO:
-            return self
-        few = workers.size <= MOST_GATHERED or self.coding != "fixed"
-        return replace(self, exchange=ALLGATHER if few else ALLTOALL)
+            return self.exchange
+        return ALLGATHER if workers <= MOST_GATHERED or self.coding != "fixed" else ALLTOALL
 
-    def fixed_length_proxy(self) -> Scheme:
-        """With ``coding="elias"``: codes of fixed width; Elias codes exceed their bytes by at most 8 per stream."""
+    def for_workers(self, workers: Workers) -> QSGD:
+        return self if self.exchange != AUTO else replace(self, exchange=self.exchange_of(workers.size))
+
+    def reduction(self, workers: Workers) -> Reduction:
+        codec, resolved = self.codec(), self.for_workers(workers)
+        if self.coding != "fixed":
+            return RaggedAllgatherReduce(EliasCodes(codec, _ELIAS[self.coding]), self.is_correlated)
+        if resolved.exchange == ALLTOALL:
+            return ScatterReduceAllgather(codec, resolved.gather_codec(), self.is_correlated)
+        return AllgatherReduce(codec, self.is_correlated)
+
+    def codec(self) -> NormsAndCodes:
+        return NormsAndCodes(self.levels, self.bits, self.norm, self.bucket_size)
+
+    def gather_codec(self) -> NormsAndCodes:
+        """The codec of what the reducers of an alltoall send."""
+        return self.codec()
+
+    def fixed_length_proxy(self) -> QSGD:
+        """The scheme with codes of fixed width.
+
+        Elias codes exceed their bytes by at most 8 per stream.
+        """
         return replace(self, coding="fixed")
 
     def host_requirement(self) -> str | None:
@@ -104,72 +141,9 @@ class GatheredScheme(Scheme):
         return (1 << (self.bits - 1)) - 1
 
     def expected_nmse(self, workers: int, hosts: int) -> float:
-        """Of the exchange that so many workers run; the same for any even number of workers with the same exchange."""
+        """The nmse, the same for even numbers of workers with one exchange."""
         resolved = self.for_workers(Workers(0, workers))
-        assert isinstance(resolved, GatheredScheme)
-        nmse = gaussian_error(self.grid(), self.norm, self.bucket_size, self.rounding, workers) ** 2
-        # A reducer rounds an average that has the workers' errors in it.
-        return nmse + (resolved.reducer_nmse() * (1 + nmse) if resolved.exchange == ALLTOALL else 0.0)
-
-    def reducer_nmse(self) -> float:
-        """What the rounding of an average adds, relative to the average's own square."""
-        return gaussian_error(self.grid(), self.norm, self.bucket_size, "independent", 1) ** 2
-
-    def gather_codec(self) -> NormsAndCodes:
-        """The codec of what the reducers of an alltoall send."""
-        return NormsAndCodes(self.levels, self.bits, self.norm, self.bucket_size)
-
-    def grid(self) -> np.ndarray:
-        """The levels, from 0 to 1."""
-        raise TypeError(f"{type(self).__name__} defines no levels")
-
-    def reduction(self, workers: Workers) -> Reduction:
-        correlated = self.rounding == JOINT
-        codec = NormsAndCodes(self.levels, self.bits, self.norm, self.bucket_size)
-        if self.coding != "fixed":
-            return RaggedAllgatherReduce(EliasCodes(codec, _ELIAS[self.coding]), correlated)
-        resolved = self.for_workers(workers)
-        assert isinstance(resolved, GatheredScheme)
-        if resolved.exchange == ALLTOALL:
-            return ScatterReduceAllgather(codec, resolved.gather_codec(), correlated)
-        return AllgatherReduce(codec, correlated)
-
-
-@register
-@dataclass(frozen=True)
-class QSGD(GatheredScheme):
-    """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
-
-    The defaults are what docs/results.md recommends.
-
-    Args:
-        bits: width of a code, 2 to 16: a sign and a magnitude.
-        norm: ``"max"`` or ``"l2"``, computed per bucket and worker. The l2 norm needs 8 bits: 4 give too few levels.
-        bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
-            or norm outside float32's range turns the bucket into NaN.
-        coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
-            allgather would send more than twice the bytes; with Elias coding an allgather.
-        rounding: how the workers round their gradients. ``"joint"``: the workers' random numbers sum to a constant.
-            Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
-            distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:
-            each worker draws its own numbers, as in the paper.
-
-    Raises:
-        ValueError: an argument is out of range.
-    """
-
-    norm: Norm = "max"
-    bucket_size: int = 256
-
-    presets = {"qsgd": {}}
-    variants = ({"norm": "l2"}, {"exchange": ALLTOALL})
-    compared = ("qsgd-4",)
-    levels = "uniform"
-
-    def __post_init__(self) -> None:
-        require_int("bits", self.bits, 2, 16)
-        super().__post_init__()
-
-    def grid(self):
-        return uniform_levels((1 << (self.bits - 1)) - 1)
+        nmse = self.codec().nmse(workers, self.rounding)
+        if resolved.exchange != ALLTOALL:
+            return nmse
+        return nmse + resolved.gather_codec().nmse() * (1 + nmse)  # the average has the workers' errors in it

@@ -1,4 +1,4 @@
-"""All known schemes: this package's own, those that a program registers, and those of installed packages.
+"""The known schemes: of this package, the program, and installed packages.
 
 Everything that needs the list of schemes (method names, the frontends' classes, ``bench``, ``advise``, ``doctor``, the
 shared tests) gets it here. Another package announces its schemes by entry points, in its ``setup.cfg``::
@@ -38,7 +38,7 @@ _searched = False
 
 
 def register(scheme_class: Kind) -> Kind:
-    """Registers a scheme: as ``hvq.<Name>`` in the frontends, and by name in the commands. Usable as a decorator.
+    """Register a scheme, as ``hvq.<Name>`` and by name in the commands. Usable as a decorator.
 
     A class with the same module and name replaces the earlier one, as when a notebook cell is run again.
 
@@ -71,7 +71,7 @@ def register(scheme_class: Kind) -> Kind:
 
 
 def check(scheme_class: Any) -> None:
-    """Raises what `register` raises for an invalid class, regardless of what else is registered."""
+    """Raise what `register` raises for an invalid class, whatever else is registered."""
     if not isinstance(scheme_class, type) or not issubclass(scheme_class, Scheme):
         shown = scheme_class.__name__ if isinstance(scheme_class, type) else repr(scheme_class)
         raise TypeError(f"{shown}: register a class derived from horovod_quant.schemes.base.Scheme")
@@ -103,20 +103,18 @@ def check(scheme_class: Any) -> None:
     ):
         if declared in names:
             raise TypeError(f"{name}.{declared}: declare it without a type; with one it is an argument")
+    given = [("variants", variant) for variant in vars(scheme_class).get("variants", ())]
     for family, preset in families_of(scheme_class).items():
+        given.append((f"presets[{family!r}]", preset))
         if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", family) or family in HOROVODS_OWN:
             raise ValueError(
                 f"{name}.presets: {family!r} is not a name; use small letters, digits and hyphens"
             )
-        for argument in preset:
+    for where, arguments in given:
+        for argument in arguments:
             if argument not in names:
                 usable = ", ".join(names) or "no arguments (it has none)"
-                raise ValueError(f"{name}.presets[{family!r}]: no argument {argument!r}; use {usable}")
-    for variant in vars(scheme_class).get("variants", ()):
-        for argument in variant:
-            if argument not in names:
-                usable = ", ".join(names) or "no arguments (it has none)"
-                raise ValueError(f"{name}.variants: no argument {argument!r}; use {usable}")
+                raise ValueError(f"{name}.{where}: no argument {argument!r}; use {usable}")
     for method in compared_of(scheme_class):
         if not any(re.fullmatch(f"{family}(-.+)?", method) for family in families_of(scheme_class)):
             raise ValueError(
@@ -143,7 +141,7 @@ def compared_of(scheme_class: type[Scheme]) -> list[str]:
 
 
 def registered() -> list[type[Scheme]]:
-    """All schemes in the order of registration; those of installed packages come last."""
+    """The schemes in the order of registration, those of installed packages last."""
     _search()
     with _lock:
         return list(_registered.values())
@@ -162,18 +160,18 @@ def own() -> list[type[Scheme]]:
 
 
 def is_own(scheme_class: type[Scheme]) -> bool:
-    """Whether it is one of this package's."""
+    """True if it is one of this package's."""
     return scheme_class.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def problems() -> list[str]:
-    """Why schemes of installed packages could not be registered."""
+    """Messages about schemes of installed packages that could not be registered."""
     _search()
     return list(_problems)
 
 
 def _search() -> None:
-    """Registers the schemes of installed packages, once."""
+    """Register the schemes of installed packages, once."""
     global _searched
     with _lock:
         if _searched:
@@ -196,7 +194,7 @@ def _entry_points() -> Iterable[metadata.EntryPoint]:
 
 
 def required_arguments(scheme_class: type[Scheme]) -> list[str]:
-    """Those without a default."""
+    """Names of the arguments without a default."""
     return [
         field.name
         for field in dataclasses.fields(scheme_class)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from horovod_quant.frontends.nodes import Nodes, flat
-from horovod_quant.reductions.agreement import COMMON, PLACES, SIGNS
+from horovod_quant.reductions.agreement import COMMON, SIGNS, SLOTS
 from horovod_quant.schemes.base import Allgather, Allreduce, Alltoall, Collective, Workers
 from horovod_quant.tensorflow.horovod_call import HorovodCall
 from horovod_quant.tensorflow.refusal import require
@@ -79,7 +79,7 @@ def perform(
     import horovod.tensorflow as hvd
 
     collective = collectives[stage]
-    if collective.needs_everybody and not _need_everybody(collectives[:stage]):
+    if collective.needs_all_workers and not _need_everybody(collectives[:stage]):
         array = _after(_active_rank_query(scope), array)
     group = scope.process_set if scope.nodes is None else scope.nodes.process_sets[collective.group]
     named = {
@@ -126,7 +126,7 @@ def _after(zero: tf.Tensor, array: tf.Tensor) -> tf.Tensor:
 
 
 def _need_everybody(collectives: Sequence[Collective]) -> bool:
-    return any(collective.needs_everybody for collective in collectives)
+    return any(collective.needs_all_workers for collective in collectives)
 
 
 def _active_rank_query(scope: Scope) -> tf.Tensor:
@@ -181,11 +181,9 @@ def _perform_query(scope: Scope) -> tf.Tensor:
         tf.minimum(count, 1) * tf.constant([1, *scope.signature]), op=hvd.Sum, name=name,
         process_set=scope.process_set, ignore_name_scope=scope.ignore_name_scope,
     )  # fmt: skip
-    agreed = tf.reduce_all(tf.reshape(tf.equal(tf.abs(total[1:]), total[0]), [PLACES, SIGNS]), axis=1)
-    # As `agreement.is_told`: if the schemes differ, their arguments are not compared.
-    compared = tf.logical_and(
-        tf.logical_not(agreed), tf.logical_or(agreed[0], tf.range(PLACES) < len(COMMON))
-    )
+    agreed = tf.reduce_all(tf.reshape(tf.equal(tf.abs(total[1:]), total[0]), [SLOTS, SIGNS]), axis=1)
+    # As `agreement.different`: if the schemes differ, their arguments are not compared.
+    compared = tf.logical_and(tf.logical_not(agreed), tf.logical_or(agreed[0], tf.range(SLOTS) < len(COMMON)))
     checks = [
         require(tf.equal(total[0], count), [_JOINED], scope.gradient),
         require(

@@ -14,11 +14,14 @@ import tensorflow as tf
 
 from horovod_quant import kernels as kernel_backends
 from horovod_quant.frontends import nodes
-from horovod_quant.frontends.frontend import UNNAMED, BaseCompressor, require_no_host
+from horovod_quant.frontends.arguments import require_no_host
+from horovod_quant.frontends.calls import check_dtype, check_operation, check_process_set
+from horovod_quant.frontends.frontend import BaseCompressor
 from horovod_quant.frontends.stats import OTHER_NAMES, Stats, total_of
+from horovod_quant.frontends.step_counts import UNNAMED
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.keys import RngKey
-from horovod_quant.reductions.agreement import SIGNS, labels, signature
+from horovod_quant.reductions.agreement import SIGNS, fingerprint_of, labels
 from horovod_quant.schemes.base import Scheme, Workers
 from horovod_quant.tensorflow import optim
 from horovod_quant.tensorflow.callbacks import CallbackExchange
@@ -295,9 +298,9 @@ class Compressor(BaseCompressor):
     def _check(self, call: HorovodCall, name: str, tensor: tf.Tensor) -> None:
         import horovod.tensorflow as hvd
 
-        self._check_process_set(call.process_set)
-        self._check_operation(call.op, (hvd.Average, hvd.Sum), hvd.Adasum)
-        self._check_dtype(name, tensor.dtype, _FLOATS)
+        check_process_set(self._process_set, call.process_set, bool(self.hierarchical))
+        check_operation(self, call.op, (hvd.Average, hvd.Sum), hvd.Adasum)
+        check_dtype(name, tensor.dtype, _FLOATS)
         size = call.process_set.size()
         if self._checked.get(call.process_set) != size:
             self._check_workers(size)
@@ -367,7 +370,7 @@ class Compressor(BaseCompressor):
         shape = _shape(call, tensor)
         dimensions = None if shape.rank is None else tuple(shape)
         also = self._also_carried(tensor)
-        signs = self._signs(str(common_name), dimensions, tensor.dtype.name, scheme)[len(also) :]
+        signs = self._fingerprint(str(common_name), dimensions, tensor.dtype.name, scheme)[len(also) :]
         key = call.key or name
         if key not in self._chains:
             self._chains[key] = RngKey(self.seed, key)
@@ -417,7 +420,7 @@ class Compressor(BaseCompressor):
     def _exchange(self, members: list[Member], call: HorovodCall) -> TracedExchange | CallbackExchange:
         arguments = self._arguments()
         scope = scope_of(call, members[0].tensor)
-        scope = scope._replace(signature=tuple(signature(arguments)), labels=tuple(labels(arguments)))
+        scope = scope._replace(signature=tuple(fingerprint_of(arguments)), labels=tuple(labels(arguments)))
         if self.hierarchical:
             found = self._nodes()
             scope = scope._replace(nodes=found)

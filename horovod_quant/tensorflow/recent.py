@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from horovod_quant.frontends.frontend import REMEMBERED_NAMES
+from horovod_quant.frontends.step_counts import REMEMBERED_NAMES
 
 Key = tuple[str, "int | None"]
 

@@ -40,8 +40,8 @@ class Compressor(_compressor.Compressor):
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
@@ -94,8 +94,8 @@ class Auto(_auto.Auto):
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
@@ -130,19 +130,32 @@ class Auto(_auto.Auto):
     ) -> None: ...
 
 class QSGD(Compressor):
-    """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``) with ``2^(bits-1) - 1`` uniform levels.
+    """QSGDinf (``norm="max"``) and the paper's QSGD (``norm="l2"``), with uniform levels.
 
+    1. Each worker computes the norms of its own buckets.
+    2. It rounds stochastically to the levels and packs the codes. With ``rounding="correlated"`` the random bits make
+       the workers' errors partly cancel, although each worker's own distribution stays the same.
+    3. One allgather distributes a payload of norms and codes.
+    4. Each worker decodes every worker's codes with that worker's norms, and adds them in rank order.
+
+    With ``exchange="alltoall"``, which ``"auto"`` chooses from 5 workers on, steps 3 and 4 are:
+
+    3. An alltoall sends all workers' norms and codes of a shard to the rank that reduces the shard.
+    4. The reducer decodes and averages them, and rounds the average in the same way; an allgather distributes the
+       reducers' norms and codes.
+
+    This is unbiased as well, but the second rounding adds an error that does not shrink with the number of workers.
     The defaults are what docs/results.md recommends.
 
     Args:
         bits: width of a code, 2 to 16: a sign and a magnitude.
         norm: ``"max"`` or ``"l2"``, computed per bucket and worker. The l2 norm needs 8 bits: 4 give too few levels.
         bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
-            or norm outside float32's range turns the bucket into NaN.
+            or norm outside the range of float32 turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
         exchange: ``"allgather"``, ``"alltoall"``, or ``"auto"``: an alltoall for more than 4 workers, where an
             allgather would send more than twice the bytes; with Elias coding an allgather.
-        rounding: how the workers round their gradients. ``"joint"``: the workers' random numbers sum to a constant.
+        rounding: how the workers round their gradients. ``"correlated"``: their random numbers sum to a constant.
             Where gradients differ, half of the sum's error remains (more where most elements are smaller than the
             distance between levels); where an even number n of gradients are equal, 1 / n of it. ``"independent"``:
             each worker draws its own numbers, as in the paper.
@@ -155,8 +168,8 @@ class QSGD(Compressor):
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
@@ -175,7 +188,7 @@ class QSGD(Compressor):
         bucket_size: int = 256,
         coding: Literal["fixed", "elias", "elias-omega"] = "fixed",
         exchange: Literal["allgather", "alltoall", "auto"] = "auto",
-        rounding: Literal["joint", "independent"] = "joint",
+        rounding: Literal["correlated", "independent"] = "correlated",
         *,
         min_elements: int = 1024,
         exclude: str | Iterable[str] | None = (),
@@ -200,12 +213,12 @@ class NUQSGD(Compressor):
             float; more would add levels that no gradient uses.)
         norm: ``"l2"`` or ``"max"``, computed per bucket and worker.
         bucket_size: number of elements that share a norm, a multiple of 32. A norm below 2^-96 counts as 0. An element
-            or norm outside float32's range turns the bucket into NaN.
+            or norm outside the range of float32 turns the bucket into NaN.
         coding: ``"fixed"`` width, ``"elias"`` (gamma) or ``"elias-omega"``.
-        exchange: see `horovod_quant.schemes.QSGD`. With unequally spaced levels joint rounding cancels less:
-            0.6 to 0.75 of the error remains where gradients differ.
-        rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels joint rounding cancels less:
-            0.6 to 0.75 of the error remains where gradients differ.
+        exchange: see `horovod_quant.schemes.QSGD`. With unequally spaced levels correlated rounding cancels
+            less: 0.6 to 0.75 of the error remains where gradients differ.
+        rounding: see `horovod_quant.schemes.QSGD`. With unequally spaced levels correlated rounding cancels
+            less: 0.6 to 0.75 of the error remains where gradients differ.
         server_bits: width of the codes that the reducers of an alltoall send, 2 to 16: uniform levels of a bucket's
             largest magnitude. By default ``bits + 2`` where ``exchange="auto"`` is an alltoall. With
             ``exchange="alltoall"`` the default are the workers' own exponential levels, whose error no number of bits
@@ -219,8 +232,8 @@ class NUQSGD(Compressor):
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
@@ -239,7 +252,7 @@ class NUQSGD(Compressor):
         bucket_size: int = 1024,
         coding: Literal["fixed", "elias", "elias-omega"] = "fixed",
         exchange: Literal["allgather", "alltoall", "auto"] = "auto",
-        rounding: Literal["joint", "independent"] = "joint",
+        rounding: Literal["correlated", "independent"] = "correlated",
         server_bits: int | None = None,
         *,
         min_elements: int = 1024,
@@ -272,9 +285,9 @@ class GlobalQSGD(Compressor):
             all squares; for the same width about sqrt(n) times more levels, on a larger scale).
         levels: ``"uniform"`` or ``"exponential"``.
         bucket_size: number of elements that share a norm, a multiple of 32, by default 1,024. A norm below 2^-96 counts
-            as 0. An element or norm outside float32's range turns the bucket into NaN. With ``rotate`` it is 16,384, of
-            which each 1,024 are rotated together and have a norm of their own.
-        rounding: ``"joint"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
+            as 0. An element or norm outside the range of float32 turns the bucket into NaN. With ``rotate`` it is
+            16,384, of which each 1,024 are rotated together and have a norm of their own.
+        rounding: ``"correlated"`` or ``"independent"``, see `horovod_quant.schemes.QSGD`.
         rotate: whether to rotate and use the sum's scale. Needs uniform levels, allows no choice of ``norm``, and runs
             its kernels on the host.
         min_elements: smaller gradients are left to Horovod, uncompressed.
@@ -286,8 +299,8 @@ class GlobalQSGD(Compressor):
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
@@ -305,7 +318,7 @@ class GlobalQSGD(Compressor):
         norm: Literal["max", "l2"] = "max",
         levels: Literal["uniform", "exponential"] = "uniform",
         bucket_size: int | None = None,
-        rounding: Literal["joint", "independent"] = "joint",
+        rounding: Literal["correlated", "independent"] = "correlated",
         rotate: bool = False,
         *,
         min_elements: int = 1024,
@@ -328,14 +341,14 @@ class EDEN(Compressor):
 
     1. Each worker rotates its buckets with its own random signs, rounds to the nearest level, and chooses the scale
        that makes the component along the bucket exact.
-    2. An alltoall sends all workers' codes and scales of a chunk to the worker that serves the chunk.
-    3. The server decodes and averages them, and encodes the average with a different rotation: reusing a worker's would
-       make the result biased.
-    4. An allgather distributes the servers' codes and scales.
+    2. An alltoall sends all workers' codes and scales of a shard to the rank that reduces the shard.
+    3. The reducer decodes and averages them, and encodes the average with a different rotation: with that of a worker
+       the result would be biased.
+    4. An allgather distributes the reducers' codes and scales.
 
     With two workers there is an allgather after step 1 instead; each worker decodes and adds all workers' codes.
 
-    The number of the step that selected the signs is sent with the codes, one word for each server's part of a
+    The number of the step that selected the signs is sent with the codes, one word for each reducer's part of a
     gradient, so the workers' counts need not be equal.
 
     Rounding adds a constant fraction of the squared gradient, whatever its distribution: 0.57, 0.13, 0.036 or 0.0096
@@ -349,7 +362,7 @@ class EDEN(Compressor):
 
     Args:
         bits: width of a code, 1 to 4; 3 unless ``nmse`` is given. A bucket whose largest magnitude is below 2^-96
-            counts as 0. An element outside float32's range turns its bucket into NaN.
+            counts as 0. An element outside the range of float32 turns its bucket into NaN.
         server_bits: width of the reducers' codes. The error of the second rounding does not shrink with the number of
             workers, so ``"auto"`` uses the fewest bits that keep it to at most the remaining error of the workers: one
             more than ``bits`` for up to 28 workers, more from there on, at most 4. Width 3 with ``server_bits=3`` sends
@@ -371,8 +384,8 @@ class EDEN(Compressor):
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
@@ -411,14 +424,14 @@ class BinSGDM(Compressor):
     """BinSGDM's 1-bit allreduce.
 
     1. Each worker updates its momentum and scale, and draws one bit per element.
-    2. An alltoall sends all workers' bits of a chunk to the worker that serves the chunk.
-    3. The server averages the n bits of each element and draws one bit from the average.
-    4. An allgather distributes the servers' bits.
+    2. An alltoall sends all workers' bits of a shard to the rank that reduces the shard.
+    3. The reducer averages the n bits of each element and draws one bit from the average.
+    4. An allgather distributes the reducers' bits.
 
     A tile (1,024 elements) with a non-finite gradient on any worker decodes to NaN on all workers; one flag bit per
     tile travels with the signs.
 
-    With ``server_bits`` above 1 (not in the paper) the servers return the average itself, and the optimizer moves each
+    With ``server_bits`` above 1 (not in the paper) the reducers return the average itself, and the optimizer moves each
     element by it instead of by +1 or -1. One bit up and ``server_bits`` down are ``(1 + server_bits) / 2`` times the
     default's bytes.
 
@@ -426,7 +439,7 @@ class BinSGDM(Compressor):
 
     Args:
         beta: None, or the optimizer's ``beta``, to check that they agree; the optimizer's value is used.
-        server_bits: bits of an element that the servers return, 1 to 8. 1: a bit drawn from the average, as in the
+        server_bits: bits of an element that the reducers return, 1 to 8. 1: a bit drawn from the average, as in the
             paper. More: a sign, and a magnitude of one bit less. They hold the exact average of up to
             ``2^(server_bits - 1)`` workers, and of any even number of workers below ``2^server_bits``: 3 bits do for 4
             workers. With more workers it is rounded at random, without bias.
@@ -439,8 +452,8 @@ class BinSGDM(Compressor):
         named_parameters: names of the gradients, e.g. ``model.named_parameters()``; by default Horovod's own.
         process_set: where the gradients are reduced; by default the optimizer's process set.
         hierarchical: whether the workers of each host first average among themselves, by default in full precision,
-            so that only hosts exchange quantized gradients. A number instead of True makes that many consecutive ranks
-            a node, whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
+            so that only hosts exchange quantized gradients. A number instead of True makes N consecutive ranks a node,
+            whatever hosts they run on. Works only with all workers, not with a process set or elastic training.
         inside: how gradients travel to the workers of a host that average them, with ``hierarchical``: as
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.

@@ -30,8 +30,8 @@ from horovod_quant.autotune import candidates
 from horovod_quant.autotune.candidates import MOST_NMSE, Candidate
 from horovod_quant.autotune.trial import Report
 from horovod_quant.frontends import former_names
+from horovod_quant.frontends.arguments import in_short
 from horovod_quant.frontends.compressor_classes import refuse_unknown
-from horovod_quant.frontends.frontend import in_short
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import Stats
 from horovod_quant.kernels import notices

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from horovod_quant.frontends import step_counts
 from horovod_quant.frontends.stats import Repeated, Stats, TrafficCounter
 from horovod_quant.kernels.keys import RngKey
-from horovod_quant.reductions.agreement import different, disagreement, signature, signs_of
+from horovod_quant.reductions.agreement import different, disagreement, fingerprint_of, signs_of
 from horovod_quant.schemes.base import ALL, Decoded, Exchange, Gradient, Request, Scheme
 from horovod_quant.torch import memory as memories
 from horovod_quant.torch.compressor import Compressor
@@ -159,24 +160,22 @@ class Averager:
 
     def resume(self, compression: Compressor) -> None:
         """Continue from the counts of a compressor."""
-        state = compression.state_dict()
-        self._steps, self._first_step = dict(state["exchanges"]), state.get("forgotten", 0)
+        self._steps, self._first_step = step_counts.read(compression.state_dict())
 
     def steps(self) -> dict[str, Any]:
         """Return the counts in the format of a compressor's ``state_dict()``."""
-        forgotten = {"forgotten": self._first_step} if self._first_step else {}
-        return {"exchanges": dict(self._steps), **forgotten}
+        return step_counts.saved(self._steps, self._first_step)
 
     def _require_agreement(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
         """Raise ValueError if other workers have other arguments or gradients."""
         workers = self.groups.workers
-        local = [*signature(self._arguments), *signs_of(str(sorted(shapes.items())))]
+        local = [*fingerprint_of(self._arguments), *signs_of(str(sorted(shapes.items())))]
         total = (
             self.groups.connections[ALL]
             .allreduce_(torch.tensor(local, dtype=torch.int32, device=device))
             .tolist()
         )
-        names = len(total) - len(signature(self._arguments))
+        names = len(total) - len(fingerprint_of(self._arguments))
         if unequal := different(self._arguments, total[:-names], workers.size):
             raise ValueError(disagreement(self._arguments, unequal))
         if any(abs(value) != workers.size for value in total[-names:]):

@@ -33,10 +33,10 @@ from typing import Any, Callable
 
 import torch
 
-from horovod_quant.frontends.frontend import REMEMBERED_NAMES
 from horovod_quant.frontends.groups import Member, cut
 from horovod_quant.frontends.nodes import Nodes
 from horovod_quant.frontends.stats import TrafficCounter
+from horovod_quant.frontends.step_counts import REMEMBERED_NAMES
 from horovod_quant.torch.control import ActiveRankQuery, Question
 from horovod_quant.torch.exchange import Group, PendingTensor, Prospects
 from horovod_quant.torch.memory import Memory

@@ -16,8 +16,8 @@ from typing import Any, Callable, Union
 
 import torch
 
-from horovod_quant.frontends.frontend import UNNAMED
 from horovod_quant.frontends.installing import install_page
+from horovod_quant.frontends.step_counts import UNNAMED
 
 _FRAMES_AT_MOST = 32
 """Maximum number of frames between ``compress`` and Horovod, for example of compressors that wrap others."""

@@ -12,6 +12,7 @@ from typing import Any, Callable, Literal, NamedTuple
 import torch
 
 from horovod_quant.frontends import nodes
+from horovod_quant.frontends.calls import check_dtype, check_operation, check_process_set
 from horovod_quant.frontends.frontend import BaseCompressor
 from horovod_quant.frontends.groups import Member
 from horovod_quant.frontends.policy import Policy
@@ -260,7 +261,7 @@ class Compressor(BaseCompressor):
             call = (self._finder or ParameterFinder(())).direct_call(tensor, self._own_process_set())
         elif self._finder is not None and isinstance(call, OptimizerCall):
             call.name = self._finder.name_of(call) or call.name
-        self._check_process_set(call.process_set)
+        check_process_set(self._process_set, call.process_set, bool(self.hierarchical))
         return call
 
     def _basics(self) -> Any:
@@ -280,8 +281,8 @@ class Compressor(BaseCompressor):
     def _check(self, call: Call, tensor: torch.Tensor, size: int) -> None:
         from horovod.torch.mpi_ops import Adasum, Average, Sum
 
-        self._check_operation(call.op, (Average, Sum), Adasum)
-        self._check_dtype(call.name, tensor.dtype, _FLOATS)
+        check_operation(self, call.op, (Average, Sum), Adasum)
+        check_dtype(call.name, tensor.dtype, _FLOATS)
         if isinstance(call, DirectCall) and tensor.requires_grad:
             raise ValueError(
                 f"{call.name}: autograd cannot differentiate a quantized allreduce; detach the tensor, or leave "
@@ -403,7 +404,7 @@ class Compressor(BaseCompressor):
             bytes_handed_over = _handed_bytes(tensor)
         else:
             keys = self._chains.setdefault(name, RngKey(self.seed, name))
-            fingerprint = self._signs(name, tuple(tensor.shape), tensor.dtype, scheme)
+            fingerprint = self._fingerprint(name, tuple(tensor.shape), tensor.dtype, scheme)
             bytes_handed_over = max(4, tensor.element_size()) * (1 + len(fingerprint))
         counts = (
             name,

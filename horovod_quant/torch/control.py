@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_quant.reductions.agreement import PLACES, SIGNS, different, disagreement, signature, signs_of
+from horovod_quant.reductions.agreement import SIGNS, SLOTS, different, disagreement, fingerprint_of, signs_of
 from horovod_quant.torch.waiting import wait
 from horovod_quant.transports.progress import Job
 
@@ -95,7 +95,7 @@ class Question:
         self.name = f"horovod_quant.{label}.active"
         self.size = process_set.size()
         ranks = [int(rank == process_set.rank()) for rank in range(self.size)]
-        self._sent = np.array([*ranks, *signature(arguments), *signs_of("\n".join(order))], np.int32)
+        self._sent = np.array([*ranks, *fingerprint_of(arguments), *signs_of("\n".join(order))], np.int32)
 
     def asked(self) -> torch.Tensor:
         """Return a copy of the local values for Horovod to add."""
@@ -158,7 +158,7 @@ class ActiveRankQuery(Job):
         agree = np.abs(total[question.size :]) == len(self.ranks)
         if not agree.all():
             unequal = different(
-                question.arguments, total[question.size :][: PLACES * SIGNS].tolist(), len(self.ranks)
+                question.arguments, total[question.size :][: SLOTS * SIGNS].tolist(), len(self.ranks)
             )
             if unequal:
                 raise RuntimeError(disagreement(question.arguments, unequal))

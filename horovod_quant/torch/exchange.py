@@ -523,7 +523,7 @@ def needs_everybody(members: Sequence[AnyMember], nodes: Nodes, memory: Memory) 
     if workers.size == 1:
         return False
     scheme = members[0].scheme.for_workers(workers)
-    if any(collective.needs_everybody for collective in scheme.collectives):
+    if any(collective.needs_all_workers for collective in scheme.collectives):
         return True
     return _split_sums_among(members, scheme, workers, memory) > 0
 

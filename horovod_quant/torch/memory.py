@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from horovod_quant import kernels as kernel_backends
-from horovod_quant.frontends.frontend import require_no_host
+from horovod_quant.frontends.arguments import require_no_host
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.buffer_view import BufferView, as_array
 from horovod_quant.kernels.segments import segment_kernels

@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
+from horovod_quant.frontends.arguments import in_short
 from horovod_quant.frontends.binsgdm import (
     DEFAULT_BETA,
     SPREAD,
@@ -18,7 +19,6 @@ from horovod_quant.frontends.binsgdm import (
     require_clip_norm,
     require_step_sizes,
 )
-from horovod_quant.frontends.frontend import in_short
 from horovod_quant.kernels import notices
 from horovod_quant.kernels.buffer_view import as_array
 from horovod_quant.kernels.keys import RngKey

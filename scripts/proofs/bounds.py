@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from horovod_quant.codecs.arguments import exponent, positive_int
+from horovod_quant.codecs.arguments import exponent, is_correlated, positive_int
 from horovod_quant.codecs.levels import exponential_levels, uniform_levels
-from horovod_quant.codecs.rotated_sum_steps import is_joint
-from horovod_quant.codecs.rounding_error import flat, joint_dither, rounding_variance
+from horovod_quant.codecs.rounding_error import correlated_dither, flat, rounding_variance
 
 _Floats = npt.NDArray[np.float64]
 
@@ -66,7 +65,7 @@ def exponential_rounding_variance(v: npt.ArrayLike, norm: float, s: int) -> floa
     return _scaled_variance(v, norm, exponential_levels(s))
 
 
-def joint_rounding_variance(fractions: npt.ArrayLike, steps: npt.ArrayLike = 1.0) -> _Floats:
+def correlated_rounding_variance(fractions: npt.ArrayLike, steps: npt.ArrayLike = 1.0) -> _Floats:
     """Exact variance of ``sum_i steps_i floor(fractions_i + u_i)`` where the workers draw the u_i jointly.
 
     Worker i rounds a value that lies ``fractions_i`` of the way from one level to the next, ``steps_i`` above. Its u_i
@@ -86,11 +85,11 @@ def joint_rounding_variance(fractions: npt.ArrayLike, steps: npt.ArrayLike = 1.0
     Raises:
         ValueError: there are no workers.
 
-    Source: `horovod_quant.kernels.keys.RngKey.joint`; derived in this docstring.
+    Source: `horovod_quant.kernels.keys.RngKey.correlated`; derived in this docstring.
     """
     f = _stacked("fractions", fractions)
     widths = np.broadcast_to(np.asarray(steps, np.float64), f.shape)
-    dithers = [joint_dither(rank, len(f)) for rank in range(len(f))]
+    dithers = [correlated_dither(rank, len(f)) for rank in range(len(f))]
     total = np.asarray((widths**2 * f * (1 - f)).sum(axis=0))
     for i, (c, a) in enumerate(dithers):
         for j, (d, b) in enumerate(dithers[:i]):
@@ -105,7 +104,7 @@ def joint_rounding_variance(fractions: npt.ArrayLike, steps: npt.ArrayLike = 1.0
 
 
 def _covariance(c: int, s: _Floats | float, d: int, t: _Floats | float) -> _Floats | float:
-    """Of ``frac(c U + s)`` and ``frac(d U + t)``, see `joint_rounding_variance`."""
+    """Of ``frac(c U + s)`` and ``frac(d U + t)``, see `correlated_rounding_variance`."""
     if abs(c) > abs(d):
         c, s, d, t = d, t, c, s
     sign = 1 if c * d > 0 else -1
@@ -242,14 +241,14 @@ def global_scale(gradients: npt.ArrayLike, norm: str) -> float:
     return largest * math.sqrt(float(((matrix / largest) ** 2).sum()))
 
 
-def global_qsgd_error(gradients: npt.ArrayLike, s: int, norm: str, rounding: str = "joint") -> float:
+def global_qsgd_error(gradients: npt.ArrayLike, s: int, norm: str, rounding: str = "correlated") -> float:
     """Exact ``E||estimate - average||^2`` of Global-QSGD with uniform levels.
 
     Args:
         gradients: one bucket of every worker, [n, B], finite.
         s: number of non-zero levels.
         norm: ``"max"`` or ``"l2"``.
-        rounding: ``"joint"``, or the paper's ``"independent"``.
+        rounding: ``"correlated"``, or the paper's ``"independent"``.
 
     Returns:
         Variance summed over the bucket, in the square of the unit of the gradients.
@@ -257,37 +256,37 @@ def global_qsgd_error(gradients: npt.ArrayLike, s: int, norm: str, rounding: str
     Raises:
         TypeError, ValueError: an argument is not as above.
 
-    Source: Global-QSGD (2023), standard dithering; `joint_rounding_variance`.
+    Source: Global-QSGD (2023), standard dithering; `correlated_rounding_variance`.
     """
     matrix, s = _workers(gradients), positive_int("s", s)
     scale = global_scale(matrix, norm)
-    if not is_joint(rounding):
+    if not is_correlated(rounding):
         return uniform_rounding_variance(matrix.ravel(), scale, s) / len(matrix) ** 2
     if not scale:
         return 0.0
     step = scale / s
-    return step**2 * float(joint_rounding_variance(np.mod(matrix / step, 1.0)).sum()) / len(matrix) ** 2
+    return step**2 * float(correlated_rounding_variance(np.mod(matrix / step, 1.0)).sum()) / len(matrix) ** 2
 
 
 def global_qsgd_error_bounds(
-    gradients: npt.ArrayLike, s: int, norm: str, rounding: str = "joint"
+    gradients: npt.ArrayLike, s: int, norm: str, rounding: str = "correlated"
 ) -> ErrorBounds:
     """The two bounds on ``global_qsgd_error``.
 
     For independent rounding ``dense`` is ``B N^2 / (4 n s^2)``, from ``x (1 - x) <= 1/4``; ``sparse`` is
     ``N / (s n^2) sum_i ||g_i||_1``, from ``x (1 - x) <= x``. Both hold for either scale ``N``.
 
-    Joint rounding is better on average, but not for every vector: the errors of pairs whose differences equal those of
-    their random numbers add up. The sums of the n // 2 pairs (or pairs and a triple) have a variance of at most 1/4
-    each (a triple: 1), and no more than with independent rounding (a triple: three times as much); at worst their
-    deviations add up. So the bounds are ``dense * m^2 / (4 n)`` with m = n, or n + 1 for odd n, and ``sparse`` times
-    n // 2, or three times as much for odd n. For one worker they are the same.
+    Correlated rounding is better on average, but not for every vector: the errors of pairs whose differences equal
+    those of their random numbers add up. The sums of the n // 2 pairs (or pairs and a triple) have a variance of at
+    most 1/4 each (a triple: 1), and no more than with independent rounding (a triple: three times as much); at worst
+    their deviations add up. So the bounds are ``dense * m^2 / (4 n)`` with m = n, or n + 1 for odd n, and ``sparse``
+    times n // 2, or three times as much for odd n. For one worker they are the same.
 
     Args:
         gradients: one bucket of every worker, [n, B], finite.
         s: number of non-zero levels.
         norm: ``"max"`` or ``"l2"``.
-        rounding: ``"joint"``, or the paper's ``"independent"``.
+        rounding: ``"correlated"``, or the paper's ``"independent"``.
 
     Returns:
         Both bounds, in the square of the unit of the gradients.
@@ -295,14 +294,14 @@ def global_qsgd_error_bounds(
     Raises:
         TypeError, ValueError: an argument is not as above.
 
-    Source: Global-QSGD (2023), standard dithering; for joint rounding derived in this docstring.
+    Source: Global-QSGD (2023), standard dithering; for correlated rounding derived in this docstring.
     """
     matrix, s = _workers(gradients), positive_int("s", s)
     n, bucket = matrix.shape
     scale = global_scale(matrix, norm)
     dense = bucket * scale**2 / (4 * n * s**2)
     sparse = scale * float(np.abs(matrix).sum()) / (s * n**2)
-    if not is_joint(rounding) or n == 1:
+    if not is_correlated(rounding) or n == 1:
         return ErrorBounds(dense, sparse)
     return ErrorBounds(dense * (n + n % 2) ** 2 / (4 * n), sparse * (n // 2) * (3 if n % 2 else 1))
 
@@ -438,7 +437,7 @@ def one_bit_server_variance(u: npt.ArrayLike) -> _Floats:
         ValueError: ``u`` has no workers, or an element is outside [-1, 1].
 
     Source: BinSGDM, the server's binarization. The sum does not depend on how the workers' bits depend on each other:
-    the bit that is sent back is +1 or -1 with mean ``ubar`` in any case, so joint draws would gain nothing.
+    the bit that is sent back is +1 or -1 with mean ``ubar`` in any case, so correlated draws would gain nothing.
     """
     ratios = _unit("u", _stacked("u", u))
     return np.asarray(1 - ratios.mean(axis=0) ** 2 - one_bit_average_variance(ratios))

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from horovod_quant.frontends.frontend import MIN_ELEMENTS
+from horovod_quant.frontends.arguments import MIN_ELEMENTS
 from horovod_quant.torch.caller import identify
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 

@@ -12,7 +12,7 @@ from horovod_quant.frontends import methods
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 
 
-@pytest.mark.parametrize("rounding", ["joint", "independent"])
+@pytest.mark.parametrize("rounding", ["correlated", "independent"])
 @pytest.mark.parametrize("workers", [2, 3, 5])
 @pytest.mark.parametrize(
     "name",

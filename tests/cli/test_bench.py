@@ -32,7 +32,7 @@ from horovod_quant.bench.network import Counter  # noqa: E402
 from horovod_quant.bench.rounds import Found, Measurement  # noqa: E402
 from horovod_quant.bench.variants import Variant  # noqa: E402
 from horovod_quant.cli import probe  # noqa: E402
-from horovod_quant.frontends.frontend import GROUP_BYTES  # noqa: E402
+from horovod_quant.frontends.arguments import GROUP_BYTES  # noqa: E402
 from horovod_quant.frontends.methods import parse  # noqa: E402
 
 COMMAND = Path(sys.executable).with_name("horovod-quant")

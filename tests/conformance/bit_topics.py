@@ -50,7 +50,7 @@ def rotated(draw: Draw) -> Script:
     workers = draw.pick(2, 3, 4)
     everybody = [words, *(draw.words(len(words)) for _ in range(1, workers))]
     all_scales = [np.roll(units, worker) for worker in range(workers)]
-    keys = [RngKey(3, "w").joint("worker", bits, 0, 3), *(draw.key() for _ in range(1, workers))]
+    keys = [RngKey(3, "w").correlated("worker", bits, 0, 3), *(draw.key() for _ in range(1, workers))]
     yield "add_rotated", everybody, all_scales, bits, keys, draw.factor(), draw.out(len(x)), start, trellis
 
 

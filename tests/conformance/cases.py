@@ -105,10 +105,12 @@ class Draw:
         """Of independent or correlated rounding, or of anything else that kernels take."""
         k0, k1, addend = (int(word) for word in self.rng.integers(0, ALL_ONES, 3))
         rank, step = int(self.rng.integers(5)), int(self.rng.integers(2**40))
-        joint = RngKey(0, "w").joint("worker", step, rank, rank + 1 + int(self.rng.integers(4)))
+        correlated = RngKey(0, "w").correlated("worker", step, rank, rank + 1 + int(self.rng.integers(4)))
         shift = int(self.rng.integers(4))
         return self.pick(
-            Key(k0, k1), joint, Key(k0, k1, shift, addend, self.pick(0, ALL_ONES), self.pick(0, ALL_ONES))
+            Key(k0, k1),
+            correlated,
+            Key(k0, k1, shift, addend, self.pick(0, ALL_ONES), self.pick(0, ALL_ONES)),
         )
 
     def factor(self) -> float:

@@ -240,7 +240,7 @@ def many_levels(draw: Draw) -> Script:
 @topic(6, quick=(0, 1))
 def correlated_rounding(draw: Draw) -> Script:
     bits, (rank, size) = draw.turn(4, 2, 8), draw.turn((2, 3), (0, 2), (3, 8), (1, 2))
-    key = RngKey(3, "w").joint("worker", 5, rank, size)
+    key = RngKey(3, "w").correlated("worker", 5, rank, size)
     x = draw.rng.standard_normal(1100).astype(np.float32)
     x[:6] = [0.0, -0.0, np.nan, -np.inf, 1e-40, -1e-40]
     x = as_type(x, draw.turn(np.float32, np.float16))

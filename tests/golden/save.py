@@ -52,7 +52,7 @@ def compressors() -> dict[str, hvq.Compressor]:
             bucket_size=512,
             coding="fixed",
             exchange="alltoall",
-            rounding="joint",
+            rounding="correlated",
             **common,
         ),
         "nuqsgd": hvq.NUQSGD(bits=4, exchange="allgather"),

@@ -5,12 +5,12 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers import examples, joint_keys, keys
+from helpers import correlated_keys, examples, keys
 from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_quant.kernels import reference as kernels
-from horovod_quant.kernels.keys import ALL_ONES, Key, RngKey, hash32, joint_keys_of, keys_of
+from horovod_quant.kernels.keys import ALL_ONES, Key, RngKey, correlated_keys_of, hash32, keys_of
 
 SAMPLES = 1 << 20
 
@@ -89,9 +89,9 @@ def test_keys_are_the_same_in_every_chain_and_call() -> None:
 
 
 @given(step=st.integers(0, 2**40), size=st.integers(1, 40), start=st.integers(0, 2**40))
-def test_joint_numbers_sum_to_a_constant(step: int, size: int, start: int) -> None:
+def test_correlated_numbers_sum_to_a_constant(step: int, size: int, start: int) -> None:
     chain = RngKey(2, "w")
-    drawn = [chain.joint("worker", step, rank, size) for rank in range(size)]
+    drawn = [chain.correlated("worker", step, rank, size) for rank in range(size)]
     if size == 1:
         assert drawn == [chain.key("worker", step)]
         return
@@ -106,14 +106,16 @@ def test_joint_numbers_sum_to_a_constant(step: int, size: int, start: int) -> No
 def test_many_keys_at_once_are_the_keys_of_each(steps: list[int], size: int) -> None:
     chains = [RngKey(7, f"w{i}") for i in range(len(steps))]
     for rank in range(size):
-        joint = [chain.joint("worker", step, rank, size) for chain, step in zip(chains, steps)]
-        assert joint_keys_of(chains, "worker", steps, rank, size).tolist() == [list(key) for key in joint]
+        correlated = [chain.correlated("worker", step, rank, size) for chain, step in zip(chains, steps)]
+        assert correlated_keys_of(chains, "worker", steps, rank, size).tolist() == [
+            list(key) for key in correlated
+        ]
         alone = [chain.key("server", step, rank) for chain, step in zip(chains, steps)]
         assert keys_of(chains, "server", steps, rank).tolist() == [list(key) for key in alone]
 
 
-@given(key=joint_keys)
-def test_joint_keys_flip_and_mirror_all_bits_or_none(key: Key) -> None:
+@given(key=correlated_keys)
+def test_correlated_keys_flip_and_mirror_all_bits_or_none(key: Key) -> None:
     # What native_random.h makes use of.
     assert key.flip in (0, ALL_ONES)
     assert key.mirror in (0, ALL_ONES)
@@ -134,11 +136,11 @@ def streams() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
-def test_every_workers_joint_bits_are_uniform(size: int) -> None:
+def test_every_workers_correlated_bits_are_uniform(size: int) -> None:
     # As below: 6 deviations of a chi-square, 1e-7 for each of 54 comparisons. No kernel uses more than the upper 24
     # bits, except to draw from sums; a shift leaves the lowest bit constant.
     for rank in range(size):
-        stream = hash32(0, SAMPLES, RngKey(0, "layer.weight").joint("worker", 0, rank, size))
+        stream = hash32(0, SAMPLES, RngKey(0, "layer.weight").correlated("worker", 0, rank, size))
         for shift in (8, 16, 24):
             counts = np.bincount(stream >> np.uint32(shift) & np.uint32(255), minlength=256)
             chi_square = float(((counts - SAMPLES / 256) ** 2).sum() / (SAMPLES / 256))

@@ -56,7 +56,7 @@ def test_only_the_sum_has_to_fit(kernels: Any, width: int) -> None:
     """Two workers' digits are far out of their fields, and cancel."""
     elements = 2 * TILE + 100
     x, small = 50 * gaussian(0, elements), gaussian(1, elements)
-    keys = [RngKey(0, "w").joint("worker", 0, rank, 2) for rank in range(2)]
+    keys = [RngKey(0, "w").correlated("worker", 0, rank, 2) for rank in range(2)]
     step = steps_of(elements, 1.0)
     sent = [
         kernels.encode_rotated_sum(one, step, width, SIGNS, key, TILE)

@@ -30,8 +30,8 @@ from resume_data import (
 )
 
 from horovod_quant import simulator
+from horovod_quant.frontends.arguments import MIN_ELEMENTS
 from horovod_quant.frontends.binsgdm import DEFAULT_BETA
-from horovod_quant.frontends.frontend import MIN_ELEMENTS
 from horovod_quant.frontends.methods import FP16
 from horovod_quant.schemes import Hierarchical
 from horovod_quant.schemes.base import BinaryState, Scheme, Workers

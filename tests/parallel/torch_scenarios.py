@@ -48,8 +48,8 @@ from turns import EVERY_CASE, taken
 
 import horovod_quant.torch as hvq
 from horovod_quant import simulator
+from horovod_quant.frontends.arguments import MIN_ELEMENTS
 from horovod_quant.frontends.binsgdm import DEFAULT_BETA
-from horovod_quant.frontends.frontend import MIN_ELEMENTS
 from horovod_quant.kernels.layout import TILE
 from horovod_quant.reductions import agreement
 from horovod_quant.schemes import BinSGDM, GlobalQSGD

@@ -174,7 +174,7 @@ def test_workers_that_count_differently_decode_the_same(scheme: Scheme, exchange
         if i == 0 and not isinstance(inner_of(scheme), BinSGDM):
             exact = np.mean([own[0] for own in groups], axis=0, dtype=np.float64)
             usual = same[0].write(0, 0.25, np.empty(3000, np.float32))
-            # Joint rounding's gain is lost.
+            # Correlated rounding's gain is lost.
             assert ((decoded - exact) ** 2).sum() < 4 * ((usual - exact) ** 2).sum()
 
 

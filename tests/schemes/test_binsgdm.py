@@ -9,10 +9,11 @@ from helpers import assert_unbiased, fresh_states, gaussian, heavy_tailed, locks
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horovod_quant.codecs.signs import Signs
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import TILE, tiles
-from horovod_quant.reductions.shards import Chunks
+from horovod_quant.reductions.shards import Shards
 from horovod_quant.schemes import BinSGDM
 from horovod_quant.schemes.base import BinaryState, Gradient, Workers
 
@@ -138,14 +139,18 @@ def test_flags_of_every_tile_find_their_place(server_bits: int) -> None:
         assert np.isnan(decoded).sum() == sum(min(TILE, len(decoded) - t * TILE) for t in broken)
 
 
-@pytest.mark.parametrize("draw", ["joint", "independent"])
+@pytest.mark.parametrize("draw", ["correlated", "independent"])
 def test_the_servers_bits_have_the_same_law_however_the_workers_bits_depend_on_each_other(draw: str) -> None:
-    """Which is why the workers draw independently: joint draws would gain nothing."""
+    """Which is why the workers draw independently: correlated draws would gain nothing."""
     size, copies = 4, 500
     ratios = np.random.default_rng(1).uniform(-1, 1, (size, TILE)).astype(np.float32)
     chain, words = RngKey(0, "w"), []
     for rank, own in enumerate(ratios):
-        key = chain.joint("worker", 0, rank, size) if draw == "joint" else chain.key("worker", 0, rank)
+        key = (
+            chain.correlated("worker", 0, rank, size)
+            if draw == "correlated"
+            else chain.key("worker", 0, rank)
+        )
         momentum, scale = np.tile(own, copies), np.ones(TILE * copies, np.float32)
         words.append(reference.binarize(0 * scale, momentum, scale, 1.0, key)[0])
     bits = reference.unpack_codes(reference.vote(words, chain.key("server", 0)), 1, TILE * copies)
@@ -260,24 +265,20 @@ def test_numpy_integers_are_integers() -> None:
     assert repr(BinSGDM(server_bits=np.int64(3))) == "BinSGDM(server_bits=3)"
 
 
-# ---- chunks
+# ---- shards
 
 
 @given(lengths=st.lists(st.integers(0, 5000), max_size=6), workers=st.integers(1, 9))
-def test_chunks_serve_every_element_once_in_whole_tiles(lengths: list, workers: int) -> None:
-    chunks = Chunks(lengths, workers)
-    served = [np.zeros(length, int) for length in lengths]
-    for worker in range(workers):
-        tile = 0
-        for segment in chunks.segments(worker):
-            assert segment.tile == tile
-            assert segment.start % TILE == 0
-            assert segment.tile_count == tiles(segment.stop - segment.start) > 0
-            assert segment.stop % TILE == 0 or segment.stop == lengths[segment.gradient]
-            served[segment.gradient][segment.start : segment.stop] += 1
-            tile += segment.tile_count
-        assert tile == chunks.tile_count(worker)
-    assert all((count == 1).all() for count in served)
-    counts = [chunks.tile_count(worker) for worker in range(workers)]
+def test_every_element_is_in_one_shard_of_whole_tiles(lengths: list, workers: int) -> None:
+    shards = Shards(tuple(lengths), workers, TILE)
+    reduced = [np.zeros(length, int) for length in lengths]
+    for segment in shards.segments:
+        assert segment.start % TILE == 0
+        assert segment.elements > 0
+        assert segment.stop % TILE == 0 or segment.stop == lengths[segment.tensor]
+        reduced[segment.tensor][segment.start : segment.stop] += 1
+    assert all((count == 1).all() for count in reduced)
+    counts = [sum(tiles(segment.elements) for segment in segments) for segments in shards.of]
     assert max(counts) - min(counts) <= 1
-    assert chunks.parts(7) == [7 * tiles(length) for length in lengths]
+    assert shards.lengths(Signs()) == [sum(Signs().words(each.elements) for each in own) for own in shards.of]
+    assert sum(shards.lengths(Signs())) == sum(shards.lengths_by_tensor(Signs()))

@@ -42,7 +42,7 @@ def squared_errors(scheme: GlobalQSGD, gradients: np.ndarray, **arguments: bool)
 
 
 @norms
-@pytest.mark.parametrize("rounding", ["joint", "independent"])
+@pytest.mark.parametrize("rounding", ["correlated", "independent"])
 @pytest.mark.parametrize("kind", ["gaussian", "heavy-tailed", "equal", "unequal scales"])
 @pytest.mark.parametrize(("bits", "size"), [(2, 1), (4, 3), (8, 3), (8, 8), (12, 2)])
 def test_error_is_the_exact_one_and_below_both_bounds(

@@ -296,7 +296,7 @@ def as_codes(groups: list, local_size: int, seed: int, step: int) -> list:
         node, place = divmod(rank, local_size)
         found.append([])
         for i, x in enumerate(own):
-            key = RngKey(seed, str(i)).joint(f"inside {node}", step, place, local_size)
+            key = RngKey(seed, str(i)).correlated(f"inside {node}", step, place, local_size)
             norms = reference.bucket_maxima(x, 256)
             words = reference.encode_uniform_codes(x, norms, 256, 8, key)
             found[-1].append((words, norms))

@@ -9,6 +9,7 @@ from proofs import bounds
 
 from horovod_quant.autotune.candidates import MOST_NMSE
 from horovod_quant.schemes import NUQSGD, QSGD
+from horovod_quant.schemes.base import Workers
 
 COPIES = 1000
 VECTORS = {
@@ -104,3 +105,8 @@ def test_an_allgather_has_no_reducers(arguments: dict[str, str]) -> None:
         NUQSGD(server_bits=6, **arguments)
     with pytest.raises(ValueError, match="server_bits=17: use an integer from 2 to 16"):
         NUQSGD(server_bits=17)
+
+
+def test_the_width_of_the_second_rounding_is_of_no_concern_to_few_workers() -> None:
+    assert NUQSGD(server_bits=6).for_workers(Workers(0, 2)) == NUQSGD(exchange="allgather")
+    assert NUQSGD(server_bits=7).for_workers(Workers(0, 8)) == NUQSGD(exchange="alltoall", server_bits=7)

@@ -321,7 +321,7 @@ def test_through_an_alltoall_the_second_rounding_is_the_servers() -> None:
     gradients = [np.tile(gaussian(worker, 64), 2000) for worker in range(4)]
     mean = np.mean(gradients, axis=0)
     again = simulate(QSGD(4, bucket_size=64), [mean]).nmse
-    for rounding in ("joint", "independent"):
+    for rounding in ("correlated", "independent"):
         errors = {
             exchange: simulate(QSGD(4, bucket_size=64, exchange=exchange, rounding=rounding), gradients).nmse
             for exchange in ("allgather", "alltoall")

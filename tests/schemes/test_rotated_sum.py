@@ -31,13 +31,13 @@ from horovod_quant.codecs.rotated_sum_steps import (
     rotated_sum_error,
     rotated_sum_step,
 )
-from horovod_quant.frontends.frontend import require_no_host
+from horovod_quant.frontends.arguments import require_no_host
 from horovod_quant.kernels import native
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.kernels.layout import TILE
+from horovod_quant.reductions.rotated_sum import SHARED
 from horovod_quant.schemes import GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import Gradient, Workers
-from horovod_quant.schemes.rotated_sum import SHARED
 
 ROTATED = GlobalQSGD(8, rotate=True)
 WORKERS = 4
@@ -65,7 +65,7 @@ def first_buckets(decoded: np.ndarray) -> np.ndarray:
 # ---- error
 
 
-@pytest.mark.parametrize("rounding", ["joint", "independent"])
+@pytest.mark.parametrize("rounding", ["correlated", "independent"])
 @pytest.mark.parametrize(
     ("bits", "workers"),
     [
@@ -105,7 +105,7 @@ def test_equal_gradients_have_an_error_that_does_not_grow_with_the_workers() -> 
     gradient = gaussian(0, 2 * SHARED)
     for workers in (4, 16):
         error = simulator.run(ROTATED, [gradient] * workers).nmse
-        # The step grows with the sum; of joint roundings 1/6 is left, whatever n is.
+        # The step grows with the sum; of correlated roundings 1/6 is left, whatever n is.
         step = rotated_sum_step(8, workers)
         assert error == pytest.approx(step**2 / 6, rel=0.1)
 
@@ -325,7 +325,7 @@ def test_what_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> N
 
 
 def test_the_papers_scheme_is_the_default() -> None:
-    assert GlobalQSGD() == GlobalQSGD(8, "max", "uniform", 1024, "joint", False)
+    assert GlobalQSGD() == GlobalQSGD(8, "max", "uniform", 1024, "correlated", False)
     assert ROTATED == GlobalQSGD(8, bucket_size=SHARED, rotate=True)
     with pytest.raises(ValueError, match="^rotate=True: GlobalQSGD then needs its arrays in host memory"):
         require_no_host(ROTATED, "triton")

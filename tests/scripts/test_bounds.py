@@ -19,7 +19,7 @@ from horovod_quant.codecs.rotated_sum_steps import (
     _fraction_variance,
     _rounded_sums,
 )
-from horovod_quant.codecs.rounding_error import joint_dither, rounding_variance
+from horovod_quant.codecs.rounding_error import correlated_dither, rounding_variance
 
 ROUNDING = 1 + 1e-9
 
@@ -141,7 +141,7 @@ def test_exponential_levels_beat_uniform_ones_on_gaussian_buckets_with_the_two_n
 # ---- Global-QSGD
 
 
-roundings = pytest.mark.parametrize("rounding", ["joint", "independent"])
+roundings = pytest.mark.parametrize("rounding", ["correlated", "independent"])
 
 
 @roundings
@@ -157,11 +157,11 @@ def test_global_qsgd_error_stays_below_both_bounds(
     assert exact <= sparse * ROUNDING + slack
 
 
-def test_the_joint_dense_bound_is_reached() -> None:
+def test_the_correlated_dense_bound_is_reached() -> None:
     # Four workers in two pairs, the second pair's numbers shifted by 1/2: both pairs' sums, of fraction 1/2, are
     # rounded up by the same numbers.
     fractions = np.array([0.25, 0.25, 0.75, 0.75])
-    assert bounds.joint_rounding_variance(fractions) == pytest.approx(1.0)
+    assert bounds.correlated_rounding_variance(fractions) == pytest.approx(1.0)
     gradients = np.concatenate([fractions, [1.0, 1.0, 1.0, 1.0]]).reshape(2, 4).T
     dense, _ = bounds.global_qsgd_error_bounds(gradients, 1, "max")
     assert bounds.global_qsgd_error(gradients, 1, "max") == pytest.approx(dense / 2)  # in one of two elements
@@ -169,27 +169,27 @@ def test_the_joint_dense_bound_is_reached() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9])
 @pytest.mark.parametrize("equal_steps", [True, False])
-def test_joint_rounding_variance_is_what_random_numbers_show(size: int, equal_steps: bool) -> None:
+def test_correlated_rounding_variance_is_what_random_numbers_show(size: int, equal_steps: bool) -> None:
     rng = np.random.default_rng(size)
     fractions = rng.random((size, 12))
     steps = np.ones_like(fractions) if equal_steps else rng.random((size, 12))
     common = rng.random((100_000, 1))
     sums = np.zeros((100_000, 12))
     for rank in range(size):
-        c, a = joint_dither(rank, size)
+        c, a = correlated_dither(rank, size)
         sums += steps[rank] * (np.floor(fractions[rank] + np.mod(c * common + a, 1)) - fractions[rank])
-    exact = bounds.joint_rounding_variance(fractions, steps)
+    exact = bounds.correlated_rounding_variance(fractions, steps)
     for column, expected in zip(sums.T, exact):
         assert_mean(column**2, expected)
 
 
-def test_joint_rounding_variances_by_hand() -> None:
+def test_correlated_rounding_variances_by_hand() -> None:
     # Two workers: x (1 - x) of the sum's fraction x.
     np.testing.assert_allclose(
-        bounds.joint_rounding_variance([[0.3, 0.5], [0.4, 0.5]]), [0.21, 0], atol=1e-15
+        bounds.correlated_rounding_variance([[0.3, 0.5], [0.4, 0.5]]), [0.21, 0], atol=1e-15
     )
     # One worker: as alone.
-    np.testing.assert_allclose(bounds.joint_rounding_variance([[0.3]]), [0.21])
+    np.testing.assert_allclose(bounds.correlated_rounding_variance([[0.3]]), [0.21])
 
 
 @pytest.mark.parametrize(
@@ -199,14 +199,14 @@ def test_joint_rounding_variances_by_hand() -> None:
         ("equal", 2, 0.083), ("equal", 4, 0.042), ("equal", 16, 0.010), ("small", 4, 0.073),
     ],
 )  # fmt: skip
-def test_joint_rounding_variances_of_shared_rotation_md(kind: str, size: int, expected: float) -> None:
+def test_correlated_rounding_variances_of_shared_rotation_md(kind: str, size: int, expected: float) -> None:
     rng = np.random.default_rng(1)
     values = {
         "different": lambda: rng.random((size, 40_000)),
         "equal": lambda: np.tile((np.arange(40_000) + 0.5) / 40_000, (size, 1)),
         "small": lambda: np.mod(0.2 * rng.standard_normal((size, 40_000)), 1),
     }[kind]()
-    variance = bounds.joint_rounding_variance(values).mean() / size
+    variance = bounds.correlated_rounding_variance(values).mean() / size
     assert variance == pytest.approx(expected, abs=0.0011)
     independent = (values * (1 - values)).mean()
     assert independent == pytest.approx(0.120 if kind == "small" else 1 / 6, abs=0.002)
@@ -274,7 +274,7 @@ def test_the_error_of_a_rotated_sum_is_that_of_its_rounding(workers: int, step: 
     """``factor`` times the variance of independent rounding, less where few integers are not zero."""
     rng = np.random.default_rng(workers)
     own = rng.standard_normal((workers, 20_000)) / math.sqrt(workers)
-    exact = bounds.joint_rounding_variance(np.mod(own / step, 1.0)).mean()
+    exact = bounds.correlated_rounding_variance(np.mod(own / step, 1.0)).mean()
     terms, deviation = _rounded_sums(workers, True, False)
     found = terms * _fraction_variance(deviation / math.sqrt(workers) / step)
     assert found == pytest.approx(exact, rel=0.06)

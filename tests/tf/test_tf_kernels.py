@@ -218,13 +218,13 @@ def test_binarize_updates_variables_of_any_shape(kind: str) -> None:
 
 
 @pytest.mark.parametrize("rank", range(5))
-def test_joint_keys_of_tensors(way: Callable, rank: int) -> None:
+def test_correlated_keys_of_tensors(way: Callable, rank: int) -> None:
     plain, chain = keys.RngKey(5, "w"), kernels.RngKey(5, "w")
-    joint = way(lambda step: chain.joint("worker", step, rank, 5)[:2])
+    correlated = way(lambda step: chain.correlated("worker", step, rank, 5)[:2])
     for step in (0, 2**40):
-        expected = plain.joint("worker", step, rank, 5)
-        assert tuple(map(int, joint(tf.constant(step, tf.int64)))) == expected[:2]
-        assert chain.joint("worker", tf.constant(step, tf.int64), rank, 5)[2:] == expected[2:]
+        expected = plain.correlated("worker", step, rank, 5)
+        assert tuple(map(int, correlated(tf.constant(step, tf.int64)))) == expected[:2]
+        assert chain.correlated("worker", tf.constant(step, tf.int64), rank, 5)[2:] == expected[2:]
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**70 + 3])

@@ -104,8 +104,8 @@ def test_a_swap_needs_everybody() -> None:
     pair = Workers(0, 2)
     for collective in collectives_of_pairwise(SCHEMES["qsgd-alltoall"].collectives, pair):
         assert collective.request is Allreduce
-        assert collective.needs_everybody
-    assert not any(collective.needs_everybody for collective in SCHEMES["global-max"].collectives)
+        assert collective.needs_all_workers
+    assert not any(collective.needs_all_workers for collective in SCHEMES["global-max"].collectives)
 
 
 def swapped(requests: Sequence[Any]) -> list[Any]:

@@ -1,9 +1,9 @@
-"""What joint rounding leaves of the error, by method, number of workers, and how much their gradients have in common.
+"""What correlated rounding leaves of the error, by method, workers, and how much their gradients have in common.
 
 Simulated, with Gaussian gradients: a worker's is ``sqrt(rho) common + sqrt(1 - rho) own``. The error is
-``||average - exact||^2 / ||exact||^2``, with independent and with joint rounding.
+``||average - exact||^2 / ||exact||^2``, with independent and with correlated rounding.
 
-    python benchmarks/joint_rounding.py
+    python benchmarks/correlated_rounding.py
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ def gradients(size: int, rho: float, elements: int) -> np.ndarray:
 
 
 def errors(method: str, size: int, rho: float, elements: int) -> tuple[float, float]:
-    """With independent and with joint rounding."""
+    """With independent and with correlated rounding."""
     scheme: Any = methods.parse(method).scheme()
     given = gradients(size, rho, elements)
-    independent, joint = (
-        simulator.run(replace(scheme, rounding=rounding), given).nmse for rounding in ("independent", "joint")
+    independent, correlated = (
+        simulator.run(replace(scheme, rounding=rounding), given).nmse
+        for rounding in ("independent", "correlated")
     )
-    return independent, joint
+    return independent, correlated
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Show what joint rounding leaves of the error.")
+    parser = argparse.ArgumentParser(description="Show what correlated rounding leaves of the error.")
     parser.add_argument("--elements", type=int, default=2**17, help="number of elements per gradient")
     return parser
 
@@ -59,8 +60,8 @@ def main() -> None:
         for rho in CORRELATIONS:
             cells = []
             for size in SIZES:
-                independent, joint = errors(method, size, rho, arguments.elements)
-                cells.append(f"{independent:.2g}, {joint:.2g}")
+                independent, correlated = errors(method, size, rho, arguments.elements)
+                cells.append(f"{independent:.2g}, {correlated:.2g}")
             print(f"| `{method}`, {rho:g} | " + " | ".join(cells) + " |", flush=True)
 
 

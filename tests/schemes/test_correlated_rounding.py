@@ -1,19 +1,22 @@
-"""Joint rounding: each worker's law is what it was, and the error of the sum is smaller."""
+"""Correlated rounding: each worker's law is what it was, and the error of the sum is smaller."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import pickle
 
 import numpy as np
 import pytest
 from helpers import assert_unbiased, gaussian, heavy_tailed, simulate
 
 from horovod_quant import simulator
+from horovod_quant.analysis import bounds
+from horovod_quant.frontends.methods import parse
 from horovod_quant.kernels import reference
 from horovod_quant.kernels.keys import RngKey
 from horovod_quant.schemes import EDEN, NUQSGD, QSGD, GlobalQSGD, Hierarchical
-from horovod_quant.schemes.base import Scheme
+from horovod_quant.schemes.base import Gradient, Scheme, Workers, worker_key
 
 COPIES = 4000
 SIZES = (2, 3, 4, 5, 8)
@@ -35,7 +38,7 @@ def test_each_workers_roundings_are_to_neighbouring_levels_without_bias(levels: 
     samples, norms = np.tile(x, COPIES), np.repeat(norm, COPIES)
     exact = x.astype(np.float64) / float(norm[0])
     for rank in range(size):
-        key = RngKey(1, "w").joint("worker", 5, rank, size)
+        key = RngKey(1, "w").correlated("worker", 5, rank, size)
         if levels == "uniform":
             found = reference.round_uniform(samples, norms, 32, 7, key).reshape(-1, 32) / 7.0
             slack = 2.0**-22
@@ -54,7 +57,7 @@ def test_a_single_worker_draws_as_ever() -> None:
     for scheme in (QSGD(4), NUQSGD(4), GlobalQSGD(8), GlobalQSGD(4, levels="exponential")):
         found, expected = (
             simulate(dataclasses.replace(scheme, rounding=rounding), [gradient]).decoded[0][0]
-            for rounding in ("joint", "independent")
+            for rounding in ("correlated", "independent")
         )
         assert np.array_equal(found, expected)
 
@@ -102,7 +105,7 @@ def test_the_default_bits_stay_what_they_are(scheme: Scheme, three: str, four: s
 
 
 def error_left(scheme: Scheme, gradients: list[np.ndarray], **arguments: int) -> float:
-    """Error with joint rounding by that with independent rounding, of many thousand elements."""
+    """Error with correlated rounding by that with independent rounding, of many thousand elements."""
     inner = scheme.inner if isinstance(scheme, Hierarchical) else scheme
 
     def error(rounding: str) -> float:
@@ -112,7 +115,7 @@ def error_left(scheme: Scheme, gradients: list[np.ndarray], **arguments: int) ->
             np.mean([simulator.run(changed, gradients, seed=seed, **arguments).nmse for seed in range(2)])
         )
 
-    return error("joint") / error("independent")
+    return error("correlated") / error("independent")
 
 
 WANTED = {"global-qsgd-8": GlobalQSGD(8), "qsgd-4-allgather": QSGD(4, "max", exchange="allgather")}
@@ -183,5 +186,27 @@ def test_averages_stay_unbiased_when_workers_come_and_go(scheme: Scheme) -> None
 
 @pytest.mark.parametrize("kind", [QSGD, NUQSGD, GlobalQSGD])
 def test_another_rounding_is_refused(kind: type) -> None:
-    with pytest.raises(ValueError, match="^rounding='shared': use one of 'joint', 'independent'"):
+    with pytest.raises(ValueError, match="^rounding='shared': use one of 'correlated', 'independent'"):
         kind(4, rounding="shared")
+
+
+@pytest.mark.parametrize("kind", [QSGD, NUQSGD, GlobalQSGD])
+def test_the_former_word_is_accepted_with_a_warning(kind: type) -> None:
+    with pytest.warns(DeprecationWarning, match="rounding='joint' is now rounding='correlated'"):
+        scheme = kind(4, rounding="joint")
+    assert scheme == kind(4)
+    assert str(scheme) == str(kind(4))  # which workers compare
+    former = kind(4)
+    object.__setattr__(former, "rounding", "joint")
+    assert pickle.loads(pickle.dumps(former)) == scheme
+
+
+def test_former_words_of_formulas_and_methods() -> None:
+    with pytest.warns(FutureWarning, match="'qsgd-4-joint-l2' is now called"):
+        assert parse("qsgd-4-joint-l2").scheme() == QSGD(4, "l2")
+    with pytest.warns(DeprecationWarning, match="joint_dither"):
+        assert bounds.joint_dither is bounds.correlated_dither
+    gradient = Gradient(np.ones(4, np.float32), RngKey(0, "w"))
+    with pytest.warns(DeprecationWarning, match="'joint'"):
+        former = worker_key(gradient, Workers(1, 2), "joint")
+    assert former == worker_key(gradient, Workers(1, 2), "correlated")

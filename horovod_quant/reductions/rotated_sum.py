@@ -1,15 +1,8 @@
-"""Global-QSGD with a rotation: integers that need not fit their fields, as long as their sum does.
+"""Integer allreduce after a common rotation: integers need not fit their fields, as long as their sum does.
 
-With the paper's scale a field has room for a sum that hardly occurs, of equal gradients: 64 workers have one level of 8
-bits. After a rotation common to all workers each coordinate of the *sum* is all but normally distributed, whatever the
-gradients are, and what it needs room for is known once the sum's norm has been estimated.
-
-1. An allreduce of the norms of buckets of 1,024 elements, and of some rotated coordinates. These estimate the energy
-   of the sum by that of the gradients, for 16 neighbouring buckets at a time.
-2. Each bucket's step follows, see `horovod_quant.codecs.rotated_sum_steps`.
-3. An allreduce of the rotated gradients, rounded to multiples of the step, in words that are added modulo 2^32; with
-   them go the buckets' checks, and everybody finds where a sum has left its field.
-4. An allreduce of the elements of those buckets, as integers of 64 bits, whose sum is exact; usually there are none.
+With one scale for all workers a field has room for a sum that hardly occurs, of equal gradients: 64 workers have one
+level of 8 bits. After a rotation common to all workers each coordinate of the *sum* is all but normally distributed,
+whatever the gradients are, and what it needs room for is known once the sum's norm has been estimated.
 
 The signs of the rotation are a tensor's own, the same in all steps: they would have to be agreed on, for workers count
 steps by themselves. What makes an average right in the mean is the rounding, whose bits each step draws anew.
@@ -18,46 +11,39 @@ steps by themselves. What makes an average right in the mean is the rounding, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from horovod_quant.codecs.arguments import is_correlated
 from horovod_quant.codecs.rotated_sum_steps import LEAST_SHARE, SAMPLES, estimate_margin, rotated_sum_step
 from horovod_quant.kernels.arrays import Part
 from horovod_quant.kernels.keys import Key
 from horovod_quant.kernels.layout import TILE, ceil_div, sum_words, tiles
 from horovod_quant.kernels.reference import MIN_NORM, as_float32, store_float32
 from horovod_quant.kernels.rotation import rotated_elements
-from horovod_quant.schemes.base import (
-    Allreduce,
-    Collective,
-    Decoded,
-    Exchange,
-    Gradient,
-    Rounding,
-    TensorInfo,
-    Workers,
-    split_points,
-    validated,
-    worker_key,
-)
+from horovod_quant.kernels.segments import split_points
+from horovod_quant.reductions.base import Reduction, worker_rounder
+from horovod_quant.reductions.integer_allreduce import bytes_between
+from horovod_quant.reductions.requests import Allreduce, Collective, Workers, validated
+from horovod_quant.reductions.tensors import Decoded, Exchange, Gradient
 
 BUCKETS_OF_AN_ESTIMATE = 16
 SHARED = BUCKETS_OF_AN_ESTIMATE * TILE
 """Elements that share an estimate, and are NaN together."""
 
 _EXACT_BITS = 60
-"""Of a sum that is exchanged again; three more are room for what its estimate was rounded down."""
+"""Of a sum that is resent; three more are room for what its estimate was rounded down."""
 
 _STEP_BITS = np.uint32(0xFFFFF000)
 """What is kept of a step: so the last bits of a sum that a transport adds in another order do not matter."""
 
 
 class _Pieces(NamedTuple):
-    """Buckets of a gradient, from the first on, in groups of as many neighbours that share an estimate."""
+    """Consecutive buckets, in groups of equal size that share an estimate."""
 
     first: int
     buckets: int
@@ -65,7 +51,7 @@ class _Pieces(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Of each bucket."""
+        """Number of samples of each bucket."""
         return ceil_div(SAMPLES, self.buckets // self.groups)
 
     @property
@@ -89,16 +75,25 @@ def _sign_key(gradient: Gradient) -> Key:
 
 
 @dataclass(frozen=True)
-class RotatedSum:
-    """The reduction of Global-QSGD with a rotation.
+class RotatedSum(Reduction):
+    """1. Allreduce norms and samples. 2. Allreduce rotated integers. 3. Allreduce, exactly, the sums that overflowed.
+
+    1. The norms are those of buckets of 1,024 elements; the samples, some rotated coordinates, estimate the energy of
+       the sum by that of the gradients, for 16 neighbouring buckets at a time. Each bucket's step follows, see
+       `horovod_quant.codecs.rotated_sum_steps`.
+    2. The integers are multiples of the step, in words that are added modulo 2^32. With them go checks of the buckets,
+       by which all workers find where a sum has overflowed its field.
+    3. The elements of those buckets are sent again as integers of 64 bits; usually there are none.
+
+    Received words cannot be passed on: the exact sums have no codes.
 
     Args:
         bits: width of a field.
-        rounding: see `horovod_quant.schemes.base.worker_key`.
+        rounding: ``"correlated"`` or ``"independent"``.
     """
 
     bits: int
-    rounding: Rounding
+    rounding: str
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -108,23 +103,15 @@ class RotatedSum:
             Collective(Allreduce, "int64", "sum"),
         )
 
-    def received_lengths(self, elements: Sequence[int], workers: Workers) -> None:
-        """None: the exact sums of buckets that are exchanged again have no codes."""
-        return None
-
-    def decode_received(
-        self, received: Sequence[Any], tensors: Sequence[TensorInfo], workers: Workers, kernels: Any
-    ) -> Decoded:
-        raise NotImplementedError
-
     def run(self, gradients: Sequence[Gradient], workers: Workers, kernels: Any) -> Exchange:
         bits = self.bits
         counts = [tiles(gradient.elements) for gradient in gradients]
-        known_at = split_points([_known_count(gradient.elements) for gradient in gradients])
+        known_at = tuple(split_points([_known_count(gradient.elements) for gradient in gradients]))
         parts = [part for gradient in gradients for part in _known_parts(gradient, kernels)]
         known = kernels.pack([*parts, (0, np.float64, lambda out: out)])
-        known = yield from validated(Allreduce(known, "sum", _bytes(known_at, 8)), workers)
+        known = yield from validated(Allreduce(known, "sum", bytes_between(known_at, 8)), workers)
         step = rotated_sum_step(bits, workers.size, self.rounding)
+        rounder = worker_rounder("worker", workers, is_correlated(self.rounding))
         energies = [known[at : at + count] for at, count in zip(known_at, counts)]
         steps = [
             _steps(known[known_at[i] : known_at[i + 1]], gradient.elements, workers.size, step)
@@ -132,21 +119,21 @@ class RotatedSum:
         ]
 
         word_counts = [sum_words(rotated_elements(gradient.elements), bits) for gradient in gradients]
-        at = split_points([words + count for words, count in zip(word_counts, counts)])
+        at = tuple(split_points([words + count for words, count in zip(word_counts, counts)]))
         parts = []
         for i, gradient in enumerate(gradients):
-            key = worker_key(gradient, workers, self.rounding)
+            key = rounder.key(gradient.keys, gradient.step)
             parts += _sum_parts(gradient, steps[i], bits, key, kernels)
         words = kernels.pack([*parts, (1, np.int32, lambda out: np.ones(1, np.int32))])
-        words = yield from validated(Allreduce(words, "sum", _bytes(at, 4)), workers)
+        words = yield from validated(Allreduce(words, "sum", bytes_between(at, 4)), workers)
         sums = [words[at[i] : at[i] + word_counts[i]] for i in range(len(gradients))]
 
-        wrapped = []
+        overflowed = []
         for i, gradient in enumerate(gradients):
             found = kernels.rotated_sum_checks(sums[i], bits, gradient.elements)
             sent = words[at[i] + word_counts[i] : at[i + 1]]
-            wrapped.append(np.flatnonzero((found != sent) & (steps[i] > 0) & (steps[i] < np.inf)).tolist())
-        exact = yield from _exchange_again(gradients, wrapped, energies, workers, kernels)
+            overflowed.append(np.flatnonzero((found != sent) & (steps[i] > 0) & (steps[i] < np.inf)).tolist())
+        exact = yield from _resend(gradients, overflowed, energies, workers, kernels)
 
         # What decoding needs of the gradients, without their values, which are not to be kept.
         sources = [(_sign_key(gradient), gradient.start) for gradient in gradients]
@@ -154,14 +141,14 @@ class RotatedSum:
         def write(i: int, factor: float, out: Any) -> Any:
             signs, start = sources[i]
             kernels.decode_rotated_sum(sums[i], steps[i], bits, signs, factor, out, start)
-            for bucket, values in zip(wrapped[i], exact[i]):
+            for bucket, values in zip(overflowed[i], exact[i]):
                 with np.errstate(over="ignore"):
                     store_float32(
                         (values * factor).astype(np.float32), out[bucket * TILE : (bucket + 1) * TILE]
                     )
             return out
 
-        return Decoded(words[-1], write, [len(buckets) for buckets in wrapped])
+        return Decoded(words[-1], write, [len(buckets) for buckets in overflowed])
 
 
 # ---- what the steps follow from
@@ -179,19 +166,19 @@ def _known_parts(gradient: Gradient, kernels: Any) -> list[Part]:
     for pieces in _pieces(gradient.elements):
         low, high = pieces.first * TILE, (pieces.first + pieces.buckets) * TILE
         samples = partial(
-            kernels.rotated_samples,
+            _samples,
+            kernels,
             gradient.values[low:high],
             pieces.samples,
             _sign_key(gradient),
             gradient.start + low,
         )
-        found.append((pieces.all_samples, np.float64, _filled_by(samples)))
+        found.append((pieces.all_samples, np.float64, samples))
     return found
 
 
-def _filled_by(compute: Callable[[], Any]) -> Callable[[Any], Any]:
-    """What an array's part of another type is filled with."""
-    return lambda out: compute()
+def _samples(kernels: Any, values: Any, samples: int, signs: Key, start: int, out: Any) -> Any:
+    return kernels.rotated_samples(values, samples, signs, start)
 
 
 def _steps(known: np.ndarray, elements: int, size: int, step: float) -> np.ndarray:
@@ -258,55 +245,40 @@ def _sum_parts(gradient: Gradient, steps: np.ndarray, bits: int, key: Key, kerne
     ]
 
 
-# ---- what is exchanged again
+# ---- what is resent
 
 
-def _exchange_again(
+def _resend(
     gradients: Sequence[Gradient],
-    wrapped: list[list[int]],
+    overflowed: list[list[int]],
     energies: list[np.ndarray],
     workers: Workers,
     kernels: Any,
 ) -> Any:
-    """For each gradient the exact sums of those buckets' elements, float64."""
-    units = [
-        [_unit(float(own[bucket]), workers.size) for bucket in buckets]
-        for own, buckets in zip(energies, wrapped)
-    ]
-    lengths = [
-        [min(TILE, gradient.elements - bucket * TILE) for bucket in buckets]
-        for gradient, buckets in zip(gradients, wrapped)
-    ]
+    """Allreduce the overflowed buckets; return their exact sums, float64, for each gradient."""
+    pieces = [(i, bucket) for i, buckets in enumerate(overflowed) for bucket in buckets]
+    lengths = [min(TILE, gradients[i].elements - bucket * TILE) for i, bucket in pieces]
+    units = [_unit(float(energies[i][bucket]), workers.size) for i, bucket in pieces]
 
-    def integers(i: int, place: int, out: Any) -> np.ndarray:
-        low = wrapped[i][place] * TILE
-        values = as_float32(gradients[i].values[low : low + lengths[i][place]])
+    def integers(k: int, out: Any) -> np.ndarray:
+        i, bucket = pieces[k]
+        values = as_float32(gradients[i].values[bucket * TILE : bucket * TILE + lengths[k]])
         with np.errstate(all="ignore"):
-            return np.rint(values.astype(np.float64) / units[i][place]).astype(np.int64)
+            return np.rint(values.astype(np.float64) / units[k]).astype(np.int64)
 
-    parts: list[Part] = [
-        (length, np.int64, partial(integers, i, place))
-        for i, own in enumerate(lengths)
-        for place, length in enumerate(own)
-    ]
+    parts: list[Part] = [(length, np.int64, partial(integers, k)) for k, length in enumerate(lengths)]
     # Never empty: not every transport takes an array without elements.
     array = kernels.pack([*parts, (1, np.int64, lambda out: np.zeros(1, np.int64))])
-    request = Allreduce(array, "sum", [8 * sum(own) for own in lengths])
-    total = yield from validated(request, workers)
-    found: list[list[np.ndarray]] = []
-    position = 0
-    for own, own_units in zip(lengths, units):
-        found.append([])
-        for length, unit in zip(own, own_units):
-            found[-1].append(total[position : position + length].astype(np.float64) * unit)
-            position += length
+    sizes = [0] * len(gradients)
+    for (i, _), length in zip(pieces, lengths):
+        sizes[i] += 8 * length
+    total = yield from validated(Allreduce(array, "sum", sizes), workers)
+    found: list[list[np.ndarray]] = [[] for _ in gradients]
+    for (i, _), at, length, unit in zip(pieces, split_points(lengths), lengths, units):
+        found[i].append(total[at : at + length].astype(np.float64) * unit)
     return found
 
 
 def _unit(energy: float, size: int) -> float:
-    """A power of two of which no sum of a bucket's elements has more than 2^60, by Cauchy and Schwarz."""
+    """A power of two with room for sums, by Cauchy and Schwarz."""
     return math.ldexp(1.0, math.frexp(math.sqrt(size) * math.sqrt(energy))[1] - _EXACT_BITS)
-
-
-def _bytes(offsets: list[int], item_bytes: int) -> list[int]:
-    return [item_bytes * (offsets[i + 1] - offsets[i]) for i in range(len(offsets) - 1)]

@@ -1,0 +1,196 @@
+"""Arguments of compressors: defaults, checks, and texts; and the check that Horovod was given a compressor."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any, Callable
+
+import numpy as np
+
+from horovod_quant.frontends import former_names, methods
+from horovod_quant.schemes import registry
+from horovod_quant.schemes.base import Scheme, argument_names
+from horovod_quant.schemes.hierarchical import inner_of
+
+MIN_ELEMENTS = 1024
+"""Default ``min_elements`` of the compressors."""
+
+GROUP_BYTES = 32 * 2**20
+"""Default ``group_bytes`` of the compressors."""
+
+NO_PROCESS_SET = (
+    "hierarchical: it works only with all workers; remove process_set= from the optimizer and from the compressor, "
+    "or use hierarchical=False"
+)
+
+
+class CompressorClass(type):
+    """Metaclass of compressors: a class that Horovod asks to compress explains itself.
+
+    Horovod's own compressors are classes. Instances have methods of the same names, which cost them nothing more.
+    """
+
+    def __getattribute__(cls, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return _of_instances(cls, found) if name in ("compress", "decompress") else found
+
+
+def _of_instances(owner: type, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, with an explanation where no instance is given."""
+
+    @functools.wraps(method)
+    def call(*given: Any, **named: Any) -> Any:
+        if not given or not isinstance(given[0], owner):
+            raise TypeError(
+                f"compression={owner.__name__}: that is a class; use an instance, {owner.__name__}()"
+            )
+        return method(*given, **named)
+
+    return call
+
+
+def scheme_of(value: Any) -> Scheme:
+    """The scheme that is meant; raises ValueError if there is none."""
+    if isinstance(value, str):
+        try:
+            found = methods.parse(value).scheme()
+        except ValueError as error:
+            raise ValueError(f"scheme={value!r}: {error}") from None
+        former_names.warn_of_another_meaning([value])
+        if found is None:
+            raise ValueError(
+                f"scheme={value!r}: that is Horovod's own; use compression=hvd.Compression.{value}"
+            )
+        return found
+    is_class = isinstance(value, CompressorClass) or isinstance(value, type) and issubclass(value, Scheme)
+    if is_class:
+        raise ValueError(f"scheme={value.__name__}: that is a class; use an instance, {value.__name__}()")
+    if isinstance(type(value), CompressorClass):
+        raise ValueError(f"scheme={value!r}: that is a compressor already; use it directly")
+    if not isinstance(value, Scheme):
+        raise ValueError(
+            f"scheme={value!r}: use one of horovod_quant.schemes, as in QSGD(bits=4), or a method's name, as in "
+            f"'qsgd-4'"
+        )
+    registry.check(type(value))
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ValueError(f"scheme={value!r}: {error}; use tuples and numbers as its arguments") from None
+    return value
+
+
+def whole_number(value: Any) -> Any:
+    """A float that is a whole number, such as 32e6, as one."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def hierarchy_of(value: Any, process_set: Any) -> bool | int:
+    """The argument ``hierarchical`` as a value of Python's.
+
+    Raises:
+        ValueError: it is neither True nor False nor a number of workers, or comes with a process set.
+    """
+    is_switch = isinstance(value, (bool, np.bool_))
+    if not is_switch and not (isinstance(value, (int, np.integer)) and 1 <= value <= 2**31):
+        raise ValueError(
+            f"hierarchical={value!r}: use True, False, or the number of workers per node, 1 or more"
+        )
+    if value and process_set is not None:
+        raise ValueError(NO_PROCESS_SET)
+    return bool(value) if is_switch else int(value)
+
+
+def require_process_set(process_set: Any) -> None:
+    if process_set is not None and not hasattr(process_set, "process_set_id"):
+        raise ValueError(f"process_set={process_set!r}: use an hvd.ProcessSet, or None")
+
+
+def named_pairs(named_parameters: Any) -> list[tuple[str, Any]]:
+    """The pairs of a name and a parameter.
+
+    Raises:
+        ValueError: it is something else, or two parameters have one name.
+    """
+    use = "use pairs of a name and a parameter, such as model.named_parameters()"
+    try:
+        pairs = list(named_parameters)
+    except TypeError:
+        raise ValueError(f"named_parameters={named_parameters!r}: {use}") from None
+    seen: set[str] = set()
+    for pair in pairs:
+        if not (
+            isinstance(pair, (tuple, list))
+            and len(pair) == 2
+            and isinstance(pair[0], str)
+            and hasattr(pair[1], "shape")
+        ):
+            shown = pair if isinstance(pair, (str, tuple)) else type(pair).__name__
+            raise ValueError(f"named_parameters: it contains {shown!r}; {use}")
+        if pair[0] in seen:
+            raise ValueError(f"named_parameters: {pair[0]!r} appears twice; give each parameter its own name")
+        seen.add(pair[0])
+    return [(name, parameter) for name, parameter in pairs]
+
+
+def require_no_host(scheme: Scheme, kernels: str) -> None:
+    """Raise ValueError where a scheme cannot run on a framework's kernels."""
+    needs = scheme.host_requirement()
+    if needs is not None:
+        raise ValueError(
+            f"{needs}: {type(inner_of(scheme)).__name__} then needs its arrays in host memory, where "
+            f"kernels={kernels!r} cannot run; use kernels='auto' or kernels='native'"
+        )
+
+
+def in_short(value: Any) -> str:
+    """A short text for messages: the keys of a mapping, otherwise the beginning."""
+    if isinstance(value, Mapping) and value:
+        keys = ", ".join(repr(key)[:40] for key in list(value)[:6])
+        return f"<{type(value).__name__} with the keys {keys}{', ...' * (len(value) > 6)}>"
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+def constructor_call(compressor: Any) -> str:
+    """The call that constructs an equal compressor, except for ``named_parameters`` and ``process_set``."""
+    scheme = inner_of(compressor.policy.scheme)
+    name, parameters = type(compressor).__name__, inspect.signature(type(compressor)).parameters
+    if "scheme" in parameters and registry.is_own(type(scheme)):
+        name = type(scheme).__name__  # the frontend's class, which users have under the scheme's name
+        shown = [f"{argument}={getattr(scheme, argument)!r}" for argument in argument_names(scheme)]
+    elif "scheme" in parameters:
+        shown = [repr(scheme)]
+    else:
+        own = [argument for argument in argument_names(scheme) if argument in parameters]
+        shown = [f"{argument}={getattr(scheme, argument)!r}" for argument in own]
+    others = {
+        "exclude": tuple(compressor.policy.exclude),
+        "overrides": compressor.policy.given_overrides() or None,
+        "kernels": compressor._kernels,
+        "min_elements": compressor.policy.min_elements,
+    }
+    for argument, parameter in parameters.items():
+        value = others.get(argument, getattr(compressor, argument, parameter.default))
+        if argument not in (*argument_names(scheme), "scheme") and value != parameter.default:
+            shown.append(f"{argument}={value!r}")
+    return f"{name}({', '.join(shown)})"
+
+
+def compared_arguments(compressor: Any, choosing: Mapping[str, Any]) -> dict[str, str]:
+    """Arguments that must be the same on all workers, as texts; ``choosing`` are those that choose schemes."""
+    policy = compressor.policy
+    values = {
+        **choosing,
+        "min_elements": policy.min_elements,
+        "exclude": policy.exclude,
+        "overrides": policy.overrides,
+        "seed": compressor.seed,
+        "hierarchical": compressor.hierarchical,
+        "inside": compressor.inside,
+        "group_bytes": compressor.group_bytes,
+        "overlap": compressor.overlap,
+    }
+    return {argument: str(value) for argument, value in values.items()}
