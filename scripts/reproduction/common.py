@@ -52,6 +52,7 @@ CLAIMS = (
     "binsgdm",
     "transformer",
     "eden",
+    "limits",
 )
 
 PAGES = {
@@ -60,6 +61,7 @@ PAGES = {
     "global-qsgd": ("Global-QSGD", ("global-qsgd", "by-workers", "rotated-sum")),
     "binsgdm": ("BinSGDM", ("binsgdm", "binsgdm-tuning", "emulated")),
     "eden": ("EDEN", ("eden",)),
+    "limits": ("Errors and their limits", ("limits",)),
     "training": ("Training a transformer", ("transformer", "transformer-gpu", "seconds", "rivals")),
 }
 """Pages of the evidence: a file name without its suffix, a title, and the claims on the page."""

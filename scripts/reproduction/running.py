@@ -153,6 +153,11 @@ def method_options(name: str) -> list[str]:
     return ["--compression", compression, *flags]
 
 
+def present_name(name: str, workers: int) -> str:
+    """How the commands of today call a method that the results have by its name of version 0.1.0."""
+    return methods.parse(name, version=1, workers=workers).name
+
+
 def import_example(module: str) -> Any:
     """A module of examples/, which is no package."""
     if str(EXAMPLES) not in sys.path:
