@@ -128,7 +128,8 @@ def present(hosts: int) -> dict[str, str]:
 
 def by_method(found: dict[str, Any], hosts: int) -> dict[str, dict[str, Any]]:
     """Of `METHODS` what a bench has found."""
-    return {present(hosts)[each["method"]]: each for each in found["results"]}
+    names = present(hosts)
+    return {names[each["method"]]: each for each in found["results"] if each["method"] in names}
 
 
 def predictions(settings: Settings, measured: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -151,6 +152,7 @@ def predictions(settings: Settings, measured: dict[str, Any]) -> dict[str, dict[
         hosts: {
             present(int(hosts))[method]: round(seconds, 5)
             for method, seconds in predict(each, speeds, software).items()
+            if method in present(int(hosts))
         }
         for hosts, each in observed.items()
     }

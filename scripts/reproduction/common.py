@@ -62,7 +62,7 @@ PAGES = {
     "binsgdm": ("BinSGDM", ("binsgdm", "binsgdm-tuning", "emulated")),
     "eden": ("EDEN", ("eden",)),
     "limits": ("Errors and their limits", ("limits",)),
-    "training": ("Training a transformer", ("transformer", "transformer-gpu", "seconds", "rivals")),
+    "training": ("Training a transformer", ("transformer", "transformer-gpu", "seconds", "rivals", "more-workers")),
 }
 """Pages of the evidence: a file name without its suffix, a title, and the claims on the page."""
 
@@ -76,8 +76,9 @@ ON_DEMAND = (
     "binsgdm-tuning",
     "emulated",
     "by-workers",
+    "more-workers",
 )
-WITH_PARTS = "eden, binsgdm-tuning, by-workers, emulated, nuqsgd-training, rivals, seconds"
+WITH_PARTS = "eden, binsgdm-tuning, by-workers, emulated, more-workers, nuqsgd-training, rivals, seconds"
 
 # One colour a method, whatever its bits: legible on white, and to most of the colour-blind (Okabe and Ito).
 COLORS = {

@@ -28,6 +28,7 @@ KEPT = ROOT / "docs" / "results" / "runs"
 APART = (
     "by-workers",
     "emulated",
+    "more-workers",
     "seconds",
 )  # the names of their runs begin so, and no other claim uses them
 CLAIMS = {
