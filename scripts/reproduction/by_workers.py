@@ -93,7 +93,9 @@ def study(settings: Settings) -> dict[str, Any]:
         "cores": next((found["cores"] for found in measured.values()), None),
         "clusters": {
             hosts: {
-                "seconds": {name: each["wall_seconds"] for name, each in by_method(found, int(hosts)).items()},
+                "seconds": {
+                    name: each["wall_seconds"] for name, each in by_method(found, int(hosts)).items()
+                },
                 "bytes": {name: each["bytes_sent"] for name, each in by_method(found, int(hosts)).items()},
             }
             for hosts, found in measured.items()
@@ -111,7 +113,14 @@ def bench(settings: Settings, hosts: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "bench.json"
         command = [str(Path(sys.executable).with_name("horovod-quant")), "bench", "--framework", "torch"]
-        command += ["--shapes", *settings.shapes, "--methods", *present(hosts), "--rounds", str(settings.rounds)]
+        command += [
+            "--shapes",
+            *settings.shapes,
+            "--methods",
+            *present(hosts),
+            "--rounds",
+            str(settings.rounds),
+        ]
         command += ["--json", str(file)]
         if settings.rate == LOCAL:
             running.horovodrun(command, hosts, running.TIME_LIMIT)

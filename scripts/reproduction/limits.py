@@ -255,7 +255,9 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
         kind = kind or ("global-qsgd-rotated" if "rotate" in name else "global-qsgd")
         style = "o--" if workers == 16 else "o-"
         x = [int(bits) for bits in own]
-        axes.plot(x, [common.mean(each) for each in own.values()], style, color=common.COLORS[kind], label=row)
+        axes.plot(
+            x, [common.mean(each) for each in own.values()], style, color=common.COLORS[kind], label=row
+        )
     axes.set_yscale("log")
     axes.set(xlabel="bits of an element", ylabel="nmse")
     common.finish(figure, [axes], folder / plot.file)

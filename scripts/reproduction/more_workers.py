@@ -16,7 +16,7 @@ from reproduction.transformer import LIMIT, Training
 TITLE = "A transformer: the loss with 16 and 32 workers"
 SCALE = "119,000 parameters, 1,000 steps, 16 and 32 simulated workers"
 SOURCE = common.PACKAGE
-CLAIM = "With 16 and with 32 workers, as with 4, these settings end within 1% of the float32 loss."
+CLAIM = "With 16 and with 32 workers each of these settings ends within 1% of the float32 loss."
 METHOD = (
     "The transformer, text, steps, learning rate and batch of `scripts/reproduce transformer`: 16 or 32 workers share "
     "the 32 sequences of a step. All workers are in one process, which computes what each would receive with the "
@@ -34,7 +34,10 @@ METHODS = {
     "qsgd-4-alltoall": "QSGD, 4 bits, alltoall",
     "eden-3": "EDEN, 3 bits",
 }
-COLORS = {"global-qsgd-8-rotate": common.COLORS["global-qsgd-rotated"], "qsgd-4-alltoall": common.COLORS["qsgd"]}
+COLORS = {
+    "global-qsgd-8-rotate": common.COLORS["global-qsgd-rotated"],
+    "qsgd-4-alltoall": common.COLORS["qsgd"],
+}
 TRAININGS = tuple(Training(key, key, title, shade=COLORS.get(key, "")) for key, title in METHODS.items())
 SIZES_OF_CLUSTERS = (16, 32)
 PARTS = tuple(f"{key}@{workers}" for workers in SIZES_OF_CLUSTERS for key in METHODS)

@@ -27,6 +27,7 @@ EXAMPLES = ROOT / "examples"
 KEPT = ROOT / "docs" / "results" / "runs"
 APART = (
     "by-workers",
+    "bytes-count",
     "emulated",
     "more-workers",
     "seconds",

@@ -29,7 +29,10 @@ from reproduction import common, running
 NARROW = {"fp16": torch.float16, "ddp-fp16": torch.float16, "ddp-bf16": torch.bfloat16}
 """What is summed with so many bits. DDP's hooks divide before they sum, Horovod after."""
 
-PROGRAMS = (Path(__file__), *(running.EXAMPLES / name for name in ("torch_char_transformer.py", "python_text.py")))
+PROGRAMS = (
+    Path(__file__),
+    *(running.EXAMPLES / name for name in ("torch_char_transformer.py", "python_text.py")),
+)
 BETA = 0.9  # of BinSGDM's optimizer, as in the example
 
 
@@ -122,7 +125,9 @@ def train(job: Job, seed: int) -> dict[str, Any]:
 def validate(example: Any, model: Any, text: torch.Tensor, context: int) -> float:
     """The example's, by one worker."""
     starts = torch.linspace(0, len(text) - context - 1, example.VALIDATION_SEQUENCES).long()
-    losses = [float(model.loss(example.windows_at(text, part, context))) * len(part) for part in starts.split(16)]
+    losses = [
+        float(model.loss(example.windows_at(text, part, context))) * len(part) for part in starts.split(16)
+    ]
     return sum(losses) / example.VALIDATION_SEQUENCES
 
 
