@@ -6,8 +6,9 @@ The protocol, fixed before any figure was there:
    `TUNING_SEED`, which nothing else has. All methods but BinSGDM have Adam's.
 2. *Losses* do not depend on the link: `STEPS` steps with each method and seed, in one process with the simulator's
    arithmetic; PowerSGD's with PyTorch's hook and real workers. BinSGDM has twice the steps, as recommended.
-3. *Steps*: all methods in turns of `TURN` steps, 30 of each after `WARM_UP` turns, in one launch between 4 hosts at each
-   of `PLACES`: two rates, with all instructions of the processor and with AVX2 alone, and with accelerators that sleep.
+3. *Steps*: all methods in turns of `TURN` steps, 30 of each after `WARM_UP` turns, in one launch between 4 hosts at
+   each of `PLACES`: two rates, with all instructions of the processor and with AVX2 alone, and with accelerators that
+   sleep.
 4. *Seconds*: the steps until the mean loss of the last `WINDOW` steps is within 1% of the float32 loss at the end (same
    seed, mean of the seeds), times the median step. Steps are those under Horovod for methods under Horovod, and those
    of DDP for hooks; this package's hooks have the losses of the same method under Horovod.
@@ -18,10 +19,11 @@ The accelerators' ratio of float32's transfer to computing is that of 8 hosts wi
 docs/pays.md: of N parameters a host sends 7 N bytes, and computes 6 N operations for each of 16,384 tokens with 40% of
 312e12 a second. N cancels out: 7.1.
 
-On two cores: 34 trainings inside one process of 2 to 10 minutes each, two at a time, two and a half hours; the steps of
-five places an hour and a half; the whole runs an hour. A part that has ended is kept; docs/results/runs holds what is
-kept, and each part can be run in another session: ``scripts/reproduce bytes-count --only PART ...``. `PARTS` come in
-the order in which they need each other. Once there is a verdict, this section replaces `seconds`.
+On two cores, by the time of a few steps: 8 trainings for the rates and 36 for the losses inside one process, two at a
+time, 3 minutes each and BinSGDM's 6: one and a half hours; PowerSGD's 6 trainings half an hour; the steps of five places
+45 minutes; the whole runs 45 minutes. A part that has ended is kept, and parts can be run one by one, in the order of
+`PARTS`, which is that in which they need each other: ``scripts/reproduce bytes-count --only PART ...``. Once there is a
+verdict, this section replaces `seconds`.
 """
 
 from __future__ import annotations
@@ -45,12 +47,12 @@ from reproduction.simulated import Job
 from reproduction.transformer import LIMIT
 
 TITLE = "A transformer of 4.8 million parameters: seconds to the float32 loss"
-SCALE = "4.8 million parameters, 300 steps, 3 seeds, 4 hosts on 2 cores"
+SCALE = "4.8 million parameters, 500 steps, 3 seeds, 4 hosts on 2 cores"
 SOURCE = common.PACKAGE
 CLAIM = (
-    "The fastest of this package's methods gets within 1% of the float32 loss 1.3 times as fast at 1 Gbit/s, and 2 times "
-    "as fast at 100 Mbit/s, as the *best* of Horovod without compression and with fp16, and DDP without a hook and with "
-    "those for fp16 and bf16; with AVX2 alone as with AVX-512."
+    "The fastest of this package's methods gets within 1% of the float32 loss 1.3 times as fast at 1 Gbit/s, and 2 "
+    "times as fast at 100 Mbit/s, as the *best* of Horovod without compression and with fp16, and DDP without a hook "
+    "and with those for fp16 and bf16; with AVX2 alone as with AVX-512."
 )
 METHOD = (
     "The protocol is in `scripts/reproduction/bytes_count.py`, and was there before the figures. A transformer of 6 "
@@ -59,7 +61,7 @@ METHOD = (
     "simulator's arithmetic, whose bits are those of real workers (PowerSGD: real workers with PyTorch's hook, after a "
     "tenth of the steps without it). *Steps* are real ones between 4 hosts of `scripts/lab` with a worker each, all "
     "methods in turns, 30 of each: the median of the slowest worker's. *Seconds* are the steps until the mean loss of "
-    "the last 30 is within 1% of that with which float32 ends, times the median step; a whole run of the fastest "
+    "the last {window} is within 1% of that with which float32 ends, times the median step; a whole run of the fastest "
     "method and of the best baseline at each rate checks the product. Learning rates are the best of {rates} for seed "
     "{seed}, for Adam with float32 and for BinSGDM, which has twice the steps. *Accelerators*: instead of computing "
     "there is sleep, as long as makes the float32 transfer take {ratio:.1f} times as long, the ratio of 8 hosts with a "
@@ -71,12 +73,12 @@ PROGRAMS = (WORKER, *(running.EXAMPLES / name for name in (transformer.SCRIPT, *
 
 MODEL = {"layers": 6, "width": 256, "heads": 4, "context": 64}
 ELEMENTS = 4_821_120
-STEPS, BATCH, WORKERS = 300, 8, 4
+STEPS, BATCH, WORKERS = 500, 8, 4
 RATES, TUNING_SEED = (0.0005, 0.001, 0.002, 0.004), 3
 TURN, WARM_UP, ROUNDS = 5, 1, 6
-WINDOW = 30
+WINDOW = 50
 RATIO = 7 / 10e9 * 8 / (6 * 16_384 / (0.4 * 312e12))
-METHOD = METHOD.format(rates=", ".join(map(str, RATES)), seed=TUNING_SEED, ratio=RATIO)
+METHOD = METHOD.format(window=WINDOW, rates=", ".join(map(str, RATES)), seed=TUNING_SEED, ratio=RATIO)
 
 BASELINES = ("none", "fp16", "ddp", "ddp-fp16", "ddp-bf16")
 POWERSGD = ("powersgd-2", "powersgd-4")
@@ -275,8 +277,8 @@ def _needed(value: Any, kind: str) -> Any:
 
 
 def _measure(settings: Settings, figures: dict[str, Any], places: Iterable[str]) -> None:
+    rates = {"adam": RATES[0], BINSGDM: RATES[0]}  # which ones does not matter for time
     for place in places:
-        rates = {"adam": RATES[0], BINSGDM: RATES[0]}  # which ones does not matter for time
         running.once(
             _steps_kept_as(settings, place),
             lambda place=place: launch(
@@ -294,12 +296,9 @@ def _train_as_a_whole(settings: Settings, figures: dict[str, Any], parts: Iterab
             name: _needed(best_rate(figures["tuned"], key), "rate")
             for name, key in (("adam", "none"), (BINSGDM, BINSGDM))
         }
-        methods = {
-            AUTO: lambda: AUTO,
-            "fastest": lambda place=place: fastest(figures, place, ours()),
-            "baseline": lambda place=place: fastest(figures, place, BASELINES),
-        }
-        method = _needed(methods[role](), "loss-... and steps")
+        candidates = {"fastest": ours(), "baseline": BASELINES}
+        method = AUTO if role == AUTO else fastest(figures, place, candidates[role])
+        method = _needed(method, "loss-... and steps")
         steps = settings.steps * (FACTOR if method == BINSGDM else 1)
         run = launch(settings, place, (method,), rates, 0, 1, steps)
         running.keep(_whole_kept_as(settings, role, place), {"method": method, **run})
@@ -560,7 +559,7 @@ def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
         return []
     plot = Plot(
         "bytes-count.png",
-        "Training loss, mean of the seeds and of 30 steps, against steps times the median step. Dashed: under DDP.",
+        "Training loss, mean of the seeds and of 50 steps, against steps times the median step. Dashed: under DDP.",
     )
     figure, panels = plt.subplots(
         1, len(shown), figsize=(4 * len(shown), 4.2), layout="constrained", squeeze=False, sharey=True

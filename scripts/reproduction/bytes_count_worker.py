@@ -75,6 +75,10 @@ class Trial:
             optimizer: Any = hvq.optim.BinSGDM(self._parameters, lr=rate, beta=0.9)
         else:
             optimizer = torch.optim.Adam(self._parameters, lr=rate, betas=(0.9, 0.98))
+        if gradients is None:  # see `simulated`, whose losses these are
+            for parameter in self._parameters:
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
         self._compression: Any = None
         self._synchronize = lambda: None
         if is_ddp:

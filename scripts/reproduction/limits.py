@@ -24,17 +24,18 @@ CLAIM = (
     "unbiased code needs for its error."
 )
 METHOD = (
-    "`nmse` is `||decoded - exact||² / ||exact||²`. A code that is unbiased and sends b bits for each element of a long "
-    "normally distributed vector has an nmse of at least 1 / (4^b - 1) (the rate-distortion function, D = 4^-b; a "
-    "decoder without bias has D / (1 - D)). No code that knows nothing of other workers' has less, and EDEN's rotation "
-    "makes every gradient look like such a vector. Each method quantizes {elements:,} normally distributed elements with {seeds} seeds: one "
-    "rounding of one worker's gradient; for Global-QSGD the average of 4 or 16 workers whose gradients have nothing in "
-    "common, since its integers share their bits with the sum, and whose rounding is correlated. Bits are those of the codes; scales add 0.03 for a "
-    "bucket of 1,024. *Bits to the limit* is b - log2(1 + 1 / nmse) / 2: what any other code could save at most, at "
-    "the same error. *Entropy*: b less the entropy of the trellis's codes given its state, which a perfect entropy "
-    "code would save as the codes are. *Other levels*: what it would save at equal error if the levels of the same "
-    "trellis of four states were equally far apart, without end, as entropy codes like them; an estimate by "
-    "simulation, not counting that the number of bytes would differ between workers."
+    "`nmse` is `||decoded - exact||² / ||exact||²`. A code that is unbiased and sends b bits for each element of a "
+    "long normally distributed vector has an nmse of at least 1 / (4^b - 1) (the rate-distortion function, D = 4^-b; a "
+    "decoder without bias has D / (1 - D)). No code that knows nothing of other workers' has less, and EDEN's "
+    "rotation makes every gradient look like such a vector. Each method quantizes {elements:,} normally distributed "
+    "elements with {seeds} seeds: one rounding of one worker's gradient; for Global-QSGD the average of 4 or 16 "
+    "workers whose gradients have nothing in common, since its integers share their bits with the sum, and whose "
+    "rounding is correlated. Bits are those of the codes; scales add 0.03 for a bucket of 1,024. *Bits to the limit* "
+    "is b - log2(1 + 1 / nmse) / 2: what any other code could save at most, at the same error. *Entropy*: b less the "
+    "entropy of the trellis's codes given its state, which a perfect entropy code would save as the codes are. *Other "
+    "levels*: what it would save at equal error if the levels of the same trellis of four states were equally far "
+    "apart, without end, as entropy codes like them; an estimate by simulation, not counting that the number of bytes "
+    "would differ between workers."
 )
 
 WIDTHS = (1, 2, 3, 4, 8)
@@ -60,14 +61,14 @@ OTHERS = (
     "trainings of language models on GPUs; the limit at 5 bits is {limit:.5f}. The figures cannot be compared: its "
     "nmse is that of the whole multi-hop allreduce, in which partial sums are rounded again at each hop; its gradients "
     "are those of the models and not normally distributed, of whose unequal blocks a code with a width for each block "
-    "has an advantage that this limit does not know; and it rounds with correlation between workers. An alltoall of EDEN rounds twice: with 4 bits in both "
-    "directions it has {twice:.4f}, with a trellis {twice_trellis:.4f}."
+    "has an advantage that this limit does not know; and it rounds with correlation between workers. An alltoall of "
+    "EDEN rounds twice: with 4 bits in both directions it has {twice:.4f}, with a trellis {twice_trellis:.4f}."
 )
 FEEDBACK = (
-    "Error feedback, which adds what a rounding leaves out to the next step's gradient, was tried with EDEN and Adam, at "
-    "the workers, at the reducers, and at both: it was not better at 3, 2 or 1 bits. With 2 bits at both ends the "
-    "transformer of 119,000 parameters ended at 1.681 with it and 1.659 without; with feedback at the reducers alone at "
-    "1.659 and 1.655 (means of three seeds). This package has no code for it."
+    "Error feedback, which adds what a rounding leaves out to the next step's gradient, was tried with EDEN and Adam, "
+    "at the workers, at the reducers, and at both: it was not better at 3, 2 or 1 bits. With 2 bits at both ends the "
+    "transformer of 119,000 parameters ended at 1.681 with it and 1.659 without; with feedback at the reducers alone "
+    "at 1.659 and 1.655 (means of three seeds). This package has no code for it."
 )
 
 

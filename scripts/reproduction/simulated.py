@@ -95,6 +95,10 @@ def train(job: Job, seed: int) -> dict[str, Any]:
         optimizer = hvq.optim.BinSGDM(model.parameters(), lr=job.lr, beta=BETA, seed=seed)
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=job.lr, betas=(0.9, 0.98))
+    # As `hvd.broadcast_optimizer_state` does, by which Adam's corrections of its means begin with the second step.
+    for parameter in named.values():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: example.schedule((step + 1) / job.steps))
     losses, context = [], job.model["context"]
     for step in range(job.steps):
