@@ -20,10 +20,10 @@ docs/pays.md: of N parameters a host sends 7 N bytes, and computes 6 N operation
 312e12 a second. N cancels out: 7.1.
 
 On two cores, by the time of a few steps: 8 trainings for the rates and 36 for the losses inside one process, two at a
-time, 3 minutes each and BinSGDM's 6: one and a half hours; PowerSGD's 6 trainings half an hour; the steps of five places
-45 minutes; the whole runs 45 minutes. A part that has ended is kept, and parts can be run one by one, in the order of
-`PARTS`, which is that in which they need each other: ``scripts/reproduce bytes-count --only PART ...``. Once there is a
-verdict, this section replaces `seconds`.
+time, 3 minutes each and BinSGDM's 6: one and a half hours; PowerSGD's 6 trainings half an hour; the steps of five
+places 45 minutes; the whole runs 45 minutes. A part that has ended is kept, and parts can be run one by one, in the
+order of `PARTS`, which is that in which they need each other: ``scripts/reproduce bytes-count --only PART ...``. Once
+there is a verdict, this section replaces `seconds`.
 """
 
 from __future__ import annotations
