@@ -33,7 +33,7 @@ PARTS = {
     ),
     "Evidence": (
         "results", "speed", "results/training", "results/qsgd", "results/nuqsgd", "results/global-qsgd",
-        "results/binsgdm", "results/eden", "model", "gpu-measured",
+        "results/binsgdm", "results/eden", "results/limits", "model", "gpu-measured",
     ),
 }  # fmt: skip
 """The site's four parts, and the pages of each."""

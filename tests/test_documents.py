@@ -252,7 +252,7 @@ COMMANDS: dict[str, Entry] = {
     **dict.fromkeys(
         (
             f"scripts/reproduce {claim}"
-            for claim in "nuqsgd nuqsgd-gradients global-qsgd qsgd qsvrg rotated-sum".split()
+            for claim in "nuqsgd nuqsgd-gradients global-qsgd qsgd qsvrg rotated-sum limits".split()
         ),
         REPRODUCE,
     ),

@@ -81,7 +81,7 @@ def problem(size: str) -> str | None:
 def study(settings: Settings) -> dict[str, Any]:
     measured = {}
     for hosts in settings.hosts:
-        name = f"by-workers-{hosts}-{running.key([settings[1:4], METHODS], [])}"
+        name = f"by-workers-{hosts}-{running.key([settings[1:4], present(hosts)], [])}"
         if settings.only is None or str(hosts) in settings.only:
             running.once(name, lambda hosts=hosts: bench(settings, hosts))
         found = running.kept(name)
@@ -93,8 +93,10 @@ def study(settings: Settings) -> dict[str, Any]:
         "cores": next((found["cores"] for found in measured.values()), None),
         "clusters": {
             hosts: {
-                "seconds": {name: each["wall_seconds"] for name, each in by_method(found).items()},
-                "bytes": {name: each["bytes_sent"] for name, each in by_method(found).items()},
+                "seconds": {
+                    name: each["wall_seconds"] for name, each in by_method(found, int(hosts)).items()
+                },
+                "bytes": {name: each["bytes_sent"] for name, each in by_method(found, int(hosts)).items()},
             }
             for hosts, found in measured.items()
         },
@@ -111,7 +113,14 @@ def bench(settings: Settings, hosts: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "bench.json"
         command = [str(Path(sys.executable).with_name("horovod-quant")), "bench", "--framework", "torch"]
-        command += ["--shapes", *settings.shapes, "--methods", *METHODS, "--rounds", str(settings.rounds)]
+        command += [
+            "--shapes",
+            *settings.shapes,
+            "--methods",
+            *present(hosts),
+            "--rounds",
+            str(settings.rounds),
+        ]
         command += ["--json", str(file)]
         if settings.rate == LOCAL:
             running.horovodrun(command, hosts, running.TIME_LIMIT)
@@ -121,9 +130,15 @@ def bench(settings: Settings, hosts: int) -> dict[str, Any]:
         return json.loads(file.read_text())
 
 
-def by_method(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def present(hosts: int) -> dict[str, str]:
+    """`METHODS` by the names that `horovod-quant bench` has for them."""
+    return {running.present_name(name, hosts): name for name in METHODS}
+
+
+def by_method(found: dict[str, Any], hosts: int) -> dict[str, dict[str, Any]]:
     """Of `METHODS` what a bench has found."""
-    return {each["method"]: each for each in found["results"] if each["method"] in METHODS}
+    names = present(hosts)
+    return {names[each["method"]]: each for each in found["results"] if each["method"] in names}
 
 
 def predictions(settings: Settings, measured: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -138,18 +153,15 @@ def predictions(settings: Settings, measured: dict[str, Any]) -> dict[str, dict[
             file = Path(folder) / "bench.json"
             file.write_text(json.dumps(found))
             observed[hosts] = observe(read_bench(file), rate, LATENCY, one_machine=True)
-    schemes = [
-        scheme
-        for scheme in (methods.parse(name, version=1).scheme() for name in METHODS)
-        if scheme is not None
-    ]
+    names = {name: None for hosts in measured for name in present(int(hosts))}
+    schemes = [scheme for scheme in (methods.parse(name).scheme() for name in names) if scheme is not None]
     speeds = measure_kernels(schemes, seconds=settings.kernel_seconds)
     software = calibrate([observed[hosts] for hosts in first], speeds)
     return {
         hosts: {
-            method: round(seconds, 5)
+            present(int(hosts))[method]: round(seconds, 5)
             for method, seconds in predict(each, speeds, software).items()
-            if method in METHODS
+            if method in present(int(hosts))
         }
         for hosts, each in observed.items()
     }

@@ -52,6 +52,7 @@ CLAIMS = (
     "binsgdm",
     "transformer",
     "eden",
+    "limits",
 )
 
 PAGES = {
@@ -60,9 +61,16 @@ PAGES = {
     "global-qsgd": ("Global-QSGD", ("global-qsgd", "by-workers", "rotated-sum")),
     "binsgdm": ("BinSGDM", ("binsgdm", "binsgdm-tuning", "emulated")),
     "eden": ("EDEN", ("eden",)),
-    "training": ("Training a transformer", ("transformer", "transformer-gpu", "seconds", "rivals")),
+    "limits": ("Errors and their limits", ("limits",)),
+    "training": (
+        "Training a transformer",
+        ("transformer", "transformer-gpu", "bytes-count", "seconds", "rivals", "more-workers"),
+    ),
 }
 """Pages of the evidence: a file name without its suffix, a title, and the claims on the page."""
+
+REPLACED = {"seconds": "bytes-count"}
+"""Claims that leave the pages as soon as there is a verdict on another."""
 
 # Tested only where they are named: most machines lack what they need, or nobody has tested them yet. Their
 # modules also have ``problem(size)``: why the claim cannot be tested here, or None.
@@ -74,8 +82,12 @@ ON_DEMAND = (
     "binsgdm-tuning",
     "emulated",
     "by-workers",
+    "more-workers",
+    "bytes-count",
 )
-WITH_PARTS = "eden, binsgdm-tuning, by-workers, emulated, nuqsgd-training, rivals, seconds"
+WITH_PARTS = (
+    "eden, binsgdm-tuning, by-workers, bytes-count, emulated, more-workers, nuqsgd-training, rivals, seconds"
+)
 
 # One colour a method, whatever its bits: legible on white, and to most of the colour-blind (Okabe and Ito).
 COLORS = {

@@ -199,9 +199,12 @@ def measure(case: Case) -> dict[str, Any]:
     Raises:
         running.RunFailed: a worker or the lab failed.
     """
+    present = {running.present_name(name, case.workers): name for name in case.methods}
+    nested_names = {name + NESTED: former + NESTED for name, former in present.items()}
+    former = {NOTHING: NOTHING, **present, **nested_names}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
-        command = [sys.executable, str(BENCHMARK), "--model", case.model, "--methods", *case.methods]
+        command = [sys.executable, str(BENCHMARK), "--model", case.model, "--methods", *present]
         command += ["--backward", str(BACKWARD * case.computing), "--rounds", str(case.rounds)]
         command += ["--split-rounds", "0", "--json", str(file)]
         if case.rate == LOCAL:
@@ -212,7 +215,7 @@ def measure(case: Case) -> dict[str, Any]:
             with running.lab(case.hosts, case.rate) as lab:
                 lab.horovodrun([*command, *["--also-hierarchical"] * nested], case.per_host, variables)
         results = json.loads(file.read_text())["results"]
-    return {result["method"]: result["wall_seconds"] for result in results}
+    return {former[result["method"]]: result["wall_seconds"] for result in results}
 
 
 def steps(case: Case, walls: dict[str, list[float]]) -> dict[str, list[float]]:

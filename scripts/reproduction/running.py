@@ -27,7 +27,9 @@ EXAMPLES = ROOT / "examples"
 KEPT = ROOT / "docs" / "results" / "runs"
 APART = (
     "by-workers",
+    "bytes-count",
     "emulated",
+    "more-workers",
     "seconds",
 )  # the names of their runs begin so, and no other claim uses them
 CLAIMS = {
@@ -151,6 +153,11 @@ def method_options(name: str) -> list[str]:
     options = {name.replace("_", "-"): value for name, value in method.arguments.items()}
     flags = (f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items())
     return ["--compression", compression, *flags]
+
+
+def present_name(name: str, workers: int) -> str:
+    """How the commands of today call a method that the results have by its name of version 0.1.0."""
+    return methods.parse(name, version=1, workers=workers).name
 
 
 def import_example(module: str) -> Any:

@@ -21,7 +21,7 @@ sys.path.append(str(ROOT / "scripts"))
 from reproduction import common, page, qsvrg, variance
 
 STUDIES = (  # those that launch no workers
-    "nuqsgd", "nuqsgd-gradients", "global-qsgd", "rotated-sum", "qsgd", "qsvrg",
+    "nuqsgd", "nuqsgd-gradients", "global-qsgd", "rotated-sum", "qsgd", "qsvrg", "limits",
 )  # fmt: skip
 RESULTS = ROOT / "docs" / "results"
 

@@ -1,0 +1,193 @@
+"""Trains the transformer of examples/, in turns with several methods, and times each step. Run by `bytes_count`.
+
+    horovodrun -np 4 -H host1:1,host2:1,host3:1,host4:1 python bytes_count_worker.py SETTINGS FILE
+
+SETTINGS is JSON, that of `bytes_count.launch`; FILE gets the figures. A method whose name begins with ``ddp`` is a hook
+of DistributedDataParallel, PyTorch's or this package's, the others are Horovod's or this package's under Horovod.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import eden_worker
+import horovod.torch as hvd
+import numpy as np
+import seconds_worker
+import torch
+from eden_worker import example, load_text
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import horovod_quant.torch as hvq
+from horovod_quant import kernels
+from horovod_quant.bench import ddp_trial, torch_model
+from horovod_quant.frontends import methods
+
+ALONE, AUTO, DDP, POWERSGD = "alone", "auto", "ddp", "powersgd-"
+BACKWARD = 2 / 3
+"""Of the time of computing, where it is slept."""
+
+
+class Sleeping(torch.nn.Module):
+    """Sleeps where an accelerator would compute; the parameters' gradients are given."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], computing: float) -> None:
+        super().__init__()
+        self._forward = (1 - BACKWARD) * computing
+        self.visited = torch_model.Model(shapes, BACKWARD * computing)
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        time.sleep(self._forward)
+        self.visited.begin = time.perf_counter()
+        return self.visited(torch.zeros((), requires_grad=True))
+
+
+class Trial:
+    """A model that trains with one method.
+
+    Args:
+        name: of the method, `ALONE` or `AUTO`; beginning with `DDP` for a hook.
+        settings: see the module.
+        data: the text.
+        gradients: of a model that sleeps.
+    """
+
+    def __init__(self, name: str, settings: dict[str, Any], data: Any, gradients: Any) -> None:
+        self._given = gradients
+        self._context, self._sequences = settings["model"]["context"], settings["batch"] // hvd.size()
+        self._text = torch.from_numpy(data.training)
+        self._sampling = torch.Generator().manual_seed(hvd.rank())  # seed 0, as in the example
+        torch.manual_seed(0)
+        model: Any = example.CharTransformer(**settings["model"])
+        if gradients is not None:
+            model = Sleeping(gradients.shapes, settings["computing"])
+        self._parameters = list(model.parameters())
+        loss = model if gradients is not None else eden_worker.Loss(model)
+        is_ddp = name.partition("-")[0] == DDP
+        method = name[len(DDP) + 1 :] or methods.NONE if is_ddp else name
+        rate = settings["lr"]["binsgdm" if method == methods.BINSGDM else "adam"]
+        if method == methods.BINSGDM:
+            optimizer: Any = hvq.optim.BinSGDM(self._parameters, lr=rate, beta=0.9)
+        else:
+            optimizer = torch.optim.Adam(self._parameters, lr=rate, betas=(0.9, 0.98))
+        if gradients is None:  # see `simulated`, whose losses these are
+            for parameter in self._parameters:
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+        self._compression: Any = None
+        self._synchronize = lambda: None
+        if is_ddp:
+            loss = with_hook(loss, method)
+        elif name != ALONE:
+            self._compression = hvq.Auto() if name == AUTO else methods.parse(method).compression(hvd, hvq)
+            # Other names for each method: the same name with another shape would be a miss in Horovod's cache.
+            named = [(f"{name}: {key}", parameter) for key, parameter in model.named_parameters()]
+            optimizer = hvd.DistributedOptimizer(
+                optimizer, named_parameters=named, compression=self._compression
+            )
+            self._synchronize = optimizer.synchronize
+        steps = settings["steps"] * (2 if method == methods.BINSGDM else 1)
+        self._rate = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: example.schedule(min(1.0, (step + 1) / steps))
+        )
+        self._optimizer, self._loss = optimizer, loss
+
+    def prepare(self) -> None:
+        """Do what is not measured."""
+        if self._given is not None:
+            self._given.give(self._parameters)
+        starts = torch.randint(len(self._text) - self._context, (self._sequences,), generator=self._sampling)
+        self._windows = example.windows_at(self._text, starts, self._context)
+
+    def step(self) -> float:
+        if self._given is not None:
+            self._loss(self._windows).backward()
+            self._synchronize()
+            return 0.0
+        self._optimizer.zero_grad()
+        loss = self._loss(self._windows)
+        loss.backward()
+        self._optimizer.step()
+        self._rate.step()
+        return loss.item()
+
+    def chosen(self) -> str | None:
+        """What `AUTO` has taken."""
+        return str(self._compression.report()) if isinstance(self._compression, hvq.Auto) else None
+
+
+def with_hook(loss: torch.nn.Module, method: str) -> DistributedDataParallel:
+    buckets: dict[str, Any] = {"bucket_cap_mb": 1000} if method.startswith(POWERSGD) else {}
+    ddp = DistributedDataParallel(loss, gradient_as_bucket_view=True, **buckets)
+    if method.startswith(POWERSGD):
+        state = powerSGD_hook.PowerSGDState(
+            None, int(method[len(POWERSGD) :]), start_powerSGD_iter=ddp_trial.START_POWERSGD
+        )
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif method in ddp_trial.HOOKS:
+        hook = ddp_trial.HOOKS[method]
+        if hook is not None:
+            ddp.register_comm_hook(None, hook)
+    else:
+        hvq.ddp.register(ddp, methods.parse(method).compression(hvd, hvq))
+    return ddp
+
+
+def turn(trial: Trial, steps: int) -> list[tuple[float, float]]:
+    """Seconds of each of some steps, those of the slowest worker, and the workers' mean loss."""
+    hvd.allreduce(torch.zeros(1), name="together")
+    own = []
+    for _ in range(steps):
+        trial.prepare()
+        begin = time.perf_counter()
+        loss = trial.step()
+        own.append((time.perf_counter() - begin, loss))
+    workers = np.array(hvd.allgather_object(own))
+    return list(zip(workers[:, :, 0].max(axis=0).tolist(), workers[:, :, 1].mean(axis=0).tolist()))
+
+
+def random_gradients(settings: dict[str, Any]) -> Any:
+    """Those of the transformer's shapes."""
+    model = example.CharTransformer(**settings["model"])
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    rng = np.random.default_rng(hvd.rank())
+    values = [rng.standard_normal(shape).astype(np.float32) for shape in shapes.values()]
+    return torch_model.Gradients(shapes, values)
+
+
+def main() -> None:
+    settings, file = json.loads(sys.argv[1]), Path(sys.argv[2])
+    hvd.init()
+    torch.set_num_threads(1)
+    if any(name.startswith(DDP) for name in settings["methods"]):
+        seconds_worker.connect()
+    data = load_text()
+    gradients = random_gradients(settings) if settings["computing"] else None
+    trials = {name: Trial(name, settings, data, gradients) for name in settings["methods"]}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in trials}
+    order = list(trials)
+    for number in range(-settings["warm_up"], settings["rounds"]):
+        # A round has a turn of every method, so that all see the same state of the machine; each time another first.
+        first = number % len(order)
+        for name in order[first:] + order[:first]:
+            measured = turn(trials[name], settings["turn"])
+            if number >= 0:
+                found[name] += measured
+    if hvd.rank() == 0:
+        figures = {
+            "kernels": kernels.describe(),
+            "torch": torch.backends.cpu.get_cpu_capability(),
+            "chosen": {name: trial.chosen() for name, trial in trials.items() if trial.chosen()},
+            "seconds": {name: [round(seconds, 5) for seconds, _ in own] for name, own in found.items()},
+            "losses": {name: [round(loss, 4) for _, loss in own] for name, own in found.items()},
+        }
+        file.write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

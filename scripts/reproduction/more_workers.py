@@ -1,0 +1,141 @@
+"""The loss with 16 and 32 workers, all in one process: what to take by the number of workers rests on trainings.
+
+A training takes 4 minutes on a core; the 30 of them an hour on two. One that has ended is kept.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reproduction import common, simulated, transformer
+from reproduction.common import Plot, Verdict
+from reproduction.simulated import Job
+from reproduction.transformer import LIMIT, Training
+
+TITLE = "A transformer: the loss with 16 and 32 workers"
+SCALE = "119,000 parameters, 1,000 steps, 16 and 32 simulated workers"
+SOURCE = common.PACKAGE
+CLAIM = "With 16 and with 32 workers each of these settings ends within 1% of the float32 loss."
+METHOD = (
+    "The transformer, text, steps, learning rate and batch of `scripts/reproduce transformer`: 16 or 32 workers share "
+    "the 32 sequences of a step. All workers are in one process, which computes what each would receive with the "
+    "simulator's arithmetic; its bits are those of real workers. Each method has the same seeds and the text of "
+    "float32 with the same number of workers. Arguments are the defaults where the name says nothing else; QSGD's "
+    "codes travel by alltoall, which rounds twice, as it would by default among so many workers."
+)
+
+MODEL = {"layers": 2, "width": 64, "heads": 4, "context": 32}  # the example's
+BATCH, RATE = 32, 0.006
+METHODS = {
+    "none": "float32",
+    "global-qsgd-8": "Global-QSGD, 8 bits",
+    "global-qsgd-8-rotate": "Global-QSGD, 8 bits, rotated",
+    "qsgd-4-alltoall": "QSGD, 4 bits, alltoall",
+    "eden-3": "EDEN, 3 bits",
+}
+COLORS = {
+    "global-qsgd-8-rotate": common.COLORS["global-qsgd-rotated"],
+    "qsgd-4-alltoall": common.COLORS["qsgd"],
+}
+TRAININGS = tuple(Training(key, key, title, shade=COLORS.get(key, "")) for key, title in METHODS.items())
+SIZES_OF_CLUSTERS = (16, 32)
+PARTS = tuple(f"{key}@{workers}" for workers in SIZES_OF_CLUSTERS for key in METHODS)
+
+
+class Settings(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        workers: of each cluster.
+        model, batch, steps: see `simulated.Job`.
+        seeds: of every training.
+        processes: trainings at a time; as many as there are cores where None.
+        only: of `PARTS`, to be run; all where None.
+    """
+
+    workers: tuple[int, ...]
+    model: dict[str, int]
+    batch: int
+    steps: int
+    seeds: tuple[int, ...]
+    processes: int | None = None
+    only: tuple[str, ...] | None = None
+
+
+SIZES = {
+    "full": Settings(SIZES_OF_CLUSTERS, MODEL, BATCH, transformer.STEPS, (0, 1, 2)),
+    "tiny": Settings((16,), {"layers": 1, "width": 32, "heads": 2, "context": 8}, 16, 3, (0, 1), 1),
+}
+
+
+def problem(size: str) -> str | None:
+    """Why the claim cannot be tested here: it can be everywhere."""
+    return None
+
+
+def study(settings: Settings) -> dict[str, Any]:
+    jobs = {
+        (str(workers), key): Job(
+            "more-workers", key, workers, settings.batch, settings.model, settings.steps, RATE
+        )
+        for workers in settings.workers
+        for key in METHODS
+    }
+    chosen = [
+        job
+        for (workers, key), job in jobs.items()
+        if settings.only is None or f"{key}@{workers}" in settings.only
+    ]
+    simulated.trainings([(job, seed) for seed in settings.seeds for job in chosen], settings.processes)
+    before = common.earlier("more-workers", settings).get("clusters", {})
+    clusters: dict[str, dict[str, Any]] = {}
+    for (workers, key), job in jobs.items():
+        runs = simulated.kept(job, settings.seeds)
+        found = summary(runs) if runs else None
+        known = before.get(workers, {}).get("trainings", {}).get(key)
+        if known and len(known["losses"]) > len(runs):
+            found = known
+        if found:
+            own = clusters.setdefault(workers, {"seeds": len(settings.seeds), "trainings": {}})
+            own["trainings"][key] = found
+    return {"clusters": clusters}
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "losses": [[round(loss, 4) for loss in run["losses"]] for run in runs],
+        "validation_losses": [run["validation_loss"] for run in runs],
+        "bytes_per_step": runs[0]["bytes_per_step"],
+    }
+
+
+# ---- what the figures say ----------------------------------------------------------------------------------------
+
+
+def verdicts(figures: dict[str, Any]) -> list[Verdict]:
+    return [
+        Verdict(
+            f"{workers} workers: {each.title}, ends within 1% of the float32 loss",
+            transformer.loss_ratio(own, each.key) <= LIMIT,
+            transformer.difference(own, each.key),
+        )
+        for workers, own in figures["clusters"].items()
+        for each in TRAININGS[1:]
+        if transformer.whole(own, "none") and transformer.whole(own, each.key)
+    ]
+
+
+def tables(figures: dict[str, Any]) -> str:
+    return "\n\n".join(
+        f"### {workers} workers\n\n{transformer.parts_table(own, TRAININGS)}"
+        for workers, own in figures["clusters"].items()
+    )
+
+
+def draw(figures: dict[str, Any], folder: Path) -> list[Plot]:
+    return [
+        plot
+        for workers, own in figures["clusters"].items()
+        for plot in transformer.draw_parts(own, TRAININGS, folder, f"more-workers-{workers}.png")
+    ]
