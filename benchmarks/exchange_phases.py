@@ -6,7 +6,6 @@ import functools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, Callable
 from unittest.mock import patch
 
@@ -16,42 +15,16 @@ import numpy as np
 
 from horovod_quant import kernels
 from horovod_quant.bench.rounds import WARM_UP, Bench, Measurement
+from horovod_quant.kernels.segments import segment_kernels
 from horovod_quant.torch import exchange
 
 PHASES = {
-    "norms": [
-        "bucket_maxima",
-        "bucket_maxima_each",
-        "bucket_square_sums",
-        "bucket_square_sums_each",
-        "norms_of_square_sums",
-    ],
-    "quantize": [
-        "encode_uniform_sum",
-        "encode_uniform_sum_each",
-        "encode_uniform_codes",
-        "encode_norms_and_codes_each",
-        "encode_exponential",
-        "encode_rotated",
-        "encode_rotated_each",
-        "binarize",
-        "binarize_each",
-        "vote",
-        "vote_each",
-    ],
-    "decode": [
-        "decode_uniform_sum",
-        "decode_uniform_sum_each",
-        "decode_uniform_codes",
-        "decode_codes_each",
-        "decode_exponential",
-        "decode_rotated",
-        "decode_signs",
-        "decode_signs_each",
-        "add_rotated",
-        "add_rotated_each",
-    ],
+    "norms": ["norms"],
+    "quantize": ["encode_codes", "encode_sums", "encode_rotated", "binarize", "vote"],
+    "decode": ["decode_codes", "decode_sums", "decode_rotated", "decode_signs"],
 }
+"""Methods of `horovod_quant.kernels.segments.SegmentKernels`; norms that codes need are computed with them."""
+
 LAUNCH, WAIT, HOROVOD_WAIT, REST = "launch", "wait", "wait (Horovod)", "rest"
 LAUNCHES = ["allreduce_async_", "allgather_async", "alltoall_async"]
 COLUMNS = ["norms", "quantize", LAUNCH, WAIT, HOROVOD_WAIT, "decode", REST]
@@ -90,12 +63,13 @@ class Stopwatch:
 def instrumented() -> Iterator[Stopwatch]:
     """Compressors that start to work in here have their kernels and Horovod's operations timed."""
     stopwatch = Stopwatch()
-    backend = SimpleNamespace(**vars(kernels.get()))
-    for phase, names in PHASES.items():
-        for name in set(names) & set(vars(backend)):
-            setattr(backend, name, stopwatch.timed(phase, getattr(backend, name)))
+    kind = type(segment_kernels(kernels.get()))
     patches = [
-        patch.object(kernels, "get", lambda name="auto": backend),
+        *(
+            patch.object(kind, name, stopwatch.timed(phase, getattr(kind, name)))
+            for phase, names in PHASES.items()
+            for name in names
+        ),
         patch.object(exchange, "_collect", stopwatch.timed(WAIT, exchange._collect)),
         patch.object(
             horovod_optimizer, "synchronize", stopwatch.timed(HOROVOD_WAIT, horovod_optimizer.synchronize)

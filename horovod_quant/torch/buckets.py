@@ -313,6 +313,8 @@ class Buckets:
         query = None if step is None else step.query
         if query is not None:
             self._wait_for(query)
+            if query.error is not None:
+                raise query.error
 
     def finish(self, pending: PendingTensor) -> Group:
         """Wait for a gradient's group and return it.
@@ -323,16 +325,16 @@ class Buckets:
         """
         group = pending.group
         assert group is not None, f"{pending.name}: its step was given up"
-        try:
+        self._wait_for(group)
+        if group.void:
+            self._cut_by_name()
+            group = pending.group
+            assert group is not None
             self._wait_for(group)
-            if group.void:
-                self._cut_by_name()
-                group = pending.group
-                assert group is not None
-                self._wait_for(group)
-        except Exception as error:
-            self._cancel(error)
-            raise
+        # What a signal handler raises here ends no exchange: the script may synchronize again.
+        if group.error is not None:
+            self._cancel(group.error)
+            raise group.error
         return group
 
     def fail(self, pending: PendingTensor, error: Exception) -> None:
@@ -346,7 +348,7 @@ class Buckets:
             self._cut_by_name()  # as the other workers do
         self._cancel(error)
 
-    def _cancel(self, error: Exception) -> None:
+    def _cancel(self, error: BaseException) -> None:
         """Cancel all collectives of a step that has failed on all workers."""
         self._prospects.awaited = False
         step, self._ending = self._ending, None
@@ -380,8 +382,6 @@ class Buckets:
         if not job.has_result:
             with named_range("wait", job.name):
                 PROGRESS.wait([job], lambda: job.has_result)
-        if job.error is not None:
-            raise job.error
 
     def _cut_by_name(self) -> None:
         """Cut groups in alphabetical order of names, because the workers' orders differ."""

@@ -559,7 +559,7 @@ def three_bits_are_a_ninth_of_float32() -> None:
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))
     ddp = DistributedDataParallel(model)
-    state = hvq.ddp.register(ddp, hvq.EDEN(bits=3))
+    state = hvq.ddp.register(ddp, hvq.EDEN(bits=3, server_bits=3))
     for step in range(3):
         ddp(data(step, rank(), 8, 512)).square().mean().backward()
     traffic = state.stats().total

@@ -293,7 +293,7 @@ def three_bits_are_a_ninth_of_float32() -> None:
     make = lambda: torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))  # noqa: E731
     for mesh, options in ((node_mesh(), {}), (whole_mesh(), {"inside": True})):
         model = sharded(make(), mesh)
-        state = hvq.fsdp.register(model, hvq.EDEN(bits=3), **options)
+        state = hvq.fsdp.register(model, hvq.EDEN(bits=3, server_bits=3), **options)
         model(data(0, rank(), 8, 512)).square().mean().backward()
         traffic = state.stats().total
         assert 0 < traffic.bytes_sent < 0.11 * traffic.float32_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def with_torch() -> None:
     scenarios.nan_on_one_rank(hvq.TernGrad)
     scenarios.resuming_gives_the_same_bits(hvq.TernGrad)
 
-    def first_step(compressor: Any) -> Callable[[], Any]:
+    def first_step(compressor: Any) -> Any:
         model = net()
         optimizer = hvd.DistributedOptimizer(
             base_optimizer(compressor, model.parameters()), model.named_parameters(), compression=compressor
@@ -65,8 +65,14 @@ def with_torch() -> None:
         (hvq.TernGrad(), hvq.QSGD(), "(wire format "),
         (hvq.TernGrad(), hvq.TernGrad(bucket_size=64), "has bucket_size="),
     ):
-        message = message_of(first_step(mine if hvd.rank() else other), RuntimeError)
+        step = first_step(mine if hvd.rank() else other)
+        message = message_of(step, RuntimeError)
         assert named in message, message
+        for (
+            handle,
+            _,
+        ) in step.__self__._handles.values():  # the other rank may not have launched all of them yet
+            hvd.synchronize(handle)
 
     tensor = torch.ones(2000)
     for wrong, told in (
