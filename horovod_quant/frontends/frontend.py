@@ -434,7 +434,7 @@ def _scheme(value: Any) -> Scheme:
     """The scheme that is meant; raises ValueError if there is none."""
     if isinstance(value, str):
         try:
-            found = methods.parse(value).scheme()
+            found = methods.parse(value, for_compressor=True).scheme()
         except ValueError as error:
             raise ValueError(f"scheme={value!r}: {error}") from None
         former_names.warn_of_another_meaning([value])
