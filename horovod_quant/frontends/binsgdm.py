@@ -18,7 +18,7 @@ SPREAD = (
 """For whoever wants the whole state of a worker that keeps a part of it."""
 
 WITHOUT_ITS_COMPRESSOR = (
-    "BinSGDM: Horovod's optimizer has another compression, so gradients travel without quantization and become bits "
+    "BinSGDM: DistributedOptimizer has another compression, so gradients travel without quantization and become bits "
     "afterwards; pass compression=hvq.BinSGDM() to DistributedOptimizer"
 )
 """For a script that has the optimizer alone."""

@@ -140,6 +140,7 @@ class BaseCompressor(metaclass=_CompressorClass):
         elif inside != FLOAT32:
             raise ValueError(f"inside={inside!r}: it is for hierarchical exchanges; add hierarchical=True")
         self.policy = Policy(scheme, min_elements, exclude, overrides)
+        self.policy.check_workers(2)  # one worker's Horovod asks for nothing, and would never say it
         self.hierarchical = hierarchical
         self.inside = inside
         self.seed = int(seed)
@@ -520,6 +521,10 @@ def _named(named_parameters: Any) -> list[tuple[str, Any]]:
         pairs = list(named_parameters)
     except TypeError:
         raise ValueError(f"named_parameters={named_parameters!r}: {use}") from None
+    if not pairs:
+        raise ValueError(
+            "named_parameters: it is empty; build the model first, and call model.named_parameters() anew for each use"
+        )
     seen: set[str] = set()
     for pair in pairs:
         if not (

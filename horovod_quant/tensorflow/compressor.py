@@ -104,10 +104,13 @@ class Compressor(BaseCompressor):
     __eq__ = object.__eq__
 
     def __hash__(self) -> int:
-        optimizer = optimizer_being_made()
-        if optimizer is not None:
+        being_made = optimizer_being_made()
+        if being_made is not None:
+            optimizer, process_set = being_made
             if is_keras_3(optimizer):
                 raise RuntimeError(KERAS_3_REMEDY)
+            if process_set is not None:
+                self._check_process_set(process_set)
             self._welcome(optimizer)
         return object.__hash__(self)
 
@@ -145,8 +148,16 @@ class Compressor(BaseCompressor):
         self._names = {variable.ref(): name for name, variable in named}
         self._names_in_copies = _by_own_name(named)
         if named:
-            self.policy.check_names(self._names.values())
-            self._warn_if_nothing_is_compressed(_elements_of(named))
+            self.check_variables(named)
+
+    def check_variables(self, named: Sequence[tuple[str, Any]]) -> None:
+        """Raises an error for variables, by name, that the arguments do not fit, and warns if they are all small."""
+        self.policy.check_names(name for name, _ in named)
+        for name, variable in named:
+            dtype = tf.as_dtype(variable.dtype)
+            if getattr(variable, "trainable", True) and not (dtype.is_integer or dtype.is_bool):
+                self._check_dtype(name, dtype, _FLOATS)
+        self._warn_if_nothing_is_compressed(_elements_of(named))
 
     def _bind(self) -> None:
         self._chains: dict[str, RngKey] = {}

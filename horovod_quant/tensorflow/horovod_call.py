@@ -216,15 +216,18 @@ def _reduction(
     return call, tensor, place
 
 
-def optimizer_being_made() -> Any:
-    """The distributed Keras optimizer whose construction hashes a compressor; None in other circumstances.
+def optimizer_being_made() -> tuple[Any, Any] | None:
+    """The distributed Keras optimizer whose construction hashes a compressor, and the process set that it is given.
 
     Horovod keeps a cache with the compressor in its keys. That is the only time that Horovod touches the compressor
-    of an optimizer that will never average (Keras 3), and the first time for all others.
+    of an optimizer that will never average (Keras 3, or one worker), and the first time for all others.
+
+    Returns:
+        None in other circumstances.
     """
     for function, local in _horovod_frames():
         if function == "__init__" and hasattr(local.get("self"), "apply_gradients"):
-            return local["self"]
+            return local["self"], local.get("process_set")
     return None
 
 

@@ -116,6 +116,9 @@ class Compressor(BaseCompressor):
         if named_parameters is not None:
             self._finder = ParameterFinder(named_parameters)
             self.policy.check_names(name for name, _ in named_parameters)
+            for name, parameter in named_parameters:
+                if parameter.requires_grad and not is_integral(parameter.dtype):
+                    self._check_dtype(name, parameter.dtype, _FLOATS)
             self._warn_if_nothing_is_compressed({name: each.numel() for name, each in named_parameters})
 
     def _bind(self) -> None:
