@@ -355,8 +355,9 @@ def test_the_keras_callback_needs_a_compressor() -> None:
         hvq.MetricsCallback(5)
 
 
-def test_shares_and_steps_of_measurements_are_checked() -> None:
-    hvq = importlib.import_module("horovod_quant.torch")
+@every_frontend
+def test_shares_and_steps_of_measurements_are_checked(frontend: str) -> None:
+    hvq = importlib.import_module(frontend)
     with pytest.raises(ValueError, match="nmse_every=-1: use an integer from 0"):
         hvq.QSGD(nmse_every=-1)
     with pytest.raises(ValueError, match="nmse_share=2: use a number from 0 to 1"):

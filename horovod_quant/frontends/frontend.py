@@ -18,7 +18,14 @@ from horovod_quant.frontends.stats import Stats, TrafficCounter
 from horovod_quant.kernels import notices
 from horovod_quant.reductions.agreement import WIRE_VERSION, signs_of
 from horovod_quant.schemes import Hierarchical, registry
-from horovod_quant.schemes.base import Scheme, Workers, argument_names, require_bool, require_int
+from horovod_quant.schemes.base import (
+    Scheme,
+    Workers,
+    argument_names,
+    require_bool,
+    require_int,
+    require_number,
+)
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.inside import FLOAT32, Inside, require_inside
 from horovod_quant.transports.traffic import ring_allreduce_bytes
@@ -89,6 +96,10 @@ class BaseCompressor(metaclass=_CompressorClass):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range, or, with ``hierarchical`` after ``hvd.init()``, the hosts have
@@ -100,6 +111,10 @@ class BaseCompressor(metaclass=_CompressorClass):
 
     own_optimizer: str | None = None
     """The ``own_optimizer`` of the schemes that it accepts; see `Scheme`."""
+
+    # Compressors that version 0.1.0 has pickled have neither.
+    nmse_every = 0
+    nmse_share = 0.01
 
     def __init__(
         self,
@@ -116,6 +131,8 @@ class BaseCompressor(metaclass=_CompressorClass):
         inside: Inside = FLOAT32,
         group_bytes: int = GROUP_BYTES,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
         **unknown: Any,
     ) -> None:
         kind = type(self)
@@ -130,6 +147,8 @@ class BaseCompressor(metaclass=_CompressorClass):
         require_int("seed", seed, 0, 2**63 - 1)
         require_int("group_bytes", group_bytes, 1, 2**62)
         require_bool("overlap", overlap)
+        require_int("nmse_every", nmse_every, 0, 2**62)
+        require_number("nmse_share", nmse_share, 0, 1)
         _require_process_set(process_set)
         hierarchical = _hierarchy(hierarchical)
         if hierarchical and process_set is not None:
@@ -146,6 +165,7 @@ class BaseCompressor(metaclass=_CompressorClass):
         self.seed = int(seed)
         self.group_bytes = int(group_bytes)
         self.overlap = bool(overlap)
+        self.nmse_every, self.nmse_share = int(nmse_every), float(nmse_share)
         self._kernels = kernels
         self._said_nothing_is_compressed = False
         self._said_it_sends_more = False
@@ -298,6 +318,8 @@ class BaseCompressor(metaclass=_CompressorClass):
             "group_bytes": self.group_bytes,
             "overlap": self.overlap,
         }
+        if self.nmse_every:
+            values.update(nmse_every=self.nmse_every, nmse_share=self.nmse_share)
         return {argument: str(value) for argument, value in values.items()}
 
     def _choosing_arguments(self) -> dict[str, Any]:

@@ -46,6 +46,10 @@ class Compressor(_compressor.Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -66,6 +70,8 @@ class Compressor(_compressor.Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class QSGD(Compressor):
@@ -102,6 +108,10 @@ class QSGD(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -126,6 +136,8 @@ class QSGD(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class NUQSGD(Compressor):
@@ -163,6 +175,10 @@ class NUQSGD(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range, or ``server_bits`` is given to an allgather.
@@ -188,6 +204,8 @@ class NUQSGD(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class GlobalQSGD(Compressor):
@@ -227,6 +245,10 @@ class GlobalQSGD(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -251,6 +273,8 @@ class GlobalQSGD(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class EDEN(Compressor):
@@ -309,6 +333,10 @@ class EDEN(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range, or ``nmse`` is combined with ``bits`` or ``server_bits``.
@@ -332,6 +360,8 @@ class EDEN(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class BinSGDM(Compressor):
@@ -377,6 +407,10 @@ class BinSGDM(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts an exchange as soon as its gradients are ready.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
+        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
         optimizer: the optimizer, for ``hvd.DistributedGradientTape``, which does not know it;
             ``hvd.DistributedOptimizer`` does.
 
@@ -399,5 +433,7 @@ class BinSGDM(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
         optimizer: Any = None,
     ) -> None: ...

@@ -42,6 +42,7 @@ from horovod_quant.tensorflow.horovod_call import (
     require_horovod,
 )
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
+from horovod_quant.tensorflow.measured import ErrorSampler
 from horovod_quant.tensorflow.member import HeldState, Member
 from horovod_quant.tensorflow.recent import RecentNames
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
@@ -70,6 +71,8 @@ class _Carried(NamedTuple):
     place: int
     tensor: tf.Tensor
     state: HeldState | None
+    compared: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None
+    """What measures the result's error, from the result and the control tensor."""
 
 
 class Compressor(BaseCompressor):
@@ -172,6 +175,7 @@ class Compressor(BaseCompressor):
         self._known_names: set[tuple[str, ...]] = set()
         self._checked: Any = weakref.WeakKeyDictionary()  # process set: its size when last checked
         self._looked_for_groups = False
+        self._sampler = ErrorSampler(self.nmse_every, self.nmse_share)
 
     def _exchange_counts(self) -> dict[str, int]:
         counts = dict(self._steps)
@@ -204,7 +208,7 @@ class Compressor(BaseCompressor):
             )
             times[name] += exchanges
         whole = total_of(parameters, max([found.steps, *times.values()]))
-        return whole._replace(uncounted=tuple(self._uncounted(parameters)))
+        return whole._replace(uncounted=tuple(self._uncounted(parameters)), nmse=self._sampler.nmse)
 
     def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
         known = self._names.values() if self._names else itertools.chain(*self._known_names)
@@ -249,6 +253,8 @@ class Compressor(BaseCompressor):
             return tf.cast(output, ctx.dtype)
         if isinstance(ctx, _Carried):
             result = self._delivered(ctx.state, ctx.group.result(ctx.place, output), output)
+            if ctx.compared is not None:
+                result = ctx.compared(result, output)
             return _without_gradient(result, ctx.tensor)
         return output
 
@@ -384,7 +390,22 @@ class Compressor(BaseCompressor):
         group = self._group(call)
         place = group.add(member, call)
         numbers = control_tensor(signs, _control_dtype(tensor), scope_of(call, tensor), also)
-        return numbers, _Carried(group, place, tensor, state)
+        return numbers, _Carried(group, place, tensor, state, self._comparison(tensor, name, call))
+
+    def _comparison(
+        self, tensor: tf.Tensor, name: str, call: HorovodCall
+    ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None:
+        """What measures the nmse of a gradient's exchange, if it is to be measured."""
+        if (
+            not self._sampler
+            or call.variable is None
+            or self.own_optimizer is not None
+            or not tensor.shape.is_fully_defined()
+            or is_elastic()  # where new workers have counted fewer steps
+        ):
+            return None
+        sampler, scope = self._sampler, scope_of(call, tensor)
+        return lambda result, output: sampler.compared(name, tensor, result, output, scope)
 
     def _group(self, call: HorovodCall) -> Group:
         if not call.siblings:

@@ -46,8 +46,9 @@ class Compressor(_compressor.Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
@@ -100,8 +101,9 @@ class Auto(_auto.Auto):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
         methods: names of the methods to try instead, such as ``["eden-3", "qsgd-4"]``; ``max_nmse`` is then ignored.
         again_after: number of steps after which the trial is repeated, in case the network has changed; 0 for never.
@@ -161,8 +163,9 @@ class QSGD(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
@@ -225,8 +228,9 @@ class NUQSGD(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
@@ -292,8 +296,9 @@ class GlobalQSGD(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
@@ -377,8 +382,9 @@ class EDEN(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:
@@ -445,8 +451,9 @@ class BinSGDM(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
+        nmse_every: number of steps after which `stats` measures the nmse of the averages again, on a sample; 0 for
+            never. For the gradients of an optimizer or tape, but not of BinSGDM, whose exchange is no average. Every
+            worker must take the same number of steps.
         nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
 
     Raises:

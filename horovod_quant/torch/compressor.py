@@ -80,9 +80,6 @@ class Compressor(BaseCompressor):
         overlap: whether exchanges run during the backward pass. Otherwise they start when the pass is over.
         kernels: ``"auto"``, ``"native"``, ``"numpy"``, or ``"triton"`` for gradients on a GPU. For these ``"auto"``
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
-        nmse_every: number of steps after which `stats` measures the error of the averages again, on a sample; 0 for
-            never. For the gradients of an optimizer other than BinSGDM, whose exchange is no average.
-        nmse_share: the sample: this share of each gradient's elements, and at least 1,024 of them.
         **common: see `horovod_quant.frontends.frontend.BaseCompressor`.
 
     Raises:
@@ -91,21 +88,7 @@ class Compressor(BaseCompressor):
 
     _in_copies = ("_finder",)
 
-    # Compressors that version 0.1.0 has pickled have neither.
-    nmse_every = 0
-    nmse_share = 0.01
-
-    def __init__(
-        self,
-        scheme: Scheme | str,
-        *,
-        kernels: Kernels = "auto",
-        nmse_every: int = 0,
-        nmse_share: float = 0.01,
-        **common: Any,
-    ) -> None:
-        sampler = ErrorSampler(nmse_every, nmse_share)
-        self.nmse_every, self.nmse_share = sampler.every, sampler.share
+    def __init__(self, scheme: Scheme | str, *, kernels: Kernels = "auto", **common: Any) -> None:
         super().__init__(scheme, kernels=kernels, **common)
 
     def _check_kernels(self) -> None:
@@ -134,10 +117,6 @@ class Compressor(BaseCompressor):
     def stats(self) -> Stats:
         """Bytes that this worker has sent, and would have sent in float32: per parameter and in total."""
         return super().stats()._replace(seconds_waited=self._traffic.seconds_waited, nmse=self._sampler.nmse)
-
-    def _arguments(self) -> dict[str, str]:
-        measured = {"nmse_every": str(self.nmse_every), "nmse_share": str(self.nmse_share)}
-        return {**super()._arguments(), **(measured if self.nmse_every else {})}
 
     def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
         given = {} if self._finder is None else {id(each): name for name, each in self._finder.named}

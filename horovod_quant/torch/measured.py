@@ -10,18 +10,13 @@ A step counts if every worker has taken part in the allreduce, as a number besid
 
 from __future__ import annotations
 
-import random
 import weakref
 from collections import deque
 from typing import Any
 
 import torch
 
-from horovod_quant.kernels.layout import TILE, ceil_div
-from horovod_quant.schemes.base import require_int, require_number
-
-REMEMBERED = 16
-"""Steps whose errors count, at most: an error of long ago says nothing of the gradients of now."""
+from horovod_quant.frontends.sample import REMEMBERED, sampled
 
 
 class _Step:
@@ -43,15 +38,10 @@ class ErrorSampler:
     Args:
         every: steps from one measurement to the next; 0 for none.
         share: of a gradient's elements that are compared, from 0 to 1; at least one block.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
 
     def __init__(self, every: int, share: float) -> None:
-        require_int("nmse_every", every, 0, 2**62)
-        require_number("nmse_share", share, 0, 1)
-        self.every, self.share = int(every), float(share)
+        self.every, self.share = every, share
         self._steps: Any = weakref.WeakKeyDictionary()
         self._errors: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
 
@@ -78,8 +68,9 @@ class ErrorSampler:
             step.session = session
             self._steps[call.optimizer] = step
         if step.number % self.every == 0:
-            step.places[call.name] = places = self._places(call.name, step.number, tensor)
-            step.own[call.name] = tensor.reshape(-1)[places[0]].to(torch.float32)
+            chosen = torch.from_numpy(sampled(call.name, step.number, tensor.numel(), self.share))
+            step.places[call.name] = chosen.to(tensor.device), tensor.numel() / len(chosen)
+            step.own[call.name] = tensor.reshape(-1)[step.places[call.name][0]].to(torch.float32)
 
     def compare(self, call: Any, control_tensor: torch.Tensor, result: torch.Tensor) -> None:
         """To be called with each result, and the reduced control tensor, whose first number was 1 on each worker."""
@@ -119,15 +110,3 @@ class ErrorSampler:
             error += weight * float((step.found[name].cpu() - exact).square().sum(dtype=torch.float64))
             square += weight * float(exact.square().sum(dtype=torch.float64))
         self._errors.append((error, square))
-
-    def _places(self, name: str, number: int, tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """Which elements are compared, and how many each stands for."""
-        elements = tensor.numel()
-        blocks = ceil_div(elements, TILE)
-        chosen = sorted(random.Random(f"{name} {number}").sample(range(blocks), self._blocks(blocks)))
-        indices = (torch.tensor(chosen)[:, None] * TILE + torch.arange(TILE)).reshape(-1)
-        indices = indices[indices < elements]
-        return indices.to(tensor.device), elements / len(indices)
-
-    def _blocks(self, blocks: int) -> int:
-        return min(blocks, max(1, round(self.share * blocks)))
