@@ -91,9 +91,7 @@ def cell(model: str, hosts: int, bandwidth: float, latency: float = LATENCY) -> 
         latency: seconds of a message.
     """
     network = Network(hosts, 1, bandwidth, latency)
-    where = on_accelerators(
-        MODELS[model], network, ACCELERATORS[ACCELERATOR].memory_bandwidth, KernelSpeeds({})
-    )
+    where = on_accelerators(MODELS[model], network, ACCELERATORS[ACCELERATOR], KernelSpeeds({}))
     rows = modelled(where, JOBS[model].step)
     best = next(row for row in rows if row.name == recommend(rows, where).method)
     return Cell(best.gain or 1.0, None if best.name == NONE else best.choice.code)

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         require_number("--max-nmse", arguments.max_nmse, 0, math.inf)
         require_number("--cores-per-worker", arguments.cores_per_worker, *CORES)
     shapes, step = read_shapes(arguments), read_step(arguments)
-    network, sources = read_network(arguments)
+    network = read_network(arguments)
     chosen = read_choices(arguments, network, shapes)
     observations, warnings = read_calibrations(arguments, network)
     if network.controller == NCCL:
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         _progress(f"modelling: {done + 1} of {len(chosen)}")
         rows += advice.compare([choice], setting, step, limits=False)
     _progress("")
-    found = sort_out(arguments, setting, step, rows, sources, warnings, calibrated=bool(observations))
+    found = sort_out(arguments, setting, step, rows, warnings, calibrated=bool(observations))
     written = json.dumps(as_json(found), indent=1, allow_nan=False) + "\n"
     try:  # a reader of the text may leave early, which must not cost the files
         if arguments.json not in (None, "-"):
@@ -112,7 +112,6 @@ def sort_out(
     setting: Setting,
     step: Step,
     rows: list[Row],
-    sources: list[str],
     warnings: list[str],
     *,
     calibrated: bool,
@@ -130,7 +129,7 @@ def sort_out(
         shown.sort(key=lambda row: (row.name != methods.NONE, row.to_loss))
         out = fallen_out(rows, shown, best, limit)
     asked = [row for row in rows if row.name in named]
-    assumed = assumptions(setting, step, calibrated=calibrated, rows=asked, max_nmse=limit) + sources
+    assumed = assumptions(setting, step, calibrated=calibrated, rows=asked, max_nmse=limit)
     return Found(arguments.model, setting, step, rows, shown, out, advised, warnings, assumed)
 
 
