@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from horovod_quant.analysis.cost_model import NONE, Cost, Method, Setting, exchange_cost, workers_of
-from horovod_quant.analysis.groups import compressed_names
+from horovod_quant.analysis.groups import MIN_ELEMENTS, compressed_names
 from horovod_quant.analysis.steps import Step, break_even_bandwidth, step_seconds
 from horovod_quant.analysis.work import resolved
 from horovod_quant.frontends import methods
@@ -273,6 +273,6 @@ def refusal_of(choice: Choice, setting: Setting) -> str | None:
         return "with one worker per host it is the same as without"
     if setting.host is not None and getattr(inner_of(scheme), "trellis", False):
         return "the paths that a trellis compares are no matter of bytes, and nobody has timed its kernels on a GPU"
-    if not compressed_names(scheme, setting.shapes, setting.min_elements):
-        return f"every gradient has fewer than {setting.min_elements} elements and is sent unchanged"
+    if not compressed_names(scheme, setting.shapes):
+        return f"every gradient has fewer than {MIN_ELEMENTS} elements and is sent unchanged"
     return None

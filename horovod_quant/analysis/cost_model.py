@@ -18,12 +18,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple, Union
 
-from horovod_quant.analysis.groups import (
-    GROUP_BYTES,
-    MIN_ELEMENTS,
-    compressed_names,
-    torch_groups,
-)
+from horovod_quant.analysis.groups import GROUP_BYTES, torch_groups
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.analysis.network import (
@@ -50,7 +45,7 @@ Method = Union[Scheme, str]
 FUSION_BYTES = 128 * 2**20
 """Horovod's default HOROVOD_FUSION_THRESHOLD: the most bytes that it sends at once (Horovod 0.28.1)."""
 
-CARRIER_BYTES = 4 * (1 + SIGNS)
+CONTROL_BYTES = 4 * (1 + SIGNS)
 """Bytes of the small float32 tensor that Horovod itself reduces in place of a compressed gradient."""
 
 SPINNING = 2
@@ -81,16 +76,6 @@ class Cost:
     host_bytes: float
     collectives: int
 
-    @property
-    def total(self) -> float:
-        """Seconds of an exchange without any overlap."""
-        return self.kernels + self.frontend + self.network
-
-    @property
-    def hidden(self) -> float:
-        """Seconds hidden behind the backward pass, or in which kernels and network work at the same time."""
-        return self.total - self.exposed
-
 
 class Host(NamedTuple):
     """Where schemes that need host memory run if gradients are on accelerators.
@@ -113,7 +98,6 @@ class Setting(NamedTuple):
         network: workers and links.
         speeds: speeds of the kernels of all methods of interest.
         group_bytes: as for the compressor.
-        min_elements: as for the compressor.
         host: needed if gradients are on accelerators; None if they are in host memory.
         staging: see `Host`.
     """
@@ -122,7 +106,6 @@ class Setting(NamedTuple):
     network: Network
     speeds: KernelSpeeds
     group_bytes: int = GROUP_BYTES
-    min_elements: int = MIN_ELEMENTS
     host: Host | None = None
     staging: float = 0.0
 
@@ -249,7 +232,7 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     launch = stretch * network.software.launch
     # One half in `compress`, the other in `decompress`.
     frontend = stretch * network.software.gradient / 2
-    groups = torch_groups(scheme, shapes, setting.group_bytes, setting.min_elements)
+    groups = torch_groups(scheme, shapes, setting.group_bytes)
     works = [group_work(scheme, [prod(shapes[name]) for name in names], network) for names in groups]
     stage = [0] * len(groups)  # collectives that each group has launched
     tickets = [0.0] * len(groups)
@@ -267,7 +250,9 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     completes = {names[-1]: index for index, names in enumerate(groups)}
     in_groups = {name for names in groups for name in names}
     compressed = [name for name in arrivals if name in in_groups]
-    rest = _rest(scheme, setting)
+    # What Horovod itself reduces: small gradients as they are, and the others' control tensors.
+    small_elements = sum(map(prod, shapes.values())) - sum(prod(shapes[name]) for name in compressed)
+    rest = float32_allreduce(small_elements + CONTROL_BYTES // 4 * len(compressed))
     rest_ticket = 0.0
     for name in compressed:
         clock.arrive(arrivals[name])
@@ -303,7 +288,7 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
         + setting.staging * sum(prod(shapes[name]) for name in compressed),
         network=clock.network_busy,
         exposed=clock.now - max(arrivals.values(), default=0.0),
-        **_bytes([*_requests(works), rest], network),
+        **_bytes([*(request for work in works for _, request in work.stages), rest], network),
         collectives=clock.collectives,
     )
 
@@ -331,14 +316,6 @@ def _is_split(request: Request, lengths: Sequence[int], workers: Workers) -> boo
     own_bytes = 4 * sum(lengths) * adding // workers.size
     is_sum = isinstance(request, Allreduce) and request.array.dtype == INTEGERS
     return is_sum and is_faster(adding, own_bytes)
-
-
-def _rest(scheme: Scheme, setting: Setting) -> Allreduce:
-    """What Horovod itself reduces besides: small gradients as they are, and the others' control tensors."""
-    shapes = setting.shapes
-    compressed = compressed_names(scheme, shapes, setting.min_elements)
-    small = sum(map(prod, shapes.values())) - sum(prod(shapes[name]) for name in compressed)
-    return float32_allreduce(small + CARRIER_BYTES // 4 * len(compressed))
 
 
 def _plain(half: bool, setting: Setting, clock: _Clock, arrivals: dict[str, float]) -> Cost:
@@ -378,10 +355,6 @@ def _plain(half: bool, setting: Setting, clock: _Clock, arrivals: dict[str, floa
         **_bytes(requests, network),
         collectives=clock.collectives,
     )
-
-
-def _requests(works: Sequence[Work]) -> list[Request]:
-    return [request for work in works for _, request in work.stages]
 
 
 def _bytes(requests: Sequence[Request], network: Network) -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy as np
 from horovod_quant.analysis.advice import Choice, refusal_of
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.network import MOST_WORKERS
-from horovod_quant.analysis.steps import Step, step_seconds, with_bandwidth
+from horovod_quant.analysis.steps import Step, step_seconds
 from horovod_quant.analysis.units import show_rate
 
 POINTS = 33
@@ -64,7 +64,7 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
     rates = [8e-9 * bandwidth for bandwidth in bandwidths]
     workers = [number * network.workers_per_host for number in hosts]
     for choice in chosen:
-        at_rates = [with_bandwidth(setting, bandwidth) for bandwidth in bandwidths]
+        at_rates = [setting.with_network(bandwidth=bandwidth) for bandwidth in bandwidths]
         left.plot(rates, step_times(choice, at_rates, step), label=choice.name)
         of_hosts = [setting.with_network(hosts=number) for number in hosts]
         right.plot(workers, step_times(choice, of_hosts, step), label=choice.name)

@@ -14,10 +14,10 @@ from modelling import LAYERS, SPEEDS, wires
 
 from horovod_quant.analysis.advice import LEAST_SPEED_UP, MOST_NMSE, choices, compare, considered
 from horovod_quant.analysis.assumptions import assumptions
-from horovod_quant.analysis.cost_model import CARRIER_BYTES, Setting, exchange_cost
+from horovod_quant.analysis.cost_model import CONTROL_BYTES, Setting, exchange_cost
 from horovod_quant.analysis.network import Network
 from horovod_quant.analysis.recommendation import AS_FAST, FEW, best_few, fallen_out, is_fine, recommend
-from horovod_quant.analysis.steps import Step, with_bandwidth
+from horovod_quant.analysis.steps import Step
 from horovod_quant.cli.advise_plot import step_times
 from horovod_quant.frontends import methods
 from horovod_quant.schemes import QSGD, BinSGDM, Hierarchical, registry
@@ -132,7 +132,7 @@ def test_the_break_even_bandwidth_is_where_it_stops_to_pay() -> None:
     limit = rows["qsgd-4"].break_even
     assert 0 < limit < math.inf
     setting = Setting(LAYERS, wires(3), SPEEDS)
-    settings = [with_bandwidth(setting, factor * limit) for factor in (0.9, 1.1)]
+    settings = [setting.with_network(bandwidth=factor * limit) for factor in (0.9, 1.1)]
     found = [step_times(choice, settings, STEP) for choice in choices(["qsgd-4"], False)]
     (below, above), (slower, faster) = zip(*found)
     assert (below > above, slower > faster) == (True, False)
@@ -186,7 +186,7 @@ def test_what_travels_inside_a_host(inside, bits: float) -> None:
     option = "" if inside == "float32" else f", inside={inside!r}"
     assert nested.code == f"hvq.BinSGDM(hierarchical=True{option})"
     network = wires(2, 4)
-    elements, control_tensors = 8 * 2**20, 2 * 7 / 8 * CARRIER_BYTES * len(LAYERS)
+    elements, control_tensors = 8 * 2**20, 2 * 7 / 8 * CONTROL_BYTES * len(LAYERS)
     found = exchange_cost(nested.method, Setting(LAYERS, network, SPEEDS))
     expected = 3 / 4 * elements * (bits + 1) / 8 + elements / 8 / 4 + control_tensors
     assert found.bytes_sent == pytest.approx(expected, rel=0.01)

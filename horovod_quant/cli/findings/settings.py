@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from horovod_quant.analysis.cost_model import CARRIER_BYTES
+from horovod_quant.analysis.cost_model import CONTROL_BYTES
 from horovod_quant.analysis.groups import compressed_names, tensorflow_cache_names, torch_cache_names
 from horovod_quant.analysis.models import MODELS, Shapes, elements
 from horovod_quant.cli.probe import FRAMEWORKS
@@ -92,7 +92,7 @@ def fusion_finding(
     if shapes is not None:
         compressed = set(compressed_names(schemes()[0], shapes))
         small = {name: shape for name, shape in shapes.items() if name not in compressed}
-        together = 4 * elements(small) + CARRIER_BYTES * len(compressed)
+        together = 4 * elements(small) + CONTROL_BYTES * len(compressed)
         what = (
             f"{model}'s {len(small)} small gradients, with Horovod's other small tensors {together:,} bytes,"
         )
