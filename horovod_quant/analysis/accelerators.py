@@ -18,7 +18,7 @@ from horovod_quant.analysis.network import GLOO, LOCAL_BANDWIDTH, NCCL, Network,
 from horovod_quant.analysis.work import DECODE, NORMS, Call, phase_of
 
 ATTAINED = 0.8
-"""Share of the memory's bandwidth that kernels reach where nobody has measured them: docs/gpu.md's aim."""
+"""Share of the memory's bandwidth that is assumed of kernels without a measurement: the aim of docs/gpu.md."""
 
 SHARES = {
     "encode_uniform_codes": 0.76,

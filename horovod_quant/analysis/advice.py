@@ -22,7 +22,7 @@ LEAST_SPEED_UP = 1.05
 """From here on a method pays: the model is not accurate enough for less to mean anything."""
 
 MOST_NMSE = 0.09
-"""Of a method that is recommended where nobody says otherwise: as much as trainings are known to bear.
+"""Default limit of a recommended method: trainings are known to bear it.
 
 In docs/results.md EDEN with 3 bits has 0.072, exponential Global-QSGD 0.14, and both end within 0.8% of the float32
 loss; EDEN with 2 bits has 0.14 or 0.28, depending on its reducers, and ends 1.0% or 1.8% above it.
@@ -112,12 +112,12 @@ class Row(NamedTuple):
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as none it reaches the same loss."""
+        """Speed-up over none to the same loss."""
         return None if self.speed_up is None or self.steps is None else self.speed_up / self.steps
 
     @property
     def pays(self) -> bool:
-        """To the same loss; where nobody knows, by the steps."""
+        """True if it is faster to the same loss; where the nmse is unknown, by the steps."""
         gain = self.speed_up if self.gain is None else self.gain
         return gain is not None and gain >= LEAST_SPEED_UP
 
@@ -272,7 +272,7 @@ def refusal_of(choice: Choice, setting: Setting) -> str | None:
     if isinstance(scheme, Hierarchical) and setting.network.workers_per_host == 1:
         return "with one worker per host it is the same as without"
     if setting.host is not None and getattr(inner_of(scheme), "trellis", False):
-        return "the paths that a trellis compares are no matter of bytes, and nobody has timed its kernels on a GPU"
+        return "the time of the trellis on a GPU is not known: it depends on the paths that it compares, not on bytes"
     if not compressed_names(scheme, setting.shapes):
         return f"every gradient has fewer than {MIN_ELEMENTS} elements and is sent unchanged"
     return None

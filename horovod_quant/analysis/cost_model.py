@@ -3,7 +3,7 @@
 An exchange consists of kernels (`kernel_speeds`) and collectives (`network`). What each worker computes and sends comes
 from the schemes themselves (`work`), and which gradients travel together from the PyTorch frontend's rules (`groups`).
 
-Units: seconds, bytes, bytes per second; elements where a name says so.
+Units: seconds, bytes, bytes per second; elements where a name has the word.
 
 Not modelled: what Elias coding saves and costs, congestion in switches, and links or workers of different speeds.
 TensorFlow has no groups; ``group_bytes=1``, which makes each gradient a group, is closest to it.
@@ -141,7 +141,7 @@ def exchange_cost(
             makes the pass longer by its own time.
 
     Raises:
-        ValueError: ``method`` is not a method or does not work with so many workers, or ``backward`` is negative.
+        ValueError: ``method`` is none or does not work with these workers, or ``backward`` is negative.
         KeyError: ``speeds`` lacks a kernel of the method.
     """
     if not 0 <= backward < math.inf:

@@ -135,7 +135,7 @@ def measure_kernels(
 
 
 def sufficient(schemes: Iterable[Scheme]) -> list[Scheme]:
-    """Of these schemes so many that every kernel and width of theirs is measured with one of them."""
+    """Return a subset of the schemes that has every kernel and width of all of them."""
     kept: list[Scheme] = []
     known: set[tuple[str, int]] = set()
     for scheme in dict.fromkeys(schemes):

@@ -56,7 +56,7 @@ KERNELS = {
 """The kernels whose work grows with the number of elements, by what they are for; others count as `ENCODE`."""
 
 WITH_TRELLIS = "_trellis"
-"""What a call's name ends with where the kernel has been told to take a trellis: a work of its own."""
+"""End of a call's name where the kernel takes a trellis, which is other work."""
 
 
 def phase_of(kernel: str) -> str:
@@ -167,7 +167,7 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int =
         local_size: of a host, for a hierarchical exchange.
 
     Raises:
-        ValueError: the scheme's arguments cannot serve so many workers.
+        ValueError: the scheme's arguments cannot serve this number of workers.
     """
     workers = Workers(0, size, local_size=local_size)
     scheme = resolved(scheme.fixed_length_proxy(), workers)

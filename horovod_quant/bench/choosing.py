@@ -82,6 +82,6 @@ def _optimizers(paying: Sequence[Row], best: Row) -> list[str]:
     faster = [row for row in paying if row.own_optimizer and (row.step or 0.0) < (best.step or 0.0)]
     return [
         f"{row.name} takes {show_seconds(row.exchange or 0.0)}, but it is another optimizer, "
-        f"hvq.optim.{row.own_optimizer}, for which {row.steps:g} times as many steps are recommended."
+        f"hvq.optim.{row.own_optimizer}, for which {row.steps:g} times the steps are recommended."
         for row in sorted(faster, key=lambda row: row.step or 0.0)[:1]
     ]

@@ -37,7 +37,7 @@ class Plan(NamedTuple):
         shapes: of the gradients.
         variants: what to compare.
         options: how the gradients are exchanged.
-        rounds: measurements of each variant; None for as many as it takes (`horovod_quant.bench.enough`).
+        rounds: measurements of each variant; None to stop when they suffice (`horovod_quant.bench.enough`).
         seed: of the gradients.
         json, plot: files to write, if any.
         problem: what is wrong on this worker, where others may not find it.

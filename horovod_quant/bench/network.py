@@ -17,7 +17,7 @@ _SIOCGIFADDR = 0x8915
 
 
 class Counter:
-    """Bytes sent, headers and everybody's traffic included.
+    """Bytes sent, headers and all other traffic included.
 
     Args:
         peers: names of the other hosts. With any, the interface to them is read, otherwise the loopback interface.

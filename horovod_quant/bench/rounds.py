@@ -142,7 +142,7 @@ class Bench:
         """Fills ``found``. A round measures every trial once, each round beginning with another one.
 
         Args:
-            rounds: how many; None for as many as `is_enough` says.
+            rounds: their number; None to stop when `is_enough` returns True.
             finished: called after each round.
         """
         for trial in trials:

@@ -1,7 +1,7 @@
 """TensorFlow's side: ``hvd.DistributedGradientTape`` in a ``tf.function``.
 
 The loss has a gradient that computes nothing: it is in memory, and read without a copy. An element of each reduced
-gradient is read, because TensorFlow runs only what is used, and lets go of it, as an optimizer would.
+gradient is read, because TensorFlow runs only what is used, and releases it, as an optimizer would.
 """
 
 from __future__ import annotations

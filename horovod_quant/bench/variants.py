@@ -11,7 +11,7 @@ ELEMENT_BYTES = {NONE: 4, FP16: 2}
 
 
 class Variant(NamedTuple):
-    """A method of Horovod's or of this package, with what the compressor is told besides.
+    """A method of Horovod's or of this package, with further arguments of its compressor.
 
     Attributes:
         label: for people, and for the names of Horovod's operations; different for each variant.
@@ -52,7 +52,7 @@ class Variant(NamedTuple):
         return ring_allreduce_bytes(ELEMENT_BYTES[self.method.name] * elements, size)
 
     def refusal(self, size: int) -> str | None:
-        """Why the method cannot serve so many workers."""
+        """Return why the method cannot serve this number of workers."""
         scheme = None if self.method is None else self.method.scheme()
         try:
             if scheme is not None:

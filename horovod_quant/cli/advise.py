@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = read_choices(arguments, network, shapes)
     observations, warnings = read_calibrations(arguments, network)
     if network.controller == NCCL:
-        warnings.append("modelled: nobody has measured exchanges between several GPUs with this package.")
+        warnings.append("modelled: exchanges between several GPUs have not been measured with this package.")
     speeds = measured(chosen, observations)
     software = Software()
     if observations:

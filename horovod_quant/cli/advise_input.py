@@ -178,6 +178,7 @@ def read_network(arguments: argparse.Namespace) -> Network:
     controller = arguments.controller or GLOO
     if arguments.memory_bandwidth is not None and controller != NCCL:
         raise Problem("--memory-bandwidth: it only affects accelerators; give --controller nccl as well")
+    read_memory(arguments)  # a mistake is found before anything is measured
     with Problem.of("--bandwidth"):
         outside = read_link(arguments.bandwidth, BETWEEN_HOSTS, LATENCY)
     local = arguments.local_bandwidth

@@ -17,10 +17,10 @@ from horovod_quant.analysis.units import show_rate
 
 POINTS = 33
 MOST_CURVES = 5
-"""With that of no exchange six: more nobody can tell from each other."""
+"""Besides that of no exchange: more cannot be told apart."""
 
 SPAN = 100.0
-"""Bandwidths are drawn from so many times less to so many times more than the given one."""
+"""Bandwidths are drawn from the given one divided by this to the given one multiplied by it."""
 
 _USUAL_BANDWIDTH = 1.25e9
 
@@ -87,7 +87,7 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
 
 
 def host_numbers(hosts: int, most: int) -> list[int]:
-    """Powers of two from 1 to four times as many hosts or 64, but no more than the most, and their own number."""
+    """Return ``hosts``, and powers of two from 1 to four times its number or 64, up to ``most``."""
     powers = [1]
     while powers[-1] < max(4 * hosts, 64) and 2 * powers[-1] <= most:
         powers.append(2 * powers[-1])

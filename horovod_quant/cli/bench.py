@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_rounds,
         default=7,
         metavar="COUNT",
-        help=f"measurements of each method; auto: as many as it takes to know every speed-up to {PRECISION:.0%}%; "
+        help=f"measurements of each method; auto: until every speed-up is known to {PRECISION:.0%}%; "
         "default: %(default)s",
     )
     parser.add_argument(

@@ -209,15 +209,15 @@ class Probe:
         operations: dict[str, tuple[Any, np.ufunc]] = {"Sum": (hvd.Sum, np.add), "Max": (hvd.Max, np.maximum)}
         found = []
         for bits in (32, 64):
-            everybody = np.stack([integers(bits, rank) for rank in range(hvd.size())])
-            own = everybody[hvd.rank()]
+            of_all = np.stack([integers(bits, rank) for rank in range(hvd.size())])
+            own = of_all[hvd.rank()]
             for name, (operation, combine) in operations.items():
                 result = self.array(
                     hvd.allreduce(
                         self.tensor(own), op=operation, name=f"horovod_quant.doctor.{name}.int{bits}"
                     )
                 )
-                expected = combine.reduce(everybody, axis=0, dtype=own.dtype)
+                expected = combine.reduce(of_all, axis=0, dtype=own.dtype)
                 if result.dtype != own.dtype or not np.array_equal(result, expected):
                     found.append(f"int{bits} {name}")
         return found

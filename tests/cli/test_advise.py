@@ -203,7 +203,7 @@ def test_clusters_as_users_have_them(capsys: pytest.CaptureFixture) -> None:
     ):
         assert text in said
     assert found["warnings"] == [
-        "modelled: nobody has measured exchanges between several GPUs with this package."
+        "modelled: exchanges between several GPUs have not been measured with this package."
     ]
     steps = {result["method"]: result["step_seconds"] for result in found["results"]}
     assert steps["global-qsgd-10"] < steps["none"] < steps["global-qsgd-8-rotate"]

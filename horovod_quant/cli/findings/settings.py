@@ -21,7 +21,7 @@ LONG_CYCLE = 5.0
 
 
 def schemes() -> list[Scheme]:
-    """Between them as few and as many collectives as there are."""
+    """Return a scheme for each short name: some have the fewest collectives, some the most."""
     return list(examples().values())
 
 
