@@ -97,7 +97,7 @@ def modelled(cluster: Cluster, speeds: KernelSpeeds, *, everything: bool = False
     """A row for each method, as ``advise``, or as ``advise --all``."""
     where = setting(cluster, speeds)
     chosen = advice.considered(where, everything=everything)
-    return advice.compare(chosen, where, STEPS[cluster.model], limits=False)
+    return [advice.row_of(choice, where, STEPS[cluster.model]) for choice in chosen]
 
 
 def recommended(cluster: Cluster, rows: Sequence[Row], speeds: KernelSpeeds) -> Row:

@@ -64,7 +64,7 @@ class Row(NamedTuple):
         step: seconds of a step.
         speed_up: speed-up of a step over none.
         break_even: the bandwidth in bytes per second below which its steps are shorter than those of none; 0: never,
-            inf: always; None also if it was not requested.
+            inf: always; None unless `with_limit` was asked.
         levels: number of magnitudes that an element can have; None where that is meaningless.
         nmse: squared error of the average by its square, for gradients like white noise; None where that is
             meaningless or the scheme does not state it.
@@ -214,20 +214,15 @@ def choice_of(method: methods.Method, *, hierarchical: bool = False, inside: Ins
     )
 
 
-def compare(chosen: Sequence[Choice], setting: Setting, step: Step, *, limits: bool = True) -> list[Row]:
-    """One row for each method, in their order; ``limits``: with `Row.break_even`, which takes the longest."""
-    rows = [_row(choice, setting, step) for choice in chosen]
-    return [with_limit(row, setting, step) for row in rows] if limits else rows
-
-
 def with_limit(row: Row, setting: Setting, step: Step) -> Row:
-    """With its `break_even`."""
-    if row.refusal is not None or row.break_even is not None:
+    """Return the row with its `break_even`, which takes the longest to compute."""
+    if row.refusal is not None:
         return row
     return row._replace(break_even=break_even_bandwidth(row.choice.method, setting, step))
 
 
-def _row(choice: Choice, setting: Setting, step: Step) -> Row:
+def row_of(choice: Choice, setting: Setting, step: Step) -> Row:
+    """Return the predictions for a method, except `break_even`."""
     network, method = setting.network, choice.method
     refusal = refusal_of(choice, setting)
     if refusal is not None:

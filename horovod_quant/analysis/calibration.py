@@ -65,10 +65,6 @@ class Bench(NamedTuple):
     group_bytes: int
     measured: dict[str, float]
 
-    def cores_per_worker(self, one_machine: bool) -> float:
-        """Of the processor; ``one_machine`` where all hosts are on one, as in a lab."""
-        return self.cores / (self.workers if one_machine else self.workers_per_host)
-
 
 class Observation(NamedTuple):
     """A bench, and what it ran on: the network's ``software`` does not count."""
@@ -159,7 +155,7 @@ def observe(bench: Bench, bandwidth: float, latency: float, *, one_machine: bool
         bench.workers_per_host,
         bandwidth,
         latency,
-        cores_per_worker=bench.cores_per_worker(one_machine),
+        cores_per_worker=bench.cores / (bench.workers if one_machine else bench.workers_per_host),
         controller=bench.controller,
     )
     return Observation(bench, network)

@@ -65,7 +65,6 @@ class Cost:
         exposed: seconds by which the exchange makes the step longer.
         bytes_sent: bytes sent by one worker on average, including control tensors and gradients that are too small.
         host_bytes: bytes that a host sends to other hosts.
-        collectives: their number.
     """
 
     kernels: float
@@ -74,7 +73,6 @@ class Cost:
     exposed: float
     bytes_sent: float
     host_bytes: float
-    collectives: int
 
 
 class Host(NamedTuple):
@@ -174,7 +172,6 @@ class _Clock:
     def __init__(self, accelerator: bool, overlap: float) -> None:
         self.now = 0.0
         self.network_busy = 0.0
-        self.collectives = 0
         self._accelerator = accelerator
         self._overlap = overlap
         self._arrived = 0.0
@@ -205,7 +202,6 @@ class _Clock:
         start = max(self.now, self.network_free) if start is None else start
         self._free = start + seconds - self._held_up
         self.network_busy += seconds
-        self.collectives += 1
         return self._free
 
     def has_ended(self, ticket: float) -> bool:
@@ -289,7 +285,6 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
         network=clock.network_busy,
         exposed=clock.now - max(arrivals.values(), default=0.0),
         **_bytes([*(request for work in works for _, request in work.stages), rest], network),
-        collectives=clock.collectives,
     )
 
 
@@ -353,7 +348,6 @@ def _plain(half: bool, setting: Setting, clock: _Clock, arrivals: dict[str, floa
         network=clock.network_busy,
         exposed=clock.now - max(arrivals.values(), default=0.0),
         **_bytes(requests, network),
-        collectives=clock.collectives,
     )
 
 

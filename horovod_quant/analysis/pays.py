@@ -104,4 +104,4 @@ def modelled(where: Setting, step: Step) -> Sequence[Row]:
         for choice in advice.considered(where)
         if not isinstance(choice.method, Scheme) or choice.method.host_requirement() is None
     ]
-    return advice.compare(chosen, where, step, limits=False)
+    return [advice.row_of(choice, where, step) for choice in chosen]

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = []
     for done, choice in enumerate(chosen):
         _progress(f"modelling: {done + 1} of {len(chosen)}")
-        rows += advice.compare([choice], setting, step, limits=False)
+        rows.append(advice.row_of(choice, setting, step))
     _progress("")
     found = sort_out(arguments, setting, step, rows, warnings, calibrated=bool(observations))
     written = json.dumps(as_json(found), indent=1, allow_nan=False) + "\n"

@@ -17,7 +17,7 @@ from horovod_quant.analysis.units import show_rate
 
 POINTS = 33
 MOST_CURVES = 5
-"""Besides that of no exchange: more cannot be told apart."""
+"""Besides that of no exchange: more are hard to distinguish."""
 
 SPAN = 100.0
 """Bandwidths are drawn from the given one divided by this to the given one multiplied by it."""
