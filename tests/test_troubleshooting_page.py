@@ -69,7 +69,7 @@ FOUND_ELSEWHERE = {
 PRINTERS = {"self._complain", "self._say", "console.print", "parser.error"}
 """What prints a complaint of the commands: a text, or nothing that is one."""
 
-RETURNERS = {"_agreed_problem"}
+RETURNERS = {"_agreed_problem", "memory_problem"}
 """Functions that return one."""
 
 
