@@ -1,4 +1,4 @@
-"""How fast kernels are on an accelerator: by the bytes that they move, and the share of its bandwidth that they reach.
+"""Speeds of kernels on an accelerator: their bytes by the share of its bandwidth that they attain.
 
 The shares of some kernels were measured on an H100 and an H200; no exchange between several GPUs was.
 """
@@ -61,7 +61,7 @@ _OTHERS = {
 
 
 def traffic(kernel: str) -> Traffic:
-    """Of a kernel by its name; one that is not known reads a number and writes one."""
+    """Return the traffic of a kernel; one that is not known reads a number and writes one."""
     if kernel in _OTHERS:
         return _OTHERS[kernel]
     phase = phase_of(kernel)
@@ -107,7 +107,9 @@ def on_accelerators(
     host_speeds: KernelSpeeds,
     group_bytes: int = GROUP_BYTES,
 ) -> Setting:
-    """Where gradients are on accelerators and NCCL exchanges them; Gloo, those of schemes that need the host's memory.
+    """Return the setting of gradients on accelerators, exchanged by NCCL.
+
+    Gloo exchanges those of schemes that need the host's memory.
 
     Args:
         shapes, group_bytes: see `Setting`.

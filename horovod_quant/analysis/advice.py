@@ -1,4 +1,4 @@
-"""Which methods there are for a cluster, and what the performance model says of each.
+"""The methods for a cluster, and the predictions of the performance model for each.
 
 Units: seconds, bytes, bytes per second.
 """
@@ -34,7 +34,7 @@ almost nothing left to gain in steps.
 """
 
 HIERARCHICAL = " hierarchical"
-"""What follows a method's name whose exchange is hierarchical."""
+"""Suffix of the names of methods whose exchange is hierarchical."""
 
 
 class Choice(NamedTuple):
@@ -101,7 +101,7 @@ class Row(NamedTuple):
 
     @property
     def is_biased(self) -> bool:
-        """Whether it has not been shown that the expected average is the exact one."""
+        """True if the expected average has not been shown to be the exact one."""
         method = self.choice.method
         return isinstance(method, Scheme) and not inner_of(method).unbiased
 
@@ -123,7 +123,7 @@ class Row(NamedTuple):
 
 
 def steps_to_loss(method: Method, nmse: float | None) -> float | None:
-    """How many times the steps of no compression reach the same loss, as far as is known.
+    """Return the number of steps to the same loss, relative to no compression; None if unknown.
 
     For a method with its own optimizer, the recommended number. Otherwise rounding adds noise to that of the minibatch:
     it multiplies the variance by ``1 + nmse``, as if the batch were that much smaller. Where noise limits progress, the
@@ -256,7 +256,7 @@ _FLOAT_NMSES = {NONE: 0.0, methods.FP16: HALF_ERROR**2}
 
 
 def refusal_of(choice: Choice, setting: Setting) -> str | None:
-    """Why a method is impossible there."""
+    """Return why a method is impossible there; None if it is possible."""
     scheme = choice.method
     if not isinstance(scheme, Scheme):
         return None

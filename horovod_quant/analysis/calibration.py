@@ -38,17 +38,17 @@ UNCERTAINTY = {
     "allgather": 0.2,
     "alltoall": 0.2,
 }
-"""How far, as a logarithm, a machine's own values may well be from `Software`'s defaults."""
+"""Standard deviations of a machine's values from the defaults of `Software`, as logarithms."""
 
 NOISE = 0.15
-"""How far, as a logarithm, a measured exchange may well be from the model's."""
+"""Standard deviation of a measured exchange from the model, as a logarithm."""
 
 _ROUNDS = 30
 _CONVERGED = 1e-3
 
 
 class Bench(NamedTuple):
-    """What ``horovod-quant bench`` has measured.
+    """A measurement of ``horovod-quant bench``.
 
     Attributes:
         measured: seconds of an exchange, the median of the rounds, by the method's name.
@@ -74,7 +74,7 @@ class Observation(NamedTuple):
 
 
 VERSIONS = (1, 2)
-"""Of the files of ``horovod-quant bench`` that can be read."""
+"""Versions of the files of ``horovod-quant bench`` that can be read."""
 
 
 def read_bench(path: str | Path) -> Bench:
@@ -116,7 +116,7 @@ def read_bench(path: str | Path) -> Bench:
 
 
 def _bench(path: str | Path, found: Any) -> Bench:
-    """Of a file's values, each looked at: calibrating would go on with wrong ones."""
+    """Return the values of a file, each validated: calibrating would accept wrong ones."""
     counts = {"workers": MOST_WORKERS, "hosts": MOST_WORKERS, "workers_per_host": MOST_WORKERS}
     for name, most in {**counts, "cores": 10**6, "group_bytes": 2**62}.items():
         require_int(name, found[name], 1, most)

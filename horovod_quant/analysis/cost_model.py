@@ -55,7 +55,7 @@ exchanges sleep while they wait."""
 
 @dataclass(frozen=True)
 class Cost:
-    """What one exchange of a model's gradients costs one worker.
+    """The cost of one exchange of all gradients for one worker.
 
     Attributes:
         kernels: seconds in kernels (casts, for fp16), including contention for cores.
@@ -76,7 +76,7 @@ class Cost:
 
 
 class Host(NamedTuple):
-    """Where schemes that need host memory run if gradients are on accelerators.
+    """The host, for schemes that need its memory where gradients are on accelerators.
 
     Args:
         network, speeds: as in `Setting`, for the host's collectives and kernels.
@@ -89,7 +89,7 @@ class Host(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Where exchanges take place.
+    """Model, network and kernels of an exchange.
 
     Args:
         shapes: shapes of the gradients, float32, in the order of registration.
@@ -108,7 +108,7 @@ class Setting(NamedTuple):
     staging: float = 0.0
 
     def serving(self, method: Method) -> Setting:
-        """Where this method's exchange takes place."""
+        """Return the setting of this method's exchange: the host's for schemes that need it."""
         if self.host is None or not isinstance(method, Scheme) or method.host_requirement() is None:
             return self
         network, speeds, staging = self.host
@@ -156,7 +156,7 @@ def exchange_cost(
 
 
 def workers_of(scheme: Scheme, network: Network) -> Workers:
-    """Who takes part, as the scheme sees them: nodes are hosts, in a hierarchical exchange alone."""
+    """Return the workers as the scheme sees them: in hierarchical exchanges alone nodes are hosts."""
     local_size = network.workers_per_host if isinstance(scheme, Hierarchical) else 1
     return Workers(0, network.workers, local_size=local_size)
 
@@ -289,8 +289,9 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
 
 
 def group_work(scheme: Scheme, lengths: Sequence[int], network: Network) -> Work:
-    """What a worker does for a group on this network: under MPI sums of integers are done by two alltoalls, and under
-    Gloo what two workers gather by a sum.
+    """Return a worker's part of a group's exchange on this network.
+
+    MPI sums integers by two alltoalls, and Gloo sums what two workers gather.
     """
     workers = workers_of(scheme, network)
     work = cached_work_of(scheme, tuple(lengths), workers.size, workers.local_size)

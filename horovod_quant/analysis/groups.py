@@ -1,4 +1,4 @@
-"""Which gradients of a model share collectives, and how many names Horovod's response cache must hold.
+"""Gradients that share collectives, and the names that Horovod's response cache must hold.
 
 The frontends decide; these functions say, without a framework, what they decide for given shapes.
 """
@@ -34,7 +34,9 @@ def torch_groups(scheme: Scheme, shapes: Shapes, group_bytes: int = GROUP_BYTES)
 
 
 def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:
-    """How many names an exchange through PyTorch takes in Horovod's response cache; ``None`` is no compression.
+    """Return the number of names that PyTorch's exchange takes in Horovod's response cache.
+
+    Without a scheme it is that of no compression.
 
     Each gradient's own operation, each group's collectives, and the active-rank query.
     """
@@ -45,7 +47,7 @@ def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = 
 
 
 def tensorflow_cache_names(scheme: Scheme | None, shapes: Shapes) -> int:
-    """As `torch_cache_names`, through TensorFlow without ``groups=``, where each gradient has its own collectives.
+    """Return the same number for TensorFlow without ``groups=``: each gradient has collectives of its own.
 
     There the active-rank query comes only where workers gather.
     """

@@ -1,4 +1,4 @@
-"""How long a collective takes: the alpha-beta model, and what Horovod's software adds.
+"""The time of a collective: the alpha-beta model, and what Horovod's software adds.
 
 A message of b bytes takes ``latency + b / bandwidth``. In addition, processors copy, sum, and run TCP, and workers that
 share cores wait for one another. A *lab* on one machine is all contention, a cluster has hardly any: `Network` has the
@@ -30,7 +30,7 @@ from horovod_quant.transports.traffic import sent_bytes
 
 GLOO, MPI, NCCL = "gloo", "mpi", "nccl"
 MEASURED = (GLOO, MPI)
-"""What the lab has: calibrations are of these."""
+"""Controllers of the lab: calibrations are of these."""
 
 CONTROLLERS = (*MEASURED, NCCL)
 
@@ -38,7 +38,7 @@ MOST_WORKERS = 8192
 """Limit of the commands: the model looks at what each worker sends, which takes up to a minute for these."""
 
 PAYLOAD_SHARE = 1448 / 1514
-"""Of the bytes of a full Ethernet frame (MTU 1,500) those that TCP, with timestamps, carries."""
+"""Share of a full Ethernet frame (MTU 1,500) that is payload of TCP, with timestamps."""
 
 LOCAL_BANDWIDTH = 1e9
 """Bytes per second between two workers of a host, through the processor."""
@@ -53,7 +53,7 @@ additions on each worker by a thread that shares its core with one that spins.
 
 @dataclass(frozen=True)
 class Software:
-    """What Horovod, its transport and the frontend cost in addition to the wire.
+    """The cost of Horovod, its transport and the frontend in addition to the wire.
 
     The defaults are what `calibration.calibrate` found on the lab's unshaped links, rounded; values for another machine
     come from its own ``horovod-quant bench``.
@@ -95,7 +95,7 @@ class Software:
 
 
 LAUNCH_SECONDS = 1.05e-4
-"""Of the host, for a call of one of this package's kernels on a GPU: 90 to 120 us on an H100's host, whatever the size
+"""Time of the host for a kernel launch on a GPU: 90 to 120 us on an H100's host, whatever the size
 (docs/gpu.md), before many gradients shared a launch."""
 
 NO_SOFTWARE = Software(0, 0, 0, 0, 0, 1, 1)

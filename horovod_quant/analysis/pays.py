@@ -1,4 +1,4 @@
-"""Where compression pays: models x networks x hosts with an accelerator each, by the performance model.
+"""The table of where compression pays: models, networks and numbers of hosts with an accelerator each.
 
 No cell has been measured: that is what "modelled" says beside each of them.
 """
@@ -34,7 +34,7 @@ TOKENS = 16_384
 
 
 class Job(NamedTuple):
-    """What one accelerator does in a step.
+    """The work of one accelerator in a step.
 
     Attributes:
         title: of the model.

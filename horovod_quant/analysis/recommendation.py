@@ -1,4 +1,4 @@
-"""Which method to use, which come next, and why the others are not recommended."""
+"""The recommended method, the best of the others, and the reasons against the rest."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def sort_out(
     *,
     calibrated: bool,
 ) -> Found:
-    """What to take, what to show, and why not the others."""
+    """Return the recommendation, the rows to show, and the reasons against the others."""
     limit = arguments.max_nmse
     best = recommend(rows, setting, limit).method
     few = {row.name for row in best_few(rows, best, limit)}

@@ -32,7 +32,7 @@ NCCL_INSIDE, NCCL_MEMORY = "pcie3", "v100"
 """The slowest that there are names for."""
 
 CORES, MEMORY = (1e-3, 1e6), (1e-3, 1e9)
-"""For a worker, and GB/s: from and to."""
+"""Limits, for a worker and in GB/s: from and to."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -246,7 +246,7 @@ def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
 
 
 def read_calibrations(arguments: argparse.Namespace, network: Network) -> tuple[list[Observation], list[str]]:
-    """What was measured where, and what makes it a doubtful basis."""
+    """Return the measurements with their networks, and reasons to doubt them."""
     if arguments.lab and not arguments.calibrate:
         raise Problem("--lab: it only affects --calibrate, which is missing")
     if arguments.calibrate and arguments.controller == NCCL:
@@ -269,7 +269,7 @@ def read_calibrations(arguments: argparse.Namespace, network: Network) -> tuple[
 
 
 def doubts(path: str, bench: Bench, network: Network) -> Iterator[str]:
-    """Why a calibration may mislead."""
+    """Yield reasons why a calibration may mislead."""
     if bench.hosts == 1 and network.hosts > 1:
         yield (
             f"{path} was measured on one host, over its loopback interface; measure between hosts: "
@@ -283,5 +283,5 @@ def doubts(path: str, bench: Bench, network: Network) -> Iterator[str]:
 
 
 def note(line: str) -> None:
-    """For standard error."""
+    """Write a line to standard error."""
     write_line(f"horovod-quant advise: {line}", sys.stderr)

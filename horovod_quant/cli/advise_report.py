@@ -1,4 +1,4 @@
-"""What ``horovod-quant advise`` found, as text and as JSON."""
+"""The results of ``horovod-quant advise``, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 
 def text(found: Found, verbose: bool = False) -> str:
-    """What is printed: the answer in three lines, warnings, the table, and with ``verbose`` the reasons."""
+    """Return the answer in three lines, warnings, the table, and with ``verbose`` the reasons."""
     advised = found.advised
     code = f"compression={advised.code}"
     if advised.code.startswith("hvq."):
@@ -131,7 +131,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_json(found: Found) -> dict[str, Any]:
-    """What is written; a bandwidth of null is no limit: the method always pays. Not all methods have one."""
+    """Return the results; a bandwidth of null is no limit: the method always pays."""
     network, step = found.setting.network, found.step
     return {
         "version": VERSION,

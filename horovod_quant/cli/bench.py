@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> Plan:
-    """What to do; raises `Problem`."""
+    """Return the plan of the run; raises `Problem`."""
     chosen = []
     for name in [NONE, FP16, *arguments.methods]:
         with Problem.of("--methods"):
