@@ -30,14 +30,14 @@ from horovod_quant.analysis.network import (
     link_bytes,
 )
 from horovod_quant.analysis.work import Call, Work, cached_work_of, resolved
+from horovod_quant.frontends.methods import FP16 as FP16
+from horovod_quant.frontends.methods import NONE as NONE
 from horovod_quant.reductions.agreement import SIGNS
 from horovod_quant.schemes.base import Allreduce, Alltoall, Request, Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
 from horovod_quant.transports.pairwise_via_allreduce import as_sum, is_swapped
 from horovod_quant.transports.split_sums import INTEGERS, is_faster
 from horovod_quant.transports.traffic import sent_bytes
-
-NONE, FP16 = "none", "fp16"
 
 Method = Union[Scheme, str]
 """One of this package's schemes, or Horovod's own compression: ``"none"`` or ``"fp16"``."""
@@ -75,19 +75,6 @@ class Cost:
     host_bytes: float
 
 
-class Host(NamedTuple):
-    """The host, for schemes that need its memory where gradients are on accelerators.
-
-    Args:
-        network, speeds: as in `Setting`, for the host's collectives and kernels.
-        staging: seconds per element to copy it to the host and back.
-    """
-
-    network: Network
-    speeds: KernelSpeeds
-    staging: float
-
-
 class Setting(NamedTuple):
     """Model, network and kernels of an exchange.
 
@@ -96,27 +83,26 @@ class Setting(NamedTuple):
         network: workers and links.
         speeds: speeds of the kernels of all methods of interest.
         group_bytes: as for the compressor.
-        host: needed if gradients are on accelerators; None if they are in host memory.
-        staging: see `Host`.
+        host: where gradients are on accelerators, the setting of schemes that need the host's memory.
+        staging: seconds to copy an element to the host and back.
     """
 
     shapes: Shapes
     network: Network
     speeds: KernelSpeeds
     group_bytes: int = GROUP_BYTES
-    host: Host | None = None
+    host: Setting | None = None
     staging: float = 0.0
 
     def serving(self, method: Method) -> Setting:
         """Return the setting of this method's exchange: the host's for schemes that need it."""
         if self.host is None or not isinstance(method, Scheme) or method.host_requirement() is None:
             return self
-        network, speeds, staging = self.host
-        return self._replace(network=network, speeds=speeds, staging=staging, host=None)
+        return self.host
 
     def with_network(self, **changes: Any) -> Setting:
-        """The same with a network of which something is different."""
-        host = self.host and self.host._replace(network=replace(self.host.network, **changes))
+        """Return the setting with changes of the network."""
+        host = self.host and self.host.with_network(**changes)
         return self._replace(network=replace(self.network, **changes), host=host)
 
 

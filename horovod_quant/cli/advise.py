@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
             drawn = rows
             if len(rows) > advise_plot.MOST_CURVES:
                 drawn = best_few(rows, found.advised.method, arguments.max_nmse)[: advise_plot.MOST_CURVES]
-            title = arguments.model or "own shapes"
+            title = f"{arguments.model or 'own shapes'}{', modelled' if network.controller == NCCL else ''}"
             with Problem.of("--plot"):
                 advise_plot.draw(arguments.plot, title, [row.choice for row in drawn], setting, step)
     finally:

@@ -10,7 +10,7 @@ import pytest
 from modelling import LAYERS, METHODS, SPEEDS, wires
 
 from horovod_quant.analysis.accelerators import ATTAINED, SHARES, memory_bound, traffic
-from horovod_quant.analysis.cost_model import FP16, NONE, Host, Setting, exchange_cost
+from horovod_quant.analysis.cost_model import FP16, NONE, Setting, exchange_cost
 from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, INSIDE_HOST
 from horovod_quant.analysis.network import (
     GLOO,
@@ -83,7 +83,7 @@ class OnTheHost(EDEN):
 
 def test_what_needs_the_hosts_memory_pays_for_the_way_there() -> None:
     gpu = wires(4, controller=NCCL, software=nccl_software(1e12))
-    host = Host(wires(4), SPEEDS, staging=2e-9)
+    host = Setting(LAYERS, wires(4), SPEEDS, staging=2e-9)
     setting = Setting(LAYERS, gpu, memory_bound(1e12), host=host)
     alone = Setting(LAYERS, host.network, SPEEDS)
     elements = 8 * 2**20

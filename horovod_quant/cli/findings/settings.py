@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from horovod_quant.analysis.cost_model import CONTROL_BYTES
+from horovod_quant.analysis.cost_model import CONTROL_BYTES, FUSION_BYTES
 from horovod_quant.analysis.groups import compressed_names, tensorflow_cache_names, torch_cache_names
 from horovod_quant.analysis.models import MODELS, Shapes, elements
 from horovod_quant.cli.probe import FRAMEWORKS
@@ -14,7 +14,7 @@ from horovod_quant.frontends.methods import examples
 from horovod_quant.schemes.base import Scheme
 
 # Horovod 0.28.1: operations.cc.
-DEFAULT_CACHE, DEFAULT_FUSION, DEFAULT_CYCLE = 1024, 128 * 2**20, 1.0
+DEFAULT_CACHE, DEFAULT_CYCLE = 1024, 1.0
 
 LONG_CYCLE = 5.0
 """Milliseconds; from here on waiting for cycles is a good part of a short step."""
@@ -87,7 +87,7 @@ def cache_finding(
 def fusion_finding(
     environment: Mapping[str, str], model: str | None, shapes: Shapes | None
 ) -> Finding | None:
-    threshold, text = number(environment, "HOROVOD_FUSION_THRESHOLD", DEFAULT_FUSION)
+    threshold, text = number(environment, "HOROVOD_FUSION_THRESHOLD", FUSION_BYTES)
     what, together = "small gradients", 2**20
     if shapes is not None:
         compressed = set(compressed_names(schemes()[0], shapes))
