@@ -238,7 +238,7 @@ def test_kernels_and_settings_that_slow_down_are_warnings_with_remedies(bare) ->
     )
     assert "unset HOROVOD_QUANT_LIBRARY" in library
     cache = only(warnings, "HOROVOD_CACHE_CAPACITY=100")
-    assert "176 in PyTorch, 390 in TensorFlow, more than the cache holds" in cache
+    assert "174 in PyTorch, 390 in TensorFlow, more than the cache holds" in cache
     assert cache.endswith("set HOROVOD_CACHE_CAPACITY=1024 (horovodrun --cache-capacity 1024)")
     assert "resnet50's 85 small gradients" in only(warnings, "HOROVOD_FUSION_THRESHOLD=0 bytes")
     assert "up to 60 ms per step; unset it, or set it to 1" in only(warnings, "HOROVOD_CYCLE_TIME=20 ms")
