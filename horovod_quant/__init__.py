@@ -20,9 +20,9 @@ __all__ = ["register"]
 
 def __getattr__(name: str) -> Any:
     """Raises AttributeError, which says where a compressor or a module is."""
-    frontends = ("horovod_quant.torch", "horovod_quant.tensorflow")
-    if name in ("Auto", "Compressor", "optim") or registry.find(name) is not None:
-        places = " or ".join(f"{frontend}.{name}" for frontend in frontends)
+    if name in _ELSEWHERE or registry.find(name) is not None:
+        frontends = _ELSEWHERE.get(name, ("torch", "tensorflow"))
+        places = " or ".join(f"{__name__}.{frontend}.{name}" for frontend in frontends)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; use {places}")
     if name in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; import {__name__}.{name} first")
@@ -30,4 +30,16 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(missing_names.message(__name__, name, known))
 
 
-_MODULES = ("analysis", "kernels", "mpi", "schemes", "simulator", "tensorflow", "torch")
+_MODULES = ("analysis", "keras", "kernels", "mpi", "schemes", "simulator", "tensorflow", "torch")
+
+_ELSEWHERE = {
+    "Auto": ("torch",),
+    "Compressor": ("torch", "tensorflow"),
+    "DistributedOptimizer": ("keras",),
+    "MetricsCallback": ("tensorflow",),
+    "ddp": ("torch",),
+    "fsdp": ("torch",),
+    "hierarchical_process_sets": ("torch", "tensorflow"),
+    "optim": ("torch", "tensorflow"),
+}
+"""Names that only frontends have, which are not imported here: each needs its framework."""

@@ -90,14 +90,14 @@ def setting(cluster: Cluster, speeds: KernelSpeeds) -> Setting:
     network = Network(
         cluster.hosts, cluster.per_host, link.bandwidth, link.latency, local.bandwidth, local.latency
     )
-    return on_accelerators(shapes, network, ACCELERATORS["a100"].memory_bandwidth, speeds)
+    return on_accelerators(shapes, network, ACCELERATORS["a100"], speeds)
 
 
 def modelled(cluster: Cluster, speeds: KernelSpeeds, *, everything: bool = False) -> list[Row]:
     """A row for each method, as ``advise``, or as ``advise --all``."""
     where = setting(cluster, speeds)
     chosen = advice.considered(where, everything=everything)
-    return advice.compare(chosen, where, STEPS[cluster.model], limits=False)
+    return [advice.row_of(choice, where, STEPS[cluster.model]) for choice in chosen]
 
 
 def recommended(cluster: Cluster, rows: Sequence[Row], speeds: KernelSpeeds) -> Row:
@@ -193,7 +193,7 @@ def shapes_of(elements: int, largest: int = 2**23) -> Shapes:
 
 def exchanges(elements: int, fabric: str, software: Software) -> Predicted:
     """Seconds of an exchange among four workers that nothing overlaps with."""
-    link, memory = INSIDE_HOST[fabric], ACCELERATORS["a100"].memory_bandwidth
+    link, memory = INSIDE_HOST[fabric], ACCELERATORS["a100"]
     network = Network(
         1, 4, local_bandwidth=link.bandwidth, local_latency=link.latency, controller=NCCL, software=software
     )
@@ -224,7 +224,7 @@ def logged_table() -> str:
         "| --- | --- | --- | --- |",
     ]
     tree = Software(**{**vars(NO_SOFTWARE), "allreduce": TREE})
-    ring = nccl_software(ACCELERATORS["a100"].memory_bandwidth)
+    ring = nccl_software(ACCELERATORS["a100"])
     for logged in LOGGED:
         (theirs, _), (ours, _) = (
             predictions(logged, tree, "nvlink3-pair"),

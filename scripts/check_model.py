@@ -291,7 +291,7 @@ def hierarchical_table(speeds_of: Any) -> str:
         entries, sent = [], ""
         for rate, inside in columns:
             network = Network(8, 8, parse_rate(rate), local_bandwidth=parse_rate(inside))
-            row = advice.compare([choice], Setting(MODELS[MODEL], network, speeds), Step(0.0))[0]
+            row = advice.row_of(choice, Setting(MODELS[MODEL], network, speeds), Step(0.0))
             if row.cost is None or row.exchange is None:
                 entries.append("impossible")
                 continue

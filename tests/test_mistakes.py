@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
@@ -161,6 +164,37 @@ def test_patterns_are_checked_at_construction(frontend: str, arguments: dict[str
         hvq.QSGD(named_parameters=parameters(frontend, 5000), **arguments)
 
 
+@every_frontend
+@pytest.mark.parametrize(
+    "arguments",
+    [{"bits": 2}, {"bits": 8, "overrides": {"layer*": {"bits": 2}}}, {"bits": 2, "norm": "l2"}],
+    ids=str,
+)
+def test_bits_that_fit_no_two_workers_are_refused_at_construction(
+    frontend: str, arguments: dict[str, Any]
+) -> None:
+    hvq = importlib.import_module(frontend)
+    with pytest.raises(ValueError, match="bits=2: the sum of 2 workers' integers does not fit; .* bits >= 3"):
+        hvq.GlobalQSGD(**arguments)
+
+
+@every_frontend
+def test_parameters_are_checked_at_construction(frontend: str) -> None:
+    hvq = importlib.import_module(frontend)
+    with pytest.raises(ValueError, match="named_parameters: it is empty; build the model first"):
+        hvq.QSGD(named_parameters=iter([]))
+    numbers = np.zeros(3, np.complex64)
+    if frontend == "horovod_quant.torch":
+        torch = importlib.import_module("torch")
+        trained, frozen = (torch.nn.Parameter(torch.from_numpy(numbers), grad) for grad in (True, False))
+    else:
+        tf = importlib.import_module("tensorflow")
+        trained, frozen = (tf.Variable(numbers, trainable=trainable) for trainable in (True, False))
+    with pytest.raises(TypeError, match="phase: a gradient of dtype .*complex64.* cannot be quantized"):
+        hvq.QSGD(named_parameters=[*parameters(frontend, 5000), ("phase", trained)])
+    hvq.QSGD(named_parameters=[*parameters(frontend, 5000), ("phase", frozen)])
+
+
 class Outside(schemes.QSGD):
     """A scheme of another package."""
 
@@ -194,44 +228,115 @@ def test_what_is_shown_can_be_pasted_back(frontend: str) -> None:
 
 
 NAMES = [
-    ("Compression", "Horovod's own are in hvd.Compression"),
-    ("QSGDinf", "write QSGD(), whose default is the max norm"),
-    ("DRIVE", "write EDEN(bits=1)"),
-    ("globalqsgd", "did you mean 'GlobalQSGD'?"),
-    ("hierarchical_proces_sets", "did you mean 'hierarchical_process_sets'?"),
+    (
+        "Compression",
+        "Horovod's own are in hvd.Compression; here write, for example, GlobalQSGD()",
+        "GlobalQSGD()",
+    ),
+    ("QSGDinf", "write QSGD(), whose default is the max norm", "QSGD()"),
+    ("DRIVE", "write EDEN(bits=1)", "EDEN(bits=1)"),
+    ("Birder", "write BinSGDM()", "BinSGDM()"),
+    ("globalqsgd", "did you mean 'GlobalQSGD'?", "GlobalQSGD"),
+    ("hierarchical_proces_sets", "did you mean 'hierarchical_process_sets'?", "hierarchical_process_sets"),
 ]
 
 
 @every_frontend
-@pytest.mark.parametrize(("name", "message"), NAMES)
+@pytest.mark.parametrize(("name", "message", "suggested"), NAMES)
 def test_a_name_that_is_not_there_is_answered_with_the_nearest(
-    frontend: str, name: str, message: str
+    frontend: str, name: str, message: str, suggested: str
 ) -> None:
     hvq = importlib.import_module(frontend)
     lacking = f"module '{frontend}' has no attribute '{name}'; "
     with pytest.raises(AttributeError, match=re.escape(lacking + message)):
         getattr(hvq, name)
     assert not hasattr(hvq, "__path_of_nothing__")
+    assert eval(f"hvq.{suggested}", {"hvq": hvq}) is not None
 
 
-def test_the_package_says_where_compressors_are() -> None:
+@pytest.mark.parametrize(
+    "name", ["GlobalQSGD", "Auto", "Compressor", "optim", "ddp", "fsdp", "MetricsCallback"]
+)
+def test_the_package_says_where_a_name_is(name: str) -> None:
     package = importlib.import_module("horovod_quant")
-    places = "use horovod_quant.torch.GlobalQSGD or horovod_quant.tensorflow.GlobalQSGD"
-    with pytest.raises(AttributeError, match=f"has no attribute 'GlobalQSGD'; {places}"):
-        package.GlobalQSGD  # noqa: B018
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'; use ") as caught:
+        getattr(package, name)
+    places = re.findall(rf"(horovod_quant\.\w+)\.{name}", str(caught.value))
+    having = [each for each in FRONTENDS if name in importlib.import_module(each).__all__]
+    assert places == having
+    for place in places:
+        getattr(importlib.import_module(place), name)
+
+
+def test_the_package_suggests_the_nearest_name() -> None:
+    package = importlib.import_module("horovod_quant")
     with pytest.raises(AttributeError, match="has no attribute 'regster'; did you mean 'register'?"):
         package.regster  # noqa: B018
+    if "horovod_quant.keras" not in sys.modules:
+        with pytest.raises(AttributeError, match="import horovod_quant.keras first"):
+            package.keras  # noqa: B018
+
+
+def suggestion(error: ValueError) -> str:
+    found = re.search("did you mean (?:compression=)?(.*)[?]$", str(error)) or re.search(
+        "use ([^ ]*), for example", str(error)
+    )
+    assert found, str(error)
+    return found[1]
 
 
 @every_frontend
-@pytest.mark.parametrize("name", ["GlobalQSGD", "global_qsgd-8", "EDEN-3"])
+@pytest.mark.parametrize("name", ["GlobalQSGD", "EDEN", "global_qsgd-8", "EDEN-3", "qsgd8", "nuqsgd"])
 def test_a_suggested_method_is_accepted(frontend: str, name: str) -> None:
     hvq = importlib.import_module(frontend)
-    with pytest.raises(ValueError, match="did you mean '(.*)'") as caught:
+    with pytest.raises(ValueError, match="did you mean '|use ") as caught:
         hvq.Compressor(name)
-    suggested = re.search("did you mean '(.*)'", str(caught.value))
-    assert suggested
-    assert hvq.Compressor(suggested[1]).policy.scheme is not None
+    suggested = suggestion(caught.value).strip("'")
+    assert hvq.Compressor(suggested).policy.scheme is not None
+    if frontend == "horovod_quant.torch":
+        with pytest.raises(ValueError, match=f"^methods: .*{suggested}"):
+            hvq.Auto(methods=[name])
+        assert hvq.Auto(methods=[suggested]).methods == (suggested,)
+
+
+@every_frontend
+@pytest.mark.parametrize("name", ["BinSGDM", "binsgd"])
+def test_what_belongs_to_an_optimizer_is_suggested_as_such(frontend: str, name: str) -> None:
+    hvq = importlib.import_module(frontend)
+    makers = [hvq.Compressor]
+    if frontend == "horovod_quant.torch":
+        makers.append(lambda name: hvq.Auto(methods=[name]))
+    for make in makers:
+        with pytest.raises(ValueError, match="did you mean") as caught:
+            make(name)
+        compressor, optimizer = suggestion(caught.value).split(", for the optimizer ")
+        assert eval(compressor, {"hvq": hvq}).own_optimizer == eval(optimizer, {"hvq": hvq}).__name__
+
+
+@every_frontend
+def test_of_all_methods_those_are_listed_that_a_compressor_takes(frontend: str) -> None:
+    hvq = importlib.import_module(frontend)
+    with pytest.raises(ValueError, match="there is no method 'nonsense'; use ") as caught:
+        hvq.Compressor("nonsense")
+    listed = str(caught.value).partition("; use ")[2].replace("BITS", "4").replace(" or ", ", ").split(", ")
+    assert len(listed) > 5
+    for name in listed:
+        assert hvq.Compressor(name).policy.scheme is not None
+
+
+def test_a_name_is_no_compressor() -> None:
+    """Horovod's own error, which docs/troubleshooting.md explains: no code of this package runs here."""
+    pytest.importorskip("horovod.torch")
+    script = "import horovod.torch as hvd; import torch; hvd.init(); hvd.allreduce(torch.ones(3), compression='qsgd-4')"
+    # Of its own: where Horovod is initialized, later tests of this process find other workers than none.
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    error = done.stderr.strip().splitlines()[-1]
+    assert error.startswith("AttributeError: ")
+    page = (Path(__file__).parents[1] / "docs/troubleshooting.md").read_text()
+    (row,) = [line for line in page.splitlines() if f"`{error[len('AttributeError: ') :]}`" in line]
+    remedy = re.findall(r"`compression=(hvq\.[^`]*)`", row)
+    hvq = importlib.import_module("horovod_quant.torch")
+    assert eval(remedy[0], {"hvq": hvq}).policy.scheme == schemes.GlobalQSGD(8)
 
 
 @every_frontend
@@ -250,8 +355,9 @@ def test_the_keras_callback_needs_a_compressor() -> None:
         hvq.MetricsCallback(5)
 
 
-def test_shares_and_steps_of_measurements_are_checked() -> None:
-    hvq = importlib.import_module("horovod_quant.torch")
+@every_frontend
+def test_shares_and_steps_of_measurements_are_checked(frontend: str) -> None:
+    hvq = importlib.import_module(frontend)
     with pytest.raises(ValueError, match="nmse_every=-1: use an integer from 0"):
         hvq.QSGD(nmse_every=-1)
     with pytest.raises(ValueError, match="nmse_share=2: use a number from 0 to 1"):

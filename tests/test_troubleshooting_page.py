@@ -50,6 +50,7 @@ COMPOSED = {
     "_missing(missing[0], f'{_DYNAMIC} is not set')": "hierarchical: Horovod has no process set for ranks",
     "_missing(ranks, error)": "hierarchical: Horovod has no process set for ranks",
     "_problems[-1]": "cannot be used",
+    "_missing_names.message(__name__, name, known)": "module … has no attribute …",
     "missing_names.message(__name__, name, known)": "module … has no attribute …",
     "missing_names.message(self._module, name, [*others, *self.names()])": "module … has no attribute …",
     "f'{argument}: {error}' if argument else str(error)": None,  # another error, with the option's name before it
@@ -69,7 +70,7 @@ FOUND_ELSEWHERE = {
 PRINTERS = {"self._complain", "self._say", "console.print", "parser.error"}
 """What prints a complaint of the commands: a text, or nothing that is one."""
 
-RETURNERS = {"_agreed_problem"}
+RETURNERS = {"_agreed_problem", "memory_problem"}
 """Functions that return one."""
 
 

@@ -1,4 +1,4 @@
-"""How fast kernels are on an accelerator: by the bytes that they move, and the share of its bandwidth that they reach.
+"""Speeds of kernels on an accelerator: their bytes by the share of its bandwidth that they attain.
 
 The shares of some kernels were measured on an H100 and an H200; no exchange between several GPUs was.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from horovod_quant.analysis.cost_model import Host, Setting
+from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.fabrics import INSIDE_HOST
 from horovod_quant.analysis.groups import GROUP_BYTES
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, Speed
@@ -18,7 +17,7 @@ from horovod_quant.analysis.network import GLOO, LOCAL_BANDWIDTH, NCCL, Network,
 from horovod_quant.analysis.work import DECODE, NORMS, Call, phase_of
 
 ATTAINED = 0.8
-"""Share of the memory's bandwidth that kernels reach where nobody has measured them: docs/gpu.md's aim."""
+"""Share of the memory's bandwidth that is assumed of kernels without a measurement: the aim of docs/gpu.md."""
 
 SHARES = {
     "encode_uniform_codes": 0.76,
@@ -34,42 +33,32 @@ SHARES = {
 _FLOAT = 4.0
 
 
-class Traffic(NamedTuple):
-    """Bytes that a kernel moves for an element.
-
-    Attributes:
-        once: read or written whatever the number of workers.
-        each: of each worker's array; None for the codes' bits.
-    """
-
-    once: float
-    each: float | None = None
-
-
-_OTHERS = {
-    "vote": Traffic(1 / 8, 1 / 8),
-    "decode_signs": Traffic(_FLOAT, 1 / 8),
-    "binarize": Traffic(5 * _FLOAT, 1 / 8),  # the gradient; momentum and scale, read and written
-    "mean": Traffic(_FLOAT, _FLOAT),
-    "where": Traffic(4 * _FLOAT, 0.0),
-    "minimum": Traffic(3 * _FLOAT, 0.0),
-    "less": Traffic(3 * _FLOAT, 0.0),
-    "scale": Traffic(2 * _FLOAT, 0.0),
-    "to_float16": Traffic(1.5 * _FLOAT, 0.0),
-    "to_float32": Traffic(2 * _FLOAT, 0.0),
+# Bytes of an element: read or written once, whatever the number of workers; and for each worker's array, None for the
+# codes' bits.
+_TRAFFIC: dict[str, tuple[float, float | None]] = {
+    "vote": (1 / 8, 1 / 8),
+    "decode_signs": (_FLOAT, 1 / 8),
+    "binarize": (5 * _FLOAT, 1 / 8),  # the gradient; momentum and scale, read and written
+    "mean": (_FLOAT, _FLOAT),
+    "where": (4 * _FLOAT, 0.0),
+    "minimum": (3 * _FLOAT, 0.0),
+    "less": (3 * _FLOAT, 0.0),
+    "scale": (2 * _FLOAT, 0.0),
+    "to_float16": (1.5 * _FLOAT, 0.0),
+    "to_float32": (2 * _FLOAT, 0.0),
 }
 
 
-def traffic(kernel: str) -> Traffic:
-    """Of a kernel by its name; one that is not known reads a number and writes one."""
-    if kernel in _OTHERS:
-        return _OTHERS[kernel]
+def traffic(kernel: str) -> tuple[float, float | None]:
+    """Return the traffic of a kernel; one that is not known reads a number and writes one."""
+    if kernel in _TRAFFIC:
+        return _TRAFFIC[kernel]
     phase = phase_of(kernel)
     if phase == NORMS:
-        return Traffic(_FLOAT, 0.0)
+        return _FLOAT, 0.0
     if phase == DECODE or kernel.startswith("encode_"):
-        return Traffic(_FLOAT)
-    return Traffic(2 * _FLOAT, 0.0)
+        return _FLOAT, None
+    return 2 * _FLOAT, 0.0
 
 
 @dataclass(frozen=True)
@@ -79,10 +68,10 @@ class MemoryBound(KernelSpeeds):
     memory_bandwidth: float = math.inf
 
     def _speed(self, call: Call) -> Speed:
-        moved = traffic(call.kernel)
-        each = call.bits / 8 if moved.each is None else moved.each
+        once, of_codes = traffic(call.kernel)
+        each = call.bits / 8 if of_codes is None else of_codes
         bandwidth = SHARES.get(call.kernel, ATTAINED) * self.memory_bandwidth
-        return Speed((moved.once + each) / bandwidth, each / bandwidth)
+        return Speed((once + each) / bandwidth, each / bandwidth)
 
 
 def memory_bound(memory_bandwidth: float) -> MemoryBound:
@@ -107,7 +96,9 @@ def on_accelerators(
     host_speeds: KernelSpeeds,
     group_bytes: int = GROUP_BYTES,
 ) -> Setting:
-    """Where gradients are on accelerators and NCCL exchanges them; Gloo, those of schemes that need the host's memory.
+    """Return the setting of gradients on accelerators, exchanged by NCCL.
+
+    Gloo exchanges those of schemes that need the host's memory.
 
     Args:
         shapes, group_bytes: see `Setting`.
@@ -122,6 +113,7 @@ def on_accelerators(
         local_bandwidth=min(network.local_bandwidth, LOCAL_BANDWIDTH),
     )
     # To the host and back, over the slot that each accelerator has for itself.
-    host = Host(on_host, host_speeds, staging=2 * _FLOAT / INSIDE_HOST["pcie3"].bandwidth)
+    staging = 2 * _FLOAT / INSIDE_HOST["pcie3"].bandwidth
+    host = Setting(shapes, on_host, host_speeds, group_bytes, staging=staging)
     network = replace(network, controller=NCCL, software=nccl_software(memory_bandwidth))
     return Setting(shapes, network, memory_bound(memory_bandwidth), group_bytes, host=host)

@@ -1,4 +1,4 @@
-"""Which methods there are for a cluster, and what the performance model says of each.
+"""The methods for a cluster, and the predictions of the performance model for each.
 
 Units: seconds, bytes, bytes per second.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from horovod_quant.analysis.cost_model import NONE, Cost, Method, Setting, exchange_cost, workers_of
-from horovod_quant.analysis.groups import compressed_names
+from horovod_quant.analysis.groups import MIN_ELEMENTS, compressed_names
 from horovod_quant.analysis.steps import Step, break_even_bandwidth, step_seconds
 from horovod_quant.analysis.work import resolved
 from horovod_quant.frontends import methods
@@ -22,7 +22,7 @@ LEAST_SPEED_UP = 1.05
 """From here on a method pays: the model is not accurate enough for less to mean anything."""
 
 MOST_NMSE = 0.09
-"""Of a method that is recommended where nobody says otherwise: as much as trainings are known to bear.
+"""Default limit of a recommended method: trainings are known to bear it.
 
 In docs/results.md EDEN with 3 bits has 0.072, exponential Global-QSGD 0.14, and both end within 0.8% of the float32
 loss; EDEN with 2 bits has 0.14 or 0.28, depending on its reducers, and ends 1.0% or 1.8% above it.
@@ -34,7 +34,7 @@ almost nothing left to gain in steps.
 """
 
 HIERARCHICAL = " hierarchical"
-"""What follows a method's name whose exchange is hierarchical."""
+"""Suffix of the names of methods whose exchange is hierarchical."""
 
 
 class Choice(NamedTuple):
@@ -64,7 +64,7 @@ class Row(NamedTuple):
         step: seconds of a step.
         speed_up: speed-up of a step over none.
         break_even: the bandwidth in bytes per second below which its steps are shorter than those of none; 0: never,
-            inf: always; None also if it was not requested.
+            inf: always; None unless `with_limit` was asked.
         levels: number of magnitudes that an element can have; None where that is meaningless.
         nmse: squared error of the average by its square, for gradients like white noise; None where that is
             meaningless or the scheme does not state it.
@@ -101,7 +101,7 @@ class Row(NamedTuple):
 
     @property
     def is_biased(self) -> bool:
-        """Whether it has not been shown that the expected average is the exact one."""
+        """True if the expected average has not been shown to be the exact one."""
         method = self.choice.method
         return isinstance(method, Scheme) and not inner_of(method).unbiased
 
@@ -112,18 +112,18 @@ class Row(NamedTuple):
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as none it reaches the same loss."""
+        """Speed-up over none to the same loss."""
         return None if self.speed_up is None or self.steps is None else self.speed_up / self.steps
 
     @property
     def pays(self) -> bool:
-        """To the same loss; where nobody knows, by the steps."""
+        """True if it is faster to the same loss; where the nmse is unknown, by the steps."""
         gain = self.speed_up if self.gain is None else self.gain
         return gain is not None and gain >= LEAST_SPEED_UP
 
 
 def steps_to_loss(method: Method, nmse: float | None) -> float | None:
-    """How many times the steps of no compression reach the same loss, as far as is known.
+    """Return the number of steps to the same loss, relative to no compression; None if unknown.
 
     For a method with its own optimizer, the recommended number. Otherwise rounding adds noise to that of the minibatch:
     it multiplies the variance by ``1 + nmse``, as if the batch were that much smaller. Where noise limits progress, the
@@ -214,20 +214,15 @@ def choice_of(method: methods.Method, *, hierarchical: bool = False, inside: Ins
     )
 
 
-def compare(chosen: Sequence[Choice], setting: Setting, step: Step, *, limits: bool = True) -> list[Row]:
-    """One row for each method, in their order; ``limits``: with `Row.break_even`, which takes the longest."""
-    rows = [_row(choice, setting, step) for choice in chosen]
-    return [with_limit(row, setting, step) for row in rows] if limits else rows
-
-
 def with_limit(row: Row, setting: Setting, step: Step) -> Row:
-    """With its `break_even`."""
-    if row.refusal is not None or row.break_even is not None:
+    """Return the row with its `break_even`, which takes the longest to compute."""
+    if row.refusal is not None:
         return row
     return row._replace(break_even=break_even_bandwidth(row.choice.method, setting, step))
 
 
-def _row(choice: Choice, setting: Setting, step: Step) -> Row:
+def row_of(choice: Choice, setting: Setting, step: Step) -> Row:
+    """Return the predictions for a method, except `break_even`."""
     network, method = setting.network, choice.method
     refusal = refusal_of(choice, setting)
     if refusal is not None:
@@ -261,7 +256,7 @@ _FLOAT_NMSES = {NONE: 0.0, methods.FP16: FLOAT16_NMSE}
 
 
 def refusal_of(choice: Choice, setting: Setting) -> str | None:
-    """Why a method is impossible there."""
+    """Return why a method is impossible there; None if it is possible."""
     scheme = choice.method
     if not isinstance(scheme, Scheme):
         return None
@@ -272,7 +267,7 @@ def refusal_of(choice: Choice, setting: Setting) -> str | None:
     if isinstance(scheme, Hierarchical) and setting.network.workers_per_host == 1:
         return "with one worker per host it is the same as without"
     if setting.host is not None and getattr(inner_of(scheme), "trellis", False):
-        return "the paths that a trellis compares are no matter of bytes, and nobody has timed its kernels on a GPU"
-    if not compressed_names(scheme, setting.shapes, setting.min_elements):
-        return f"every gradient has fewer than {setting.min_elements} elements and is sent unchanged"
+        return "the time of the trellis on a GPU is not known: it depends on the paths that it compares, not on bytes"
+    if not compressed_names(scheme, setting.shapes):
+        return f"every gradient has fewer than {MIN_ELEMENTS} elements and is sent unchanged"
     return None

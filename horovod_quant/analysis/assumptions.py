@@ -1,4 +1,4 @@
-"""What a prediction rests on, in sentences."""
+"""The assumptions of a prediction, in sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of each scheme's step sizes and errors, in one place: the functions that the schemes themselves use.
+"""Step sizes and errors of each scheme in one place: the functions that the schemes themselves use.
 
 The papers' bounds, and proofs that the package does not call, are in ``scripts/proofs`` of the repository.
 """

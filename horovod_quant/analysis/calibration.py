@@ -38,17 +38,17 @@ UNCERTAINTY = {
     "allgather": 0.2,
     "alltoall": 0.2,
 }
-"""How far, as a logarithm, a machine's own values may well be from `Software`'s defaults."""
+"""Standard deviations of a machine's values from the defaults of `Software`, as logarithms."""
 
 NOISE = 0.15
-"""How far, as a logarithm, a measured exchange may well be from the model's."""
+"""Standard deviation of a measured exchange from the model, as a logarithm."""
 
 _ROUNDS = 30
 _CONVERGED = 1e-3
 
 
 class Bench(NamedTuple):
-    """What ``horovod-quant bench`` has measured.
+    """A measurement of ``horovod-quant bench``.
 
     Attributes:
         measured: seconds of an exchange, the median of the rounds, by the method's name.
@@ -65,10 +65,6 @@ class Bench(NamedTuple):
     group_bytes: int
     measured: dict[str, float]
 
-    def cores_per_worker(self, one_machine: bool) -> float:
-        """Of the processor; ``one_machine`` where all hosts are on one, as in a lab."""
-        return self.cores / (self.workers if one_machine else self.workers_per_host)
-
 
 class Observation(NamedTuple):
     """A bench, and what it ran on: the network's ``software`` does not count."""
@@ -78,7 +74,7 @@ class Observation(NamedTuple):
 
 
 VERSIONS = (1, 2)
-"""Of the files of ``horovod-quant bench`` that can be read."""
+"""Versions of the files of ``horovod-quant bench`` that can be read."""
 
 
 def read_bench(path: str | Path) -> Bench:
@@ -122,7 +118,7 @@ def read_bench(path: str | Path) -> Bench:
 
 
 def _bench(path: str | Path, found: Any) -> Bench:
-    """Of a file's values, each looked at: calibrating would go on with wrong ones."""
+    """Return the values of a file, each validated: calibrating would accept wrong ones."""
     counts = {"workers": MOST_WORKERS, "hosts": MOST_WORKERS, "workers_per_host": MOST_WORKERS}
     for name, most in {**counts, "cores": 10**6, "group_bytes": 2**62}.items():
         require_int(name, found[name], 1, most)
@@ -161,7 +157,7 @@ def observe(bench: Bench, bandwidth: float, latency: float, *, one_machine: bool
         bench.workers_per_host,
         bandwidth,
         latency,
-        cores_per_worker=bench.cores_per_worker(one_machine),
+        cores_per_worker=bench.cores / (bench.workers if one_machine else bench.workers_per_host),
         controller=bench.controller,
     )
     return Observation(bench, network)

@@ -3,7 +3,7 @@
 An exchange consists of kernels (`kernel_speeds`) and collectives (`network`). What each worker computes and sends comes
 from the schemes themselves (`work`), and which gradients travel together from the PyTorch frontend's rules (`groups`).
 
-Units: seconds, bytes, bytes per second; elements where a name says so.
+Units: seconds, bytes, bytes per second; elements where a name has the word.
 
 Not modelled: what Elias coding saves and costs, congestion in switches, and links or workers of different speeds.
 TensorFlow has no groups; ``group_bytes=1``, which makes each gradient a group, is closest to it.
@@ -18,12 +18,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple, Union
 
-from horovod_quant.analysis.groups import (
-    GROUP_BYTES,
-    MIN_ELEMENTS,
-    compressed_names,
-    torch_groups,
-)
+from horovod_quant.analysis.groups import GROUP_BYTES, torch_groups
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.analysis.network import (
@@ -35,6 +30,8 @@ from horovod_quant.analysis.network import (
     link_bytes,
 )
 from horovod_quant.analysis.work import Call, Work, cached_work_of, resolved
+from horovod_quant.frontends.methods import FP16 as FP16
+from horovod_quant.frontends.methods import NONE as NONE
 from horovod_quant.reductions.agreement import SIGNS
 from horovod_quant.schemes.base import Allreduce, Alltoall, Request, Scheme, Workers
 from horovod_quant.schemes.hierarchical import Hierarchical
@@ -42,15 +39,13 @@ from horovod_quant.transports.pairwise_via_allreduce import as_sum, is_swapped
 from horovod_quant.transports.split_sums import INTEGERS, is_faster
 from horovod_quant.transports.traffic import sent_bytes
 
-NONE, FP16 = "none", "fp16"
-
 Method = Union[Scheme, str]
 """One of this package's schemes, or Horovod's own compression: ``"none"`` or ``"fp16"``."""
 
 FUSION_BYTES = 128 * 2**20
 """Horovod's default HOROVOD_FUSION_THRESHOLD: the most bytes that it sends at once (Horovod 0.28.1)."""
 
-CARRIER_BYTES = 4 * (1 + SIGNS)
+CONTROL_BYTES = 4 * (1 + SIGNS)
 """Bytes of the small float32 tensor that Horovod itself reduces in place of a compressed gradient."""
 
 SPINNING = 2
@@ -60,7 +55,7 @@ exchanges sleep while they wait."""
 
 @dataclass(frozen=True)
 class Cost:
-    """What one exchange of a model's gradients costs one worker.
+    """The cost of one exchange of all gradients for one worker.
 
     Attributes:
         kernels: seconds in kernels (casts, for fp16), including contention for cores.
@@ -70,7 +65,6 @@ class Cost:
         exposed: seconds by which the exchange makes the step longer.
         bytes_sent: bytes sent by one worker on average, including control tensors and gradients that are too small.
         host_bytes: bytes that a host sends to other hosts.
-        collectives: their number.
     """
 
     kernels: float
@@ -79,63 +73,36 @@ class Cost:
     exposed: float
     bytes_sent: float
     host_bytes: float
-    collectives: int
-
-    @property
-    def total(self) -> float:
-        """Seconds of an exchange without any overlap."""
-        return self.kernels + self.frontend + self.network
-
-    @property
-    def hidden(self) -> float:
-        """Seconds hidden behind the backward pass, or in which kernels and network work at the same time."""
-        return self.total - self.exposed
-
-
-class Host(NamedTuple):
-    """Where schemes that need host memory run if gradients are on accelerators.
-
-    Args:
-        network, speeds: as in `Setting`, for the host's collectives and kernels.
-        staging: seconds per element to copy it to the host and back.
-    """
-
-    network: Network
-    speeds: KernelSpeeds
-    staging: float
 
 
 class Setting(NamedTuple):
-    """Where exchanges take place.
+    """Model, network and kernels of an exchange.
 
     Args:
         shapes: shapes of the gradients, float32, in the order of registration.
         network: workers and links.
         speeds: speeds of the kernels of all methods of interest.
         group_bytes: as for the compressor.
-        min_elements: as for the compressor.
-        host: needed if gradients are on accelerators; None if they are in host memory.
-        staging: see `Host`.
+        host: where gradients are on accelerators, the setting of schemes that need the host's memory.
+        staging: seconds to copy an element to the host and back.
     """
 
     shapes: Shapes
     network: Network
     speeds: KernelSpeeds
     group_bytes: int = GROUP_BYTES
-    min_elements: int = MIN_ELEMENTS
-    host: Host | None = None
+    host: Setting | None = None
     staging: float = 0.0
 
     def serving(self, method: Method) -> Setting:
-        """Where this method's exchange takes place."""
+        """Return the setting of this method's exchange: the host's for schemes that need it."""
         if self.host is None or not isinstance(method, Scheme) or method.host_requirement() is None:
             return self
-        network, speeds, staging = self.host
-        return self._replace(network=network, speeds=speeds, staging=staging, host=None)
+        return self.host
 
     def with_network(self, **changes: Any) -> Setting:
-        """The same with a network of which something is different."""
-        host = self.host and self.host._replace(network=replace(self.host.network, **changes))
+        """Return the setting with changes of the network."""
+        host = self.host and self.host.with_network(**changes)
         return self._replace(network=replace(self.network, **changes), host=host)
 
 
@@ -158,7 +125,7 @@ def exchange_cost(
             makes the pass longer by its own time.
 
     Raises:
-        ValueError: ``method`` is not a method or does not work with so many workers, or ``backward`` is negative.
+        ValueError: ``method`` is none or does not work with these workers, or ``backward`` is negative.
         KeyError: ``speeds`` lacks a kernel of the method.
     """
     if not 0 <= backward < math.inf:
@@ -175,7 +142,7 @@ def exchange_cost(
 
 
 def workers_of(scheme: Scheme, network: Network) -> Workers:
-    """Who takes part, as the scheme sees them: nodes are hosts, in a hierarchical exchange alone."""
+    """Return the workers as the scheme sees them: in hierarchical exchanges alone nodes are hosts."""
     local_size = network.workers_per_host if isinstance(scheme, Hierarchical) else 1
     return Workers(0, network.workers, local_size=local_size)
 
@@ -191,7 +158,6 @@ class _Clock:
     def __init__(self, accelerator: bool, overlap: float) -> None:
         self.now = 0.0
         self.network_busy = 0.0
-        self.collectives = 0
         self._accelerator = accelerator
         self._overlap = overlap
         self._arrived = 0.0
@@ -222,7 +188,6 @@ class _Clock:
         start = max(self.now, self.network_free) if start is None else start
         self._free = start + seconds - self._held_up
         self.network_busy += seconds
-        self.collectives += 1
         return self._free
 
     def has_ended(self, ticket: float) -> bool:
@@ -249,7 +214,7 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     launch = stretch * network.software.launch
     # One half in `compress`, the other in `decompress`.
     frontend = stretch * network.software.gradient / 2
-    groups = torch_groups(scheme, shapes, setting.group_bytes, setting.min_elements)
+    groups = torch_groups(scheme, shapes, setting.group_bytes)
     works = [group_work(scheme, [prod(shapes[name]) for name in names], network) for names in groups]
     stage = [0] * len(groups)  # collectives that each group has launched
     tickets = [0.0] * len(groups)
@@ -267,7 +232,9 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
     completes = {names[-1]: index for index, names in enumerate(groups)}
     in_groups = {name for names in groups for name in names}
     compressed = [name for name in arrivals if name in in_groups]
-    rest = _rest(scheme, setting)
+    # What Horovod itself reduces: small gradients as they are, and the others' control tensors.
+    small_elements = sum(map(prod, shapes.values())) - sum(prod(shapes[name]) for name in compressed)
+    rest = float32_allreduce(small_elements + CONTROL_BYTES // 4 * len(compressed))
     rest_ticket = 0.0
     for name in compressed:
         clock.arrive(arrivals[name])
@@ -303,14 +270,14 @@ def _quantized(scheme: Scheme, setting: Setting, clock: _Clock, arrivals: dict[s
         + setting.staging * sum(prod(shapes[name]) for name in compressed),
         network=clock.network_busy,
         exposed=clock.now - max(arrivals.values(), default=0.0),
-        **_bytes([*_requests(works), rest], network),
-        collectives=clock.collectives,
+        **_bytes([*(request for work in works for _, request in work.stages), rest], network),
     )
 
 
 def group_work(scheme: Scheme, lengths: Sequence[int], network: Network) -> Work:
-    """What a worker does for a group on this network: under MPI sums of integers are done by two alltoalls, and under
-    Gloo what two workers gather by a sum.
+    """Return a worker's part of a group's exchange on this network.
+
+    MPI sums integers by two alltoalls, and Gloo sums what two workers gather.
     """
     workers = workers_of(scheme, network)
     work = cached_work_of(scheme, tuple(lengths), workers.size, workers.local_size)
@@ -331,14 +298,6 @@ def _is_split(request: Request, lengths: Sequence[int], workers: Workers) -> boo
     own_bytes = 4 * sum(lengths) * adding // workers.size
     is_sum = isinstance(request, Allreduce) and request.array.dtype == INTEGERS
     return is_sum and is_faster(adding, own_bytes)
-
-
-def _rest(scheme: Scheme, setting: Setting) -> Allreduce:
-    """What Horovod itself reduces besides: small gradients as they are, and the others' control tensors."""
-    shapes = setting.shapes
-    compressed = compressed_names(scheme, shapes, setting.min_elements)
-    small = sum(map(prod, shapes.values())) - sum(prod(shapes[name]) for name in compressed)
-    return float32_allreduce(small + CARRIER_BYTES // 4 * len(compressed))
 
 
 def _plain(half: bool, setting: Setting, clock: _Clock, arrivals: dict[str, float]) -> Cost:
@@ -376,12 +335,7 @@ def _plain(half: bool, setting: Setting, clock: _Clock, arrivals: dict[str, floa
         network=clock.network_busy,
         exposed=clock.now - max(arrivals.values(), default=0.0),
         **_bytes(requests, network),
-        collectives=clock.collectives,
     )
-
-
-def _requests(works: Sequence[Work]) -> list[Request]:
-    return [request for work in works for _, request in work.stages]
 
 
 def _bytes(requests: Sequence[Request], network: Network) -> dict[str, float]:

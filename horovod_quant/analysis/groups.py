@@ -1,4 +1,4 @@
-"""Which gradients of a model share collectives, and how many names Horovod's response cache must hold.
+"""Gradients that share collectives, and the names that Horovod's response cache must hold.
 
 The frontends decide; these functions say, without a framework, what they decide for given shapes.
 """
@@ -14,33 +14,29 @@ from horovod_quant.frontends.policy import Policy
 from horovod_quant.schemes.base import Allreduce, Scheme
 
 
-def compressed_names(scheme: Scheme, shapes: Shapes, min_elements: int = MIN_ELEMENTS) -> list[str]:
-    """The gradients that are not too small to be compressed, in the shapes' order."""
-    policy = Policy(scheme, min_elements)
+def compressed_names(scheme: Scheme, shapes: Shapes) -> list[str]:
+    """Return the gradients that are not too small to be compressed, in the order of the shapes."""
+    policy = Policy(scheme, MIN_ELEMENTS)
     return [name for name, shape in shapes.items() if policy.scheme_for(name, prod(shape)) is not None]
 
 
-def torch_groups(
-    scheme: Scheme,
-    shapes: Shapes,
-    group_bytes: int = GROUP_BYTES,
-    min_elements: int = MIN_ELEMENTS,
-) -> list[list[str]]:
-    """Names of the gradients of each group, for PyTorch, in the order in which the groups complete.
+def torch_groups(scheme: Scheme, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> list[list[str]]:
+    """Return the names of each group of PyTorch, in the order in which groups complete.
 
     Args:
         scheme: of all gradients.
         shapes: of all parameters, in the order of registration; float32.
         group_bytes: see `horovod_quant.frontends.frontend.BaseCompressor`.
-        min_elements: smaller gradients are in no group.
     """
-    names = reversed(compressed_names(scheme, shapes, min_elements))
+    names = reversed(compressed_names(scheme, shapes))
     members = [Member(name, scheme, 4 * prod(shapes[name])) for name in names]
     return cut(members, group_bytes, len(shapes))
 
 
 def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:
-    """How many names an exchange through PyTorch takes in Horovod's response cache; ``None`` is no compression.
+    """Return the number of names that PyTorch's exchange takes in Horovod's response cache.
+
+    Without a scheme it is that of no compression.
 
     Each gradient's own operation, each group's collectives, and the active-rank query.
     """
@@ -51,7 +47,7 @@ def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = 
 
 
 def tensorflow_cache_names(scheme: Scheme | None, shapes: Shapes) -> int:
-    """As `torch_cache_names`, through TensorFlow without ``groups=``, where each gradient has its own collectives.
+    """Return the same number for TensorFlow without ``groups=``: each gradient has collectives of its own.
 
     There the active-rank query comes only where workers gather.
     """

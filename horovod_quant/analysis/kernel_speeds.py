@@ -1,4 +1,4 @@
-"""How fast this machine's kernels are, measured in a second or two.
+"""Speeds of this machine's kernels, measured in a second or two.
 
 Units: seconds, of the CPU.
 """
@@ -45,7 +45,7 @@ class Speed(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelSpeeds:
-    """How fast this package's kernels, and casts, are on one core of some machine.
+    """Speeds of kernels and casts on one core of a machine.
 
     Attributes:
         kernels: by the kernel's name and its bits (0 where it has none).
@@ -72,7 +72,7 @@ class KernelSpeeds:
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> KernelSpeeds:
-        """What `as_json` made."""
+        """Return the speeds that `as_json` has written."""
         measured = {(kernel, bits): Speed(first, more) for kernel, bits, first, more in found["kernels"]}
         return KernelSpeeds(measured, tuple(found["half"]))
 
@@ -135,7 +135,7 @@ def measure_kernels(
 
 
 def sufficient(schemes: Iterable[Scheme]) -> list[Scheme]:
-    """Of these schemes so many that every kernel and width of theirs is measured with one of them."""
+    """Return a subset of the schemes that has every kernel and width of all of them."""
     kept: list[Scheme] = []
     known: set[tuple[str, int]] = set()
     for scheme in dict.fromkeys(schemes):
@@ -151,7 +151,7 @@ def sufficient(schemes: Iterable[Scheme]) -> list[Scheme]:
 
 
 def _measured(scheme: Scheme) -> list[Workers]:
-    """With whom its kernels are measured."""
+    """Return the workers among which a scheme's kernels are measured."""
     if not isinstance(scheme, Hierarchical):
         return [Workers(0, 1), Workers(0, 4)]
     # With many hosts averages may return inside a host, in float32, as they do on a single one.

@@ -13,7 +13,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def elements(shapes: Shapes) -> int:
-    """How many elements all gradients have together."""
+    """Return the number of elements of all gradients."""
     return sum(map(prod, shapes.values()))
 
 

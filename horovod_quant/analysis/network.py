@@ -1,4 +1,4 @@
-"""How long a collective takes: the alpha-beta model, and what Horovod's software adds.
+"""The time of a collective: the alpha-beta model, and what Horovod's software adds.
 
 A message of b bytes takes ``latency + b / bandwidth``. In addition, processors copy, sum, and run TCP, and workers that
 share cores wait for one another. A *lab* on one machine is all contention, a cluster has hardly any: `Network` has the
@@ -30,15 +30,15 @@ from horovod_quant.transports.traffic import sent_bytes
 
 GLOO, MPI, NCCL = "gloo", "mpi", "nccl"
 MEASURED = (GLOO, MPI)
-"""What the lab has: calibrations are of these."""
+"""Controllers of the lab: calibrations are of these."""
 
 CONTROLLERS = (*MEASURED, NCCL)
 
 MOST_WORKERS = 8192
-"""That commands ask the model about: it looks at what each sends, and takes up to a minute for so many."""
+"""Limit of the commands: the model looks at what each worker sends, which takes up to a minute for these."""
 
 PAYLOAD_SHARE = 1448 / 1514
-"""Of the bytes of a full Ethernet frame (MTU 1,500) those that TCP, with timestamps, carries."""
+"""Share of a full Ethernet frame (MTU 1,500) that is payload of TCP, with timestamps."""
 
 LOCAL_BANDWIDTH = 1e9
 """Bytes per second between two workers of a host, through the processor."""
@@ -53,7 +53,7 @@ additions on each worker by a thread that shares its core with one that spins.
 
 @dataclass(frozen=True)
 class Software:
-    """What Horovod, its transport and the frontend cost in addition to the wire.
+    """The cost of Horovod, its transport and the frontend in addition to the wire.
 
     The defaults are what `calibration.calibrate` found on the lab's unshaped links, rounded; values for another machine
     come from its own ``horovod-quant bench``.
@@ -66,7 +66,7 @@ class Software:
         stream: CPU seconds per byte sent, for TCP on both sides and adding.
         half_sum: CPU seconds per float16 element that Horovod adds.
         kernels: time of kernels in a training step, relative to running them alone in a loop.
-        contention: n threads on one core take ``n ** contention`` times as long as one: 1 means fair sharing; above 1,
+        contention: n threads on one core take ``n ** contention`` times the time of one: 1 is fair sharing; above 1,
             workers, which wait for the slowest of them, also wait for the scheduler.
         allreduce, allgather, alltoall: time of such a collective on the wire, relative to that of its bytes after
             `turns`.
@@ -95,7 +95,7 @@ class Software:
 
 
 LAUNCH_SECONDS = 1.05e-4
-"""Of the host, for a call of one of this package's kernels on a GPU: 90 to 120 us on an H100's host, whatever the size
+"""Time of the host for a kernel launch on a GPU: 90 to 120 us on an H100's host, whatever the size
 (docs/gpu.md), before many gradients shared a launch."""
 
 NO_SOFTWARE = Software(0, 0, 0, 0, 0, 1, 1)
@@ -178,7 +178,7 @@ class Network:
         return self
 
     def stretch(self, threads: int = 1) -> float:
-        """How many times as long CPU work takes as on a core of its own.
+        """Return the time of CPU work relative to that on a core of its own.
 
         Args:
             threads: of each worker that want to run at the time.
@@ -187,10 +187,10 @@ class Network:
 
     @property
     def overlap(self) -> float:
-        """Share of the time in which a worker's thread computes that its collectives go on: all of it with two cores
-        for each worker, one of them for Horovod's thread; nothing where two workers share one.
+        """Share of a worker's computing during which its collectives continue.
 
-        The lab says so: with 4 workers on 2 cores an exchange takes the wire's time and all CPU work, with 2 less.
+        All of it with two cores for each worker, one of them for Horovod's thread; nothing where two workers share one.
+        In the lab, 4 workers on 2 cores take the time of the wire and of all CPU work, and 2 workers less.
         """
         none, full = 0.5, 2.0
         return min(1.0, max(0.0, (self.cores_per_worker - none) / (full - none)))
@@ -225,15 +225,11 @@ def latency_seconds(request: Request, network: Network) -> float:
 def turns(request: Request, network: Network) -> float:
     """Time of a collective on the wire, relative to that of its bytes, because the two directions take turns.
 
-    Gloo's receiver tells the sender that it is ready over the connection on which it sends data itself, after it has
-    begun to do so (gloo/allgatherv.cc, gloo/alltoallv.cc: send, then recv; transport/tcp/pair.cc: one queue). Where two
-    workers exchange large messages, the later one's readiness waits behind its own data: the two directions follow one
-    another. This is so in every gather of two workers, which is why they add instead
-    (`transports.pairwise_via_allreduce`), and in an alltoall for each pair of workers, the less the more other pairs
-    there are to fill the link. A ring of three and more receives from one neighbour and sends to the other, and an
-    allreduce has several small messages under way.
-
-    NCCL's receivers are told of free buffers besides, so that both directions are full.
+    A receiver of Gloo announces that it is ready on the connection on which it sends data, after it has begun to do so
+    (gloo/allgatherv.cc, gloo/alltoallv.cc: send, then recv; transport/tcp/pair.cc: one queue). Where two workers
+    exchange large messages, the later announcement waits behind data, and the two directions follow one another: in a
+    gather of two workers, who add instead (`transports.pairwise_via_allreduce`), and in an alltoall for each pair, the
+    less the more other pairs fill the link. Rings of three and more, allreduces, and NCCL use both directions at once.
 
     Open MPI's default allreduce among more than two workers takes twice as long on Ethernet as its bytes need; its
     gathers also take longer, but by less (shared/LAB.md).
@@ -315,5 +311,5 @@ def collective_seconds(request: Request, network: Network, *, threads: int = 1, 
 
 
 def float32_allreduce(elements: float, element_bytes: int = 4) -> Allreduce:
-    """The request for Horovod's own allreduce of so many elements."""
+    """Return the request of Horovod's own allreduce of some elements."""
     return Allreduce(np.empty(0, np.float32), "sum", [float(element_bytes * elements)])

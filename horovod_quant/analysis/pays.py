@@ -1,4 +1,4 @@
-"""Where compression pays: models x networks x hosts with an accelerator each, by the performance model.
+"""The table of where compression pays: models, networks and numbers of hosts with an accelerator each.
 
 No cell has been measured: that is what "modelled" says beside each of them.
 """
@@ -34,7 +34,7 @@ TOKENS = 16_384
 
 
 class Job(NamedTuple):
-    """What one accelerator does in a step.
+    """The work of one accelerator in a step.
 
     Attributes:
         title: of the model.
@@ -91,9 +91,7 @@ def cell(model: str, hosts: int, bandwidth: float, latency: float = LATENCY) -> 
         latency: seconds of a message.
     """
     network = Network(hosts, 1, bandwidth, latency)
-    where = on_accelerators(
-        MODELS[model], network, ACCELERATORS[ACCELERATOR].memory_bandwidth, KernelSpeeds({})
-    )
+    where = on_accelerators(MODELS[model], network, ACCELERATORS[ACCELERATOR], KernelSpeeds({}))
     rows = modelled(where, JOBS[model].step)
     best = next(row for row in rows if row.name == recommend(rows, where).method)
     return Cell(best.gain or 1.0, None if best.name == NONE else best.choice.code)
@@ -106,4 +104,4 @@ def modelled(where: Setting, step: Step) -> Sequence[Row]:
         for choice in advice.considered(where)
         if not isinstance(choice.method, Scheme) or choice.method.host_requirement() is None
     ]
-    return advice.compare(chosen, where, step, limits=False)
+    return [advice.row_of(choice, where, step) for choice in chosen]

@@ -1,4 +1,4 @@
-"""Which method to use, which come next, and why the others are not recommended."""
+"""The recommended method, the best of the others, and the reasons against the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod_quant.schemes.base import Scheme
 from horovod_quant.schemes.hierarchical import inner_of
 
 AS_FAST = 1.02
-"""What takes so much longer than the fastest counts as equal, and the smaller nmse decides."""
+"""Up to this ratio of times methods count as equal, and the smaller nmse decides."""
 
 FEW = 5
 """Methods that are shown beside none."""
@@ -45,7 +45,7 @@ def recommend(rows: Sequence[Row], setting: Setting, max_nmse: float = MOST_NMSE
     recommended.
 
     Args:
-        rows: of `compare`; the first is none's.
+        rows: of `compare`; the first is that of no compression.
         setting: what they were computed for.
         max_nmse: see `Row.nmse`.
     """
@@ -53,7 +53,7 @@ def recommend(rows: Sequence[Row], setting: Setting, max_nmse: float = MOST_NMSE
     paying = [row for row in rows[1:] if row.pays]
     good = [row for row in paying if is_fine(row, max_nmse)]
     if not good:
-        why = " ".join([_stay(rows), *_not_recommended(paying, none, max_nmse)])
+        why = " ".join(_not_recommended(paying, none, max_nmse)) or _stay(rows)
         return Recommendation(NONE, none.choice.code, NOTHING_FASTER, why)
     best = first(good)
     faster = (
@@ -68,19 +68,19 @@ def recommend(rows: Sequence[Row], setting: Setting, max_nmse: float = MOST_NMSE
 
 
 def is_fine(row: Row, max_nmse: float) -> bool:
-    """Whether it averages, states its nmse, and keeps to the limit."""
+    """True if it averages, states its nmse, and keeps to the limit."""
     return row.own_optimizer is None and row.nmse is not None and row.nmse <= max_nmse
 
 
 def first(good: Sequence[Row]) -> Row:
-    """Of methods that are fine: the first at the same loss; of those about as fast, the finest."""
+    """Return the first at the same loss; of those within `AS_FAST`, the one with the smallest nmse."""
     shortest = min(map(_time, good))
     equal = [row for row in good if _time(row) <= AS_FAST * shortest]
     return min(equal, key=lambda row: (row.nmse or 0.0, _time(row)))
 
 
 def best_few(rows: Sequence[Row], recommended: str, max_nmse: float = MOST_NMSE) -> list[Row]:
-    """None, and the best `FEW`: what is recommended and, of each other family, the first at the same loss."""
+    """Return none, and the best `FEW`: the recommended one, and the fastest of each other family."""
     none = rows[0]
     chosen = {row.choice.family: row for row in rows[1:] if row.name == recommended}
     fine = [row for row in rows[1:] if row.step is not None and is_fine(row, max_nmse)]
@@ -92,7 +92,7 @@ def best_few(rows: Sequence[Row], recommended: str, max_nmse: float = MOST_NMSE)
 def fallen_out(
     rows: Sequence[Row], shown: Sequence[Row], recommended: str, max_nmse: float = MOST_NMSE
 ) -> list[str]:
-    """A line for each family without a row among those shown: why it fell out, beside what is recommended."""
+    """Return a line for each family that is not shown: why it fell out."""
     best = next(row for row in rows if row.name == recommended)
     families: dict[str, list[Row]] = {}
     for row in rows:
@@ -127,7 +127,7 @@ def _why_out(members: Sequence[Row], best: Row, max_nmse: float) -> str:
     times = _time(own) / _time(best)
     if times < AS_FAST:
         return f"as fast, but rougher: an nmse of {own.nmse:.2g} ({which})"
-    return f"slower: {times:.3g} times as long to the same loss ({which})"
+    return f"slower: the same loss takes {times:.3g}x the time ({which})"
 
 
 def _optimizer(row: Row) -> str:
@@ -168,7 +168,7 @@ def _quality(row: Row, setting: Setting) -> str:
 
 
 def shares_levels(scheme: Scheme, workers: int) -> bool:
-    """Whether a flat scheme has fewer levels because so many workers' integers are summed."""
+    """True if a flat scheme has fewer levels because the integers of all workers are summed."""
     return scheme.levels_left(workers, workers) != scheme.levels_left(1, 1)
 
 
@@ -176,8 +176,6 @@ def _stay(rows: Sequence[Row]) -> str:
     others = [row for row in rows[1:] if row.step is not None]
     if not others:
         return "Nothing else is possible here."
-    if any(row.pays for row in others):
-        return f"What is faster {_why_not([row for row in others if row.pays])}."
     best = max(
         [row for row in others if row.gain is not None] or others,
         key=lambda row: row.gain or row.speed_up or 0,
@@ -185,22 +183,12 @@ def _stay(rows: Sequence[Row]) -> str:
     exposed = rows[0].cost.exposed if rows[0].cost else 0.0
     return (
         f"Without compression the exchange adds {show_seconds(exposed)} a step; with the best of the others, "
-        f"{best.name}, training would be {best.gain or best.speed_up:.2f}x as fast."
+        f"{best.name}, training would have {best.gain or best.speed_up:.2f}x its speed."
     )
 
 
-def _why_not(paying: Sequence[Row]) -> str:
-    """What keeps methods that pay from being recommended."""
-    reasons = {
-        "is too rough": any(row.nmse is not None for row in paying),
-        "is another optimizer": any(row.own_optimizer is not None for row in paying),
-        "does not state its nmse": any(row.nmse is None and row.own_optimizer is None for row in paying),
-    }
-    return ", or ".join(text for text, holds in reasons.items() if holds)
-
-
 def _not_recommended(paying: Sequence[Row], best: Row, max_nmse: float) -> list[str]:
-    """About the fastest with shorter steps: of those that are too rough, other optimizers, or of unknown nmse."""
+    """A sentence each on the fastest that is too rough, another optimizer, or of unknown nmse."""
     faster = sorted((row for row in paying if step_of(row) < step_of(best)), key=step_of)
     rough = [row for row in faster if row.nmse is not None and row.nmse > max_nmse]
     clearly = [row for row in faster if step_of(row) * AS_FAST < step_of(best)]

@@ -12,10 +12,10 @@ from horovod_quant.analysis.json_file import read_json
 from horovod_quant.analysis.models import Shapes, elements
 
 MOST_ELEMENTS = 2**33
-"""Of all gradients: 32 GiB, which the model still goes through in less than a minute."""
+"""Limit for all gradients: 32 GiB, which the model goes through in less than a minute."""
 
 MOST_SIZES = 32
-"""Of a gradient, as numpy has them."""
+"""Limit for a gradient: that of numpy."""
 
 _INLINE = re.compile(r"[0-9]+(x[0-9]+)*")
 

@@ -43,26 +43,20 @@ def step_seconds(method: Method, setting: Setting, step: Step) -> float:
     return step.seconds + cost.exposed
 
 
-def with_bandwidth(setting: Setting, bandwidth: float) -> Setting:
-    """The same with links of another bandwidth, in bytes per second."""
-    return setting.with_network(bandwidth=bandwidth)
-
-
-def break_even_bandwidth(method: Method, setting: Setting, step: Step, *, than: Method = NONE) -> float:
-    """The bandwidth between hosts, in bytes per second, below which a method beats another one.
+def break_even_bandwidth(method: Method, setting: Setting, step: Step) -> float:
+    """Return the bandwidth between hosts, in bytes per second, below which a method beats none.
 
     Args:
         method, setting, step: see `step_seconds`; the network's ``bandwidth`` does not count.
-        than: what the method is compared with.
 
     Returns:
-        0 if it never does; inf if it does at 1e15 bytes per second, and so at every speed, because the other method's
-        kernels are slower. On a single host, where bandwidth does not matter, it is one of the two.
+        0 if it never does; inf if it does at 1e15 bytes per second, and so at every speed. On a single host, where
+        bandwidth does not matter, it is one of the two.
     """
 
     def gain(bandwidth: float) -> float:
-        changed = with_bandwidth(setting, bandwidth)
-        return step_seconds(than, changed, step) - step_seconds(method, changed, step)
+        changed = setting.with_network(bandwidth=bandwidth)
+        return step_seconds(NONE, changed, step) - step_seconds(method, changed, step)
 
     lowest, highest, precision = 1e3, 1e15, 1.001
     if gain(lowest) <= 0:

@@ -53,7 +53,7 @@ def _number(text: str, units: dict[str, float], low: float, high: float) -> floa
 
 
 def show_rate(bandwidth: float) -> str:
-    """Of bytes per second: ``2.5 Gbit/s``."""
+    """Return bytes per second as text: ``2.5 Gbit/s``."""
     if bandwidth == math.inf:
         return "no limit"
     bits = 8 * bandwidth

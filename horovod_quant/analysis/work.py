@@ -1,4 +1,4 @@
-"""What one worker does in an exchange: kernel calls and requests, as the scheme itself makes them.
+"""A worker's part of an exchange: kernel calls and requests, as the scheme itself makes them.
 
 A scheme is run with kernels that compute nothing, on arrays without memory, so that the requests of a large model's
 exchange among hundreds of workers are there in milliseconds. No formula of a scheme is repeated here.
@@ -56,11 +56,11 @@ KERNELS = {
 """The kernels whose work grows with the number of elements, by what they are for; others count as `ENCODE`."""
 
 WITH_TRELLIS = "_trellis"
-"""What a call's name ends with where the kernel has been told to take a trellis: a work of its own."""
+"""End of a call's name where the kernel takes a trellis, which is other work."""
 
 
 def phase_of(kernel: str) -> str:
-    """What the kernel of a call is for."""
+    """Return `NORMS`, `ENCODE` or `DECODE`."""
     return KERNELS.get(kernel.removesuffix(WITH_TRELLIS), ENCODE)
 
 
@@ -109,7 +109,7 @@ class Call(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one worker does for a group of gradients.
+    """A worker's part of the exchange of a group of gradients.
 
     Attributes:
         stages: for each collective, the kernel calls before it and the request itself.
@@ -147,7 +147,7 @@ def describe_call(kernel: str, arguments: tuple, named: dict[str, Any]) -> tuple
 
 
 def resolved(scheme: Scheme, workers: Workers) -> Scheme:
-    """What these workers run.
+    """Return the scheme with the arguments that these workers use.
 
     Raises:
         ValueError: the scheme's arguments cannot serve them.
@@ -158,7 +158,7 @@ def resolved(scheme: Scheme, workers: Workers) -> Scheme:
 
 
 def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int = 1) -> Work:
-    """What a worker does to exchange a group of gradients.
+    """Return a worker's part of the exchange of a group of gradients.
 
     Args:
         scheme: one whose bytes depend on the values is replaced, see `Scheme.fixed_length_proxy`.
@@ -167,7 +167,7 @@ def work_of(scheme: Scheme, lengths: Sequence[int], size: int, local_size: int =
         local_size: of a host, for a hierarchical exchange.
 
     Raises:
-        ValueError: the scheme's arguments cannot serve so many workers.
+        ValueError: the scheme's arguments cannot serve this number of workers.
     """
     workers = Workers(0, size, local_size=local_size)
     scheme = resolved(scheme.fixed_length_proxy(), workers)
@@ -303,5 +303,4 @@ UNTIMED: dict[str, Callable] = {
     "with_nan_tiles": lambda values, broken: values,
     "norms_of_square_sums": lambda sums: _ghost(len(sums)),
 }
-"""What the model counts as no work, as functions of arrays without memory: it moves what kernels have made, or calls
-them."""
+"""Functions, on arrays without memory, that the model counts as no work: they move the results of kernels."""

@@ -130,7 +130,7 @@ def check_names(names: Any) -> tuple[str, ...]:
     found = []
     for name in given:
         try:
-            method = methods.parse(name)
+            method = methods.parse(name, for_compressor=True)
         except ValueError as error:
             raise ValueError(f"methods: {error}") from None
         if method.name == methods.NONE:

@@ -19,6 +19,7 @@ from horovod_quant.analysis.models import Shapes, elements
 from horovod_quant.analysis.units import show_seconds
 from horovod_quant.bench import choosing, report
 from horovod_quant.bench.gradients import ExactAverage, gradient
+from horovod_quant.bench.memory import free_bytes, memory_problem
 from horovod_quant.bench.rounds import EXCHANGES, Bench, Found
 from horovod_quant.bench.variants import DDP, Options, Variant
 from horovod_quant.cli.launch_context import HOROVOD, TORCHRUN, find_launch_context
@@ -40,7 +41,7 @@ class Plan(NamedTuple):
         shapes: of the gradients.
         variants: what to compare.
         options: how the gradients are exchanged.
-        rounds: measurements of each variant; None for as many as it takes (`horovod_quant.bench.enough`).
+        rounds: measurements of each variant; None to stop when they suffice (`horovod_quant.bench.enough`).
         seed: of the gradients.
         json, plot: files to write, if any.
         problem: a problem on this worker, which other workers may not have.
@@ -167,12 +168,21 @@ class Run:
             launcher = LAUNCHERS[self.plan.framework == DDP]
             return f"one worker exchanges nothing; start several: {launcher} {self.program} ..."
         digest = hashlib.sha256(repr(list(self.plan.shapes.items())).encode()).hexdigest()
-        texts = [text.partition(" ") for text in self.bench.gather_texts(f"{digest} {self.plan.problem}")]
+        own = self.plan.problem or self._memory_problem()
+        texts = [text.partition(" ") for text in self.bench.gather_texts(f"{digest} {own}")]
         for rank, (_, _, found) in enumerate(texts):
             if found:
                 return found if rank == 0 else f"worker {rank}: {found}"
         other = next((rank for rank, (seen, _, _) in enumerate(texts) if seen != digest), None)
         return "" if other is None else "--shapes: the workers have read different shapes"
+
+    def _memory_problem(self) -> str:
+        """Return why the gradients do not fit into this host's memory, where they shall be."""
+        plan, bench = self.plan, self.bench
+        if plan.options.device != "cpu":
+            return ""
+        variants = [variant for variant in plan.variants if self.refusal(variant) is None]
+        return memory_problem(plan.shapes, variants, bench.size, bench.workers_per_host, free_bytes())
 
     def _leave_out(self) -> None:
         """Drop the variants that cannot be measured here."""

@@ -71,11 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
         require_number("--max-nmse", arguments.max_nmse, 0, math.inf)
         require_number("--cores-per-worker", arguments.cores_per_worker, *CORES)
     shapes, step = read_shapes(arguments), read_step(arguments)
-    network, sources = read_network(arguments)
+    network = read_network(arguments)
     chosen = read_choices(arguments, network, shapes)
     observations, warnings = read_calibrations(arguments, network)
     if network.controller == NCCL:
-        warnings.append("modelled: nobody has measured exchanges between several GPUs with this package.")
+        warnings.append("modelled: exchanges between several GPUs have not been measured with this package.")
     speeds = measured(chosen, observations)
     software = Software()
     if observations:
@@ -87,9 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
     rows = []
     for done, choice in enumerate(chosen):
         _progress(f"modelling: {done + 1} of {len(chosen)}")
-        rows += advice.compare([choice], setting, step, limits=False)
+        rows.append(advice.row_of(choice, setting, step))
     _progress("")
-    found = sort_out(arguments, setting, step, rows, sources, warnings, calibrated=bool(observations))
+    found = sort_out(arguments, setting, step, rows, warnings, calibrated=bool(observations))
     written = json.dumps(as_json(found), indent=1, allow_nan=False) + "\n"
     try:  # a reader of the text may leave early, which must not cost the files
         if arguments.json not in (None, "-"):
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
             drawn = rows
             if len(rows) > advise_plot.MOST_CURVES:
                 drawn = best_few(rows, found.advised.method, arguments.max_nmse)[: advise_plot.MOST_CURVES]
-            title = arguments.model or "own shapes"
+            title = f"{arguments.model or 'own shapes'}{', modelled' if network.controller == NCCL else ''}"
             with Problem.of("--plot"):
                 advise_plot.draw(arguments.plot, title, [row.choice for row in drawn], setting, step)
     finally:
@@ -112,12 +112,11 @@ def sort_out(
     setting: Setting,
     step: Step,
     rows: list[Row],
-    sources: list[str],
     warnings: list[str],
     *,
     calibrated: bool,
 ) -> Found:
-    """What to take, what to show, and why not the others."""
+    """Return the recommendation, the rows to show, and the reasons against the others."""
     limit = arguments.max_nmse
     best = recommend(rows, setting, limit).method
     few = {row.name for row in best_few(rows, best, limit)}
@@ -130,7 +129,7 @@ def sort_out(
         shown.sort(key=lambda row: (row.name != methods.NONE, row.to_loss))
         out = fallen_out(rows, shown, best, limit)
     asked = [row for row in rows if row.name in named]
-    assumed = assumptions(setting, step, calibrated=calibrated, rows=asked, max_nmse=limit) + sources
+    assumed = assumptions(setting, step, calibrated=calibrated, rows=asked, max_nmse=limit)
     return Found(arguments.model, setting, step, rows, shown, out, advised, warnings, assumed)
 
 

@@ -32,7 +32,7 @@ NCCL_INSIDE, NCCL_MEMORY = "pcie3", "v100"
 """The slowest that there are names for."""
 
 CORES, MEMORY = (1e-3, 1e6), (1e-3, 1e9)
-"""For a worker, and GB/s: from and to."""
+"""Limits, for a worker and in GB/s: from and to."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,32 +153,32 @@ def read_setting(
     observations: Sequence[Observation],
 ) -> Setting:
     if network.controller == NCCL:
-        return on_accelerators(shapes, network, read_memory(arguments)[0], speeds, arguments.group_bytes)
+        return on_accelerators(shapes, network, read_memory(arguments), speeds, arguments.group_bytes)
     controller = observations[0].network.controller if observations else network.controller
     network = dataclasses.replace(network, software=software, controller=controller)
     return Setting(shapes, network, speeds, arguments.group_bytes)
 
 
-def read_memory(arguments: argparse.Namespace) -> tuple[float, str]:
-    """An accelerator's bandwidth, and what a sentence says of it."""
+def read_memory(arguments: argparse.Namespace) -> float:
+    """Return the bandwidth of an accelerator's memory."""
     given = NCCL_MEMORY if arguments.memory_bandwidth is None else arguments.memory_bandwidth
     if given in ACCELERATORS:
-        bandwidth, source = ACCELERATORS[given]
-        return bandwidth, f"{given}: {1e-9 * bandwidth:,g} GB/s; {source}."
+        return ACCELERATORS[given]
     try:
         require_number("", float(given), *MEMORY)
     except ValueError:
         names = ", ".join(ACCELERATORS)
         raise Problem(f"--memory-bandwidth: {given!r}: use GB/s, such as 2039, or one of {names}") from None
-    return float(given) * GIGABYTE, ""
+    return float(given) * GIGABYTE
 
 
-def read_network(arguments: argparse.Namespace) -> tuple[Network, list[str]]:
-    """The network, and where the numbers of named links are from."""
+def read_network(arguments: argparse.Namespace) -> Network:
+    """Return the network, with the defaults of its controller."""
     hosts, per_host = read_places(arguments)
     controller = arguments.controller or GLOO
     if arguments.memory_bandwidth is not None and controller != NCCL:
         raise Problem("--memory-bandwidth: it only affects accelerators; give --controller nccl as well")
+    read_memory(arguments)  # a mistake is found before anything is measured
     with Problem.of("--bandwidth"):
         outside = read_link(arguments.bandwidth, BETWEEN_HOSTS, LATENCY)
     local = arguments.local_bandwidth
@@ -188,14 +188,7 @@ def read_network(arguments: argparse.Namespace) -> tuple[Network, list[str]]:
         inside = read_link(local, INSIDE_HOST, "10us")
     with Problem.of("--latency"):
         latency = outside.latency if arguments.latency is None else parse_seconds(arguments.latency)
-    sources = [
-        f"{name}: {1e-9 * link.bandwidth:g} GB/s each way; {link.source}."
-        for name, link, counts in ((arguments.bandwidth, outside, hosts > 1), (local, inside, per_host > 1))
-        if link.source and counts
-    ]
-    if controller == NCCL:
-        sources += [source for source in (read_memory(arguments)[1],) if source]
-    network = Network(
+    return Network(
         hosts,
         per_host,
         bandwidth=outside.bandwidth,
@@ -205,11 +198,10 @@ def read_network(arguments: argparse.Namespace) -> tuple[Network, list[str]]:
         cores_per_worker=arguments.cores_per_worker,
         controller=controller,
     )
-    return network, sources
 
 
 def read_link(given: str, known: Mapping[str, Fabric], latency: str) -> Fabric:
-    """A link by its name or its rate; the latter has that latency, and no source.
+    """A link by its name or its rate; the latter has that latency.
 
     Raises:
         ValueError: it is neither.
@@ -217,7 +209,7 @@ def read_link(given: str, known: Mapping[str, Fabric], latency: str) -> Fabric:
     if given.lower() in known:
         return known[given.lower()]
     try:
-        return Fabric(parse_rate(given), parse_seconds(latency), "")
+        return Fabric(parse_rate(given), parse_seconds(latency))
     except ValueError as error:
         raise ValueError(f"{error}; or one of {', '.join(known)}") from None
 
@@ -254,7 +246,7 @@ def read_places(arguments: argparse.Namespace) -> tuple[int, int]:
 
 
 def read_calibrations(arguments: argparse.Namespace, network: Network) -> tuple[list[Observation], list[str]]:
-    """What was measured where, and what makes it a doubtful basis."""
+    """Return the measurements with their networks, and reasons to doubt them."""
     if arguments.lab and not arguments.calibrate:
         raise Problem("--lab: it only affects --calibrate, which is missing")
     if arguments.calibrate and arguments.controller == NCCL:
@@ -277,7 +269,7 @@ def read_calibrations(arguments: argparse.Namespace, network: Network) -> tuple[
 
 
 def doubts(path: str, bench: Bench, network: Network) -> Iterator[str]:
-    """Why a calibration may mislead."""
+    """Yield reasons why a calibration may mislead."""
     if bench.hosts == 1 and network.hosts > 1:
         yield (
             f"{path} was measured on one host, over its loopback interface; measure between hosts: "
@@ -291,5 +283,5 @@ def doubts(path: str, bench: Bench, network: Network) -> Iterator[str]:
 
 
 def note(line: str) -> None:
-    """For standard error."""
+    """Write a line to standard error."""
     write_line(f"horovod-quant advise: {line}", sys.stderr)

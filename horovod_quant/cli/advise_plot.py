@@ -12,15 +12,15 @@ import numpy as np
 from horovod_quant.analysis.advice import Choice, refusal_of
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.network import MOST_WORKERS
-from horovod_quant.analysis.steps import Step, step_seconds, with_bandwidth
+from horovod_quant.analysis.steps import Step, step_seconds
 from horovod_quant.analysis.units import show_rate
 
 POINTS = 33
 MOST_CURVES = 5
-"""With that of no exchange six: more nobody can tell from each other."""
+"""Besides that of no exchange: more are hard to distinguish."""
 
 SPAN = 100.0
-"""Bandwidths are drawn from so many times less to so many times more than the given one."""
+"""Bandwidths are drawn from the given one divided by this to the given one multiplied by it."""
 
 _USUAL_BANDWIDTH = 1.25e9
 
@@ -64,7 +64,7 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
     rates = [8e-9 * bandwidth for bandwidth in bandwidths]
     workers = [number * network.workers_per_host for number in hosts]
     for choice in chosen:
-        at_rates = [with_bandwidth(setting, bandwidth) for bandwidth in bandwidths]
+        at_rates = [setting.with_network(bandwidth=bandwidth) for bandwidth in bandwidths]
         left.plot(rates, step_times(choice, at_rates, step), label=choice.name)
         of_hosts = [setting.with_network(hosts=number) for number in hosts]
         right.plot(workers, step_times(choice, of_hosts, step), label=choice.name)
@@ -87,7 +87,7 @@ def draw(path: str, model: str, chosen: Sequence[Choice], setting: Setting, step
 
 
 def host_numbers(hosts: int, most: int) -> list[int]:
-    """Powers of two from 1 to four times as many hosts or 64, but no more than the most, and their own number."""
+    """Return ``hosts``, and powers of two from 1 to four times its number or 64, up to ``most``."""
     powers = [1]
     while powers[-1] < max(4 * hosts, 64) and 2 * powers[-1] <= most:
         powers.append(2 * powers[-1])

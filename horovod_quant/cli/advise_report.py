@@ -1,4 +1,4 @@
-"""What ``horovod-quant advise`` found, as text and as JSON."""
+"""The results of ``horovod-quant advise``, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 
 def text(found: Found, verbose: bool = False) -> str:
-    """What is printed: the answer in three lines, warnings, the table, and with ``verbose`` the reasons."""
+    """Return the answer in three lines, warnings, the table, and with ``verbose`` the reasons."""
     advised = found.advised
     code = f"compression={advised.code}"
     if advised.code.startswith("hvq."):
@@ -100,20 +100,14 @@ def _counted(number: int, what: str) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    cost, step, speed_up, exchange = row.cost, row.step, row.speed_up, row.exchange
-    assert cost is not None
-    assert step is not None
-    assert speed_up is not None
-    assert exchange is not None
+    assert row.cost is not None
     return (
         row.name,
-        show_seconds(exchange),
-        show_seconds(row.hidden or 0.0),
-        show_seconds(step),
-        f"{speed_up:.2f}",
+        *(show_seconds(seconds or 0.0) for seconds in (row.exchange, row.hidden, row.step)),
+        f"{row.speed_up:.2f}",
         "" if row.gain is None else f"{row.gain:.2f}",
         "" if row.name == methods.NONE or row.break_even is None else _limit(row.break_even),
-        f"{1e-6 * cost.bytes_sent:,.1f}",
+        f"{1e-6 * row.cost.bytes_sent:,.1f}",
         "" if row.levels is None else f"{row.levels:,}",
         "" if row.nmse is None else f"{row.nmse:.2g}",
     )
@@ -137,7 +131,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_json(found: Found) -> dict[str, Any]:
-    """What is written; a bandwidth of null is no limit: the method always pays. Not all methods have one."""
+    """Return the results; a bandwidth of null is no limit: the method always pays."""
     network, step = found.setting.network, found.step
     return {
         "version": VERSION,

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_rounds,
         default=7,
         metavar="COUNT",
-        help=f"measurements of each method; auto: as many as it takes to know every speed-up to {PRECISION:.0%}%; "
+        help=f"measurements of each method; auto: until every speed-up is known to {PRECISION:.0%}%; "
         "default: %(default)s",
     )
     parser.add_argument(
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> Plan:
-    """What to do; raises `Problem`."""
+    """Return the plan of the run; raises `Problem`."""
     is_ddp = arguments.transport == DDP
     group_bytes = GROUP_BYTES if arguments.group_bytes is None else arguments.group_bytes
     if is_ddp and arguments.group_bytes is not None:

@@ -1,4 +1,4 @@
-"""Where a process is among those that a launcher has started, before Horovod is."""
+"""A process's position among those of its launcher, before Horovod is initialized."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LaunchContext(NamedTuple):
 def find_launch_context(
     environment: Mapping[str, str], launchers: Sequence[tuple[str, str]] = HOROVOD
 ) -> LaunchContext:
-    """Read what the launcher has written into the environment.
+    """Return the position that the launcher has written into the environment.
 
     Raises:
         Problem: it is not what a launcher writes.

@@ -34,11 +34,11 @@ SHORT, LONGEST, LONG_SECONDS = 2**18, 2**24, 0.2
 """Elements of the allreduces that are timed, from and to, and seconds after which one is long enough."""
 
 ELEMENTS = 10_007
-"""Of each tested tensor; no multiple of anything that a reduction is divided by."""
+"""Size of each tested tensor; no multiple of anything that a reduction is divided by."""
 
 
 def horovod_folder() -> str | None:
-    """Where Horovod is installed; None if it is not."""
+    """Return the folder of Horovod; None if it is not installed."""
     try:
         spec = importlib.util.find_spec("horovod")
     except (ImportError, ValueError):
@@ -77,7 +77,7 @@ def version_of(*distributions: str) -> str | None:
 
 
 _CHILD = "import sys; sys.path[:] = {!r}; import runpy; runpy.run_module('horovod_quant.cli.probe', None, '__main__')"
-"""With ``-m`` it would import whatever modules lie in the current folder, which may be anybody's."""
+"""With ``-m`` Python would import modules of the current folder, which may be another user's."""
 
 
 # ---- the parent's side -----------------------------------------------------------------------------------------------
@@ -210,21 +210,21 @@ class Probe:
         operations: dict[str, tuple[Any, np.ufunc]] = {"Sum": (hvd.Sum, np.add), "Max": (hvd.Max, np.maximum)}
         found = []
         for bits in (32, 64):
-            everybody = np.stack([integers(bits, rank) for rank in range(hvd.size())])
-            own = everybody[hvd.rank()]
+            of_all = np.stack([integers(bits, rank) for rank in range(hvd.size())])
+            own = of_all[hvd.rank()]
             for name, (operation, combine) in operations.items():
                 result = self.array(
                     hvd.allreduce(
                         self.tensor(own), op=operation, name=f"horovod_quant.doctor.{name}.int{bits}"
                     )
                 )
-                expected = combine.reduce(everybody, axis=0, dtype=own.dtype)
+                expected = combine.reduce(of_all, axis=0, dtype=own.dtype)
                 if result.dtype != own.dtype or not np.array_equal(result, expected):
                     found.append(f"int{bits} {name}")
         return found
 
     def network(self) -> dict[str, float]:
-        """What allreduces of float32 get: seconds of a small one, and bytes a second of a long one, each way."""
+        """Return seconds of a small float32 allreduce, and bytes per second of a long one, each way."""
         seconds = self.allreduce_seconds(1, 20)
         elements = SHORT
         while True:
@@ -276,7 +276,7 @@ def integers(bits: int, rank: int) -> np.ndarray:
 
 
 def about_this_worker(framework: str) -> dict[str, Any]:
-    """What all workers should have alike."""
+    """Return the properties that all workers should have in common."""
     return {
         "host": socket.gethostname(),
         "Python": ".".join(platform.python_version_tuple()[:2]),

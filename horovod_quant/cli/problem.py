@@ -1,4 +1,4 @@
-"""What all commands do with a wrong argument, with the files that they write, and with a failing output."""
+"""Wrong arguments, files to write, and a failing output, in all commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""Why an output takes nothing more."""
+"""Errors after which an output accepts nothing more."""
 
 
 class Problem(Exception):
@@ -20,7 +20,7 @@ class Problem(Exception):
     @staticmethod
     @contextmanager
     def of(argument: str) -> Iterator[None]:
-        """What is found wrong in here is a problem of that argument."""
+        """Raise errors of the block as problems of an argument."""
         try:
             yield
         except (ImportError, OSError, ValueError) as error:

@@ -55,7 +55,7 @@ def scheme_of(value: Any) -> Scheme:
     """The scheme that is meant; raises ValueError if there is none."""
     if isinstance(value, str):
         try:
-            found = methods.parse(value).scheme()
+            found = methods.parse(value, for_compressor=True).scheme()
         except ValueError as error:
             raise ValueError(f"scheme={value!r}: {error}") from None
         former_names.warn_of_another_meaning([value])
@@ -119,6 +119,10 @@ def named_pairs(named_parameters: Any) -> list[tuple[str, Any]]:
         pairs = list(named_parameters)
     except TypeError:
         raise ValueError(f"named_parameters={named_parameters!r}: {use}") from None
+    if not pairs:
+        raise ValueError(
+            "named_parameters: it is empty; build the model first, and call model.named_parameters() anew for each use"
+        )
     seen: set[str] = set()
     for pair in pairs:
         if not (
@@ -193,4 +197,6 @@ def compared_arguments(compressor: Any, choosing: Mapping[str, Any]) -> dict[str
         "group_bytes": compressor.group_bytes,
         "overlap": compressor.overlap,
     }
+    if compressor.nmse_every:
+        values.update(nmse_every=compressor.nmse_every, nmse_share=compressor.nmse_share)
     return {argument: str(value) for argument, value in values.items()}

@@ -18,7 +18,7 @@ SPREAD = (
 """For callers that ask a worker for the whole state, of which it keeps a part."""
 
 WITHOUT_ITS_COMPRESSOR = (
-    "BinSGDM: Horovod's optimizer has another compression, so gradients travel without quantization and become bits "
+    "BinSGDM: DistributedOptimizer has another compression, so gradients travel without quantization and become bits "
     "afterwards; pass compression=hvq.BinSGDM() to DistributedOptimizer"
 )
 """For a script that has the optimizer alone."""

@@ -25,7 +25,14 @@ from horovod_quant.frontends.fingerprint import fingerprint
 from horovod_quant.frontends.policy import Policy
 from horovod_quant.frontends.stats import Stats, TrafficCounter
 from horovod_quant.schemes import Hierarchical
-from horovod_quant.schemes.base import Scheme, Workers, argument_names, require_bool, require_int
+from horovod_quant.schemes.base import (
+    Scheme,
+    Workers,
+    argument_names,
+    require_bool,
+    require_int,
+    require_number,
+)
 from horovod_quant.schemes.hierarchical import inner_of
 from horovod_quant.schemes.inside import FLOAT32, Inside, require_inside
 
@@ -55,6 +62,10 @@ class BaseCompressor(metaclass=CompressorClass):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives.
         overlap: whether exchanges run during the backward pass.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range, or, with ``hierarchical`` after ``hvd.init()``, the hosts have
@@ -66,6 +77,10 @@ class BaseCompressor(metaclass=CompressorClass):
 
     own_optimizer: str | None = None
     """The ``own_optimizer`` of the schemes that it accepts; see `Scheme`."""
+
+    # Compressors that version 0.1.0 has pickled have neither.
+    nmse_every = 0
+    nmse_share = 0.01
 
     def __init__(
         self,
@@ -82,6 +97,8 @@ class BaseCompressor(metaclass=CompressorClass):
         inside: Inside = FLOAT32,
         group_bytes: int = GROUP_BYTES,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
         **unknown: Any,
     ) -> None:
         kind = type(self)
@@ -96,6 +113,8 @@ class BaseCompressor(metaclass=CompressorClass):
         require_int("seed", seed, 0, 2**63 - 1)
         require_int("group_bytes", group_bytes, 1, 2**62)
         require_bool("overlap", overlap)
+        require_int("nmse_every", nmse_every, 0, 2**62)
+        require_number("nmse_share", nmse_share, 0, 1)
         require_process_set(process_set)
         hierarchical, inside = hierarchy_of(hierarchical, process_set), require_inside(inside)
         if hierarchical:
@@ -103,11 +122,13 @@ class BaseCompressor(metaclass=CompressorClass):
         elif inside != FLOAT32:
             raise ValueError(f"inside={inside!r}: it is for hierarchical exchanges; add hierarchical=True")
         self.policy = Policy(scheme, min_elements, exclude, overrides)
+        self.policy.check_workers(2)  # one worker's Horovod asks for nothing, and would never say it
         self.hierarchical = hierarchical
         self.inside = inside
         self.seed = int(seed)
         self.group_bytes = int(group_bytes)
         self.overlap = bool(overlap)
+        self.nmse_every, self.nmse_share = int(nmse_every), float(nmse_share)
         self._kernels = kernels
         self._said_nothing_is_compressed = False
         self._said_it_sends_more = False

@@ -106,10 +106,16 @@ def every_family() -> list[Family]:
     return found
 
 
-def families() -> list[str]:
-    """The names that commands consider, for help texts and messages; ``BITS`` stands for a number."""
-    found = [NONE, FP16]
+def families(for_compressor: bool = False) -> list[str]:
+    """The names that commands consider, for help texts and messages; ``BITS`` stands for a number.
+
+    Args:
+        for_compressor: see `parse`.
+    """
+    found = [] if for_compressor else [NONE, FP16]
     for name, kind, preset in _presets():
+        if for_compressor and kind.own_optimizer is not None:
+            continue
         for variant in ({}, *_variants(kind)):
             bits = ["BITS"] if _has_bits(kind, preset) else []
             found.append("-".join([name, *bits, *_spelled(kind, variant)]))
@@ -132,7 +138,9 @@ def examples() -> dict[str, Scheme]:
     return found
 
 
-def parse(name: str, *, version: int | None = None, workers: int | None = None) -> Method:
+def parse(
+    name: str, *, version: int | None = None, workers: int | None = None, for_compressor: bool = False
+) -> Method:
     """The method with that name. A name that only version 0.1.0 had comes with a FutureWarning.
 
     Args:
@@ -140,9 +148,11 @@ def parse(name: str, *, version: int | None = None, workers: int | None = None) 
         version: of the names in a file, see `former_names.VERSION`; by default a user has written it. A file's name
             has the meaning that it had when it was written, and comes without a warning.
         workers: who used the method then, if that is known.
+        for_compressor: True to suggest only what ``hvq.Compressor`` accepts: neither a method of Horovod nor one that
+            belongs to an optimizer.
 
     Raises:
-        ValueError: there is no such method; the message lists the valid names.
+        ValueError: there is no such method; the message suggests valid names.
     """
     if not isinstance(name, str):
         raise ValueError(f"{name!r} is no method's name; use a text such as 'qsgd-4'")
@@ -150,7 +160,7 @@ def parse(name: str, *, version: int | None = None, workers: int | None = None) 
         return Method(name, None, {})
     method = _find(former_names.present(name, version, workers) or name)
     if method is None:
-        raise ValueError(f"there is no method {name!r}; {_nearest(name)}")
+        raise ValueError(f"there is no method {name!r}; {_nearest(name, for_compressor)}")
     return method
 
 
@@ -168,7 +178,8 @@ def _find(name: str) -> Method | None:
             found = re.match(r"-([0-9]{1,9})(?=-|$)", rest)
             if found is None:
                 if not rest:
-                    raise ValueError(f"{name!r} lacks the number of bits; use {short}-4, for example")
+                    usual = _default_bits(kind)
+                    raise ValueError(f"{name!r} lacks the number of bits; use {short}-{usual}, for example")
                 continue
             bits, rest = int(found[1]), rest[found.end() :]
         spelled = _read(kind, rest)
@@ -270,23 +281,39 @@ def _defaults(kind: type[Scheme]) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
 
 
-def _nearest(name: str) -> str:
+def _nearest(name: str, for_compressor: bool) -> str:
     """The remedy: methods of a class of that name, a name like it, or all names."""
     known = families()
     kind = registry.find(name)
-    shorts = [short for short, found, _ in _presets() if found is kind]
-    near = [each for each in known if each.partition("-BITS")[0] in shorts][:1]
+    shorts = {short: found for short, found, _ in _presets()}
+    near = [each for each in known if kind is not None and shorts.get(each.partition("-BITS")[0]) is kind][:1]
     if not near:
         plain = {each.replace("-BITS", ""): each for each in known}
-        written = re.sub(r"-[0-9]{1,9}(?=-|$)", "", name.lower(), count=1)[:100]
+        written = re.sub(r"-?[0-9]{1,9}(?=-|$)", "", name.lower(), count=1)[:100]
         near = [plain[each] for each in difflib.get_close_matches(written, plain, 1)]
-    numbers = [*re.findall(r"-([0-9]{1,2})(?=-|$)", name), "4"]
-    for usable in (each.replace("BITS", bits) for each in near for bits in numbers):
-        with suppress(ValueError):
-            if _find(usable) is not None:
-                return f"did you mean {usable!r}?"
-    *others, last = known
+    for each in near:
+        usual = _default_bits(shorts.get(each.partition("-BITS")[0]))
+        for bits in (*re.findall(r"(?<![0-9])[0-9]{1,2}(?=-|$)", name), usual):
+            with suppress(ValueError):
+                found = _find(each.replace("BITS", str(bits)))
+                if found is None:
+                    continue
+                if not for_compressor or (found.scheme_class is not None and found.own_optimizer is None):
+                    return f"did you mean {found.name!r}?"
+                if found.own_optimizer is not None:
+                    return (
+                        f"did you mean compression=hvq.{found.class_name}(), for the optimizer "
+                        f"hvq.optim.{found.own_optimizer}?"
+                    )
+    *others, last = families(for_compressor)
     return f"use {', '.join(others)} or {last}"
+
+
+def _default_bits(kind: type[Scheme] | None) -> int:
+    with suppress(TypeError, ValueError):  # another package's, which needs arguments
+        if kind is not None and isinstance(getattr(kind(), "bits", None), int):
+            return int(getattr(kind(), "bits"))  # noqa: B009
+    return 4
 
 
 def _presets() -> Iterator[tuple[str, type[Scheme], dict[str, Any]]]:

@@ -76,6 +76,12 @@ class Averaging:
     def process_set(self) -> Any:
         return self._process_set
 
+    def check_variables(self, variables: Sequence[Any]) -> None:
+        """Raise an error for variables that the compressor's arguments do not fit, also with one worker."""
+        compression = self._compression
+        if isinstance(compression, Compressor) and not compression._names_in_copies:
+            compression.check_variables(list(zip(_paths(variables), map(own_variable, variables))))
+
     def keep_local(self, variable: Any) -> None:
         self._local.add(own_variable(variable).ref())
 

@@ -9,10 +9,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from horovod_quant.frontends.binsgdm import WITHOUT_ITS_COMPRESSOR
 from horovod_quant.keras.averaging import Averaging
 from horovod_quant.keras.loss_scale import agree_on_overflows, loss_scale_around
+from horovod_quant.kernels import notices
 from horovod_quant.tensorflow.compressor import Compressor
 from horovod_quant.tensorflow.horovod_call import require_horovod
+from horovod_quant.tensorflow.optim import binsgdm_of
 
 _USED = ("apply", "apply_gradients", "_backend_apply_gradients", "_clip_gradients")
 """Methods of Keras's optimizers between the caller and the averaging, which a class must not override."""
@@ -91,10 +94,14 @@ def DistributedOptimizer(  # noqa: N802  Horovod's name
         scale_local_gradients,
     )
     if isinstance(compression, Compressor):
+        compression._check_process_set(averaging.process_set)
         compression._welcome(inner)
+    elif binsgdm_of(inner) is not None:
+        notices.warn(WITHOUT_ITS_COMPRESSOR, stacklevel=2)
     if name is not None:
         inner.name = name
     if inner.built:
+        averaging.check_variables(inner._trainable_variables)
         _require_no_float8(inner._trainable_variables)
     kind: Any = type(inner)
     inner.__class__ = _distributed(kind)
@@ -111,7 +118,7 @@ class _Distributed:
     iterations: Any
 
     def build(self, variables: Any) -> None:
-        self._horovod_quant_averaging()
+        self._horovod_quant_averaging().check_variables(variables)
         _require_no_float8(variables)
         loss_scale = loss_scale_around(self)
         if loss_scale is not None:

@@ -47,6 +47,10 @@ class Compressor(_compressor.Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -67,6 +71,8 @@ class Compressor(_compressor.Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class QSGD(Compressor):
@@ -117,6 +123,10 @@ class QSGD(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -141,6 +151,8 @@ class QSGD(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class NUQSGD(Compressor):
@@ -179,6 +191,10 @@ class NUQSGD(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range, or ``server_bits`` is given to an allgather.
@@ -204,6 +220,8 @@ class NUQSGD(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class GlobalQSGD(Compressor):
@@ -244,6 +262,10 @@ class GlobalQSGD(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range.
@@ -268,6 +290,8 @@ class GlobalQSGD(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class EDEN(Compressor):
@@ -327,6 +351,10 @@ class EDEN(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
         ValueError: an argument is out of range, or ``nmse`` is combined with ``bits`` or ``server_bits``.
@@ -350,6 +378,8 @@ class EDEN(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
     ) -> None: ...
 
 class BinSGDM(Compressor):
@@ -396,6 +426,10 @@ class BinSGDM(Compressor):
             ``"float32"``; as ``"float16"``, rounded to nearest; or as codes of ``8`` bits, QSGDinf's, without bias.
         group_bytes: bytes of gradients that share collectives, among those that Horovod groups (``groups=``).
         overlap: always True: TensorFlow starts collectives as soon as their gradients are ready.
+        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
+        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
         optimizer: the optimizer, for ``hvd.DistributedGradientTape``, which does not know it;
             ``hvd.DistributedOptimizer`` does.
 
@@ -418,5 +452,7 @@ class BinSGDM(Compressor):
         inside: Literal["float32", "float16", 8] = "float32",
         group_bytes: int = 33554432,
         overlap: bool = True,
+        nmse_every: int = 0,
+        nmse_share: float = 0.01,
         optimizer: Any = None,
     ) -> None: ...

@@ -45,6 +45,7 @@ from horovod_quant.tensorflow.horovod_call import (
     require_horovod,
 )
 from horovod_quant.tensorflow.integer_shapes import integer_shapes
+from horovod_quant.tensorflow.measured import ErrorSampler
 from horovod_quant.tensorflow.member import HeldState, Member
 from horovod_quant.tensorflow.recent import RecentNames
 from horovod_quant.tensorflow.reused_memory import ReusedMemory
@@ -73,6 +74,8 @@ class _Compressed(NamedTuple):
     position: int
     tensor: tf.Tensor
     state: HeldState | None
+    compared: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None
+    """What measures the result's error, from the result and the control tensor."""
 
 
 class Compressor(BaseCompressor):
@@ -108,10 +111,13 @@ class Compressor(BaseCompressor):
     __eq__ = object.__eq__
 
     def __hash__(self) -> int:
-        optimizer = optimizer_being_made()
-        if optimizer is not None:
+        being_made = optimizer_being_made()
+        if being_made is not None:
+            optimizer, process_set = being_made
             if is_keras_3(optimizer):
                 raise RuntimeError(KERAS_3_REMEDY)
+            if process_set is not None:
+                self._check_process_set(process_set)
             self._welcome(optimizer)
         return object.__hash__(self)
 
@@ -149,8 +155,19 @@ class Compressor(BaseCompressor):
         self._names = {variable.ref(): name for name, variable in named}
         self._names_in_copies = _by_own_name(named)
         if named:
-            self.policy.check_names(self._names.values())
-            self._warn_if_nothing_is_compressed(_elements_of(named))
+            self.check_variables(named)
+
+    def _check_process_set(self, used: Any) -> None:
+        check_process_set(self._process_set, used, bool(self.hierarchical))
+
+    def check_variables(self, named: Sequence[tuple[str, Any]]) -> None:
+        """Raise an error for variables, by name, that the arguments do not fit; warn if all are small."""
+        self.policy.check_names(name for name, _ in named)
+        for name, variable in named:
+            dtype = tf.as_dtype(variable.dtype)
+            if getattr(variable, "trainable", True) and not (dtype.is_integer or dtype.is_bool):
+                check_dtype(name, dtype, _FLOATS)
+        self._warn_if_nothing_is_compressed(_elements_of(named))
 
     def _bind(self) -> None:
         self._chains: dict[str, RngKey] = {}
@@ -165,6 +182,7 @@ class Compressor(BaseCompressor):
         self._known_names: set[tuple[str, ...]] = set()
         self._checked: Any = weakref.WeakKeyDictionary()  # process set: its size when last checked
         self._looked_for_groups = False
+        self._sampler = ErrorSampler(self.nmse_every, self.nmse_share)
 
     def _exchange_counts(self) -> dict[str, int]:
         counts = dict(self._steps)
@@ -197,7 +215,7 @@ class Compressor(BaseCompressor):
             )
             times[name] += exchanges
         whole = total_of(parameters, max([found.steps, *times.values()]))
-        return whole._replace(uncounted=tuple(self._uncounted(parameters)))
+        return whole._replace(uncounted=tuple(self._uncounted(parameters)), nmse=self._sampler.nmse)
 
     def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
         known = self._names.values() if self._names else itertools.chain(*self._known_names)
@@ -248,6 +266,8 @@ class Compressor(BaseCompressor):
             return tf.cast(output, ctx.dtype)
         if isinstance(ctx, _Compressed):
             result = self._delivered(ctx.state, ctx.group.result(ctx.position, output), output)
+            if ctx.compared is not None:
+                result = ctx.compared(result, output)
             return _without_gradient(result, ctx.tensor)
         return output
 
@@ -298,7 +318,7 @@ class Compressor(BaseCompressor):
     def _check(self, call: HorovodCall, name: str, tensor: tf.Tensor) -> None:
         import horovod.tensorflow as hvd
 
-        check_process_set(self._process_set, call.process_set, bool(self.hierarchical))
+        self._check_process_set(call.process_set)
         check_operation(self, call.op, (hvd.Average, hvd.Sum), hvd.Adasum)
         check_dtype(name, tensor.dtype, _FLOATS)
         size = call.process_set.size()
@@ -389,7 +409,22 @@ class Compressor(BaseCompressor):
         group = self._group(call)
         position = group.add(member, call)
         numbers = control_tensor(signs, _control_dtype(tensor), scope_of(call, tensor), also)
-        return numbers, _Compressed(group, position, tensor, state)
+        return numbers, _Compressed(group, position, tensor, state, self._comparison(tensor, name, call))
+
+    def _comparison(
+        self, tensor: tf.Tensor, name: str, call: HorovodCall
+    ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None:
+        """Return the function that measures the nmse of a gradient's exchange, or None."""
+        if (
+            not self._sampler
+            or call.variable is None
+            or self.own_optimizer is not None
+            or not tensor.shape.is_fully_defined()
+            or is_elastic()  # where new workers have counted fewer steps
+        ):
+            return None
+        sampler, scope = self._sampler, scope_of(call, tensor)
+        return lambda result, output: sampler.compared(name, tensor, result, output, scope)
 
     def _group(self, call: HorovodCall) -> Group:
         if not call.siblings:

@@ -237,15 +237,15 @@ def _reduction(
     return call, tensor, index
 
 
-def optimizer_being_made() -> Any:
-    """Return the distributed Keras optimizer whose construction hashes a compressor, or None.
+def optimizer_being_made() -> tuple[Any, Any] | None:
+    """Return the distributed Keras optimizer whose construction hashes a compressor and its process set, or None.
 
-    Horovod has a cache with the compressor in its keys. For an optimizer that will never average (Keras 3) this is the
-    only use of the compressor, and for all others the first.
+    Horovod has a cache with the compressor in its keys. For an optimizer that will never average (Keras 3, or one
+    worker) this is the only use of the compressor, and for all others the first.
     """
     for function, local in _horovod_frames():
         if function == "__init__" and hasattr(local.get("self"), "apply_gradients"):
-            return local["self"]
+            return local["self"], local.get("process_set")
     return None
 
 

@@ -47,7 +47,8 @@ class Compressor(_compressor.Compressor):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
-            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
         nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
@@ -101,7 +102,8 @@ class Auto(_auto.Auto):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
-            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
         nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
         methods: names of the methods to try instead, such as ``["eden-3", "qsgd-4"]``; ``max_nmse`` is then ignored.
         again_after: number of steps after which the trial is repeated, in case the network has changed; 0 for never.
@@ -175,7 +177,8 @@ class QSGD(Compressor):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
-            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
         nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
@@ -239,7 +242,8 @@ class NUQSGD(Compressor):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
-            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
         nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
@@ -306,7 +310,8 @@ class GlobalQSGD(Compressor):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
-            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
         nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
@@ -391,7 +396,8 @@ class EDEN(Compressor):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
-            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
         nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:
@@ -459,7 +465,8 @@ class BinSGDM(Compressor):
         group_bytes: bytes of gradients that share collectives.
         overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
         nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
-            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
+            for gradients of an optimizer or tape, and not of BinSGDM, whose collectives compute no average. All workers
+            must take the same number of steps.
         nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
 
     Raises:

@@ -81,9 +81,6 @@ class Compressor(BaseCompressor):
         overlap: whether collectives run during the backward pass. Otherwise they start when the pass is over.
         kernels: ``"auto"``, ``"native"``, ``"numpy"``, or ``"triton"`` for gradients on a GPU. For these ``"auto"``
             chooses Triton if it is installed, except with Elias coding and schemes that are ``host_only``.
-        nmse_every: `stats` measures the nmse of the averages on a sample every this number of steps; 0 for never. Only
-            for gradients of an optimizer, and not of BinSGDM, whose collectives compute no average.
-        nmse_share: size of the sample: a share of each gradient's elements, at least 1,024 of them.
         **common: see `horovod_quant.frontends.frontend.BaseCompressor`.
 
     Raises:
@@ -92,21 +89,7 @@ class Compressor(BaseCompressor):
 
     _in_copies = ("_finder",)
 
-    # Compressors that version 0.1.0 has pickled have neither.
-    nmse_every = 0
-    nmse_share = 0.01
-
-    def __init__(
-        self,
-        scheme: Scheme | str,
-        *,
-        kernels: Kernels = "auto",
-        nmse_every: int = 0,
-        nmse_share: float = 0.01,
-        **common: Any,
-    ) -> None:
-        sampler = ErrorSampler(nmse_every, nmse_share)
-        self.nmse_every, self.nmse_share = sampler.every, sampler.share
+    def __init__(self, scheme: Scheme | str, *, kernels: Kernels = "auto", **common: Any) -> None:
         super().__init__(scheme, kernels=kernels, **common)
 
     def _check_kernels(self) -> None:
@@ -117,6 +100,9 @@ class Compressor(BaseCompressor):
         if named_parameters is not None:
             self._finder = ParameterFinder(named_parameters)
             self.policy.check_names(name for name, _ in named_parameters)
+            for name, parameter in named_parameters:
+                if parameter.requires_grad and not is_integral(parameter.dtype):
+                    check_dtype(name, parameter.dtype, _FLOATS)
             self._warn_if_nothing_is_compressed({name: each.numel() for name, each in named_parameters})
 
     def _bind(self) -> None:
@@ -132,10 +118,6 @@ class Compressor(BaseCompressor):
     def stats(self) -> Stats:
         """Return bytes sent and their float32 equivalent, per parameter and in total."""
         return super().stats()._replace(seconds_waited=self._traffic.seconds_waited, nmse=self._sampler.nmse)
-
-    def _arguments(self) -> dict[str, str]:
-        measured = {"nmse_every": str(self.nmse_every), "nmse_share": str(self.nmse_share)}
-        return {**super()._arguments(), **(measured if self.nmse_every else {})}
 
     def _uncounted(self, counted: Mapping[str, Any]) -> Iterable[str]:
         given = {} if self._finder is None else {id(each): name for name, each in self._finder.named}

@@ -10,18 +10,13 @@ A step counts if every worker participated in the allreduce, which a number besi
 
 from __future__ import annotations
 
-import random
 import weakref
 from collections import deque
 from typing import Any
 
 import torch
 
-from horovod_quant.kernels.layout import TILE, ceil_div
-from horovod_quant.schemes.base import require_int, require_number
-
-REMEMBERED = 16
-"""Maximum number of steps in the mean: older errors no longer describe the present gradients."""
+from horovod_quant.frontends.sample import REMEMBERED, sampled
 
 
 class _Step:
@@ -43,15 +38,10 @@ class ErrorSampler:
     Args:
         every: steps from one measurement to the next; 0 for none.
         share: the share of a gradient's elements to compare, from 0 to 1; at least one block.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
 
     def __init__(self, every: int, share: float) -> None:
-        require_int("nmse_every", every, 0, 2**62)
-        require_number("nmse_share", share, 0, 1)
-        self.every, self.share = int(every), float(share)
+        self.every, self.share = every, share
         self._steps: Any = weakref.WeakKeyDictionary()
         self._errors: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
 
@@ -78,8 +68,10 @@ class ErrorSampler:
             step.session = session
             self._steps[call.optimizer] = step
         if step.number % self.every == 0:
-            step.indices[call.name] = sampled = self._sampled(call.name, step.number, tensor)
-            step.local[call.name] = tensor.reshape(-1)[sampled[0]].to(torch.float32)
+            indices = torch.from_numpy(sampled(call.name, step.number, tensor.numel(), self.share))
+            indices = indices.to(tensor.device)
+            step.indices[call.name] = indices, tensor.numel() / len(indices)
+            step.local[call.name] = tensor.reshape(-1)[indices].to(torch.float32)
 
     def compare(self, call: Any, control_tensor: torch.Tensor, result: torch.Tensor) -> None:
         """Sample a result; after the last one of the step, compare.
@@ -125,15 +117,3 @@ class ErrorSampler:
             error += weight * float((step.found[name].cpu() - exact).square().sum(dtype=torch.float64))
             square += weight * float(exact.square().sum(dtype=torch.float64))
         self._errors.append((error, square))
-
-    def _sampled(self, name: str, number: int, tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """Return the sampled indices, and the elements that each represents."""
-        elements = tensor.numel()
-        blocks = ceil_div(elements, TILE)
-        chosen = sorted(random.Random(f"{name} {number}").sample(range(blocks), self._blocks(blocks)))
-        indices = (torch.tensor(chosen)[:, None] * TILE + torch.arange(TILE)).reshape(-1)
-        indices = indices[indices < elements]
-        return indices.to(tensor.device), elements / len(indices)
-
-    def _blocks(self, blocks: int) -> int:
-        return min(blocks, max(1, round(self.share * blocks)))

@@ -74,3 +74,8 @@ def cost(
     """`exchange_cost` without a setting of its own."""
     setting = Setting(shapes, network, speeds, **options)
     return exchange_cost(method, setting, backward=backward, accelerator=accelerator)
+
+
+def total(found: Cost) -> float:
+    """Seconds of an exchange without any overlap."""
+    return found.kernels + found.frontend + found.network

@@ -50,8 +50,8 @@ def test_what_a_bench_says_nothing_about_stays() -> None:
 
 
 def test_cores_of_a_lab_are_shared_by_all_hosts() -> None:
-    assert bench(4).cores_per_worker(one_machine=True) == 0.5
-    assert bench(4).cores_per_worker(one_machine=False) == 2
+    assert observe(bench(4), math.inf, 1e-4, one_machine=True).network.cores_per_worker == 0.5
+    assert observe(bench(4), math.inf, 1e-4).network.cores_per_worker == 2
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

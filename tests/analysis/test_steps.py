@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from modelling import SPEEDS, wires
 
-from horovod_quant.analysis.cost_model import CARRIER_BYTES, FP16, NONE, Setting
+from horovod_quant.analysis.cost_model import CONTROL_BYTES, NONE, Setting
 from horovod_quant.analysis.network import PAYLOAD_SHARE
-from horovod_quant.analysis.steps import Step, break_even_bandwidth, step_seconds, with_bandwidth
-from horovod_quant.schemes import QSGD, GlobalQSGD
+from horovod_quant.analysis.steps import Step, break_even_bandwidth, step_seconds
+from horovod_quant.schemes import QSGD
 
 
 def test_a_step_by_hand() -> None:
@@ -24,19 +22,17 @@ def test_the_break_even_bandwidth_by_hand() -> None:
     scheme = QSGD(4)
     kernels = 8_192_000 * (1 + 1 + 2) * 1e-9
     ring = 4 / 3
-    saved = ring * 4 * 8_192_000 - 2 * (8_192_000 // 2 + 4 * 8000) - ring * CARRIER_BYTES
+    saved = ring * 4 * 8_192_000 - 2 * (8_192_000 // 2 + 4 * 8000) - ring * CONTROL_BYTES
     found = break_even_bandwidth(scheme, setting, step)
     assert PAYLOAD_SHARE * found == pytest.approx(saved / kernels, rel=0.01)
-    below, above = (with_bandwidth(setting, factor * found) for factor in (0.9, 1.1))
+    below, above = (setting.with_network(bandwidth=factor * found) for factor in (0.9, 1.1))
     assert step_seconds(scheme, below, step) < step_seconds(NONE, below, step)
     assert step_seconds(scheme, above, step) > step_seconds(NONE, above, step)
 
 
 def test_free_kernels_always_pay_and_more_bytes_never() -> None:
     few, many = (Setting({"only": (10**7,)}, wires(hosts), SPEEDS) for hosts in (4, 64))
-    slow_sums = few._replace(network=wires(4, half_sum=2e-8))
     step = Step(0.0)
-    assert break_even_bandwidth(GlobalQSGD(8), slow_sums, step, than=FP16) == math.inf
     # Among 64 workers an allgather of 8 bits an element sends 63 bytes where float32 sends 7.9.
     assert break_even_bandwidth(QSGD(8, exchange="allgather"), many, step) == 0
     assert break_even_bandwidth(NONE, few, step) == 0

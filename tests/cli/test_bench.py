@@ -26,7 +26,7 @@ from launching import HOROVODRUN, environment, horovodrun  # noqa: E402
 
 from horovod_quant.analysis.models import MODELS, elements  # noqa: E402
 from horovod_quant.analysis.shapes import parse_shapes  # noqa: E402
-from horovod_quant.bench import choosing, enough, report  # noqa: E402
+from horovod_quant.bench import choosing, enough, memory, report  # noqa: E402
 from horovod_quant.bench.gradients import ExactAverage, gradient  # noqa: E402
 from horovod_quant.bench.network import Counter  # noqa: E402
 from horovod_quant.bench.rounds import Found, Measurement  # noqa: E402
@@ -237,6 +237,30 @@ def test_groups_of_ones_own_are_in_the_line() -> None:
     chosen = choosing.choose([variants[0], variants[1]._replace(group_bytes=2**20)], results)
     assert chosen is not None
     assert chosen.code.endswith("group_bytes=1048576)")
+
+
+def test_gradients_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = [Variant(name, parse(name), GROUP_BYTES) for name in ("none", "qsgd-4", "binsgdm")]
+    shapes = {"only": (1000, 1000)}
+    # Twice float32, momentum and scale, and half of the average in float64.
+    needed = memory.needed_bytes(shapes, variants, workers=2, workers_per_host=1)
+    assert needed == 10**6 * (2 * 4 + 2 * 4 + 8 // 2)
+    assert memory.memory_problem(shapes, variants, 2, 1, needed) == ""
+    assert memory.memory_problem(shapes, variants, 2, 1, None) == ""
+    found = memory.memory_problem({"only": (10**6, 10**4)}, variants, 2, 2, 64 * 10**9)
+    assert found.startswith(
+        "--model, --shapes: 10,000,000,000 elements need 400.0 GB of memory on a host with 2 of "
+    )
+    assert "and 64.0 GB are free; use fewer elements, or fewer workers on each host" in found
+
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "LIMIT", tmp_path / "limit")
+    assert memory.free_bytes() is None
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 50 kB\n")
+    (tmp_path / "limit").write_text("max\n")
+    assert memory.free_bytes() == 50 * 1024
+    (tmp_path / "limit").write_text("1000\n")
+    assert memory.free_bytes() == 1000
 
 
 def test_error_is_against_the_float64_average() -> None:

@@ -37,7 +37,8 @@ AS_GOOD = 0.95
 def test_the_readme_and_advise_agree(rate: int, named: str, workers: int) -> None:
     speeds = advise_tables.kernel_speeds(measure=False)
     where = Setting(MODELS["bert-base"], Network(workers, 1, rate * GIGABIT), speeds)
-    rows = advice.compare(advice.considered(where), where, advise_tables.STEPS["bert-base"], limits=False)
+    step = advise_tables.STEPS["bert-base"]
+    rows = [advice.row_of(choice, where, step) for choice in advice.considered(where)]
     best = next(row for row in rows if row.name == recommend(rows, where).method)
     own = [
         row.gain

@@ -195,7 +195,9 @@ def without_its_compressor(job: Job) -> None:
                 )
                 model.fit(np.ones((4, 60)), np.ones((4, 60)), batch_size=2, verbose=0)
     found = [
-        each for each in caught if "BinSGDM: Horovod's optimizer has another compression" in str(each.message)
+        each
+        for each in caught
+        if "BinSGDM: DistributedOptimizer has another compression" in str(each.message)
     ]
     assert len(found) == 1, [str(each.message) for each in caught]
 

@@ -291,7 +291,7 @@ TF = Table(
                 "a_worker_that_joins",
             ],
         ),
-        Part(OTHERS, ["subnormal_numbers", "differentiation_is_refused"]),
+        Part(OTHERS, ["subnormal_numbers", "differentiation_is_refused", "measured_nmse"]),
         Part([name for name in METHODS if name in ON_DEVICES], ["saved_models_train_on"]),
         Part([], ["gradients_one_by_one_are_told"]),
         Part(
@@ -327,7 +327,7 @@ TF = Table(
         ),
         Part(
             [name for name in IN_TENSORFLOW if not name.startswith("binsgdm")],
-            ["dynamic_shapes", "resuming_gives_the_same_bits", "subnormal_numbers"],
+            ["dynamic_shapes", "resuming_gives_the_same_bits", "subnormal_numbers", "measured_nmse"],
             extra=True,
         ),
         Part(

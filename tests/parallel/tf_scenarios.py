@@ -418,6 +418,33 @@ def tape_groups(make: Make) -> None:
         train_with_tape(make, **options)
 
 
+def measured_nmse(make: Make) -> None:
+    """What `stats` states is the error of the exchanges, in the steps that are measured; results are as ever."""
+    for eager, options in taken((False, {}), (True, {}), (False, {"op": hvd.Sum}), (False, {"groups": 1})):
+        model = keras_model()
+        compressor, optimizer = make_for_tape(make, model, nmse_every=2, nmse_share=1.0)
+        step = tape_step(compressor, model, optimizer, **options)
+        step = step if eager else tf.function(step)
+        for number, (x, y) in enumerate(batches(4)):
+            step(x, y)
+            assert (compressor.stats().nmse is None) == (number == 0)
+        workers = gather_objects(list(compressor.records))
+        factor = hvd.size() if options.get("op") == hvd.Sum else 1
+        error = square = 0.0
+        for name in KERNELS:
+            own = [[each for each in records if each[0] == name] for records in workers]
+            for place in (1, 3):
+                exact = np.mean([records[place][1].astype(np.float64) for records in own], axis=0)
+                found = own[0][place][2].astype(np.float64) / factor
+                error += float(np.sum((found - exact) ** 2))
+                square += float(np.sum(exact**2))
+        measured = compressor.stats().nmse
+        assert abs(measured / (error / square) - 1) < 1e-3, (measured, error / square)
+        assert compressor.stats().metrics()["horovod_quant/nmse"] == measured
+        factor = 1.0 if options.get("op") == hvd.Sum else None
+        assert check_records(compressor, 4, factor=factor) == KERNELS
+
+
 def tape_process_set(make: Make) -> None:
     if SUBSET[0].included():
         train_with_tape(make, process_set=SUBSET[0])
@@ -876,8 +903,8 @@ def bad_arguments(make: Make) -> None:
             message = message_of(lambda: hvd.allreduce(tf.ones(2000), op=hvd.Adasum, compression=compressor))
             assert "op=Adasum" in message
     if isinstance(compressor, hvq.GlobalQSGD):
-        message = first_step(GlobalQSGD(bits=2))
-        assert f"{hvd.size()} workers need bits >= 3 with norm='max'" in message
+        message = message_of(lambda: GlobalQSGD(bits=2), ValueError)
+        assert "2 workers need bits >= 3 with norm='max'" in message
     if SUBSET[0].included():
         message = message_of(
             lambda: hvd.allreduce(tf.ones(2000), compression=make(process_set=SUBSET[0])), ValueError

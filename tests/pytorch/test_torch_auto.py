@@ -26,7 +26,7 @@ from horovod_quant.torch.tuning_session import TuningSession
         ({"max_nmse": 1e-18}, "max_nmse=1e-18: no method has so small an nmse, even with two workers"),
         (
             {"methods": ["GlobalQSGD"]},
-            "methods: there is no method 'GlobalQSGD'; did you mean 'global-qsgd-4'?",
+            "methods: there is no method 'GlobalQSGD'; did you mean 'global-qsgd-8'?",
         ),
         ({"again_after": -1}, "again_after=-1: use an integer from 0"),
         ({"methods": "eden-3"}, "methods='eden-3': use a list of names"),

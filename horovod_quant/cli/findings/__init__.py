@@ -1,1 +1,1 @@
-"""What `horovod-quant doctor` finds: a file for each of its sections."""
+"""The findings of `horovod-quant doctor`: a file for each of its sections."""

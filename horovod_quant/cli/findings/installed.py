@@ -24,7 +24,7 @@ BUILD_FLAGS = {"torch": "HOROVOD_WITH_PYTORCH=1", "tensorflow": "HOROVOD_WITH_TE
 
 
 def is_usable(facts: Mapping[str, Any]) -> bool:
-    """Whether the framework's frontend works, as far as can be seen without starting Horovod."""
+    """Check the framework's frontend without starting Horovod."""
     return facts.get("stage") in ("run", "done")
 
 

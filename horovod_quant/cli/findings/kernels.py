@@ -76,7 +76,7 @@ def native_remedy() -> str:
 
 
 def same_bits(backend: Any) -> bool:
-    """Whether a few kernels return on this machine what the reference does."""
+    """True if a few kernels return the results of the reference on this machine."""
     gradient = np.random.default_rng(0).standard_normal(5000, np.float32)
     key = RngKey(0, "doctor").key("worker", 0)
 

@@ -17,7 +17,7 @@ BETWEEN_HOSTS = (
 
 
 def findings(facts: Mapping[str, Mapping[str, Any]], model: str | None) -> list[Finding]:
-    """Whether compression pays here.
+    """Return whether compression pays here.
 
     Args:
         facts: of the frameworks; one of them may have measured the network.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from horovod_quant.analysis.cost_model import CARRIER_BYTES
+from horovod_quant.analysis.cost_model import CONTROL_BYTES, FUSION_BYTES
 from horovod_quant.analysis.groups import compressed_names, tensorflow_cache_names, torch_cache_names
 from horovod_quant.analysis.models import MODELS, Shapes, elements
 from horovod_quant.cli.probe import FRAMEWORKS
@@ -14,14 +14,14 @@ from horovod_quant.frontends.methods import examples
 from horovod_quant.schemes.base import Scheme
 
 # Horovod 0.28.1: operations.cc.
-DEFAULT_CACHE, DEFAULT_FUSION, DEFAULT_CYCLE = 1024, 128 * 2**20, 1.0
+DEFAULT_CACHE, DEFAULT_CYCLE = 1024, 1.0
 
 LONG_CYCLE = 5.0
 """Milliseconds; from here on waiting for cycles is a good part of a short step."""
 
 
 def schemes() -> list[Scheme]:
-    """Between them as few and as many collectives as there are."""
+    """Return a scheme for each short name: some have the fewest collectives, some the most."""
     return list(examples().values())
 
 
@@ -87,12 +87,12 @@ def cache_finding(
 def fusion_finding(
     environment: Mapping[str, str], model: str | None, shapes: Shapes | None
 ) -> Finding | None:
-    threshold, text = number(environment, "HOROVOD_FUSION_THRESHOLD", DEFAULT_FUSION)
+    threshold, text = number(environment, "HOROVOD_FUSION_THRESHOLD", FUSION_BYTES)
     what, together = "small gradients", 2**20
     if shapes is not None:
         compressed = set(compressed_names(schemes()[0], shapes))
         small = {name: shape for name, shape in shapes.items() if name not in compressed}
-        together = 4 * elements(small) + CARRIER_BYTES * len(compressed)
+        together = 4 * elements(small) + CONTROL_BYTES * len(compressed)
         what = (
             f"{model}'s {len(small)} small gradients, with Horovod's other small tensors {together:,} bytes,"
         )

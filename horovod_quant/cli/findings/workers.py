@@ -55,7 +55,7 @@ def controller_finding(started: Mapping[str, Any], place: LaunchContext) -> Find
 
 
 def worker_findings(facts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """What differs between the workers."""
+    """Return the differences between the workers."""
     workers = next((own["run"]["workers"] for own in facts.values() if "workers" in own.get("run", {})), None)
     if workers is None:
         return []

@@ -1,0 +1,48 @@
+"""Memory that a benchmark needs on a host, compared with what is free before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from horovod_quant.analysis.models import Shapes, elements
+from horovod_quant.bench.variants import Variant
+
+MEMINFO, LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+
+
+def free_bytes() -> int | None:
+    """Return the memory that is free for this host's processes; None where the system does not state it."""
+    found = []
+    with suppress(OSError, ValueError, IndexError):
+        lines = [line.split() for line in MEMINFO.read_text().splitlines()]
+        found += [1024 * int(line[1]) for line in lines if line[0] == "MemAvailable:"]
+    with suppress(OSError, ValueError):  # "max" is no limit
+        found.append(int(LIMIT.read_text()))
+    return min(found, default=None)
+
+
+def needed_bytes(shapes: Shapes, variants: Sequence[Variant], workers: int, workers_per_host: int) -> int:
+    """Return a lower bound of the memory that a host's workers allocate.
+
+    Each has the gradients twice, in float32, momentum and scale for each method with an optimizer of its own, and its
+    share of the exact average, in float64.
+    """
+    states = sum(variant.own_optimizer is not None for variant in variants)
+    count = elements(shapes)
+    return workers_per_host * (4 * count * (2 + 2 * states) + 8 * count // workers)
+
+
+def memory_problem(
+    shapes: Shapes, variants: Sequence[Variant], workers: int, workers_per_host: int, free: int | None
+) -> str:
+    """Return why the gradients do not fit into this host's memory; nothing if they do."""
+    needed = needed_bytes(shapes, variants, workers, workers_per_host)
+    if free is None or needed <= free:
+        return ""
+    return (
+        f"--model, --shapes: {elements(shapes):,} elements need {needed / 1e9:,.1f} GB of memory on a host with "
+        f"{workers_per_host} of the workers, and {free / 1e9:,.1f} GB are free; use fewer elements, or fewer workers "
+        f"on each host"
+    )

@@ -1,0 +1,94 @@
+"""The nmse that exchanges really have: periodically, on a sample of the gradients.
+
+The blocks of a gradient that are compared are always the same ones, chosen while the graph is traced. In the steps that
+are measured, one allreduce for each gradient averages them exactly, in float32, beside the exchange.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from horovod_quant.frontends.sample import REMEMBERED, sampled
+from horovod_quant.tensorflow.collectives import Scope, not_constant_foldable, worker_count
+
+
+class ErrorSampler:
+    """Measures the nmse of exchanges.
+
+    Args:
+        every: steps from one measurement to the next; 0 for none.
+        share: of a gradient's elements that are compared, from 0 to 1; at least one block.
+    """
+
+    def __init__(self, every: int, share: float) -> None:
+        self._every, self._share = every, share
+        self._exchanges: Counter[str] = Counter()
+        self._errors: dict[str, deque[tuple[float, float]]] = {}
+
+    def __bool__(self) -> bool:
+        """True if it measures at all."""
+        return self._every > 0
+
+    @property
+    def nmse(self) -> float | None:
+        """Of the last measurements of each gradient; None before the first."""
+        found = [pair for pairs in list(self._errors.values()) for pair in list(pairs)]
+        squares = sum(square for _, square in found)
+        return sum(error for error, _ in found) / squares if squares else None
+
+    def compared(
+        self, name: str, gradient: tf.Tensor, result: tf.Tensor, control_tensor: tf.Tensor, scope: Scope
+    ) -> tf.Tensor:
+        """Return ``result``, which is compared with the exact average in every ``every``-th run.
+
+        Args:
+            name: of the gradient.
+            gradient: the one of this worker, of a known shape.
+            result: what the exchange returns.
+            control_tensor: as Horovod has reduced it; its first number was 1 on each worker.
+            scope: of the exchange's collectives.
+        """
+        import horovod.tensorflow as hvd
+
+        elements = gradient.shape.num_elements()
+        indices = sampled(name, 0, elements, self._share)
+        # Without the number of workers for an input TensorFlow would take a call, or a collective, for a constant.
+        count = worker_count(scope.process_set)
+
+        def is_due(_: np.ndarray) -> np.bool_:
+            self._exchanges[name] += 1
+            return np.bool_(self._exchanges[name] % self._every == 0)
+
+        def keep(total: np.ndarray, found: np.ndarray, workers: np.ndarray) -> np.int32:
+            if total[0] == workers:  # otherwise one of them has called hvd.join()
+                exact = total[1:].astype(np.float64) / total[0]
+                weight = elements / len(indices)
+                error, square = (weight * float(np.sum(each**2)) for each in (found - exact, exact))
+                self._errors.setdefault(name, deque(maxlen=REMEMBERED)).append((error, square))
+            return np.int32(0)
+
+        def measure() -> tf.Tensor:
+            own = tf.gather(not_constant_foldable(gradient, scope.process_set), indices)
+            total = hvd.allreduce(
+                tf.concat([tf.ones([1]), tf.cast(own, tf.float32)], 0),
+                op=hvd.Sum,
+                name=None if scope.label is None else f"HorovodAllreduce_quant_nmse_{scope.label}",
+                process_set=scope.process_set,
+                ignore_name_scope=scope.ignore_name_scope,
+            )
+            unit = tf.cast(tf.reshape(control_tensor, [-1])[0], tf.float32)
+            found = tf.cast(tf.gather(tf.reshape(result, [-1]), indices), tf.float32) / unit
+            return _call(keep, [total, found, count], tf.int32)
+
+        measured = tf.cond(_call(is_due, [count], tf.bool), measure, lambda: tf.constant(0))
+        with tf.control_dependencies([measured]):
+            return tf.identity(result)
+
+
+def _call(function: Any, inputs: list[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+    """A scalar that Python computes when the graph runs; as stateful it would wait for all calls before it."""
+    return tf.ensure_shape(tf.numpy_function(function, inputs, dtype, stateful=False), [])
