@@ -114,7 +114,7 @@ class Progress:
     def __init__(self, long: float = LONG) -> None:
         self.long = long
         self.advanced = 0
-        self._lock = threading.Lock()
+        self._stops_at_exit = False
         self._forget()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
@@ -131,17 +131,20 @@ class Progress:
     def hand(self, job: Job) -> None:
         """Submit a job to the thread; submitting it again has no effect."""
         self._inbox.put(job)
-        thread = self._thread
-        if thread is None or not thread.is_alive():
-            self._start()
+        # Not is_alive(): an exception of a signal handler in there marks a thread as ended that goes on.
+        if self._thread is None:
+            threading.Thread(target=self._run, name="horovod_quant progress", daemon=True).start()
 
-    def _start(self) -> None:
+    def _claim(self) -> bool:
+        """Return False for all threads but the first: `hand` may have started several before one was noted."""
         with self._lock:
-            if self._thread is None:
-                atexit.register(self.stop)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="horovod_quant progress", daemon=True)
-                self._thread.start()
+            if self._thread is not None:
+                return False
+            self._thread = threading.current_thread()
+        if not self._stops_at_exit:
+            self._stops_at_exit = True
+            atexit.register(self.stop)
+        return True
 
     def stop(self) -> None:
         """End the thread.
@@ -149,7 +152,7 @@ class Progress:
         When the interpreter exits, it must not be inside a library.
         """
         thread = self._thread
-        if thread is not None and thread.is_alive():
+        if thread is not None:
             self._inbox.put(None)
             thread.join(_EXIT_PATIENCE)
 
@@ -177,6 +180,13 @@ class Progress:
         return True
 
     def _run(self) -> None:
+        if self._claim():
+            try:
+                self._work()
+            finally:
+                self._thread = None
+
+    def _work(self) -> None:
         inbox = self._inbox
         jobs: list[Job] = []
         pauses, logged = Pauses(), False

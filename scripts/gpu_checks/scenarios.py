@@ -16,12 +16,13 @@ def plan(features: Collection[str] | None) -> dict[str, list[str]]:
         features: those alone; None for all.
     """
     # The tests' modules import each other, and the package, by these folders.
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "parallel")]
+    folders = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "parallel")]
+    sys.path[:0] = folders
     try:
         from plan import on_a_gpu
         from scenario_table import split
     finally:
-        del sys.path[:2]
+        del sys.path[: len(folders)]
     return {
         run.label: [name for name in names if features is None or split(name)[0] in features]
         for run, names in on_a_gpu("default", 1, {}).items()
