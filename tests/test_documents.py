@@ -134,7 +134,7 @@ COMMANDS: dict[str, Entry] = {
     "horovodrun -np 2 python examples/minimal_torch.py": RunBy(MINIMAL, "minimal_"),
     "horovodrun -np 2 python examples/minimal_torch.py EDEN": RunBy(MINIMAL, "minimal_"),
     "torchrun --nproc-per-node 4 --no-python horovod-quant bench --transport ddp": RunBy(
-        "tests/ddp/test_bench.py", "DDP = "
+        "tests/ddp/test_ddp_bench.py", "DDP = "
     ),
     "torchrun --nproc-per-node 2 examples/minimal_ddp.py": RunBy("tests/ddp/test_examples.py", "minimal_"),
     "torchrun --nproc-per-node 2 examples/minimal_ddp.py EDEN": RunBy(
