@@ -78,7 +78,7 @@ class ErrorSampler:
                 op=hvd.Sum,
                 name=None if scope.label is None else f"HorovodAllreduce_quant_nmse_{scope.label}",
                 process_set=scope.process_set,
-                ignore_name_scope=scope.ignore_name_scope,
+                ignore_name_scope=True,  # the branch's scope has a number, which differs between workers
             )
             unit = tf.cast(tf.reshape(control_tensor, [-1])[0], tf.float32)
             found = tf.cast(tf.gather(tf.reshape(result, [-1]), indices), tf.float32) / unit
