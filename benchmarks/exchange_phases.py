@@ -70,7 +70,7 @@ def instrumented() -> Iterator[Stopwatch]:
             for phase, names in PHASES.items()
             for name in names
         ),
-        patch.object(exchange, "_collect", stopwatch.timed(WAIT, exchange._collect)),
+        patch.object(exchange, "collect", stopwatch.timed(WAIT, exchange.collect)),
         patch.object(
             horovod_optimizer, "synchronize", stopwatch.timed(HOROVOD_WAIT, horovod_optimizer.synchronize)
         ),

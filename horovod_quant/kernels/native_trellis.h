@@ -11,7 +11,7 @@
 
 namespace ISA {
 
-// Numbers by the lower bits of an index, as many as a power of two.
+// Numbers by the lower bits of an index; their count is a power of two.
 template <i64 COUNT>
 struct Numbers {
   static constexpr i64 TABLES = COUNT > Table::SIZE ? COUNT / Table::SIZE : 1;

@@ -133,7 +133,7 @@ INLINE Vector vector_at(const T* values) {
   return own;
 }
 
-// Numbers by the lower bits of an index, as many as a vector has lanes, eight at least.
+// Numbers by the lower bits of an index: one for each lane of a vector, eight at least.
 struct Table {
   static constexpr i64 SIZE = VECTOR > 8 ? VECTOR : 8;
   alignas(64) float of[SIZE];

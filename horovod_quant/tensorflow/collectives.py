@@ -79,7 +79,7 @@ def perform(
     import horovod.tensorflow as hvd
 
     collective = collectives[stage]
-    if collective.needs_all_workers and not _need_everybody(collectives[:stage]):
+    if collective.needs_all_workers and not _need_all_workers(collectives[:stage]):
         array = _after(_active_rank_query(scope), array)
     group = scope.process_set if scope.nodes is None else scope.nodes.process_sets[collective.group]
     named = {
@@ -108,7 +108,7 @@ def after_active_rank_query(
         scope: the scope of the collectives.
         control_tensor: the reduced control tensor.
     """
-    if tf.executing_eagerly() or not _need_everybody(collectives):
+    if tf.executing_eagerly() or not _need_all_workers(collectives):
         return control_tensor
     return _after(_active_rank_query(scope), control_tensor)
 
@@ -125,7 +125,7 @@ def _after(zero: tf.Tensor, array: tf.Tensor) -> tf.Tensor:
     return tf.slice(array, [zero], [elements])
 
 
-def _need_everybody(collectives: Sequence[Collective]) -> bool:
+def _need_all_workers(collectives: Sequence[Collective]) -> bool:
     return any(collective.needs_all_workers for collective in collectives)
 
 

@@ -5,45 +5,41 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from typing import Any, Callable, Union
+from typing import Any, Callable
 
-import numpy as np
 import torch
 
-from horovod_quant.frontends.groups import Member
 from horovod_quant.frontends.nodes import Nodes
 from horovod_quant.frontends.stats import TrafficCounter
 from horovod_quant.kernels.buffer_view import BufferView
 from horovod_quant.schemes.base import (
     LOCAL,
     Allgather,
-    Allreduce,
-    Alltoall,
     BinaryState,
     Collective,
     Decoded,
     Gradient,
     Scheme,
     Workers,
-    split_gathered,
+)
+from horovod_quant.torch.collectives import (
+    active_workers,
+    collect,
+    collectives_of,
+    launch,
+    launch_nothing,
+    needs_all_workers,
+    split_sums_among,
+    takes_turns,
 )
 from horovod_quant.torch.control import ActiveRankQuery, stale
 from horovod_quant.torch.device import Copying
 from horovod_quant.torch.memory import Memory
 from horovod_quant.torch.ranges import named_range
-from horovod_quant.transports.emulate_with_allreduce import collectives_of_emulation, emulate_with_allreduce
-from horovod_quant.transports.pairwise_via_allreduce import (
-    collectives_of_pairwise,
-    gathers_take_turns,
-    pairwise_via_allreduce,
-)
+from horovod_quant.transports.emulate_with_allreduce import emulate_with_allreduce
+from horovod_quant.transports.pairwise_via_allreduce import pairwise_via_allreduce
 from horovod_quant.transports.progress import PROGRESS, Job
-from horovod_quant.transports.split_sums import (
-    collectives_of_split_sums,
-    group_of_sums,
-    is_faster,
-    split_sums,
-)
+from horovod_quant.transports.split_sums import split_sums
 from horovod_quant.transports.traffic import sent_bytes
 
 OpenState = tuple[BinaryState, Sequence[tuple[torch.Tensor, torch.Tensor]]]
@@ -132,7 +128,6 @@ class PendingTensor:
 _SMALL = 2**16
 """Mean bytes of gradients below which decoding a whole group at once is faster than one by one."""
 
-AnyMember = Union[Member, PendingTensor]
 
 _STALLED = (
     "{names}: no progress for {seconds} s, because other workers have not done the same. It continues when every "
@@ -170,7 +165,7 @@ class Group(Job):
         traffic: counts the bytes that this worker sends for each gradient.
         query: the step's active-rank query, with the workers that have not called ``hvd.join()``; None for one worker.
         must_agree: whether to wait for the query in any case, because the workers' arguments may still differ; else
-            only where `needs_everybody` is true.
+            only where `needs_all_workers` is true.
         prospects: the optimizer's expectations.
 
     Attributes:
@@ -200,7 +195,7 @@ class Group(Job):
         self._memory = memory
         self._find_nodes = nodes
         self._nodes: Nodes | None = None
-        self._needs_everybody = False
+        self._needs_all_workers = False
         self._decodes_early = False
         self._traffic = traffic
         self._query = query
@@ -250,8 +245,8 @@ class Group(Job):
             return False
         if self._nodes is None:
             self._nodes = self._find_nodes()
-            self._needs_everybody = needs_everybody(self._members, self._nodes, self._memory)
-        return not self._needs_everybody
+            self._needs_all_workers = needs_all_workers(self._members, self._nodes, self._memory)
+        return not self._needs_all_workers
 
     def advance(self) -> bool:
         """Advance by one stage.
@@ -286,7 +281,7 @@ class Group(Job):
                 self._copying = None
             else:
                 with self._memory.working():
-                    answer = _collect(self._request, self._synchronized())
+                    answer = collect(self._request, self._synchronized())
             with named_range("compute", self.name, self._scheme, self._stage):
                 self._resume(answer)
         return self._is_over()
@@ -317,16 +312,16 @@ class Group(Job):
         workers = self._workers(nodes)
         self._has_begun = True
         scheme = members[0].scheme.for_workers(workers)
-        self._stages = len(_collectives(members, nodes, memory, workers))
+        self._stages = len(collectives_of(members, nodes, memory, workers))
         memory.wait_for(self._ready)
         gradients = [member.opened(scheme, nodes) for member in members]
         some_are_gone = workers.size < nodes.workers.size
         exchange = memory.resumed(memory.begun(scheme, gradients, workers), some_are_gone)
         if some_are_gone:
             exchange = emulate_with_allreduce(exchange, workers)
-        elif adding := _split_sums_among(members, scheme, workers, memory):
+        elif adding := split_sums_among(members, scheme, workers, memory):
             exchange = split_sums(exchange, adding)
-        elif _gathers_take_turns(memory):
+        elif takes_turns(memory):
             exchange = pairwise_via_allreduce(exchange, workers)
         self._exchange = exchange
         self._decodes_early = memory.decodes_early(members)
@@ -338,8 +333,8 @@ class Group(Job):
 
         These are only the active ones if an inactive one would make collectives fail.
         """
-        if self._query is not None and needs_everybody(self._members, nodes, self._memory):
-            return _active_workers(self._query.ranks, nodes)
+        if self._query is not None and needs_all_workers(self._members, nodes, self._memory):
+            return active_workers(self._query.ranks, nodes)
         return nodes.workers
 
     def _is_over(self) -> bool:
@@ -378,7 +373,7 @@ class Group(Job):
         nodes = self._nodes or self._find_nodes()
         if self.void:
             return []
-        stages = list(enumerate(_collectives(self._members, nodes, self._memory, self._workers(nodes))))
+        stages = list(enumerate(collectives_of(self._members, nodes, self._memory, self._workers(nodes))))
         left = stages[self._stage :]
         if nodes.workers.local_size == 1:
             # All workers are at this collective or the one before, and a failed one has failed on all of them.
@@ -458,7 +453,7 @@ class Group(Job):
         count(self.names, sent)
         name = f"{self.name}.{self._stage}"
         with self._memory.working():
-            self._handle = _launch(request, name, self._nodes.process_sets[request.group])
+            self._handle = launch(request, name, self._nodes.process_sets[request.group])
         self._request = request
         self._stage += 1
 
@@ -504,7 +499,7 @@ class Closing(Job):
         if self._handles is None:
             if self._query.error is not None:  # all workers had this error before any of them had begun
                 return True
-            self._handles = [_launch_nothing(*stage) for stage in self._stages()]
+            self._handles = [launch_nothing(*stage) for stage in self._stages()]
             return not self._handles
         for handle in self._handles:
             with contextlib.suppress(
@@ -512,113 +507,3 @@ class Closing(Job):
             ):  # the failure that ends others' collectives
                 mpi_ops.synchronize(handle)
         return True
-
-
-def needs_everybody(members: Sequence[AnyMember], nodes: Nodes, memory: Memory) -> bool:
-    """True if the reduction fails once a worker has joined.
-
-    After ``hvd.join()`` Horovod only adds zeros to sums for it.
-    """
-    workers = nodes.workers
-    if workers.size == 1:
-        return False
-    scheme = members[0].scheme.for_workers(workers)
-    if any(collective.needs_all_workers for collective in scheme.collectives):
-        return True
-    return _split_sums_among(members, scheme, workers, memory) > 0
-
-
-def _collectives(
-    members: Sequence[AnyMember], nodes: Nodes, memory: Memory, workers: Workers
-) -> Sequence[Collective]:
-    """Return a group's collectives in order, with the participating workers."""
-    scheme = members[0].scheme.for_workers(workers)
-    if workers.size < nodes.workers.size:
-        return [Collective(Allreduce, "int64")] * collectives_of_emulation(scheme)
-    if _split_sums_among(members, scheme, workers, memory):
-        return collectives_of_split_sums(scheme.collectives)
-    if _gathers_take_turns(memory):
-        return collectives_of_pairwise(scheme.collectives, workers)
-    return scheme.collectives
-
-
-def _gathers_take_turns(memory: Memory) -> bool:
-    import horovod.torch as hvd
-
-    return gathers_take_turns(mpi=hvd.mpi_enabled(), on_device=memory.takes_tensors)
-
-
-def _split_sums_among(members: Sequence[AnyMember], scheme: Scheme, workers: Workers, memory: Memory) -> int:
-    """Return the number of workers that add, or 0.
-
-    It is 0 unless two collectives are faster than one allreduce.
-    """
-    import horovod.torch as hvd
-
-    group = group_of_sums(scheme)
-    if group is None or memory.takes_tensors:
-        return 0
-    adding = workers.size_of(group)
-    local_bytes = sum(member.bytes for member in members) * adding // workers.size
-    return adding if is_faster(adding, local_bytes) and hvd.mpi_enabled() else 0
-
-
-def _active_workers(ranks: Sequence[int], nodes: Nodes) -> Workers:
-    """Return the active workers, renumbered from 0."""
-    workers = nodes.workers
-    if len(ranks) == workers.size:
-        return workers
-    if workers.local_size > 1:
-        gone = sorted(set(range(workers.size)) - set(ranks))
-        raise RuntimeError(
-            f"hierarchical: workers {gone} have called hvd.join(), and their nodes' groups cannot continue "
-            f"without them; use hierarchical=False, or the same number of batches on every worker"
-        )
-    return Workers(ranks.index(workers.rank), len(ranks), workers.custom_reduction)
-
-
-def _launch(request: Any, name: str, process_set: Any) -> Any:
-    import horovod.torch as hvd
-
-    array = request.array
-    tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
-    if isinstance(request, Allreduce):
-        op = hvd.Max if request.op == "max" else hvd.Sum
-        return hvd.allreduce_async_(tensor, name=name, op=op, process_set=process_set)
-    if isinstance(request, Allgather):
-        return hvd.allgather_async(tensor, name=name, process_set=process_set)
-    if isinstance(request, Alltoall):
-        splits = torch.tensor(list(request.splits), dtype=torch.int32, device="cpu")
-        return hvd.alltoall_async(tensor, splits, name=name, process_set=process_set)
-    raise TypeError(f"not a request that Horovod can perform: {request!r}")
-
-
-def _launch_nothing(name: str, collective: Collective, process_set: Any) -> Any:
-    """Launch a collective that never matches the real one.
-
-    No other array has three dimensions.
-    """
-    import horovod.torch as hvd
-
-    unlike_all = torch.zeros((process_set.size(), 1, 1), dtype=torch.int64, device="cpu")
-    if collective.request is Allreduce:
-        return hvd.allreduce_async_(unlike_all, name=name, op=hvd.Sum, process_set=process_set)
-    if collective.request is Allgather:
-        return hvd.allgather_async(unlike_all, name=name, process_set=process_set)
-    return hvd.alltoall_async(unlike_all, name=name, process_set=process_set)
-
-
-def _collect(request: Any, output: Any) -> Any:
-    if isinstance(request, Allreduce):
-        return _like(request, output)
-    if isinstance(request, Allgather):
-        return split_gathered(_like(request, output), request)
-    received, lengths = output
-    at = np.concatenate([[0], np.cumsum(lengths.numpy())])
-    array = _like(request, received)
-    return [array[at[i] : at[i + 1]] for i in range(len(lengths))]
-
-
-def _like(request: Any, output: torch.Tensor) -> Any:
-    """Return Horovod's output as an array of the request's type."""
-    return output if isinstance(request.array, torch.Tensor) else output.numpy()

@@ -100,7 +100,7 @@ def test_what_travels_inside_a_node_is_swapped_if_it_is_words(inside: Any) -> No
     assert (swapping.asked[0].request is Allreduce) == (inside == 8)
 
 
-def test_a_swap_needs_everybody() -> None:
+def test_a_swap_needs_all_workers() -> None:
     pair = Workers(0, 2)
     for collective in collectives_of_pairwise(SCHEMES["qsgd-alltoall"].collectives, pair):
         assert collective.request is Allreduce

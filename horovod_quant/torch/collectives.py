@@ -1,0 +1,139 @@
+"""Collectives that Horovod performs for a group of gradients, and how they are launched and collected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from horovod_quant.frontends.nodes import Nodes
+from horovod_quant.schemes.base import (
+    Allgather,
+    Allreduce,
+    Alltoall,
+    Collective,
+    Scheme,
+    Workers,
+    split_gathered,
+)
+from horovod_quant.torch.memory import Memory
+from horovod_quant.transports.emulate_with_allreduce import collectives_of_emulation
+from horovod_quant.transports.pairwise_via_allreduce import collectives_of_pairwise, gathers_take_turns
+from horovod_quant.transports.split_sums import collectives_of_split_sums, group_of_sums, is_faster
+
+if TYPE_CHECKING:
+    from horovod_quant.torch.exchange import PendingTensor
+
+
+def needs_all_workers(members: Sequence[PendingTensor], nodes: Nodes, memory: Memory) -> bool:
+    """True if the reduction fails once a worker has joined.
+
+    After ``hvd.join()`` Horovod only adds zeros to sums for it.
+    """
+    workers = nodes.workers
+    if workers.size == 1:
+        return False
+    scheme = members[0].scheme.for_workers(workers)
+    if any(collective.needs_all_workers for collective in scheme.collectives):
+        return True
+    return split_sums_among(members, scheme, workers, memory) > 0
+
+
+def collectives_of(
+    members: Sequence[PendingTensor], nodes: Nodes, memory: Memory, workers: Workers
+) -> Sequence[Collective]:
+    """Return a group's collectives in order, with the participating workers."""
+    scheme = members[0].scheme.for_workers(workers)
+    if workers.size < nodes.workers.size:
+        return [Collective(Allreduce, "int64")] * collectives_of_emulation(scheme)
+    if split_sums_among(members, scheme, workers, memory):
+        return collectives_of_split_sums(scheme.collectives)
+    if takes_turns(memory):
+        return collectives_of_pairwise(scheme.collectives, workers)
+    return scheme.collectives
+
+
+def takes_turns(memory: Memory) -> bool:
+    import horovod.torch as hvd
+
+    return gathers_take_turns(mpi=hvd.mpi_enabled(), on_device=memory.takes_tensors)
+
+
+def split_sums_among(
+    members: Sequence[PendingTensor], scheme: Scheme, workers: Workers, memory: Memory
+) -> int:
+    """Return the number of workers that add, or 0.
+
+    It is 0 unless two collectives are faster than one allreduce.
+    """
+    import horovod.torch as hvd
+
+    group = group_of_sums(scheme)
+    if group is None or memory.takes_tensors:
+        return 0
+    adding = workers.size_of(group)
+    local_bytes = sum(member.bytes for member in members) * adding // workers.size
+    return adding if is_faster(adding, local_bytes) and hvd.mpi_enabled() else 0
+
+
+def active_workers(ranks: Sequence[int], nodes: Nodes) -> Workers:
+    """Return the active workers, renumbered from 0."""
+    workers = nodes.workers
+    if len(ranks) == workers.size:
+        return workers
+    if workers.local_size > 1:
+        gone = sorted(set(range(workers.size)) - set(ranks))
+        raise RuntimeError(
+            f"hierarchical: workers {gone} have called hvd.join(), and their nodes' groups cannot continue "
+            f"without them; use hierarchical=False, or the same number of batches on every worker"
+        )
+    return Workers(ranks.index(workers.rank), len(ranks), workers.custom_reduction)
+
+
+def launch(request: Any, name: str, process_set: Any) -> Any:
+    import horovod.torch as hvd
+
+    array = request.array
+    tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
+    if isinstance(request, Allreduce):
+        op = hvd.Max if request.op == "max" else hvd.Sum
+        return hvd.allreduce_async_(tensor, name=name, op=op, process_set=process_set)
+    if isinstance(request, Allgather):
+        return hvd.allgather_async(tensor, name=name, process_set=process_set)
+    if isinstance(request, Alltoall):
+        splits = torch.tensor(list(request.splits), dtype=torch.int32, device="cpu")
+        return hvd.alltoall_async(tensor, splits, name=name, process_set=process_set)
+    raise TypeError(f"not a request that Horovod can perform: {request!r}")
+
+
+def launch_nothing(name: str, collective: Collective, process_set: Any) -> Any:
+    """Launch a collective that never matches the real one.
+
+    No other array has three dimensions.
+    """
+    import horovod.torch as hvd
+
+    unlike_all = torch.zeros((process_set.size(), 1, 1), dtype=torch.int64, device="cpu")
+    if collective.request is Allreduce:
+        return hvd.allreduce_async_(unlike_all, name=name, op=hvd.Sum, process_set=process_set)
+    if collective.request is Allgather:
+        return hvd.allgather_async(unlike_all, name=name, process_set=process_set)
+    return hvd.alltoall_async(unlike_all, name=name, process_set=process_set)
+
+
+def collect(request: Any, output: Any) -> Any:
+    if isinstance(request, Allreduce):
+        return _like(request, output)
+    if isinstance(request, Allgather):
+        return split_gathered(_like(request, output), request)
+    received, lengths = output
+    at = np.concatenate([[0], np.cumsum(lengths.numpy())])
+    array = _like(request, received)
+    return [array[at[i] : at[i + 1]] for i in range(len(lengths))]
+
+
+def _like(request: Any, output: torch.Tensor) -> Any:
+    """Return Horovod's output as an array of the request's type."""
+    return output if isinstance(request.array, torch.Tensor) else output.numpy()
