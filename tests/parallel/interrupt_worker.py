@@ -33,14 +33,33 @@ def _is_horovods(module: str) -> bool:
     )  # which calls its inner functions
 
 
-def raise_in_this_package(number: int, frame: FrameType | None) -> None:
-    """Not between Horovod's own lines, where Horovod alone may lose an operation: later then."""
-    inside = frame
+class Alarm:
+    """Raises once, some time after `arm`, and not after `disarm`: a signal may be under way when its timer stops."""
+
+    def __init__(self) -> None:
+        self._is_armed = False
+        signal.signal(signal.SIGALRM, self._raise_in_this_package)
+
+    def arm(self, seconds: float) -> None:
+        self._is_armed = True
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def disarm(self) -> None:
+        self._is_armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _raise_in_this_package(self, number: int, frame: FrameType | None) -> None:
+        """Not between Horovod's own lines, where Horovod alone may lose an operation: later then."""
+        if self._is_armed:
+            _raise_in_this_package(frame)
+            signal.setitimer(signal.ITIMER_REAL, 5e-5)
+
+
+def _raise_in_this_package(inside: FrameType | None) -> None:
     while inside is not None and not _is_horovods(module := inside.f_globals.get("__name__", "")):
         if module.startswith("horovod_quant."):
             raise Preempted("please save")
         inside = inside.f_back
-    signal.setitimer(signal.ITIMER_REAL, 5e-5)
 
 
 def main() -> None:
@@ -54,7 +73,7 @@ def main() -> None:
         model.named_parameters(),
         compression=hvq.EDEN(bits=4, group_bytes=100_000),
     )
-    signal.signal(signal.SIGALRM, raise_in_this_package)
+    alarm = Alarm()
     for step in range(STEPS):
         optimizer.zero_grad()
         loss = model(torch.ones(8, 128) * (step + 1)).pow(2).mean()
@@ -64,16 +83,16 @@ def main() -> None:
         interrupted = step % 2 == 1
         try:
             if interrupted and where == "pass":
-                signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-4, LATEST))
+                alarm.arm(choose.uniform(1e-4, LATEST))
             loss.backward()
             if interrupted and where == "synchronize":
-                signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-5, LATEST / 5))
+                alarm.arm(choose.uniform(1e-5, LATEST / 5))
             optimizer.synchronize()
         except Preempted:
             print("HIT", flush=True)
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            alarm.disarm()
             optimizer.synchronize()
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        alarm.disarm()
         if not interrupted or where == "synchronize":
             for own, parameter in zip(exact, model.parameters()):
                 assert torch.linalg.norm(parameter.grad - own) < 0.3 * torch.linalg.norm(own), f"step {step}"
