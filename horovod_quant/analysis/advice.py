@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from horovod_quant.analysis.cost_model import NONE, Cost, Method, Setting, exchange_cost, workers_of
 from horovod_quant.analysis.groups import MIN_ELEMENTS, compressed_names
+from horovod_quant.analysis.network import DDP
 from horovod_quant.analysis.steps import Step, break_even_bandwidth, step_seconds
 from horovod_quant.analysis.work import resolved
 from horovod_quant.frontends import methods
@@ -35,6 +36,13 @@ almost nothing left to gain in steps.
 
 HIERARCHICAL = " hierarchical"
 """Suffix of the names of methods whose exchange is hierarchical."""
+
+
+DDPS_CODE = {
+    NONE: "no communication hook",
+    methods.FP16: "ddp_model.register_comm_hook(None, default_hooks.fp16_compress_hook)",
+}
+"""What a script of DDP has for PyTorch's own methods."""
 
 
 class Choice(NamedTuple):
@@ -214,6 +222,24 @@ def choice_of(method: methods.Method, *, hierarchical: bool = False, inside: Ins
     )
 
 
+def script_code(method: str, code: str, *, ddp: bool) -> str:
+    """Return what to write in a script, under Horovod or DDP.
+
+    Args:
+        method: the name.
+        code: see `Choice`.
+        ddp: whether the script uses DDP instead of Horovod.
+    """
+    if not ddp:
+        return f"compression={code}"
+    return DDPS_CODE.get(method, f"state = hvq.ddp.register(ddp_model, {code})")
+
+
+def needs_horovod(optimizer: str) -> str:
+    """Return why DDP has no method with this optimizer."""
+    return f"it belongs to the optimizer hvq.optim.{optimizer}, which works with Horovod alone"
+
+
 def with_limit(row: Row, setting: Setting, step: Step) -> Row:
     """Return the row with its `break_even`, which takes the longest to compute."""
     if row.refusal is not None:
@@ -264,6 +290,9 @@ def refusal_of(choice: Choice, setting: Setting) -> str | None:
         resolved(scheme, workers_of(scheme, setting.network))
     except ValueError as error:
         return str(error)
+    optimizer = inner_of(scheme).own_optimizer
+    if optimizer is not None and setting.network.controller == DDP:
+        return needs_horovod(optimizer)
     if isinstance(scheme, Hierarchical) and setting.network.workers_per_host == 1:
         return "with one worker per host it is the same as without"
     if setting.host is not None and getattr(inner_of(scheme), "trellis", False):

@@ -8,7 +8,7 @@ from horovod_quant import kernels
 from horovod_quant.analysis.accelerators import ATTAINED, MemoryBound
 from horovod_quant.analysis.advice import MOST_NMSE, Row
 from horovod_quant.analysis.cost_model import Setting
-from horovod_quant.analysis.network import NCCL, float32_allreduce, latency_seconds, messages
+from horovod_quant.analysis.network import DDP, NCCL, float32_allreduce, latency_seconds, messages
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import show_seconds
 from horovod_quant.schemes import registry
@@ -32,7 +32,7 @@ def assumptions(
         *_kernels(setting, rows),
         f"Each worker has {cores} (--cores-per-worker); its backward pass "
         f"{'leaves them free' if step.accelerator else 'uses them as well'}.",
-        f"Horovod's overhead beyond the wire is "
+        f"{'DDP' if network.controller == DDP else 'Horovod'}'s overhead beyond the wire is "
         f"{'fitted to the benchmark files' if calibrated else 'as measured in the lab (--calibrate uses yours)'}.",
         "All links have the same speed, nothing else uses them, no switch is congested, and no worker is late.",
     ]
@@ -56,6 +56,9 @@ def assumptions(
         )
         found += [
             f"An allreduce is {ring} latencies alone take {show_seconds(seconds)}.",
+        ]
+    if network.workers >= MANY and network.controller != DDP:
+        found += [
             f"Workers agree on a collective within {show_seconds(network.software.overhead)}, however many there are: "
             f"Horovod's coordinator was measured with 4 at most, and takes longer with thousands.",
         ]

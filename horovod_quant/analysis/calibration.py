@@ -20,7 +20,14 @@ from horovod_quant.analysis.cost_model import Setting, exchange_cost
 from horovod_quant.analysis.json_file import read_json
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import Shapes
-from horovod_quant.analysis.network import MEASURED, MOST_WORKERS, Network, Software
+from horovod_quant.analysis.network import (
+    DDP,
+    MEASURED,
+    MOST_WORKERS,
+    Network,
+    Software,
+    default_software,
+)
 from horovod_quant.analysis.shapes import shapes_of
 from horovod_quant.analysis.units import TIMES
 from horovod_quant.frontends import former_names, methods
@@ -51,6 +58,7 @@ class Bench(NamedTuple):
     """A measurement of ``horovod-quant bench``.
 
     Attributes:
+        controller: as the file names it, or ``"ddp"``.
         measured: seconds of an exchange, the median of the rounds, by the method's name.
         cores: that the workers of one host may use.
         others: as the file names them.
@@ -72,6 +80,9 @@ class Observation(NamedTuple):
     bench: Bench
     network: Network
 
+
+NOT_MODELLED = ("bf16", "powersgd-1", "powersgd-2")
+"""Hooks of PyTorch that ``bench --transport ddp`` measures."""
 
 VERSIONS = (1, 2)
 """Versions of the files of ``horovod-quant bench`` that can be read."""
@@ -96,11 +107,11 @@ def read_bench(path: str | Path) -> Bench:
         raise ValueError(
             f"{path}: version {version}; this program reads versions {' and '.join(map(str, VERSIONS))}"
         )
-    if framework != "torch":
+    if framework not in ("torch", DDP):
         raise ValueError(
-            f"{path}: measured with {framework}; the model describes exchanges of PyTorch under Horovod"
+            f"{path}: measured with {framework}; the model describes exchanges of PyTorch under Horovod or DDP"
         )
-    if bench.controller not in MEASURED:
+    if bench.controller not in (*MEASURED, DDP):
         raise ValueError(f"{path}: controller {bench.controller!r} is not one of {', '.join(MEASURED)}")
     if bench.hosts * bench.workers_per_host != bench.workers:
         raise ValueError(
@@ -126,8 +137,8 @@ def _bench(path: str | Path, found: Any) -> Bench:
     for result in found["results"]:
         for seconds in result["wall_seconds"]:
             require_number("wall_seconds", seconds, *TIMES)
-        if result["wall_seconds"]:
-            name = str(result["method"])
+        name = str(result["method"])
+        if result["wall_seconds"] and not (found["framework"] == DDP and name in NOT_MODELLED):
             # Version 1 has the names of 0.1.0: what they meant then was measured.
             name = former_names.present(name, found["version"], found["workers"]) or name
             measured[name] = statistics.median(result["wall_seconds"])
@@ -136,7 +147,7 @@ def _bench(path: str | Path, found: Any) -> Bench:
         found["workers"],
         found["hosts"],
         found["workers_per_host"],
-        found["controller"],
+        DDP if found["framework"] == DDP else found["controller"],
         found["cores"],
         found["group_bytes"],
         measured,
@@ -189,9 +200,9 @@ def calibrate(
     Args:
         observations: what was measured where.
         speeds: of the kernels of all their methods.
-        start: what the parameters are drawn to; by default the default.
+        start: what the parameters are drawn to; by default the default of the first one's controller.
     """
-    start = Software() if start is None else start
+    start = default_software(observations[0].network.controller) if start is None else start
     prior = np.log([getattr(start, name) for name in UNCERTAINTY])
     strength = 1 / np.array(list(UNCERTAINTY.values()))
 

@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple, Union
 
-from horovod_quant.analysis.groups import GROUP_BYTES, torch_groups
+from horovod_quant.analysis.groups import GROUP_BYTES, compressed_names, ddp_buckets, torch_groups
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import Shapes
 from horovod_quant.analysis.network import (
+    DDP,
     GLOO,
     MPI,
     Network,
@@ -115,7 +116,7 @@ def exchange_cost(
     elements. A group's first collective starts when its last gradient is ready; each further one starts after the
     previous one has ended, when another gradient arrives or the pass is over. Results are decoded after the pass.
     Collectives run one after another. Without compression, Horovod sends whatever is waiting when it has finished the
-    last, up to 128 MiB at once.
+    last, up to 128 MiB at once. Under DDP one thread takes bucket after bucket, each to its end, decoding included.
 
     Args:
         method: a scheme, ``"none"`` or ``"fp16"``.
@@ -132,12 +133,15 @@ def exchange_cost(
         raise ValueError(f"backward={backward!r}: use seconds, 0 or more")
     setting = setting.serving(method)
     arrivals = _arrivals(setting.shapes, backward)
-    clock = _Clock(accelerator, setting.network.overlap)
     if isinstance(method, Scheme):
         resolved(method, workers_of(method, setting.network))
-        return _quantized(method, setting, clock, arrivals)
-    if method not in (NONE, FP16):
+    elif method not in (NONE, FP16):
         raise ValueError(f"method={method!r}: use a scheme, {NONE!r} or {FP16!r}")
+    if setting.network.controller == DDP:
+        return _by_hook(method, setting, accelerator, arrivals)
+    clock = _Clock(accelerator, setting.network.overlap)
+    if isinstance(method, Scheme):
+        return _quantized(method, setting, clock, arrivals)
     return _plain(method == FP16, setting, clock, arrivals)
 
 
@@ -336,6 +340,47 @@ def _plain(half: bool, setting: Setting, clock: _Clock, arrivals: dict[str, floa
         exposed=clock.now - max(arrivals.values(), default=0.0),
         **_bytes(requests, network),
     )
+
+
+def _by_hook(method: Method, setting: Setting, accelerator: bool, arrivals: dict[str, float]) -> Cost:
+    """DDP's exchange, with this package's hook or PyTorch's own: one bucket after another."""
+    shapes, network = setting.shapes, setting.network
+    free = computing = in_network = 0.0  # when the hook's thread is free, and what it has spent
+    requests: list[Request] = []
+    for names in ddp_buckets(shapes):
+        seconds, sent = _bucket_work(method, setting, names)
+        halves = sum(prod(shapes[name]) for name in names) if method == FP16 else 0.0
+        collectives = sum(collective_seconds(request, network, halves=halves) for request in sent)
+        ready = arrivals[names[-1]] + (0.0 if accelerator else computing)
+        free = max(free, ready) + seconds + collectives
+        computing, in_network = computing + seconds, in_network + collectives
+        requests += sent
+    return Cost(
+        kernels=computing,
+        frontend=0.0,
+        network=in_network,
+        exposed=max(free - max(arrivals.values(), default=0.0), 0.0 if accelerator else computing),
+        **_bytes(requests, network),
+    )
+
+
+def _bucket_work(method: Method, setting: Setting, names: Sequence[str]) -> tuple[float, list[Request]]:
+    """Return seconds of computing for one of DDP's buckets, and its collectives."""
+    shapes, speeds, network = setting.shapes, setting.speeds, setting.network
+    lengths = {name: prod(shapes[name]) for name in names}
+    if not isinstance(method, Scheme):
+        casts = sum(speeds.half) if method == FP16 else 0.0
+        request = float32_allreduce(sum(lengths.values()), 2 if method == FP16 else 4)
+        return network.stretch() * casts * sum(lengths.values()), [request]
+    compressed = compressed_names(method, {name: shapes[name] for name in names})
+    seconds, requests = network.software.gradient * len(names), []
+    if compressed:
+        work = group_work(method, [lengths[name] for name in compressed], network)
+        seconds += network.software.kernels * speeds.seconds(work.calls)
+        requests += [request for _, request in work.stages]
+    if len(compressed) < len(names):
+        requests.append(float32_allreduce(sum(lengths.values()) - sum(lengths[name] for name in compressed)))
+    return network.stretch() * seconds, requests
 
 
 def _bytes(requests: Sequence[Request], network: Network) -> dict[str, float]:

@@ -33,6 +33,23 @@ def torch_groups(scheme: Scheme, shapes: Shapes, group_bytes: int = GROUP_BYTES)
     return cut(members, group_bytes, len(shapes))
 
 
+DDP_BUCKET_BYTES = (2**20, 25 * 2**20)
+"""Sizes at which DDP's first bucket, and each other one, is full (PyTorch 2.13)."""
+
+
+def ddp_buckets(shapes: Shapes) -> list[list[str]]:
+    """Return the names of each of DDP's buckets by default, in the order in which they are complete."""
+    buckets: list[list[str]] = [[]]
+    size = 0
+    for name in reversed(shapes):
+        if size >= DDP_BUCKET_BYTES[len(buckets) > 1]:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(name)
+        size += 4 * prod(shapes[name])
+    return buckets if shapes else []
+
+
 def torch_cache_names(scheme: Scheme | None, shapes: Shapes, group_bytes: int = GROUP_BYTES) -> int:
     """Return the number of names that PyTorch's exchange takes in Horovod's response cache.
 

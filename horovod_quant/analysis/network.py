@@ -29,10 +29,15 @@ from horovod_quant.schemes.base import (
 from horovod_quant.transports.traffic import sent_bytes
 
 GLOO, MPI, NCCL = "gloo", "mpi", "nccl"
+"""Horovod's."""
+
+DDP = "ddp"
+"""PyTorch's DistributedDataParallel over Gloo, without Horovod."""
+
 MEASURED = (GLOO, MPI)
 """Controllers of the lab: calibrations are of these."""
 
-CONTROLLERS = (*MEASURED, NCCL)
+CONTROLLERS = (*MEASURED, NCCL, DDP)
 
 MOST_WORKERS = 8192
 """Limit of the commands: the model looks at what each worker sends, which takes up to a minute for these."""
@@ -98,6 +103,9 @@ LAUNCH_SECONDS = 1.05e-4
 """Time of the host for a kernel launch on a GPU: 90 to 120 us on an H100's host, whatever the size
 (docs/gpu.md), before many gradients shared a launch."""
 
+DDP_SOFTWARE = Software(overhead=3e-4, gradient=1e-5)
+"""What `calibration.calibrate` found under DDP on the lab's unshaped links, rounded."""
+
 NO_SOFTWARE = Software(0, 0, 0, 0, 0, 1, 1)
 """The wire alone, and kernels as measured."""
 
@@ -114,6 +122,11 @@ def nccl_software(memory_bandwidth: float) -> Software:
     return Software(copy=4 / memory_bandwidth, stream=0, half_sum=0, kernels=1, launch=LAUNCH_SECONDS)
 
 
+def default_software(controller: str) -> Software:
+    """Return what was measured in the lab with a controller."""
+    return DDP_SOFTWARE if controller == DDP else Software()
+
+
 @dataclass(frozen=True)
 class Network:
     """Workers, the links between them, and the cores they run on.
@@ -128,7 +141,7 @@ class Network:
             interface moves 0.6e9 (102 MB in 0.18 s, 2 workers on 2 cores), shared memory more.
         local_latency: seconds of a message between two workers of one host.
         cores_per_worker: CPU cores per worker; less than 1 where workers share cores, as all hosts of a lab do.
-        controller: ``"gloo"``, ``"mpi"``, or ``"nccl"`` for gradients on accelerators.
+        controller: ``"gloo"``, ``"mpi"``, or ``"nccl"`` for gradients on accelerators; ``"ddp"`` without Horovod.
         software: what software adds.
 
     Raises:
@@ -231,11 +244,13 @@ def turns(request: Request, network: Network) -> float:
     gather of two workers, who add instead (`transports.pairwise_via_allreduce`), and in an alltoall for each pair, the
     less the more other pairs fill the link. Rings of three and more, allreduces, and NCCL use both directions at once.
 
+    Under DDP this package posts its receives before it sends.
+
     Open MPI's default allreduce among more than two workers takes twice as long on Ethernet as its bytes need; its
     gathers also take longer, but by less (shared/LAB.md).
     """
     software, workers = network.software, network.workers
-    if network.controller == NCCL:
+    if network.controller in (NCCL, DDP):
         return {Alltoall: software.alltoall, Allgather: software.allgather}.get(
             type(request), software.allreduce
         )

@@ -7,17 +7,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from horovod_quant.analysis.advice import LEAST_SPEED_UP, MOST_NMSE, Row, choice_of, steps_to_loss
+from horovod_quant.analysis.advice import (
+    LEAST_SPEED_UP,
+    MOST_NMSE,
+    Row,
+    choice_of,
+    script_code,
+    steps_to_loss,
+)
 from horovod_quant.analysis.recommendation import NOTHING_FASTER, first, is_fine
 from horovod_quant.analysis.units import show_seconds
 from horovod_quant.bench.variants import DDP, Variant
 from horovod_quant.frontends.arguments import GROUP_BYTES
-from horovod_quant.frontends.methods import FP16, NONE
-
-DDPS_CODE = {
-    NONE: "no communication hook",
-    FP16: "ddp_model.register_comm_hook(None, default_hooks.fp16_compress_hook)",
-}
+from horovod_quant.frontends.methods import NONE
 
 
 class Chosen(NamedTuple):
@@ -62,9 +64,7 @@ def lines(chosen: Chosen, framework: str) -> list[str]:
     """For the end of the report."""
     module = "torch" if framework == DDP else framework
     imported = f" (import horovod_quant.{module} as hvq)" if chosen.code.startswith("hvq.") else ""
-    code = f"compression={chosen.code}"
-    if framework == DDP:
-        code = DDPS_CODE.get(chosen.method, f"hvq.ddp.register(ddp_model, {chosen.code})")
+    code = script_code(chosen.method, chosen.code, ddp=framework == DDP)
     return [f"In the script{imported}: {code}", f"Why: {chosen.reason}"]
 
 

@@ -15,6 +15,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from horovod_quant import kernels
+from horovod_quant.analysis.advice import needs_horovod
 from horovod_quant.analysis.models import Shapes, elements
 from horovod_quant.analysis.units import show_seconds
 from horovod_quant.bench import choosing, report
@@ -93,7 +94,7 @@ class Run:
     def refusal(self, variant: Variant) -> str | None:
         """Why a variant cannot be measured here."""
         if self.plan.framework == DDP and variant.own_optimizer is not None:
-            return f"it belongs to the optimizer hvq.optim.{variant.own_optimizer}, which works with Horovod alone"
+            return needs_horovod(variant.own_optimizer)
         return variant.refusal(self.bench.size)
 
     def more(self) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from horovod_quant.analysis.calibration import NOT_MODELLED
+from horovod_quant.analysis.network import DDP as DDP
 from horovod_quant.frontends.methods import FP16, NONE, Method
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
 ELEMENT_BYTES = {NONE: 4, FP16: 2}
 
-DDP = "ddp"
-"""Beside the frameworks under Horovod: PyTorch's ``DistributedDataParallel``."""
-
-DDPS_OWN = (NONE, FP16, "bf16", "powersgd-1", "powersgd-2")
+DDPS_OWN = (NONE, FP16, *NOT_MODELLED)
 """Hooks of PyTorch; none is DDP without a hook."""
 
 

@@ -20,6 +20,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from horovod_quant import kernels
 from horovod_quant.analysis import advice
@@ -28,7 +29,7 @@ from horovod_quant.analysis.assumptions import assumptions
 from horovod_quant.analysis.calibration import Observation, calibrate
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, measure_kernels, sufficient
-from horovod_quant.analysis.network import NCCL, Software
+from horovod_quant.analysis.network import NCCL, default_software
 from horovod_quant.analysis.recommendation import best_few, fallen_out, recommend
 from horovod_quant.analysis.steps import Step
 from horovod_quant.cli import advise_plot
@@ -72,17 +73,19 @@ def run(arguments: argparse.Namespace) -> int:
         require_number("--cores-per-worker", arguments.cores_per_worker, *CORES)
     shapes, step = read_shapes(arguments), read_step(arguments)
     network = read_network(arguments)
-    chosen = read_choices(arguments, network, shapes)
     observations, warnings = read_calibrations(arguments, network)
+    if observations:
+        network = replace(network, controller=observations[0].network.controller)
+    chosen = read_choices(arguments, network, shapes)
     if network.controller == NCCL:
         warnings.append("modelled: exchanges between several GPUs have not been measured with this package.")
     speeds = measured(chosen, observations)
-    software = Software()
+    software = default_software(network.controller)
     if observations:
         _progress("calibrating")
         software = calibrate(observations, speeds)
         _progress("")
-    setting = read_setting(arguments, shapes, network, speeds, software, observations)
+    setting = read_setting(arguments, shapes, replace(network, software=software), speeds)
 
     rows = []
     for done, choice in enumerate(chosen):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 from horovod_quant.analysis import advice
@@ -16,7 +15,7 @@ from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.fabrics import ACCELERATORS, BETWEEN_HOSTS, GIGABYTE, INSIDE_HOST, Fabric
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds
 from horovod_quant.analysis.models import MODELS, Shapes
-from horovod_quant.analysis.network import CONTROLLERS, GLOO, MOST_WORKERS, NCCL, Network, Software
+from horovod_quant.analysis.network import CONTROLLERS, DDP, GLOO, MOST_WORKERS, NCCL, Network
 from horovod_quant.analysis.pays import ACCELERATOR, JOBS
 from horovod_quant.analysis.shapes import parse_shapes
 from horovod_quant.analysis.steps import Step
@@ -63,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--local-bandwidth", metavar="RATE", help=inside)
     cores = "CPU cores for each worker; default: %(default)g, one of them for Horovod's thread"
     where.add_argument("--cores-per-worker", type=float, default=2.0, metavar="NUMBER", help=cores)
-    controller = "what moves the bytes; default: gloo, or the calibration's"
+    controller = "what moves the bytes: Horovod over gloo, mpi or nccl, or PyTorch's DDP over Gloo; default: gloo, "
+    controller += "or the calibration's"
     where.add_argument("--controller", choices=CONTROLLERS, help=controller)
     memory = (
         f"of an accelerator's memory, with nccl; or one of {', '.join(ACCELERATORS)}; default: {NCCL_MEMORY}"
@@ -149,13 +149,9 @@ def read_setting(
     shapes: Shapes,
     network: Network,
     speeds: KernelSpeeds,
-    software: Software,
-    observations: Sequence[Observation],
 ) -> Setting:
     if network.controller == NCCL:
         return on_accelerators(shapes, network, read_memory(arguments), speeds, arguments.group_bytes)
-    controller = observations[0].network.controller if observations else network.controller
-    network = dataclasses.replace(network, software=software, controller=controller)
     return Setting(shapes, network, speeds, arguments.group_bytes)
 
 
@@ -264,16 +260,18 @@ def read_calibrations(arguments: argparse.Namespace, network: Network) -> tuple[
         warnings += doubts(path, bench, network)
     controllers = {observation.network.controller for observation in found}
     if len(controllers | ({arguments.controller} - {None})) > 1:
-        raise Problem("--calibrate: Gloo and MPI differ; use only files of the one to be predicted")
+        raise Problem("--calibrate: Gloo, MPI and DDP differ; use only files of the one to be predicted")
     return found, warnings
 
 
 def doubts(path: str, bench: Bench, network: Network) -> Iterator[str]:
     """Yield reasons why a calibration may mislead."""
+    start = "horovodrun -np 2 -H host1:1,host2:1 horovod-quant bench"
+    if bench.controller == DDP:
+        start = "torchrun --nnodes 2 ... --no-python horovod-quant bench --transport ddp"
     if bench.hosts == 1 and network.hosts > 1:
         yield (
-            f"{path} was measured on one host, over its loopback interface; measure between hosts: "
-            f"horovodrun -np 2 -H host1:1,host2:1 horovod-quant bench"
+            f"{path} was measured on one host, over its loopback interface; measure between hosts: {start}"
         )
     elif bench.hosts < network.hosts:
         yield (

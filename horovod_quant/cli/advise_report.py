@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from horovod_quant import kernels
-from horovod_quant.analysis.advice import HIERARCHICAL, Row
+from horovod_quant.analysis.advice import HIERARCHICAL, Row, script_code
 from horovod_quant.analysis.cost_model import Setting
 from horovod_quant.analysis.models import elements
+from horovod_quant.analysis.network import DDP
 from horovod_quant.analysis.recommendation import Recommendation
 from horovod_quant.analysis.steps import Step
 from horovod_quant.analysis.units import show_rate, show_seconds
@@ -59,10 +60,11 @@ class Found(NamedTuple):
 def text(found: Found, verbose: bool = False) -> str:
     """Return the answer in three lines, warnings, the table, and with ``verbose`` the reasons."""
     advised = found.advised
-    code = f"compression={advised.code}"
+    ddp = found.setting.network.controller == DDP
+    code = script_code(advised.method, advised.code, ddp=ddp)
     if advised.code.startswith("hvq."):
         code += "   (import horovod_quant.torch as hvq)"
-    if advised.method.endswith(HIERARCHICAL):
+    if advised.method.endswith(HIERARCHICAL) and not ddp:
         code += " after hvd.init(process_sets=hvq.hierarchical_process_sets())"
     lines = [f"Write:   {code}", f"Faster:  {advised.faster}", f"Why:     {advised.why}"]
     lines += [f"Warning: {line}" for line in found.warnings]

@@ -12,7 +12,7 @@ from modelling import SPEEDS
 
 from horovod_quant.analysis.calibration import Bench, calibrate, observe, predict, read_bench
 from horovod_quant.analysis.models import MODELS
-from horovod_quant.analysis.network import Software
+from horovod_quant.analysis.network import DDP_SOFTWARE, Software
 
 METHODS = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "qsgd-8", "qsgd-4", "nuqsgd-4", "binsgdm"]
 
@@ -72,6 +72,18 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert found == Bench(shapes, 4, 2, 2, "mpi", 8, 1000, {"none": 0.2, spelled: 0.5})
     path.write_text(json.dumps({**WRITTEN, "version": 2}))
     assert read_bench(path).measured == {"none": 0.2, "qsgd-4": 0.5}
+
+
+def test_a_file_of_ddp_is_read_without_what_is_not_modelled(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    own = {"method": "powersgd-1", "wall_seconds": [0.1]}
+    changes = {"version": 2, "framework": "ddp", "controller": "gloo", "results": [*WRITTEN["results"], own]}
+    path.write_text(json.dumps({**WRITTEN, **changes}))
+    found = read_bench(path)
+    assert (found.controller, found.measured) == ("ddp", {"none": 0.2, "qsgd-4": 0.5})
+    observed = observe(found._replace(measured={}), math.inf, 1e-4)
+    fitted = vars(calibrate([observed], SPEEDS))
+    assert fitted == pytest.approx(vars(DDP_SOFTWARE)), "nothing measured: the default"
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from modelling import FREE, KERNELS, LAYERS, METHODS, SPEEDS, cost, total, wires
 
 from horovod_quant.analysis.cost_model import CONTROL_BYTES, FP16, NONE, group_work
+from horovod_quant.analysis.groups import ddp_buckets
 from horovod_quant.analysis.kernel_speeds import KernelSpeeds, Speed
 from horovod_quant.analysis.models import MODELS
-from horovod_quant.analysis.network import CONTROLLERS, Network
+from horovod_quant.analysis.network import CONTROLLERS, DDP, Network
 from horovod_quant.schemes import NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import LOCAL, Allreduce
 
@@ -114,6 +115,39 @@ def test_too_few_bits_are_an_error() -> None:
 def test_what_is_no_exchange_is_an_error(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cost(shapes=LAYERS, network=wires(2), **arguments)
+
+
+# ---- DDP
+
+
+def test_none_under_ddp_by_hand() -> None:
+    """The first layer fills the first bucket; the other seven are not enough to fill two more."""
+    network = wires(2, latency=1e-3, overhead=2e-3, controller=DDP)
+    found = cost(NONE, LAYERS, network)
+    assert [len(bucket) for bucket in ddp_buckets(LAYERS)] == [1, 7]
+    assert (found.kernels, found.bytes_sent) == (0.0, 2**25)
+    assert found.exposed == pytest.approx(2**25 / 1e9 + 2 * 2e-3 + 2 * 2e-3)
+
+
+def test_one_bucket_after_another_by_hand() -> None:
+    """Under DDP there are no control tensors, and small gradients of a bucket are averaged together."""
+    network = wires(2, overhead=1e-3, controller=DDP)
+    found = cost(GlobalQSGD(8), {"bias": (10,), "only": (2**20,)}, network)
+    assert found.kernels == pytest.approx(3 * 2**20 * 1e-9)
+    assert found.bytes_sent == 4 * 1024 + 2**20 + 4 * 10
+    assert found.exposed == pytest.approx(found.kernels + 3e-3 + found.bytes_sent / 1e9)
+    assert cost(FP16, {"bias": (10,)}, network).bytes_sent == 2 * 10
+
+
+def test_ddp_hides_what_a_long_backward_pass_leaves_time_for() -> None:
+    """Left is the last bucket's, which is complete with the last gradient."""
+    network = wires(2, controller=DDP)
+    last = 7 * 2**20
+    elsewhere = cost(NONE, LAYERS, network, backward=10.0, accelerator=True)
+    assert elsewhere.exposed == pytest.approx(4 * last / 1e9)
+    on_this_core = cost(FP16, LAYERS, network, backward=10.0)
+    # Casting the first bucket delays the pass.
+    assert on_this_core.exposed == pytest.approx(2 * 2**20 * 1e-9 + last * (2e-9 + 2e-9))
 
 
 # ---- what holds for all numbers --------------------------------------------------------------------------------------

@@ -32,6 +32,18 @@ def test_groups_are_cut_as_the_torch_frontend_cuts_them() -> None:
     assert groups.torch_cache_names(Hierarchical(EDEN(3)), shapes, 1) == 600 + 4 * four + 1
 
 
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_buckets_are_those_of_ddp(model: str) -> None:
+    torch = pytest.importorskip("torch")
+    shapes = {name: shape for name, shape in MODELS[model].items() if math.prod(shape) < 2**26}
+    names = list(reversed(shapes))
+    tensors = [torch.empty(shapes[name]) for name in names]
+    found, _ = torch.distributed._compute_bucket_assignment_by_size(
+        tensors, [torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20]
+    )
+    assert groups.ddp_buckets(shapes) == [[names[i] for i in bucket] for bucket in found]
+
+
 def test_names_by_hand() -> None:
     shapes = MODELS["resnet50"]
     large = [name for name, shape in shapes.items() if math.prod(shape) >= 1024]

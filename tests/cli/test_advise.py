@@ -130,7 +130,7 @@ def test_a_calibration_is_used(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     assert found["warnings"] == []
     assert all(after > before for before, after in zip(*steps))
     run(*HERE, "--calibrate", str(path), "--controller", "gloo", expected=2)
-    assert "Gloo and MPI differ" in capsys.readouterr().err
+    assert "Gloo, MPI and DDP differ" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -207,6 +207,30 @@ def test_clusters_as_users_have_them(capsys: pytest.CaptureFixture) -> None:
     ]
     steps = {result["method"]: result["step_seconds"] for result in found["results"]}
     assert steps["global-qsgd-10"] < steps["none"] < steps["global-qsgd-8-rotate"]
+
+
+def test_ddp_instead_of_horovod(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    methods_of_both = ["--methods", "fp16", "eden-3", "binsgdm", "--hierarchical", "--hosts", "2"]
+    run(*HERE, "--controller", "ddp", *methods_of_both, "--json", "-")
+    found = json.loads(capsys.readouterr().out)
+    refused = {result["method"]: result.get("impossible") for result in found["results"]}
+    assert refused["binsgdm"] == (
+        "it belongs to the optimizer hvq.optim.BinSGDM, which works with Horovod alone"
+    )
+    assert refused["eden-3 hierarchical"] is None
+    assert "DDP's overhead beyond the wire is as measured in the lab" in " ".join(found["assumptions"])
+    seconds = {"none": 0.2, "bf16": 0.1, "powersgd-2": 0.01, "eden-3": 0.02}
+    own = [{"method": name, "wall_seconds": [each]} for name, each in seconds.items()]
+    path = written(tmp_path, framework="ddp", controller="gloo", results=own)
+    code = "state = hvq.ddp.register(ddp_model, hvq.EDEN(bits=3))   (import horovod_quant.torch as hvq)"
+    run(*HERE, "--calibrate", path, "--methods", "eden-3")
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == f"Write:   {code}"
+    assert "100 Mbit/s, 50 us, ddp" in out
+    run(*HERE, "--controller", "ddp", "--methods", "fp16", "--bandwidth", "none", "--step", "10s")
+    assert capsys.readouterr().out.startswith("Write:   no communication hook\n")
+    run(*HERE, "--controller", "mpi", "--calibrate", path, expected=2)
+    assert "Gloo, MPI and DDP differ" in capsys.readouterr().err
 
 
 def test_the_nmse_that_a_user_accepts(capsys: pytest.CaptureFixture) -> None:
