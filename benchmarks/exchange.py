@@ -1,4 +1,4 @@
-"""`horovod-quant bench` with more: where the time goes, several group sizes, PyTorch's own compression for comparison.
+"""`horovod-quant bench` with more: CPU times, several group sizes, PyTorch's own compression for comparison.
 
     horovodrun -np 2 python benchmarks/exchange.py --model resnet50
     horovodrun -np 4 python benchmarks/exchange.py --methods none fp16 global-qsgd-8 ddp-powersgd-1 --json exchange.json
@@ -11,8 +11,7 @@
     torchrun --nproc-per-node 4 benchmarks/exchange.py --framework ddp --many-small --methods none powersgd-1 eden-3
 
 The first row of the table, without any exchange, is the cost of the backward pass itself. The second table has CPU
-times, also as ratios to fp16 within the same round. For PyTorch a second, instrumented pass then breaks down the time
-of each of this package's methods.
+times, also as ratios to fp16 within the same round.
 
 Beside the methods of `horovod_quant.frontends.methods` there are, for PyTorch, `ddp` (DistributedDataParallel),
 `ddp-fp16`, `ddp-powersgd-1` and `ddp-powersgd-2` (with its hooks), over `torch.distributed` with Gloo, measured in the
@@ -71,7 +70,6 @@ class Nested(Variant):
 
 class ExchangeRun(Run):
     program = "benchmarks/exchange.py"
-    split_rounds = 0
 
     def make_trial(self, variant: Variant) -> Any:
         if variant.label not in BASELINES:
@@ -83,20 +81,6 @@ class ExchangeRun(Run):
 
         return ddp_trial.Trial(variant, self.gradients, self.plan.options, BASELINES[variant.label])
 
-    def more(self) -> None:
-        ours = [variant for variant in self.variants if variant.ours]
-        self.phases: dict[str, dict[str, list[float]]] = {}
-        if not ours or not self.split_rounds:
-            return
-        import exchange_phases
-
-        makers = [lambda variant=variant: self.make_trial(variant) for variant in ours]
-        split = exchange_phases.split(self.bench, makers, self.split_rounds)
-        self.phases = {
-            variant.label: dict(zip(exchange_phases.COLUMNS, milliseconds.tolist()))
-            for variant, milliseconds in zip(ours, split)
-        }
-
     def results(self) -> list[dict[str, Any]]:
         results = super().results()
         fp16 = next((result for result in results if result["method"] == FP16), None)
@@ -106,13 +90,10 @@ class ExchangeRun(Run):
                 result[f"{name}_times_fp16"] = (
                     None if fp16 is None else ratio(result, fp16, f"{name}_seconds")
                 )
-            if variant.label in getattr(self, "phases", {}):
-                result["phases"] = self.phases[variant.label]
         return results
 
     def tables(self, results: list[dict[str, Any]]) -> list[Any]:
-        tables = [*super().tables(results), cpu_table(results)]
-        return [*tables, phases_table(results)] if any("phases" in result for result in results) else tables
+        return [*super().tables(results), cpu_table(results)]
 
 
 class HooksRun(ExchangeRun):
@@ -248,23 +229,6 @@ def cpu_table(results: list[dict[str, Any]]) -> Table:
     return table
 
 
-def phases_table(results: list[dict[str, Any]]) -> Table:
-    table = Table(
-        title="Milliseconds of the calling thread: wall / CPU",
-        box=box.MARKDOWN,
-        caption="wait: for this package's collectives",
-    )
-    table.add_column("method")
-    shown = [result for result in results if "phases" in result]
-    for phase in shown[0]["phases"]:
-        table.add_column(phase, justify="right")
-    for result in shown:
-        table.add_row(
-            result["method"], *(f"{wall:.1f} / {cpu:.1f}" for wall, cpu in result["phases"].values())
-        )
-    return table
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Time a whole exchange of a model's gradients.")
     parser.add_argument("--framework", default="torch", choices=["torch", "tensorflow", DDP])
@@ -286,7 +250,6 @@ def make_parser() -> argparse.ArgumentParser:
                        help="where the gradients are")  # fmt: skip
     torch.add_argument("--many-small", nargs="?", type=int, const=MANY, metavar="GRADIENTS",
                        help=f"{MANY:,} gradients of {SMALL:,} elements, or as many as given")  # fmt: skip
-    torch.add_argument("--split-rounds", type=int, default=5, help="instrumented measurements; 0: none")
     torch.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
                        help="let exchanges start during the backward pass")  # fmt: skip
     torch.add_argument("--backward", type=float, default=0.0, metavar="SECONDS",
@@ -309,14 +272,11 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.device == INTERPRETER:
         os.environ.update(TRITON_INTERPRET="1", HOROVOD_QUANT_KERNELS="triton")
     if arguments.device != "cpu":
-        arguments.split_rounds = 0  # the phases are those of the kernels for the CPU
         baselines = [method for method in arguments.methods if method in BASELINES]
         if arguments.framework != "torch":
             parser.error(f"--device {arguments.device}: it is for PyTorch; use --framework torch")
         if baselines:
             parser.error(f"--methods {baselines[0]}: it can only be measured with --device cpu")
-    if arguments.framework != "torch":
-        arguments.split_rounds = 0  # the phases are those of Horovod's hooks in PyTorch
     if arguments.framework == "tensorflow":
         if arguments.many_small is not None:
             parser.error("--many-small is for PyTorch")
@@ -373,7 +333,6 @@ def device_problem(device: str) -> str:
 
 def main() -> int:
     arguments = parse_arguments()
-    ExchangeRun.split_rounds = arguments.split_rounds
     has_hooks = arguments.many_small and arguments.framework != DDP
     kind = CudaRun if arguments.device != "cpu" else HooksRun if has_hooks else ExchangeRun
     return run_plan(lambda: plan(arguments), kind)

@@ -32,7 +32,7 @@ def test_exchange_benchmark_runs(framework: str, controller: str, tmp_path: Path
     done = horovodrun(
         controller, 2,
         [sys.executable, ROOT / "benchmarks" / "exchange.py", "--framework", framework, "--model", "tiny",
-         "--rounds", 2, "--split-rounds", 1, "--json", report, "--methods", *METHODS],
+         "--rounds", 2, "--json", report, "--methods", *METHODS],
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     found = json.loads(report.read_text())
@@ -43,7 +43,7 @@ def test_exchange_benchmark_runs(framework: str, controller: str, tmp_path: Path
     assert list(results) == ["no exchange", *(method for method in METHODS if method != "global-qsgd-2")]
     assert "2 workers need bits >= 3" in done.stdout
     for method, result in results.items():
-        assert_sane(method, result, has_phases=framework == "torch")
+        assert_sane(method, result)
     sent = {method: result["bytes_sent"] for method, result in results.items()}
     assert sent["no exchange"] == 0
     assert sent["none"] == 4 * elements(MODELS["tiny"]) == 2 * sent["fp16"]
@@ -56,7 +56,7 @@ def test_pytorchs_own_compression_is_measured_in_the_same_rounds(tmp_path: Path)
     report = tmp_path / "exchange.json"
     done = horovodrun(
         "gloo", 2,
-        [sys.executable, ROOT / "benchmarks" / "exchange.py", "--model", "tiny", "--rounds", 2, "--split-rounds", 0,
+        [sys.executable, ROOT / "benchmarks" / "exchange.py", "--model", "tiny", "--rounds", 2,
          "--json", report, "--group-bytes", 0.01, 32, "--methods", "none", "qsgd-4", *BASELINES],
         own_network=True,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def test_pytorchs_own_compression_is_measured_in_the_same_rounds(tmp_path: Path)
     assert sent["ddp"] == sent["none"] == 2 * sent["ddp-fp16"]
     assert 0 < sent["ddp-powersgd-1"] < sent["ddp-powersgd-2"] < sent["ddp-fp16"] / 4
     for name in BASELINES:  # what is counted has crossed the interface of the host with both workers
-        assert_sane(name, results[name], has_phases=False)
+        assert_sane(name, results[name])
         assert results[name]["interface_bytes_sent"] > 0.99 * 2 * sent[name]
     assert results["ddp"]["nmse"] < 1e-12
     assert results["ddp-fp16"]["nmse"] < 1e-6
@@ -83,7 +83,7 @@ def test_hierarchical_exchanges_are_measured_beside_flat_ones(tmp_path: Path) ->
     done = horovodrun(
         "gloo", 4,
         ["-H", "localhost:2,127.0.0.1:2", sys.executable, ROOT / "benchmarks" / "exchange.py", "--model", "tiny",
-         "--rounds", 2, "--split-rounds", 0, "--json", report, "--also-hierarchical", "--methods", "none", "binsgdm"],
+         "--rounds", 2, "--json", report, "--also-hierarchical", "--methods", "none", "binsgdm"],
         env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
@@ -99,7 +99,7 @@ def test_many_small_gradients_have_their_time_in_hooks(tmp_path: Path) -> None:
     report = tmp_path / "exchange.json"
     done = horovodrun(
         "gloo", 2,
-        [sys.executable, ROOT / "benchmarks" / "exchange.py", "--many-small", 30, "--rounds", 2, "--split-rounds", 1,
+        [sys.executable, ROOT / "benchmarks" / "exchange.py", "--many-small", 30, "--rounds", 2,
          "--json", report, "--methods", "none", "fp16", "global-qsgd-4", "ddp"],
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
@@ -243,18 +243,11 @@ def test_what_no_gpu_is_for_is_refused(options: list[str], message: str) -> None
     assert f"exchange.py: error: {message}" in done.stderr
 
 
-def assert_sane(method: str, result: dict[str, Any], has_phases: bool) -> None:
+def assert_sane(method: str, result: dict[str, Any]) -> None:
     for name in ("wall", "cpu", "horovod_cpu", "system_cpu"):
         seconds = result[f"{name}_seconds"]
         assert len(seconds) == 2
         assert all(math.isfinite(each) and each >= 0 for each in seconds), (method, name)
-    has_phases = has_phases and method not in ("no exchange", "none", "fp16")
-    assert ("phases" in result) == has_phases
-    if has_phases:
-        for phase in ("quantize", "decode", "launch", "wait"):
-            wall, cpu = result["phases"][phase]
-            assert wall > 0, (method, phase)
-            assert cpu >= 0, (method, phase)
 
 
 def test_correlated_rounding_leaves_less_of_the_error() -> None:

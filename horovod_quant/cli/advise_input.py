@@ -62,7 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--local-bandwidth", metavar="RATE", help=inside)
     cores = "CPU cores for each worker; default: %(default)g, one of them for Horovod's thread"
     where.add_argument("--cores-per-worker", type=float, default=2.0, metavar="NUMBER", help=cores)
-    controller = "what moves the bytes: Horovod over gloo, mpi or nccl, or PyTorch's DDP over Gloo; default: gloo, "
+    controller = (
+        "what moves the bytes: Horovod over gloo, mpi or nccl, or PyTorch's DDP over Gloo; default: gloo, "
+    )
     controller += "or the calibration's"
     where.add_argument("--controller", choices=CONTROLLERS, help=controller)
     memory = (

@@ -206,7 +206,7 @@ def measure(case: Case) -> dict[str, Any]:
         file = Path(folder) / "figures.json"
         command = [sys.executable, str(BENCHMARK), "--model", case.model, "--methods", *present]
         command += ["--backward", str(BACKWARD * case.computing), "--rounds", str(case.rounds)]
-        command += ["--split-rounds", "0", "--json", str(file)]
+        command += ["--json", str(file)]
         if case.rate == LOCAL:
             running.horovodrun(command, case.workers, running.TIME_LIMIT)
         else:
