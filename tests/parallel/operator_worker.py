@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import sys
+import tempfile
 import warnings
 from typing import Any
 
@@ -152,6 +153,23 @@ def sparse(job: Job) -> None:
     assert abs(metrics["horovod_quant/mb_sent_per_step"] - found.total.bytes_sent / 3e6) < 1e-9
     assert metrics["horovod_quant/compression_ratio"] == found.total.ratio > 5
     assert ("horovod_quant/ms_waited_per_step" in metrics) == (job.framework == "torch")
+    if job.framework == "torch" and job.hvd.rank() == 0:
+        written_to_tensorboard(metrics)
+
+
+def written_to_tensorboard(metrics: dict[str, float]) -> None:
+    """The lines of docs/tuning.md, and what TensorBoard reads."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with tempfile.TemporaryDirectory() as folder:
+        writer = SummaryWriter(folder)
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, 3)
+        writer.close()
+        events = EventAccumulator(folder).Reload()
+        read = {name: events.Scalars(name)[0].value for name in events.Tags()["scalars"]}
+    assert read == {name: float(np.float32(value)) for name, value in metrics.items()}, read
 
 
 def loaded_late(job: Job) -> None:

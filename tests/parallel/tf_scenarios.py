@@ -125,7 +125,12 @@ def fit(
     )
     model.compile(optimizer=optimizer, loss="mse", run_eagerly=eager)
     x, y = rank_data(8 * steps, 40), rank_data(8 * steps, 30, seed=1)
-    model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    reported: dict[str, float] = {}
+    reader = tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: reported.update(logs))
+    callbacks = [hvq.MetricsCallback(compressor), reader]
+    model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0, callbacks=callbacks)
+    metrics = compressor.stats().metrics()
+    assert {name: reported[name] for name in metrics} == metrics
     member = process_set is None or process_set.included()
     if check and member:
         quantized = check_records(
