@@ -26,7 +26,8 @@ With ``--many-small`` there are 1,000 gradients of 4,096 elements instead of a m
 size costs is most of the time. The last table is of that: in Horovod's hooks, on the calling thread, and in total.
 
 With ``--also-hierarchical`` each of this package's methods is measured hierarchically as well. Horovod has to be
-allowed to add process sets: HOROVOD_DYNAMIC_PROCESS_SETS=1.
+allowed to add process sets: HOROVOD_DYNAMIC_PROCESS_SETS=1. With ``--also-nmse`` each is measured with ``nmse_every=1``
+as well: what that adds to a step, ``nmse_every=100`` adds to every hundredth.
 
 The JSON file is as that of `horovod-quant bench`, with more for each method.
 """
@@ -66,6 +67,13 @@ class Nested(Variant):
 
     def refusal(self, size: int) -> str | None:
         return None  # it depends on the number of hosts, and the compressor checks it
+
+
+class Sampled(Variant):
+    """A method that measures the nmse in every step."""
+
+    def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
+        return super().compression(hvd, hvq, nmse_every=1, **options)
 
 
 class ExchangeRun(Run):
@@ -256,6 +264,8 @@ def make_parser() -> argparse.ArgumentParser:
                        help="let the backward pass sleep this long, as if an accelerator computed it")  # fmt: skip
     torch.add_argument("--also-hierarchical", action="store_true",
                        help="measure this package's methods hierarchically as well")  # fmt: skip
+    torch.add_argument("--also-nmse", action="store_true",
+                       help="measure this package's methods with nmse_every=1 as well")  # fmt: skip
     tensorflow = parser.add_argument_group("TensorFlow only")
     tensorflow.add_argument("--groups", type=int, metavar="NUMBER",
                             help="number of groups in which Horovod reduces the gradients")  # fmt: skip
@@ -280,10 +290,12 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.framework == "tensorflow":
         if arguments.many_small is not None:
             parser.error("--many-small is for PyTorch")
-        torch_only = arguments.backward, arguments.also_hierarchical, not arguments.overlap
+        torch_only = (
+            arguments.backward, arguments.also_hierarchical, arguments.also_nmse, not arguments.overlap
+        )  # fmt: skip
         if any(torch_only) or set(arguments.methods) & set(BASELINES):
             parser.error(
-                "--backward, --also-hierarchical, --no-overlap and DistributedDataParallel are for PyTorch"
+                "--backward, --also-hierarchical, --also-nmse, --no-overlap and DistributedDataParallel are for PyTorch"
             )
     return arguments
 
@@ -304,6 +316,8 @@ def plan(arguments: argparse.Namespace) -> Plan:
             variants.append(Variant(label, method, size, arguments.seed))
             if arguments.also_hierarchical and variants[-1].ours:
                 variants.append(Nested(f"{label} hierarchical", method, size, arguments.seed))
+            if arguments.also_nmse and variants[-1].ours and variants[-1].averages:
+                variants.append(Sampled(f"{label} nmse", method, size, arguments.seed))
     return Plan(
         framework=arguments.framework,
         model="many-small" if arguments.many_small else arguments.model,
