@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +14,9 @@ from literature import LITERATURE
 from horovod_quant import simulator
 from horovod_quant.analysis.kernel_speeds import measure_kernels
 from horovod_quant.analysis.work import DECODE, ENCODE, Call, phase_of, work_of
-from horovod_quant.schemes import EDEN, QSGD, BinSGDM, GlobalQSGD, Hierarchical
+from horovod_quant.schemes import EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD, Hierarchical
 from horovod_quant.schemes.base import LOCAL, Allgather, Collective, Decoded, Scheme, Workers
-from horovod_quant.transports.traffic import sent_bytes
+from horovod_quant.transports.traffic import ring_allreduce_bytes, sent_bytes
 
 FIXED = {
     name: scheme
@@ -177,3 +179,24 @@ def test_hierarchical_on_hosts_of_one_worker_is_flat() -> None:
     nested, flat = (work_of(scheme, [5000], 4) for scheme in (Hierarchical(QSGD(4)), QSGD(4)))
     assert nested.calls == flat.calls
     assert [asked.parts for _, asked in nested.stages] == [asked.parts for _, asked in flat.stages]
+
+
+README_ROWS = re.findall(
+    r"^\| `(\w+\([^`]*\))`[^|]*\| ([\d., ]+) \|",
+    (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+"""A method, and what its traffic is divided by with 4, 16 and 64 workers."""
+
+
+@pytest.mark.parametrize(("code", "ratios"), README_ROWS)
+def test_the_traffic_that_the_readme_promises(code: str, ratios: str) -> None:
+    own = {kind.__name__: kind for kind in (EDEN, NUQSGD, QSGD, BinSGDM, GlobalQSGD)}
+    scheme, elements = eval(code, own), 2**24
+    for ratio, size in zip(map(float, ratios.split(", ")), (4, 16, 64)):
+        sent = sum(sum(sent_bytes(asked, size)) for _, asked in work_of(scheme, [elements], size).stages)
+        assert ring_allreduce_bytes(4 * elements, size) / sent == pytest.approx(ratio, abs=0.051), size
+
+
+def test_the_readme_has_the_default_of_every_method() -> None:
+    assert {"GlobalQSGD()", "QSGD()", "NUQSGD()", "EDEN()", "BinSGDM()"} <= {code for code, _ in README_ROWS}
