@@ -15,7 +15,7 @@ times, also as ratios to fp16 within the same round.
 
 Beside the methods of `horovod_quant.frontends.methods` there are, for PyTorch, `ddp` (DistributedDataParallel),
 `ddp-fp16`, `ddp-powersgd-1` and `ddp-powersgd-2` (with its hooks), over `torch.distributed` with Gloo, measured in the
-same rounds.
+same rounds; and `ddp-` before a method of this package, as a hook.
 
 With ``--device cuda`` the gradients are on a GPU, which the workers of a host share if there are not enough. The last
 table then is of the time in Horovod's hooks and in total, beside none and fp16 where Horovod can reduce tensors of a
@@ -42,6 +42,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from horovod_quant.analysis.advice import needs_horovod
 from horovod_quant.analysis.models import MODELS, Shapes
 from horovod_quant.bench.command import Plan, Run, run_plan
 from horovod_quant.bench.report import shown
@@ -76,18 +77,26 @@ class Sampled(Variant):
         return super().compression(hvd, hvq, nmse_every=1, **options)
 
 
+class Hook(Variant):
+    """A method of this package, or PyTorch's, as a communication hook beside Horovod."""
+
+    def refusal(self, size: int) -> str | None:
+        optimizer = self.own_optimizer
+        return super().refusal(size) if optimizer is None else needs_horovod(optimizer)
+
+
 class ExchangeRun(Run):
     program = "benchmarks/exchange.py"
 
     def make_trial(self, variant: Variant) -> Any:
-        if variant.label not in BASELINES:
+        if not isinstance(variant, Hook):
             return super().make_trial(variant)
         import exchange_baselines
 
         exchange_baselines.connect(self.bench)
         from horovod_quant.bench import ddp_trial
 
-        return ddp_trial.Trial(variant, self.gradients, self.plan.options, BASELINES[variant.label])
+        return ddp_trial.Trial(variant, self.gradients, self.plan.options, BASELINES.get(variant.label))
 
     def results(self) -> list[dict[str, Any]]:
         results = super().results()
@@ -114,7 +123,7 @@ class HooksRun(ExchangeRun):
         self.trials: list[Any] = []
 
     def make_trial(self, variant: Variant) -> Any:
-        if variant.label in BASELINES:
+        if isinstance(variant, Hook):
             return super().make_trial(variant)
         self.trials.append(self.make_timed_trial(variant))
         return self.trials[-1]
@@ -282,7 +291,7 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.device == INTERPRETER:
         os.environ.update(TRITON_INTERPRET="1", HOROVOD_QUANT_KERNELS="triton")
     if arguments.device != "cpu":
-        baselines = [method for method in arguments.methods if method in BASELINES]
+        baselines = [method for method in arguments.methods if is_hook(method)]
         if arguments.framework != "torch":
             parser.error(f"--device {arguments.device}: it is for PyTorch; use --framework torch")
         if baselines:
@@ -293,11 +302,15 @@ def parse_arguments() -> argparse.Namespace:
         torch_only = (
             arguments.backward, arguments.also_hierarchical, arguments.also_nmse, not arguments.overlap
         )  # fmt: skip
-        if any(torch_only) or set(arguments.methods) & set(BASELINES):
+        if any(torch_only) or any(map(is_hook, arguments.methods)):
             parser.error(
                 "--backward, --also-hierarchical, --also-nmse, --no-overlap and DistributedDataParallel are for PyTorch"
             )
     return arguments
+
+
+def is_hook(method: str) -> bool:
+    return method.partition("-")[0] == DDP
 
 
 def plan(arguments: argparse.Namespace) -> Plan:
@@ -305,11 +318,17 @@ def plan(arguments: argparse.Namespace) -> Plan:
     is_ddp = arguments.framework == DDP
     variants = [] if is_ddp else [Variant(NOTHING, None, sizes[0])]
     for name in dict.fromkeys(arguments.methods):
-        if name in BASELINES or (is_ddp and name in DDPS_OWN[2:]):
+        if name in BASELINES:
+            variants.append(Hook(name, None, sizes[0]))
+            continue
+        if is_ddp and name in DDPS_OWN[2:]:
             variants.append(Variant(name, None, sizes[0]))
             continue
         with Problem.of("--methods"):
-            method = parse(name)
+            method = parse(name.removeprefix(f"{DDP}-"))
+        if is_hook(name):
+            variants.append(Hook(name, method, sizes[0], arguments.seed))
+            continue
         several = len(sizes) > 1 and method.scheme() is not None
         for size in sizes if several else sizes[:1]:
             label = f"{method.name}, {round(size / MIB, 2):g} MiB" if several else method.name

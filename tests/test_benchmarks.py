@@ -57,13 +57,16 @@ def test_pytorchs_own_compression_is_measured_in_the_same_rounds(tmp_path: Path)
     done = horovodrun(
         "gloo", 2,
         [sys.executable, ROOT / "benchmarks" / "exchange.py", "--model", "tiny", "--rounds", 2,
-         "--json", report, "--group-bytes", 0.01, 32, "--methods", "none", "qsgd-4", *BASELINES],
+         "--json", report, "--group-bytes", 0.01, 32, "--methods", "none", "qsgd-4", *BASELINES, "ddp-qsgd-4",
+         "ddp-binsgdm"],
         own_network=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     results = {result["method"]: result for result in json.loads(report.read_text())["results"]}
     sizes = ["qsgd-4, 0.01 MiB", "qsgd-4, 32 MiB"]
-    assert list(results) == ["no exchange", "none", *sizes, *BASELINES]
+    assert list(results) == ["no exchange", "none", *sizes, *BASELINES, "ddp-qsgd-4"]
+    assert "ddp-binsgdm is left out: it belongs to the optimizer" in done.stdout
+    assert results["ddp-qsgd-4"]["nmse"] == pytest.approx(results["qsgd-4, 32 MiB"]["nmse"], rel=0.1)
     assert [results[label]["group_bytes"] for label in sizes] == [10485, 32 * 2**20]
     sent = {method: results[method]["bytes_sent"] for method in results}
     assert sent["ddp"] == sent["none"] == 2 * sent["ddp-fp16"]
