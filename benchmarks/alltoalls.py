@@ -34,7 +34,7 @@ from rich.table import Table
 from horovod_quant.analysis.units import parse_rate
 
 Way = Callable[[torch.Tensor, str], torch.Tensor]
-"""Takes one row per receiver and a prefix of names; returns one row per sender."""
+"""Takes a row per receiver and a name; returns a row per sender."""
 
 PARTS = 4
 
@@ -68,7 +68,7 @@ def oriented(rows: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _sends_first(worker: int, other: int) -> bool:
-    """True if the worker sends to the other one in the first call.
+    """True if the worker sends to the other in the first call.
 
     One worker of each pair does, and all workers have the same number of such receivers, within one.
     """
@@ -77,7 +77,7 @@ def _sends_first(worker: int, other: int) -> bool:
 
 
 def _send_to(rows: torch.Tensor, receivers: Any, name: str) -> torch.Tensor:
-    """Send rows to the receivers; return what arrives, in the order of senders."""
+    """Send rows to the receivers; return what arrives, ordered by sender."""
     lengths = [rows.shape[1] if other in receivers else 0 for other in range(hvd.size())]
     splits = torch.tensor(lengths, dtype=torch.int32)
     arrived, _ = hvd.alltoall(rows[list(receivers)].reshape(-1), splits, name)

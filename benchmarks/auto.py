@@ -90,7 +90,7 @@ class AutoRun(Run):
 
 
 def verdict(results: list[dict[str, Any]]) -> str:
-    """Compare Auto's time with that of the fastest method, in the same rounds."""
+    """Compare Auto's time with the fastest method, in the same rounds."""
     walls = {result["method"]: np.array(result["wall_seconds"]) for result in results}
     medians = {name: float(np.median(wall)) for name, wall in walls.items() if name != AUTO}
     best = min(medians, key=lambda name: medians[name])

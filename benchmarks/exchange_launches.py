@@ -1,4 +1,4 @@
-"""Count kernels and copies that a step launches on a GPU, for `exchange`."""
+"""Count kernels and copies of a step on a GPU, for `exchange`."""
 
 from __future__ import annotations
 
