@@ -75,7 +75,7 @@ find_nccl() {
         ln -sf "$wheel/lib/libnccl.so.2" "$links/libnccl.so"
         HOROVOD_NCCL_INCLUDE=$wheel/include HOROVOD_NCCL_LIB=$links
     else
-        # Of those who are not root, not everybody has /sbin on PATH.
+        # Users other than root may not have /sbin on PATH.
         library=$({ ldconfig -p || /sbin/ldconfig -p; } 2> /dev/null | sed -n 's/.*libnccl\.so .*=> //p' | head -n 1) ||
             library=""
         [ -n "$library" ] && [ -e "$USUAL_NCCL_INCLUDE/nccl.h" ] ||
