@@ -37,7 +37,7 @@ CACHE = "16384"  # of Horovod's responses: the collectives of each method have s
 class AutoVariant(Variant):
     """Auto as a method of the benchmark.
 
-    ``method`` represents those that Auto takes: this package's, for every optimizer.
+    ``method`` represents those that Auto takes: methods of this package, for every optimizer.
     """
 
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:

@@ -44,7 +44,7 @@ make_private() {
     chmod 700 "$folder"
 }
 
-# require_owner FOLDER: stop if it is another user's, whose programs would be run. The checkout's owner is trusted anyway.
+# require_owner FOLDER: stop if another user owns it, whose programs would be run. The checkout's owner is trusted anyway.
 require_owner() {
     local owner
     owner=$(stat -L -c %u "$1")

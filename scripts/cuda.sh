@@ -63,7 +63,7 @@ check_own_nccl() {
 }
 
 # find_nccl FOLDER: set HOROVOD_NCCL_INCLUDE and HOROVOD_NCCL_LIB, for Horovod's build: to the user's NCCL, or to the one
-# that comes with PyTorch, or else to the system's. The folder is for a link.
+# that comes with PyTorch, or else to that of the system. The folder is for a link.
 find_nccl() {
     local links=$1 wheel=$SITE/nvidia/nccl library
     if [ -n "${HOROVOD_NCCL_HOME:-}" ]; then

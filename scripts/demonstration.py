@@ -198,7 +198,7 @@ def make_parser() -> argparse.ArgumentParser:
     which.add_argument(
         "--only", nargs="+", choices=keys, metavar="NAME", help="only some of " + ", ".join(keys)
     )
-    add("--epochs", type=int, help="default: the example's")
+    add("--epochs", type=int, help="default: that of the example")
     add("--output", type=Path, default=Path("demonstration"), help="folder to write to (demonstration)")
     return parser
 

@@ -190,7 +190,7 @@ def nuqsgd_variance_factor(bucket: int, s: int) -> float:
     Raises:
         TypeError, ValueError: an argument is not an integer in range.
 
-    Source: derived in this docstring; `nuqsgd_paper_variance_factor` is the paper's, which is larger.
+    Source: derived in this docstring; `nuqsgd_paper_variance_factor` is that of the paper, which is larger.
     """
     k = _times_the_smallest_level(bucket, s)
     return k - 1 if k >= 9 / 4 else 1 / 8 + 2 * k**2 / 9
