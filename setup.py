@@ -1,7 +1,8 @@
-"""The compiled kernels and the page that messages point to; everything else about the package is in setup.cfg.
+"""Build the compiled kernels and a page that messages point to.
 
-Without a C++ compiler the package installs as pure Python and uses its numpy kernels, unless the environment variable
-HOROVOD_QUANT_REQUIRE_NATIVE is 1: then a build that fails is an error.
+Everything else about the package is in setup.cfg. Without a C++ compiler the package installs as pure Python and uses
+its numpy kernels, unless the environment variable HOROVOD_QUANT_REQUIRE_NATIVE is 1: then a build that fails is an
+error.
 """
 
 import os
@@ -17,7 +18,7 @@ native = Extension(
     "horovod_quant.kernels._native",
     sources=[SOURCES + "native.cpp"],
     depends=[str(header) for header in sorted(Path(SOURCES).glob("*.h"))],
-    # The same bits from every compiler: no contraction; -fno-*-math only drops errno and trap handling.
+    # Bit-identical with every compiler: no contraction; -fno-*-math only drops errno and trap handling.
     extra_compile_args=[
         "-std=c++17",
         "-O3",
@@ -36,9 +37,9 @@ native = Extension(
 
 
 class BuildWithPage(build_py):
-    """Puts docs/install.md into the package, for people without a checkout.
+    """Put docs/install.md into the package, for people without a checkout.
 
-    Other pages are not there: links to them become their names, docs/gpu.md.
+    The package has no other pages: links to them become their names, docs/gpu.md.
     """
 
     def run(self) -> None:

@@ -1,4 +1,6 @@
-"""Ways to exchange chunks between all pairs of workers with Horovod's collectives: which is closest to its bytes?
+"""Compare ways to send shards between all pairs of workers.
+
+All use Horovod's collectives; with --rate the table shows how close each comes to the time of its bytes.
 
     horovodrun -np 4 python benchmarks/alltoalls.py --rate 100mbit
 
@@ -9,9 +11,9 @@ data that it sends. The others try to send in one direction of a pair at a time,
 - shifts: n - 1 calls; in the i-th, worker r sends to worker r + i alone;
 - oriented: two calls; in the first every pair sends in one direction, in the second in the other;
 - split: as one call, in four parts one after the other;
-- swaps: every pair adds its two chunks over a process set of its own, and takes away its own; no worker has to wait for
-  a third;
-- gather: an allgather of everything, n times the bytes.
+- swaps: every pair adds its two shards over a separate process set, and subtracts its local one; no worker has to wait
+  for a third;
+- gather: an allgather of everything, n× the bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from rich.table import Table
 from horovod_quant.analysis.units import parse_rate
 
 Way = Callable[[torch.Tensor, str], torch.Tensor]
-"""Exchanges an array of a row per receiver, under names that begin so; returns one of a row per sender."""
+"""Takes a row per receiver and a name; returns a row per sender."""
 
 PARTS = 4
 
@@ -66,13 +68,16 @@ def oriented(rows: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _sends_first(worker: int, other: int) -> bool:
-    """Of each pair one does, and all workers to as many others, within one."""
+    """True if the worker sends to the other in the first call.
+
+    One worker of each pair does, and all workers have the same number of such receivers, within one.
+    """
     distance = (other - worker) % hvd.size()
     return 2 * distance < hvd.size() or (2 * distance == hvd.size() and worker < other)
 
 
 def _send_to(rows: torch.Tensor, receivers: Any, name: str) -> torch.Tensor:
-    """What arrives, one sender after the other."""
+    """Send rows to the receivers; return what arrives, ordered by sender."""
     lengths = [rows.shape[1] if other in receivers else 0 for other in range(hvd.size())]
     splits = torch.tensor(lengths, dtype=torch.int32)
     arrived, _ = hvd.alltoall(rows[list(receivers)].reshape(-1), splits, name)
@@ -80,8 +85,11 @@ def _send_to(rows: torch.Tensor, receivers: Any, name: str) -> torch.Tensor:
 
 
 def rounds_of_pairs(workers: int) -> list[list[tuple[int, int]]]:
-    """Every pair once, in rounds in which no worker has two: a tournament's, by the circle method."""
-    seats = workers + workers % 2  # for an odd number a seat is empty, and whoever meets it rests
+    """List rounds in which every pair of workers meets once.
+
+    No worker has two pairs in a round. By the circle method for tournaments.
+    """
+    seats = workers + workers % 2  # with an odd number one seat is empty, and its partner rests
     circle = list(range(1, seats))
     rounds = []
     for turn in range(seats - 1):
@@ -115,7 +123,7 @@ def gather(rows: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def measure(way: Way, rows: torch.Tensor, expected: torch.Tensor, name: str) -> float:
-    """Seconds that the slowest worker takes."""
+    """Return the seconds that the slowest worker takes."""
     hvd.allreduce(torch.zeros(1), name="begin")
     begin = time.monotonic()
     received = way(rows, name)
@@ -128,9 +136,9 @@ def measure(way: Way, rows: torch.Tensor, expected: torch.Tensor, name: str) -> 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--bytes", type=int, default=2_400_000, help="of a chunk, a multiple of 4 (2,400,000)")
+    add("--bytes", type=int, default=2_400_000, help="size of a shard, a multiple of 4 (2,400,000)")
     add("--rounds", type=int, default=7, help="measurements of each way (7)")
-    add("--rate", help="of a host's link, such as 100mbit: also prints the time of the bytes")
+    add("--rate", help="rate of a host's link, such as 100mbit: also compare with the time of the bytes")
     return parser
 
 
@@ -148,7 +156,7 @@ def main() -> None:
     os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
     hvd.init()
     if hvd.size() < 2:
-        parser.error("one worker has nobody to exchange with: use horovodrun -np 2 or more")
+        parser.error("one worker has no peer to exchange with: use horovodrun -np 2 or more")
     pairs = {}
     for pair in itertools.chain.from_iterable(rounds_of_pairs(hvd.size())):
         pairs[pair] = hvd.add_process_set(pair) if hvd.size() > 2 else hvd.global_process_set
@@ -180,13 +188,14 @@ def main() -> None:
 
 
 def report(seconds: dict[str, list[float]], sent: int, rate: float | None) -> None:
-    """
+    """Print a table of the measured times.
+
     Args:
-        sent: bytes that leave a worker, but for a gather.
+        sent: bytes that leave a worker, except with `gather`.
         rate: of a host's link, bytes per second.
     """
     title = f"{hvd.size()} workers, {sent:,} bytes from each"
-    columns = ("way", "ms", "range", "of one call's", *(["of its bytes'"] if rate else []))
+    columns = ("way", "ms", "range", "of one call's time", *(["of its bytes' time"] if rate else []))
     table = Table(*columns, title=title, box=box.MARKDOWN)
     first = next(iter(seconds.values()))
     for name, own in seconds.items():

@@ -1,11 +1,11 @@
-"""Compares Auto with none and every method that it tries: what it chooses, and whether that is the fastest.
+"""Compare Auto's choice with none and every method that it tries.
 
     horovodrun -np 2 python benchmarks/auto.py
     horovodrun -np 4 python benchmarks/auto.py --shapes 1024x1024 1024x1024 64 --backward 0.05 --json auto.json
     horovodrun -np 4 python benchmarks/auto.py --rounds 1 --watch 120 --again-after 20
 
-Auto's trial comes first, by itself; then each round measures none, Auto and each method once, as `horovod-quant bench`
-does. With ``--watch`` it continues for that many seconds, during which the network's rate may be changed, and prints
+Auto's trial runs first, alone; then each round measures none, Auto and each method once, as `horovod-quant bench`
+does. With ``--watch`` it continues for the given seconds, during which the network's rate may be changed, and prints
 the result of each trial that ends. The JSON file is like that of `horovod-quant bench`; its ``auto`` is Auto's report.
 
 `scripts/lab-auto` runs it between the hosts of a lab.
@@ -31,11 +31,14 @@ from horovod_quant.frontends.methods import NONE, parse
 from horovod_quant.schemes.base import Workers
 
 AUTO = "auto"
-CACHE = "16384"  # of Horovod's responses: each method's exchanges have names of their own
+CACHE = "16384"  # of Horovod's responses: the collectives of each method have separate names
 
 
 class AutoVariant(Variant):
-    """Auto; its method stands for those that it takes: this package's, for every optimizer."""
+    """Auto as a method of the benchmark.
+
+    ``method`` represents those that Auto takes: methods of this package, for every optimizer.
+    """
 
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
         return hvq.Auto(group_bytes=self.group_bytes, seed=self.seed, **options)
@@ -47,14 +50,14 @@ class AutoRun(Run):
     again_after = 0
 
     def _leave_out(self) -> None:
-        """Adds what Auto tries with so many workers."""
+        """Add the methods that Auto tries with this number of workers."""
         found = candidates.find(candidates.MOST_NMSE, Workers(0, self.bench.size), False, candidates.usable())
         self.variants += [Variant(each.name, parse(each.name), GROUP_BYTES) for each in found]
 
     def make_trial(self, variant: Variant) -> Any:
         made = super().make_trial(variant)
         if variant.label == AUTO:
-            # As many as its trial has, with the first step, and the one that decides.
+            # The steps of its trial, with the first one and the one that decides.
             made.warm_up = len(trial.timetable(len(self.variants) - 1)) + 3
             self.auto = made._compression
         return made
@@ -73,13 +76,13 @@ class AutoRun(Run):
         followed = super().make_trial(Variant("watched", parse(NONE), GROUP_BYTES))
         auto = hvq.Auto(again_after=self.again_after)
         followed._optimizer._compression = auto
-        begin, told, going = time.monotonic(), None, True
+        begin, shown, going = time.monotonic(), None, True
         while going:
             self.bench.measured(followed)
-            if auto.report().method is not None and auto.report() is not told:
-                told = auto.report()
-                self._say(f"after {time.monotonic() - begin:.0f} s auto takes {told}")
-            # When the first worker's time is up, it is up for all.
+            if auto.report().method is not None and auto.report() is not shown:
+                shown = auto.report()
+                self._say(f"after {time.monotonic() - begin:.0f} s auto takes {shown}")
+            # The first worker's clock decides for all.
             going = bool(hvd.broadcast_object(time.monotonic() - begin < self.watch, name="going"))
 
     def tables(self, results: list[dict[str, Any]]) -> list[Any]:
@@ -87,7 +90,7 @@ class AutoRun(Run):
 
 
 def verdict(results: list[dict[str, Any]]) -> str:
-    """How much longer Auto's exchanges are than those of the fastest, in the same rounds."""
+    """Compare Auto's time with the fastest method, in the same rounds."""
     walls = {result["method"]: np.array(result["wall_seconds"]) for result in results}
     medians = {name: float(np.median(wall)) for name, wall in walls.items() if name != AUTO}
     best = min(medians, key=lambda name: medians[name])
@@ -96,12 +99,16 @@ def verdict(results: list[dict[str, Any]]) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Compare what Auto chooses with all that it could choose.")
+    parser = argparse.ArgumentParser(
+        description="Compare Auto's choice with none and every method that it tries."
+    )
     gradients = parser.add_mutually_exclusive_group()
     gradients.add_argument(
         "--model", default="resnet50", choices=MODELS, help="the model whose gradients are exchanged"
     )
-    gradients.add_argument("--shapes", nargs="+", metavar="SHAPE", help="gradients of your own: 1024x1024 64")
+    gradients.add_argument(
+        "--shapes", nargs="+", metavar="SHAPE", help="shapes of other gradients: 1024x1024 64"
+    )
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each method")
     parser.add_argument("--backward", type=float, default=0.0, metavar="SECONDS",
                         help="let the backward pass sleep this long, as if an accelerator computed it")  # fmt: skip

@@ -1,7 +1,7 @@
-"""What correlated rounding leaves of the error, by method, workers, and how much their gradients have in common.
+"""Compare the nmse with independent and with correlated rounding.
 
-Simulated, with Gaussian gradients: a worker's is ``sqrt(rho) common + sqrt(1 - rho) own``. The error is
-``||average - exact||^2 / ||exact||^2``, with independent and with correlated rounding.
+By method, workers, and how much their gradients have in common. Simulated, with Gaussian gradients: that of a worker is
+``sqrt(rho) common + sqrt(1 - rho) local``. The nmse is ``||average - exact||^2 / ||exact||^2``.
 
     python benchmarks/correlated_rounding.py
 """
@@ -31,12 +31,12 @@ CORRELATIONS = (0.0, 0.5, 1.0)
 
 def gradients(size: int, rho: float, elements: int) -> np.ndarray:
     rng = np.random.default_rng(size)
-    own = rng.standard_normal((size, elements))
-    return math.sqrt(rho) * rng.standard_normal(elements) + math.sqrt(1 - rho) * own
+    local = rng.standard_normal((size, elements))
+    return math.sqrt(rho) * rng.standard_normal(elements) + math.sqrt(1 - rho) * local
 
 
 def errors(method: str, size: int, rho: float, elements: int) -> tuple[float, float]:
-    """With independent and with correlated rounding."""
+    """Return the nmse with independent and with correlated rounding."""
     scheme: Any = methods.parse(method).scheme()
     given = gradients(size, rho, elements)
     independent, correlated = (
@@ -47,7 +47,9 @@ def errors(method: str, size: int, rho: float, elements: int) -> tuple[float, fl
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Show what correlated rounding leaves of the error.")
+    parser = argparse.ArgumentParser(
+        description="Compare the nmse with independent and with correlated rounding."
+    )
     parser.add_argument("--elements", type=int, default=2**17, help="number of elements per gradient")
     return parser
 

@@ -1,6 +1,7 @@
-"""Times the Triton kernels on a GPU; part of `benchmarks/kernels.py`, which calls it for ``--device cuda``.
+"""Time the Triton kernels on a GPU.
 
-With ``--device interpreter`` the same runs in Triton's interpreter: a rehearsal, whose times mean nothing.
+`benchmarks/kernels.py` calls this for ``--device cuda``. With ``--device interpreter`` the same runs in Triton's
+interpreter: a rehearsal, whose times mean nothing.
 
 Each kernel is compared by the bytes that it must move: with a device-to-device copy of the same float32 gradient, with
 the same quantizer in PyTorch's operations, and with ``x.half()``. A round times each once, between CUDA events; the
@@ -32,7 +33,12 @@ WORKERS = 4
 
 
 class Case(NamedTuple):
-    """A call, the bytes that it must move, and the share of the copy's bandwidth that it should reach."""
+    """A kernel call and its target.
+
+    Attributes:
+        bytes: that the call must move.
+        target: share of the copy's bandwidth that it should reach.
+    """
 
     name: str
     call: Callable[[], Any]
@@ -94,12 +100,12 @@ def cases(elements: int, bucket_size: int, device: torch.device) -> list[Case]:
         words = torch.zeros(code_words(elements, 4), dtype=torch.int32, device=device)
         add(f"encode_{name}, 4 bits", x, len(words), encode, x, norms, bucket_size, 4, key, 0, words)
         add(f"decode_{name}, 4 bits", x, len(words), decode, [words], [norms], bucket_size, 4, 0.25, out)
-        everybody = [words.clone() for _ in range(WORKERS)]
+        messages = [words.clone() for _ in range(WORKERS)]
         found.append(
             Case(
                 f"decode_{name}, 4 bits, n = {WORKERS}",
-                lambda decode=decode, everybody=everybody: decode(
-                    everybody, [norms] * WORKERS, bucket_size, 4, 0.25, out
+                lambda decode=decode, messages=messages: decode(
+                    messages, [norms] * WORKERS, bucket_size, 4, 0.25, out
                 ),
                 4 * elements + 4 * WORKERS * (len(words) + norm_count),
             )
@@ -125,7 +131,10 @@ def cases(elements: int, bucket_size: int, device: torch.device) -> list[Case]:
 
 
 def eager_encode(x: torch.Tensor, norms: torch.Tensor, bucket_size: int, levels: int) -> torch.Tensor:
-    """What one would write in PyTorch: stochastic rounding to digits of 4 bits, 8 digits a word."""
+    """Encode with PyTorch's operations, as a baseline.
+
+    Stochastic rounding to digits of 4 bits, 8 digits a word.
+    """
     padded = torch.nn.functional.pad(x, (0, -len(x) % bucket_size)).view(-1, bucket_size)
     y = padded * (levels / norms)[:, None]
     digits = torch.floor(y + torch.rand_like(y)).to(torch.int32).view(-1)
@@ -139,7 +148,7 @@ def eager_encode(x: torch.Tensor, norms: torch.Tensor, bucket_size: int, levels:
 def eager_decode(
     words: torch.Tensor, norms: torch.Tensor, bucket_size: int, levels: int, elements: int
 ) -> torch.Tensor:
-    """The opposite of `eager_encode`."""
+    """Decode what `eager_encode` returns."""
     rows = words.view(-1, ROW) + sum(1 << (4 * field + 3) for field in range(7)) - (1 << 31)
     digits = torch.stack([((rows >> (4 * field)) & 15) - 8 for field in range(8)], 1).view(-1)
     digits = digits[: len(norms) * bucket_size].to(torch.float32)
@@ -171,7 +180,10 @@ def measure(size: str, selected: list[Case], rounds: int) -> list[dict[str, Any]
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    """The GPU's time of one call, launches included where they take longer than the work."""
+    """Return the GPU time of one call.
+
+    It includes launches where they take longer than the work.
+    """
     if k.INTERPRETED:
         start = perf_counter()
         call()
@@ -188,7 +200,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 def print_table(console: Console, size: str, results: list[dict[str, Any]]) -> None:
     table = Table(title=f"{size} elements, time per call")
     table.add_column("kernel")
-    for column in ("ms", "GB/s moved", "share of the copy's", "target"):
+    for column in ("ms", "GB/s moved", "share of copy bandwidth", "target"):
         table.add_column(column, justify="right")
     for result in results:
         target, share = result["target"], f"{result['share_of_copy']:.2f}"

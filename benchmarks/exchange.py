@@ -1,4 +1,6 @@
-"""`horovod-quant bench` with more: CPU times, several group sizes, PyTorch's own compression for comparison.
+"""Measure a step's communication like `horovod-quant bench`, in more detail.
+
+Adds CPU times, several group sizes, and PyTorch's compression for comparison.
 
     horovodrun -np 2 python benchmarks/exchange.py --model resnet50
     horovodrun -np 4 python benchmarks/exchange.py --methods none fp16 global-qsgd-8 ddp-powersgd-1 --json exchange.json
@@ -18,18 +20,18 @@ Beside the methods of `horovod_quant.frontends.methods` there are, for PyTorch, 
 same rounds; and `ddp-` before a method of this package, as a hook.
 
 With ``--device cuda`` the gradients are on a GPU, which the workers of a host share if there are not enough. The last
-table then is of the time in Horovod's hooks and in total, beside none and fp16 where Horovod can reduce tensors of a
-GPU. One worker is enough there: it shows whether the path works, and counts launches and copies of an exchange. With
+table then shows the time in Horovod's hooks and in total, beside none and fp16 where Horovod can reduce tensors of a
+GPU. One worker is enough there: it shows whether the path works, and counts launches and copies of a step. With
 ``--device interpreter`` Triton's interpreter does the same on the CPU: a rehearsal, whose times mean nothing.
 
-With ``--many-small`` there are 1,000 gradients of 4,096 elements instead of a model's, so that what a gradient of any
-size costs is most of the time. The last table is of that: in Horovod's hooks, on the calling thread, and in total.
+With ``--many-small`` 1,000 gradients of 4,096 elements replace those of a model, so that the cost of a gradient of any
+size dominates. The last table shows that cost: in Horovod's hooks, on the calling thread, and in total.
 
 With ``--also-hierarchical`` each of this package's methods is measured hierarchically as well. Horovod has to be
 allowed to add process sets: HOROVOD_DYNAMIC_PROCESS_SETS=1. With ``--also-nmse`` each is measured with ``nmse_every=1``
 as well: what that adds to a step, ``nmse_every=100`` adds to every hundredth.
 
-The JSON file is as that of `horovod-quant bench`, with more for each method.
+The JSON file is like that of `horovod-quant bench`, with more for each method.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ INTERPRETER = "interpreter"
 
 
 class Nested(Variant):
-    """A method between hosts, whose workers average among themselves first."""
+    """A hierarchical method: workers of a host average among themselves first."""
 
     def compression(self, hvd: Any, hvq: Any, **options: Any) -> Any:
         return super().compression(hvd, hvq, hierarchical=True, **options)
@@ -114,7 +116,7 @@ class ExchangeRun(Run):
 
 
 class HooksRun(ExchangeRun):
-    """Also measures the time in Horovod's hooks."""
+    """A run that also measures the time in Horovod's hooks."""
 
     ratios: tuple[str, ...] = ("hook", "cpu", "wall")
 
@@ -133,9 +135,9 @@ class HooksRun(ExchangeRun):
 
     def more(self) -> None:
         rounds = len(self.found.rounds)
-        own = [trial.spent[-rounds:] for trial in self.trials]
-        everybody = self.bench.gather(np.ravel(own).tolist()).mean(axis=0)
-        by_round = everybody.reshape(len(own), rounds, -1)
+        local = [trial.spent[-rounds:] for trial in self.trials]
+        means = self.bench.gather(np.ravel(local).tolist()).mean(axis=0)
+        by_round = means.reshape(len(local), rounds, -1)
         labels = [trial.variant.label for trial in self.trials]
         self.spent = dict(zip(labels, by_round.transpose(0, 2, 1).tolist()))
         super().more()
@@ -161,7 +163,7 @@ class HooksRun(ExchangeRun):
 
 
 class CudaRun(HooksRun):
-    """Gradients on a GPU."""
+    """A run with gradients on a GPU."""
 
     fewest_workers = 1
     ratios = ("hook", "wall")
@@ -188,9 +190,7 @@ class CudaRun(HooksRun):
         import exchange_cuda
 
         if self.bench.size == 1:
-            os.environ["HOROVOD_ELASTIC"] = (
-                "1"  # or Horovod's optimizer leaves out what one worker need not do
-            )
+            os.environ["HOROVOD_ELASTIC"] = "1"  # or Horovod's optimizer skips what one worker need not do
         return exchange_cuda.Trial(variant, self.gradients, self.plan.options)
 
     def more(self) -> None:
@@ -213,14 +213,14 @@ class CudaRun(HooksRun):
 
 
 def devices() -> Any:
-    """The module for GPUs, which takes PyTorch."""
+    """Import the module for GPUs, which needs PyTorch."""
     from horovod_quant.bench import devices
 
     return devices
 
 
 def hooks() -> Any:
-    """The module for the time in hooks, which takes PyTorch."""
+    """Import the module for the time in hooks, which needs PyTorch."""
     import exchange_hooks
 
     return exchange_hooks
@@ -232,7 +232,7 @@ def ratio(result: dict[str, Any], other: dict[str, Any], name: str) -> float:
 
 def cpu_table(results: list[dict[str, Any]]) -> Table:
     table = Table(title="CPU time per worker, ms", box=box.MARKDOWN,
-                  caption="Horovod: its own threads' part")  # fmt: skip
+                  caption="Horovod: the share of its threads")  # fmt: skip
     table.add_column("method")
     for column in ("all threads", "x fp16", "Horovod", "system", "page faults"):
         table.add_column(column, justify="right")
@@ -247,7 +247,7 @@ def cpu_table(results: list[dict[str, Any]]) -> Table:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Time a whole exchange of a model's gradients.")
+    parser = argparse.ArgumentParser(description="Time a step's communication of a model's gradients.")
     parser.add_argument("--framework", default="torch", choices=["torch", "tensorflow", DDP])
     parser.add_argument(
         "--model", default="resnet50", choices=MODELS, help="the model whose gradients are exchanged"
@@ -261,14 +261,14 @@ def make_parser() -> argparse.ArgumentParser:
         "--seed", type=int, default=0, help="seed of the gradients and of the random rounding"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the results here")
-    parser.add_argument("--plot", metavar="FILE", help="draw them here")
+    parser.add_argument("--plot", metavar="FILE", help="also plot the results here")
     torch = parser.add_argument_group("PyTorch only")
     torch.add_argument("--device", default="cpu", choices=["cpu", "cuda", INTERPRETER],
-                       help="where the gradients are")  # fmt: skip
+                       help="device of the gradients")  # fmt: skip
     torch.add_argument("--many-small", nargs="?", type=int, const=MANY, metavar="GRADIENTS",
-                       help=f"{MANY:,} gradients of {SMALL:,} elements, or as many as given")  # fmt: skip
+                       help=f"{MANY:,} gradients of {SMALL:,} elements, or the given number")  # fmt: skip
     torch.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
-                       help="let exchanges start during the backward pass")  # fmt: skip
+                       help="let communication start during the backward pass")  # fmt: skip
     torch.add_argument("--backward", type=float, default=0.0, metavar="SECONDS",
                        help="let the backward pass sleep this long, as if an accelerator computed it")  # fmt: skip
     torch.add_argument("--also-hierarchical", action="store_true",
@@ -356,7 +356,7 @@ def many_small(count: int) -> Shapes:
 
 
 def device_problem(device: str) -> str:
-    """What keeps this worker from using the device; nothing if all is well."""
+    """Explain why this worker cannot use the device; empty if it can."""
     if device != "cuda":
         return ""
     with Problem.of("--framework torch"):

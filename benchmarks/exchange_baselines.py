@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel and its hooks among Horovod's workers: for `exchange`."""
+"""DistributedDataParallel among Horovod's workers, a baseline of `exchange`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from horovod_quant.bench.rounds import Bench
 
 
 def connect(bench: Bench) -> None:
-    """Make a process group of Horovod's workers, on the interface that Horovod uses."""
+    """Make a process group of Horovod's workers, on Horovod's network interface."""
     if dist.is_initialized():
         return
     interface = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("HOROVOD_GLOO_IFACE")

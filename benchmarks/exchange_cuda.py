@@ -1,6 +1,7 @@
-"""An exchange of gradients that are on a GPU, and what Horovod's hooks cost in the backward pass: for `exchange`.
+"""Time communication of gradients on a GPU, for `exchange`.
 
-A hook is done when it returns; an exchange when the GPU has finished all that it was told.
+Includes what Horovod's hooks cost in the backward pass. A hook is done when it returns; a step's communication when the
+GPU has finished all that was launched.
 """
 
 from __future__ import annotations

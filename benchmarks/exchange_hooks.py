@@ -1,7 +1,7 @@
-"""What the thread that trains spends on an exchange, and where: for `exchange`.
+"""Time what communication costs the training thread, for `exchange`.
 
-In Horovod's hooks each gradient is compressed and handed to Horovod, while the thread runs the backward pass and, on a
-host with a GPU, feeds it. ``synchronize`` takes the results.
+Horovod's hooks compress each gradient and pass it to Horovod, while the thread runs the backward pass and, on a host
+with a GPU, feeds it. ``synchronize`` takes the results.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from horovod_quant.frontends.methods import FP16, NONE
 
 
 class Spent(NamedTuple):
-    """Seconds of one exchange on this worker.
+    """Seconds of one step's communication on this worker.
 
     Attributes:
         hook: within the optimizer's hooks.
-        hook_cpu: likewise, of the calling thread.
-        finish_cpu: in ``synchronize``, of the calling thread.
+        hook_cpu: likewise, CPU time of the calling thread.
+        finish_cpu: in ``synchronize``, CPU time of the calling thread.
     """
 
     hook: float
@@ -36,10 +36,10 @@ class Spent(NamedTuple):
 
 
 class Trial(torch_trial.Trial):
-    """A model and its optimizer.
+    """A model and its optimizer, whose hooks are timed.
 
     Attributes:
-        spent: of each exchange so far.
+        spent: seconds of each step so far.
     """
 
     def __init__(self, variant: Variant, gradients: torch_trial.Gradients, options: Options) -> None:
@@ -47,7 +47,7 @@ class Trial(torch_trial.Trial):
         self.spent: list[Spent] = []
         self._in_hooks = self._in_hooks_cpu = self._finishing_cpu = 0.0
         if self._optimizer is not None:
-            # Not compress() itself: who stands between Horovod and a compressor hides the parameter from it.
+            # Not compress() itself: a wrapper between Horovod and a compressor would hide the parameter from it.
             self._launch, self._finish = self._optimizer._allreduce_grad_async, self._optimizer.synchronize
             self._optimizer._allreduce_grad_async = self._timed_launch
             self._optimizer.synchronize = self._timed_finish
@@ -72,11 +72,14 @@ class Trial(torch_trial.Trial):
         self.spent.append(Spent(self._in_hooks, self._in_hooks_cpu, self._finishing_cpu))
 
     def settle(self) -> None:
-        """Waits until everything that was launched has been computed."""
+        """Wait until everything that was launched has been computed."""
 
 
 def add_ratios(results: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
-    """Medians of each method's ratios to none and to fp16 within the same round; None without those."""
+    """Add the median ratios of each method to none and fp16.
+
+    Ratios are taken within a round; None where none or fp16 was not measured.
+    """
     for other in (NONE, FP16):
         reference = next((result for result in results if result["method"] == other), None)
         for result in results:

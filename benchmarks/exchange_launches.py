@@ -1,4 +1,4 @@
-"""Counts what one exchange launches on a GPU, for `exchange`: kernels of this package, all kernels, and copies."""
+"""Count kernels and copies of a step on a GPU, for `exchange`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from horovod_quant.kernels.triton import launching
 
 
 def count(trial: Any) -> dict[str, Any]:
-    """Run one exchange and count.
+    """Run one step's communication and count its launches.
 
     Returns:
         ``triton``: launches of this package's kernels. On a GPU also ``kernels``, ``copies`` (between the memories of
-        the host and of the GPU, or within one) and ``gpu_seconds``, from PyTorch's profiler; or ``problem``, why not.
+        the host and of the GPU, or within one) and ``gpu_seconds``, from PyTorch's profiler; or ``problem``, why those
+        are missing.
     """
     launches = 0
     call = launching.Kernel.__call__
@@ -53,5 +54,5 @@ def _profiled(trial: Any) -> dict[str, Any]:
         copies = sum(event.name.startswith(("Memcpy", "Memset")) for event in events)
         seconds = 1e-6 * sum(event.time_range.elapsed_us() for event in events)
         return {"kernels": len(events) - copies, "copies": copies, "gpu_seconds": seconds}
-    except Exception as error:  # whatever another PyTorch's profiler lacks, the other figures stand
+    except Exception as error:  # whatever the profiler of another PyTorch lacks, the other figures are valid
         return {"problem": f"{type(error).__name__}: {error}"}

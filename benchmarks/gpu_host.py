@@ -1,9 +1,9 @@
-"""What an exchange on a GPU costs the host: launches, uploads of tables and Python's time. It needs no GPU.
+"""Measure what communication on a GPU costs the host, without a GPU.
 
-The gradients of a model go through whole exchanges, group by group: encoding, collectives and decoding. Triton's
-interpreter takes the place of the GPU, and its launcher is replaced by one that does nothing, so that everything is
-made except what the GPU does. Collectives are simulated. What only a GPU has is missing in the times: streams, events,
-copies, and CUDA's own part of a launch.
+Counts launches and uploads of tables, and times Python. The gradients of a model go through whole steps, group by
+group: encoding, collectives and decoding. Triton's interpreter replaces the GPU, and a launcher that does nothing
+replaces Triton's, so that everything is made except what the GPU does. Collectives are simulated. The times lack what
+only a GPU has: streams, events, copies, and CUDA's part of a launch.
 
     python benchmarks/gpu_host.py
 """
@@ -55,14 +55,14 @@ SIZES = (1, 2)
 COLUMNS = {
     "launches": "launches",
     "uploads": "uploads",
-    "us_a_gradient": "us a gradient",
-    "us_a_launch": "us a launch",
+    "us_a_gradient": "us per gradient",
+    "us_a_launch": "us per launch",
     "milliseconds": "ms",
 }
 
 
 class Counter:
-    """Stands for Triton's launcher and counts.
+    """A launcher that replaces Triton's and counts.
 
     Attributes:
         launches: of kernels.
@@ -95,8 +95,8 @@ class Counter:
         self.launches = self.uploads = 0
 
 
-class Place:
-    """See `horovod_quant.torch.memory.Place`."""
+class Destination:
+    """See `horovod_quant.torch.memory.Destination`."""
 
     def __init__(self, destination: torch.Tensor, array: Any) -> None:
         self.destination, self.array = destination, array
@@ -131,17 +131,17 @@ class Group:
 
     def finish(self, decoded: Any) -> None:
         memory = self._memory
-        places = [
-            Place(tensor, taken if memory.can_fill(tensor, taken) else None)
+        destinations = [
+            Destination(tensor, taken if memory.can_fill(tensor, taken) else None)
             for tensor, taken in zip(self._tensors, self._taken)
         ]
         with memory.working():
-            memory.write_all(decoded, 1.0 / int(decoded.active), places)
+            memory.write_all(decoded, 1.0 / int(decoded.active), destinations)
         memory.hand_over()
 
 
 def answers_to(requests: Sequence[Any]) -> list[Any]:
-    """Of arrays with some numbers or other: nothing is added."""
+    """Return arrays of the right sizes, without adding anything."""
     first, size = requests[0], len(requests)
     if isinstance(first, Allreduce):
         return [first.array] * size
@@ -152,7 +152,7 @@ def answers_to(requests: Sequence[Any]) -> list[Any]:
 
 
 def exchange(groups: Sequence[Group], step: int) -> None:
-    """One group's, of all workers."""
+    """Run one step of a group, of all workers."""
     running = [group.begin(step) for group in groups]
     answers: list[Any] = [None] * len(groups)
     while True:
@@ -173,7 +173,7 @@ def exchange(groups: Sequence[Group], step: int) -> None:
 
 
 def cut(shapes: dict[str, tuple[int, ...]]) -> list[dict[str, tuple[int, ...]]]:
-    """Groups as PyTorch's frontend makes them, in the order of a backward pass."""
+    """Group gradients as PyTorch's frontend does, in a backward pass's order."""
     groups: list[dict[str, tuple[int, ...]]] = [{}]
     room = GROUP_BYTES
     for name, shape in reversed(shapes.items()):
@@ -187,12 +187,12 @@ def cut(shapes: dict[str, tuple[int, ...]]) -> list[dict[str, tuple[int, ...]]]:
 
 
 def measure(method: str, model: str, size: int, rounds: int, counter: Counter) -> dict[str, Any]:
-    """The least CPU time of a worker's exchange of all gradients, among the rounds."""
+    """Return one worker's least CPU time for all gradients among the rounds."""
     scheme, shapes = methods.parse(method).scheme(), MODELS[model]
     memories = [DeviceMemory(torch.device("cpu"), takes_tensors=True) for _ in range(size)]
     cuts = cut(shapes)
     groups = [
-        [Group(scheme, own, Workers(rank, size), memories[rank]) for rank in range(size)] for own in cuts
+        [Group(scheme, part, Workers(rank, size), memories[rank]) for rank in range(size)] for part in cuts
     ]
     seconds = []
     for step in range(rounds + 2):
@@ -219,7 +219,7 @@ def measure(method: str, model: str, size: int, rounds: int, counter: Counter) -
 def table_of(results: Sequence[dict[str, Any]]) -> Table:
     first = results[0]
     table = Table(
-        title=f"{first['model']}: {first['gradients']} gradients in {first['groups']} groups, one worker's exchange",
+        title=f"{first['model']}: {first['gradients']} gradients in {first['groups']} groups, one step of one worker",
         box=box.MARKDOWN,
     )  # fmt: skip
     table.add_column("method", no_wrap=True)
@@ -238,8 +238,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=["resnet50", "bert-base"])
     parser.add_argument("--methods", nargs="+", default=METHODS, metavar="METHOD")
     parser.add_argument("--workers", nargs="+", type=int, default=SIZES, metavar="N")
-    parser.add_argument("--rounds", type=int, default=5, help="5 by default; the least time counts")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the results there")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (5); the least time counts")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     return parser
 
 

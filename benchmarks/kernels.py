@@ -1,4 +1,4 @@
-"""Times every kernel against a plain copy of the same float32 bytes.
+"""Time every kernel against a plain copy of the same float32 bytes.
 
 A round times each kernel once, next to memcpy and to the cast to float16, so that all see the same state of the
 machine; the table shows medians over the rounds, and the time as a multiple of memcpy beside its target. One thread,
@@ -39,9 +39,10 @@ MEMCPY, FP16_CAST = "memcpy", "fp16 cast"
 
 
 class Case(NamedTuple):
-    """A kernel call with its arguments, and its targets as multiples of memcpy at 1M and 25.6M elements.
+    """A kernel call with its arguments, and its targets.
 
-    With AVX2 twice as much is wanted at 1M, and ``target_avx2`` at 25.6M where it is not the same.
+    Targets are multiples of memcpy at 1M and 25.6M elements. With AVX2 the target at 1M is twice that, and the one at
+    25.6M is ``target_avx2`` where that differs.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Case(NamedTuple):
 
 
 def baselines(elements: int) -> list[Case]:
-    """memcpy, and the cast that Horovod's own fp16 compression makes, into memory that is already there."""
+    """Return memcpy and the cast of Horovod's fp16 compression, into existing memory."""
     source = np.random.default_rng(0).standard_normal(elements, np.float32)
     target = np.zeros_like(source)
     copy = ctypes.memmove
@@ -113,11 +114,11 @@ def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
     for bits in (2, 4, 5, 8):
         words = np.zeros(code_words(elements, bits), np.int32)
         k.encode_uniform_codes(x, norms, bucket_size, bits, key, 0, words)
-        everybody = [words.copy() for _ in range(WORKERS)]
+        messages = [words.copy() for _ in range(WORKERS)]
         add(f"encode_uniform_codes, {bits} bits", k.encode_uniform_codes,
             x, norms, bucket_size, bits, key, 0, words, targets=(1.7, 0.9))  # fmt: skip
         add(f"decode_uniform_codes, {bits} bits, n = {WORKERS}", k.decode_uniform_codes,
-            everybody, [norms] * WORKERS, bucket_size, bits, 0.25, out, targets=(2.2, 1.1))  # fmt: skip
+            messages, [norms] * WORKERS, bucket_size, bits, 0.25, out, targets=(2.2, 1.1))  # fmt: skip
     for bits, target in ((4, 2.5), (8, 1.7)):
         words = np.zeros(code_words(elements, bits), np.int32)
         k.encode_exponential(x, norms, bucket_size, bits, key, 0, words)
@@ -143,9 +144,9 @@ def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
             x, bits, own_key, 0, words, scales, targets=(5.0, 2.5, 4.0))  # fmt: skip
         add(f"decode_rotated, {bits} bits", k.decode_rotated,
             words, scales, bits, own_key, 0.25, out, targets=(4.4, 2.2, 3.5))  # fmt: skip
-        everybody = [words.copy() for _ in range(WORKERS)]
+        messages = [words.copy() for _ in range(WORKERS)]
         add(f"add_rotated, {bits} bits, n = {WORKERS}", k.add_rotated,
-            everybody, [scales] * WORKERS, bits, [own_key] * WORKERS, 0.25, out)  # fmt: skip
+            messages, [scales] * WORKERS, bits, [own_key] * WORKERS, 0.25, out)  # fmt: skip
         add(f"encode_rotated, {bits} bits, trellis", k.encode_rotated,
             x, bits, own_key, 0, words, scales, True)  # fmt: skip
         add(f"decode_rotated, {bits} bits, trellis", k.decode_rotated,
@@ -183,7 +184,10 @@ def cases(k: Any, elements: int, bucket_size: int) -> list[Case]:
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:
-    """CPU time of one call: on a busy machine, the time that other processes take does not count."""
+    """Return the CPU time of one call.
+
+    On a busy machine, the time that other processes take does not count.
+    """
     begin = time.thread_time()
     for _ in range(repeats):
         call()
@@ -191,12 +195,15 @@ def seconds(call: Callable[[], Any], repeats: int) -> float:
 
 
 def measure(size: str, isa: str, selected: list[Case], rounds: int) -> list[dict[str, Any]]:
-    """Times all cases in each round. Ratios are taken within a round: they outlast a change of the machine's load."""
+    """Time all cases in each round.
+
+    Ratios are taken within a round, and so are robust to changes of the machine's load.
+    """
     repeats = {case.name: 1 + int(MIN_SECONDS / seconds(case.call, 1)) for case in selected}
     times: dict[str, list[float]] = {case.name: [] for case in selected}
     for _ in range(rounds):
         for case in selected:
-            seconds(case.call, repeats[case.name])  # what the case before left in the caches is not its fault
+            seconds(case.call, repeats[case.name])  # warms the caches after the case before
             times[case.name].append(seconds(case.call, repeats[case.name]))
 
     def ratio(name: str, to: str) -> float:
@@ -219,7 +226,11 @@ def measure(size: str, isa: str, selected: list[Case], rounds: int) -> list[dict
 
 
 def print_table(console: Console, size: str, measured: dict[str, list[dict[str, Any]]]) -> None:
-    """``measured``: the results of each instruction set."""
+    """Print a table of the kernels.
+
+    Args:
+        measured: the results of each instruction set.
+    """
     table = Table(title=f"{size} elements, time per call")
     table.add_column("kernel")
     for isa in measured:
@@ -264,7 +275,7 @@ def on_cpu(console: Console, arguments: Any, parser: argparse.ArgumentParser) ->
                 native_library.force_instruction_set(isa)
             measured[isa] = measure(size, isa, selected, arguments.rounds)
         print_table(console, size, measured)
-        results += [result for own in measured.values() for result in own]
+        results += [result for found in measured.values() for result in found]
     return kernels.describe(), results
 
 

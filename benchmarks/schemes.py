@@ -1,7 +1,8 @@
-"""Times what a scheme itself costs for many small gradients: thread CPU time of rank 0, without any transport.
+"""Time the computation of schemes for many small gradients.
 
-Workers run in lockstep in one process, 2 nodes of 2, and only the steps of rank 0 are timed. Schemes take turns, so
-that all see the same state of the machine; the table shows the median over the rounds.
+Thread CPU time of rank 0, without any transport. Workers run in lockstep in one process, 2 nodes of 2, and only the
+steps of rank 0 are timed. Schemes are interleaved, so that all see the same state of the machine; the table shows the
+median over the rounds.
 
     python benchmarks/schemes.py                                  # 1,000 gradients of 4,096 elements
     python benchmarks/schemes.py --tensors 200 --elements 160000 --rounds 5 --json schemes.json
@@ -37,15 +38,18 @@ FLAT: dict[str, Scheme] = {
     "GlobalQSGD, l2": GlobalQSGD(norm="l2"),
     "GlobalQSGD, exponential": GlobalQSGD(4, levels="exponential"),
     "EDEN": EDEN(),
-    "EDEN, 3 bits down": EDEN(server_bits=3),
-    "EDEN, 3 bits down, trellis": EDEN(server_bits=3, trellis=True),
+    "EDEN, server_bits=3": EDEN(server_bits=3),
+    "EDEN, server_bits=3, trellis": EDEN(server_bits=3, trellis=True),
     "BinSGDM": BinSGDM(),
-    "BinSGDM, 3 server bits": BinSGDM(3),
+    "BinSGDM, server_bits=3": BinSGDM(3),
 }
 
 
 def variants(inside: Sequence[Any]) -> dict[str, tuple[Scheme, int]]:
-    """Each scheme flat, and hierarchical with each of ``inside``, and the size of a node."""
+    """Return each scheme flat, and hierarchical with each of ``inside``.
+
+    With the number of workers of a node.
+    """
     found: dict[str, tuple[Scheme, int]] = {}
     for name, scheme in FLAT.items():
         found[name] = (scheme, 1)
@@ -58,8 +62,8 @@ class Exchange:
     """Steps of a scheme among the workers.
 
     Args:
-        scheme: which.
-        local_size: of a node.
+        scheme: the scheme to time.
+        local_size: number of workers of a node.
         groups: each worker's gradients.
         kernels: the backend.
     """
@@ -85,7 +89,7 @@ class Exchange:
         return found
 
     def step(self, number: int) -> float:
-        """Seconds of the thread's CPU for rank 0."""
+        """Run a step; return rank 0's CPU seconds."""
         seconds = 0.0
         exchanges = []
         for worker, values, states in zip(self._workers, self._groups, self._states):
@@ -118,12 +122,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tensors", type=int, default=1000)
-    parser.add_argument("--elements", type=int, default=4096, help="of each tensor")
+    parser.add_argument("--elements", type=int, default=4096, help="number of elements of each tensor")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--kernels", default="native", choices=sorted(kernel_backends.BACKENDS))
     parser.add_argument("--inside", nargs="*", default=["float32", "8"], choices=["float32", "float16", "8"])
     parser.add_argument("--only", nargs="*", help="substrings of names")
-    parser.add_argument("--json", help="write the microseconds a gradient here as well")
+    parser.add_argument("--json", help="also write the microseconds per gradient here")
     args = parser.parse_args()
 
     rng = np.random.default_rng(0)
@@ -141,13 +145,13 @@ def main() -> None:
     for number in range(args.rounds + 1):
         for name, exchange in exchanges.items():
             seconds[name].append(exchange.step(number))
-    found = {name: 1e6 * median(own[1:]) / args.tensors for name, own in seconds.items()}
+    found = {name: 1e6 * median(times[1:]) / args.tensors for name, times in seconds.items()}
 
     table = Table(
         title=f"{args.tensors} gradients of {args.elements} elements, {NODES} x {LOCAL_SIZE} workers"
     )
     table.add_column("scheme")
-    table.add_column("us a gradient", justify="right")
+    table.add_column("us per gradient", justify="right")
     table.add_column("x flat", justify="right")
     for name, value in found.items():
         flat = found.get(name.split(", inside")[0], value)

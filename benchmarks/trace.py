@@ -1,10 +1,10 @@
-"""A trace of one training step in which another worker is late, by ``torch.profiler``.
+"""Trace one training step in which another worker is late.
 
     horovodrun -np 2 python benchmarks/trace.py
     horovodrun -np 2 python benchmarks/trace.py --late 0 --json trace.json
 
-Prints what this package did on rank 0: when each range began, how long it took, and on which thread. The JSON file is
-for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
+Prints what this package did on rank 0, by ``torch.profiler``: when each range began, how long it took, and on which
+thread. The JSON file is for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ def main() -> None:
     for _ in range(WARM_UP):
         step()
     hvd.barrier()
-    # Without it PyTorch notes the ranges of the calling thread alone.
+    # Without it PyTorch records only the calling thread.
     every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with profile(activities=[ProfilerActivity.CPU], experimental_config=every_thread) as found:
         begin = time.perf_counter()
         step(arguments.late)
         seconds = time.perf_counter() - begin
     if hvd.rank() == 0:
-        own = [event for event in found.events() if event.name.startswith(PREFIX)]
-        own.sort(key=lambda event: event.time_range.start)
-        first = own[0].time_range.start
-        threads = {event.thread for event in own if event.name.startswith(f"{PREFIX}wait")}
+        ranges = [event for event in found.events() if event.name.startswith(PREFIX)]
+        ranges.sort(key=lambda event: event.time_range.start)
+        first = ranges[0].time_range.start
+        threads = {event.thread for event in ranges if event.name.startswith(f"{PREFIX}wait")}
         print(f"a step of {1e3 * seconds:.1f} ms on rank 0; begin and length of ranges, ms:")
-        for event in own:
+        for event in ranges:
             span = event.time_range
             thread = "script  " if event.thread in threads else "progress"
             print(f"{(span.start - first) / 1e3:8.2f} {span.elapsed_us() / 1e3:8.2f}  {thread}  {event.name}")

@@ -12,13 +12,13 @@ import horovod_quant.torch as hvq
 
 
 class Quantized(lightning.Callback):
-    """Registers the hook on the model that Lightning has wrapped, and keeps its counts in checkpoints."""
+    """A callback that registers the hook, and keeps its counts in checkpoints."""
 
     def __init__(self, compression):
         self.compression = compression
 
     def load_state_dict(self, saved):
-        self.compression.load_state_dict(saved)  # which register() takes over
+        self.compression.load_state_dict(saved)  # register() continues from it
 
     def on_train_start(self, trainer, module):
         self.state = hvq.ddp.register(trainer.strategy.model, self.compression)
@@ -26,9 +26,7 @@ class Quantized(lightning.Callback):
     def on_train_end(self, trainer, module):
         if trainer.is_global_zero:
             accuracy, sent = trainer.callback_metrics["accuracy"].item(), self.state.stats().total
-            print(
-                f"{self.compression}: accuracy {accuracy:.1%}, {sent.ratio:.1f} times fewer bytes", flush=True
-            )
+            print(f"{self.compression}: accuracy {accuracy:.1%}, {sent.ratio:.1f}x less traffic", flush=True)
 
     def state_dict(self):
         return self.state.state_dict()

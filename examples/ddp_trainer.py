@@ -20,7 +20,7 @@ compression = getattr(hvq, sys.argv[1] if len(sys.argv) > 1 else "GlobalQSGD")()
 
 
 class Quantized(DistributedDataParallelKwargs):
-    """Registers the hook on the model that Accelerate has wrapped."""
+    """A handler that registers the hook on the model wrapped by Accelerate."""
 
     def register_comm_hook(self, model):
         self.state = hvq.ddp.register(model, compression)
@@ -54,7 +54,7 @@ with tempfile.TemporaryDirectory() as folder:
 right = logits.argmax(1) == [int(each["labels"]) for each in test]
 sent = handler.state.stats().total
 if dist.get_rank() == 0:
-    print(f"{compression}: accuracy {right.mean():.1%}, {sent.ratio:.1f} times fewer bytes", flush=True)
+    print(f"{compression}: accuracy {right.mean():.1%}, {sent.ratio:.1f}x less traffic", flush=True)
 del trainer, model
 gc.collect()  # PyTorch with Gloo may abort at exit where a model outlives the process group
 dist.destroy_process_group()

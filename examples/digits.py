@@ -1,6 +1,7 @@
-"""Harness of the digits examples, no example itself: their arguments and data. It imports no framework.
+"""Harness of the digits examples: arguments and data.
 
-``hvd`` and ``hvq`` are the modules of Horovod and of horovod_quant for the framework that the caller trains with.
+It is not an example itself, and imports no framework. ``hvd`` and ``hvq`` are the modules of Horovod and of
+horovod_quant for the framework that the caller trains with.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from sklearn.model_selection import train_test_split
 
 TRAINING_IMAGES, TEST_IMAGES = 1347, 450
 
-# Chosen for float32 gradients, and the same for every compression. BinSGDM's is the step of every element.
+# Chosen for float32 gradients, and the same for every compression. That of BinSGDM is the step of every element.
 LEARNING_RATES = {"sgd": 0.05, "adam": 0.005, "binsgdm": 0.004}
 
 
 def make_parser(program: str, hvd: Any) -> training.Parser:
     parser = training.make_parser(
-        program, "Trains on digits with quantized gradients.", LEARNING_RATES, "sgd", hvd
+        program, "Train on digits with quantized gradients.", LEARNING_RATES, "sgd", hvd
     )
     add = parser.add_argument
     add("--epochs", type=int, default=12, help="(12)")
@@ -36,7 +37,7 @@ def parse_arguments(program: str, hvd: Any, hvq: Any) -> argparse.Namespace:
         parser.error(f"--epochs {args.epochs}: use at least 1")
     if not hvd.size() <= args.batch_size <= TRAINING_IMAGES:
         parser.error(
-            f"--batch-size {args.batch_size}: use {hvd.size()} (an image a worker) to {TRAINING_IMAGES}"
+            f"--batch-size {args.batch_size}: use {hvd.size()} (an image per worker) to {TRAINING_IMAGES}"
         )
     return args
 
@@ -55,7 +56,10 @@ class Data(NamedTuple):
 
 
 def load_data() -> Data:
-    """Images to train and to test with, always the same ones, with each digit as often in both."""
+    """Load the images, always with the same split.
+
+    Each digit has the same share of the images to train and to test with.
+    """
     images, labels = load_digits(return_X_y=True)
     # Pixels are 0 to 16, 5 on average with a standard deviation of 6.
     images = (images.astype(np.float32).reshape(-1, 8, 8) - 5) / 6

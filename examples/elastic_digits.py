@@ -1,6 +1,7 @@
-"""Harness of the elastic trainings, not an example itself: arguments and figures. It imports no framework.
+"""Harness of the elastic trainings: arguments and figures.
 
-``hvd`` is Horovod's module for the framework that the caller trains with.
+It is not an example itself, and imports no framework. ``hvd`` is Horovod's module for the framework that the caller
+trains with.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def make_parser(program: str, hvd: Any) -> training.Parser:
     parser = training.Parser(
         hvd,
         prog=program,
-        description="Trains on digits with quantized gradients while workers join and leave.",
+        description="Train on digits with quantized gradients while workers join and leave.",
     )
     add = parser.add_argument
     count = script_options.count
@@ -30,7 +31,7 @@ def make_parser(program: str, hvd: Any) -> training.Parser:
         help=f"{script_options.METHOD_HELP} (global-qsgd-8)")  # fmt: skip
     add("--epochs", type=count, default=12, help="(12)")
     add("--batch-size", type=count, default=128,
-        help="images per step, over all workers, whatever their number (128)")  # fmt: skip
+        help="images per step, over all workers, for any number of them (128)")  # fmt: skip
     add("--batches-per-commit", type=count, default=4,
         help="batches between commits: the most that a lost worker costs (4)")  # fmt: skip
     add("--lr", type=float, help=f"default: {rate_of(BINSGDM)} with binsgdm, else {rate_of('sgd')}")
@@ -39,7 +40,10 @@ def make_parser(program: str, hvd: Any) -> training.Parser:
 
 
 def parse_arguments(program: str, hvd: Any) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """What depends on the number of workers is for `check_workers`: it changes."""
+    """Parse the arguments; return them and their parser.
+
+    `check_workers` validates what depends on the number of workers, which changes.
+    """
     parser = make_parser(program, hvd)
     args = parser.parse_args()
     args.optimizer = BINSGDM if args.method == BINSGDM else "sgd"
@@ -54,7 +58,10 @@ def rate_of(optimizer: str) -> float:
 
 
 def check_workers(parser: argparse.ArgumentParser, args: argparse.Namespace, hvd: Any) -> None:
-    """Ends the job where as many workers as there are now cannot train; for all of them together."""
+    """End the job if the current number of workers cannot train.
+
+    All workers must call it together.
+    """
     script_options.check_workers(parser, [args.method], hvd)
     if args.batch_size < hvd.size():
         parser.error(
@@ -78,11 +85,11 @@ def report(
     compression: Any,
     hvd: Any,
 ) -> None:
-    """Reports the end of a training; for all workers together."""
+    """Report the end of a training; all workers must call it together."""
     fingerprints = hvd.allgather_object(training.fingerprint(weights))
     run = {"batches": batches, "accuracy": accuracy, "fingerprints": fingerprints}
     text = f"{args.method}: final test accuracy {accuracy:.2%} after {batches} batches"
-    if hasattr(compression, "stats"):  # of this worker alone, since it came
+    if hasattr(compression, "stats"):  # of this worker alone, since it joined
         sent = compression.stats().total
         run.update(sent._asdict())
         text += (

@@ -21,7 +21,10 @@ random = np.random.default_rng(0)
 
 
 def nmse(scheme: QSGD | EDEN, gradients: np.ndarray, steps: int = 10) -> float:
-    """Return the squared error of the workers' average by the square of the exact average, a mean over steps."""
+    """Return the nmse of the workers' average, a mean over steps.
+
+    The nmse is the squared error divided by the square of the exact average.
+    """
     exact = gradients.mean(axis=0, dtype=np.float64)
     results = [simulator.run(scheme, list(gradients), step=step).decoded[0][0] for step in range(steps)]
     return float(np.mean([np.square(result - exact).sum() for result in results]) / np.square(exact).sum())
@@ -80,7 +83,10 @@ figure.savefig(FOLDER / "correlated.png", dpi=100)
 
 # %%
 def rotated(bucket: np.ndarray) -> np.ndarray:
-    """Return a bucket, whose length is a power of two, after random signs and a Hadamard transform."""
+    """Return a bucket after random signs and a Hadamard transform.
+
+    Its length must be a power of two.
+    """
     values = bucket * random.choice([-1.0, 1.0], len(bucket))
     width = 1
     while width < len(values):

@@ -39,7 +39,7 @@ with tempfile.TemporaryDirectory() as folder:
         folder,
         max_steps=80,
         per_device_train_batch_size=32,
-        max_grad_norm=0,  # clipping would come before the exchange: see docs/examples.md
+        max_grad_norm=0,  # clipping would come before averaging: see docs/examples.md
         use_cpu=True,
         disable_tqdm=True,
         save_strategy="no",
@@ -52,4 +52,4 @@ with tempfile.TemporaryDirectory() as folder:
 right = logits.argmax(1) == [int(each["labels"]) for each in test]
 sent = compression.stats().total
 if hvd.rank() == 0:
-    print(f"{compression}: accuracy {right.mean():.1%}, {sent.ratio:.1f} times fewer bytes", flush=True)
+    print(f"{compression}: accuracy {right.mean():.1%}, {sent.ratio:.1f}x less traffic", flush=True)

@@ -1,9 +1,10 @@
-"""The same training as keras_digits.py, with Keras 3, under which Horovod's own optimizer and callbacks do not work.
+"""The same training as keras_digits.py, with Keras 3.
 
     horovodrun -np 4 python examples/keras3_digits.py --compression global-qsgd --bits 8
 
-Optimizer, callbacks and compressors come from horovod_quant.keras. ``--compression none`` averages in full precision.
-Works with any number of workers, including a single one without horovodrun.
+Horovod's optimizer and callbacks do not work under Keras 3: optimizer, callbacks and compressors come from
+horovod_quant.keras. ``--compression none`` averages in full precision. Works with any number of workers, including a
+single one without horovodrun.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def make_optimizer(args: argparse.Namespace, seed: int) -> keras.optimizers.Opti
 
 
 def train(args: argparse.Namespace, seed: int, data: digits.Data) -> dict[str, Any]:
-    """One training; returns its figures."""
+    """Train once; return the figures."""
     keras.utils.set_random_seed(seed)
     model = make_model()
     batches = make_batches(args, seed, data)

@@ -28,7 +28,7 @@ WARMUP_EPOCHS = 1
 
 
 def make_optimizer(args: argparse.Namespace, seed: int) -> tf.keras.optimizers.legacy.Optimizer:
-    """A legacy one, as Horovod's callbacks for the learning rate need it."""
+    """Return a legacy optimizer, which Horovod's learning-rate callbacks need."""
     if args.optimizer == "sgd":
         return tf.keras.optimizers.legacy.SGD(args.lr, momentum=0.9)
     if args.optimizer == "adam":
@@ -45,12 +45,12 @@ class RecordSteps(tf.keras.callbacks.Callback):
         self._sum = 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        before, self._sum = self._sum, logs["loss"] * (batch + 1)  # Keras tells the mean of the epoch so far
+        before, self._sum = self._sum, logs["loss"] * (batch + 1)  # Keras passes the mean of the epoch so far
         self._record.step(self._sum - before)
 
 
 def train(args: argparse.Namespace, seed: int, data: digits.Data) -> dict[str, Any]:
-    """One training; returns its figures."""
+    """Train once; return the figures."""
     tf.keras.backend.clear_session()  # for the same names of variables each time: the random rounding depends on them
     tf.keras.utils.set_random_seed(seed)
     model = make_model()

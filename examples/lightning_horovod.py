@@ -1,8 +1,8 @@
-"""PyTorch Lightning's Horovod strategy with quantized gradients: eight lines pass it the compressor.
+"""PyTorch Lightning's Horovod strategy with quantized gradients.
 
 horovodrun --gloo -np 2 python lightning_horovod.py    # append another class of hvq to use it, such as EDEN
 
-The strategy multiplies the learning rate by the number of workers.
+Eight lines pass the compressor to the strategy, which multiplies the learning rate by the number of workers.
 """
 
 import sys
@@ -50,9 +50,9 @@ strategy.compression = getattr(hvq, sys.argv[1] if len(sys.argv) > 1 else "Globa
 quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 trainer = pl.Trainer(accelerator="cpu", strategy=strategy, max_epochs=4, enable_model_summary=False, **quiet)
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, labels), 64)
-trainer.fit(model, loader)  # which gives each worker its share
+trainer.fit(model, loader)  # Lightning gives each worker its share
 
 accuracy = (model.layers(images).argmax(1) == labels).float().mean().item()
 sent = strategy.compression.stats().total
 if hvd.rank() == 0:
-    print(f"{strategy.compression}: accuracy {accuracy:.1%}, {sent.ratio:.1f} times fewer bytes", flush=True)
+    print(f"{strategy.compression}: accuracy {accuracy:.1%}, {sent.ratio:.1f}x less traffic", flush=True)

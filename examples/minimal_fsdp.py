@@ -1,4 +1,4 @@
-"""A complete FSDP2 script with quantized gradients, to copy: replace the data and the model.
+"""FSDP2 training script with quantized gradients, to copy: replace data and model.
 
 torchrun --nproc-per-node 4 minimal_fsdp.py    # as two nodes; append another class of hvq to use it
 """
@@ -33,7 +33,7 @@ for _step in range(100):
 accuracy = (model(images).argmax(1) == labels).float().mean().item()
 if rank == 0:
     print(
-        f"{compression}: accuracy {accuracy:.1%}, {state.stats().total.ratio:.1f} times fewer bytes",
+        f"{compression}: accuracy {accuracy:.1%}, {state.stats().total.ratio:.1f}x less traffic",
         flush=True,
     )
 gc.collect()  # PyTorch with Gloo may abort at exit without it

@@ -1,4 +1,4 @@
-"""A complete training script with quantized gradients in Keras, to copy: replace the data and the model.
+"""Keras training script with quantized gradients, to copy: replace data and model.
 
 horovodrun -np 2 python minimal_keras.py    # append another class of hvq to use it, such as EDEN or BinSGDM
 """
@@ -33,4 +33,4 @@ model.fit(own_images, own_labels, len(own_images) // 8, epochs=12, callbacks=cal
 _, accuracy = model.evaluate(images, labels, verbose=0)
 sent = compression.stats().total
 if hvd.rank() == 0:
-    print(f"{compression}: accuracy {accuracy:.1%}, {sent.ratio:.1f} times fewer bytes", flush=True)
+    print(f"{compression}: accuracy {accuracy:.1%}, {sent.ratio:.1f}x less traffic", flush=True)

@@ -1,4 +1,4 @@
-"""A complete training script with quantized gradients in TensorFlow, to copy: replace the data and the model.
+"""TensorFlow training script with quantized gradients, to copy: replace data and model.
 
 horovodrun -np 2 python minimal_tensorflow.py    # append another class of hvq to use it, such as EDEN
 """
@@ -37,4 +37,4 @@ for _step in range(100):
 right = tf.argmax(tf.nn.relu(images @ w1) @ w2, axis=1) == labels
 if hvd.rank() == 0:
     accuracy, sent = float(tf.reduce_mean(tf.cast(right, tf.float32))), compression.stats().total
-    print(f"{compression}: accuracy {accuracy:.1%}, {sent.ratio:.1f} times fewer bytes", flush=True)
+    print(f"{compression}: accuracy {accuracy:.1%}, {sent.ratio:.1f}x less traffic", flush=True)

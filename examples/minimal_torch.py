@@ -1,4 +1,4 @@
-"""A complete training script with quantized gradients in PyTorch, to copy: replace the data and the model.
+"""PyTorch training script with quantized gradients, to copy: replace data and model.
 
 horovodrun -np 2 python minimal_torch.py    # append another class of hvq to use it, such as EDEN or BinSGDM
 """
@@ -36,4 +36,4 @@ for _step in range(100):
 accuracy = (model(images).argmax(1) == labels).float().mean().item()
 sent = compression.stats().total
 if hvd.rank() == 0:
-    print(f"{compression}: accuracy {accuracy:.1%}, {sent.ratio:.1f} times fewer bytes", flush=True)
+    print(f"{compression}: accuracy {accuracy:.1%}, {sent.ratio:.1f}x less traffic", flush=True)

@@ -1,4 +1,4 @@
-"""Text that comes with Python: the sources of its library, as numbers of characters."""
+"""Text that comes with Python: its library's sources as character codes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Modules of every Python from 3.9 on: 2.7 MB. What other text there is differs between installations.
+# Modules of every Python from 3.9 on: 2.7 MB. Other text differs between installations.
 MODULES = (
     "_pydecimal", "_pyio", "argparse", "ast", "bdb", "codecs", "configparser", "contextlib", "dataclasses", "difflib",
     "doctest", "enum", "fractions", "ftplib", "functools", "gettext", "heapq", "imaplib", "inspect", "ipaddress",
@@ -21,17 +21,17 @@ CHARACTERS = 128  # ASCII; any other character counts as a question mark
 
 
 class Text(NamedTuple):
-    """Numbers of characters, int64, in the order of the text."""
+    """Character codes, int64, in the order of the text."""
 
     training: np.ndarray
     validation: np.ndarray
 
 
 def load_text() -> Text:
-    """The end of each module is there to validate with, the rest to train with.
+    """Load the text; the end of each module is for validation.
 
     Raises:
-        FileNotFoundError: this Python came without its library's sources.
+        FileNotFoundError: this Python has no sources of its library.
     """
     training, validation = [], []
     for module in MODULES:

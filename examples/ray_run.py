@@ -1,4 +1,6 @@
-"""horovod.ray's RayExecutor with quantized gradients: it runs an ordinary training function in Ray's actors.
+"""horovod.ray's RayExecutor with quantized gradients.
+
+It runs an ordinary training function in Ray's actors.
 
 python ray_run.py    # append another class of hvq to use it, such as EDEN
 """
@@ -50,4 +52,4 @@ if __name__ == "__main__":
     ray.shutdown()
     compression, accuracy, ratio, weights = results[0]
     assert all(result[3] == weights for result in results), "the workers have trained different models"
-    print(f"{compression}: accuracy {accuracy:.1%}, {ratio:.1f} times fewer bytes", flush=True)
+    print(f"{compression}: accuracy {accuracy:.1%}, {ratio:.1f}x less traffic", flush=True)

@@ -1,4 +1,7 @@
-"""Harness, not an example itself: types for argparse that several scripts share. It imports no framework."""
+"""Types for argparse that several example scripts share.
+
+It is not an example itself, and imports no framework.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ METHOD_HELP = ", ".join(families())
 
 
 def method(text: str) -> str:
-    """The name of a method."""
+    """Parse the name of a method."""
     try:
         return parse(text).name
     except ValueError as error:
@@ -21,7 +24,7 @@ def method(text: str) -> str:
 
 
 def count(text: str) -> int:
-    """How many, at least one."""
+    """Parse a number of at least one."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: use at least 1")
@@ -29,7 +32,7 @@ def count(text: str) -> int:
 
 
 def new_file(text: str) -> Path:
-    """A file in a folder that is there."""
+    """Parse the path of a file in an existing folder."""
     file = Path(text)
     if not file.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: there is no such folder")
@@ -37,7 +40,10 @@ def new_file(text: str) -> Path:
 
 
 def check_workers(parser: argparse.ArgumentParser, methods: Iterable[str], hvd: Any) -> None:
-    """Ends the script where a method cannot serve as many workers as there are. For all workers together."""
+    """End the script if a method does not support the worker count.
+
+    All workers must call it together.
+    """
     for name in methods:
         scheme = parse(name).scheme()
         try:

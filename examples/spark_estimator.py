@@ -31,7 +31,7 @@ table = spark.createDataFrame(rows, "image array<float>, label float").repartiti
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
 
 
-def fewer_bytes(_output, _label):  # a metric, for it is the worker's copy of the compressor that knows
+def fewer_bytes(_output, _label):  # a metric: only the workers' copies have counts
     return torch.tensor(compression.stats().total.ratio)
 
 
@@ -52,4 +52,4 @@ spark.stop()
 
 accuracy = (trained.getModel()(images).argmax(1) == labels).float().mean().item()
 ((ratio,),) = (group.values() for group in trained.getHistory()[-1]["train"]["all_metrics"])
-print(f"{compression}: accuracy {accuracy:.1%}, {ratio:.1f} times fewer bytes", flush=True)
+print(f"{compression}: accuracy {accuracy:.1%}, {ratio:.1f}x less traffic", flush=True)

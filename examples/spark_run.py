@@ -1,4 +1,6 @@
-"""horovod.spark.run with quantized gradients: it runs an ordinary training function on Spark's executors.
+"""horovod.spark.run with quantized gradients.
+
+It runs an ordinary training function on Spark's executors.
 
 python spark_run.py    # append another class of hvq to use it, such as EDEN
 """
@@ -48,5 +50,5 @@ if __name__ == "__main__":
     results = horovod.spark.run(train, args=(method,), num_proc=WORKERS, use_gloo=True, env=dict(os.environ))
     compression, accuracy, ratio, weights = results[0]
     assert all(result[3] == weights for result in results), "the workers have trained different models"
-    print(f"{compression}: accuracy {accuracy:.1%}, {ratio:.1f} times fewer bytes", flush=True)
+    print(f"{compression}: accuracy {accuracy:.1%}, {ratio:.1f}x less traffic", flush=True)
     spark.stop()

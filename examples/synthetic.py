@@ -1,7 +1,7 @@
-"""Harness of the synthetic benchmarks, not an example itself: arguments, the measurement, figures. It imports no
-framework.
+"""Harness of the synthetic benchmarks: arguments, measurement, figures.
 
-``hvd`` is Horovod's module for the framework that the caller trains with.
+It is not an example itself, and imports no framework. ``hvd`` is Horovod's module for the framework that the caller
+trains with.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Task(NamedTuple):
     Attributes:
         step: trains on one batch, and returns when that is done.
         weights: the trained parameters.
-        compression: what went into ``compression=``.
+        compression: the optimizer's or tape's argument of that name.
     """
 
     step: Callable[[], None]
@@ -36,13 +36,16 @@ class Task(NamedTuple):
 
 
 def learning_rate(method: str) -> float:
-    """There is nothing to learn from random labels; numbers only have to stay finite."""
+    """Return a learning rate with which numbers stay finite.
+
+    There is nothing to learn from random labels.
+    """
     return 0.001 if method == BINSGDM else 0.01
 
 
 def make_parser(program: str, hvd: Any) -> training.Parser:
     parser = training.Parser(
-        hvd, prog=program, description="Measures training on synthetic images with quantized gradients."
+        hvd, prog=program, description="Measure training on synthetic images with quantized gradients."
     )
     add = parser.add_argument
     count = script_options.count
@@ -68,22 +71,22 @@ def parse_arguments(program: str, hvd: Any) -> argparse.Namespace:
 
 
 def make_batch(args: argparse.Namespace, hvd: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Images ``[image, channel, row, column]``, and labels; others on each worker."""
+    """Return images ``[image, channel, row, column]`` and labels, different on each worker."""
     random = np.random.default_rng(hvd.rank())
     shape = (args.batch_size, 3, args.image_size, args.image_size)
     return random.standard_normal(shape, np.float32), random.integers(CLASSES, size=args.batch_size)
 
 
 def compare(args: argparse.Namespace, prepare: Callable[[str], Task], hvd: Any) -> None:
-    """Measures one method after the other, and reports each.
+    """Measure one method after the other, and report each.
 
     Args:
         prepare: makes a fresh model, optimizer and compressor for a method.
     """
     say = print if hvd.rank() == 0 else lambda *_, **__: None
     say(
-        f"Residual network of {args.blocks} blocks a stage, width {args.width}; batches of {args.batch_size} "
-        f"images of {args.image_size} x {args.image_size} a worker; {hvd.size()} worker(s)",
+        f"Residual network of {args.blocks} blocks per stage, width {args.width}; batches of {args.batch_size} "
+        f"images of {args.image_size} x {args.image_size} per worker; {hvd.size()} worker(s)",
         flush=True,
     )
     runs = []
@@ -99,7 +102,7 @@ def compare(args: argparse.Namespace, prepare: Callable[[str], Task], hvd: Any) 
 
 
 def measure(args: argparse.Namespace, step: Callable[[], None], say: Callable[[str], None]) -> list[float]:
-    """Images a second on this worker, in each iteration."""
+    """Measure images per second on this worker, in each iteration."""
     for _ in range(args.num_warmup_batches):
         step()
     rates = []
@@ -116,7 +119,10 @@ def measure(args: argparse.Namespace, step: Callable[[], None], say: Callable[[s
 def figures(
     args: argparse.Namespace, method: str, task: Task, rates: list[float], hvd: Any
 ) -> dict[str, Any]:
-    """The same on every worker; all must ask for them. An interval is 1.96 standard deviations of the iterations."""
+    """Return a method's figures, the same on every worker.
+
+    All workers must call it together. An interval is 1.96 standard deviations of the iterations.
+    """
     weights = task.weights()
     workers = hvd.allgather_object((rates, training.fingerprint(weights)))
     all_rates = np.array([worker_rates for worker_rates, _ in workers])
@@ -149,5 +155,5 @@ def summary(run: dict[str, Any]) -> str:
     return (
         f"{run['method']}: {run['per_worker']:.1f} +- {run['per_worker_interval']:.1f} images/s per worker, "
         f"{run['total']:.1f} +- {run['total_interval']:.1f} images/s on {workers} worker(s), "
-        f"{sent:,.0f} bytes sent a batch ({ratio:.1f} times fewer than float32)"
+        f"{sent:,.0f} bytes sent per batch ({ratio:.1f}x less than float32)"
     )

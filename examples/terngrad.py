@@ -1,9 +1,9 @@
-"""TernGrad, a scheme from outside the package, in a training on scikit-learn's handwritten digits.
+"""TernGrad, a scheme outside the package, trains on handwritten digits.
 
     horovodrun -np 4 python examples/terngrad.py
 
 docs/new-scheme.md explains the scheme step by step. It needs no framework: PyTorch and Horovod are imported where the
-training begins.
+training begins. The digits are those of scikit-learn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from horovod_quant.schemes.base import Exchange, Gradient, Scheme, Workers
 @horovod_quant.register
 @dataclass(frozen=True)
 class TernGrad(Scheme):
-    """TernGrad: -1, 0 or 1 for each element, and one scale for each tensor.
+    """TernGrad: -1, 0 or 1 per element, and one scale per tensor.
 
     Wen, Xu, Yan, Wu, Wang, Chen, Li. TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep
     Learning. NeurIPS 2017. With the scales shared among the workers, as in its section on scaler sharing.
@@ -36,10 +36,10 @@ class TernGrad(Scheme):
     4. the sum of the workers' integers (an allreduce), times scale / n, is the average.
 
     Args:
-        clip: in standard deviations; None clips nothing, and leaves the average without bias.
+        clip: in standard deviations; None clips nothing, and leaves the average unbiased.
 
     Raises:
-        ValueError: ``clip`` is no positive number.
+        ValueError: ``clip`` is not a positive number.
     """
 
     clip: float | None = 2.5
@@ -88,7 +88,7 @@ class TernGrad(Scheme):
 
 
 def bits_of_sums(workers: int) -> int:
-    """Bits that hold the sum of one integer from -1 to 1 from each worker."""
+    """Return the bits of a sum: -1, 0 or 1 per worker."""
     return workers.bit_length() + 1
 
 
@@ -99,7 +99,7 @@ def make_parser(hvd: Any) -> Any:
     import training
 
     parser = training.Parser(
-        hvd, prog="terngrad.py", description="Trains on digits with TernGrad's gradients."
+        hvd, prog="terngrad.py", description="Train on digits with TernGrad's gradients."
     )
     parser.add_argument(
         "--clip", type=float, default=2.5, help="where to clip gradients, in standard deviations (2.5)"
@@ -164,7 +164,7 @@ def main() -> None:
         ratio = sent.float32_bytes / sent.bytes_sent if sent.bytes_sent else 1.0
         print(
             f"{compression.policy.scheme}: test accuracy {accuracy:.2%} after {args.steps} steps, "
-            f"{ratio:.1f} times fewer bytes than float32"
+            f"{ratio:.1f}x less traffic than float32"
         )
 
 

@@ -23,7 +23,10 @@ import horovod_quant.tensorflow as hvq
 
 
 def make_model() -> tf.keras.Model:
-    """29,000 parameters; 98.6% of them in tensors of at least 1,024 elements, which are those that are quantized."""
+    """Make a model of 29,000 parameters.
+
+    98.6% of them are in tensors of at least 1,024 elements, which are quantized.
+    """
     return tf.keras.Sequential(
         [
             tf.keras.layers.Input((8, 8, 1)),
@@ -37,7 +40,10 @@ def make_model() -> tf.keras.Model:
 
 
 def make_batches(args: argparse.Namespace, seed: int, data: digits.Data) -> tf.data.Dataset:
-    """This worker's share of the images, in another order each epoch; as many batches on every worker."""
+    """Return this worker's share of the images, in another order each epoch.
+
+    Every worker has the same number of batches.
+    """
     share = len(data.train_images) // hvd.size()
     return (
         tf.data.Dataset.from_tensor_slices((data.train_images[..., None], data.train_labels))
@@ -58,7 +64,7 @@ def make_optimizer(args: argparse.Namespace, steps: int, seed: int) -> tf.keras.
 
 
 def train(args: argparse.Namespace, seed: int, data: digits.Data) -> dict[str, Any]:
-    """One training; returns its figures."""
+    """Train once; return the figures."""
     tf.keras.backend.clear_session()  # for the same names of variables each time: the random rounding depends on them
     tf.keras.utils.set_random_seed(seed)
     model = make_model()
@@ -66,7 +72,7 @@ def train(args: argparse.Namespace, seed: int, data: digits.Data) -> dict[str, A
     steps = args.epochs * len(batches)
     optimizer = make_optimizer(args, steps, seed)
     optimizer.build(model.trainable_variables)
-    if args.compression == "binsgdm":  # momentum is the optimizer's, which the tape does not know
+    if args.compression == "binsgdm":  # its momentum is in the optimizer, which the tape does not know
         compression = hvq.BinSGDM(optimizer=optimizer, seed=seed)
     else:
         compression = training.make_compression(args, seed, hvd, hvq)

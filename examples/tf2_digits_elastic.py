@@ -25,7 +25,10 @@ from horovod_quant.frontends.methods import BINSGDM, parse
 
 
 def shares(data: digits.Data, epoch: int, seen: int, batch_size: int) -> tf.data.Dataset:
-    """This worker's batches of what is left of an epoch; as many, and as large, on every worker."""
+    """Return this worker's batches of the rest of an epoch.
+
+    Their number and sizes are the same on every worker.
+    """
     left = np.random.default_rng(epoch).permutation(len(data.train_images))[seen:]
     left = left[: len(left) // hvd.size() * hvd.size()]
     images = data.train_images[left, ..., None]
@@ -48,12 +51,12 @@ def main() -> None:
     steps = args.epochs * -(-digits.TRAINING_IMAGES // args.batch_size)
     optimizer = make_optimizer(args, steps, seed=0)
     optimizer.build(model.trainable_variables)
-    # Momentum is the optimizer's, which the tape does not know.
+    # Momentum is in the optimizer, which the tape does not know.
     ours = {"optimizer": optimizer} if args.method == BINSGDM else {}
     compression = parse(args.method).compression(hvd, hvq, **ours)
     cross_entropy = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-    # Shapes without the number of images: with other workers it is another, which must not trace the step again.
+    # Shapes without the number of images, which changes with the workers and must not retrace the step.
     @tf.function(input_signature=(tf.TensorSpec([None, 8, 8, 1]), tf.TensorSpec([None], tf.int64)))
     def train_step(images: tf.Tensor, labels: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
@@ -68,7 +71,7 @@ def main() -> None:
 
     @hvd.elastic.run
     def train(state: hvd.elastic.TensorFlowKerasState) -> None:
-        """Begins anew, with the state that the workers have agreed on, whenever there are others."""
+        """Train from the agreed state; begins anew whenever the workers change."""
         elastic_digits.check_workers(parser, args, hvd)
         while state.epoch < args.epochs:
             for images, labels in shares(data, state.epoch, state.seen, args.batch_size):

@@ -54,7 +54,7 @@ def prepare(args: argparse.Namespace, method: str) -> synthetic.Task:
     optimizer_class = hvq.optim.BinSGDM if method == BINSGDM else tf.keras.optimizers.SGD
     optimizer = optimizer_class(synthetic.learning_rate(method))
     optimizer.build(model.trainable_variables)
-    # Momentum is the optimizer's, which the tape does not know.
+    # Momentum is in the optimizer, which the tape does not know.
     ours = {"optimizer": optimizer} if method == BINSGDM else {}
     compression = parse(method).compression(hvd, hvq, **ours)
     cross_entropy = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -1,10 +1,11 @@
-"""Trains a small transformer on the sources of Python's library, character by character, with quantized gradients.
+"""Train a small character transformer with quantized gradients.
 
     horovodrun -np 4 python examples/torch_char_transformer.py --compression global-qsgd --bits 8
     horovodrun -np 2 python examples/torch_char_transformer.py --device cuda --compression global-qsgd --bits 8
 
-A training script as one writes it for Horovod; horovod_quant is the argument ``compression`` of the
-DistributedOptimizer, and nothing else. Works with any number of workers, one without horovodrun included.
+The text is the sources of Python's library. An ordinary Horovod training script: horovod_quant only appears as the
+argument ``compression`` of the DistributedOptimizer. Works with any number of workers, including a single one without
+horovodrun.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from torch import nn
 import horovod_quant.torch as hvq
 from horovod_quant.bench import devices
 
-# Chosen for float32 gradients and Adam, and the same for every compression. BinSGDM's is the step of every element.
+# Chosen for float32 gradients and Adam, and the same for every compression. That of BinSGDM is the step of every
+# element.
 LEARNING_RATES = {"adam": 0.006, "binsgdm": 0.005}
 
 WARM_UP = 0.1  # the share of the steps in which the learning rate rises
@@ -30,7 +32,7 @@ VALIDATION_SEQUENCES = 256
 
 
 class CharTransformer(nn.Module):
-    """Predicts the next character from those before it.
+    """A transformer that predicts the next character from those before it.
 
     Args:
         layers, width, heads: of the transformer.
@@ -53,19 +55,26 @@ class CharTransformer(nn.Module):
         )
 
     def forward(self, sequences: torch.Tensor) -> torch.Tensor:
-        """Logits ``[sequence, position, character]`` for what follows, from numbers ``[sequence, position]``."""
+        """Return logits ``[sequence, position, character]`` of the next characters.
+
+        Args:
+            sequences: character codes, ``[sequence, position]``.
+        """
         length = sequences.shape[1]
         embedded = self.characters(sequences) + self.positions.weight[:length]
         return self.head(self.blocks(embedded, mask=self.mask[:length, :length], is_causal=True))
 
     def loss(self, windows: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy in nats of windows ``[sequence, context + 1]``."""
+        """Return the mean cross entropy of windows ``[sequence, context + 1]``, in nats."""
         logits = self(windows[:, :-1])
         return nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
 class ThroughHost:
-    """One of Horovod's own compressions for gradients of a GPU, where Horovod can reduce only tensors of the host."""
+    """One of Horovod's compressions, for gradients of a GPU.
+
+    For a Horovod that can reduce only tensors of the host.
+    """
 
     def __init__(self, compression: Any) -> None:
         self._compression = compression
@@ -94,7 +103,10 @@ def make_optimizer(args: argparse.Namespace, model: nn.Module, seed: int) -> tor
 
 
 def schedule(progress: float) -> float:
-    """The learning rate's factor after a share of the steps: a linear warm-up, then half a cosine down to 0."""
+    """Return the learning rate's factor after a share of the steps.
+
+    A linear warm-up, then half a cosine down to 0.
+    """
     if progress < WARM_UP:
         return progress / WARM_UP
     return (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP))) / 2
@@ -106,17 +118,20 @@ def windows_at(text: torch.Tensor, starts: torch.Tensor, context: int) -> torch.
 
 @torch.no_grad()
 def validate(model: CharTransformer, text: torch.Tensor, context: int) -> float:
-    """The loss on windows spread over the text, always the same ones; each worker takes its share of them."""
+    """Return the loss on fixed windows spread over the text.
+
+    Each worker computes its share of them.
+    """
     starts = torch.linspace(0, len(text) - context - 1, VALIDATION_SEQUENCES).long()[hvd.rank() :: hvd.size()]
     losses = [float(model.loss(windows_at(text, part, context))) * len(part) for part in starts.split(16)]
     return sum(hvd.allgather_object(sum(losses))) / VALIDATION_SEQUENCES
 
 
 def train(args: argparse.Namespace, seed: int, data: Text) -> dict[str, Any]:
-    """One training; returns its figures."""
+    """Train once; return the figures."""
     torch.manual_seed(seed)
     model = CharTransformer(args.layers, args.width, args.heads, args.context)
-    # Before it is on a GPU, of which a Horovod that was built for the host alone could not take it.
+    # Before it is on a GPU, from which a Horovod that was built for the host alone could not send it.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     model.to(args.device)
     train_text, validation_text = (torch.from_numpy(text).to(args.device) for text in data)
@@ -126,7 +141,7 @@ def train(args: argparse.Namespace, seed: int, data: Text) -> dict[str, Any]:
     optimizer = hvd.DistributedOptimizer(
         make_optimizer(args, model, seed), named_parameters=model.named_parameters(), compression=compression
     )
-    if args.device == "cpu":  # a new optimizer's state is the same everywhere: on a GPU it can be left there
+    if args.device == "cpu":  # a new optimizer's state is the same on all workers: on a GPU it can stay there
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule((step + 1) / args.steps))
 
@@ -153,7 +168,7 @@ def describe(run: dict[str, Any]) -> str:
 
 def make_parser(hvd: Any) -> training.Parser:
     parser = training.make_parser(
-        "torch_char_transformer.py", "Trains on text with quantized gradients.", LEARNING_RATES, "adam", hvd
+        "torch_char_transformer.py", "Train on text with quantized gradients.", LEARNING_RATES, "adam", hvd
     )
     add = parser.add_argument
     add(
@@ -178,7 +193,7 @@ def parse_arguments() -> argparse.Namespace:
         if getattr(args, name) < 1:
             parser.error(f"--{name} {getattr(args, name)}: use at least 1")
     if args.batch_size < hvd.size():
-        parser.error(f"--batch-size {args.batch_size}: use at least {hvd.size()}, a sequence a worker")
+        parser.error(f"--batch-size {args.batch_size}: use at least {hvd.size()}, a sequence per worker")
     if args.width % args.heads:
         parser.error(f"--width {args.width}: use a multiple of --heads {args.heads}")
     if args.device == "cuda":

@@ -1,9 +1,10 @@
-"""Trains a small convolutional network on scikit-learn's handwritten digits with quantized gradients.
+"""Train a small convolutional network on handwritten digits with quantized gradients.
 
     horovodrun -np 4 python examples/torch_digits.py --compression global-qsgd --bits 8
 
-An ordinary Horovod training script: horovod_quant only appears as the argument ``compression`` of the
-DistributedOptimizer. Works with any number of workers, including a single one without horovodrun.
+The digits are those of scikit-learn. An ordinary Horovod training script: horovod_quant only appears as the argument
+``compression`` of the DistributedOptimizer. Works with any number of workers, including a single one without
+horovodrun.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ import horovod_quant.torch as hvq
 
 
 def make_model() -> nn.Sequential:
-    """29,000 parameters; 98.6% of them in tensors of at least 1,024 elements, which are those that are quantized."""
+    """Make a model of 29,000 parameters.
+
+    98.6% of them are in tensors of at least 1,024 elements, which are quantized.
+    """
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),
@@ -44,7 +48,7 @@ def make_optimizer(args: argparse.Namespace, model: nn.Module, seed: int) -> tor
 
 
 def train(args: argparse.Namespace, seed: int, data: digits.Data) -> dict[str, Any]:
-    """One training; returns its figures."""
+    """Train once; return the figures."""
     torch.manual_seed(seed)
     model = make_model()
     train_x, train_y, test_x, test_y = map(torch.from_numpy, data)

@@ -1,4 +1,4 @@
-"""The same training as torch_digits.py, as an elastic job: workers join and leave while it runs.
+"""The same training as torch_digits.py, while workers join and leave.
 
     horovodrun --gloo -np 2 --min-np 2 --max-np 4 --host-discovery-script ./discover_hosts.sh \\
         python examples/torch_digits_elastic.py --method global-qsgd-8
@@ -44,7 +44,7 @@ def main() -> None:
 
     @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> None:
-        """Begins anew, with the state that the workers have agreed on, whenever there are others."""
+        """Train from the agreed state; begins anew whenever the workers change."""
         elastic_digits.check_workers(parser, args, hvd)
         state.sampler.reset()  # Horovod itself does not when workers have only been removed
         while state.epoch < args.epochs:

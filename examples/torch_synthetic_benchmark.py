@@ -1,8 +1,9 @@
-"""How many images per second can we train on with quantized gradients? Synthetic images, a residual network.
+"""Measure images per second of a training with quantized gradients.
 
     horovodrun -np 4 python examples/torch_synthetic_benchmark.py --method none fp16 global-qsgd-8
 
-Several methods are measured one after the other, each with a fresh model. Works with any number of workers.
+Synthetic images, a residual network. Several methods are measured one after the other, each with a fresh model. Works
+with any number of workers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What the example trainings share: arguments, figures. It imports no framework.
+"""Arguments and figures that the example trainings share.
 
-``hvd`` and ``hvq`` are the modules of Horovod and of horovod_quant for the framework that the caller trains with.
+It imports no framework. ``hvd`` and ``hvq`` are the modules of Horovod and of horovod_quant for the framework that the
+caller trains with.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from horovod_quant.transports.traffic import ring_allreduce_bytes
 
-# Which options a method takes. Not given, the method's own defaults count.
+# The options of each method. Those not given have the method's defaults.
 METHOD_OPTIONS = {
     "none": (),
     "fp16": (),
@@ -49,7 +50,7 @@ ELEMENT_BYTES = {"none": 4, "fp16": 2}
 
 
 class Parser(argparse.ArgumentParser):
-    """Every worker parses the same arguments; one message is enough."""
+    """A parser whose messages come from one worker, as all parse alike."""
 
     def __init__(self, hvd: Any, **options: Any) -> None:
         super().__init__(**options)
@@ -58,7 +59,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if self._hvd.rank() == 0:
             print(f"{self.prog}: error: {message}", file=sys.stderr, flush=True)
-        # horovodrun stops the others when the first one ends: let worker 0 speak before. Horovod has no barrier for
+        # horovodrun stops the others when the first one ends: let worker 0 print before. Horovod has no barrier for
         # TensorFlow.
         self._hvd.allgather_object(None)
         self.exit(2)
@@ -71,7 +72,7 @@ class Parser(argparse.ArgumentParser):
 def make_parser(
     program: str, description: str, learning_rates: Mapping[str, float], default: str, hvd: Any
 ) -> Parser:
-    """The options of every training.
+    """Return a parser with the options of every training.
 
     Args:
         learning_rates: of each optimizer that the training offers.
@@ -80,18 +81,26 @@ def make_parser(
     parser = Parser(hvd, prog=program, description=description)
     add = parser.add_argument
     add("--compression", choices=METHOD_OPTIONS, default="none")
-    add("--bits", type=int, help="bits an element on the wire (default: the method's)")
+    add("--bits", type=int, help="bits per element on the wire (default: that of the method)")
     add(
         "--server-bits",
         type=int,
         help="eden: bits of the second rounding (default: by the number of workers)",
     )
     add("--trellis", action="store_true", default=None, help="eden: trellis-coded quantization")
-    add("--norm", choices=("max", "l2"), help="what a bucket is scaled by (default: the method's)")
+    add("--norm", choices=("max", "l2"), help="norm that scales a bucket (default: that of the method)")
     add("--levels", choices=("uniform", "exponential"), help="global-qsgd: spacing of the levels")
-    add("--bucket-size", type=int, help="elements that share a scale (default: the method's)")
-    add("--max-nmse", type=float, help="auto: of the methods that it tries (default: its own)")
-    add("--exchange", choices=("allgather", "alltoall", "auto"), help="qsgd, nuqsgd, eden: how codes travel")
+    add("--bucket-size", type=int, help="elements that share a scale (default: that of the method)")
+    add(
+        "--max-nmse",
+        type=float,
+        help="auto: largest nmse of the methods that it tries (default: that of Auto)",
+    )
+    add(
+        "--exchange",
+        choices=("allgather", "alltoall", "auto"),
+        help="qsgd, nuqsgd, eden: collective of the codes",
+    )
     add(
         "--optimizer",
         choices=learning_rates,
@@ -107,7 +116,7 @@ def make_parser(
 def parse_arguments(
     parser: Parser, learning_rates: Mapping[str, float], default: str, hvd: Any, hvq: Any
 ) -> argparse.Namespace:
-    """The arguments, with those of `make_parser` checked, and its defaults filled in."""
+    """Parse the arguments, validate those of `make_parser`, and fill in defaults."""
     args = parser.parse_args()
     if args.optimizer is None:
         args.optimizer = "binsgdm" if args.compression == "binsgdm" else default
@@ -131,14 +140,16 @@ def parse_arguments(
     try:
         compression = make_compression(args, args.seed[0], hvd, hvq)
         if args.compression in COMPRESSORS:
-            compression.policy.check_workers(hvd.size())  # the first step would, but here nothing has started
+            compression.policy.check_workers(
+                hvd.size()
+            )  # as the first step would, but before anything starts
     except (NotImplementedError, ValueError) as error:
         parser.error(str(error))
     return args
 
 
 def make_compression(args: argparse.Namespace, seed: int, hvd: Any, hvq: Any) -> Any:
-    """What goes into ``compression=`` of Horovod's optimizer or tape."""
+    """Return the argument ``compression`` of Horovod's optimizer or tape."""
     if args.compression not in COMPRESSORS:
         return getattr(hvd.Compression, args.compression)
     given = {name: getattr(args, name) for name in METHOD_OPTIONS[args.compression]}
@@ -151,10 +162,10 @@ def make_compression(args: argparse.Namespace, seed: int, hvd: Any, hvq: Any) ->
 
 
 class Record:
-    """Takes the figures of one training, and shows its progress.
+    """The figures of one training, and its progress bar.
 
     Args:
-        parameters: how many the model has.
+        parameters: number of the model's parameters.
         others: see `make_compression`.
     """
 
@@ -166,7 +177,7 @@ class Record:
         self._losses: list[float] = []
         self._bytes_sent: list[float] = []
         self._ends: list[float] = []
-        # horovodrun shows a progress bar, but through a pipe: only without it can tqdm tell whether anybody looks.
+        # horovodrun shows a progress bar, but through a pipe: only without it can tqdm detect a terminal.
         hidden = None if hvd.size() == 1 else False
         self._bar = tqdm(
             total=steps, desc=f"seed {seed}", leave=False, disable=args.quiet or hvd.rank() > 0 or hidden
@@ -181,14 +192,14 @@ class Record:
         self._bar.close()
 
     def step(self, loss: float) -> None:
-        """Takes the loss of the step that has ended."""
+        """Record the loss of the step that has ended."""
         self._losses.append(loss)
         self._ends.append(time.perf_counter() - self._begin)
         self._bytes_sent.append(self._bytes_so_far())
         self._bar.update()
 
     def _bytes_so_far(self) -> float:
-        """Bytes that this worker has sent for gradients."""
+        """Return the bytes that this worker has sent for gradients."""
         if self._args.compression in COMPRESSORS:
             return self._compression.stats().total.bytes_sent
         return len(self._losses) * self._uncompressed_bytes(ELEMENT_BYTES[self._args.compression])
@@ -197,10 +208,12 @@ class Record:
         return ring_allreduce_bytes(element * self._parameters, self._hvd.size())
 
     def figures(self, quality: Mapping[str, float], weights: Sequence[np.ndarray]) -> dict[str, Any]:
-        """The same on every worker, if they have trained the same model; all must ask for them.
+        """Return the figures; all workers must call it together.
+
+        They are the same on all workers that have trained the same model.
 
         Args:
-            quality: how good the trained model is, by the name of the measure.
+            quality: of the trained model, by the name of the measure.
         """
         workers = self._hvd.allgather_object((self._losses, fingerprint(weights)))
         losses, fingerprints = zip(*workers)
@@ -221,7 +234,7 @@ class Record:
 
 
 def fingerprint(weights: Sequence[np.ndarray]) -> str:
-    """Equal on all workers if they have trained the same model."""
+    """Return a hash of the weights, equal for equal models."""
     digest = hashlib.sha256()
     for array in weights:
         digest.update(array.tobytes())
@@ -234,10 +247,10 @@ def train_all(
     describe: Callable[[dict[str, Any]], str],
     hvd: Any,
 ) -> None:
-    """Calls ``train`` with each seed, and reports the figures that it returns.
+    """Call ``train`` with each seed, and report the figures that it returns.
 
     Args:
-        describe: says in a few words how good the model of these figures is.
+        describe: summarizes the quality of a model from its figures.
     """
     runs = []
     for seed in args.seed:
@@ -246,7 +259,7 @@ def train_all(
             ratio = run["float32_bytes_per_step"] / run["bytes_per_step"] if run["bytes_per_step"] else 1.0
             print(
                 f"{args.compression}, seed {seed}: {describe(run)}, {run['steps']} steps of "
-                f"{run['bytes_per_step']:,.0f} bytes sent ({ratio:.1f} times fewer than float32), "
+                f"{run['bytes_per_step']:,.0f} bytes sent ({ratio:.1f}x less than float32), "
                 f"{run['seconds']:.1f} s" + (f"; took {run['chosen']}" if "chosen" in run else ""),
                 flush=True,
             )
@@ -257,7 +270,7 @@ def train_all(
 
 
 def write_json(args: argparse.Namespace, runs: Sequence[dict[str, Any]], workers: int) -> None:
-    """Replaces the file as a whole, so that one that is interrupted leaves the runs before."""
+    """Write the file as a whole: an interruption leaves the runs before."""
     options = {name: value for name, value in vars(args).items() if name not in ("json", "quiet")}
     partial = args.json.with_name(args.json.name + ".partial")
     partial.write_text(json.dumps({**options, "workers": workers, "runs": runs}))

@@ -1,7 +1,7 @@
-"""Writes tables: where compression pays, recommendations for 12 clusters, predictions beside figures from elsewhere.
+"""Write the tables that the performance model computes.
 
-All are computed by the performance model; the kernels' speeds are kept beside the page, so that they are the same on
-every machine.
+Where compression pays, recommendations for 12 clusters, predictions beside figures from elsewhere. The kernels' speeds
+are kept beside the page, so that they are the same on every machine.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ PAYS, README = ROOT / "docs" / "pays.md", ROOT / "README.md"
 SPEEDS = ROOT / "docs" / "results" / "kernel-speeds.json"
 
 BEATEN = 1.1
-"""No method with an nmse as small may be so many times as fast as what is recommended."""
+"""Limit of the speed-up over a recommendation, with no larger nmse."""
 
 
 # ---- clusters -------------------------------------------------------------------------------------------------------
 
 
 class Cluster(NamedTuple):
-    """``inside`` is the link between workers of a host; one of `INSIDE_HOST` says that they are GPUs, and NCCL's."""
+    """A model and the cluster that trains it.
+
+    Attributes:
+        inside: link between workers of a host; one of `INSIDE_HOST` means GPUs with NCCL.
+    """
 
     model: str
     hosts: int
@@ -79,7 +83,7 @@ CLUSTERS = (
 
 
 def setting(cluster: Cluster, speeds: KernelSpeeds) -> Setting:
-    """As `horovod-quant advise` makes it of the same names."""
+    """Return the setting that `horovod-quant advise` makes of the same names."""
     shapes = MODELS[cluster.model]
     if cluster.controller == GLOO:
         bandwidth, inside = parse_rate(cluster.rate), parse_rate(cluster.inside)
@@ -94,7 +98,7 @@ def setting(cluster: Cluster, speeds: KernelSpeeds) -> Setting:
 
 
 def modelled(cluster: Cluster, speeds: KernelSpeeds, *, everything: bool = False) -> list[Row]:
-    """A row for each method, as ``advise``, or as ``advise --all``."""
+    """Return a row for each method, as ``advise`` or ``advise --all``."""
     where = setting(cluster, speeds)
     chosen = advice.considered(where, everything=everything)
     return [advice.row_of(choice, where, STEPS[cluster.model]) for choice in chosen]
@@ -106,7 +110,7 @@ def recommended(cluster: Cluster, rows: Sequence[Row], speeds: KernelSpeeds) -> 
 
 
 def beaten_by(best: Row, rows: Sequence[Row]) -> list[str]:
-    """Methods with an nmse as small, whose steps are much shorter than the recommended one's."""
+    """Return methods with no larger nmse whose steps are much shorter."""
     assert best.step is not None
     fine = [row for row in rows if row.step is not None and is_fine(row, best.nmse or 0.0)]
     return [row.name for row in fine if BEATEN * (row.step or 0.0) < best.step]
@@ -151,11 +155,13 @@ def cluster_table(speeds: KernelSpeeds) -> str:
 
 
 class Logged(NamedTuple):
-    """What the authors of Global-QSGD published of 4 A100 on one board: seconds with float32 and with 8 bits.
+    """Times that the authors of Global-QSGD published of 4 A100.
+
+    The GPUs are on one board.
 
     Attributes:
-        steps: that the seconds are of; None where the logs do not say.
-        nvlink, host_memory: float32's and 8 bits'; the latter with NCCL_P2P_DISABLE=1.
+        steps: number of steps in those times; None where the logs do not say.
+        nvlink, host_memory: seconds with float32 and with 8 bits; the latter with NCCL_P2P_DISABLE=1.
     """
 
     model: str
@@ -170,11 +176,17 @@ LOGGED = (
     Logged("ResNet-101 (wide), a step", 126_886_696, 1, (0.097, 0.081), (0.547, 0.187)),
     Logged("Transformer-XL, a step", 191_950_298, 1, (0.632, 0.603), (1.372, 0.787)),
 )
-"""github.com/sands-lab/global-qsgd, models/*/logs_P2P and logs_SHM, read in November 2026: the second epoch; the median
-of the steps that are shown, after the first ones; and 49,152 tokens a step by the throughput at the end."""
+"""Read from github.com/sands-lab/global-qsgd, models/*/logs_P2P and logs_SHM, in November 2026.
+
+The second epoch; the median of the steps that are shown, after the first ones; and 49,152 tokens per step divided by
+the throughput at the end.
+"""
 
 TREE = 4 / 1.5
-"""Their sums go up and down a tree of depth two, a whole array each time; a ring of four sends 1.5 of an array."""
+"""Bytes that their allreduce sends relative to a ring.
+
+Their sums go up and down a tree of depth two, a whole array each time; a ring of four sends 1.5 of an array.
+"""
 
 
 class Predicted(NamedTuple):
@@ -192,7 +204,7 @@ def shapes_of(elements: int, largest: int = 2**23) -> Shapes:
 
 
 def exchanges(elements: int, fabric: str, software: Software) -> Predicted:
-    """Seconds of an exchange among four workers that nothing overlaps with."""
+    """Predict the seconds of communication among four workers, without overlap."""
     link, memory = INSIDE_HOST[fabric], ACCELERATORS["a100"]
     network = Network(
         1, 4, local_bandwidth=link.bandwidth, local_latency=link.latency, controller=NCCL, software=software
@@ -203,9 +215,10 @@ def exchanges(elements: int, fabric: str, software: Software) -> Predicted:
 
 
 def predictions(logged: Logged, software: Software, pair: str) -> tuple[dict[str, Predicted], float]:
-    """By link; what is known of computing is what NVLink's float32 leaves. And the number of steps.
+    """Predict times by link, and return the number of steps.
 
-    Where the logs do not say how many steps there are, NVLink's 8 bits tell, and predict nothing then.
+    Computing takes what float32 communication leaves of the time measured through NVLink. Where the logs do not say how
+    many steps there are, the 8-bit time through NVLink implies it, and is no prediction then.
     """
     tree = Software(**{**vars(NO_SOFTWARE), "allreduce": TREE})
     theirs = exchanges(logged.elements, "nvlink3-pair", tree)

@@ -1,8 +1,10 @@
-"""Does Horovod average between two processes? Started by scripts/setup under horovodrun.
+"""Check that Horovod averages between two processes.
+
+scripts/setup starts it under horovodrun.
 
 Usage: check_horovod.py --gloo|--mpi FRAMEWORK...
 
-Under Gloo one framework a process: two of them collide while they look for their peers.
+Under Gloo one framework per process: two of them collide while they look for their peers.
 """
 
 import importlib
@@ -13,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def filled(framework, value):
-    """A tensor of four times this value."""
+    """Return a tensor of four elements with this value."""
     if framework == "torch":
         import torch
 
@@ -28,7 +30,7 @@ def main(controller, *frameworks):
         hvd = importlib.import_module(f"horovod.{framework}")
         hvd.init()
         assert hvd.size() == 2, f"{hvd.size()} processes, not 2"
-        assert hvd.gloo_enabled() == (controller == "--gloo"), "not the controller that was asked for"
+        assert hvd.gloo_enabled() == (controller == "--gloo"), "not the requested controller"
         total = hvd.allreduce(filled(framework, hvd.rank() + 1.0), op=hvd.Sum)
         assert total.numpy().tolist() == [3.0] * 4, f"1 + 2 gave {total}"
 

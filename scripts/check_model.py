@@ -1,4 +1,4 @@
-"""Compares the performance model with exchanges in the lab, and writes docs/model.md's tables.
+"""Compare the performance model with the lab; write tables of docs/model.md.
 
 1. ``horovod-quant bench`` runs in `scripts/lab`, with 2 and 4 hosts, on links of each rate: one JSON file per cell, in
    a folder, so that an interrupted check continues where it stopped.
@@ -50,7 +50,10 @@ CHOSEN = ["none", "fp16", "global-qsgd-8", "global-qsgd-4", "global-qsgd-2-expon
 
 
 def _of_each_family() -> list[str]:
-    """Those chosen, and of each further family of the registry the one with 4 bits, or the fewest above."""
+    """Return the chosen methods, and one of each further family.
+
+    Of a further family of the registry it is the one with 4 bits, or the fewest above.
+    """
     families = {methods.parse(name).family for name in CHOSEN}
     further = (family.members for family in methods.every_family() if family.name not in families)
     return CHOSEN + [
@@ -64,13 +67,13 @@ UNSHAPED = "none"
 ROUNDS = {UNSHAPED: 9, "1gbit": 7, "100mbit": 3}
 
 LATENCY = 1e-4
-"""Seconds; docs/lab.md: a round trip takes 0.2 ms."""
+"""Seconds one way: a round trip takes 0.2 ms (docs/lab.md)."""
 
 WITHIN, SHARE = 0.20, 0.9
 
 CELL_SECONDS = 1200
 
-# Many ranks on few cores: without it MPI's busy waiting takes the time of those that compute.
+# Many ranks on few cores: without it ranks that wait busily in MPI slow down those that compute.
 ENVIRONMENT = ["OMPI_MCA_mpi_yield_when_idle=1", "TF_CPP_MIN_LOG_LEVEL=3"]
 
 
@@ -89,7 +92,7 @@ class Cell(NamedTuple):
 
     @property
     def fit(self) -> str:
-        """Cells with the same one are calibrated together."""
+        """The name of the fit; cells that share it are calibrated together."""
         return f"{self.hosts} hosts" if self.controller == MPI else ""
 
 
@@ -97,7 +100,7 @@ class Cell(NamedTuple):
 
 
 def measure(cells: list[Cell], folder: Path, again: bool) -> None:
-    """Runs the benches of those cells that have none yet."""
+    """Measure the cells that have no result yet."""
     missing = [cell for cell in cells if again or not (folder / f"{cell.name}.json").exists()]
     if not missing:
         return
@@ -127,10 +130,10 @@ def command(*arguments: str) -> None:
 
 
 def bench(cell: Cell, folder: Path) -> None:
-    """One run of ``horovod-quant bench``, on links that have the cell's rate from the start.
+    """Run ``horovod-quant bench`` on links with the cell's rate from the start.
 
     A connection remembers a faster link that it had: after a warm-up on unshaped links two hosts' allreduces over Open
-    MPI took half as long again at 1 Gbit/s.
+    MPI took 50% longer at 1 Gbit/s.
     """
     command("rate", cell.rate)
     final, partial = folder / f"{cell.name}.json", folder / f"{cell.name}.partial.json"
@@ -165,7 +168,10 @@ def bench(cell: Cell, folder: Path) -> None:
 
 
 def check_rate(cell: Cell, path: Path, log: Path) -> None:
-    """Nothing can have been faster than the wire; if it was, the rate was not in force."""
+    """Fail if a method was faster than its links.
+
+    The rate was not in force then.
+    """
     for result in json.loads(path.read_text())["results"]:
         limit = result["bytes_sent"] / parse_rate(cell.rate)
         if statistics.median(result["wall_seconds"]) < limit:
@@ -176,7 +182,7 @@ def check_rate(cell: Cell, path: Path, log: Path) -> None:
 
 
 class Comparison(NamedTuple):
-    """Seconds of an exchange, measured and by the model."""
+    """Seconds of a step's communication, measured and predicted."""
 
     cell: Cell
     method: str
@@ -195,7 +201,7 @@ class Comparison(NamedTuple):
 def compare(
     cells: list[Cell], folder: Path, speeds: KernelSpeeds
 ) -> tuple[dict[str, Software], list[Comparison]]:
-    """Calibrates each fit by some cells, predicts all."""
+    """Calibrate each fit with some cells; predict all."""
     observed: dict[Cell, Observation] = {}
     for cell in cells:
         measured = read_bench(folder / f"{cell.name}.json")
@@ -215,7 +221,7 @@ def compare(
 
 
 def kernel_speeds(folder: Path, again: bool) -> KernelSpeeds:
-    """Measured once, and kept with the cells."""
+    """Return the kernels' speeds, measured once and kept with the cells."""
     path = folder / "kernels.json"
     if again or not path.exists():
         schemes = [methods.parse(name).scheme() for name in METHODS]
@@ -228,8 +234,11 @@ def kernel_speeds(folder: Path, again: bool) -> KernelSpeeds:
 
 
 def table(cells: list[Cell], found: list[Comparison]) -> str:
-    """Rows of methods, columns of cells: what was measured, what predicted, and by how much that differs."""
-    by_place = {(comparison.cell, comparison.method): comparison for comparison in found}
+    """Return a table of methods and cells.
+
+    An entry has the measured time, the predicted time and their difference.
+    """
+    by_method = {(comparison.cell, comparison.method): comparison for comparison in found}
     lines = [
         "| | " + " | ".join(f"{cell.hosts} hosts, {cell.rate}" for cell in cells) + " |",
         "| --- |" + " --- |" * len(cells),
@@ -237,7 +246,7 @@ def table(cells: list[Cell], found: list[Comparison]) -> str:
     for name in METHODS:
         entries = []
         for cell in cells:
-            comparison = by_place.get((cell, name))
+            comparison = by_method.get((cell, name))
             if comparison is None:
                 entries.append("impossible")
                 continue
@@ -277,7 +286,7 @@ def machine() -> str:
 
 
 def hierarchical_table(speeds_of: Any) -> str:
-    """8 hosts of 8 workers: what crosses a host's link, and exchanges by the model."""
+    """Predict bytes and times for 8 hosts of 8 workers."""
     chosen = advice.choices(["global-qsgd-8", "qsgd-4", "nuqsgd-4", "binsgdm"], hierarchical=True)
     speeds = speeds_of(chosen)
     rates, local = ("10gbit", "25gbit", "100gbit"), ("8gbit", "80gbit")

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What scripts/setup, test and demo share. Sourced, not run.
+# Functions and settings of scripts/setup, test and demo. Sourced, not run.
 set -euo pipefail
 
 ROOT=$(CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -11,13 +11,13 @@ cd "$ROOT"
 # horovodrun, mpirun, cmake, ruff and the like are those of the virtual environment.
 export PATH=$VENV/bin:$PATH
 
-# Several ranks share this machine's cores: more threads in each only stand in each other's way.
+# Several ranks share this machine's cores: more threads in each only slow each other down.
 export OMP_NUM_THREADS=1
 
 # A worker that waits longer than this for another ends the job. The default of 30 s is little where cores are short.
 export HOROVOD_GLOO_TIMEOUT_SECONDS=${HOROVOD_GLOO_TIMEOUT_SECONDS:-300}
 
-# Open MPI refuses to run as root unless told twice.
+# Open MPI refuses to run as root without both of these.
 if [ "$(id -u)" = 0 ]; then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
@@ -44,7 +44,7 @@ make_private() {
     chmod 700 "$folder"
 }
 
-# require_owner FOLDER: stop if it is another user's, whose programs would be run. The checkout's owner is trusted anyway.
+# require_owner FOLDER: stop if another user owns it, whose programs would be run. The checkout's owner is trusted anyway.
 require_owner() {
     local owner
     owner=$(stat -L -c %u "$1")

@@ -1,4 +1,6 @@
-"""Compiles the kernels of scripts/gpu-check's parts into Triton's cache, on a machine with or without a GPU.
+"""Compile the kernels of scripts/gpu-check's parts into Triton's cache.
+
+Needs no GPU.
 
 TRITON_CACHE_DIR=FOLDER python scripts/compile_kernels.py --capability 90
 """
@@ -21,7 +23,10 @@ METHODS = ("global-qsgd-8", "qsgd-4", "eden-3", "binsgdm")
 
 
 def variants(models: Sequence[str], methods: Sequence[str], elements: int) -> list[Any]:
-    """All kernels that exchanges of the models and benchmarks/kernels.py launch; runs none of them."""
+    """List the kernels to compile, without running any.
+
+    Those that steps of the models and benchmarks/kernels.py launch.
+    """
     sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
     import cuda_kernels
     import gpu_host
@@ -48,7 +53,7 @@ def variants(models: Sequence[str], methods: Sequence[str], elements: int) -> li
 
 
 class Nothing:
-    """Counts nothing; takes the place of `gpu_host.Counter`."""
+    """A replacement of `gpu_host.Counter` that counts nothing."""
 
     def __init__(self) -> None:
         self.launches = self.uploads = 2

@@ -63,7 +63,7 @@ check_own_nccl() {
 }
 
 # find_nccl FOLDER: set HOROVOD_NCCL_INCLUDE and HOROVOD_NCCL_LIB, for Horovod's build: to the user's NCCL, or to the one
-# that comes with PyTorch, or else to the system's. The folder is for a link.
+# that comes with PyTorch, or else to that of the system. The folder is for a link.
 find_nccl() {
     local links=$1 wheel=$SITE/nvidia/nccl library
     if [ -n "${HOROVOD_NCCL_HOME:-}" ]; then
@@ -75,7 +75,7 @@ find_nccl() {
         ln -sf "$wheel/lib/libnccl.so.2" "$links/libnccl.so"
         HOROVOD_NCCL_INCLUDE=$wheel/include HOROVOD_NCCL_LIB=$links
     else
-        # Of those who are not root, not everybody has /sbin on PATH.
+        # Users other than root may not have /sbin on PATH.
         library=$({ ldconfig -p || /sbin/ldconfig -p; } 2> /dev/null | sed -n 's/.*libnccl\.so .*=> //p' | head -n 1) ||
             library=""
         [ -n "$library" ] && [ -e "$USUAL_NCCL_INCLUDE/nccl.h" ] ||

@@ -1,7 +1,7 @@
-"""Trains examples/torch_digits.py with some methods and shows accuracy against bytes. Started by scripts/demo.
+"""Train examples/torch_digits.py with some methods; show accuracy against bytes.
 
-Prints a row of the table as soon as it is known, and writes loss.png (loss against bytes sent) and figures.json to the
-folder --output.
+scripts/demo starts it. Prints a row of the table as soon as it is known, and writes loss.png (loss against bytes sent)
+and figures.json to the folder --output.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "torch_digits.py"
-NAME_WIDTH, ROW_HEIGHT = 0.0125, 0.065  # of the plot's, of a letter and of a name
-TIME_LIMIT = 900  # seconds a configuration: generous, since a loaded machine is no failure
+NAME_WIDTH, ROW_HEIGHT = 0.0125, 0.065  # of a letter and of a name, in parts of the plot
+TIME_LIMIT = 900  # seconds per configuration: generous, since a loaded machine is not a failure
 
 
 class Configuration(NamedTuple):
@@ -41,8 +41,8 @@ class Configuration(NamedTuple):
         key: its name in --only.
         title: its name in the table and the plot.
         options: arguments of the example.
-        baseline: key of the float32 training with the same optimizer, or with the one that BinSGDM stands for.
-        style: of its line in the plot. One colour a method.
+        baseline: key of the float32 training with the same optimizer; for BinSGDM, with Adam.
+        style: of its line in the plot. One colour per method.
     """
 
     key: str
@@ -102,20 +102,23 @@ CONFIGURATIONS = (
 
 
 FIRST = ("sgd", "fp16", "global-qsgd-8", "eden-3", "binsgdm")
-"""What is trained without --all, in this order; with it, the others follow."""
+"""Configurations that are trained first, in this order; without --all, alone."""
 
 SEEDS, SEEDS_OF_ALL = [0, 1], [0, 1, 2]
 
 COLUMNS = {"gradients": 20, "accuracy": 9, "range": 10, "gap": 6, "bytes/step": 11, "ratio": 6, "time": 7}
-"""With their widths."""
+"""Columns of the table and their widths."""
 
 CAPTION = """accuracy: mean on 450 test images. gap: to float32, in percentage points
-(BinSGDM: to Adam). bytes/step: sent by one worker. ratio: float32's bytes by
+(BinSGDM: to Adam). bytes/step: sent by one worker. ratio: float32 bytes to
 these. time: of one training."""
 
 
 class Result(NamedTuple):
-    """What the trainings of one configuration gave, one entry for each seed in each list."""
+    """Results of the trainings of one configuration.
+
+    A list has one entry for each seed, but for ``bytes_sent``.
+    """
 
     accuracies: list[float]
     bytes_per_step: float
@@ -130,7 +133,7 @@ class Result(NamedTuple):
 
 
 class TrainingFailed(Exception):
-    """The example did not end well; the message has what it printed last."""
+    """The example failed; the message has the end of its output."""
 
 
 def main() -> int:
@@ -169,7 +172,7 @@ def main() -> int:
 
 
 def choose(args: argparse.Namespace) -> list[Configuration]:
-    """What to train, in order."""
+    """Return the configurations to train, in order."""
     first = sorted((c for c in CONFIGURATIONS if c.key in FIRST), key=lambda c: FIRST.index(c.key))
     every = [*first, *(c for c in CONFIGURATIONS if c.key not in FIRST)]
     if args.only:
@@ -178,7 +181,7 @@ def choose(args: argparse.Namespace) -> list[Configuration]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="demonstration", description=(__doc__ or "").split(". ")[0])
+    parser = argparse.ArgumentParser(prog="demonstration", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add(
         "--seeds",
@@ -195,7 +198,7 @@ def make_parser() -> argparse.ArgumentParser:
     which.add_argument(
         "--only", nargs="+", choices=keys, metavar="NAME", help="only some of " + ", ".join(keys)
     )
-    add("--epochs", type=int, help="default: the example's")
+    add("--epochs", type=int, help="default: that of the example")
     add("--output", type=Path, default=Path("demonstration"), help="folder to write to (demonstration)")
     return parser
 
@@ -210,20 +213,20 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def train(configuration: Configuration, args: argparse.Namespace) -> Result:
-    """Launches the example once, for all seeds.
+    """Launch the example once, for all seeds.
 
     Raises:
         TrainingFailed: it ended with an error.
     """
     launcher = Path(sys.executable).with_name("horovodrun")
     command = [str(launcher), "-np", str(args.workers), "--mpi" if args.mpi else "--gloo"]
-    if args.mpi:  # more workers than cores: one that waits shall let the others work
+    if args.mpi:  # more workers than cores: one that waits leaves its core to the others
         command.append("--mpi-args=--mca mpi_yield_when_idle 1")
     command += [sys.executable, str(EXAMPLE), *configuration.options.split(), "--quiet"]
     command += ["--seed", *map(str, args.seeds)]
     if args.epochs is not None:
         command += ["--epochs", str(args.epochs)]
-    # horovodrun imports TensorFlow, which would explain itself each time.
+    # horovodrun imports TensorFlow, which would log about itself each time.
     environment = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
@@ -258,7 +261,10 @@ def train(configuration: Configuration, args: argparse.Namespace) -> Result:
 
 
 def failure(configuration: Configuration, command: Sequence[str], what: str, output: str) -> TrainingFailed:
-    """Quotes the workers' last lines, and few of horovodrun's, whose traceback says only that a worker failed."""
+    """Make an exception that quotes the workers' last lines.
+
+    And few of horovodrun, whose traceback says only that a worker failed.
+    """
     lines = [line for line in output.splitlines() if line.strip()]
     workers = [line for line in lines if re.match(r"\[[\d,]+\]<std(out|err)>", line)]
     launcher = [line for line in lines if line not in workers]
@@ -275,7 +281,7 @@ def heading(args: argparse.Namespace) -> str:
 
 
 def line(cells: Sequence[str]) -> str:
-    """A line of the table: 80 columns are enough."""
+    """Return a line of the table; 80 columns are enough."""
     widths = list(COLUMNS.values())
     return " ".join(
         [cells[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:]))]
@@ -283,7 +289,7 @@ def line(cells: Sequence[str]) -> str:
 
 
 def row(configuration: Configuration, results: dict[str, Result]) -> list[str]:
-    """Its cells, in the order of `COLUMNS`."""
+    """Return a configuration's cells, in the order of `COLUMNS`."""
     result = results[configuration.key]
     difference = difference_to_baseline(configuration, results)
     return [
@@ -310,7 +316,10 @@ def difference_to_baseline(configuration: Configuration, results: dict[str, Resu
 def draw(
     chosen: Sequence[Configuration], results: dict[str, Result], args: argparse.Namespace, path: Path
 ) -> None:
-    """Training loss (mean over the seeds and over the last 10 steps) against bytes sent."""
+    """Plot the training loss against bytes sent.
+
+    The loss is a mean over the seeds and over the last 10 steps.
+    """
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     for configuration in chosen:
         result = results[configuration.key]
@@ -333,7 +342,10 @@ def draw(
 
 
 def label_ends(axes: Any) -> None:
-    """Writes each curve's name under its end, where room is made for as many rows as it takes."""
+    """Write each curve's name under its end.
+
+    Makes room for the rows of names that this takes.
+    """
     lines = sorted(axes.lines, key=lambda line: line.get_xdata()[-1])
     left, right = np.log(axes.get_xlim())
     rows: list[float] = []  # where the last name of each ends, in parts of the width
@@ -361,7 +373,7 @@ def label_ends(axes: Any) -> None:
 def figures(
     chosen: Sequence[Configuration], results: dict[str, Result], args: argparse.Namespace, seconds: float
 ) -> dict[str, Any]:
-    """What the table and the plot show, for programs."""
+    """Return what the table and the plot show, for programs."""
     rows = []
     for configuration in chosen:
         result = results[configuration.key]

@@ -1,4 +1,4 @@
-"""Builds the documentation as a site. Started by scripts/docs."""
+"""Build the documentation as a site; scripts/docs starts it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MODULES = (
     "horovod_quant.kernels.reference",
     "horovod_quant.analysis.cost_model",
 )
-"""What a user or the author of a scheme imports."""
+"""Modules that a user or the author of a scheme imports."""
 
 REFERENCE = """\
 # Python
@@ -116,7 +116,9 @@ def section(module: str) -> str:
 
 
 def with_site_links(text: str, source: str) -> str:
-    """A page whose links lead to pages of the site. A link to another file of the repository becomes its text.
+    """Return a page whose links lead to pages of the site.
+
+    A link to another file of the repository becomes its text.
 
     Args:
         text: of the page.
@@ -142,7 +144,10 @@ def with_site_links(text: str, source: str) -> str:
 
 
 def build(output: Path) -> int:
-    """Return Sphinx's exit status, which is an error where a link is broken or a page is in no part."""
+    """Build the site, and return Sphinx's exit status.
+
+    A broken link, or a page in no part, is an error.
+    """
     from sphinx.cmd.build import build_main
 
     with tempfile.TemporaryDirectory() as made:

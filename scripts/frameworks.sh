@@ -2,12 +2,12 @@
 # Install the frameworks on top of Horovod that examples use. Sourced by scripts/setup.
 #
 # Each is a folder of packages beside the environment, with what the environment lacks; put on PYTHONPATH it adds to that.
-# So nothing in the environment is exchanged, and what one framework needs is in no other's way.
+# So nothing in the environment is replaced, and frameworks do not disturb each other.
 
 FRAMEWORKS=${VENV%/}-frameworks
 FRAMEWORK_PINS=scripts/frameworks       # a file for each, NAME.txt: all its packages, direct and transitive
 
-# What cannot be installed (no wheels for this platform, say) is no failure: its tests are left out.
+# What cannot be installed (no wheels for this platform, say) is not a failure: its tests are left out.
 install_frameworks() {
     local pins name folder input
     [ ! -e "$FRAMEWORKS" ] || require_owner "$FRAMEWORKS"

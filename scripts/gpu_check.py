@@ -1,7 +1,7 @@
-"""Checks the package on a GPU and writes report.json, report.md and logs.tar.gz: see scripts/gpu-check.
+"""Check the package on a GPU, and write a report: see scripts/gpu-check.
 
-Each part runs in processes of its own with a time limit. The files are written anew after each step, so a run that is
-cut off leaves all that was finished.
+Each part runs in separate processes with a time limit. The files report.json, report.md and logs.tar.gz are written
+anew after each step, so a run that is cut off leaves all that was finished.
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--only", nargs="+", metavar="PART", default=list(parts.TITLES), help="these parts (all)")
     add("--limit", type=float, metavar="SECONDS",
-        help=f"for everything ({LIMIT}; for a rehearsal {REHEARSAL_LIMIT})")  # fmt: skip
-    add("--out", type=Path, default=Path("gpu-check"), metavar="FOLDER", help="for the report (gpu-check)")
-    add("--wheels", type=Path, metavar="FOLDER", help="with Horovod's wheels: nccl/*.whl, built with NCCL, and "
-        "host/*.whl, built without; its own *.whl are installed for both")  # fmt: skip
+        help=f"time for everything ({LIMIT}; for a rehearsal {REHEARSAL_LIMIT})")  # fmt: skip
+    add(
+        "--out",
+        type=Path,
+        default=Path("gpu-check"),
+        metavar="FOLDER",
+        help="folder of the report (gpu-check)",
+    )
+    add("--wheels", type=Path, metavar="FOLDER", help="folder with Horovod's wheels: nccl/*.whl, built with NCCL, and "
+        "host/*.whl, built without; *.whl beside them are installed for both")  # fmt: skip
     add(
         "--cache",
         type=Path,

@@ -1,4 +1,7 @@
-"""Writes what ``horovod-quant advise`` predicts for 8 hosts of 8 GPUs into a page, between markers."""
+"""Write what ``horovod-quant advise`` predicts for 8 hosts into a page.
+
+The hosts have 8 GPUs each; the table stands between markers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ COMMAND = Path(sys.executable).with_name("horovod-quant")
 
 
 def predicted(rate: str) -> dict[str, dict[str, Any]]:
-    """The results of each method with links of that rate; of hierarchical ones with 8 bits inside a host, too."""
+    """Return the results of each method with links of a rate.
+
+    Of hierarchical ones also with 8 bits inside a host.
+    """
     found: dict[str, dict[str, Any]] = {}
     by_8_bits = {result["method"]: result for result in advised(rate, "--inside", "8")}
     for result in advised(rate):
@@ -40,7 +46,9 @@ def advised(rate: str, *more: str) -> list[dict[str, Any]]:
 def table() -> str:
     found = {rate: predicted(rate) for rate in RATES}
     heads = [f"{rate.removesuffix('gbit')} Gbit/s: exchange, ms | step, ms" for rate in RATES]
-    lines = ["| method | levels | nmse | MB sent by a worker | leaving a host | " + " | ".join(heads) + " |"]
+    lines = [
+        "| method | levels | nmse | MB sent by a worker | MB leaving a host | " + " | ".join(heads) + " |"
+    ]
     lines.append("| --- | ---: | ---: | ---: | ---: |" + " ---: | ---: |" * len(RATES))
     for method, result in found[RATES[0]].items():
         nmse = result["nmse"]

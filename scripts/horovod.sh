@@ -66,7 +66,7 @@ keep() {
     mv "$2.sha256.new" "$2.sha256"
 }
 
-# is_kept WHEEL: whether it is there as `keep` has left it.
+# is_kept WHEEL: true if it is there as `keep` has left it.
 is_kept() {
     make_private "${1%/*}" "$CACHE_REMEDY"
     local file
@@ -116,7 +116,7 @@ write_compiler_wrapper() {
     chmod +x "$1"
 }
 
-# Go on with what an interrupted build left; if that fails (a half-written file, say), build from the beginning.
+# Continue what an interrupted build left; if that fails (a half-written file, say), build from the beginning.
 compile_horovod() {
     local build=$1
     rm -rf "$build/dist"
@@ -143,7 +143,7 @@ run_horovod_build() {
     [ -e "$build/dist/$(horovod_wheel)" ]
 }
 
-# Of make's lines, the first of each ten percent.
+# Show the first of make's lines in each ten percent.
 show_progress() {
     awk '/^\[ *[0-9]+%\]/ {
         percent = substr($0, 2, 3) + 0

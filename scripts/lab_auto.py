@@ -1,4 +1,4 @@
-"""Says of the JSON files of `scripts/lab-auto` what Auto has reached, and writes docs/auto.md's table."""
+"""Check Auto's choices in `scripts/lab-auto`; write docs/auto.md's table."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from pages import insert
 
 AUTO, NONE = "auto", "none"
 MOST = {"none": 1.03, "1gbit": 1.05, "100mbit": 1.05}
-"""Times the fastest that Auto may take, by rate; in the table's order."""
+"""Largest allowed ratio of Auto's time to the fastest method, by rate.
+
+In the table's order.
+"""
 
 TITLES = {"none": "none", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 
 
 class Cell(NamedTuple):
-    """What was measured with one controller, number of hosts and rate; seconds are medians of the rounds.
+    """Measurements with one controller, number of hosts and rate.
+
+    Seconds are medians of the rounds.
 
     Attributes:
         taken: the method that Auto took.
         best: the fastest of the others.
-        times: Auto's time as a multiple of that one's, the median of the rounds' ratios.
+        times: Auto's time relative to that of ``best``, the median of the rounds' ratios.
     """
 
     rate: str
@@ -66,7 +71,10 @@ def _cell(path: Path) -> Cell:
 
 
 def watched(folder: Path) -> list[str]:
-    """The methods that Auto took one after another while the rate fell; empty where that was not measured."""
+    """Return the methods that Auto took while the rate fell.
+
+    One after another; empty where that was not measured.
+    """
     path = folder / "watched"
     return re.findall(r"after \d+ s auto takes ([\w-]+):", path.read_text()) if path.exists() else []
 

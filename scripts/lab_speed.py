@@ -1,4 +1,7 @@
-"""Writes the tables of docs/speed.md from the JSON files of `scripts/lab-speed`, and says which aims are reached."""
+"""Write the tables of docs/speed.md, and check the aims.
+
+From the JSON files of `scripts/lab-speed`.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ FAST, SLOW, UNLIMITED = "1gbit", "100mbit", "none"
 """Rates of the links, as in the files' names."""
 
 MARKS = {FAST: "table", SLOW: "slow"}
-"""Of the tables in the page, by the rate that they are about."""
+"""Marks of the tables in the page, by rate."""
 
 SLOWEST_UNSHAPED = 1.1
-"""Times none's time that a method may take without a limit."""
+"""Largest allowed ratio of a method's time to none, without a limit."""
 
 
 class Aim(NamedTuple):
-    """What is wanted of a method at a rate.
+    """The target of a method at a rate.
 
     Attributes:
         method: its name.
         rate: of the links.
-        times: how many times as fast as none, by controller.
+        times: speed-up over none, by controller.
         rivals: methods that it must be faster than: this package's with the same controller, others' with Gloo.
     """
 
@@ -55,7 +58,7 @@ AIMS = (
 
 
 class Run:
-    """What was measured with a controller and a rate: seconds of each round, by method."""
+    """Measurements with one controller and rate: seconds of rounds, by method."""
 
     def __init__(self, path: Path) -> None:
         self.walls = {
@@ -70,12 +73,17 @@ class Run:
         return statistics.median(self.walls[method])
 
     def times(self, method: str, other: str = NONE) -> float:
-        """How many times as long the other method takes: the median of the rounds' ratios."""
+        """Return the speed-up over another method: the median of rounds' ratios."""
         return statistics.median(b / a for a, b in zip(self.walls[method], self.walls[other]))
 
 
 class Results:
-    """All runs of the script: ``runs[controller, rate]``, and ``ddp[rate]`` of PyTorch's DistributedDataParallel."""
+    """All runs of the script.
+
+    Attributes:
+        runs: by controller and rate.
+        ddp: by rate, of PyTorch's DistributedDataParallel.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.runs = {
@@ -87,7 +95,7 @@ class Results:
 
 
 def table(results: Results, rate: str, also: str | None = None) -> str:
-    """Of the methods measured at a rate, and their times at another one."""
+    """Return a table of methods at a rate, and at another one."""
     heads = [f"{name}, ms | speed-up" for name in CONTROLLERS.values()]
     if also is not None:
         heads += [f"{name} without limit, ms" for name in CONTROLLERS.values()]
@@ -115,15 +123,15 @@ def milliseconds(run: Run, method: str) -> str:
 
 def verdicts(results: Results) -> Iterator[tuple[bool, str]]:
     for aim in AIMS:
-        for controller, wanted in aim.times.items():
+        for controller, target in aim.times.items():
             run = results.runs[controller, aim.rate]
             which = f"{aim.method} with {CONTROLLERS[controller]} at {aim.rate}"
             times = run.times(aim.method)
-            yield times >= wanted, f"{which}: {times:.2f} times as fast as none ({wanted:g} wanted)"
+            yield times >= target, f"{which}: speed-up {times:.2f} over none (target: {target:g})"
             for rival in aim.rivals:
                 seconds = (run if rival in run.walls else results.ddp[aim.rate]).seconds(rival)
                 ahead = seconds / run.seconds(aim.method)
-                yield ahead > 1, f"{which}: {ahead:.2f} times as fast as {rival}"
+                yield ahead > 1, f"{which}: speed-up {ahead:.2f} over {rival}"
     for controller, name in CONTROLLERS.items():
         run = results.runs[controller, UNLIMITED]
         for method in run.methods:
@@ -131,15 +139,15 @@ def verdicts(results: Results) -> Iterator[tuple[bool, str]]:
                 slower = 1 / run.times(method)
                 yield (
                     slower <= SLOWEST_UNSHAPED,
-                    f"{method} with {name}, no limit: {slower:.2f} of none's time",
+                    f"{method} with {name}, no limit: {slower:.2f} of the time of none",
                 )
 
 
 def write(page: str, results: Results) -> str:
-    """The page with its tables replaced."""
+    """Return the page with its tables replaced."""
     for rate, mark in MARKS.items():
-        own = table(results, rate, UNLIMITED if rate == FAST else None)
-        page = insert(page, mark, "lab-speed", own)
+        text = table(results, rate, UNLIMITED if rate == FAST else None)
+        page = insert(page, mark, "lab-speed", text)
     return page
 
 

@@ -1,16 +1,16 @@
-"""What scripts write into pages of docs/ stands between two comments, which name the script."""
+"""Insert text into pages of docs/, between comments that name the script."""
 
 from __future__ import annotations
 
 
 def insert(page: str, mark: str, script: str, text: str) -> str:
-    """A page with what stands between a script's two comments replaced.
+    """Return a page with the text between a script's two comments replaced.
 
     Args:
         page: its text.
-        mark: which of the script's places it is.
+        mark: of one of the script's insertions.
         script: its name, in scripts/.
-        text: that shall stand there.
+        text: the new text.
 
     Raises:
         SystemExit: the page does not have both comments exactly once.

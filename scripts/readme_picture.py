@@ -1,4 +1,4 @@
-"""Draws README.md's picture: how much faster a training between four hosts is, and the loss that it reaches.
+"""Draw README.md's picture: training speed between four hosts, and final loss.
 
 Both come from docs/results/transformer.json, which `scripts/reproduce transformer` measured; the losses of BinSGDM with
 its default beta from binsgdm-tuning.json, those of EDEN from eden.json.
@@ -26,7 +26,7 @@ class Row(NamedTuple):
     Attributes:
         label: for readers, as README.md writes it.
         key: of the training in `FIGURES`, `TUNED` or `EDENS`.
-        steps: how many times as many as float32 takes.
+        steps: number of steps relative to float32.
     """
 
     label: str
@@ -51,12 +51,18 @@ ROWS = (
 
 
 def both(figures: dict[str, Any], tuned: dict[str, Any]) -> dict[str, Any]:
-    """`FIGURES` with the trainings of `TUNED` as well, whose float32 is the same."""
+    """Return `FIGURES` with the trainings of `TUNED` as well.
+
+    Both have the same float32 training.
+    """
     return {**figures, "trainings": {**tuned["trainings"], **figures["trainings"]}}
 
 
 def speed_up(figures: dict[str, Any], row: Row, rate: str) -> float:
-    """How many times as fast as float32's the whole training is, with the number of steps of this row."""
+    """Return the speed-up of the whole training over float32.
+
+    With the number of steps of this row.
+    """
     return transformer.steps.speed_up(figures["speeds"][rate], row.method) / row.steps
 
 
@@ -65,16 +71,16 @@ def draw(figures: dict[str, Any], edens: dict[str, Any], path: Path) -> None:
 
     Args:
         figures: from `both`.
-        edens: `EDENS`, whose float32 trainings are its own.
+        edens: `EDENS`, with separate float32 trainings.
         path: of the PNG file.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
     height = 0.38
-    for place, row in enumerate(ROWS):
+    for position, row in enumerate(ROWS):
         color = common.COLORS[common.kind(row.method)]
         for offset, (rate, opacity) in zip((-height / 2, height / 2), LINKS.items()):
             gain = speed_up(figures, row, rate)
-            bar = left.barh(place + offset, gain, height, color=color, alpha=opacity)
+            bar = left.barh(position + offset, gain, height, color=color, alpha=opacity)
             left.bar_label(
                 bar, [f"{gain:.1f}x at {transformer.rate_title(rate)}"], padding=3, fontsize="small"
             )
@@ -84,12 +90,12 @@ def draw(figures: dict[str, Any], edens: dict[str, Any], path: Path) -> None:
         )
         ratios = [100 * (a / b - 1) for a, b in zip(losses, baseline)]
         mean = 100 * (transformer.loss_ratio(measured, row.key) - 1)
-        right.plot(ratios, [place] * len(ratios), "o", color=color, alpha=0.35, markersize=4)
-        right.plot(mean, place, "|", color=color, markersize=18, markeredgewidth=2)
+        right.plot(ratios, [position] * len(ratios), "o", color=color, alpha=0.35, markersize=4)
+        right.plot(mean, position, "|", color=color, markersize=18, markeredgewidth=2)
         beside = max(*ratios, 100 * (transformer.LIMIT - 1)) + 0.3
-        right.text(beside, place, f"{mean:+.1f}%", va="center", fontsize="small")
+        right.text(beside, position, f"{mean:+.1f}%", va="center", fontsize="small")
     left.axvline(1, color="black", linewidth=1)
-    left.set(title="Training speed, 4 hosts", xlabel="times as fast as float32", xlim=(0, 15))
+    left.set(title="Training speed, 4 hosts", xlabel="speed-up over float32", xlim=(0, 15))
     left.set_yticks(range(len(ROWS)), [row.label for row in ROWS])
     left.invert_yaxis()
     right.axvline(0, color="black", linewidth=1)

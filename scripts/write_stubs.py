@@ -1,7 +1,8 @@
-"""Writes ``__init__.pyi`` of both frontends, from the schemes' fields and the constructors: see scripts/write-stubs.
+"""Write ``__init__.pyi`` of both frontends: see scripts/write-stubs.
 
-A type checker runs no code, and so sees nothing of what `horovod_quant.frontends.compressor_classes` makes. Schemes of
-other packages are not in the stubs: ``hvq.Compressor(TheirScheme(...))`` is what a type checker follows.
+Made from the schemes' fields and the constructors. A type checker runs no code, and so sees nothing of what
+`horovod_quant.frontends.compressor_classes` makes. Schemes of other packages are not in the stubs:
+``hvq.Compressor(TheirScheme(...))`` is what a type checker follows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FRONTENDS = ["horovod_quant.torch", "horovod_quant.tensorflow"]
 
 DOORS = ["ddp", "fsdp"]
-"""Modules for what is not Horovod, which a frontend may have."""
+"""Modules for other libraries than Horovod, which a frontend may have."""
 
 HEAD = '''"""Written by scripts/write-stubs: this module for type checkers and editors."""
 
@@ -42,7 +43,7 @@ def path_of(module: str) -> Path:
 
 
 def stub(module: str) -> str:
-    """The text of a frontend's stub, as ``ruff format`` leaves it."""
+    """Return the text of a frontend's stub, as ``ruff format`` leaves it."""
     frontend: Any = importlib.import_module(module)
     base = frontend.Compressor
     has_auto = "Auto" in frontend.__all__

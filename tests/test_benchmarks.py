@@ -309,7 +309,7 @@ def test_every_way_of_an_alltoall_brings_every_chunk(controller: str, workers: i
         (["--bytes", "4001"], "--bytes 4001: use a positive multiple of 4"),
         (["--rounds", "0"], "--rounds 0: use at least 1"),
         (["--rate", "fast"], "--rate: 'fast' is not a rate"),
-        ([], "one worker has nobody to exchange with"),
+        ([], "one worker has no peer to exchange with"),
     ],
 )
 def test_what_alltoalls_cannot_be_measured_with_is_refused(options: list[str], message: str) -> None:

@@ -40,6 +40,8 @@ PHRASES = {
 
 def pages() -> list[Path]:
     sources = [*(ROOT / "horovod_quant").rglob("*.py"), *(ROOT / "docs").glob("*.md")]
+    sources += [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").rglob("*.py")]
+    sources += [path for path in (ROOT / "scripts").rglob("*.py") if "reproduction" not in path.parts]
     return sorted([*sources, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"])
 
 

@@ -4,7 +4,7 @@
 #   printf 'host1:1\nhost2:1\n' > hosts
 #   examples/cluster/elastic.sh 2 4 python examples/torch_digits_elastic.py --method global-qsgd-8
 #
-# With GlobalQSGD, give enough bits for the largest number of workers. Elastic training is Gloo's alone.
+# With GlobalQSGD, give enough bits for the largest number of workers. Elastic training needs Gloo.
 set -euo pipefail
 
 LEAST=$1 MOST=$2

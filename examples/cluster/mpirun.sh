@@ -9,10 +9,10 @@ set -euo pipefail
 HOSTS=$1 # name:workers,name:workers,...
 shift
 WORKERS=$(tr , '\n' <<< "$HOSTS" | awk -F: '{ sum += ($2 ? $2 : 1) } END { print sum }')
-# An Open MPI that pip has installed beside Python has moved since it was built, and has to be told where it is.
+# An Open MPI that pip has installed beside Python has moved since it was built, and needs OPAL_PREFIX.
 BIN=$(dirname "$(command -v mpirun)")
 if [ -e "$BIN/python" ]; then export OPAL_PREFIX=${OPAL_PREFIX:-${BIN%/bin}}; fi
-# What every worker's environment needs from this one; Open MPI passes on nothing by itself.
+# Variables that every worker needs; Open MPI passes on none by itself.
 PASSED=(-x PATH -x OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}")
 for name in $(compgen -e | grep -E '^(HOROVOD_|NCCL_|(LD_LIBRARY|PYTHON)PATH$|OPAL_PREFIX$)'); do PASSED+=(-x "$name"); done
 

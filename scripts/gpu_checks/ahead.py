@@ -1,7 +1,7 @@
-"""Compiles kernels ahead of their first launch, in several processes, into Triton's cache on disk.
+"""Compile kernels ahead of their first launch, into Triton's cache on disk.
 
-The processes need no GPU: a stand-in for Triton's driver says for which one to compile. A later launch of the same
-kernel, with the same constants and options, finds the result in the cache.
+It takes several processes. They need no GPU: a replacement of Triton's driver states for which one to compile. A later
+launch of the same kernel, with the same constants and options, finds the result in the cache.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _compile(work: tuple[Variant, int]) -> float:
 
 
 class _Driver:
-    """What Triton asks of its driver to compile."""
+    """A replacement of Triton's driver that suffices to compile."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability

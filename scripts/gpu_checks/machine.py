@@ -1,4 +1,4 @@
-"""Says what machine this is, and whether its GPU can be used."""
+"""Describe the machine, and check that its GPU can be used."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def driver() -> str | None:
 
 
 def commit() -> str | None:
-    """The tree's, if all of its files are those of the commit."""
+    """Return the tree's commit, or None if files differ from it."""
     changed = _output("git", "-C", str(ROOT), "status", "--porcelain", empty="nothing")
     return _output("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") if changed == "nothing" else None
 

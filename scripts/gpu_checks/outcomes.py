@@ -1,4 +1,6 @@
-"""A plugin of pytest: writes each test's outcome when it is known, and can keep one case of each test.
+"""A pytest plugin that writes each test's outcome when it is known.
+
+It can also keep only one case of each test.
 
 Variables of the environment:
     GPU_CHECK_OUTCOMES: the file, a line of JSON for each outcome, and one with the number of tests.
@@ -51,7 +53,7 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
 
 
 class Outcomes:
-    """Writes what the first process hears, its own tests or those of others."""
+    """A plugin for the first process, which hears of all tests."""
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if (

@@ -1,4 +1,4 @@
-"""The parts, in the order in which they run."""
+"""The parts of the check, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TITLES = {
     "host": "time in hooks and launches of an exchange",
     "training": "trainings of the character transformer",
     "speed": "each kernel beside a device copy",
-    "exchange": "exchanges of small models have the simulator's bits",
-    "bits": "one case of each kernel has the reference's bits",
+    "exchange": "exchanges of small models are bit-identical to the simulator",
+    "bits": "one case of each kernel is bit-identical to the reference",
     "all-bits": "all tests of the kernels' bits",
 }
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,15 +29,15 @@ STAGED = {"HOROVOD_QUANT_STAGING": "1"}
 
 
 class Size(NamedTuple):
-    """How large the parts are.
+    """Sizes of the parts.
 
     Attributes:
         processes: of pytest-xdist.
         device: of the benchmarks and trainings.
-        extended: whether all bits are also those of --all.
+        extended: True to add the tests of --all to the last part.
         sizes: of the kernels' gradients.
         rounds: of the benchmarks.
-        models: the exchanges' gradients, options of benchmarks/exchange.py by name.
+        models: gradients of the exchanges, options of benchmarks/exchange.py by name.
         methods: of the exchanges.
         features: of the scenarios; None for all that the default tier has.
         training: options of the training.
@@ -91,7 +91,7 @@ def plan(work: Path, rehearse: bool) -> list[Part]:
     """Return all parts.
 
     Args:
-        work: folder for what they leave.
+        work: folder for their results.
         rehearse: whether Triton's interpreter replaces the GPU.
     """
     size = REHEARSAL if rehearse else CARD
@@ -107,7 +107,7 @@ def plan(work: Path, rehearse: bool) -> list[Part]:
 
 
 def compiling(size: Size) -> Part:
-    """In parallel, so that the other parts find them in Triton's cache."""
+    """Compile in parallel, so that other parts find kernels in Triton's cache."""
     command = [sys.executable, "scripts/compile_kernels.py"]
     if size is REHEARSAL:
         command += ["--only", "eden-3", "--models", "resnet50"]

@@ -1,4 +1,7 @@
-"""Turn the files that steps leave into rows of the report, also those of steps that were cut off."""
+"""Turn the files of steps into rows of the report.
+
+Also those of steps that were cut off.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from typing import Any
 from gpu_checks.steps import Findings
 
 WARM_UP = 10
-"""Steps of a training that do not count for its speed: kernels are compiled in them."""
+"""Steps of a training, with compilation, that its speed leaves out."""
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a file of JSON lines; the last one may have been cut off."""
+    """Return the whole lines of a file of JSON lines.
+
+    The last one may have been cut off.
+    """
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
@@ -42,22 +48,20 @@ def outcomes(path: Path, name: str) -> Findings:
 
 
 def speed(path: Path, sizes: Sequence[str]) -> Findings:
-    """Return a row for each kernel, with its time and share of the copy's bandwidth at each size."""
+    """Return a row for each kernel: time and bandwidth at each size."""
     results = json.loads(path.read_text())["results"] if path.exists() else []
     rows: dict[str, dict[str, Any]] = {}
     for result in results:
         row = rows.setdefault(result["kernel"], {"kernel": result["kernel"]})
         row[f"{result['size']}: ms"] = result["milliseconds"]
-        row[f"{result['size']}: share of the copy's"] = result["share_of_copy"]
+        row[f"{result['size']}: share of copy bandwidth"] = result["share_of_copy"]
         if result["target"] is not None:
-            row["wanted"] = result["target"]
+            row["target"] = result["target"]
     measured = list(dict.fromkeys(result["size"] for result in results))
     missed = sum(
         result["target"] is not None and result["share_of_copy"] < result["target"] for result in results
     )
-    summary = (
-        f"measured at {', '.join(measured) or 'no size'} of {', '.join(sizes)}; {missed} below what is wanted"
-    )
+    summary = f"measured at {', '.join(measured) or 'no size'} of {', '.join(sizes)}; {missed} below target"
     return Findings(list(rows.values()), summary)
 
 
@@ -120,11 +124,11 @@ def training(path: Path, name: str) -> Findings:
     row = {
         "training": name,
         "steps": steps,
-        "steps a second": steady,
-        "with the first ones": steps / ends[-1],
+        "steps per second": steady,
+        "with warm-up": steps / ends[-1],
         "first step, s": ends[0],
         "training loss at the end": run["losses"][-1],
         "validation loss": run["validation_loss"],
-        "bytes a step": run["bytes_per_step"],
+        "bytes per step": run["bytes_per_step"],
     }
-    return Findings([row], f"{steady:.2f} steps a second, validation loss {run['validation_loss']:.4f}")
+    return Findings([row], f"{steady:.2f} steps per second, validation loss {run['validation_loss']:.4f}")

@@ -18,7 +18,7 @@ NOT_RUN = "not run"
 
 
 class Report:
-    """What was found so far.
+    """The results so far, and the files that have them.
 
     Args:
         out: folder of the three files.
@@ -46,7 +46,7 @@ class Report:
         self, part: Part, step: Step, state: str, seconds: float, limit: float, findings: Findings
     ) -> None:
         """Add a step that has ended to its part."""
-        entry = next(own for own in self.data["parts"] if own["name"] == part.name)
+        entry = next(each for each in self.data["parts"] if each["name"] == part.name)
         entry["steps"].append(
             {
                 "name": step.name,
@@ -59,7 +59,7 @@ class Report:
         )
         entry["seconds"] += seconds
         entry["table"] += findings.rows
-        states = [own["state"] for own in entry["steps"]]
+        states = [each["state"] for each in entry["steps"]]
         entry["state"] = next((worst for worst in (FAILED, CUT_OFF, LEFT_OUT) if worst in states), PASSED)
         if len(states) < len(part.steps):
             entry["state"] += f", {len(part.steps) - len(states)} of {len(part.steps)} steps not run"

@@ -1,4 +1,4 @@
-"""Runs the steps one after another, each with its share of the time that is left."""
+"""Run the steps one after another, with shares of the remaining time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Runner:
         return self._limit - RESERVE - (time.monotonic() - self._begin)
 
     def run(self, parts: Sequence[Part], horovods: Mapping[str, Horovod]) -> None:
-        """Run the parts; the report has each step as soon as it has ended."""
+        """Run the parts; the report has each step once it ends."""
         self.report.plan(parts)
         weights = sum(step.weight for part in parts for step in part.steps)
         try:
@@ -125,19 +125,26 @@ def read(step: Step) -> Findings:
     """Return what a step has left, also one that was cut off."""
     try:
         return step.read()
-    except Exception as error:  # a file that was cut off, or has another form: the other parts stand
+    except Exception as error:  # a file that was cut off, or has another form: the other parts are valid
         return Findings(failed=[f"its result cannot be read: {type(error).__name__}: {error}"])
 
 
 def last_words(log: Path) -> str:
-    """Return the end of a log; under horovodrun that of its workers' errors."""
+    """Return the end of a log.
+
+    Under horovodrun it is that of the workers' errors.
+    """
     lines = log.read_text(errors="replace").strip().splitlines()
     of_workers = [line for line in lines if re.match(r"\[\d+\]<stderr>:.*\w", line)]
     return " | ".join((of_workers or lines)[-4:])[-600:]
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], log: Path, limit: float) -> int | None:
-    """Run a command from the root of the tree; return its exit status, None if it was cut off."""
+    """Run a command from the root of the tree.
+
+    Returns:
+        Its exit status; None if it was cut off.
+    """
     with open(log, "w") as output:
         print(*command, file=output, flush=True)
         process = subprocess.Popen(
@@ -153,7 +160,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], log: Path, limit
 
 
 def end(process: subprocess.Popen) -> None:
-    """End a process and all that it has started, in whatever sessions of their own."""
+    """End a process and its descendants, in whatever sessions they are."""
     if process.poll() is not None:
         return
     family = [process.pid, *descendants(process.pid)]
@@ -171,7 +178,7 @@ def end(process: subprocess.Popen) -> None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Return the processes that a process has started, and those that these have."""
+    """Return the processes that a process and its descendants have started."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

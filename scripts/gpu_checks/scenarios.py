@@ -10,7 +10,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def plan(features: Collection[str] | None) -> dict[str, list[str]]:
-    """Return the names of the scenarios for one worker (``direct``) and for two that share a GPU (``staged``).
+    """Return the names of the scenarios of each launch.
+
+    For one worker (``direct``) and for two that share a GPU (``staged``).
 
     Args:
         features: those alone; None for all.

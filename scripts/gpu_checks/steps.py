@@ -1,4 +1,4 @@
-"""What a part consists of."""
+"""The steps of a part and their findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PASSED, FAILED, CUT_OFF, LEFT_OUT = "passed", "failed", "cut off", "left out"
 
 
 class Findings(NamedTuple):
-    """What a step has found.
+    """The findings of a step.
 
     Attributes:
         rows: of the part's table, with the same keys in all steps of a part.

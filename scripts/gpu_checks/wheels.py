@@ -1,4 +1,4 @@
-"""Installs carried wheels into folders that only the parts see."""
+"""Install carried wheels into folders that only the parts see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Horovod(NamedTuple):
     """A Horovod for a part.
 
     Attributes:
-        folder: where it was installed; None for the environment's.
+        folder: where it was installed; None for that of the environment.
         problem: why there is none; "" if there is one.
     """
 
@@ -25,7 +25,7 @@ class Horovod(NamedTuple):
 
 
 def problem(folder: Path) -> str:
-    """What is wrong with a folder of wheels."""
+    """Return what is wrong with a folder of wheels, or nothing."""
     if not folder.is_dir():
         return "there is no such folder; use one with nccl/*.whl and host/*.whl"
     for kind in KINDS:
@@ -35,7 +35,7 @@ def problem(folder: Path) -> str:
 
 
 def install(folder: Path | None, work: Path, machine: dict[str, Any]) -> Mapping[str, Horovod]:
-    """Return the Horovod of each kind; what went wrong also goes into ``machine``."""
+    """Return the Horovod of each kind; problems also go into ``machine``."""
     if folder is None:
         found = subprocess.run(
             [sys.executable, "-c", "import importlib.metadata as m; print(m.version('horovod'))"],

@@ -1,1 +1,4 @@
-"""What is proved of the schemes and the package itself does not call: the tests and scripts/reproduction use it."""
+"""Proofs about the schemes, for the tests and scripts/reproduction.
+
+The package itself does not call them.
+"""

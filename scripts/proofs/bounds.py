@@ -1,8 +1,8 @@
-"""What can be proved about each scheme: variances and ranges; lengths are in `proofs.code_lengths`.
+"""Proved variances and ranges of each scheme.
 
-Exact values are computed for a given vector; bounds hold for every vector. Unless a function says otherwise, variances
-are sums over elements of ``E (estimate - value)**2``, in the square of the gradient's unit. All functions compute in
-float64, and none draws random numbers.
+Lengths are in `proofs.code_lengths`. Exact values are computed for a given vector; bounds hold for every vector. Unless
+a function says otherwise, variances are sums over elements of ``E (estimate - value)**2``, in the square of the
+gradient's unit. All functions compute in float64, and none draws random numbers.
 
 ``s`` is the number of non-zero levels of a uniform set ``0, 1/s, ..., 1``, and the exponent of the smallest
 non-zero level of an exponential set ``0, 2^-s, ..., 1/2, 1``.
@@ -27,7 +27,9 @@ _Floats = npt.NDArray[np.float64]
 
 
 def uniform_rounding_variance(v: npt.ArrayLike, norm: float, s: int) -> float:
-    """Exact ``E||Q(v) - v||^2`` for ``Q(v_j) = norm sign(v_j) xi(|v_j| / norm)`` and uniform levels.
+    """Exact variance of stochastic rounding to uniform levels.
+
+    ``E||Q(v) - v||^2`` for ``Q(v_j) = norm sign(v_j) xi(|v_j| / norm)``.
 
     Args:
         v: gradient of one bucket, [B], finite.
@@ -46,7 +48,9 @@ def uniform_rounding_variance(v: npt.ArrayLike, norm: float, s: int) -> float:
 
 
 def exponential_rounding_variance(v: npt.ArrayLike, norm: float, s: int) -> float:
-    """Exact ``E||Q(v) - v||^2`` as ``uniform_rounding_variance``, for exponential levels.
+    """Exact variance of stochastic rounding to exponential levels.
+
+    ``E||Q(v) - v||^2`` as in `uniform_rounding_variance`.
 
     Args:
         v: gradient of one bucket, [B], finite.
@@ -66,7 +70,9 @@ def exponential_rounding_variance(v: npt.ArrayLike, norm: float, s: int) -> floa
 
 
 def correlated_rounding_variance(fractions: npt.ArrayLike, steps: npt.ArrayLike = 1.0) -> _Floats:
-    """Exact variance of ``sum_i steps_i floor(fractions_i + u_i)`` where the workers draw the u_i jointly.
+    """Exact variance of the sum of correlated roundings.
+
+    It is that of ``sum_i steps_i floor(fractions_i + u_i)``, where the workers draw correlated u_i.
 
     Worker i rounds a value that lies ``fractions_i`` of the way from one level to the next, ``steps_i`` above. Its u_i
     is ``frac(c U + a)`` with c = 1, -1 or -2, where U is one uniform number. Then
@@ -104,7 +110,10 @@ def correlated_rounding_variance(fractions: npt.ArrayLike, steps: npt.ArrayLike 
 
 
 def _covariance(c: int, s: _Floats | float, d: int, t: _Floats | float) -> _Floats | float:
-    """Of ``frac(c U + s)`` and ``frac(d U + t)``, see `correlated_rounding_variance`."""
+    """Return the covariance of ``frac(c U + s)``, ``frac(d U + t)``.
+
+    See `correlated_rounding_variance`.
+    """
     if abs(c) > abs(d):
         c, s, d, t = d, t, c, s
     sign = 1 if c * d > 0 else -1
@@ -117,7 +126,9 @@ def _covariance(c: int, s: _Floats | float, d: int, t: _Floats | float) -> _Floa
 
 
 def qsgd_variance_factor(bucket: int, s: int) -> float:
-    """QSGD's bound on ``E||Q(v) - v||^2 / ||v||_2^2``: ``min(B/s^2, sqrt(B)/s)``. For the 2-norm only.
+    """QSGD's bound on the relative variance, for the 2-norm only.
+
+    ``E||Q(v) - v||^2 / ||v||_2^2`` is at most ``min(B/s^2, sqrt(B)/s)``.
 
     Args:
         bucket: number of elements ``B``.
@@ -136,10 +147,11 @@ def qsgd_variance_factor(bucket: int, s: int) -> float:
 
 
 def qsgd_dense_variance_factor(bucket: int, s: int) -> float:
-    """The dense half of QSGD's bound with its constant: ``B / (4 s^2)``, by ``x (1 - x) <= 1/4``.
+    """The dense half of QSGD's bound, with its constant.
 
-    Unlike the whole lemma it bounds ``E||Q(v) - v||^2 / norm^2`` for any norm that bounds the elements, so it
-    holds for QSGDinf with ``norm = ||v||_inf``. Equality is reached if every element is midway between two levels.
+    It is ``B / (4 s^2)``, by ``x (1 - x) <= 1/4``. Unlike the whole lemma it bounds ``E||Q(v) - v||^2 / norm^2`` for
+    any norm that bounds the elements, so it holds for QSGDinf with ``norm = ||v||_inf``. Equality is reached if every
+    element is midway between two levels.
 
     Args:
         bucket: number of elements ``B``.
@@ -158,8 +170,10 @@ def qsgd_dense_variance_factor(bucket: int, s: int) -> float:
 
 
 def nuqsgd_variance_factor(bucket: int, s: int) -> float:
-    """A bound on NUQSGD's ``E||Q(v) - v||^2 / ||v||_2^2``: ``1/8 + 2 k^2 / 9``, or ``k - 1`` where ``k = 2^-s sqrt(B)``
-    is 9/4 or more. For the 2-norm only.
+    """A bound on NUQSGD's relative variance, for the 2-norm only.
+
+    ``E||Q(v) - v||^2 / ||v||_2^2`` is at most ``1/8 + 2 k^2 / 9``, or ``k - 1`` where ``k = 2^-s sqrt(B)`` is 9/4 or
+    more.
 
     Let ``||v|| = 1``. An element r between ``p`` and ``2p`` has a variance of at most ``r^2 / 8`` (at ``r = 4p/3``);
     one below ``2^-s`` has ``2^-s r - r^2``. Let x be the sum of the squares of the latter; their sum is at most
@@ -176,16 +190,17 @@ def nuqsgd_variance_factor(bucket: int, s: int) -> float:
     Raises:
         TypeError, ValueError: an argument is not an integer in range.
 
-    Source: derived in this docstring; `nuqsgd_paper_variance_factor` is the paper's, which is larger.
+    Source: derived in this docstring; `nuqsgd_paper_variance_factor` is that of the paper, which is larger.
     """
     k = _times_the_smallest_level(bucket, s)
     return k - 1 if k >= 9 / 4 else 1 / 8 + 2 * k**2 / 9
 
 
 def nuqsgd_paper_variance_factor(bucket: int, s: int) -> float:
-    """The paper's bound: ``1/8 + k^2 / 4``, or ``k - 7/8`` where ``k = 2^-s sqrt(B)`` is 2 or more.
+    """The paper's bound on NUQSGD's relative variance.
 
-    As in `nuqsgd_variance_factor`, with ``1/8`` in place of ``(1 - x)/8``.
+    It is ``1/8 + k^2 / 4``, or ``k - 7/8`` where ``k = 2^-s sqrt(B)`` is 2 or more. As in `nuqsgd_variance_factor`,
+    with ``1/8`` in place of ``(1 - x)/8``.
 
     Args:
         bucket: number of elements ``B``.
@@ -204,7 +219,7 @@ def nuqsgd_paper_variance_factor(bucket: int, s: int) -> float:
 
 
 def _times_the_smallest_level(bucket: int, s: int) -> float:
-    """``2^-s sqrt(B)``."""
+    """Return ``2^-s sqrt(B)``."""
     return math.ldexp(math.sqrt(positive_int("bucket", bucket)), -exponent(s))
 
 
@@ -212,7 +227,10 @@ def _times_the_smallest_level(bucket: int, s: int) -> float:
 
 
 class ErrorBounds(NamedTuple):
-    """Two bounds on the same variance, in the square of the gradient's unit; the smaller is the tighter."""
+    """Two bounds on the same variance; the smaller is the tighter.
+
+    In the square of the gradient's unit.
+    """
 
     dense: float
     sparse: float
@@ -278,9 +296,9 @@ def global_qsgd_error_bounds(
 
     Correlated rounding is better on average, but not for every vector: the errors of pairs whose differences equal
     those of their random numbers add up. The sums of the n // 2 pairs (or pairs and a triple) have a variance of at
-    most 1/4 each (a triple: 1), and no more than with independent rounding (a triple: three times as much); at worst
+    most 1/4 each (a triple: 1), and no more than with independent rounding (a triple: three times that); at worst
     their deviations add up. So the bounds are ``dense * m^2 / (4 n)`` with m = n, or n + 1 for odd n, and ``sparse``
-    times n // 2, or three times as much for odd n. For one worker they are the same.
+    times n // 2, or three times that for odd n. For one worker they are the same.
 
     Args:
         gradients: one bucket of every worker, [n, B], finite.
@@ -336,14 +354,15 @@ def global_qsgd_sum_limit(workers: int, s: int, norm: str) -> int:
 
 
 def rotated_sum_bias(error: float, exchanged_again: float) -> float:
-    """Bound on ``||E estimate - average||^2`` of a rotated sum, in the unit of ``error``.
+    """Bound on the squared bias of a rotated sum.
 
-    The rounding is unbiased. Exchanging a bucket again, exactly, removes the mean of what the errors would have been
-    there, ``E error 1[again]``, and by Cauchy-Schwarz ``||E error 1[again]||^2 <= P(again) E||error||^2``.
+    It is ``||E estimate - average||^2``, in the unit of ``error``. The rounding is unbiased. Resending a bucket,
+    exactly, removes the mean of what the errors would have been there, ``E error 1[again]``, and by Cauchy-Schwarz
+    ``||E error 1[again]||^2 <= P(again) E||error||^2``.
 
     Args:
-        error: ``E||estimate - average||^2`` of a bucket if it is not exchanged again and wrapping is undone.
-        exchanged_again: how often it is exchanged again, 0 to 1.
+        error: ``E||estimate - average||^2`` of a bucket if it is not resent and wrapping is undone.
+        exchanged_again: how often it is resent, 0 to 1.
 
     Returns:
         A squared norm, in the unit of ``error``.
@@ -387,7 +406,9 @@ def energy_ratio(gradients: npt.ArrayLike) -> float:
 
 
 def one_bit_variance(u: npt.ArrayLike) -> _Floats:
-    """Variance ``1 - u^2`` of the bit ``+1`` with probability ``(1 + u)/2``, else ``-1``.
+    """Variance of the bit of each element.
+
+    It is ``1 - u^2`` for a bit ``+1`` with probability ``(1 + u)/2``, else ``-1``.
 
     Args:
         u: ``m / b`` of each element, any shape, each in [-1, 1].
@@ -404,7 +425,9 @@ def one_bit_variance(u: npt.ArrayLike) -> _Floats:
 
 
 def one_bit_average_variance(u: npt.ArrayLike) -> _Floats:
-    """Variance of the average ``qbar`` of the workers' bits: ``(1/n^2) sum_i (1 - u_i^2)``.
+    """Variance of the average ``qbar`` of the workers' bits.
+
+    It is ``(1/n^2) sum_i (1 - u_i^2)``.
 
     Args:
         u: ``m / b`` of each worker, [n, ...], each in [-1, 1].
@@ -422,10 +445,10 @@ def one_bit_average_variance(u: npt.ArrayLike) -> _Floats:
 
 
 def one_bit_server_variance(u: npt.ArrayLike) -> _Floats:
-    """Variance that the server's second binarization adds: ``E (q_server - qbar)^2 = 1 - E qbar^2``.
+    """Variance that the server's second binarization adds.
 
-    With ``one_bit_average_variance`` it adds up to ``1 - ubar^2``, the variance of the bit that is sent back,
-    where ``ubar`` is the mean of ``u`` over the workers.
+    It is ``E (q_server - qbar)^2 = 1 - E qbar^2``. With ``one_bit_average_variance`` it adds up to ``1 - ubar^2``, the
+    variance of the bit that is sent back, where ``ubar`` is the mean of ``u`` over the workers.
 
     Args:
         u: ``m / b`` of each worker, [n, ...], each in [-1, 1].

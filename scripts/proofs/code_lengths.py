@@ -1,7 +1,7 @@
-"""How many bits the papers' schemes need with Elias codes: expected lengths, and bounds on them.
+"""Bits that the papers' schemes need with Elias codes.
 
-Bounds hold for every vector. ``s`` is the number of non-zero levels of a uniform set, and the exponent of the smallest
-non-zero level of an exponential one, as in `proofs.bounds`.
+Expected lengths, and bounds on them. Bounds hold for every vector. ``s`` is the number of non-zero levels of a uniform
+set, and the exponent of the smallest non-zero level of an exponential one, as in `proofs.bounds`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _LOG_FACTORS = {None: 1.0, "gamma": 2.0, "omega": 2.5}
 
 
 def qsgd_nonzeros_bound(dimension: int, s: int) -> float:
-    """Expected number of non-zero elements of ``Q(v)`` with the 2-norm: at most ``min(d, s (s + sqrt(d)))``.
+    """Bound on the expected number of non-zero elements of ``Q(v)``.
+
+    With the 2-norm it is ``min(d, s (s + sqrt(d)))``.
 
     Args:
         dimension: number of elements ``d``.
@@ -40,7 +42,7 @@ def qsgd_nonzeros_bound(dimension: int, s: int) -> float:
 
 
 def qsgd_sparse_length(dimension: int, s: int, code: str | None = None) -> float:
-    """Expected bits of the sparse layout and its norm, for one bucket with the 2-norm.
+    """Expected bits of one bucket in the sparse layout, with its 2-norm.
 
     ``code=None`` is the paper's ``(3 + 3/2 log2(2 (s^2 + d) / (s (s + sqrt(d))))) s (s + sqrt(d)) + 32``. The
     paper has ``3/2 + o(1)``; without the o(1) it is not a bound for the gamma code: equal magnitudes at
@@ -76,13 +78,14 @@ def qsgd_sparse_length(dimension: int, s: int, code: str | None = None) -> float
 
 
 def qsgd_dense_length(dimension: int, s: int, code: str | None = None) -> float:
-    """Expected bits of the dense layout (the paper's Code') and its norm, for one bucket with the 2-norm.
+    """Expected bits of one bucket in the dense layout, with its 2-norm.
 
-    ``(c/2 (log2(1 + (s^2 + min(d, s sqrt(d))) / d) + 1) + 2) d + 32``, where ``Elias(k) <= c log2 k + 1``.
+    The layout is the paper's Code'. ``(c/2 (log2(1 + (s^2 + min(d, s sqrt(d))) / d) + 1) + 2) d + 32``, where
+    ``Elias(k) <= c log2 k + 1``.
 
     ``code=None`` is the paper's figure, ``c = 1`` without its o(1); it is not a bound for every vector: no
     Elias code sends 2 in fewer than 3 bits, so at ``s = sqrt(d)`` equal magnitudes need 4 bits per
-    element where it says 3.29. ``code="gamma"`` (c = 2) and ``"omega"`` (c = 5/2) hold for every vector.
+    element where the figure is 3.29. ``code="gamma"`` (c = 2) and ``"omega"`` (c = 5/2) hold for every vector.
 
     Args:
         dimension: number of elements ``d``.
@@ -154,7 +157,7 @@ def nuqsgd_nonzeros_bound(dimension: int, s: int) -> float:
 
 
 def nuqsgd_sparse_length(dimension: int, s: int, code: str | None = None) -> float:
-    """Expected bits of the sparse layout and its norm, for one bucket with the 2-norm.
+    """Expected bits of one bucket in the sparse layout, with its 2-norm.
 
     ``code=None`` is the paper's ``3 n + n log2(d/n) + n log2 log2(8 (4^s + d) / n) + 32`` with
     ``n = 4^s + 2^s sqrt(d)``, without its o(1).
@@ -199,7 +202,10 @@ def nuqsgd_sparse_length(dimension: int, s: int, code: str | None = None) -> flo
 
 
 def _largest_of_concave(function: Callable[[float], float], end: float) -> float:
-    """Over ``0 < x <= end``, by thirds; not below the maximum by more than rounding."""
+    """Return the maximum over ``0 < x <= end``, by thirds.
+
+    It is not below the maximum by more than rounding.
+    """
     low, high = end * 1e-9, end
     while high - low > 1e-9 * end:
         third = (high - low) / 3

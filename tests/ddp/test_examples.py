@@ -31,7 +31,7 @@ def test_trains_without_horovod(script: str, workers: int, tmp_path: Path) -> No
     (tmp_path / "driver.py").write_text(WITHOUT_HOROVOD)
     done = torchrun(workers, [tmp_path / "driver.py", EXAMPLES / f"{script}.py", "EDEN"])
     assert done.returncode == 0, done.stdout[-3000:]
-    ((accuracy, fewer),) = re.findall(r"EDEN\(.*\): accuracy (\S+)%, (\S+) times fewer bytes", done.stdout)
+    ((accuracy, fewer),) = re.findall(r"EDEN\(.*\): accuracy (\S+)%, (\S+)x less traffic", done.stdout)
     assert float(accuracy) > 80
     assert float(fewer) > 8
 

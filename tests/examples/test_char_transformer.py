@@ -84,7 +84,7 @@ def test_needs_no_launcher_and_writes_after_each_seed(tmp_path: Path) -> None:
     ("options", "message"),
     [
         extended("--steps 0", "--steps 0: use at least 1"),
-        extended("--batch-size 0", "--batch-size 0: use at least 1, a sequence a worker"),
+        extended("--batch-size 0", "--batch-size 0: use at least 1, a sequence per worker"),
         extended("--width 30 --heads 4", "--width 30: use a multiple of --heads 4"),
         ("--compression none --bits 4", "--bits is for qsgd, nuqsgd, global-qsgd, eden; --compression none"),
     ],

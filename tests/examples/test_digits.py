@@ -150,7 +150,7 @@ def test_wrong_arguments_are_named(script: str) -> None:
         else "use the method that it recommends",
         "--lr nan": "--lr nan: use a positive number",
         "--epochs 0": "--epochs 0: use at least 1",
-        "--batch-size 2000": "--batch-size 2000: use 1 (an image a worker) to 1347",
+        "--batch-size 2000": "--batch-size 2000: use 1 (an image per worker) to 1347",
         "--seed 3 -1": "--seed -1: use 0 or more",
         "--json /no/such/folder/file": "--json /no/such/folder/file: there is no such folder",
     }

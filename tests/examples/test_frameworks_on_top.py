@@ -82,7 +82,7 @@ def java(packages: Path) -> dict[str, str]:
 
 
 def check_reports(output: str, methods: list[str]) -> None:
-    reports = re.findall(r"(\w+)\(.*\): accuracy (\S+)%, (\S+) times fewer bytes", output)
+    reports = re.findall(r"(\w+)\(.*\): accuracy (\S+)%, (\S+)x less traffic", output)
     assert [name for name, _, _ in reports] == methods, output[-3000:]
     for name, accuracy, fewer in reports:
         assert float(accuracy) > 80, name

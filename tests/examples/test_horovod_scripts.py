@@ -196,7 +196,7 @@ def check_weights(run: dict[str, Any], workers: int) -> None:
 
 
 def check_bytes(run: dict[str, Any], sent: float, float32: float) -> None:
-    """As many times fewer as the bits say, less what scales and small tensors take."""
+    """Compare the ratio with that of the bits, less what scales and small tensors take."""
     ideal = {"none": 1.0, "fp16": 2.0, BINSGDM: 32.0}
     name = run["method"]
     fewer = ideal[name] if name in ideal else 32 / parse(name).arguments["bits"]

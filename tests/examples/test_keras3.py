@@ -40,7 +40,7 @@ def launched(script: str, runs: list[list[str]], tmp_path: Path) -> str:
 
 def test_the_minimal_script(tmp_path: Path) -> None:
     output = launched("minimal_keras3", [[method] for method in METHODS], tmp_path)
-    reports = re.findall(r"(\w+)\(.*\): accuracy (\S+)%, (\S+) times fewer bytes", output)
+    reports = re.findall(r"(\w+)\(.*\): accuracy (\S+)%, (\S+)x less traffic", output)
     assert [name for name, _, _ in reports] == METHODS, output[-3000:]
     for name, accuracy, fewer in reports:
         assert float(accuracy) > 80, name

@@ -28,7 +28,7 @@ def methods_of(script: str) -> list[str]:
 
 
 def check_reports(output: str, methods: list[str]) -> None:
-    reports = re.findall(r"(\w+)\(.*\): accuracy (\S+)%, (\S+) times fewer bytes", output)
+    reports = re.findall(r"(\w+)\(.*\): accuracy (\S+)%, (\S+)x less traffic", output)
     assert [name for name, _, _ in reports] == methods, output[-3000:]
     for name, accuracy, fewer in reports:
         assert float(accuracy) > 80, name

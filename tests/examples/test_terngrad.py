@@ -18,7 +18,7 @@ def test_trains() -> None:
     done = horovodrun("gloo", 2, [sys.executable, SCRIPT, "--steps", "60"])
     assert done.returncode == 0, done.stdout
     (report,) = re.findall(
-        r"TernGrad\(clip=2.5\): test accuracy (\S+)% after 60 steps, (\S+) times", done.stdout
+        r"TernGrad\(clip=2.5\): test accuracy (\S+)% after 60 steps, (\S+)x less", done.stdout
     )
     assert float(report[0]) > 80
     assert float(report[1]) == pytest.approx(8.8, abs=0.05)  # 3 bits for 2 workers, 10 of which fit a word

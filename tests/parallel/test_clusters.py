@@ -25,7 +25,7 @@ DIGITS = (
     "--compression",
     "global-qsgd",
 )
-TRAINED = re.compile(r"test accuracy (\d+)\.\d+%, 10 steps of [\d,]+ bytes sent \(3\.8 times fewer")
+TRAINED = re.compile(r"test accuracy (\d+)\.\d+%, 10 steps of [\d,]+ bytes sent \(3\.8x less")
 
 SLURM = Path(os.environ.get("SLURM_ROOT", "/"))
 """Where Slurm's packages are: the system, or a folder into which `dpkg -x` has unpacked them."""
