@@ -39,7 +39,8 @@ PHRASES = {
 
 
 def pages() -> list[Path]:
-    sources = [*(ROOT / "horovod_quant").rglob("*.py"), *(ROOT / "docs").glob("*.md")]
+    sources = [*(ROOT / "horovod_quant").rglob("*.py"), *(ROOT / "scripts" / "reproduction").glob("*.py")]
+    sources += [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "results").glob("*.md")]
     return sorted([*sources, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"])
 
 
